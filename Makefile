@@ -1,0 +1,71 @@
+# `make` sets the project up, `make help` lists the rest. Works with GNU make 3.81 and later; needs no root.
+# PYTHON=... names the Python to use, VENV=... another folder for the environment.
+
+VENV ?= .venv
+PY := $(VENV)/bin/python
+PYTHONS := python3.13 python3.12 python3.11 python3
+# Must run (a version manager's shim may be there and fail), be new enough and be able to make environments.
+CAN_BE_USED = import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
+UV := uv==0.13.8
+
+.DEFAULT_GOAL := setup
+.PHONY: setup quickstart test check doctor llama rebuild lock clean help
+
+setup: $(VENV)/.locked ## make .venv, build llama.cpp for this machine, install the locked dependencies (the default)
+	@echo "Ready. Next: make quickstart, make test, make help."
+
+quickstart: $(VENV)/.locked ## run the job jobs/quickstart.yaml; it ends by saying where its results are
+	@$(PY) -m pipeline job=quickstart
+
+test: check ## check, then run all tests
+	@$(PY) -m pytest
+
+check: $(VENV)/.locked ## ruff and mypy
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/mypy
+
+doctor: $(VENV)/.locked ## versions, CPU features, and the proof that quantised models decode
+	@$(PY) -m pipeline doctor
+
+llama: $(VENV)/.made ## look at the compilers again (after installing one) and build if another is now better
+	@$(PY) operators/llama/build.py --venv $(VENV)
+	@touch $(VENV)/.llama
+
+rebuild: $(VENV)/.made ## build llama.cpp anew, even if a built wheel is cached
+	@$(PY) operators/llama/build.py --venv $(VENV) --rebuild
+	@touch $(VENV)/.llama
+
+lock: $(VENV)/.made ## make requirements.lock anew from pyproject.toml (UPGRADE=1: newest versions too)
+	@mkdir -p .cache && echo '*' > .cache/.gitignore
+	@test -x .cache/uv/bin/uv || $(PY) -m pip install --quiet --target .cache/uv "$(UV)"
+	@.cache/uv/bin/uv --no-config pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
+		--extra dev $(if $(UPGRADE),--upgrade) --output-file requirements.lock pyproject.toml
+	@echo "requirements.lock is up to date"
+
+clean: ## remove .venv and the tools' caches; built wheels (.cache/wheels) and outputs/ stay
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .cache/uv *.egg-info
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
+
+# llama-cpp-python comes first: the lock names it too, and pip must find it installed, not compile it in its own way.
+$(VENV)/.locked: $(VENV)/.llama requirements.lock
+	@echo "installing the locked dependencies"
+	@$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
+	@touch $@
+
+$(VENV)/.llama: $(VENV)/.made requirements.lock operators/llama/build.py operators/llama/compilers.py
+	@$(PY) operators/llama/build.py --venv $(VENV)
+	@touch $@
+
+$(VENV)/.made:
+	@if $(PY) -c "$(CAN_BE_USED)" 2>/dev/null && $(PY) -m pip --version >/dev/null 2>&1; then touch $@; exit 0; fi; \
+	for python in $(if $(PYTHON),"$(PYTHON)",$(PYTHONS)); do \
+		if "$$python" -c "$(CAN_BE_USED)" 2>/dev/null; then \
+			echo "making $(VENV) with $$("$$python" --version)"; \
+			"$$python" -m venv --clear $(VENV) && touch $@; exit $$?; \
+		fi; \
+	done; \
+	echo "error: no Python 3.11 or later that can make environments among: $(or $(PYTHON),$(PYTHONS))." >&2; \
+	echo "Install one (Debian, Ubuntu: apt-get install python3 python3-venv) or name it: make PYTHON=..." >&2; exit 1
