@@ -1,0 +1,138 @@
+"""A llama.cpp context as a Decoder: the batch is filled in place, the logits are viewed in place."""
+
+from __future__ import annotations
+
+import ctypes
+
+import llama_cpp
+import numpy as np
+
+from operators.decoding.model import BatchBuffer, DecodeFailed, DecoderShape, Logits
+from operators.llama.library import last_errors
+from pipeline.errors import ConfigError
+
+_CELL_PADDING = 256
+"""llama.cpp rounds the cells of a stream up to this."""
+
+_CODES = {
+    1: "there is no room in the KV cache",
+    2: "it was aborted",
+    -1: "the batch is malformed",
+}
+
+
+class LlamaContext:
+    """Implements operators.decoding.model.Decoder.
+
+    Args:
+        model: handle of a loaded llama_model.
+        n_vocab: words of its vocabulary.
+        shape: the sizes.
+        threads: CPU threads.
+        flash_attention: let llama.cpp use its flash attention kernels.
+        on_cpu: keep every operation on the CPU.
+
+    Raises:
+        ConfigError: there is not enough memory for it.
+    """
+
+    def __init__(
+        self,
+        model: ctypes.c_void_p,
+        n_vocab: int,
+        shape: DecoderShape,
+        *,
+        threads: int,
+        flash_attention: bool,
+        on_cpu: bool,
+    ) -> None:
+        self.shape = shape
+        self.n_vocab = n_vocab
+        self.batch = BatchBuffer(shape.n_batch)
+        self._tables = _PointerTables(self.batch)
+        params = _context_params(shape, threads, flash_attention, on_cpu)
+        self._context = llama_cpp.llama_init_from_model(model, params)
+        if not self._context:
+            raise ConfigError(
+                f"no context for runtime.slots={shape.slots} x max_sequence_tokens={shape.max_sequence_tokens}"
+                f" could be made ({last_errors()}); use fewer slots or shorter sequences"
+            )
+        self._memory = llama_cpp.llama_get_memory(self._context)
+
+    def decode(self) -> Logits:
+        """See Decoder.decode."""
+        outputs = int(np.count_nonzero(self.batch.output[: self.batch.n_tokens]))
+        code = llama_cpp.llama_decode(self._context, self._tables.batch(self.batch.n_tokens))
+        if code:
+            raise DecodeFailed(code, f"llama_decode failed with {code}: {_CODES.get(code, last_errors())}")
+        if not outputs:
+            return np.empty((0, self.n_vocab), np.float32)
+        first = ctypes.addressof(llama_cpp.llama_get_logits(self._context).contents)
+        flat = (ctypes.c_float * (outputs * self.n_vocab)).from_address(first)
+        return np.ctypeslib.as_array(flat).reshape(outputs, self.n_vocab)
+
+    def remove(self, slot: int) -> None:
+        """See Decoder.remove."""
+        llama_cpp.llama_memory_seq_rm(self._memory, slot, -1, -1)
+
+    def move(self, source: int, target: int) -> None:
+        """See Decoder.move. Between streams this copies the stream's buffer before the next decode."""
+        llama_cpp.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+        llama_cpp.llama_memory_seq_rm(self._memory, source, -1, -1)
+
+    def clear(self) -> None:
+        """See Decoder.clear. The buffers keep their memory and what is in them."""
+        llama_cpp.llama_memory_clear(self._memory, False)
+
+    def close(self) -> None:
+        """Free the context."""
+        if self._context:
+            llama_cpp.llama_free(self._context)
+            self._context = None
+
+
+class _PointerTables:
+    """A llama_batch whose arrays are those of a BatchBuffer. Holds all that it points to."""
+
+    def __init__(self, buffer: BatchBuffer) -> None:
+        self._counts = np.ones(buffer.capacity, np.int32)
+        addresses = buffer.seq_id.ctypes.data + 4 * np.arange(buffer.capacity, dtype=np.uint64)
+        self._addresses = addresses.astype(np.uintp)
+        self._batch = llama_cpp.llama_batch(
+            n_tokens=0,
+            token=buffer.token.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
+            embd=None,
+            pos=buffer.pos.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
+            n_seq_id=self._counts.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
+            seq_id=self._addresses.ctypes.data_as(ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
+            logits=buffer.output.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
+        )
+
+    def batch(self, n_tokens: int) -> llama_cpp.llama_batch:
+        """The batch with its first `n_tokens` tokens."""
+        self._batch.n_tokens = n_tokens
+        return self._batch
+
+
+def streams(shape: DecoderShape) -> int:
+    """Sequence ids of a context: one a slot, and one to stand beside a lone row where that is wanted."""
+    return max(shape.slots, 2) if shape.deterministic else shape.slots
+
+
+def _context_params(
+    shape: DecoderShape, threads: int, flash_attention: bool, on_cpu: bool
+) -> llama_cpp.llama_context_params:
+    params = llama_cpp.llama_context_default_params()
+    cells = -(-shape.max_sequence_tokens // _CELL_PADDING) * _CELL_PADDING
+    params.n_ctx = cells * streams(shape)
+    params.n_seq_max = streams(shape)
+    params.n_batch = shape.n_batch
+    params.n_ubatch = shape.n_ubatch
+    params.n_outputs_max = max(streams(shape), 2)
+    params.n_threads = params.n_threads_batch = threads
+    params.kv_unified = not shape.per_sequence
+    params.flash_attn_type = (
+        llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO if flash_attention else llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    )
+    params.offload_kqv = params.op_offload = not on_cpu
+    return params

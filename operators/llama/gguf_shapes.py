@@ -1,0 +1,214 @@
+"""Architecture shapes of random-weight GGUF models: their sizes, the tensors they need, how weights are scaled.
+
+The scale of the weights is chosen so that a random model behaves like a talkative one: logits are finite with a
+standard deviation of about `LOGIT_STD`, greedy decoding visits many tokens, and end-of-sequence is as likely as any
+other token. Three choices make it so: weights scale with 1/sqrt(fan-in), so that every block writes values of order
+one; embeddings are small beside that, so that tied embeddings do not make every token predict itself; and the last
+norm brings the logits to their size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from math import sqrt
+from typing import Any
+
+EMBEDDING_STD = 0.02
+LOGIT_STD = 3.0
+ATTENTION_GAIN = 2.0  # standard deviation of the attention scores: above 1, so that a token looks at few others
+NORM_SPREAD = 0.1  # relative; norms of exactly one would hide a norm that is applied in the wrong place
+BIAS_STD = 0.1
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What one llama.cpp architecture asks for beyond the tensors that all of them share."""
+
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    free_head_dim: bool = True  # n_head * head_dim may differ from n_embd
+
+
+ARCHITECTURES = {
+    "llama": Architecture(),
+    "qwen2": Architecture(qkv_bias=True, free_head_dim=False),
+    "qwen3": Architecture(qk_norm=True),
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a decoder-only transformer, in llama.cpp's words.
+
+    `arch` is a key of `ARCHITECTURES`; `n_ctx_train` is in tokens; `n_ff` is the width of the gated feed-forward
+    block; with `tied_embeddings` the output matrix is the embedding matrix and is not stored.
+
+    Raises ValueError for sizes that cannot be a model, naming the field, what came and what is allowed.
+    """
+
+    arch: str = "qwen3"
+    n_layer: int = 2
+    n_embd: int = 64
+    n_head: int = 4
+    n_head_kv: int = 2
+    head_dim: int = 32
+    n_ff: int = 128
+    n_ctx_train: int = 4096
+    rope_theta: float = 10_000.0
+    rms_eps: float = 1e-6
+    tied_embeddings: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that cannot be a model."""
+        if self.arch not in ARCHITECTURES:
+            raise ValueError(f"arch={self.arch!r} is not known here; allowed: {', '.join(ARCHITECTURES)}")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, str | bool) and not value > 0:
+                raise ValueError(f"{field.name}={value} must be positive")
+        if self.n_head % self.n_head_kv:
+            raise ValueError(f"n_head={self.n_head} must be a multiple of n_head_kv={self.n_head_kv}")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim={self.head_dim} must be even: rotary embeddings turn pairs")
+        if not ARCHITECTURES[self.arch].free_head_dim and self.q_dim != self.n_embd:
+            raise ValueError(
+                f"{self.arch} needs n_head * head_dim = n_embd, found {self.n_head} * {self.head_dim} = {self.q_dim} "
+                f"and n_embd={self.n_embd}"
+            )
+
+    @property
+    def q_dim(self) -> int:
+        """Width of all query heads together."""
+        return self.n_head * self.head_dim
+
+    @property
+    def kv_dim(self) -> int:
+        """Width of all key (or value) heads together."""
+        return self.n_head_kv * self.head_dim
+
+    @property
+    def row_sizes(self) -> dict[str, int]:
+        """The row lengths of the matrices, by name: what a block-quantised type must divide."""
+        return {"n_embd": self.n_embd, "n_head * head_dim": self.q_dim, "n_ff": self.n_ff}
+
+
+SHAPES = {
+    "tiny": Shape(),
+    "tiny-llama": Shape(arch="llama", tied_embeddings=False, rms_eps=1e-5),
+    "tiny-qwen2": Shape(arch="qwen2", head_dim=16),
+    "tiny-256": Shape(n_embd=256, head_dim=64, n_ff=512),
+    "llama-5m": Shape(arch="llama", n_layer=6, n_embd=256, n_head=8, n_head_kv=4, n_ff=768, rms_eps=1e-5),
+    "qwen3-0.6b": Shape(
+        n_layer=28,
+        n_embd=1024,
+        n_head=16,
+        n_head_kv=8,
+        head_dim=128,
+        n_ff=3072,
+        n_ctx_train=40_960,
+        rope_theta=1e6,
+    ),
+}
+
+
+def named_shape(name: str) -> Shape:
+    """The shape called `name`. Raises ValueError with the known names for any other."""
+    if name not in SHAPES:
+        raise ValueError(f"no shape is called {name!r}; allowed: {', '.join(SHAPES)}")
+    return SHAPES[name]
+
+
+def with_overrides(shape: Shape, settings: list[str]) -> Shape:
+    """`shape` with fields replaced by `settings`, each "field=value".
+
+    Raises ValueError for a setting that is no "field=value", an unknown field or a value of the wrong type.
+    """
+    known = {field.name: type(getattr(shape, field.name)) for field in fields(shape)}
+    values: dict[str, Any] = {}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if not equals:
+            raise ValueError(f"{setting!r} is not of the form field=value, such as n_layer=2")
+        if name not in known:
+            raise ValueError(f"a shape has no field {name!r}; allowed: {', '.join(known)}")
+        values[name] = _parse(name, text, known[name])
+    return replace(shape, **values)
+
+
+def _truth(text: str) -> bool:
+    return {"true": True, "false": False}[text.lower()]
+
+
+def _parse(name: str, text: str, kind: type) -> object:
+    parsers: dict[type, tuple[Callable[[str], object], str]] = {
+        str: (str, "a word"),
+        bool: (_truth, "true or false"),
+        int: (int, "a whole number"),
+        float: (float, "a number"),
+    }
+    parse, wanted = parsers[kind]
+    try:
+        return parse(text)
+    except (ValueError, KeyError):
+        raise ValueError(f"{name}={text!r} is not {wanted}") from None
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor and the normal distribution its weights are drawn from.
+
+    `dims` is in NumPy order, (rows, row length) for a matrix: GGUF stores them the other way round.
+    """
+
+    name: str
+    dims: tuple[int, ...]
+    mean: float
+    std: float
+
+    @property
+    def is_matrix(self) -> bool:
+        """Matrices take the file's type; vectors (norms and biases) stay F32, as llama.cpp has it."""
+        return len(self.dims) == 2
+
+
+def tensor_specs(shape: Shape, n_vocab: int) -> Iterator[TensorSpec]:
+    """Every tensor of a model with `shape` and `n_vocab` tokens, in the order in which they are written."""
+    logit_gain = LOGIT_STD / (EMBEDDING_STD * sqrt(shape.n_embd))
+    yield TensorSpec("token_embd.weight", (n_vocab, shape.n_embd), 0.0, EMBEDDING_STD)
+    for layer in range(shape.n_layer):
+        yield from _attention(shape, f"blk.{layer}.")
+        yield from _feed_forward(shape, f"blk.{layer}.")
+    yield _norm("output_norm.weight", shape.n_embd, logit_gain)
+    if not shape.tied_embeddings:
+        yield TensorSpec("output.weight", (n_vocab, shape.n_embd), 0.0, EMBEDDING_STD)
+
+
+def _attention(shape: Shape, block: str) -> Iterator[TensorSpec]:
+    arch = ARCHITECTURES[shape.arch]
+    yield _norm(block + "attn_norm.weight", shape.n_embd)
+    yield _matrix(block + "attn_q.weight", shape.q_dim, shape.n_embd, ATTENTION_GAIN)
+    yield _matrix(block + "attn_k.weight", shape.kv_dim, shape.n_embd)
+    yield _matrix(block + "attn_v.weight", shape.kv_dim, shape.n_embd)
+    if arch.qkv_bias:
+        for part, width in (("q", shape.q_dim), ("k", shape.kv_dim), ("v", shape.kv_dim)):
+            yield TensorSpec(f"{block}attn_{part}.bias", (width,), 0.0, BIAS_STD)
+    if arch.qk_norm:  # it undoes the scale of attn_q, so it carries the gain itself
+        yield _norm(block + "attn_q_norm.weight", shape.head_dim, ATTENTION_GAIN)
+        yield _norm(block + "attn_k_norm.weight", shape.head_dim)
+    yield _matrix(block + "attn_output.weight", shape.n_embd, shape.q_dim)
+
+
+def _feed_forward(shape: Shape, block: str) -> Iterator[TensorSpec]:
+    yield _norm(block + "ffn_norm.weight", shape.n_embd)
+    yield _matrix(block + "ffn_gate.weight", shape.n_ff, shape.n_embd)
+    yield _matrix(block + "ffn_up.weight", shape.n_ff, shape.n_embd)
+    yield _matrix(block + "ffn_down.weight", shape.n_embd, shape.n_ff)
+
+
+def _matrix(name: str, n_out: int, n_in: int, gain: float = 1.0) -> TensorSpec:
+    return TensorSpec(name, (n_out, n_in), 0.0, gain / sqrt(n_in))
+
+
+def _norm(name: str, size: int, gain: float = 1.0) -> TensorSpec:
+    return TensorSpec(name, (size,), gain, NORM_SPREAD * gain)

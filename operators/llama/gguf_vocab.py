@@ -1,0 +1,143 @@
+"""Vocabularies for GGUF models that the project writes itself: a small built-in one, or a copy from another file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gguf import GGUFReader, GGUFValueType, GGUFWriter, Keys, ReaderField, TokenType
+
+END_OF_TEXT = "<|endoftext|>"
+IM_START = "<|im_start|>"
+IM_END = "<|im_end|>"
+MASK = "<|MASK|>"
+SPECIAL_TOKENS = (END_OF_TEXT, IM_START, IM_END, MASK)
+
+CHATML_TEMPLATE = (
+    "{%- for message in messages -%}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
+)
+
+# Each word brings the merges that build it up letter by letter, with the space before it. They make texts of the
+# built-in vocabulary a mix of one-byte and longer tokens, as texts of real vocabularies are.
+_MERGED_WORDS = (
+    "the of and to in is you that it he was for on are as with his they I at be this have from or one had by word but "
+    "not what all were we when your can said there use an each which she do how their if will up other about out many "
+    "then them these so some her would make like him into time has look two more write go see number no way could "
+    "people my than first water been call who its now find long down day did get come made may part"
+)
+
+
+@dataclass(frozen=True)
+class MetaValue:
+    """One key of a GGUF file's metadata. Strings may be raw bytes; `item_type` is set for arrays alone."""
+
+    key: str
+    value: object
+    value_type: GGUFValueType
+    item_type: GGUFValueType | None = None
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """All `tokenizer.*` metadata of a model, and how many tokens it defines."""
+
+    n_tokens: int
+    values: tuple[MetaValue, ...]
+
+    def add_to(self, writer: GGUFWriter) -> None:
+        """Add every key to `writer`, with the types that the keys have here."""
+        for meta in self.values:
+            writer.add_key_value(meta.key, meta.value, meta.value_type, meta.item_type)
+
+
+def builtin_vocabulary() -> Vocabulary:
+    """A byte-level BPE vocabulary: 256 bytes, some English merges, ChatML's special tokens and a mask token.
+
+    Every UTF-8 text tokenizes and comes back unchanged. Ids of the bytes are 0 to 255 in GPT-2's order; special
+    tokens come last. A turn ends with `<|im_end|>` (EOS); no BOS is added to a text.
+    """
+    alphabet = _byte_alphabet()
+    merges = _merges(alphabet[ord(" ")])
+    tokens = [*alphabet, *(pair.replace(" ", "") for pair in merges), *SPECIAL_TOKENS]
+    types = [TokenType.NORMAL] * (len(tokens) - len(SPECIAL_TOKENS)) + [TokenType.CONTROL] * len(SPECIAL_TOKENS)
+    return Vocabulary(
+        n_tokens=len(tokens),
+        values=(
+            _string(Keys.Tokenizer.MODEL, "gpt2"),
+            _string(Keys.Tokenizer.PRE, "qwen2"),
+            _array(Keys.Tokenizer.LIST, tokens, GGUFValueType.STRING),
+            _array(Keys.Tokenizer.TOKEN_TYPE, [int(kind) for kind in types], GGUFValueType.INT32),
+            _array(Keys.Tokenizer.MERGES, merges, GGUFValueType.STRING),
+            *(
+                MetaValue(key, tokens.index(token), GGUFValueType.UINT32)
+                for key, token in (
+                    (Keys.Tokenizer.EOS_ID, IM_END),
+                    (Keys.Tokenizer.EOT_ID, IM_END),
+                    (Keys.Tokenizer.BOS_ID, END_OF_TEXT),
+                    (Keys.Tokenizer.PAD_ID, END_OF_TEXT),
+                    (Keys.Tokenizer.MASK_ID, MASK),
+                )
+            ),
+            MetaValue(Keys.Tokenizer.ADD_BOS, False, GGUFValueType.BOOL),
+            _string(Keys.Tokenizer.CHAT_TEMPLATE, CHATML_TEMPLATE),
+        ),
+    )
+
+
+def read_vocabulary(path: Path) -> Vocabulary:
+    """The `tokenizer.*` metadata of the GGUF file at `path`, with a ChatML template if it has no template.
+
+    Takes some seconds for 150,000 tokens. Raises ValueError if the file is missing, is no GGUF or holds no tokens.
+    """
+    if not path.is_file():
+        raise ValueError(f"vocabulary file {path} does not exist")
+    try:
+        reader = GGUFReader(path)
+    except (ValueError, IndexError) as error:  # IndexError: shorter than a GGUF header
+        raise ValueError(f"vocabulary file {path} is not a readable GGUF file: {error}") from error
+    found = {key: field for key, field in reader.fields.items() if key.startswith("tokenizer.")}
+    if Keys.Tokenizer.LIST not in found:
+        raise ValueError(f"vocabulary file {path} has no {Keys.Tokenizer.LIST}: it defines no tokens")
+    values = [_copy(field) for field in found.values() if len(field.data)]
+    if Keys.Tokenizer.CHAT_TEMPLATE not in found:
+        values.append(_string(Keys.Tokenizer.CHAT_TEMPLATE, CHATML_TEMPLATE))
+    return Vocabulary(n_tokens=len(found[Keys.Tokenizer.LIST].data), values=tuple(values))
+
+
+def _copy(field: ReaderField) -> MetaValue:
+    kind, item = field.types[0], field.types[-1]
+    if item is not GGUFValueType.STRING:
+        return MetaValue(field.name, field.contents(), kind, item if kind is GGUFValueType.ARRAY else None)
+    texts = [field.parts[i].tobytes() for i in field.data]  # bytes: a token need not be valid UTF-8
+    return MetaValue(field.name, texts, kind, item) if kind is GGUFValueType.ARRAY else _string(field.name, texts[0])
+
+
+def _string(key: str, value: str | bytes) -> MetaValue:
+    return MetaValue(key, value, GGUFValueType.STRING)
+
+
+def _array(key: str, value: Sequence[object], item_type: GGUFValueType) -> MetaValue:
+    return MetaValue(key, value, GGUFValueType.ARRAY, item_type)
+
+
+def _byte_alphabet() -> list[str]:
+    """The character that stands for each byte, by byte value (GPT-2's `bytes_to_unicode`).
+
+    Printable Latin-1 characters stand for themselves, the other bytes for the characters from 256 up.
+    """
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    stand_ins = iter(range(256, 512))
+    return [chr(byte if byte in printable else next(stand_ins)) for byte in range(256)]
+
+
+def _merges(space: str) -> list[str]:
+    """Merge rules "left right" in order of rank; each one joins two tokens that exist by then."""
+    rules: dict[str, None] = {}  # an ordered set: words share their beginnings
+    for word in _MERGED_WORDS.split():
+        spelling = space + word
+        rules.update((f"{spelling[:end]} {spelling[end]}", None) for end in range(1, len(spelling)))
+    return list(rules)

@@ -1,0 +1,36 @@
+"""llama.cpp as a library of this process: initialised once, its log kept instead of printed."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+from collections import deque
+
+import llama_cpp
+
+log = logging.getLogger("llama.cpp")
+_RECENT: deque[str] = deque(maxlen=50)
+_LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}
+"""ggml's levels: debug, info, warn, error. Its info lines are our debug lines."""
+
+
+@llama_cpp.llama_log_callback
+def _on_log(level: int, text: bytes, _: ctypes.c_void_p) -> None:
+    line = text.decode("utf-8", "replace").rstrip("\n")
+    if line.strip(" ."):
+        _RECENT.append(line)
+        log.log(_LEVELS.get(level, logging.DEBUG), "%s", line)
+
+
+@functools.cache
+def initialise() -> None:
+    """Set the log callback and start the backends. The callback lives as long as this module."""
+    llama_cpp.llama_log_set(_on_log, ctypes.c_void_p(0))
+    llama_cpp.llama_backend_init()
+
+
+def last_errors(count: int = 3) -> str:
+    """The last lines that speak of an error, for messages."""
+    telling = [line for line in _RECENT if "error" in line or "fail" in line or "invalid" in line]
+    return "; ".join(telling[-count:]) or "llama.cpp gave no reason"

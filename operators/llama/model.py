@@ -1,0 +1,196 @@
+"""A GGUF model: loading, vocabulary, chat template, and its pool of contexts."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import llama_cpp
+import numpy as np
+import numpy.typing as npt
+
+from operators.decoding.model import DecoderShape, TokenIds, max_sequence_tokens
+from operators.llama.context import LlamaContext
+from operators.llama.library import initialise, last_errors
+from operators.llama.pool import ContextPool
+from operators.settings import EngineSettings, ModelSettings, usable_cores
+from operators.sources.content import content_id
+from pipeline.errors import ConfigError, InputError
+
+_MAGIC = b"GGUF"
+
+
+def load(settings: ModelSettings) -> LlamaModel:
+    """The loader of `model=gguf` and `model=tiny`."""
+    return LlamaModel(settings)
+
+
+def identify(settings: ModelSettings) -> str:
+    """The content id of the model file.
+
+    Raises:
+        InputError: it is missing or no GGUF file.
+        ConfigError: no path is given.
+    """
+    return _identify(gguf_path(settings))
+
+
+def gguf_path(settings: ModelSettings) -> Path:
+    """The model file, checked as far as its first bytes tell."""
+    if not settings.path:
+        raise ConfigError("model.path is not set; give the path of a GGUF file (model.path=/models/my.gguf)")
+    path = Path(settings.path).expanduser()
+    if not path.is_file():
+        what = "is a directory" if path.is_dir() else "does not exist"
+        raise InputError(f"model.path={settings.path} {what}; give the path of a GGUF file")
+    try:
+        with path.open("rb") as file:
+            head = file.read(4)
+    except OSError as error:
+        raise InputError(f"model.path={settings.path} cannot be read: {error.strerror}") from error
+    if head != _MAGIC:
+        found = "an empty file" if not head else f"a file that begins with {head!r}"
+        raise InputError(f"model.path={settings.path} is {found}, not a GGUF model; convert it with llama.cpp's tools")
+    return path
+
+
+class LlamaModel:
+    """Implements operators.decoding.model.Model. `close` frees it and its contexts.
+
+    Raises:
+        InputError: the file is missing, no GGUF, damaged, or of an architecture that llama.cpp does not know.
+    """
+
+    def __init__(self, settings: ModelSettings) -> None:
+        initialise()
+        self._path = gguf_path(settings)
+        params = llama_cpp.llama_model_default_params()
+        params.n_gpu_layers = settings.gpu_layers
+        self.is_cpu = settings.gpu_layers == 0
+        self._model = llama_cpp.llama_model_load_from_file(os.fsencode(self._path), params)
+        if not self._model:
+            raise InputError(f"model.path={settings.path} could not be loaded: {last_errors()}")
+        self._vocab = llama_cpp.llama_model_get_vocab(self._model)
+        self._pool = ContextPool()
+        self._scratch = (ctypes.c_int * 4096)()
+        self._read_vocabulary()
+
+    def _read_vocabulary(self) -> None:
+        vocab = self._vocab
+        self.n_vocab: int = llama_cpp.llama_vocab_n_tokens(vocab)
+        self.n_ctx_train: int = llama_cpp.llama_model_n_ctx_train(self._model)
+        self.bos_id: int = llama_cpp.llama_vocab_bos(vocab)
+        self.add_bos = bool(llama_cpp.llama_vocab_get_add_bos(vocab)) and self.bos_id >= 0
+        self.bos_token = self._text_of(self.bos_id)
+        self.eos_token = self._text_of(llama_cpp.llama_vocab_eos(vocab))
+        template = llama_cpp.llama_model_chat_template(self._model, None)
+        self.chat_template: str | None = template.decode("utf-8", "replace") if template else None
+        is_end = llama_cpp.llama_vocab_is_eog
+        self.end_ids = frozenset(i for i in range(self.n_vocab) if is_end(vocab, i))
+
+    @property
+    def contexts_made(self) -> int:
+        """Contexts created so far, by all runs of this process."""
+        return self._pool.made
+
+    def fingerprint(self) -> str:
+        """Content id of the file."""
+        return _identify(self._path)
+
+    def tokenize(self, texts: Sequence[bytes]) -> tuple[TokenIds, npt.NDArray[np.int32]]:
+        """See Model.tokenize. A BOS is put first where the model wants one."""
+        prefix = [self.bos_id] if self.add_bos else []
+        parts: list[TokenIds] = []
+        offsets = np.zeros(len(texts) + 1, np.int32)
+        for i, text in enumerate(texts):
+            count = self._tokenize_one(text)
+            parts.append(np.array([*prefix, *self._scratch[:count]], np.int32))
+            offsets[i + 1] = offsets[i] + len(prefix) + count
+        return (np.concatenate(parts) if parts else np.empty(0, np.int32)), offsets
+
+    def pieces(self) -> Sequence[bytes]:
+        """See Model.pieces."""
+        return Pieces(self._vocab, self.n_vocab)
+
+    def lease(self, settings: EngineSettings) -> tuple[LlamaContext, Callable[[], None]]:
+        """See Model.lease."""
+        shape = DecoderShape(
+            slots=settings.slots,
+            max_sequence_tokens=max_sequence_tokens(settings, self),
+            n_batch=settings.n_batch,
+            n_ubatch=settings.n_ubatch,
+            per_sequence=settings.kv == "per_sequence",
+            deterministic=settings.deterministic,
+        )
+        threads = settings.threads or usable_cores()
+        make = functools.partial(
+            LlamaContext,
+            self._model,
+            self.n_vocab,
+            shape,
+            threads=threads,
+            flash_attention=settings.flash_attention,
+            on_cpu=self.is_cpu,
+        )
+        return self._pool.lease((shape, threads, settings.flash_attention), make)
+
+    def close(self) -> None:
+        """Free the contexts and the model."""
+        self._pool.close()
+        if self._model:
+            llama_cpp.llama_model_free(self._model)
+            self._model = None
+
+    def _tokenize_one(self, text: bytes) -> int:
+        """Tokenize into the scratch buffer, growing it as needed; returns the count."""
+        count = self._try_tokenize(text)
+        if count < 0:
+            self._scratch = (ctypes.c_int * (2 * -count))()
+            count = self._try_tokenize(text)
+        return count
+
+    def _try_tokenize(self, text: bytes) -> int:
+        count: int = llama_cpp.llama_tokenize(
+            self._vocab, text, len(text), self._scratch, len(self._scratch), False, True
+        )
+        return count
+
+    def _text_of(self, token: int) -> str:
+        text = llama_cpp.llama_vocab_get_text(self._vocab, token) if token >= 0 else None
+        return text.decode("utf-8", "replace") if text else ""
+
+
+class Pieces(Sequence[bytes]):
+    """The bytes of every token, asked for once each; control tokens are empty."""
+
+    def __init__(self, vocab: ctypes.c_void_p, n_vocab: int) -> None:
+        self._vocab = vocab
+        self._known: list[bytes | None] = [None] * n_vocab
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __getitem__(self, token: int) -> bytes:  # type: ignore[override]  # a slice is never asked for
+        known = self._known[token]
+        if known is None:
+            known = self._known[token] = self._piece(token, 64)
+        return known
+
+    def _piece(self, token: int, size: int) -> bytes:
+        buffer = ctypes.create_string_buffer(size)
+        count = llama_cpp.llama_token_to_piece(self._vocab, token, buffer, size, 0, False)
+        return buffer.raw[:count] if count >= 0 else self._piece(token, -count)
+
+
+def _identify(path: Path) -> str:
+    status = path.stat()
+    return _content_id(path, status.st_size, status.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=64)
+def _content_id(path: Path, size: int, changed: int) -> str:
+    """Hashed once as long as size and time of change are the same."""
+    return str(content_id(path))

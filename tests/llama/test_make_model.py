@@ -1,0 +1,276 @@
+"""Random-weight models: llama.cpp loads and decodes them, and the file depends on its arguments alone."""
+
+from __future__ import annotations
+
+import ctypes
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from numpy.typing import NDArray
+
+from operators.llama.gguf_shapes import SHAPES, Shape, TensorSpec
+from operators.llama.gguf_types import FILE_TYPES
+from operators.llama.gguf_vocab import SPECIAL_TOKENS, builtin_vocabulary, read_vocabulary
+from operators.llama.make_model import draw_weights, main, write_model
+
+llama_cpp: Any = pytest.importorskip("llama_cpp")
+
+TEXT = "Grüße, 世界! 12 + 3 = 15 🙂👩‍🚀\n\tend, of   the line\r\n"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quiet_llama() -> Iterator[None]:
+    callback = llama_cpp.llama_log_callback(lambda _level, _text, _data: None)  # alive until the old one is back
+    previous, user_data = llama_cpp.llama_log_callback(), ctypes.c_void_p()
+    llama_cpp.llama_log_get(ctypes.byref(previous), ctypes.byref(user_data))
+    llama_cpp.llama_log_set(callback, ctypes.c_void_p())
+    yield
+    llama_cpp.llama_log_set(previous, user_data)
+
+
+@dataclass
+class Loaded:
+    """A model opened by llama.cpp, with just enough around it to look inside."""
+
+    model: Any
+
+    @property
+    def vocab(self) -> Any:
+        return llama_cpp.llama_model_get_vocab(self.model)
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        data, ids = text.encode(), (llama_cpp.llama_token * 2048)()
+        count = llama_cpp.llama_tokenize(self.vocab, data, len(data), ids, len(ids), True, special)
+        assert count >= 0
+        return list(ids[:count])
+
+    def decode_text(self, tokens: list[int]) -> str:
+        ids, data = (llama_cpp.llama_token * len(tokens))(*tokens), ctypes.create_string_buffer(4096)
+        size = llama_cpp.llama_detokenize(self.vocab, ids, len(ids), data, len(data), False, True)
+        assert size >= 0
+        return data.raw[:size].decode()
+
+    def greedy(self, prompts: list[str], n_new: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Token ids [n_new, rows] of all prompts decoded together, and the last step's logits [rows, n_vocab]."""
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx, params.n_seq_max, params.n_threads, params.n_threads_batch = 256, len(prompts), 1, 1
+        context, batch = llama_cpp.llama_init_from_model(self.model, params), llama_cpp.llama_batch_init(256, 0, 1)
+        rows, lengths, chosen = [self.encode(prompt) for prompt in prompts], [0] * len(prompts), []
+        for _ in range(n_new):
+            fill(batch, rows, lengths)
+            assert llama_cpp.llama_decode(context, batch) == 0
+            shape = (len(rows), llama_cpp.llama_vocab_n_tokens(self.vocab))
+            logits = np.array(np.ctypeslib.as_array(llama_cpp.llama_get_logits(context), shape))
+            chosen.append(logits.argmax(axis=1).astype(np.int32))
+            rows = [[int(token)] for token in chosen[-1]]
+        llama_cpp.llama_batch_free(batch)
+        llama_cpp.llama_free(context)
+        return np.array(chosen), logits
+
+
+def fill(batch: Any, rows: list[list[int]], lengths: list[int]) -> None:
+    """Put each row's tokens behind what its sequence holds, with logits for the last; updates `lengths`."""
+    batch.n_tokens = 0
+    for sequence, tokens in enumerate(rows):
+        for i, token in enumerate(tokens):
+            at = batch.n_tokens
+            batch.token[at], batch.pos[at], batch.logits[at] = token, lengths[sequence] + i, i == len(tokens) - 1
+            batch.n_seq_id[at], batch.seq_id[at][0] = 1, sequence
+            batch.n_tokens += 1
+        lengths[sequence] += len(tokens)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Loaded]:
+    model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
+    assert model, f"llama.cpp does not load {path}"
+    try:
+        yield Loaded(model)
+    finally:
+        llama_cpp.llama_model_free(model)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "tiny.gguf").path
+
+
+UNIFORM_TYPES = [name for name, kind in FILE_TYPES.items() if kind.matrices is not None]
+K_QUANTS = [name for name in FILE_TYPES if name not in UNIFORM_TYPES]
+CASES = [
+    *((shape, name) for shape in ("tiny", "tiny-llama", "tiny-qwen2") for name in UNIFORM_TYPES),
+    *((shape, name) for shape in ("tiny-256", "llama-5m") for name in ("f32", "q4_k_m")),
+    *(("tiny-256", name) for name in K_QUANTS if name != "q4_k_m"),
+]
+
+
+@pytest.mark.parametrize(("shape", "file_type"), CASES)
+def test_llama_decodes_several_sequences_to_varied_tokens(tmp_path: Path, shape: str, file_type: str) -> None:
+    summary = write_model(tmp_path / "model.gguf", shape=shape, file_type=file_type)
+    with opened(summary.path) as loaded:
+        tokens, logits = loaded.greedy(["Hello world", "How many people?", "🙂"], n_new=16)
+        assert llama_cpp.llama_model_n_params(loaded.model) == summary.n_params
+    assert np.isfinite(logits).all()
+    assert 2 < logits.std() < 4
+    assert len(np.unique(tokens)) > 16  # of 48: neither one token repeated nor one text for all prompts
+
+
+@pytest.mark.parametrize(("shape", "file_type"), [("tiny", "q8_0"), ("tiny-256", "q4_k_m")])
+def test_bytes_depend_on_the_seed_alone(tmp_path: Path, shape: str, file_type: str) -> None:
+    seeds = {"a": 0, "b": 0, "c": 1}
+    paths = {name: tmp_path / name for name in seeds}
+    for name, seed in seeds.items():
+        write_model(paths[name], shape=shape, file_type=file_type, seed=seed)
+    assert paths["a"].read_bytes() == paths["b"].read_bytes() != paths["c"].read_bytes()
+    assert sorted(tmp_path.iterdir()) == sorted(paths.values()), "nothing temporary is left"
+
+
+def test_weights_are_the_same_in_every_type(tmp_path: Path, tiny: Path) -> None:
+    half = GGUFReader(write_model(tmp_path / "f16.gguf", file_type="f16").path).tensors
+    for coarse, exact in zip(half, GGUFReader(tiny).tensors, strict=True):
+        np.testing.assert_allclose(coarse.data, exact.data, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("stored", [GGMLQuantizationType.F32, GGMLQuantizationType.Q4_0])
+def test_weights_do_not_depend_on_how_many_are_drawn_at_once(stored: GGMLQuantizationType) -> None:
+    spec = TensorSpec("some.weight", dims=(7, 64), mean=0.0, std=1.0)
+    whole = draw_weights(spec, 0, stored)
+    for at_once in (1, 64, 130, 1000):
+        np.testing.assert_array_equal(draw_weights(spec, 0, stored, at_once), whole)
+
+
+def test_builtin_vocabulary_gives_texts_back(tiny: Path) -> None:
+    every_character = "".join(chr(i) for i in [*range(1, 0x250), 0x3B1, 0x4E16, 0xFFFD, 0x1F600])
+    with opened(tiny) as loaded:
+        for text in (TEXT, every_character):
+            assert loaded.decode_text(loaded.encode(text)) == text
+        assert len(loaded.encode(" the people of water")) == 4
+        n_special = len(SPECIAL_TOKENS)
+        n_tokens = llama_cpp.llama_vocab_n_tokens(loaded.vocab)
+        assert loaded.encode("".join(SPECIAL_TOKENS), special=True) == list(range(n_tokens - n_special, n_tokens))
+
+
+def test_metadata_names_the_special_tokens_and_the_template(tiny: Path) -> None:
+    fields = {name: field.contents() for name, field in GGUFReader(tiny).fields.items()}
+    tokens = fields["tokenizer.ggml.tokens"]
+    named = {role: tokens[fields[f"tokenizer.ggml.{role}_token_id"]] for role in ("eos", "eot", "bos", "mask")}
+    assert named == {"eos": "<|im_end|>", "eot": "<|im_end|>", "bos": "<|endoftext|>", "mask": "<|MASK|>"}
+    assert fields["tokenizer.ggml.add_bos_token"] is False
+    assert fields["general.architecture"] == "qwen3"
+    template = ImmutableSandboxedEnvironment().from_string(fields["tokenizer.chat_template"])
+    said = template.render(messages=[{"role": "user", "content": "Hi"}], add_generation_prompt=True)
+    assert said == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_vocabulary_of_another_file_is_copied(tmp_path: Path, tiny: Path) -> None:
+    assert read_vocabulary(tiny) == _with_bytes(builtin_vocabulary())
+    copy = write_model(tmp_path / "copy.gguf", vocab=tiny)
+    assert copy.path.read_bytes() == tiny.read_bytes()
+
+
+def test_vocabulary_copy_keeps_scores_and_odd_tokens_and_adds_a_template(tmp_path: Path) -> None:
+    source = tmp_path / "vocab.gguf"
+    writer = GGUFWriter(source, "llama")
+    writer.add_string("tokenizer.ggml.model", "llama")
+    writer.add_key_value("tokenizer.ggml.tokens", [b"a", b"\xff"], GGUFValueType.ARRAY, GGUFValueType.STRING)
+    writer.add_array("tokenizer.ggml.scores", [-1.5, 0.25])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    vocabulary = read_vocabulary(source)
+    assert vocabulary.n_tokens == 2
+    values = {meta.key: meta.value for meta in vocabulary.values}
+    assert values["tokenizer.ggml.tokens"] == [b"a", b"\xff"]
+    assert values["tokenizer.ggml.scores"] == [-1.5, 0.25]
+    assert "im_start" in str(values["tokenizer.chat_template"])
+
+
+def _with_bytes(vocabulary: Any) -> Any:
+    """The vocabulary as a copy has it: strings as bytes."""
+
+    def encoded(value: object) -> object:
+        if isinstance(value, list):
+            return [encoded(item) for item in value]
+        return value.encode() if isinstance(value, str) else value
+
+    return replace(vocabulary, values=tuple(replace(meta, value=encoded(meta.value)) for meta in vocabulary.values))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--shape", "huge"], ["'huge'", *SHAPES]),
+        (["--type", "q9"], ["'q9'", *FILE_TYPES]),
+        (["--type", "q4_k_m"], ["q4_k_m", "256", "n_embd=64", "tiny-256"]),
+        (["--set", "n_embed=64"], ["'n_embed'", "n_embd"]),
+        (["--set", "n_layer"], ["'n_layer'", "field=value"]),
+        (["--set", "n_layer=two"], ["n_layer='two'", "whole number"]),
+        (["--set", "tied_embeddings=maybe"], ["'maybe'", "true or false"]),
+        (["--set", "n_layer=0"], ["n_layer=0", "positive"]),
+        (["--set", "n_head=3"], ["n_head=3", "n_head_kv=2"]),
+        (["--set", "head_dim=33"], ["head_dim=33", "even"]),
+        (["--set", "arch=rwkv"], ["'rwkv'", "llama", "qwen3"]),
+        (["--set", "arch=qwen2"], ["n_head * head_dim", "128"]),
+        (["--vocab", "missing.gguf"], ["missing.gguf", "does not exist"]),
+        (["--seed", "-1"], ["seed=-1"]),
+    ],
+)
+def test_command_line_refuses_nonsense_and_says_what_is_allowed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], told: list[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--out", str(tmp_path / "model.gguf"), *arguments])
+    assert stopped.value.code == 2
+    message = capsys.readouterr().err
+    assert [part for part in told if part not in message] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"no model, but longer than a header would be", b"GGUF\3\0\0\0\xff"])
+def test_a_vocabulary_file_that_is_no_gguf_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "vocab.gguf"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"vocab\.gguf"):
+        write_model(tmp_path / "model.gguf", vocab=path)
+
+
+@contextmanager
+def file_size_limit(size_bytes: int) -> Iterator[None]:
+    """No file of this process may grow beyond `size_bytes`: what a full disk looks like."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(("shape", "file_type"), [("tiny", "f32"), ("tiny-256", "q4_k_m")])
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, shape: str, file_type: str) -> None:
+    target = tmp_path / "model.gguf"
+    target.write_bytes(b"the old model")
+    with file_size_limit(100_000):
+        assert main(["--out", str(target), "--shape", shape, "--type", file_type]) == 1
+    assert [(path, path.read_bytes()) for path in tmp_path.iterdir()] == [(target, b"the old model")]
+
+
+def test_command_line_writes_and_says_what(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "new" / "model.gguf"
+    assert main(["--out", str(target), "--type", "Q8_0", "--set", "n_layer=1", "tied_embeddings=false"]) == 0
+    said = capsys.readouterr().out
+    assert "1 layers" in said
+    assert "q8_0 (9 Q8_0, 5 F32)" in said
+    assert {tensor.name for tensor in GGUFReader(target).tensors} >= {"output.weight", "blk.0.attn_q.weight"}
+
+
+def test_shapes_are_checked_in_python_too() -> None:
+    with pytest.raises(ValueError, match="n_ff=-1 must be positive"):
+        Shape(n_ff=-1)
