@@ -1,0 +1,1 @@
+"""The work: sources, render, tokenize, batch forming, generation, transforms and sinks."""

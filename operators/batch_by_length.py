@@ -1,0 +1,91 @@
+"""BatchByLength: rows of about equal prompt length leave together, so that their prefill fills its batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from operators.settings import EngineSettings
+from pipeline.protocols import BaseOperator, Inbox
+from pipeline.records import ROW, Batch, ChunkEnd, Item, require_column
+
+PROMPT_IDS = "prompt_ids"
+MIN_BATCH_ROWS = 64
+
+
+class BatchByLength(BaseOperator):
+    """Sorts rows by prompt length inside a window of `lookahead_rows`, longest first, and hands them on in batches.
+
+    A window is sent off when it is full, when no more rows are waiting (nothing downstream waits for a fuller one) and
+    at a chunk's end. Rows of an earlier chunk go first; a batch holds rows of one chunk. Order decides nothing about
+    the text of a row: `shuffle_window` draws one, to test just that.
+
+    Args:
+        runtime: lookahead_rows, slots and shuffle_window are read.
+    """
+
+    def __init__(self, runtime: EngineSettings) -> None:
+        self._lookahead_rows = runtime.lookahead_rows
+        self._batch_rows = max(runtime.slots, MIN_BATCH_ROWS)
+        seed = runtime.shuffle_window
+        self._shuffle = None if seed is None else np.random.default_rng(seed)
+        self._window: list[Batch] = []
+
+    def plan(self, schema: pa.Schema) -> pa.Schema:
+        """Leaves the columns as they are.
+
+        Raises:
+            SchemaError: there is no `prompt_ids` of type list<int32>.
+        """
+        require_column(schema, PROMPT_IDS, [pa.list_(pa.int32())])
+        return schema
+
+    def run(self, inbox: Inbox) -> Iterator[Item]:
+        """See the class."""
+        while True:
+            item = inbox.poll()
+            if isinstance(item, Batch):
+                yield from self._add(item)
+                continue
+            yield from self._flush()
+            if isinstance(item, ChunkEnd):
+                yield item
+            elif inbox.exhausted:
+                return
+            else:
+                inbox.wait()
+
+    def _add(self, batch: Batch) -> Iterator[Batch]:
+        start = 0
+        while start < batch.num_rows:
+            room = self._lookahead_rows - sum(b.num_rows for b in self._window)
+            part = batch.data.slice(start, room)
+            self._window.append(batch.with_data(part))
+            start += part.num_rows
+            if part.num_rows == room:
+                yield from self._flush()
+
+    def _flush(self) -> Iterator[Batch]:
+        window, self._window = self._window, []
+        for chunk in sorted({b.chunk for b in window}):
+            parts = [b.data for b in window if b.chunk == chunk]
+            rows = parts[0] if len(parts) == 1 else pa.concat_batches(parts)
+            ordered = rows.take(pa.array(self._order(rows)))
+            for start in range(0, ordered.num_rows, self._batch_rows):
+                yield Batch(chunk, ordered.slice(start, self._batch_rows))
+
+    def _order(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
+        if self._shuffle is not None:
+            return self._shuffle.permutation(rows.num_rows)
+        return np.lexsort((rows.column(ROW.name).to_numpy(), -list_lengths(rows.column(PROMPT_IDS))))
+
+
+def list_lengths(column: pa.ListArray) -> npt.NDArray[np.int32]:
+    """int32 [rows]: the length of each list, 0 for null; of a slice those of the slice. Reads the offsets in place."""
+    lengths: npt.NDArray[np.int32] = np.diff(column.offsets.to_numpy())
+    if column.null_count:
+        lengths[column.is_null().to_numpy(zero_copy_only=False)] = 0
+    return lengths

@@ -1,0 +1,207 @@
+"""What a model and a decoder are to the engine. llama.cpp implements them in operators/llama/, the fake in fake.py."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from operators.settings import EngineSettings, ModelSettings
+from pipeline.errors import ConfigError, PipelineError
+from pipeline.protocols import Runtime
+
+TokenIds = npt.NDArray[np.int32]
+Logits = npt.NDArray[np.float32]
+
+
+class DecodeFailed(PipelineError):
+    """The backend refused a batch. `code` is its return code (llama_decode: 1 no KV room, 2 aborted, -1 bad batch)."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class DecoderShape:
+    """The sizes of a decoder.
+
+    Args:
+        slots: sequence ids that may hold rows, 0 to slots - 1.
+        max_sequence_tokens: prompt and completion tokens of one row.
+        n_batch: tokens of one call.
+        n_ubatch: tokens computed at once.
+        per_sequence: each row has its own KV stream; then rows of one call are best consecutive slots with equal counts.
+        deterministic: never let the backend see a lone row, so that a row's logits do not depend on its neighbours.
+    """
+
+    slots: int
+    max_sequence_tokens: int
+    n_batch: int
+    n_ubatch: int
+    per_sequence: bool = True
+    deterministic: bool = True
+
+
+class BatchBuffer:
+    """The tokens of one decode call, filled in place and read by the backend without a copy.
+
+    Attributes:
+        token, pos, seq_id: int32 [capacity]; output: int8 [capacity], 1 where logits are wanted.
+        n_tokens: how many are filled.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.token = np.zeros(capacity, np.int32)
+        self.pos = np.zeros(capacity, np.int32)
+        self.seq_id = np.zeros(capacity, np.int32)
+        self.output = np.zeros(capacity, np.int8)
+        self.n_tokens = 0
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that fit."""
+        return len(self.token)
+
+    def clear(self) -> None:
+        """Empty the batch."""
+        self.n_tokens = 0
+
+    def add_rows(self, tokens: Sequence[int], positions: Sequence[int], slots: Sequence[int]) -> None:
+        """One token for each of several rows, all with logits."""
+        span = self._take(len(tokens))
+        self.token[span] = tokens
+        self.pos[span] = positions
+        self.seq_id[span] = slots
+        self.output[span] = 1
+
+    def add_spans(
+        self, tokens: Sequence[TokenIds], first_positions: Sequence[int], slots: Sequence[int], outputs: Sequence[int]
+    ) -> None:
+        """Consecutive tokens of each of several rows, with logits for the last `outputs` of each."""
+        counts = np.array([len(t) for t in tokens])
+        ends = counts.cumsum()
+        span = self._take(int(ends[-1]))
+        np.concatenate(tokens, out=self.token[span])
+        steps = np.arange(ends[-1], dtype=np.int32)
+        self.pos[span] = steps + np.repeat(np.array(first_positions) - (ends - counts), counts)
+        self.seq_id[span] = np.repeat(slots, counts)
+        self.output[span] = np.repeat(ends - np.array(outputs), counts) <= steps
+
+    def _take(self, count: int) -> slice:
+        end = self.n_tokens + count
+        if end > self.capacity:
+            raise DecodeFailed(-1, f"a batch of {end} tokens is larger than n_batch={self.capacity}")
+        span = slice(self.n_tokens, end)
+        self.n_tokens = end
+        return span
+
+
+class Decoder(Protocol):
+    """A context: KV cache and compute for a fixed number of slots. Used by one thread at a time."""
+
+    shape: DecoderShape
+    n_vocab: int
+    batch: BatchBuffer
+
+    def decode(self) -> Logits:
+        """Run `batch`; float32 [outputs, n_vocab] in batch order, a view that holds until the next call.
+
+        Raises:
+            DecodeFailed: the backend refused the batch.
+        """
+
+    def remove(self, slot: int) -> None:
+        """Forget the row in `slot`."""
+
+    def move(self, source: int, target: int) -> None:
+        """Move the row in slot `source` to the empty slot `target`."""
+
+    def clear(self) -> None:
+        """Forget all rows."""
+
+
+class Model(Protocol):
+    """A loaded model: vocabulary, template and decoders. Tokenizing may run beside decoding."""
+
+    n_vocab: int
+    n_ctx_train: int
+    add_bos: bool
+    bos_token: str
+    eos_token: str
+    chat_template: str | None
+    end_ids: frozenset[int]
+    """The model's end-of-generation tokens."""
+    is_cpu: bool
+    """Whether all layers run on the CPU."""
+
+    def fingerprint(self) -> str:
+        """Names the content of the model: the same weights and vocabulary, the same string."""
+
+    def tokenize(self, texts: Sequence[bytes]) -> tuple[TokenIds, npt.NDArray[np.int32]]:
+        """Ids of all texts end to end, and int32 [len(texts) + 1] offsets. Special tokens in the text are parsed."""
+
+    def pieces(self) -> Sequence[bytes]:
+        """The bytes of every token; empty for control tokens."""
+
+    def lease(self, settings: EngineSettings) -> tuple[Decoder, Callable[[], None]]:
+        """An empty decoder from the pool, and what gives it back."""
+
+
+def max_sequence_tokens(settings: EngineSettings, model: Model) -> int:
+    """How long a row may be: as configured, or 1024, or what the model was trained for if that is less.
+
+    Raises:
+        ConfigError: more was asked for than the model was trained for.
+    """
+    if settings.max_sequence_tokens is None:
+        return min(1024, model.n_ctx_train)
+    if settings.max_sequence_tokens > model.n_ctx_train:
+        raise ConfigError(
+            f"runtime.max_sequence_tokens={settings.max_sequence_tokens} is more than"
+            f" the {model.n_ctx_train} tokens that the model was trained for"
+        )
+    return settings.max_sequence_tokens
+
+
+def load_model(runtime: Runtime, settings: ModelSettings) -> Model:
+    """The model of `settings`: loaded once a process, shared by all nodes and runs."""
+    key = ("model", settings.loader, settings.path, settings.gpu_layers, tuple(sorted(settings.options.items())))
+    return runtime.shared(key, lambda: loader(settings)(settings), close_model)
+
+
+def check_model(settings: ModelSettings) -> str:
+    """Check what can be checked without loading; returns the fingerprint of the model's content.
+
+    Raises:
+        ConfigError: the loader or the model file cannot work.
+    """
+    found = loader(settings)
+    identify: Callable[[ModelSettings], str] = sys.modules[found.__module__].identify
+    return identify(settings)
+
+
+def loader(settings: ModelSettings) -> Callable[[ModelSettings], Model]:
+    """The function that `settings.loader` names.
+
+    Raises:
+        ConfigError: there is no such module or function.
+    """
+    module, _, name = settings.loader.partition(":")
+    try:
+        found: Callable[[ModelSettings], Model] = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"model.loader='{settings.loader}' cannot be imported: {error}") from error
+    return found
+
+
+def close_model(model: Model) -> None:
+    """Free a model that has something to free."""
+    close = getattr(model, "close", None)
+    if close is not None:
+        close()

@@ -1,0 +1,137 @@
+"""One generation in flight: what it is given, how far it is, and how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+from functools import cached_property
+from typing import Protocol
+
+from operators.decoding.model import TokenIds
+from operators.decoding.rng import Uniforms
+from operators.decoding.stops import StopWatcher
+from pipeline.meter import StageMeter
+
+
+class State(Enum):
+    """Where a sequence is. It only ever moves forward."""
+
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    FINISHED = "finished"
+
+
+class FinishReason(StrEnum):
+    """Why a completion ended. Written to `finish_reason`."""
+
+    STOP = "stop"
+    """An end-of-generation token or one of `stop_token_ids`."""
+    STOP_STRING = "stop_string"
+    LENGTH = "length"
+    """`max_tokens` or `max_sequence_tokens` was reached."""
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the tokens of a row are drawn; shared by all rows that have the same."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    max_tokens: int = 256
+    stop_ids: frozenset[int] = frozenset()
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature == 0
+
+    @cached_property
+    def identity(self) -> str:
+        """Every value that can change a text, but for max_tokens, which a row may have less of."""
+        cuts = None if self.greedy else (self.temperature, self.top_k, self.top_p, self.min_p)
+        return repr((sorted(self.stop_ids), cuts))
+
+
+class Owner(Protocol):
+    """Who submitted a sequence: its meter counts the tokens."""
+
+    meter: StageMeter
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A row that is to be completed.
+
+    Args:
+        handle: what the caller finds it again by.
+        prompt: int32 token ids, at least one; a view into the prompt column.
+        params: how to draw.
+        seed: of its random numbers; 63 bits.
+        max_tokens: completion tokens at most, as far as they fit beside the prompt.
+        stops: watches for stop strings, None where there are none.
+    """
+
+    handle: object
+    prompt: TokenIds
+    params: SamplingParams
+    seed: int
+    max_tokens: int
+    stops: StopWatcher | None = None
+    state: State = State.WAITING
+    slot: int = field(default=0, init=False)
+    n_past: int = field(default=0, init=False)
+    """Tokens in the KV cache."""
+    tokens: list[int] = field(default_factory=list, init=False)
+    finish_reason: FinishReason | None = field(default=None, init=False)
+    error: str | None = field(default=None, init=False)
+    """Why the row cannot be completed; then there is no finish reason."""
+    queued_at: float = field(default=0.0, init=False)
+    admitted_at: float = field(default=0.0, init=False)
+    first_token_at: float = field(default=0.0, init=False)
+    finished_at: float = field(default=0.0, init=False)
+    owner: Owner | None = field(default=None, init=False)
+    """Who submitted it."""
+    key: bytes = field(default=b"", init=False)
+    """Content key under which its completion is stored."""
+    _uniforms: Uniforms | None = field(default=None, init=False)
+
+    @property
+    def reserved_tokens(self) -> int:
+        """KV cells that it can need at most."""
+        return len(self.prompt) + self.max_tokens
+
+    @property
+    def prompt_left(self) -> int:
+        """Prompt tokens that are not in the KV cache yet."""
+        return len(self.prompt) - self.n_past
+
+    @property
+    def next_token(self) -> int:
+        """The token that its next decode step feeds."""
+        return self.tokens[-1] if self.tokens else int(self.prompt[self.n_past])
+
+    @property
+    def uniforms(self) -> Uniforms:
+        """Its random numbers."""
+        if self._uniforms is None:
+            self._uniforms = Uniforms(self.seed)
+        return self._uniforms
+
+    def append(self, token: int) -> None:
+        """Take a drawn token; sets the finish reason when it is the last one."""
+        meter = self.owner.meter if self.owner is not None else None
+        if meter is not None and not self.tokens:
+            meter.tokens_in += len(self.prompt)
+        if token in self.params.stop_ids:
+            self.finish_reason = FinishReason.STOP
+            return
+        self.tokens.append(token)
+        if meter is not None:
+            meter.tokens_out += 1
+        if self.stops is not None and self.stops.feed(token):
+            self.finish_reason = FinishReason.STOP_STRING
+        elif len(self.tokens) >= self.max_tokens:
+            self.finish_reason = FinishReason.LENGTH

@@ -1,0 +1,68 @@
+"""What Generate nodes of a run share: the engine of a device and the completion store."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from operators.decoding.engine import STEPS_SCHEMA, Engine, Strategy
+from operators.decoding.model import Model
+from operators.decoding.sampler import Sampler
+from operators.decoding.scheduler import Scheduler
+from operators.settings import DecodeSettings, EngineSettings, StoreSettings, not_in_data
+from operators.store import CompletionStore
+from pipeline.errors import ConfigError
+from pipeline.protocols import Runtime
+
+
+def strategy_class(settings: DecodeSettings) -> Callable[..., Strategy]:
+    """The class that `decode.strategy` names.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    module, _, name = settings.strategy.partition(":")
+    try:
+        found: Callable[..., Strategy] = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"decode.strategy='{settings.strategy}' cannot be imported: {error}") from error
+    return found
+
+
+def shared_engine(runtime: Runtime, model: Model, settings: EngineSettings, decode: DecodeSettings) -> Engine:
+    """The engine for `model` with these settings: made by the first node that asks, ended with the run."""
+
+    def make() -> tuple[Engine, Callable[[], None]]:
+        decoder, give_back = model.lease(settings)
+        scheduler = Scheduler(decoder.shape, decoder.move, settings.refill)
+        strategy = strategy_class(decode)(decoder, Sampler())
+        meters = (runtime.part("decode"), runtime.part("sample"))
+        engine = Engine(decoder, scheduler, strategy, runtime.table("steps", STEPS_SCHEMA), meters)
+        runtime.totals(lambda: engine.totals)
+        runtime.status(engine.active_slots)
+        return engine, give_back
+
+    def close(made: tuple[Engine, Callable[[], None]]) -> None:
+        engine, give_back = made
+        engine.close()
+        give_back()
+
+    key = ("engine", model.fingerprint(), repr(settings), repr(decode))
+    return runtime.resource(key, make, close)[0]
+
+
+def shared_store(runtime: Runtime, settings: StoreSettings) -> CompletionStore | None:
+    """The store of finished completions, None where it is switched off."""
+    if not settings.enabled:
+        return None
+    path = Path(settings.path).expanduser() if settings.path else runtime.output_dir / "completions.sqlite"
+    key = ("store", str(path))
+    return runtime.resource(key, lambda: CompletionStore(path, settings.sync), CompletionStore.close)
+
+
+def arithmetic(settings: EngineSettings, threads: int) -> dict[str, object]:
+    """What of the engine can change a bit of a row's logits: all settings but those that only change the speed."""
+    kept = {k: v for k, v in asdict(settings).items() if k not in not_in_data(EngineSettings)}
+    return {**kept, "threads": threads}

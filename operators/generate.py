@@ -1,0 +1,235 @@
+"""Generate: completes prompts on the engine of its device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import pyarrow as pa
+
+from operators.completions import FIELDS, IDS_FIELD, Completion, OpenChunks, to_batches
+from operators.decoding.engine import Client
+from operators.decoding.model import check_model, load_model, max_sequence_tokens
+from operators.decoding.sequence import Sequence as Row
+from operators.engines import arithmetic, shared_engine, shared_store, strategy_class
+from operators.requests import Place, Refused, Requests, completion_text, key_parameters
+from operators.settings import (
+    DecodeSettings,
+    EngineSettings,
+    ModelSettings,
+    SamplingSettings,
+    StoreSettings,
+    usable_cores,
+)
+from operators.store import CompletionKeys, StoredCompletion
+from operators.tokens import PROMPT_IDS
+from pipeline.errors import Cancelled
+from pipeline.protocols import Inbox, Runtime
+from pipeline.records import Batch, ChunkEnd, Item, Rejects, add_columns, require_column
+
+ROWS_SCHEMA = pa.schema(
+    [
+        pa.field("node", pa.string()),
+        pa.field("row", pa.int64()),
+        pa.field("prompt_tokens", pa.int32()),
+        pa.field("completion_tokens", pa.int32()),
+        pa.field("queued_s", pa.float64()),
+        pa.field("prefill_s", pa.float64()),
+        pa.field("decode_s", pa.float64()),
+        pa.field("from_store", pa.bool_()),
+    ]
+)
+SEED = "seed"
+_PER_ROW_TYPES = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.bool_(), pa.null())
+
+
+class Generate:
+    """Completes the prompts of its input.
+
+    Adds `completion`, `finish_reason` (stop, stop_string, length), `prompt_token_count`, `completion_token_count`, `seed`
+    and, on request, `completion_ids`. Rows leave in the order in which they finish. A prompt that is empty or leaves no
+    room for a completion is rejected with the numbers.
+
+    Args:
+        model, sampling, decode, runtime, store: the config groups of those names.
+        seed: the job's seed; each row's own is derived from it.
+        id_column: column that identifies a row to its random numbers, instead of its position.
+        completion_ids: whether to keep the token ids.
+        as_: prefix of the new columns (`as` in a job file), for a second Generate in a graph.
+    """
+
+    parts = ("decode", "sample")
+
+    def __init__(
+        self,
+        model: ModelSettings,
+        sampling: SamplingSettings,
+        decode: DecodeSettings,
+        runtime: EngineSettings,
+        store: StoreSettings,
+        seed: int = 0,
+        id_column: str | None = None,
+        completion_ids: bool = False,
+        as_: str | None = None,
+    ) -> None:
+        self._model_settings = model
+        self._sampling = sampling
+        self._decode = decode
+        self._engine_settings = runtime
+        self._store_settings = store
+        self._seed = seed
+        self._id_column = id_column
+        self._keep_ids = completion_ids
+        self._prefix = f"{as_}_" if as_ else ""
+        self._threads = runtime.threads or usable_cores()
+
+    def plan(self, schema: pa.Schema) -> pa.Schema:
+        """Adds the columns of the completion."""
+        check_model(self._model_settings)
+        strategy_class(self._decode)
+        require_column(schema, PROMPT_IDS.name, [PROMPT_IDS.type])
+        if self._id_column is not None:
+            require_column(schema, self._id_column)
+        for name in self._sampling.per_row:
+            require_column(schema, name, _PER_ROW_TYPES)
+        fields = [*FIELDS, IDS_FIELD] if self._keep_ids else FIELDS
+        added = [f.with_name(self._prefix + f.name) for f in fields]
+        # A seed that comes from the input's `seed` column is the seed that is recorded: one column, not a collision.
+        own = {SEED} & {f.name for f in added} & set(self._sampling.per_row)
+        self._kept = [name for name in schema.names if name not in own]
+        self._schema = add_columns(pa.schema([schema.field(name) for name in self._kept]), *added)
+        return self._schema
+
+    def fingerprint(self) -> dict[str, Any]:
+        """The model's content, and the thread count: it can change the last bits of the arithmetic."""
+        return {"model": check_model(self._model_settings), "threads": self._threads}
+
+    def open(self, runtime: Runtime) -> None:
+        """Load the model and take a context, if no other node has."""
+        self._runtime = runtime
+        model = load_model(runtime, self._model_settings)
+        room = max_sequence_tokens(self._engine_settings, model)
+        self._pieces = model.pieces()
+        self._requests = Requests(self._sampling, model, room, self._seed, runtime.node, self._id_column)
+        self._engine = shared_engine(runtime, model, self._engine_settings, self._decode)
+        self._store = shared_store(runtime, self._store_settings)
+        how = arithmetic(self._engine_settings, self._threads)
+        self._keys = CompletionKeys(model.fingerprint(), asdict(self._decode), how)
+        self._rows = runtime.table("rows", ROWS_SCHEMA)
+        self._from_store = 0
+        runtime.totals(lambda: {f"{runtime.node}/from_store": float(self._from_store)})
+
+    def run(self, inbox: Inbox) -> Iterator[Item]:
+        """Keep the engine fed, and pass on what it finishes."""
+        capacity = self._engine_settings.slots + self._engine_settings.lookahead_rows
+        client = self._engine.connect(self._runtime.meter, self._runtime.depth, capacity, inbox.wake)
+        chunks = OpenChunks()
+        try:
+            while True:
+                yield from self._take(inbox, client, chunks)
+                yield from self._leave(self._finish(client.collect()), chunks)
+                if inbox.exhausted:
+                    client.end()
+                    if chunks.empty:
+                        return
+                self._wait(inbox, client, chunks)
+        except Cancelled:
+            self._finish(client.leave())
+            raise
+        finally:
+            client.leave()
+
+    def close(self) -> None:
+        """The engine and the store are closed with the run."""
+
+    def _wants_rows(self, client: Client) -> bool:
+        # What waits here is memory; what waits in the inbox is backpressure.
+        return client.waiting < self._engine_settings.lookahead_rows
+
+    def _take(self, inbox: Inbox, client: Client, chunks: OpenChunks) -> Iterator[Item]:
+        while self._wants_rows(client) and (item := inbox.poll()) is not None:
+            if isinstance(item, ChunkEnd):
+                chunks.end(item)
+            elif isinstance(item, Batch):
+                yield from self._submit(item, client, chunks)
+
+    def _submit(self, batch: Batch, client: Client, chunks: OpenChunks) -> Iterator[Item]:
+        """Give the rows of `batch` to the engine; pass on those that are refused or known already."""
+        made = self._requests.sequences(batch)
+        refused = [r for r in made if isinstance(r, Refused)]
+        if refused:
+            yield batch.reject([r.index for r in refused], [r.reason for r in refused])
+        rows = [r for r in made if isinstance(r, Row)]
+        known = self._known(rows)
+        chunks.begin(batch.chunk, len(rows))
+        client.submit([row for row in rows if row.key not in known])
+        found = [row for row in rows if row.key in known]
+        self._from_store += len(found)
+        yield from self._leave([self._recall(row, known[row.key]) for row in found], chunks)
+        self._note(found, from_store=True)
+
+    def _known(self, rows: Sequence[Row]) -> dict[bytes, StoredCompletion]:
+        if self._store is None:
+            return {}
+        for row in rows:
+            row.key = self._keys.key(key_parameters(row), row.prompt)
+        return self._store.find([row.key for row in rows])
+
+    def _recall(self, row: Row, stored: StoredCompletion) -> Completion:
+        row.tokens = list(stored.ids)
+        return Completion(_place(row), stored.ids, stored.text, stored.finish_reason, len(row.prompt), row.seed)
+
+    def _finish(self, rows: Sequence[Row]) -> list[Completion | Rejects]:
+        """What has become of rows that the engine gave back; journaled before anything else is done with it."""
+        done = [self._outcome(row) for row in rows]
+        if self._store is not None:
+            made = ((row.key, c) for row, c in zip(rows, done, strict=True) if isinstance(c, Completion))
+            self._store.put({key: StoredCompletion(c.ids, c.text, c.finish_reason) for key, c in made})
+        self._note(rows, from_store=False)
+        return done
+
+    def _outcome(self, row: Row) -> Completion | Rejects:
+        place = _place(row)
+        if row.finish_reason is None:
+            return place.batch.reject([place.index], row.error or "it was not finished")
+        text = completion_text(row, self._pieces)
+        return Completion(place, row.tokens, text, row.finish_reason.value, len(row.prompt), row.seed)
+
+    def _leave(self, done: Sequence[Completion | Rejects], chunks: OpenChunks) -> Iterator[Item]:
+        """Send rows on, and the ends of chunks that have none left."""
+        yield from (item for item in done if isinstance(item, Rejects))
+        completions: Iterable[Completion] = (item for item in done if isinstance(item, Completion))
+        yield from to_batches(completions, self._kept, self._schema, keep_ids=self._keep_ids)
+        for item in done:
+            chunks.done(item.chunk if isinstance(item, Rejects) else item.place.batch.chunk, 1)
+        yield from chunks.ready()
+
+    def _wait(self, inbox: Inbox, client: Client, chunks: OpenChunks) -> None:
+        # With a timeout, because what is finished is to be durable within a second, also when nothing else happens.
+        timeout_s = 1.0 if self._store is not None and not chunks.empty else None
+        inbox.wait(idle=chunks.empty, for_items=self._wants_rows(client), timeout_s=timeout_s)
+        if self._store is not None:
+            self._store.flush_due()
+
+    def _note(self, rows: Sequence[Row], *, from_store: bool) -> None:
+        if not rows:
+            return
+        firsts = [row.first_token_at or row.finished_at for row in rows]
+        columns = (
+            [self._runtime.node] * len(rows),
+            [_place(row).row for row in rows],
+            [len(row.prompt) for row in rows],
+            [len(row.tokens) for row in rows],
+            [row.admitted_at - row.queued_at for row in rows],
+            [first - row.admitted_at for row, first in zip(rows, firsts, strict=True)],
+            [row.finished_at - first for row, first in zip(rows, firsts, strict=True)],
+            [from_store] * len(rows),
+        )
+        self._rows.extend(columns)
+
+
+def _place(row: Row) -> Place:
+    if not isinstance(row.handle, Place):
+        raise TypeError(f"a row of another node came back: {row.handle!r}")
+    return row.handle

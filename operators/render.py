@@ -1,0 +1,260 @@
+"""Render: rows to the exact text that the model is given."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import jinja2
+import pyarrow as pa
+
+from operators.decoding.model import load_model
+from operators.settings import DataSettings, ModelSettings
+from operators.templates import Template
+from pipeline.errors import ConfigError, InputError, SchemaError
+from pipeline.protocols import BaseOperator, Runtime
+from pipeline.records import Batch, Output, add_columns, require_column
+
+PROMPT_TEXT = pa.field("prompt_text", pa.string())
+SPECIAL = ("bos_token", "eos_token")
+PROBE: tuple[Mapping[str, str], ...] = ({"role": "user", "content": "x"},)
+
+
+class ChatModel(Protocol):
+    """What Render needs of a model."""
+
+    chat_template: str | None
+    bos_token: str
+    eos_token: str
+    add_bos: bool
+
+
+class Render(BaseOperator):
+    """Adds `prompt_text` (string).
+
+    With `template` or `template_file` it is that Jinja template over the row's columns (and `bos_token`, `eos_token`).
+    Else it is the model's chat template over `data.messages_column`, or over one user message from
+    `data.prompt_column`, after `model.system` where a conversation has no system message. A model without a chat
+    template is given the prompt column as it is. A row that cannot be rendered (a null, an empty conversation,
+    `raise_exception`) is a reject.
+
+    BOS never twice: where the tokenizer puts a BOS first (`add_bos`) and the text begins with the BOS token's text,
+    that is taken off here.
+
+    Args:
+        model: its chat template, unless `model.chat_template` names a file; its special tokens.
+        data: which columns hold prompts.
+        template, template_file: a template over the columns, as text or as a file; at most one.
+        date: ISO date that a chat template gets when it asks for today's. None: it is told that there is none.
+    """
+
+    def __init__(
+        self,
+        model: ModelSettings,
+        data: DataSettings,
+        template: str | None = None,
+        template_file: str | None = None,
+        date: str | None = None,
+    ) -> None:
+        if template is not None and template_file is not None:
+            raise ConfigError("both template and template_file are set; keep one")
+        self._model = model
+        self._data = data
+        self._source = template
+        self._file = template_file
+        self._date = _parse_date(date)
+
+    def plan(self, schema: pa.Schema) -> pa.Schema:
+        """Adds `prompt_text`.
+
+        Raises:
+            SchemaError: a column that the template or `data` names is missing or of another type.
+            ConfigError: a template does not compile.
+            InputError: a template file cannot be read.
+        """
+        self._row_template = self._user_template()
+        self._chat = self._chat_file()
+        if self._row_template is not None:
+            self._columns = _used_columns(self._row_template, schema)
+        elif self._data.messages_column is not None:
+            _require_messages(schema, self._data.messages_column)
+            self._columns = [self._data.messages_column]
+        else:
+            self._columns = [_require_prompt(schema, self._data.prompt_column)]
+        self._schema = add_columns(schema, PROMPT_TEXT)
+        return self._schema
+
+    def fingerprint(self) -> dict[str, Any]:
+        """The content of the template files."""
+        files = {"template_file": self._file, "chat_template": self._model.chat_template}
+        texts = {key: _read(path, key) for key, path in files.items() if path is not None}
+        return {key: hashlib.sha256(text.encode()).hexdigest() for key, text in texts.items()}
+
+    def open(self, runtime: Runtime) -> None:
+        """Take the model's chat template and special tokens.
+
+        Raises:
+            ConfigError: there is no chat template and one is needed, or it does not compile or cannot work.
+        """
+        model: ChatModel = load_model(runtime, self._model)
+        self._special = {"bos_token": model.bos_token, "eos_token": model.eos_token}
+        self._bos = model.bos_token if model.add_bos else ""
+        if self._row_template is not None:
+            self._text: Callable[[tuple[Any, ...]], str] = self._from_columns
+            return
+        if self._chat is None and model.chat_template is not None:
+            self._chat = Template(model.chat_template, "the model's chat template", strict=False, date=self._date)
+        if self._chat is not None:
+            _probe(self._chat, self._chat_values(PROBE))
+            self._text = self._from_chat
+        else:
+            self._text = self._raw(runtime)
+
+    def process(self, batch: Batch) -> Iterable[Output]:
+        """Render each row."""
+        columns = [batch.data.column(name).to_pylist() for name in self._columns]
+        texts: list[str] = []
+        failed: dict[int, str] = {}
+        for i, values in enumerate(zip(*columns, strict=True) if columns else [()] * batch.num_rows):
+            try:
+                texts.append(self._text(values).removeprefix(self._bos))
+            except jinja2.TemplateError as error:
+                failed[i] = f"template: {error.message}"
+            except Exception as error:  # whatever an expression of the template makes of this row's values
+                failed[i] = f"template: {type(error).__name__}: {error}"
+        yield from self._outputs(batch, texts, failed)
+
+    def _outputs(self, batch: Batch, texts: list[str], failed: Mapping[int, str]) -> Iterator[Output]:
+        data = batch.data
+        if failed:
+            yield batch.reject(list(failed), list(failed.values()))
+            data = data.take(pa.array((i for i in range(batch.num_rows) if i not in failed), pa.int64()))
+        if texts:
+            column = pa.array(texts, pa.string())
+            yield batch.with_data(pa.record_batch([*data.columns, column], schema=self._schema))
+
+    def _from_columns(self, values: tuple[Any, ...]) -> str:
+        if self._row_template is None:
+            raise ConfigError("there is no template over the columns")
+        return self._row_template.render({**self._special, **dict(zip(self._columns, values, strict=True))})
+
+    def _from_chat(self, values: tuple[Any, ...]) -> str:
+        if self._chat is None:
+            raise ConfigError("there is no chat template")
+        return self._chat.render(self._chat_values(self._messages(values[0])))
+
+    def _chat_values(self, messages: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+        return {"messages": list(messages), "add_generation_prompt": True, **self._special}
+
+    def _messages(self, value: Any) -> list[dict[str, Any]]:
+        column = self._columns[0]
+        if value is None:
+            raise jinja2.TemplateError(f"column '{column}' is null")
+        messages = [{"role": "user", "content": value}] if isinstance(value, str) else _checked(value, column)
+        if self._model.system is not None and messages[0]["role"] != "system":
+            messages.insert(0, {"role": "system", "content": self._model.system})
+        return messages
+
+    def _raw(self, runtime: Runtime) -> Callable[[tuple[Any, ...]], str]:
+        for what, value in (("data.messages_column", self._data.messages_column), ("model.system", self._model.system)):
+            if value is not None:
+                raise ConfigError(
+                    f"{what}={value!r} needs a chat template and the model has none; name a file with"
+                    " model.chat_template=, or write a template over the columns"
+                )
+        column = self._columns[0]
+        runtime.log.info("the model has no chat template: '%s' is given to it as it is", column)
+
+        def text(values: tuple[Any, ...]) -> str:
+            if values[0] is None:
+                raise jinja2.TemplateError(f"column '{column}' is null")
+            return str(values[0])
+
+        return text
+
+    def _user_template(self) -> Template | None:
+        if self._file is not None:
+            return Template(_read(self._file, "template_file"), f"template_file {self._file}", strict=True)
+        return None if self._source is None else Template(self._source, "template", strict=True)
+
+    def _chat_file(self) -> Template | None:
+        path = self._model.chat_template
+        if path is None:
+            return None
+        source = _read(path, "model.chat_template")
+        return Template(source, f"model.chat_template {path}", strict=False, date=self._date)
+
+
+def _used_columns(template: Template, schema: pa.Schema) -> list[str]:
+    unknown = sorted(template.unknown - set(schema.names) - set(SPECIAL))
+    if unknown:
+        raise SchemaError(f"{template.name} uses '{unknown[0]}'; the columns are {', '.join(schema.names)}")
+    return [name for name in schema.names if name in template.unknown]
+
+
+def _require_prompt(schema: pa.Schema, name: str) -> str:
+    if name not in schema.names:
+        raise SchemaError(
+            f"there is no column '{name}'; the columns are {', '.join(schema.names)}:"
+            " name the one that holds the prompt with data.prompt_column=, or write a template"
+        )
+    require_column(schema, name, [pa.string()])
+    return name
+
+
+def _require_messages(schema: pa.Schema, name: str) -> None:
+    wanted = "list<struct<role: string, content: string>>"
+    if name not in schema.names:
+        raise SchemaError(f"data.messages_column={name} is no column; the input has {', '.join(schema.names)}")
+    kind = schema.field(name).type
+    message = kind.value_type if pa.types.is_list(kind) else None
+    if message is None or not pa.types.is_struct(message):
+        raise SchemaError(f"column '{name}' has type {kind}; messages are {wanted}")
+    found = {f.name: f.type for f in message}
+    if found.get("role") != pa.string() or "content" not in found:
+        raise SchemaError(f"column '{name}' has type {kind}; messages are {wanted}")
+
+
+def _checked(messages: list[dict[str, Any] | None], column: str) -> list[dict[str, Any]]:
+    """The messages without the keys that other rows' messages have."""
+    given = [{k: v for k, v in (m or {}).items() if v is not None} for m in messages]
+    if not given:
+        raise jinja2.TemplateError(f"column '{column}' has no messages")
+    for i, message in enumerate(given):
+        lacks = [key for key in ("role", "content") if key not in message]
+        if lacks and not (lacks == ["content"] and "tool_calls" in message):
+            raise jinja2.TemplateError(f"message {i} of column '{column}' has no {lacks[0]}")
+    return given
+
+
+def _probe(template: Template, values: dict[str, Any]) -> None:
+    """Refuse a chat template that cannot work with any row, before rows are read."""
+    try:
+        template.render(values)
+    except jinja2.UndefinedError as error:
+        if "strftime_now" in str(error):
+            raise ConfigError(
+                f"{template.name} asks for today's date, which would make every run another one;"
+                " fix a date with nodes.render.op.date=2026-01-31"
+            ) from error
+    except Exception:  # it may refuse this conversation and take others (one with a system message, say)
+        return
+
+
+def _parse_date(date: str | None) -> datetime.date | None:
+    try:
+        return None if date is None else datetime.date.fromisoformat(date)
+    except ValueError as error:
+        raise ConfigError(f"date={date!r} is no date; write it as 2026-01-31") from error
+
+
+def _read(path: str, key: str) -> str:
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{key}={path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{key}={path} is not a text file in UTF-8") from error

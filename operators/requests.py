@@ -1,0 +1,174 @@
+"""From rows to sequences: the sampling values of each row, its seed, and what cannot be generated at all."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from operators.decoding.model import Model, TokenIds
+from operators.decoding.sequence import SamplingParams, Sequence
+from operators.decoding.stops import StopWatcher
+from operators.settings import SamplingSettings, sampling_rules
+from operators.tokens import PROMPT_IDS, list_views
+from pipeline.records import LINEAGE, ROW, Batch
+
+SEED_BITS = 63
+
+
+@dataclass(slots=True)  # not frozen: one is made for every row, and freezing doubles the cost
+class Place:
+    """Where a row stands: row `index` of `batch`, number `row` of the source."""
+
+    batch: Batch
+    index: int
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A row that cannot be generated, and why."""
+
+    index: int
+    reason: str
+
+
+class Requests:
+    """Makes the sequences of a Generate node.
+
+    Args:
+        sampling: the job's values; the columns of `per_row` override them.
+        model: gives the end-of-generation tokens and the bytes of tokens.
+        max_sequence_tokens: prompt and completion tokens of a row at most.
+        seed: the job's seed.
+        node: the node's name; two nodes draw different numbers for the same row.
+        id_column: whose value seeds the row, instead of its position.
+    """
+
+    def __init__(
+        self,
+        sampling: SamplingSettings,
+        model: Model,
+        max_sequence_tokens: int,
+        seed: int,
+        node: str,
+        id_column: str | None,
+    ) -> None:
+        self._sampling = sampling
+        self._room = max_sequence_tokens
+        self._base = np.uint64(hash_of(f"{seed}|{node}"))
+        self._id_column = id_column
+        self._ends = model.end_ids
+        self._pieces = model.pieces()
+        self._stops = [stop.encode() for stop in sampling.stop]
+        self._params: dict[tuple[object, ...], SamplingParams | str] = {}
+        self._plain = self._make_params({})
+
+    def sequences(self, batch: Batch) -> list[Sequence | Refused]:
+        """A sequence for each row of `batch`, or why there can be none."""
+        prompts = list_views(batch.data.column(PROMPT_IDS.name))
+        overrides = [batch.data.column(name).to_pylist() for name in self._sampling.per_row]
+        each = zip(*overrides, strict=True) if overrides else iter([()] * len(prompts))
+        numbers = batch.data.column(ROW.name).to_pylist()
+        places = [Place(batch, i, number) for i, number in enumerate(numbers)]
+        return list(map(self._sequence, places, prompts, each, self._seeds(batch.data)))
+
+    def _sequence(self, place: Place, prompt: TokenIds, values: tuple[Any, ...], seed: int) -> Sequence | Refused:
+        params = self._params_of(values)
+        room = self._room - len(prompt)
+        if isinstance(params, str):
+            return Refused(place.index, params)
+        if not len(prompt):
+            return Refused(place.index, "the prompt is empty; the model needs at least one token")
+        if room < 1:
+            return Refused(
+                place.index,
+                f"the prompt has {len(prompt)} tokens and leaves no room for a completion:"
+                f" runtime.max_sequence_tokens is {self._room}",
+            )
+        stops = StopWatcher(self._stops, self._pieces) if self._stops else None
+        return Sequence(place, prompt, params, seed, min(params.max_tokens, room), stops)
+
+    def _params_of(self, values: tuple[Any, ...]) -> SamplingParams | str:
+        """The parameters under these overrides, or why they cannot work; remembered, since few differ."""
+        if not values:
+            return self._plain
+        named = dict(zip(self._sampling.per_row, values, strict=True))
+        named.pop("seed", None)
+        key = tuple(named.values())
+        if key not in self._params:
+            self._params[key] = self._make_params({k: v for k, v in named.items() if v is not None})
+            if len(self._params) > 10_000:
+                self._params = {key: self._params[key]}
+        return self._params[key]
+
+    def _make_params(self, overrides: dict[str, Any]) -> SamplingParams | str:
+        values = vars(self._sampling) | overrides
+        try:
+            broken = [(k, text) for k, (holds, text) in sampling_rules(values).items() if not holds]
+        except TypeError:
+            broken = [(k, "a number") for k, v in overrides.items() if not isinstance(v, int | float)]
+        if broken:
+            name, allowed = broken[0]
+            return f"column '{name}' has {values[name]!r}; allowed: {allowed}"
+        ends = frozenset(values["stop_token_ids"]) | (frozenset() if values["ignore_eos"] else self._ends)
+        params = SamplingParams(
+            float(values["temperature"]),
+            int(values["top_k"]),
+            float(values["top_p"]),
+            float(values["min_p"]),
+            int(values["max_tokens"]),
+            ends,
+        )
+        # All greedy rows are alike, so that they share parameters, content keys and the fast path.
+        return replace(params, top_k=0, top_p=1.0, min_p=0.0) if params.greedy else params
+
+    def _seeds(self, data: pa.RecordBatch) -> list[int]:
+        """The seed of each row: the one its `seed` column gives, else a hash of job seed, node, id and lineage."""
+        seeds = mix(self._identities(data) ^ self._base)
+        if LINEAGE.name in data.schema.names:
+            for i, lineage in enumerate(data.column(LINEAGE.name).to_pylist()):
+                for number in lineage or ():
+                    seeds[i : i + 1] = mix(seeds[i : i + 1] + np.uint64(number + 1))
+        made: list[int] = (seeds >> np.uint64(1)).tolist()
+        if "seed" in self._sampling.per_row:
+            given = data.column("seed").to_pylist()
+            return [m if g is None else int(g) & (2**SEED_BITS - 1) for m, g in zip(made, given, strict=True)]
+        return made
+
+    def _identities(self, data: pa.RecordBatch) -> npt.NDArray[np.uint64]:
+        if self._id_column is None:
+            return np.asarray(data.column(ROW.name)).astype(np.uint64)
+        return np.array([hash_of(str(i)) for i in data.column(self._id_column).to_pylist()], np.uint64)
+
+
+def hash_of(text: str) -> int:
+    """64 bits of a text, the same on every machine."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """A bijection of uint64 in which every bit depends on every bit: the finaliser of SplitMix64 (Steele et al. 2014)."""
+    values = values + np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: npt.NDArray[np.uint64] = values ^ (values >> np.uint64(31))
+    return mixed
+
+
+def key_parameters(row: Sequence) -> bytes:
+    """Every value of the row, besides its prompt, that can change its text; the seed only where numbers are drawn."""
+    stops = None if row.stops is None else row.stops.stops
+    return repr((row.max_tokens, row.params.identity, stops, None if row.params.greedy else row.seed)).encode()
+
+
+def completion_text(row: Sequence, pieces: Seq[bytes]) -> str:
+    """The text of a finished row: the bytes of its tokens, up to a stop string; bytes that are no UTF-8 become U+FFFD."""
+    if row.stops is not None:
+        return bytes(row.stops.text[: row.stops.cut]).decode("utf-8", "replace")
+    return b"".join([pieces[t] for t in row.tokens]).decode("utf-8", "replace")

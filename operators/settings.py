@@ -1,0 +1,228 @@
+"""The config groups that operators read, as typed dataclasses with value checks.
+
+Hydra composes them from conf/; `__post_init__` runs when the composed config becomes objects, so a value that cannot
+work is refused before anything is loaded. A field whose metadata says `fingerprint: False` may change between two
+attempts of one run, because it cannot change a byte of data/.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from pipeline.errors import ConfigError
+
+NOT_IN_DATA: Mapping[str, Any] = {"fingerprint": False}
+KV_LAYOUTS = ("per_sequence", "unified")
+DATA_FORMATS = ("auto", "parquet", "jsonl", "csv", "arrow")
+PER_ROW_KEYS = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "ignore_eos")
+
+
+def check(holds: bool, key: str, value: object, allowed: str) -> None:
+    """Raise ConfigError, naming `key`, its `value` and what is `allowed`, unless the condition `holds`."""
+    if not holds:
+        raise ConfigError(f"{key}={value!r} cannot work: {allowed}")
+
+
+def not_in_data(settings: type) -> set[str]:
+    """The fields of a settings class that cannot change a byte of data/."""
+    return {f.name for f in fields(settings) if f.metadata.get("fingerprint") is False}
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@dataclass
+class DataSettings:
+    """Where prompts come from (`data`).
+
+    Args:
+        path: a file, a directory or a glob.
+        format: parquet, jsonl, csv or arrow; auto goes by the file's extension.
+        prompt_column: column with the text of the prompt.
+        messages_column: column with a list of {role, content}, instead of a prompt column.
+        id_column: column whose value, rather than the row's position, seeds the row's random numbers.
+        schema: column name to type (int64, double, string, bool, list<string> ...), instead of reading it off the data.
+        limit: rows to read at most.
+    """
+
+    path: str | None = None
+    format: str = "auto"
+    prompt_column: str = "prompt"
+    messages_column: str | None = None
+    id_column: str | None = None
+    schema: dict[str, str] | None = None
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        check(self.format in DATA_FORMATS, "data.format", self.format, f"it is one of {', '.join(DATA_FORMATS)}")
+        check(self.limit is None or self.limit >= 1, "data.limit", self.limit, "it is 1 or more, or null for all rows")
+
+
+@dataclass
+class ModelSettings:
+    """Which model (`model`).
+
+    Args:
+        loader: `module:function` that makes the Model from these settings.
+        path: the GGUF file.
+        chat_template: a Jinja template file instead of the one in the GGUF.
+        system: system prompt that is put before every conversation that has none.
+        gpu_layers: layers to compute on the GPU: 0 for none, 999 for all.
+        options: further keyword arguments for the loader.
+    """
+
+    loader: str = "operators.llama.model:load"
+    path: str | None = None
+    chat_template: str | None = None
+    system: str | None = None
+    gpu_layers: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check(self.gpu_layers >= 0, "model.gpu_layers", self.gpu_layers, "0 (CPU) or more; 999 is all layers")
+
+
+@dataclass
+class SamplingSettings:
+    """How tokens are drawn (`sampling`). Order of the steps as in llama.cpp: top_k, top_p, min_p, temperature.
+
+    Args:
+        temperature: 0 takes the most likely token (greedy).
+        top_k: keep the k most likely tokens; 0 keeps all.
+        top_p: keep the smallest set of tokens whose probabilities reach top_p; 1 keeps all.
+        min_p: keep tokens with at least min_p times the probability of the most likely one; 0 keeps all.
+        max_tokens: completion tokens at most.
+        stop: strings that end a completion; they are not part of it.
+        stop_token_ids: tokens that end a completion, besides the model's own end-of-generation tokens.
+        ignore_eos: do not stop at the model's end-of-generation tokens.
+        per_row: names of columns that override the setting of the same name for their row (null: no override).
+    """
+
+    temperature: float = 0.0
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    max_tokens: int = 256
+    stop: list[str] = field(default_factory=list)
+    stop_token_ids: list[int] = field(default_factory=list)
+    ignore_eos: bool = False
+    per_row: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for key, (holds, allowed) in sampling_rules(vars(self)).items():
+            check(holds, f"sampling.{key}", getattr(self, key), allowed)
+        check(all(self.stop), "sampling.stop", self.stop, "a stop string has at least one character")
+        unknown = [k for k in self.per_row if k not in PER_ROW_KEYS]
+        check(not unknown, "sampling.per_row", unknown, f"a row can override {', '.join(PER_ROW_KEYS)}")
+
+
+def sampling_rules(values: Mapping[str, Any]) -> dict[str, tuple[bool, str]]:
+    """For each numeric sampling key whether its value can work, and the range that can."""
+    return {
+        "temperature": (0 <= values["temperature"] <= 100, "0 (greedy) to 100"),
+        "top_k": (values["top_k"] >= 0, "0 (off) or more"),
+        "top_p": (0 < values["top_p"] <= 1, "above 0, up to 1 (off)"),
+        "min_p": (0 <= values["min_p"] < 1, "0 (off) up to, not including, 1"),
+        "max_tokens": (values["max_tokens"] >= 1, "1 or more"),
+    }
+
+
+@dataclass
+class DecodeSettings:
+    """How a completion is made from the model (`decode`). `strategy` is a class, as `module:Class`."""
+
+    strategy: str = "operators.decoding.autoregressive:Autoregressive"
+
+
+@dataclass
+class EngineSettings:
+    """How the model is run (`runtime`).
+
+    Args:
+        slots: rows that decode at the same time.
+        max_sequence_tokens: prompt and completion tokens of one row at most; null: 1024 or what the model was trained
+            for, if that is less. Memory for the KV cache grows with slots x max_sequence_tokens.
+        threads: CPU threads; null: all cores this process may use.
+        kv: per_sequence (each row its own KV stream; text independent of neighbours) or unified (one pool of cells).
+        n_batch: prompt tokens at most in one call.
+        n_ubatch: tokens that llama.cpp computes at once; longer prompts are cut here.
+        flash_attention: use llama.cpp's flash attention kernels.
+        lookahead_rows: rows that are sorted by length at a time.
+        refill: free slots to wait for before new rows are admitted; never waits while nothing decodes.
+        deterministic: keep every row's text independent of its neighbours, bit for bit (CPU).
+        shuffle_window: admit the rows of a window in an order drawn with this seed, instead of by length. For tests.
+    """
+
+    slots: int = field(default=16, metadata=NOT_IN_DATA)
+    max_sequence_tokens: int | None = None
+    threads: int | None = None
+    kv: str = "per_sequence"
+    n_batch: int = field(default=2048, metadata=NOT_IN_DATA)
+    n_ubatch: int = 512
+    flash_attention: bool = True
+    lookahead_rows: int = field(default=256, metadata=NOT_IN_DATA)
+    refill: int = field(default=1, metadata=NOT_IN_DATA)
+    deterministic: bool = True
+    shuffle_window: int | None = field(default=None, metadata=NOT_IN_DATA)
+
+    def __post_init__(self) -> None:
+        for key in ("slots", "n_batch", "n_ubatch", "lookahead_rows", "refill"):
+            check(getattr(self, key) >= 1, f"runtime.{key}", getattr(self, key), "it is 1 or more")
+        for key in ("max_sequence_tokens", "threads"):
+            value = getattr(self, key)
+            check(value is None or value >= 1, f"runtime.{key}", value, "it is 1 or more, or null")
+        check(self.kv in KV_LAYOUTS, "runtime.kv", self.kv, f"it is one of {', '.join(KV_LAYOUTS)}")
+        check(self.slots <= 255, "runtime.slots", self.slots, "llama.cpp decodes 255 rows at most")
+        check(self.refill <= self.slots, "runtime.refill", self.refill, f"it is at most runtime.slots={self.slots}")
+        check(self.n_ubatch >= self.slots, "runtime.n_ubatch", self.n_ubatch, f"at least slots={self.slots}")
+        check(self.n_ubatch <= self.n_batch, "runtime.n_ubatch", self.n_ubatch, f"at most n_batch={self.n_batch}")
+        check(
+            self.kv == "per_sequence" or not self.deterministic,
+            "runtime.kv",
+            self.kv,
+            "in the unified layout a row's text depends on its neighbours; add runtime.deterministic=false",
+        )
+
+
+@dataclass
+class StoreSettings:
+    """Where finished completions are kept, so that a restart or a later run finds them (`store`).
+
+    Args:
+        enabled: journal completions at all.
+        path: the SQLite file; null: completions.sqlite in the output directory. May be shared between runs.
+        sync: `process` survives the death of the process, `power` also that of the machine.
+    """
+
+    enabled: bool = field(default=True, metadata=NOT_IN_DATA)
+    path: str | None = field(default=None, metadata=NOT_IN_DATA)
+    sync: str = field(default="process", metadata=NOT_IN_DATA)
+
+    def __post_init__(self) -> None:
+        check(self.sync in ("process", "power"), "store.sync", self.sync, "it is process or power")
+
+
+@dataclass
+class OutputSettings:
+    """What the result files hold (`output`).
+
+    Args:
+        compression: of Parquet shards: zstd, snappy, gzip, lz4 or none.
+        prompt_text: keep the exact text that the model was given.
+        completion_ids: keep the token ids of the completion.
+    """
+
+    compression: str = "zstd"
+    prompt_text: bool = False
+    completion_ids: bool = False
+
+    def __post_init__(self) -> None:
+        known = ("zstd", "snappy", "gzip", "lz4", "none")
+        check(self.compression in known, "output.compression", self.compression, f"it is one of {', '.join(known)}")

@@ -1,0 +1,1 @@
+"""Sinks: where finished rows are written."""

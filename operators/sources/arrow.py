@@ -1,0 +1,72 @@
+"""Arrow IPC, files (also called Feather 2) and streams. Memory-mapped: a record batch of any size costs no memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeAlias
+
+import pyarrow as pa
+import pyarrow.ipc
+
+from operators.sources.files import looks_like
+from operators.sources.reader import Block, Types
+from operators.sources.schemas import cast_batch, plain_schema
+from pipeline.errors import ConfigError, InputError
+
+FILE_MAGIC = b"ARROW1"
+IpcReader: TypeAlias = pa.ipc.RecordBatchFileReader | pa.ipc.RecordBatchStreamReader
+
+
+class ArrowReader:
+    """Reads an Arrow IPC file or stream; see Reader."""
+
+    optional_columns = False
+
+    def __init__(self, path: Path, types: Types | None = None) -> None:
+        if types is not None:
+            raise ConfigError(f"data.schema is for JSONL and CSV; {path} has a schema of its own")
+        self.path = path
+        self.bytes_read = 0
+
+    def schema(self, sample_rows: int) -> pa.Schema:
+        """See Reader.schema."""
+        with self._open() as (reader, _):
+            return plain_schema(reader.schema)
+
+    def total_rows(self) -> int | None:
+        """From the batches' headers; a stream has to be read."""
+        with self._open() as (reader, _):
+            return int(reader.count_rows()) if isinstance(reader, pa.ipc.RecordBatchFileReader) else None
+
+    def blocks(self, schema: pa.Schema, skip: int) -> Iterator[Block]:
+        """See Reader.blocks."""
+        with self._open() as (reader, source):
+            for batch in _batches(reader):
+                self.bytes_read = source.tell()
+                yield Block(batch.num_rows, cast_batch(batch, schema) if batch.num_rows > skip else None)
+                skip = max(0, skip - batch.num_rows)
+
+    @contextmanager
+    def _open(
+        self,
+    ) -> Iterator[tuple[IpcReader, pa.MemoryMappedFile]]:
+        try:
+            source = pa.memory_map(str(self.path))
+            is_file = source.read(len(FILE_MAGIC)) == FILE_MAGIC
+            source.seek(0)
+            reader = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(
+                f"{self.path} is not an Arrow IPC file or stream ({error}); it begins like {looks_like(self.path)}."
+                " If it is another format, write data.format="
+            ) from error
+        with source, reader:
+            yield reader, source
+
+
+def _batches(reader: IpcReader) -> Iterator[pa.RecordBatch]:
+    if isinstance(reader, pa.ipc.RecordBatchFileReader):
+        return (reader.get_batch(i) for i in range(reader.num_record_batches))
+    return iter(reader)

@@ -1,0 +1,60 @@
+"""Parquet files, a few thousand rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from operators.sources.files import looks_like
+from operators.sources.reader import Block, Types
+from operators.sources.schemas import cast_batch, plain_schema
+from pipeline.errors import ConfigError, InputError
+
+READ_ROWS = 8192
+
+
+class ParquetReader:
+    """Reads a Parquet file; see Reader. Row groups that are skipped are not read."""
+
+    optional_columns = False
+
+    def __init__(self, path: Path, types: Types | None = None) -> None:
+        if types is not None:
+            raise ConfigError(f"data.schema is for JSONL and CSV; {path} has a schema of its own")
+        self.path = path
+        self.bytes_read = 0
+
+    def schema(self, sample_rows: int) -> pa.Schema:
+        """See Reader.schema."""
+        with self._open() as file:
+            return plain_schema(file.schema_arrow)
+
+    def total_rows(self) -> int:
+        """From the footer."""
+        with self._open() as file:
+            return int(file.metadata.num_rows)
+
+    def blocks(self, schema: pa.Schema, skip: int) -> Iterator[Block]:
+        """See Reader.blocks."""
+        with self._open() as file:
+            for group in range(file.metadata.num_row_groups):
+                rows = file.metadata.row_group(group).num_rows
+                if rows <= skip:
+                    skip -= rows
+                    yield Block(rows)
+                    continue
+                skip = 0
+                for batch in file.iter_batches(READ_ROWS, row_groups=[group], use_threads=False):
+                    yield Block(batch.num_rows, cast_batch(batch, schema))
+
+    def _open(self) -> pq.ParquetFile:
+        try:
+            return pq.ParquetFile(self.path)
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(
+                f"{self.path} is not a Parquet file ({error}); it begins like {looks_like(self.path)}."
+                " If it is another format, write data.format="
+            ) from error

@@ -1,0 +1,106 @@
+"""What the reader of a file format is to ReadPrompts: blocks of consecutive rows, good and bad."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+Types = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that could not be read.
+
+    Args:
+        offset: its place among the rows of the block.
+        reason: what is wrong with it.
+        line: where it is in the file, counted from 1; None where the format has no lines.
+        record: the row as it stands in the file.
+    """
+
+    offset: int
+    reason: str
+    line: int | None
+    record: str
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Consecutive rows of one file.
+
+    Args:
+        rows: how many, bad ones included.
+        data: the good ones, in order; None for a block that was skipped.
+        bad: the others, by offset.
+    """
+
+    rows: int
+    data: pa.RecordBatch | None = None
+    bad: tuple[BadRow, ...] = ()
+
+    def part(self, start: int, stop: int) -> tuple[pa.RecordBatch | None, np.ndarray, tuple[BadRow, ...]]:
+        """The rows at offsets [start, stop): the good ones, their offsets (int64) and the bad ones."""
+        offsets = np.arange(start, stop, dtype=np.int64)
+        if not self.bad:
+            return self._slice(start, stop), offsets, ()
+        places = [b.offset for b in self.bad]
+        first, last = bisect_left(places, start), bisect_left(places, stop)
+        good = np.delete(offsets, np.array(places[first:last], np.int64) - start)
+        return self._slice(start - first, stop - last), good, self.bad[first:last]
+
+    def _slice(self, start: int, stop: int) -> pa.RecordBatch | None:
+        return None if self.data is None else self.data.slice(start, stop - start)
+
+
+class Reader(Protocol):
+    """Reads one file. `ReadPrompts` makes one for each file, asks for its schema, and later for its blocks."""
+
+    path: Path
+    bytes_read: int
+    """How far into the file the last block reached; may be ahead by what the reader holds in memory."""
+    optional_columns: bool
+    """True where a column that a file lacks is null in its rows, rather than an error (JSONL)."""
+
+    def schema(self, sample_rows: int) -> pa.Schema:
+        """Names and types of the columns as found; `null` for a column without a value so far.
+
+        `sample_rows`: how many rows to look at where the file says nothing of types (JSONL; CSV looks at a block).
+
+        Raises:
+            InputError: the file is not what its name says.
+        """
+
+    def total_rows(self) -> int | None:
+        """Rows in the file if that is known without reading it."""
+
+    def blocks(self, schema: pa.Schema, skip: int) -> Iterator[Block]:
+        """All rows, in order, under `schema`. Blocks that lie wholly in the first `skip` rows may come without data."""
+
+
+ReaderFactory = Callable[[Path, Types | None], Reader]
+
+
+def misfits(count: int, fits: Callable[[int, int], bool]) -> list[int]:
+    """Which of `count` things do not fit, where `fits(start, stop)` says whether all of a range do.
+
+    A range fits exactly when each thing in it does, so halving finds b bad ones with about b log2(count) questions.
+    """
+    bad: list[int] = []
+    ranges = [(0, count)] if count else []
+    while ranges:
+        start, stop = ranges.pop()
+        if fits(start, stop):
+            continue
+        if stop - start == 1:
+            bad.append(start)
+        else:
+            middle = (start + stop) // 2
+            ranges += [(middle, stop), (start, middle)]
+    return bad

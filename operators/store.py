@@ -1,0 +1,126 @@
+"""CompletionStore: finished generations in SQLite, found again by what made them."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from operators.decoding.model import TokenIds
+from pipeline.errors import InputError
+
+FLUSH_ROWS = 64
+FLUSH_S = 1.0
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS completions (
+    key BLOB PRIMARY KEY, ids BLOB NOT NULL, text TEXT NOT NULL, finish_reason TEXT NOT NULL
+) WITHOUT ROWID
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCompletion:
+    """A finished generation."""
+
+    ids: Sequence[int] | TokenIds
+    text: str
+    finish_reason: str
+
+
+class CompletionKeys:
+    """Content keys of rows that share a model, a strategy and an engine.
+
+    Args:
+        context: everything beside the row's own values that can change its text.
+    """
+
+    def __init__(self, *context: object) -> None:
+        self._base = hashlib.blake2b(repr(context).encode(), digest_size=16)
+
+    def key(self, parameters: bytes, prompt: TokenIds) -> bytes:
+        """16 bytes that stand for a row. `parameters`: its sampling values, with the seed unless it is greedy."""
+        digest = self._base.copy()
+        digest.update(len(parameters).to_bytes(4, "little"))
+        digest.update(parameters)
+        digest.update(np.ascontiguousarray(prompt).data)
+        return digest.digest()
+
+
+class CompletionStore:
+    """Keeps completions by key. Safe to use from several threads and several processes.
+
+    What is put is durable within FLUSH_S seconds or FLUSH_ROWS rows, if `flush_due` is called at least that often.
+
+    Args:
+        path: the database; made if it is not there.
+        sync: `process` survives the death of the process, `power` also that of the machine.
+
+    Raises:
+        InputError: the file is no such database or cannot be written.
+    """
+
+    def __init__(self, path: Path, sync: str = "process") -> None:
+        self._lock = threading.Lock()
+        self._unsaved: dict[bytes, StoredCompletion] = {}
+        self._flushed_at = time.monotonic()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=60)
+            self._database.execute("PRAGMA journal_mode=WAL")
+            self._database.execute(f"PRAGMA synchronous={'FULL' if sync == 'power' else 'NORMAL'}")
+            self._database.execute(_SCHEMA)
+        except (sqlite3.Error, OSError) as error:
+            raise InputError(
+                f"the completion store {path} cannot be used: {error}; name another with store.path="
+            ) from error
+
+    def find(self, keys: Sequence[bytes]) -> dict[bytes, StoredCompletion]:
+        """The completions of those `keys` that are known."""
+        with self._lock:
+            found = {k: self._unsaved[k] for k in keys if k in self._unsaved}
+            for start in range(0, len(keys), 500):
+                some = keys[start : start + 500]
+                query = (
+                    f"SELECT key, ids, text, finish_reason FROM completions WHERE key IN ({','.join('?' * len(some))})"
+                )
+                for key, ids, text, reason in self._database.execute(query, some):
+                    found[key] = StoredCompletion(np.frombuffer(ids, np.int32), text, reason)
+        return found
+
+    def put(self, completions: Mapping[bytes, StoredCompletion]) -> None:
+        """Keep `completions`; written when enough have come or time has passed."""
+        with self._lock:
+            self._unsaved.update(completions)
+        self.flush_due()
+
+    def flush_due(self) -> None:
+        """Write what waits, if FLUSH_ROWS or FLUSH_S is reached."""
+        with self._lock:
+            if len(self._unsaved) >= FLUSH_ROWS or time.monotonic() - self._flushed_at >= FLUSH_S:
+                self._flush()
+
+    def close(self) -> None:
+        """Write what waits and close the database."""
+        with self._lock:
+            self._flush()
+            self._database.close()
+
+    def _flush(self) -> None:
+        self._flushed_at = time.monotonic()
+        if not self._unsaved:
+            return
+        rows = [(k, np.asarray(c.ids, np.int32).tobytes(), c.text, c.finish_reason) for k, c in self._unsaved.items()]
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            self._database.executemany("INSERT OR REPLACE INTO completions VALUES (?, ?, ?, ?)", rows)
+            self._database.execute("COMMIT")
+        except BaseException:
+            self._database.execute("ROLLBACK")
+            raise
+        self._unsaved.clear()

@@ -1,0 +1,67 @@
+"""Union: several inputs as one. The rows of input i get i appended to their lineage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.errors import SchemaError
+from pipeline.protocols import BaseOperator
+from pipeline.records import LINEAGE, ROW, Batch, Output
+
+
+class Union(BaseOperator):
+    """Passes on the rows of all its inputs, which must have the same columns (in any order; lineage aside).
+
+    The branches of one row come together again with one `row` each, told apart by lineage. Its place: after `row`.
+    """
+
+    def plan(self, *inputs: pa.Schema) -> pa.Schema:
+        """The columns of the first input, with `lineage`.
+
+        Raises:
+            SchemaError: fewer than two inputs, or one has other columns than the first.
+        """
+        if len(inputs) < 2:
+            raise SchemaError(f"joins two or more inputs; it has {len(inputs)}")
+        for port, schema in enumerate(inputs):
+            _check_equal(inputs[0], schema, port)
+        fields = [f for f in inputs[0] if f.name != LINEAGE.name]
+        fields.insert([f.name for f in fields].index(ROW.name) + 1, LINEAGE)
+        self._schema = pa.schema(fields)
+        return self._schema
+
+    def process(self, batch: Batch) -> Iterable[Output]:
+        """Append the port to each row's lineage."""
+        columns = {name: batch.data.column(name) for name in batch.data.schema.names}
+        before = columns.get(LINEAGE.name)
+        ports = np.full(batch.num_rows, batch.port, np.int32)
+        columns[LINEAGE.name] = append_to_lineage(before, ports)
+        yield batch.with_data(pa.record_batch([columns[n] for n in self._schema.names], schema=self._schema))
+
+
+def append_to_lineage(lineage: pa.ListArray | None, numbers: np.ndarray) -> pa.ListArray:
+    """`lineage` (list<int32>, None or null: empty) with one number of `numbers` (int32 [rows]) at the end of each."""
+    rows = len(numbers)
+    if lineage is not None and lineage.null_count:
+        lineage = pa.array([v or [] for v in lineage.to_pylist()], LINEAGE.type)
+    old = np.zeros(rows + 1, np.int32) if lineage is None else lineage.offsets.to_numpy()
+    values = np.zeros(0, np.int32) if lineage is None else lineage.values.to_numpy()[old[0] : old[-1]]
+    joined = np.insert(values, old[1:] - old[0], numbers)
+    offsets = old - old[0] + np.arange(rows + 1, dtype=np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(joined, pa.int32()))
+
+
+def _check_equal(first: pa.Schema, other: pa.Schema, port: int) -> None:
+    here, there = ({f.name: f.type for f in s if f.name != LINEAGE.name} for s in (first, other))
+    if ROW.name not in here:
+        raise SchemaError(f"needs the column '{ROW.name}'; its inputs have {', '.join(here) or 'none'}")
+    for name in here.keys() | there.keys():
+        expected, found = here.get(name, "absent"), there.get(name, "absent")
+        if expected != found:
+            raise SchemaError(
+                f"column '{name}' is {expected} in input 0 and {found} in input {port};"
+                " the inputs of a union need the same columns"
+            )

@@ -1,0 +1,79 @@
+"""Runs a few operators as a graph: list in, flow, list out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from pipeline.executor import Executor, ExecutorSettings
+from pipeline.graph import Graph, Node
+from pipeline.protocols import BaseOperator, Inbox
+from pipeline.records import Batch, ChunkEnd, Item, Shard
+from pipeline.rejects import RejectTally, RejectWriter
+from pipeline.runtime import Resources, RunContext
+from pipeline.shards import publish
+from tests.pipeline.ops import Collect
+
+
+class Rows(BaseOperator):
+    """A source of given rows (dicts), with `row` added."""
+
+    def __init__(self, rows: Sequence[dict[str, Any]], schema: pa.Schema, chunk_rows: int = 16, batch: int = 5) -> None:
+        self.rows, self.chunk_rows, self.batch = rows, chunk_rows, batch
+        self.schema = pa.schema([pa.field("row", pa.int64(), nullable=False), *schema])
+
+    def plan(self) -> pa.Schema:
+        return self.schema
+
+    def run(self, inbox: Inbox) -> Iterator[Item]:
+        numbered = [{"row": i, **row} for i, row in enumerate(self.rows)]
+        for chunk, first in enumerate(range(0, len(numbered), self.chunk_rows)):
+            rows = numbered[first : first + self.chunk_rows]
+            for start in range(0, len(rows), self.batch):
+                yield Batch(chunk, pa.RecordBatch.from_pylist(rows[start : start + self.batch], schema=self.schema))
+            yield ChunkEnd(chunk, len(rows))
+
+
+class Flow:
+    """A graph of named nodes; after `run`, `out` has the rows of the sink `out`, in the order of (row, lineage)."""
+
+    def __init__(self, directory: Path, nodes: dict[str, Node], process: Resources | None = None) -> None:
+        self.sink = Collect()
+        last = next(reversed(nodes))
+        self.tally = RejectTally()
+        self.context = RunContext(directory, Resources(), process or Resources())
+        self.executor = Executor(
+            Graph({**nodes, "out": Node(self.sink, (last,), capacity_rows=8)}),
+            RejectWriter(directory / "rejects", self.tally),
+            self.context,
+            self._commit,
+            ExecutorSettings(tick_s=0.01),
+        )
+        self.committed: list[int] = []
+
+    def _commit(self, end: ChunkEnd, shards: Sequence[Shard]) -> None:
+        publish(list(shards))
+        self.committed.append(end.chunk)
+
+    def run(self) -> list[dict[str, Any]]:
+        try:
+            self.executor.run()
+        finally:
+            self.context.resources.close()
+        return self.out
+
+    @property
+    def out(self) -> list[dict[str, Any]]:
+        rows = [row for batch in self.sink.batches for row in batch.data.to_pylist()]
+        return sorted(rows, key=lambda row: (row["row"], row.get("lineage") or []))
+
+
+def chain(source: Any, **operators: Any) -> dict[str, Node]:
+    """Nodes that read one another in order."""
+    nodes = {"source": Node(source)}
+    for name, op in operators.items():
+        nodes[name] = Node(op, (next(reversed(nodes)),), capacity_rows=8)
+    return nodes

@@ -1,0 +1,171 @@
+"""Generate, on the fake decoder: rows, columns, rejects, overrides, the store, sharing an engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from operators.generate import Generate
+from operators.settings import DecodeSettings, EngineSettings, ModelSettings, SamplingSettings, StoreSettings
+from operators.store import CompletionStore
+from operators.tokens import Tokenize
+from pipeline.errors import SchemaError
+from pipeline.graph import Node
+from pipeline.protocols import BaseOperator
+from pipeline.records import Batch
+from tests.operators.flow import Flow, Rows, chain
+
+FAKE = ModelSettings(loader="operators.decoding.fake:load")
+TEXT = pa.field("prompt_text", pa.string())
+
+
+def generate(sampling: dict[str, Any] | None = None, runtime: dict[str, Any] | None = None, **kwargs: Any) -> Generate:
+    return Generate(
+        FAKE,
+        SamplingSettings(**({"max_tokens": 20} | (sampling or {}))),
+        DecodeSettings(),
+        EngineSettings(**({"slots": 4, "max_sequence_tokens": 128, "lookahead_rows": 16} | (runtime or {}))),
+        kwargs.pop("store", StoreSettings(enabled=False)),
+        **kwargs,
+    )
+
+
+def prompts(count: int) -> list[dict[str, Any]]:
+    return [{"prompt_text": f"prompt number {i}" + "." * (i * 7 % 60)} for i in range(count)]
+
+
+def flow(tmp_path, rows, op, *fields, chunk_rows=16) -> Flow:
+    source = Rows(rows, pa.schema([TEXT, *fields]), chunk_rows)
+    return Flow(tmp_path, chain(source, tokenize=Tokenize(FAKE), generate=op))
+
+
+def test_one_output_row_for_each_input_row(tmp_path):
+    run = flow(tmp_path, prompts(50), generate(completion_ids=True))
+    rows = run.run()
+    assert [row["row"] for row in rows] == list(range(50))
+    assert run.committed == [0, 1, 2, 3]
+    for row in rows:
+        assert row["prompt_token_count"] == len(row["prompt_text"])
+        assert row["completion_token_count"] == len(row["completion_ids"])
+        assert row["completion"] == bytes(row["completion_ids"]).decode("utf-8", "replace")
+        assert row["finish_reason"] == ("length" if row["completion_token_count"] == 20 else "stop")
+    assert {row["finish_reason"] for row in rows} == {"length", "stop"}
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8}], ids=["greedy", "warm"])
+def test_text_is_independent_of_slots_chunks_and_window(tmp_path, sampling):
+    def completions(chunk_rows=16, **runtime):
+        directory = tmp_path / f"{chunk_rows}-{runtime}"
+        run = flow(directory, prompts(60), generate(sampling, runtime), chunk_rows=chunk_rows)
+        return [(r["completion"], r["seed"]) for r in run.run()]
+
+    expected = completions()
+    assert completions(slots=1) == expected
+    assert completions(slots=16, refill=3) == expected
+    assert completions(chunk_rows=7, lookahead_rows=3) == expected
+    assert len(set(expected)) == 60
+
+
+def test_a_prompt_that_cannot_be_completed_is_rejected_with_the_numbers(tmp_path):
+    rows = [{"prompt_text": ""}, {"prompt_text": "x" * 128}, {"prompt_text": "x" * 127}, {"prompt_text": "ok"}]
+    run = flow(tmp_path, rows, generate())
+    out = run.run()
+    assert [row["row"] for row in out] == [2, 3]
+    assert out[0]["completion_token_count"] <= 1
+    (empty, long) = sorted(reason for _, _, reason in run.tally.by_reason)
+    assert "N tokens" in empty + long
+    assert "the prompt is empty" in empty + long
+    assert run.tally.errors == 2
+
+
+def test_a_row_overrides_the_job(tmp_path):
+    fields = [pa.field("max_tokens", pa.int64()), pa.field("temperature", pa.float64()), pa.field("seed", pa.int64())]
+    rows = [
+        {"prompt_text": "a", "max_tokens": 3, "temperature": None, "seed": None},
+        {"prompt_text": "a", "max_tokens": None, "temperature": 1.0, "seed": 5},
+        {"prompt_text": "a", "max_tokens": None, "temperature": 1.0, "seed": 5},
+        {"prompt_text": "a", "max_tokens": None, "temperature": 1.0, "seed": 6},
+        {"prompt_text": "a", "max_tokens": 0, "temperature": None, "seed": None},
+        {"prompt_text": "a", "max_tokens": 3, "temperature": -1.0, "seed": None},
+    ]
+    sampling = {"per_row": ["max_tokens", "temperature", "seed"], "ignore_eos": True}
+    run = flow(tmp_path, rows, generate(sampling), *fields)
+    out = run.run()
+    assert [row["row"] for row in out] == [0, 1, 2, 3]
+    assert out[0]["completion_token_count"] == 3
+    assert out[1]["completion_token_count"] == 20
+    assert out[1]["completion"] == out[2]["completion"] != out[3]["completion"]
+    assert [row["seed"] for row in out[1:]] == [5, 5, 6]
+    assert run.tally.errors == 2
+
+
+def test_a_column_that_is_to_override_must_be_there(tmp_path):
+    with pytest.raises(SchemaError, match="needs a column 'max_tokens'"):
+        flow(tmp_path, [], generate({"per_row": ["max_tokens"]}))
+
+
+def test_stop_strings_are_cut_off(tmp_path):
+    plain = flow(tmp_path / "a", prompts(40), generate({"ignore_eos": True})).run()
+    stops = [plain[3]["completion"][4:6], plain[7]["completion"][9:11]]
+    stopped = flow(tmp_path / "b", prompts(40), generate({"ignore_eos": True, "stop": stops})).run()
+    for before, after in zip(plain, stopped, strict=True):
+        places = [before["completion"].find(s) for s in stops if s in before["completion"]]
+        assert after["completion"] == before["completion"][: min(places)] if places else before["completion"]
+        assert after["finish_reason"] == ("stop_string" if places else "length")
+
+
+class Ask(BaseOperator):
+    """Makes the next prompt of the completion before."""
+
+    def plan(self, schema: pa.Schema) -> pa.Schema:
+        names = [f for f in schema if f.name not in ("prompt_text", "prompt_ids")]
+        self.schema = pa.schema([*names, TEXT])
+        return self.schema
+
+    def process(self, batch: Batch):
+        kept = [batch.data.column(f.name) for f in self.schema if f.name != "prompt_text"]
+        text = pa.array(["about " + (t or "") for t in batch.data.column("completion").to_pylist()])
+        yield batch.with_data(pa.record_batch([*kept, text], schema=self.schema))
+
+
+def test_two_nodes_on_one_model_share_an_engine_and_never_deadlock(tmp_path):
+    small = {"slots": 2, "lookahead_rows": 1}
+    nodes = {
+        "source": Node(Rows(prompts(120), pa.schema([TEXT]), chunk_rows=10, batch=1)),
+        "tokenize": Node(Tokenize(FAKE), ("source",), capacity_rows=1),
+        "first": Node(generate(runtime=small), ("tokenize",), capacity_rows=1),
+        "ask": Node(Ask(), ("first",), capacity_rows=1),
+        "again": Node(Tokenize(FAKE), ("ask",), capacity_rows=1),
+        "second": Node(generate(runtime=small, as_="second"), ("again",), capacity_rows=1),
+    }
+    run = Flow(tmp_path, nodes)
+    out = run.run()
+    assert [row["row"] for row in out] == list(range(120))
+    assert run.committed == list(range(12))
+    assert all(row["second_prompt_token_count"] == len(row["completion"].encode()) + 6 for row in out)
+
+
+def test_finished_rows_are_found_again(tmp_path):
+    store = StoreSettings(path=str(tmp_path / "store.sqlite"))
+    first = flow(tmp_path / "a", prompts(30), generate(store=store)).run()
+    again = flow(tmp_path / "b", prompts(40), generate(store=store))
+    assert again.run()[:30] == first
+    totals = {k: v for values in again.context.totals for k, v in values().items()}
+    assert totals["generate/from_store"] == 30
+    other = flow(tmp_path / "c", prompts(30), generate({"max_tokens": 19}, store=store))
+    other.run()
+    totals = {k: v for values in other.context.totals for k, v in values().items()}
+    assert totals["generate/from_store"] == 0
+
+
+def test_a_store_that_is_no_database_is_named(tmp_path):
+    (tmp_path / "store.sqlite").write_bytes(b"not a database at all, but long enough to look like one" * 40)
+    with pytest.raises(Exception, match=r"store\.sqlite cannot be used"):
+        CompletionStore(tmp_path / "store.sqlite")
+
+
+def test_columns_that_are_there_already_are_refused(tmp_path):
+    with pytest.raises(SchemaError, match="would write the column 'completion'"):
+        flow(tmp_path, [], generate(), pa.field("completion", pa.string()))

@@ -1,0 +1,166 @@
+"""Render: templates over columns, chat templates, and the rows that cannot be rendered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from operators.render import Render
+from operators.settings import DataSettings, ModelSettings
+from pipeline.errors import ConfigError, InputError, NodeFailed, SchemaError
+from tests.operators.fakes import chat_model
+from tests.operators.flow import Flow, Rows, chain
+
+PROMPT = pa.schema([("prompt", pa.string())])
+TWO = pa.schema([("question", pa.string()), ("context", pa.string())])
+MESSAGES = pa.schema([("chat", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())])))])
+TURNS = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+CHAT = DataSettings(messages_column="chat")
+
+
+def render(tmp_path: Path, rows: list[dict[str, Any]], schema: pa.Schema, op: Render) -> tuple[list[Any], list[str]]:
+    """The texts, and the reasons of the rejects."""
+    flow = Flow(tmp_path, chain(Rows(rows, schema), render=op))
+    texts = [row["prompt_text"] for row in flow.run()]
+    return texts, [reason for _, _, reason in flow.tally.by_reason]
+
+
+def user(content: str | None) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def test_template_over_columns(tmp_path: Path) -> None:
+    op = Render(
+        chat_model(), DataSettings(), template="Q: {{ question }}\n{% if context %}\nC: {{ context }}\n{% endif %}"
+    )
+    rows: list[dict[str, Any]] = [{"question": "why?", "context": "sky"}, {"question": "who?", "context": None}]
+    assert render(tmp_path, rows, TWO, op) == (["Q: why?\nC: sky\n", "Q: who?\n"], [])
+
+
+def test_template_file(tmp_path: Path) -> None:
+    (tmp_path / "t.jinja").write_text("{{ row }}-{{ prompt }}")
+    op = Render(chat_model(), DataSettings(), template_file=str(tmp_path / "t.jinja"))
+    assert render(tmp_path, [{"prompt": "a"}], PROMPT, op) == (["0-a"], [])
+
+
+def test_chat_template_over_a_prompt_with_system(tmp_path: Path) -> None:
+    op = Render(chat_model(TURNS, system="be brief"), DataSettings())
+    assert render(tmp_path, [{"prompt": "hi"}], PROMPT, op) == (["[system]be brief[user]hi[assistant]"], [])
+
+
+def test_chat_template_over_messages_keeps_their_system(tmp_path: Path) -> None:
+    own = [{"role": "system", "content": "mine"}, user("hi")]
+    op = Render(chat_model(TURNS, system="be brief"), CHAT)
+    texts, _ = render(tmp_path, [{"chat": own}, {"chat": [user("ho")]}], MESSAGES, op)
+    assert texts == ["[system]mine[user]hi[assistant]", "[system]be brief[user]ho[assistant]"]
+
+
+def test_chat_template_from_a_file_comes_before_the_models(tmp_path: Path) -> None:
+    (tmp_path / "chat.jinja").write_text("FILE {{ messages[0].content }}")
+    model = chat_model(TURNS)
+    model.chat_template = str(tmp_path / "chat.jinja")
+    assert render(tmp_path, [{"prompt": "x"}], PROMPT, Render(model, DataSettings())) == (["FILE x"], [])
+
+
+@pytest.mark.parametrize(("add_bos", "text"), [(True, "[user]hi[assistant]"), (False, "<s>[user]hi[assistant]")])
+def test_bos_is_never_there_twice(tmp_path: Path, add_bos: bool, text: str) -> None:
+    op = Render(chat_model("{{ bos_token }}" + TURNS, add_bos=add_bos), DataSettings())
+    assert render(tmp_path, [{"prompt": "hi"}], PROMPT, op) == ([text], [])
+
+
+def test_base_model_is_given_the_prompt_as_it_is(tmp_path: Path) -> None:
+    texts, reasons = render(
+        tmp_path, [{"prompt": "a {{ b"}, {"prompt": None}], PROMPT, Render(chat_model(), DataSettings())
+    )
+    assert (texts, reasons) == (["a {{ b"], ["template: column '…' is null"])
+
+
+@pytest.mark.parametrize(("settings", "data"), [(chat_model(), CHAT), (chat_model(system="s"), DataSettings())])
+def test_what_needs_a_chat_template_says_so(tmp_path: Path, settings: ModelSettings, data: DataSettings) -> None:
+    schema = pa.schema([*PROMPT, *MESSAGES])
+    flow = Flow(tmp_path, chain(Rows([], schema), render=Render(settings, data)))
+    with pytest.raises(NodeFailed, match="needs a chat template") as failure:
+        flow.run()
+    assert failure.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        (None, "is null"),
+        ([], "has no messages"),
+        ([None], "has no role"),
+        ([user("a"), {"role": "user", "content": None}], "has no content"),
+        ([{"role": "tool", "content": "x"}], "no tools here"),
+    ],
+)
+def test_conversations_that_cannot_be_rendered_are_rejects(tmp_path: Path, messages: Any, reason: str) -> None:
+    strict = "{% if messages[0].role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}" + TURNS
+    rows = [{"chat": [user("fine")]}, {"chat": messages}]
+    texts, reasons = render(tmp_path, rows, MESSAGES, Render(chat_model(strict), CHAT))
+    assert texts == ["[user]fine[assistant]"]
+    assert len(reasons) == 1
+    assert reason in reasons[0]
+
+
+def test_a_null_is_not_printed_as_none(tmp_path: Path) -> None:
+    op = Render(chat_model(), DataSettings(), template="{{ prompt }}")
+    texts, reasons = render(tmp_path, [{"prompt": None}, {"prompt": ""}], PROMPT, op)
+    assert (texts, len(reasons)) == ([""], 1)
+
+
+def test_unknown_column_is_named_before_anything_runs() -> None:
+    op = Render(
+        chat_model(), DataSettings(), template="{{ promt }}{% for i in range(2) %}{{ i }}{% endfor %}{{ bos_token }}"
+    )
+    with pytest.raises(SchemaError, match="template uses 'promt'; the columns are prompt"):
+        op.plan(PROMPT)
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.list_(pa.string()), pa.list_(pa.struct([("text", pa.string())]))])
+def test_wrong_types_are_schema_errors(kind: pa.DataType) -> None:
+    with pytest.raises(SchemaError, match="messages are list<struct<role"):
+        Render(chat_model(), CHAT).plan(pa.schema([("chat", kind)]))
+    with pytest.raises(SchemaError, match=r"no column 'prompt'; .*data.prompt_column="):
+        Render(chat_model(), DataSettings()).plan(pa.schema([("question", pa.string())]))
+    with pytest.raises(SchemaError, match="must be string"):
+        Render(chat_model(), DataSettings()).plan(pa.schema([("prompt", pa.int64())]))
+
+
+def test_errors_in_templates_name_the_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"template, line 2: .*endif"):
+        Render(chat_model(), DataSettings(), template="a\n{% endif %}").plan(PROMPT)
+    with pytest.raises(ConfigError, match="keep one"):
+        Render(chat_model(), DataSettings(), template="a", template_file="b")
+    with pytest.raises(InputError, match="template_file=nowhere cannot be read"):
+        Render(chat_model(), DataSettings(), template_file="nowhere").plan(PROMPT)
+
+
+DATED = (
+    "{% if strftime_now is defined %}{% set d = strftime_now('%Y') %}{% else %}{% set d = 'none' %}{% endif %}{{ d }}"
+)
+
+
+def test_the_date_is_never_the_clocks(tmp_path: Path) -> None:
+    assert render(tmp_path, [{"prompt": "x"}], PROMPT, Render(chat_model(DATED), DataSettings())) == (["none"], [])
+    fixed = Render(chat_model("{{ strftime_now('%Y') }}"), DataSettings(), date="1999-12-31")
+    assert render(tmp_path, [{"prompt": "x"}], PROMPT, fixed) == (["1999"], [])
+    flow = Flow(
+        tmp_path, chain(Rows([], PROMPT), render=Render(chat_model("{{ strftime_now('%Y') }}"), DataSettings()))
+    )
+    with pytest.raises(NodeFailed, match="fix a date"):
+        flow.run()
+
+
+def test_a_template_file_is_fingerprinted_by_its_content(tmp_path: Path) -> None:
+    def fingerprint(name: str, text: str) -> dict[str, str]:
+        (tmp_path / name).write_text(text)
+        return Render(chat_model(), DataSettings(), template_file=str(tmp_path / name)).fingerprint()
+
+    assert fingerprint("a", "x") == fingerprint("b", "x") != fingerprint("a", "y")
