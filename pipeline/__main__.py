@@ -1,0 +1,191 @@
+"""`python -m pipeline`: a bare first word is a command, everything else composes a job with Hydra and runs it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import hydra
+from omegaconf import DictConfig
+
+from pipeline.config import COMPOSITION_ERRORS, CONF, explained, register, register_job, settings_of
+from pipeline.construct import build_graph, load_object
+from pipeline.errors import ConfigError, ExitCode, PipelineError
+from pipeline.jobs import did_you_mean, find_job, jobs_table
+from pipeline.plan import plan_lines
+from pipeline.run import run_job
+from pipeline.runtime import Resources
+from pipeline.settings import JobSettings
+
+HELP = """\
+usage: python -m pipeline job=NAME [KEY=VALUE ...]        run a job
+       python -m pipeline job=path/to/file.yaml ...       run a job file of your own
+       python -m pipeline job=NAME -m seed=0,1,2          run it for each value (a sweep)
+       python -m pipeline {commands}
+
+{jobs}
+
+settings that matter most:
+  data.path=FILE             prompts: Parquet, JSONL, CSV or Arrow; a file, a directory or a glob
+  data.prompt_column=NAME    the column that holds the prompt (default: prompt)
+  model.path=FILE            the GGUF file (with model=gguf)
+  model.system=TEXT          a system prompt for every row
+  sampling.max_tokens=N      tokens of a completion at most
+  sampling.temperature=X     0 always takes the most likely token
+  runtime.slots=N            rows that decode at the same time
+  seed=N                     of everything that is drawn
+  output_dir=DIR             where the results go (default: outputs/NAME); the same command resumes there
+  overwrite=true             replace results that were made with other settings
+
+  dry_run=true checks everything and prints the plan, show=graph prints the graph, --cfg job the composed settings.
+  --config-dir DIR adds your own config groups and jobs (DIR/job/NAME.yaml).
+
+exit codes: 0 done, 1 failed, 2 configuration or input that cannot work, 3 done but too many rows were rejected,
+            4 interrupted (the same command resumes), 5 a budget was spent before the target was reached
+"""
+_SEVERITY = (
+    ExitCode.DONE,
+    ExitCode.BUDGET,
+    ExitCode.REJECTS,
+    ExitCode.INTERRUPTED,
+    ExitCode.CONFIG,
+    ExitCode.FAILED,
+)
+_JOB_ARGUMENT = re.compile(r"(\+{0,2}job=)(.+)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (without the program's name) and return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(arguments)
+    except PipelineError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return int(error.exit_code)
+
+
+def worst(codes: Sequence[ExitCode]) -> ExitCode:
+    """The most serious of `codes`; DONE when there is none."""
+    return max(codes, key=_SEVERITY.index, default=ExitCode.DONE)
+
+
+def _dispatch(arguments: list[str]) -> int:
+    first = arguments[0] if arguments else ""
+    if first in COMMANDS:
+        return COMMANDS[first](arguments[1:])
+    if first and "=" not in first and not first.startswith("-"):
+        known = f"; the commands are {', '.join(COMMANDS)}"
+        raise ConfigError(f"unknown command '{first}'{did_you_mean(first, list(COMMANDS)) or known}. Jobs: job={first}")
+    dirs = _config_dirs(arguments)
+    if {"--help", "-h"} & set(arguments):
+        print(HELP.format(commands=" | ".join(COMMANDS), jobs=jobs_table(dirs)))
+        return ExitCode.DONE
+    return _compose_and_run(_with_jobs(arguments, dirs))
+
+
+def _doctor(arguments: list[str]) -> int:
+    return int(load_object("operators.llama.doctor:main")(arguments))
+
+
+def _jobs(arguments: list[str]) -> int:
+    print(jobs_table(_config_dirs(arguments)))
+    return ExitCode.DONE
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {"doctor": _doctor, "jobs": _jobs}
+
+
+def _config_dirs(arguments: Sequence[str]) -> list[Path]:
+    given = [a.partition("=")[2] for a in arguments if a.startswith("--config-dir=")]
+    given += [b for a, b in itertools.pairwise(arguments) if a in ("--config-dir", "-cd")]
+    for folder in given:
+        if not Path(folder).is_dir():
+            raise ConfigError(f"--config-dir {folder}: there is no such directory")
+    return [Path(folder) for folder in given]
+
+
+def _with_jobs(arguments: list[str], dirs: Sequence[Path]) -> list[str]:
+    """The arguments with every job registered and named by its key. In a sweep `job=a,b` names several."""
+    rewritten, named = [], False
+    for argument in arguments:
+        if match := _JOB_ARGUMENT.fullmatch(argument):
+            named = True
+            jobs = [find_job(name, dirs) for name in match[2].split(",")]
+            for job in jobs:
+                register_job(job)
+            argument = match[1] + ",".join(job.key for job in jobs)
+        rewritten.append(argument)
+    if not named:
+        raise ConfigError(f"no job is given; write job=NAME (--help tells more)\n{jobs_table(dirs)}")
+    return rewritten
+
+
+def _compose_and_run(arguments: list[str]) -> int:
+    register()
+    codes: list[ExitCode] = []
+    process = Resources()
+
+    def task(config: DictConfig) -> None:
+        if ExitCode.INTERRUPTED not in codes:  # an interrupt ends the whole sweep
+            codes.append(_run_one(config, process))
+
+    compose = hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)
+    try:
+        with _command_line(_options_last(arguments)):
+            compose()
+    except COMPOSITION_ERRORS as error:
+        raise explained(error) from error
+    except SystemExit as leave:  # Hydra's own ways out: its argument parser, --version
+        return leave.code if isinstance(leave.code, int) else ExitCode.CONFIG
+    finally:
+        process.close()
+    return worst(codes)
+
+
+def _options_last(arguments: Sequence[str]) -> list[str]:
+    """Hydra's argument parser takes the overrides only in one piece: `job=x -m seed=1,2` would be refused."""
+    overrides = [a for a in arguments if a.startswith("~") or ("=" in a and not a.startswith("-"))]
+    return overrides + [a for a in arguments if a not in overrides]
+
+
+def _run_one(config: DictConfig, process: Resources) -> ExitCode:
+    """Run one job of a sweep, or the only one. Its error must not keep the others from running."""
+    try:
+        settings = settings_of(config)
+        return _show(settings) if settings.show or settings.dry_run else run_job(settings, process)
+    except PipelineError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return ExitCode(error.exit_code)
+
+
+def _show(settings: JobSettings) -> ExitCode:
+    graph = build_graph(settings)
+    print(graph.to_mermaid())
+    if settings.dry_run:
+        print("\n".join(["", *plan_lines(settings, graph)]))
+    return ExitCode.DONE
+
+
+@contextmanager
+def _command_line(arguments: Sequence[str]) -> Iterator[None]:
+    """Hydra reads sys.argv, and reports errors itself unless HYDRA_FULL_ERROR has it raise them."""
+    argv, full = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv = ["python -m pipeline", *arguments]
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        sys.argv = argv
+        if full is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = full
+
+
+if __name__ == "__main__":
+    sys.exit(main())

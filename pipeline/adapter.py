@@ -1,0 +1,49 @@
+"""Runs an Operator as a StreamOperator: its batches one by one, and its rows one by one when a batch fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from enum import StrEnum
+
+from pipeline.errors import Cancelled
+from pipeline.protocols import Inbox, Operator
+from pipeline.records import Batch, ChunkEnd, Item, Output, Shard
+
+
+class OnError(StrEnum):
+    """What an exception in `process` does: `fail` ends the run, `reject` takes out the rows that cause it."""
+
+    FAIL = "fail"
+    REJECT = "reject"
+
+
+def run_operator(operator: Operator, inbox: Inbox, on_error: OnError) -> Iterator[Item | Shard]:
+    """What `operator` makes of its inbox, chunk ends in their place."""
+    process = operator.process if on_error is OnError.FAIL else _row_by_row_on_error(operator.process)
+    for item in inbox:
+        if isinstance(item, ChunkEnd):
+            yield from operator.finish(item.chunk)
+            yield item
+        elif isinstance(item, Batch):
+            yield from process(item)
+
+
+def _row_by_row_on_error(process: Callable[[Batch], Iterable[Output]]) -> Callable[[Batch], Iterable[Output]]:
+    def guarded(batch: Batch) -> Iterable[Output]:
+        try:
+            return list(process(batch))
+        except Cancelled:
+            raise
+        except Exception:  # any failure of a user's operator may be one row's fault: the retry finds which
+            return [out for i in range(batch.num_rows) for out in _one_row(process, batch, i)]
+
+    return guarded
+
+
+def _one_row(process: Callable[[Batch], Iterable[Output]], batch: Batch, index: int) -> Iterable[Output]:
+    try:
+        return list(process(batch.with_data(batch.data.slice(index, 1))))
+    except Cancelled:
+        raise
+    except Exception as error:  # becomes the row's reject, with the exception as its reason
+        return [batch.reject([index], f"{type(error).__name__}: {error}")]

@@ -1,0 +1,101 @@
+"""How far the source may run ahead, and when a chunk is committed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from pipeline.errors import Cancelled
+from pipeline.meter import StageMeter, StageState
+from pipeline.records import ChunkEnd, Shard
+
+CommitHook = Callable[[ChunkEnd, Sequence[Shard]], None]
+
+
+class ChunkWindow:
+    """Lets a source begin chunk k only when fewer than `max_open` chunks before it are uncommitted."""
+
+    def __init__(self, max_open: int, first: int = 0) -> None:
+        self._max_open = max_open
+        self._committed = first
+        self._cancelled = False
+        self._changed = threading.Condition()
+
+    def begin(self, chunk: int, meter: StageMeter) -> None:
+        """Wait on `meter`'s clock, as blocked, until `chunk` may begin.
+
+        Raises:
+            Cancelled: the run is being cancelled.
+        """
+        with self._changed:
+            if chunk >= self._committed + self._max_open and not self._cancelled:
+                with meter.clock.during(StageState.BLOCKED):
+                    while chunk >= self._committed + self._max_open and not self._cancelled:
+                        self._changed.wait()
+            if self._cancelled:
+                raise Cancelled
+
+    def committed(self, chunk: int) -> None:
+        """`chunk` and all before it are done."""
+        with self._changed:
+            self._committed = max(self._committed, chunk + 1)
+            self._changed.notify_all()
+
+    def cancel(self) -> None:
+        """Release whoever waits."""
+        with self._changed:
+            self._cancelled = True
+            self._changed.notify_all()
+
+
+@dataclass
+class _Pending:
+    end: ChunkEnd
+    done: set[str] = field(default_factory=set)
+    shards: list[Shard] = field(default_factory=list)
+
+
+class Committer:
+    """Commits chunk k when every sink has its end, in order.
+
+    A sink that has left counts as having every later chunk's end; a chunk that none of `sinks` ended is not committed.
+    Nothing else commits: not a cancel, not a failure.
+
+    Args:
+        sinks: the graph's sinks.
+        reject_writer: the name under which the writer of rejects reports.
+        commit: called once a chunk, in order.
+        window: told of every commit.
+    """
+
+    def __init__(self, sinks: Sequence[str], reject_writer: str, commit: CommitHook, window: ChunkWindow) -> None:
+        self._sinks = frozenset(sinks)
+        self._live = {*sinks, reject_writer}
+        self._commit = commit
+        self._window = window
+        self._lock = threading.Lock()
+        self._pending: dict[int, _Pending] = {}
+
+    def chunk_done(self, sink: str, end: ChunkEnd, shards: Sequence[Shard]) -> None:
+        """`sink` has all rows of the chunk on disk, under temporary names."""
+        with self._lock:
+            pending = self._pending.setdefault(end.chunk, _Pending(end))
+            pending.done.add(sink)
+            pending.shards.extend(shards)
+            self._commit_ready()
+
+    def sink_left(self, sink: str) -> None:
+        """`sink` has ended without failure and will report no more chunks."""
+        with self._lock:
+            self._live.discard(sink)
+            self._commit_ready()
+
+    def _commit_ready(self) -> None:
+        for chunk in sorted(self._pending):
+            pending = self._pending[chunk]
+            if not self._live <= pending.done or not self._sinks & pending.done:
+                return
+            self._commit(pending.end, pending.shards)
+            del self._pending[chunk]
+            self._window.committed(chunk)

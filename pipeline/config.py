@@ -1,0 +1,167 @@
+"""The door: registers schemas and jobs with Hydra, and turns a composed config into plain settings.
+
+Together with `__main__` the only place that knows Hydra and OmegaConf.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from pipeline.construct import load_object
+from pipeline.errors import ConfigError
+from pipeline.jobs import PROJECT, Job, did_you_mean
+from pipeline.settings import GROUPS, JobSettings
+
+CONF = PROJECT / "conf"
+COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
+"""What Hydra raises for a config that cannot be composed; `explained` turns it into words."""
+
+_NOT_OF_A_SWEEP = ("overwrite", "dry_run", "show", "progress", "output_dir")
+_START = datetime.now()
+_job_files: dict[str, Path] = {}
+
+
+def register() -> None:
+    """Make the schemas of all config groups and the resolvers `project` and `now` known to Hydra."""
+    store = ConfigStore.instance()
+    store.store(name="schema", node=JobSettings)
+    for group, schema in _schemas().items():
+        store.store(group=group, name="schema", node=schema)
+    OmegaConf.register_new_resolver("project", _in_project, replace=True)
+
+
+def register_job(job: Job) -> None:
+    """Make `job` known as the option `job.key` of the group `job`, and the modules beside it importable.
+
+    Raises:
+        ConfigError: the file is not YAML or not a mapping.
+    """
+    try:
+        node = OmegaConf.load(job.path)
+    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+        raise ConfigError(f"{job.path} cannot be read as YAML: {error}") from error
+    if not isinstance(node, DictConfig):
+        raise ConfigError(f"{job.path} must hold keys and values, for example `data: {{path: prompts.jsonl}}`")
+    if "name" not in node:
+        node["name"] = job.name
+    ConfigStore.instance().store(group="job", name=job.key, node=node, package="_global_")
+    _job_files[f"job/{job.key}"] = job.path
+    if (folder := str(job.path.parent)) not in sys.path:
+        sys.path.append(folder)  # last: a user's module never hides one of ours or of the standard library
+
+
+def settings_of(config: DictConfig) -> JobSettings:
+    """The settings of a composed config, as dataclasses all the way down.
+
+    Raises:
+        ConfigError: a value is missing (`???`), has the wrong type, or cannot work.
+    """
+    # Hydra registers its own `now`, which reads the clock for every pattern; one run has one time.
+    OmegaConf.register_new_resolver("now", lambda pattern: _START.strftime(pattern), replace=True)
+    try:
+        # `to_object` would hand a `???` below `nodes` on as it is.
+        OmegaConf.to_container(config.nodes, resolve=True, throw_on_missing=True)
+        settings = OmegaConf.to_object(config)
+    except OmegaConfBaseException as error:
+        raise explained(error) from error
+    if not isinstance(settings, JobSettings):
+        raise ConfigError("conf/config.yaml must start its defaults with `schema`")
+    return _in_sweep(settings)
+
+
+def explained(error: BaseException) -> ConfigError:
+    """What is wrong and what to write instead, for an error of COMPOSITION_ERRORS."""
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
+        return ConfigError(_unknown_option(error.missing_cfg_file, error.options))
+    if isinstance(error, OverrideParseException):
+        return ConfigError(f"'{error.override}' cannot be read as key=value; put quotes around special characters")
+    text = "\n".join(str(e) for e in _chain(error))
+    key = re.search(r"full_key: (\S+)", text)
+    where = re.match(r"In '([^']+)'", text)
+    place = f" (in {_job_files.get(where[1], where[1])})" if where and where[1] != "config" else ""
+    if key and re.search(r"^Key '.*' (is )?not in", text, re.MULTILINE):
+        return ConfigError(_unknown_key(key[1]) + place)
+    if missing := re.search(r"missing mandatory value: (\S+)", text, re.IGNORECASE):
+        name = key[1] if key and key[1].endswith(missing[1]) else missing[1]
+        return ConfigError(f"{name} has no value; write {name}=... on the command line or in the job file")
+    says = [line for line in text.splitlines() if line and not _is_noise(line)]
+    return ConfigError(f"{key[1]}: {says[-1]}{place}" if key and says else "\n".join(says) or type(error).__name__)
+
+
+def known_keys() -> list[str]:
+    """Every key that can be typed, but for those below `nodes`."""
+    top = [f.name for f in dataclasses.fields(JobSettings) if f.name not in (*GROUPS, "nodes")]
+    return top + [f"{group}.{f.name}" for group, cls in _schemas().items() for f in dataclasses.fields(cls)]
+
+
+@cache
+def _schemas() -> Mapping[str, type[Any]]:
+    named = yaml.safe_load((CONF / "schemas.yaml").read_text(encoding="utf-8"))
+    return {group: load_object(target) for group, target in named.items()}
+
+
+def _in_project(path: str) -> str:
+    return str(PROJECT / path)
+
+
+def _in_sweep(settings: JobSettings) -> JobSettings:
+    """In a sweep every job gets a directory of its own, named by a hash of its overrides."""
+    hydra = HydraConfig.get() if HydraConfig.initialized() else None
+    if hydra is None or hydra.mode != RunMode.MULTIRUN:
+        return settings
+    overrides = [o for o in hydra.overrides.task if o.partition("=")[0] not in _NOT_OF_A_SWEEP]
+    tag = hashlib.sha256(json.dumps(sorted(overrides)).encode()).hexdigest()[:8]
+    return dataclasses.replace(settings, output_dir=f"{settings.directory}-{tag}")
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    while True:
+        yield error
+        if error.__cause__ is None:
+            return
+        error = error.__cause__
+
+
+def _is_noise(line: str) -> bool:
+    return bool(re.match(r"\s+(full_key|object_type|reference_type)|To append|See http|Error merging|In '.*:$", line))
+
+
+def _unknown_option(file: str, options: Sequence[str]) -> str:
+    group, _, option = file.rpartition("/")
+    names = [o for o in options if o != "schema"]
+    return (
+        f"there is no {group}={option}; {group} is one of {', '.join(names)}{did_you_mean(option, names, group + '=')}"
+    )
+
+
+def _unknown_key(key: str) -> str:
+    if key.startswith("nodes."):
+        return (
+            f"unknown key '{key}' in the graph; to add it write +{key}=..., and where a node takes a whole group"
+            " (sampling: ${sampling}) set the group's key instead (sampling.temperature=...)"
+        )
+    known = known_keys()
+    group, _, leaf = key.rpartition(".")
+    inside = [k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == group]
+    elsewhere = [k for k in known if k.rpartition(".")[2] == leaf]
+    hint = f"; did you mean {elsewhere[0]}?" if elsewhere else did_you_mean(leaf, inside, f"{group}." if group else "")
+    hint = hint or did_you_mean(key, [*known, *GROUPS])
+    listed = f"; the keys of {group} are {', '.join(inside)}" if group and inside and not hint else ""
+    return f"unknown key '{key}'{hint}{listed}"

@@ -1,0 +1,139 @@
+"""Builds the operators of a job from their `_target_` strings, and the graph from the operators."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import inspect
+import keyword
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pipeline.adapter import OnError
+from pipeline.errors import ConfigError, GraphError
+from pipeline.graph import Graph, Node
+from pipeline.protocols import Operator, StreamOperator
+from pipeline.settings import JobSettings, NodeSettings
+
+TARGET = "_target_"
+
+
+def build_graph(settings: JobSettings) -> Graph:
+    """The checked graph of a job. Loads no model and reads no more data than a source's schema needs.
+
+    Raises:
+        GraphError: a `_target_` cannot be imported, an argument does not fit its constructor, or a rule of Graph.
+        ConfigError: an operator refuses its arguments or its input columns; the message names the node.
+    """
+    return Graph({name: _node(name, node) for name, node in settings.nodes.items()})
+
+
+def load_object(target: str) -> Any:
+    """What `package.module.Name` or `package.module:Name` names.
+
+    Raises:
+        ConfigError: there is no such module, it fails to import, or it has no such name.
+    """
+    module_name, _, name = target.replace(":", ".").rpartition(".")
+    if not module_name:
+        raise ConfigError(f"'{target}' names no module; write package.module.Class")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or module_name
+        hint = "; a module beside the job file or on PYTHONPATH is found" if module_name.startswith(missing) else ""
+        raise ConfigError(f"cannot import '{target}': there is no module '{missing}'{hint}") from error
+    except Exception as error:  # importing runs the user's code: whatever it raises is told by its name
+        raise ConfigError(f"cannot import '{target}': {type(error).__name__}: {error}") from error
+    if not hasattr(module, name):
+        near = difflib.get_close_matches(name, dir(module), 1)
+        raise ConfigError(f"module '{module_name}' has no '{name}'" + (f"; did you mean '{near[0]}'?" if near else ""))
+    return getattr(module, name)
+
+
+def _node(name: str, settings: NodeSettings) -> Node:
+    return Node(
+        _operator(name, settings.op), tuple(settings.inputs), settings.capacity_rows, OnError(settings.on_error)
+    )
+
+
+def _operator(node: str, op: Mapping[str, Any]) -> Operator | StreamOperator:
+    if not isinstance(op.get(TARGET), str):
+        raise GraphError(node, f"op has no {TARGET}; write {TARGET}: package.module.Class")
+    try:
+        factory = load_object(op[TARGET])
+    except ConfigError as error:
+        raise GraphError(node, str(error)) from error
+    if not callable(factory):
+        raise GraphError(node, f"'{op[TARGET]}' is a {type(factory).__name__}, not a class")
+    arguments = {_python_name(k): v for k, v in op.items() if k != TARGET}
+    operator = _call(node, op[TARGET], factory, _bound(node, op[TARGET], factory, arguments))
+    if not isinstance(operator, Operator | StreamOperator):
+        raise GraphError(
+            node, f"'{op[TARGET]}' is no operator: it needs plan, open, close, and process + finish or run"
+        )
+    return operator
+
+
+def _python_name(key: str) -> str:
+    """`as` in a job is `as_` in Python."""
+    return f"{key}_" if keyword.iskeyword(key) else key
+
+
+def _bound(node: str, target: str, factory: Callable[..., object], arguments: dict[str, Any]) -> dict[str, Any]:
+    """`arguments`, checked against the constructor's parameters and converted to the dataclasses that it asks for."""
+    try:
+        signature = inspect.signature(factory)
+    except ValueError as error:  # some built-in types have none
+        raise GraphError(node, f"'{target}' is no operator") from error
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        accepted = ", ".join(str(p) for p in signature.parameters.values()) or "none"
+        near = [
+            f"; did you mean '{n[0]}' for '{a}'?"
+            for a in arguments
+            if a not in signature.parameters and (n := difflib.get_close_matches(a, signature.parameters, 1))
+        ]
+        raise GraphError(node, f"{target}: {error}; it accepts: {accepted}{''.join(near)}") from error
+    hints = _hints(factory)
+    return {key: _converted(node, key, value, hints.get(key)) for key, value in arguments.items()}
+
+
+def _hints(factory: Callable[..., object]) -> dict[str, Any]:
+    constructor: Any = factory
+    try:
+        return typing.get_type_hints(constructor.__init__ if isinstance(factory, type) else constructor)
+    except (NameError, TypeError, AttributeError):  # annotations that exist only for a type checker
+        return {}
+
+
+def _converted(node: str, key: str, value: object, hint: object) -> object:
+    """A mapping that was written where a dataclass is expected, as that dataclass."""
+    wanted = _dataclass_in(hint)
+    if wanted is None or not isinstance(value, dict):
+        return value
+    names = [f.name for f in dataclasses.fields(wanted)]
+    unknown = [k for k in value if k not in names]
+    if unknown:
+        raise GraphError(node, f"{key} has no key '{unknown[0]}'; its keys are {', '.join(names)}")
+    return _call(node, key, wanted, value)
+
+
+def _dataclass_in(hint: object) -> type[Any] | None:
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return next((o for o in options if isinstance(o, type) and dataclasses.is_dataclass(o)), None)
+
+
+def _call(node: str, what: str, factory: Callable[..., object], arguments: Mapping[str, Any]) -> object:
+    try:
+        return factory(**arguments)
+    except GraphError:
+        raise
+    except ConfigError as error:
+        raise type(error)(f"node '{node}': {error}") from error
+    except Exception as error:  # a constructor does nothing but take its arguments: they are what is wrong
+        raise GraphError(node, f"{what} refuses its arguments: {type(error).__name__}: {error}") from error

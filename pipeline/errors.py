@@ -1,0 +1,79 @@
+"""The exceptions of the engine and the exit code that each one ends a run with.
+
+    PipelineError                 1
+    ├── ConfigError               2   configuration or input that cannot work
+    │   ├── GraphError            2   the graph breaks a rule; names the node and the rule
+    │   ├── SchemaError           2   a column is missing or has another type
+    │   └── InputError            2   a file that is missing, unreadable or not what it should be
+    ├── NodeFailed                1   an operator raised; names the node, keeps the cause
+    └── Interrupted               4   SIGINT or SIGTERM; the run can be resumed
+
+`Cancelled` and `Released` are signals between threads, not errors: they never leave the executor.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit status of `python -m pipeline`."""
+
+    DONE = 0
+    FAILED = 1
+    CONFIG = 2
+    REJECTS = 3
+    INTERRUPTED = 4
+    BUDGET = 5
+
+
+class PipelineError(Exception):
+    """Base of every error that this project raises on purpose."""
+
+    exit_code = ExitCode.FAILED
+
+
+class ConfigError(PipelineError):
+    """Configuration or input that cannot work. The message says what was found and what to write instead."""
+
+    exit_code = ExitCode.CONFIG
+
+
+class GraphError(ConfigError):
+    """The graph breaks a rule. `node` is the node at fault."""
+
+    def __init__(self, node: str, rule: str) -> None:
+        super().__init__(f"node '{node}': {rule}")
+        self.node = node
+        self.rule = rule
+
+
+class SchemaError(ConfigError):
+    """A column that an operator needs is missing or has another type."""
+
+
+class InputError(ConfigError):
+    """An input file or model file is missing, unreadable or not what its name says."""
+
+
+class NodeFailed(PipelineError):
+    """An operator raised while the graph ran. `__cause__` is what it raised."""
+
+    def __init__(self, node: str, cause: BaseException) -> None:
+        super().__init__(f"node '{node}' failed: {type(cause).__name__}: {cause}")
+        self.node = node
+        self.exit_code = cause.exit_code if isinstance(cause, PipelineError) else ExitCode.FAILED
+
+
+class Interrupted(PipelineError):
+    """The run was asked to stop (SIGINT, SIGTERM). What is finished is kept; the same command resumes it."""
+
+    exit_code = ExitCode.INTERRUPTED
+
+
+class Cancelled(Exception):
+    """Raised out of a wait on a channel when the run is being cancelled."""
+
+
+class Released(Exception):
+    """Raised out of `Outbox.put` when every reader of the node has left."""

@@ -1,0 +1,223 @@
+"""Runs a graph: one thread a node, the first failure cancels all and names its node."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+
+from pipeline.adapter import run_operator
+from pipeline.channel import Channel, Inbox
+from pipeline.chunks import ChunkWindow, CommitHook, Committer
+from pipeline.errors import Cancelled, Interrupted, NodeFailed, PipelineError, Released
+from pipeline.graph import REJECT_WRITER, Graph, Node
+from pipeline.meter import StageMeter, StageState
+from pipeline.outbox import Outbox
+from pipeline.protocols import StreamOperator
+from pipeline.records import Item, Shard
+from pipeline.rejects import RejectWriter
+from pipeline.runtime import NodeRuntime, RunContext
+
+REJECT_CAPACITY_ROWS = 4096
+
+
+class AccountingError(PipelineError):
+    """rows_in + expanded differs from rows_out + rejected at a node: rows were lost or made up."""
+
+
+@dataclass
+class _Stage:
+    """A node while it runs. `complete`: it has read all its input and ended by itself."""
+
+    name: str
+    node: Node
+    meter: StageMeter
+    inbox: Inbox
+    outbox: Outbox
+    is_sink: bool
+    complete: bool = False
+
+
+@dataclass
+class ExecutorSettings:
+    """How a graph is run.
+
+    Args:
+        max_open_chunks: chunks that may be begun and uncommitted.
+        first_chunk: where the source begins (the number of committed chunks of a resumed run).
+        tick_s: seconds between two calls of `tick`.
+        tick: called from the main thread while the graph runs (progress, metrics).
+    """
+
+    max_open_chunks: int = 8
+    first_chunk: int = 0
+    tick_s: float = 0.2
+    tick: Callable[[], None] = field(default=lambda: None)
+
+
+class Executor:
+    """Runs `graph` once.
+
+    Args:
+        graph: the checked graph.
+        rejects: the writer of rejected rows.
+        context: what the nodes share.
+        commit: called when every sink has a chunk, in order, with its end and its shards.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        rejects: RejectWriter,
+        context: RunContext,
+        commit: CommitHook,
+        settings: ExecutorSettings | None = None,
+    ) -> None:
+        self._graph = graph
+        self._context = context
+        self._settings = settings or ExecutorSettings()
+        self._window = ChunkWindow(self._settings.max_open_chunks, self._settings.first_chunk)
+        self._committer = Committer(graph.sinks, REJECT_WRITER, commit, self._window)
+        self._failure: PipelineError | None = None
+        self._lock = threading.Lock()
+        self._stages = self._build(rejects)
+
+    @property
+    def meters(self) -> list[StageMeter]:
+        """The meters of all nodes in topological order, with the parts that operators declared."""
+        return [s.meter for s in self._stages.values() if s.name != REJECT_WRITER] + self._context.parts
+
+    def run(self) -> None:
+        """Run the graph to its end.
+
+        Raises:
+            NodeFailed: an operator raised; all others were cancelled.
+            Interrupted: `interrupt` was called.
+            AccountingError: a node lost rows.
+        """
+        opened: list[_Stage] = []
+        try:
+            for stage in self._stages.values():
+                self._open(stage)
+                opened.append(stage)
+            self._start_and_wait()
+        finally:
+            for stage in reversed(opened):
+                stage.node.op.close()
+        if self._failure is not None:
+            raise self._failure
+        self._check_accounting()
+
+    def interrupt(self) -> None:
+        """Stop: what runs finishes its step, nothing more is begun. Safe in a signal handler."""
+        why = Interrupted("interrupted; run the same command again to resume")
+        # In its own thread: the signal may have come while the main thread held one of the locks that this takes.
+        threading.Thread(target=self._cancel, args=(why,), name="interrupt").start()
+
+    def _build(self, rejects: RejectWriter) -> dict[str, _Stage]:
+        nodes = {**{n: self._graph.nodes[n] for n in self._graph.order}, REJECT_WRITER: Node(rejects)}
+        meters = {name: StageMeter(name, self._context.clock) for name in nodes}
+        inboxes = {name: Inbox(meters[name]) for name in nodes}
+        readers: dict[str, list[Channel]] = {name: [] for name in nodes}
+        for name, node in nodes.items():
+            for source in node.inputs:
+                readers[source].append(inboxes[name].connect(node.capacity_rows))
+        return {name: self._stage(name, node, meters[name], inboxes, readers[name]) for name, node in nodes.items()}
+
+    def _stage(
+        self, name: str, node: Node, meter: StageMeter, inboxes: dict[str, Inbox], readers: list[Channel]
+    ) -> _Stage:
+        is_rejects = name == REJECT_WRITER
+        is_sink = is_rejects or name in self._graph.sinks
+        outbox = Outbox(
+            name,
+            meter,
+            readers,
+            rejects=None if is_rejects else inboxes[REJECT_WRITER].connect(REJECT_CAPACITY_ROWS),
+            begin_chunk=(lambda chunk: self._window.begin(chunk, meter)) if name == self._graph.source else None,
+            end_chunk=(lambda end, shards: self._committer.chunk_done(name, end, shards)) if is_sink else None,
+        )
+        return _Stage(name, node, meter, inboxes[name], outbox, is_sink)
+
+    def _open(self, stage: _Stage) -> None:
+        depth = 0 if stage.name == REJECT_WRITER else self._graph.depth(stage.name)
+        try:
+            stage.node.op.open(NodeRuntime(self._context, stage.name, depth, stage.meter))
+        except Exception as error:
+            raise NodeFailed(stage.name, error) from error
+        if self._failure is not None:
+            raise self._failure
+
+    def _start_and_wait(self) -> None:
+        threads = [
+            threading.Thread(target=self._run_stage, args=(stage,), name=f"node-{stage.name}")
+            for stage in self._stages.values()
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            for thread in threads:
+                while thread.is_alive():
+                    thread.join(self._settings.tick_s)
+                    self._settings.tick()
+        except BaseException as error:  # of `tick`: no thread may outlive the run, the nodes are closed after this
+            self._cancel(PipelineError(f"the run could not be recorded: {type(error).__name__}: {error}"))
+            for thread in threads:
+                thread.join()
+            raise
+
+    def _run_stage(self, stage: _Stage) -> None:
+        stage.meter.clock.start(StageState.BUSY)
+        try:
+            with contextlib.suppress(Released):
+                self._pump(stage)
+            if stage.is_sink and not self._context.cancelled.is_set():
+                self._committer.sink_left(stage.name)
+        except Cancelled:
+            pass
+        except BaseException as error:
+            self._fail(stage.name, error)
+        finally:
+            stage.inbox.leave()
+            stage.outbox.close()
+            stage.meter.clock.stop()
+
+    def _pump(self, stage: _Stage) -> None:
+        items = self._items(stage)
+        try:
+            for item in items:
+                stage.outbox.put(item)
+            stage.complete = stage.inbox.exhausted
+        finally:
+            items.close()
+
+    def _items(self, stage: _Stage) -> Generator[Item | Shard]:
+        op = stage.node.op
+        if isinstance(op, StreamOperator):
+            yield from op.run(stage.inbox)
+        else:
+            yield from run_operator(op, stage.inbox, stage.node.on_error)
+
+    def _fail(self, name: str, error: BaseException) -> None:
+        failure = NodeFailed(name, error)
+        failure.__cause__ = error
+        self._cancel(failure)
+
+    def _cancel(self, why: PipelineError) -> None:
+        with self._lock:
+            if self._failure is None:
+                self._failure = why
+        self._context.cancelled.set()
+        self._window.cancel()
+        for stage in self._stages.values():
+            stage.inbox.cancel()
+
+    def _check_accounting(self) -> None:
+        for stage in self._stages.values():
+            m = stage.meter
+            if stage.complete and stage.outbox.counted and m.rows_in + m.expanded != m.rows_out + m.rejected:
+                raise AccountingError(
+                    f"node '{stage.name}': {m.rows_in} rows in + {m.expanded} expanded"
+                    f" are not {m.rows_out} rows out + {m.rejected} rejected"
+                )

@@ -1,0 +1,80 @@
+"""What decides the bytes of data/: a flat mapping of keys to values, compared when a run is resumed.
+
+A setting counts when an operator is given it. Where something lies does not count, only what it holds: fields called
+`path` are left out, and an operator that reads a file says what is in it through its own `fingerprint()`. Fields whose
+metadata says `fingerprint: False` are left out too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from pipeline.graph import Graph
+from pipeline.settings import GROUPS, JobSettings
+
+ABSENT = "(absent)"
+
+
+@runtime_checkable
+class Fingerprinted(Protocol):
+    """An operator whose output depends on more than its arguments: the content of files, the threads it resolved."""
+
+    def fingerprint(self) -> Mapping[str, Any]:
+        """Flat keys and plain values. Called after `plan` and before `open`."""
+
+
+def fingerprint_of(settings: JobSettings, graph: Graph) -> dict[str, Any]:
+    """The fingerprint of a job.
+
+    A whole group that a node is given stands under the key that users type (`sampling.temperature`), everything else
+    under the node (`nodes.render.op.template`).
+    """
+    found: dict[str, Any] = {"seed": settings.seed, "chunk_rows": settings.chunk_rows}
+    groups = [(name, getattr(settings, name)) for name in GROUPS if getattr(settings, name) is not None]
+    for name, node in settings.nodes.items():
+        for key, value in node.op.items():
+            group = next((g for g, whole in groups if dataclasses.is_dataclass(value) and whole == value), None)
+            found.update(_flat(group or f"nodes.{name}.op.{key}", value))
+        found[f"nodes.{name}.inputs"] = list(node.inputs)
+        found[f"nodes.{name}.on_error"] = node.on_error
+        operator = graph.nodes[name].op
+        if isinstance(operator, Fingerprinted):
+            found.update({f"nodes.{name}.{key}": _plain(value) for key, value in operator.fingerprint().items()})
+    return dict(sorted(found.items()))
+
+
+def digest(fingerprint: Mapping[str, Any]) -> str:
+    """SHA-256 of the fingerprint's canonical JSON, in hex."""
+    canonical = json.dumps(fingerprint, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """`key: old -> new` for every key that differs."""
+    keys = sorted(k for k in {**before, **now} if before.get(k, ABSENT) != now.get(k, ABSENT))
+    return [f"{k}: {_shown(before.get(k, ABSENT))} -> {_shown(now.get(k, ABSENT))}" for k in keys]
+
+
+def _flat(key: str, value: object) -> Iterator[tuple[str, Any]]:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            if field.name != "path" and field.metadata.get("fingerprint", True):
+                yield from _flat(f"{key}.{field.name}", getattr(value, field.name))
+    elif isinstance(value, Mapping) and value:
+        for name, inner in value.items():
+            yield from _flat(f"{key}.{name}", inner)
+    else:
+        yield key, _plain(value)
+
+
+def _plain(value: object) -> Any:
+    """`value` as it comes back from JSON, so that a stored fingerprint compares equal to a new one."""
+    return json.loads(json.dumps(value, default=str))
+
+
+def _shown(value: object) -> str:
+    return ABSENT if value == ABSENT else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,42 @@
+"""manifest.json: what a run has written, for whoever reads its files. Made from state.sqlite alone, so that it can be
+made again at any time and is the same for the same results."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from pipeline.fingerprint import digest
+from pipeline.output_dir import DATA, MANIFEST
+from pipeline.shards import write_atomically
+from pipeline.state import RunState, RunStatus, errors_of
+
+
+def manifest(state: RunState, status: RunStatus) -> dict[str, Any]:
+    """The manifest of the committed part of a run."""
+    fingerprint = state.fingerprint or {}
+    shards = state.shards()
+    rejects = state.rejects()
+    return {
+        "job": state.job,
+        "status": status.value,
+        "fingerprint": {"sha256": digest(fingerprint), "keys": fingerprint},
+        "counts": {
+            "chunks": state.committed_chunks,
+            "source_rows": state.committed_rows,
+            "data_rows": sum(s.rows for s in shards if s.path.startswith(f"{DATA}/")),
+            "error_rejects": errors_of(rejects),
+            "filtered_rejects": rejects.total() - errors_of(rejects),
+        },
+        "rejects": [{"node": n, "kind": k, "reason": r, "rows": c} for (n, k, r), c in rejects.items()],
+        "schema": state.schemas(),
+        "shards": [dataclasses.asdict(s) for s in shards],
+    }
+
+
+def write_manifest(directory: Path, state: RunState, status: RunStatus) -> None:
+    """Replace manifest.json."""
+    text = json.dumps(manifest(state, status), indent=1, ensure_ascii=False)
+    write_atomically(directory / MANIFEST, text + "\n")

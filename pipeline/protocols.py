@@ -1,0 +1,156 @@
+"""What an operator is to the engine, and what the engine is to an operator.
+
+An Operator maps batches to batches and is called by the executor. A StreamOperator is given its inbox and decides
+itself when to wait and when to work. Both are built from the job file by `_target_`, so the engine imports none.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import pyarrow as pa
+
+from pipeline.meter import StageMeter
+from pipeline.records import Batch, Item, Output, Shard
+
+T = TypeVar("T")
+Closer = Callable[[T], None]
+
+
+class Table(Protocol):
+    """A metrics table that grows while the job runs."""
+
+    def append(self, *values: object) -> None:
+        """Add one row, values in the order of the table's schema."""
+
+    def extend(self, columns: Sequence[Sequence[object]]) -> None:
+        """Add several rows at once, as columns of equal length; much cheaper a row."""
+
+
+class Runtime(Protocol):
+    """What a node can reach while it runs."""
+
+    node: str
+    depth: int
+    """Longest distance from the source, in edges: who is larger is served first where nodes share something."""
+    output_dir: Path
+    log: logging.Logger
+    meter: StageMeter
+    """The node's own meter; the executor counts rows, the operator may count tokens."""
+
+    @property
+    def cancelled(self) -> bool:
+        """True once the run is being cancelled: finish the step and leave."""
+
+    def resource(self, key: object, factory: Callable[[], T], close: Closer[T] | None = None) -> T:
+        """What nodes of this run share: made by the first who asks, closed when the run ends."""
+
+    def shared(self, key: object, factory: Callable[[], T], close: Closer[T] | None = None) -> T:
+        """What runs of this process share (models, contexts): closed when the process ends."""
+
+    def part(self, name: str) -> StageMeter:
+        """A meter that shows as the line `node/name` in the stage metrics."""
+
+    def table(self, name: str, schema: pa.Schema) -> Table:
+        """The metrics table metrics/<name>.parquet, shared by all nodes that ask for it."""
+
+    def totals(self, values: Callable[[], dict[str, float]]) -> None:
+        """Have `values()` added to the run's totals at its end (counts, seconds)."""
+
+    def status(self, text: Callable[[], str]) -> None:
+        """Have `text()` shown in the progress line (for example the active slots)."""
+
+
+class Inbox(Protocol):
+    """The aligned inputs of a node: batches and chunk ends (the reject writer's holds rejects instead of batches).
+
+    Iterating waits; `poll` does not.
+    """
+
+    def __iter__(self) -> Iterator[Item]: ...
+
+    def poll(self) -> Item | None:
+        """The next item if one is there."""
+
+    def wait(self, *, idle: bool = True, for_items: bool = True, timeout_s: float | None = None) -> None:
+        """Wait until an item is there, the inputs have ended, or `wake` is called.
+
+        Args:
+            idle: count the time as starved; an operator with work elsewhere (in the engine) is busy instead.
+            for_items: False waits for `wake` alone, for an operator that has no room for more items.
+            timeout_s: wait no longer than this.
+        """
+
+    def wake(self) -> None:
+        """End the present or the next `wait`; may be called from any thread."""
+
+    @property
+    def exhausted(self) -> bool:
+        """True when every input has ended and all items are taken."""
+
+
+@runtime_checkable
+class Operator(Protocol):
+    """Maps batches to batches; the executor calls it from one thread.
+
+    `plan` is called while the graph is built, with the schema of each input, and returns the schema of the output, or
+    None for a sink. It raises SchemaError for columns that do not fit and must not load anything large.
+    `process` and `finish` yield batches, rejects and (sinks) shards. `finish(chunk)` is called when no more rows of
+    that chunk will come; chunks end strictly in order, but a batch of chunk k+1 may come before the end of chunk k.
+    """
+
+    def plan(self, *inputs: pa.Schema) -> pa.Schema | None: ...
+    def open(self, runtime: Runtime) -> None: ...
+    def process(self, batch: Batch) -> Iterable[Output]: ...
+    def finish(self, chunk: int) -> Iterable[Output]: ...
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class StreamOperator(Protocol):
+    """An operator that interleaves waiting and work. A source is one whose `plan` takes no input.
+
+    `run` yields batches, rejects and every ChunkEnd, in order. To return early is to leave: the writers are released.
+    """
+
+    def plan(self, *inputs: pa.Schema) -> pa.Schema | None: ...
+    def open(self, runtime: Runtime) -> None: ...
+    def run(self, inbox: Inbox) -> Iterator[Item | Shard]: ...
+    def close(self) -> None: ...
+
+
+class Source(StreamOperator, Protocol):
+    """A StreamOperator without inputs. `seek` is called before `run` when a run is resumed."""
+
+    def seek(self, chunk: int) -> None:
+        """Begin at `chunk`, as if the ones before it had been sent."""
+
+    def fraction_read(self) -> float | None:
+        """How much of the input has been read, 0 to 1, by rows where they are known, else by bytes."""
+
+
+class BaseOperator:
+    """Empty `open`, `finish` and `close`, for operators that need none of them."""
+
+    def open(self, runtime: Runtime) -> None:
+        """Nothing to open."""
+
+    def finish(self, chunk: int) -> Iterable[Output]:
+        """Nothing is held back."""
+        return ()
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def inputs_fit(operator: Any, inputs: Sequence[pa.Schema]) -> bool:
+    """Whether `operator.plan` takes that many inputs."""
+    try:
+        inspect.signature(operator.plan).bind(*inputs)
+    except TypeError:
+        return False
+    return True

@@ -1,0 +1,73 @@
+"""What a run was made with: versions and machine, and the row of metrics/run.parquet that keeps them."""
+
+from __future__ import annotations
+
+import os
+import platform
+import tomllib
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import pyarrow as pa
+
+from pipeline.jobs import PROJECT
+
+RUN_SCHEMA = pa.schema(
+    [
+        pa.field("job", pa.string()),
+        pa.field("state", pa.string()),
+        pa.field("exit_code", pa.int32()),
+        pa.field("started_at", pa.string()),
+        pa.field("wall_s", pa.float64()),
+        pa.field("rows", pa.int64()),
+        pa.field("rejects_error", pa.int64()),
+        pa.field("rejects_filtered", pa.int64()),
+        pa.field("tokens_in", pa.int64()),
+        pa.field("tokens_out", pa.int64()),
+        pa.field("tokens_per_s", pa.float64()),
+        pa.field("versions", pa.string()),
+        pa.field("machine", pa.string()),
+        pa.field("fingerprint", pa.string()),
+        pa.field("totals", pa.string()),
+    ]
+)
+"""One row an attempt, `attempt` before it. Counts are those of the attempt; `rows`: source rows committed in it;
+`tokens_per_s`: completion tokens; versions, machine and totals are JSON objects."""
+
+_PACKAGES = ("pyarrow", "numpy", "polars", "hydra-core", "llama-cpp-python")
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, this project and the packages that results depend on; '' for what is not installed."""
+    return {"python": platform.python_version(), "pipeline": _own_version()} | {p: _version(p) for p in _PACKAGES}
+
+
+def machine() -> dict[str, str | int]:
+    """Cores that this process may use, platform and CPU model."""
+    affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)  # not on macOS
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return {"cores": cores, "platform": platform.platform(), "cpu": _cpu_model()}
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _own_version() -> str:
+    try:
+        project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    except (OSError, KeyError, tomllib.TOMLDecodeError):  # installed from a wheel
+        return _version("llama-batch-pipeline")
+    return str(project["version"])
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")

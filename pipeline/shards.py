@@ -1,0 +1,84 @@
+"""Files that appear whole or not at all: a temporary name, fsync, and later a rename."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.records import LINEAGE, ROW, Shard
+
+TEMPORARY_SUFFIX = ".tmp"
+
+
+def part_name(chunk: int, suffix: str = "parquet") -> str:
+    """Name of the file of a chunk: part-00000.parquet."""
+    return f"part-{chunk:05d}.{suffix}"
+
+
+def sorted_by_identity(table: pa.Table) -> pa.Table:
+    """`table` in the order of (row, lineage)."""
+    rows = table.column(ROW.name)
+    if LINEAGE.name not in table.schema.names or table.column(LINEAGE.name).null_count == len(table):
+        return table.take(pa.compute.sort_indices(rows))
+    lineage = [tuple(v) if v is not None else () for v in table.column(LINEAGE.name).to_pylist()]
+    keys = list(zip(rows.to_pylist(), lineage, strict=True))
+    return table.take(pa.array(sorted(range(len(keys)), key=keys.__getitem__), pa.int64()))
+
+
+def write_parquet_shard(table: pa.Table, path: Path, chunk: int, compression: str = "zstd") -> Shard:
+    """Write `table` beside `path` under a temporary name and fsync it."""
+    return write_shard(lambda f: pq.write_table(table, f, compression=compression), path, chunk, table.num_rows)
+
+
+def write_shard(write: Callable[[BinaryIO], object], path: Path, chunk: int, rows: int) -> Shard:
+    """Have `write` fill a temporary file beside `path`, and fsync it.
+
+    Raises:
+        OSError: the disk is full or the directory cannot be written; nothing is left behind under the final name.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    with temporary.open("wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+    return Shard(chunk, path, temporary, rows, temporary.stat().st_size, sha256_of(temporary))
+
+
+def publish(shards: list[Shard]) -> None:
+    """Rename every shard to its final name and make the renames durable."""
+    for shard in shards:
+        shard.temporary.replace(shard.path)
+    for directory in {shard.path.parent for shard in shards}:
+        fsync_directory(directory)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace `path` by `text` in one step."""
+    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def sha256_of(path: Path) -> str:
+    """Hex digest of the file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def fsync_directory(directory: Path) -> None:
+    """Make renames in `directory` durable."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,223 @@
+"""What a run has committed, in state.sqlite: the truth that a resume, the manifest and the summary go by."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import ConfigError
+from pipeline.records import RejectKind
+
+STATE_FILE = "state.sqlite"
+APPLICATION_ID = 0x6C6C6270
+"""Marks a state.sqlite as ours (SQLite's application_id)."""
+FORMAT = 1
+
+_TABLES = f"""
+BEGIN IMMEDIATE;
+PRAGMA application_id = {APPLICATION_ID};
+PRAGMA user_version = {FORMAT};
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS attempts (attempt INTEGER PRIMARY KEY, started_at TEXT NOT NULL, status TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS chunks (chunk INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, rows INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS shards (
+    path TEXT PRIMARY KEY, chunk INTEGER NOT NULL, rows INTEGER NOT NULL, bytes INTEGER NOT NULL, sha256 TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS rejects (
+    chunk INTEGER NOT NULL, node TEXT NOT NULL, kind TEXT NOT NULL, reason TEXT NOT NULL, rows INTEGER NOT NULL,
+    PRIMARY KEY (chunk, node, kind, reason)
+) WITHOUT ROWID;
+COMMIT;
+"""
+
+RejectCounts = Mapping[tuple[str, str, str], int]
+"""Rows by (node, kind, reason)."""
+
+
+class RunStatus(StrEnum):
+    """State of a run, or of one of its attempts. RUNNING and no lock held: it was killed."""
+
+    NEW = "new"
+    RUNNING = "running"
+    INTERRUPTED = "interrupted"
+    FAILED = "failed"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRecord:
+    """A committed file. `path`: relative to the output directory. `size_bytes`, `sha256`: of the file."""
+
+    path: str
+    chunk: int
+    rows: int
+    size_bytes: int
+    sha256: str
+
+
+class RunState:
+    """The state of the run in one output directory. Methods may be called from any thread.
+
+    Args:
+        path: of state.sqlite; made if it is not there.
+
+    Raises:
+        ConfigError: the file is another program's, damaged, or of a newer version.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._lock = threading.Lock()
+        try:
+            self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            self._set_up(path)
+        except sqlite3.Error as error:
+            raise ConfigError(f"{path} cannot be used: {error}; give another output_dir=") from error
+
+    def close(self) -> None:
+        """Close the database."""
+        self._db.close()
+
+    def begin(self, fingerprint: Mapping[str, Any], job: str) -> None:
+        """Make this the run of `fingerprint`."""
+        with self._transaction():
+            self._set("fingerprint", fingerprint)
+            self._set("job", job)
+
+    @property
+    def fingerprint(self) -> dict[str, Any] | None:
+        """What the run was begun with; None for a new one."""
+        found: dict[str, Any] | None = self._get("fingerprint")
+        return found
+
+    @property
+    def job(self) -> str:
+        """Name of the job."""
+        return str(self._get("job") or "")
+
+    @property
+    def status(self) -> RunStatus:
+        """State of the last attempt."""
+        row = self._one("SELECT status FROM attempts ORDER BY attempt DESC LIMIT 1")
+        return RunStatus(row[0]) if row else RunStatus.NEW
+
+    def start_attempt(self, started_at: str) -> int:
+        """Count a new attempt, running from now. Returns its number, 1 for the first."""
+        with self._transaction():
+            last = self._db.execute("SELECT COALESCE(MAX(attempt), 0) FROM attempts").fetchone()[0]
+            self._db.execute("INSERT INTO attempts VALUES (?, ?, ?)", (last + 1, started_at, RunStatus.RUNNING))
+        return int(last) + 1
+
+    def end_attempt(self, attempt: int, status: RunStatus) -> None:
+        """Say how `attempt` ended."""
+        with self._transaction():
+            self._db.execute("UPDATE attempts SET status = ? WHERE attempt = ?", (status, attempt))
+
+    def commit(
+        self,
+        attempt: int,
+        chunk: int,
+        rows: int,
+        shards: Sequence[ShardRecord],
+        rejects: RejectCounts,
+        schemas: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> None:
+        """Record chunk `chunk` of `rows` source rows in one transaction, after all its files have their final names.
+
+        Args:
+            schemas: column names and types by directory, for directories that had none yet.
+
+        Raises:
+            ConfigError: the chunk is not the next one.
+        """
+        with self._transaction():
+            expected = self._db.execute("SELECT COUNT(*) FROM chunks").fetchone()[0]
+            if chunk != expected:
+                raise ConfigError(f"chunk {chunk} was to be committed, but the next one is {expected}")
+            self._db.execute("INSERT INTO chunks VALUES (?, ?, ?)", (chunk, attempt, rows))
+            self._db.executemany(
+                "INSERT OR REPLACE INTO shards VALUES (?, ?, ?, ?, ?)",
+                [(s.path, s.chunk, s.rows, s.size_bytes, s.sha256) for s in shards],
+            )
+            self._db.executemany(
+                "INSERT INTO rejects VALUES (?, ?, ?, ?, ?)", [(chunk, *key, n) for key, n in rejects.items()]
+            )
+            for directory, schema in (schemas or {}).items():
+                self._set(f"schema:{directory}", schema)
+
+    @property
+    def committed_chunks(self) -> int:
+        """Chunks committed: 0 to this, without it."""
+        return int((self._one("SELECT COUNT(*) FROM chunks") or (0,))[0])
+
+    @property
+    def committed_rows(self) -> int:
+        """Source rows of the committed chunks."""
+        return int((self._one("SELECT COALESCE(SUM(rows), 0) FROM chunks") or (0,))[0])
+
+    def shards(self) -> list[ShardRecord]:
+        """All committed files, sorted by path."""
+        return [ShardRecord(*r) for r in self._all("SELECT path, chunk, rows, bytes, sha256 FROM shards ORDER BY path")]
+
+    def rejects(self) -> Counter[tuple[str, str, str]]:
+        """Committed rejects by (node, kind, reason)."""
+        found = self._all("SELECT node, kind, reason, SUM(rows) FROM rejects GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2, 3")
+        return Counter({(node, kind, reason): n for node, kind, reason, n in found})
+
+    def schemas(self) -> dict[str, dict[str, str]]:
+        """Column names and types of the files, by directory."""
+        found = self._all("SELECT key, value FROM meta WHERE key LIKE 'schema:%' ORDER BY key")
+        return {key.removeprefix("schema:"): json.loads(value) for key, value in found}
+
+    def _set_up(self, path: Path) -> None:
+        self._db.execute("PRAGMA busy_timeout = 10000")
+        tables = self._db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
+        ours = self._db.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID
+        if tables and not ours:
+            raise ConfigError(f"{path} belongs to another program; give another output_dir=")
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if version > FORMAT:
+            raise ConfigError(f"{path} was written by a newer version (format {version}, this one knows {FORMAT})")
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = FULL")
+        if not tables:
+            self._db.executescript(_TABLES)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._lock:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+
+    def _set(self, key: str, value: object) -> None:
+        text = json.dumps(value, ensure_ascii=False, sort_keys=not key.startswith("schema:"))
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, text))
+
+    def _get(self, key: str) -> Any:
+        row = self._one("SELECT value FROM meta WHERE key = ?", key)
+        return None if row is None else json.loads(row[0])
+
+    def _one(self, query: str, *values: object) -> Any:
+        with self._lock:
+            return self._db.execute(query, values).fetchone()
+
+    def _all(self, query: str) -> list[Any]:
+        with self._lock:
+            return self._db.execute(query).fetchall()
+
+
+def errors_of(rejects: RejectCounts) -> int:
+    """Rows that were rejected because something was wrong with them."""
+    return sum(n for (_, kind, _), n in rejects.items() if kind == RejectKind.ERROR)

@@ -1,0 +1,111 @@
+"""The last lines of a run: what came out, where the time went, what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.errors import ExitCode
+from pipeline.meter import StageMeter
+from pipeline.output_dir import DATA, REJECTS
+from pipeline.progress import duration
+from pipeline.state import RejectCounts, RunStatus
+
+MAX_REASONS = 8
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run stands after an attempt. Counts are those of the whole run but for tokens and wall_s.
+
+    Args:
+        job: its name.
+        status, exit_code: of the attempt.
+        directory: where the results are.
+        rows: source rows committed.
+        data_rows: rows in data/.
+        rejects: committed rejects by (node, kind, reason).
+        tokens_in, tokens_out: prompt and completion tokens of this attempt.
+        wall_s: of this attempt.
+        totals: what operators added up.
+        max_error_rate: the limit that the run was given.
+    """
+
+    job: str
+    status: RunStatus
+    exit_code: ExitCode
+    directory: Path
+    rows: int
+    data_rows: int
+    rejects: RejectCounts
+    tokens_in: int
+    tokens_out: int
+    wall_s: float
+    totals: Mapping[str, float]
+    max_error_rate: float
+
+
+def summary_lines(outcome: Outcome, meters: Sequence[StageMeter]) -> list[str]:
+    """The summary of an attempt."""
+    return [
+        f"{outcome.job}: {outcome.status} after {duration(outcome.wall_s)}",
+        f"rows        {outcome.rows:,} read and finished, {outcome.data_rows:,} rows in {DATA}/",
+        *_reject_lines(outcome.rejects),
+        *_token_lines(outcome),
+        *_time_lines(meters),
+        f"results     {outcome.directory / DATA}",
+        *_remedy(outcome),
+    ]
+
+
+def _reject_lines(rejects: RejectCounts) -> list[str]:
+    if not rejects:
+        return ["rejects     none"]
+    ranked = sorted(rejects.items(), key=lambda item: (-item[1], item[0]))
+    lines = [f"rejects     {sum(rejects.values()):,}"]
+    lines += [f"  {n:>9,}  {kind} at {node}: {reason[:160]}" for (node, kind, reason), n in ranked[:MAX_REASONS]]
+    more = len(ranked) - MAX_REASONS
+    return lines + ([f"             and {more} other reasons, see {REJECTS}/"] if more > 0 else [])
+
+
+def _token_lines(o: Outcome) -> list[str]:
+    lines = []
+    if o.tokens_in or o.tokens_out:
+        rate = f" ({o.tokens_in / o.wall_s:,.0f} and {o.tokens_out / o.wall_s:,.0f} tokens/s)" if o.wall_s > 0 else ""
+        lines.append(f"tokens      {o.tokens_in:,} in, {o.tokens_out:,} out{rate}")
+    if steps := o.totals.get("slot_steps"):
+        lines.append(
+            f"slots       {o.totals.get('slot_steps_used', 0) / steps:.1%} of the slots were decoding on average"
+        )
+    return lines
+
+
+def _time_lines(meters: Sequence[StageMeter]) -> list[str]:
+    """A table of all stages, and the node that sets the pace: the one that is busy longest."""
+    rows = [(m, m.clock.seconds()) for m in meters]
+    nodes = [(m, s) for m, s in rows if "/" not in m.name]
+    if not any(s["wall_s"] > 0 for _, s in nodes):
+        return []
+    width = max(10, *(len(m.name) for m, _ in rows))
+    lines = [f"{'time':{width}}  {'rows in':>11} {'busy s':>9} {'starved s':>9} {'blocked s':>9}  busy"]
+    for meter, s in rows:
+        share = s["busy_s"] / s["wall_s"] if s["wall_s"] > 0 else 0.0
+        clocks = f"{s['busy_s']:9.2f} {s['starved_s']:9.2f} {s['blocked_s']:9.2f}"
+        lines.append(f"{meter.name:{width}}  {meter.rows_in:11,} {clocks}  {share:4.0%}")
+    slowest = max(nodes, key=lambda item: item[1]["busy_s"])[0].name
+    return [*lines, f"slowest     {slowest}"]
+
+
+def _remedy(o: Outcome) -> list[str]:
+    match o.exit_code:
+        case ExitCode.DONE:
+            return []
+        case ExitCode.REJECTS:
+            return [
+                f"exit code 3: more than max_error_rate={o.max_error_rate:g} of the rows are errors; see"
+                f" {o.directory / REJECTS}. Mend the cause and run with overwrite=true, or accept them:"
+                " the same command with a larger max_error_rate="
+            ]
+        case _:
+            return [f"exit code {int(o.exit_code)}: what is committed is kept; the same command resumes"]

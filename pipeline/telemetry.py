@@ -1,0 +1,99 @@
+"""What is written about a run while it runs, from the main thread: stage metrics, status.json, the progress line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pipeline.meter import StageMeter
+from pipeline.metrics import STAGES_SCHEMA, StageRecorder
+from pipeline.output_dir import STATUS
+from pipeline.progress import Display
+from pipeline.runtime import RunContext
+from pipeline.shards import write_atomically
+from pipeline.snapshot import Observer, Snapshot
+from pipeline.state import RunStatus
+
+FLUSH_INTERVAL_S = 10.0
+STATUS_INTERVAL_S = 1.0
+
+
+class Timer:
+    """Says when `interval_s` seconds have passed."""
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._next_s = 0.0
+
+    def due(self, now_s: float) -> bool:
+        """True at the first call and then once an interval."""
+        if now_s < self._next_s:
+            return False
+        self._next_s = now_s + self._interval_s
+        return True
+
+
+class Telemetry:
+    """Records one attempt.
+
+    Args:
+        context: of the run; its clock times everything.
+        meters: gives the meters of all nodes and their parts.
+        observer: takes the snapshots.
+        display: where they are shown.
+        metrics_interval_s: seconds between two rows of a stage.
+    """
+
+    def __init__(
+        self,
+        context: RunContext,
+        meters: Callable[[], Sequence[StageMeter]],
+        observer: Observer,
+        display: Display,
+        metrics_interval_s: float,
+    ) -> None:
+        self._context = context
+        self._meters = meters
+        self._observer = observer
+        self._display = display
+        self._stages = StageRecorder(context.table("stages", STAGES_SCHEMA))
+        self._record, self._flush = Timer(metrics_interval_s), Timer(FLUSH_INTERVAL_S)
+        self._status = Timer(STATUS_INTERVAL_S)
+        self._began = context.clock()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the attempt began."""
+        return self._context.clock() - self._began
+
+    def tick(self) -> None:
+        """Do what is due."""
+        now = self.elapsed_s
+        if self._record.due(now):
+            self._stages.record(now, list(self._meters()))
+        if self._flush.due(now):
+            for table in list(self._context.tables.values()):
+                table.flush()
+        snapshot = self._observer.take(now)
+        if self._status.due(now):
+            write_status(self._context.output_dir, snapshot, RunStatus.RUNNING)
+        self._display.show(snapshot)
+
+    def finish(self, status: RunStatus) -> Snapshot:
+        """Record the last interval and say how the attempt ended. The metrics tables are merged by the caller."""
+        now = self.elapsed_s
+        self._stages.record(now, list(self._meters()))
+        snapshot = self._observer.take(now)
+        self._display.show(snapshot)
+        self._display.close()
+        write_status(self._context.output_dir, snapshot, status)
+        return snapshot
+
+
+def write_status(directory: Path, snapshot: Snapshot, status: RunStatus) -> None:
+    """Replace status.json."""
+    values = {"state": status.value, "pid": os.getpid(), **dataclasses.asdict(snapshot)}
+    write_atomically(directory / STATUS, json.dumps(values, indent=1) + "\n")

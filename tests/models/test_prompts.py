@@ -1,0 +1,37 @@
+"""The shipped prompt files are what the generator makes, and all held out."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from models.tiny.prompts import write_all
+from models.tiny.tasks import FAMILIES, check, split_of
+
+SHIPPED = Path(__file__).parents[2] / "jobs" / "data"
+ROWS = {"quickstart.jsonl": 200, "evaluate_tiny.jsonl": 500}
+
+
+def rows_of(name):
+    return [json.loads(line) for line in (SHIPPED / name).read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_file_holds_heldout_prompts_of_all_families(name):
+    rows = rows_of(name)
+    assert len(rows) == ROWS[name]
+    assert {row["family"] for row in rows} == set(FAMILIES)
+    assert {split_of(row["prompt"]) for row in rows} == {"heldout"}
+    assert len({row["id"] for row in rows}) == len(rows)
+    assert all(check(row["family"], row["prompt"], row["answer"], row["meta"]) for row in rows)
+
+
+def test_the_files_share_no_prompt():
+    first, second = ({row["prompt"] for row in rows_of(name)} for name in ROWS)
+    assert not first & second
+
+
+def test_the_files_can_be_made_again(tmp_path):
+    write_all(tmp_path)
+    for name in ROWS:
+        assert (tmp_path / name).read_bytes() == (SHIPPED / name).read_bytes()

@@ -1,0 +1,136 @@
+"""Laws of the corpus: the same for a seed, held-out prompts apart, checkers that know right from wrong."""
+
+import json
+from collections import Counter
+from itertools import islice
+from random import Random
+
+import pytest
+
+from models.tiny.tasks import FAMILIES, check, examples, generate, split_of
+from models.tiny.tasks.example import without_think
+from models.tiny.tasks.kinds import KINDS, instruction, kind_of
+from models.tiny.tasks.words import number_words
+
+PER_FAMILY = 150
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    """Examples of every family, from both splits."""
+    count = PER_FAMILY * len(FAMILIES)
+    return {split: generate(11, count, split) for split in ("train", "heldout")}
+
+
+@pytest.mark.parametrize("split", ["train", "heldout"])
+def test_the_same_seed_draws_the_same_examples(split):
+    assert generate(3, 70, split) == generate(3, 70, split)
+    assert generate(3, 70, split) != generate(4, 70, split)
+
+
+def test_the_endless_stream_is_the_same_for_a_seed():
+    assert list(islice(examples(5), 50)) == list(islice(examples(5), 50))
+
+
+def test_every_family_comes_in_turn(drawn):
+    assert Counter(e.family for e in drawn["heldout"]) == dict.fromkeys(FAMILIES, PER_FAMILY)
+
+
+def test_no_prompt_is_in_both_splits(drawn):
+    streamed = list(islice(examples(6), 3000))
+    trained = {without_think(e.prompt) for e in [*drawn["train"], *streamed]}
+    heldout = {without_think(e.prompt) for e in drawn["heldout"]}
+    assert not trained & heldout
+    assert {split_of(prompt) for prompt in trained} == {"train"}
+    assert {split_of(prompt) for prompt in heldout} == {"heldout"}
+
+
+def test_a_new_instruction_never_gives_a_heldout_prompt_away(drawn):
+    written = [e.completion.splitlines()[-1] for e in drawn["train"] if e.family == "instruct"]
+    assert {split_of(text) for text in written} == {"train"}
+
+
+def test_prompts_are_not_repeated(drawn):
+    for chosen in drawn.values():
+        assert len({e.prompt for e in chosen}) == len(chosen)
+
+
+def test_every_completion_passes_its_own_checker(drawn):
+    for example in drawn["train"] + drawn["heldout"]:
+        assert check(example.family, example.prompt, example.completion, example.meta), example
+
+
+def test_meta_may_come_as_json_text(drawn):
+    for example in drawn["heldout"][:70]:
+        assert check(example.family, example.prompt, example.completion, json.dumps(example.meta))
+
+
+def corrupted(example):
+    """Completions of the example's form that are wrong."""
+    text, meta = example.completion, example.meta
+    if example.family == "arithmetic":
+        wrong = meta["answer"] + 1
+        return [str(number_words(wrong) if meta["in_words"] else wrong), text + "1", text + "0", f"0{text}\n-1"]
+    if example.family == "extract":
+        return [text[:-1], text.replace(": ", ": 1", 1) + "}", json.dumps(meta["answer"] | {"extra": 1})]
+    if example.family == "label":
+        return ["good", f"{text}, I think", text.replace(meta["label"], "other")]
+    if example.family == "lists":
+        return [text + ", banana", text + "1", text[:-1]]
+    if example.family == "story":
+        return [text.replace(meta["words"][0], "thing"), text.removesuffix("."), ", ".join(meta["words"]) + "."]
+    if example.family == "instruct":
+        return [meta["given"][0], "Do something nice.", "What is the capital of France?", text + " Now!?"]
+    return [{"yes": "no", "no": "yes"}[meta["verdict"]], "maybe", text + " no"]
+
+
+def test_a_corrupted_completion_fails(drawn):
+    for example in drawn["heldout"]:
+        for wrong in ["", "\n", *corrupted(example)]:
+            assert not check(example.family, example.prompt, wrong, example.meta), (example, wrong)
+
+
+def test_an_unknown_family_is_a_key_error():
+    with pytest.raises(KeyError):
+        check("poetry", "", "", {})
+
+
+def test_completions_are_ragged(drawn):
+    words = [len(e.completion.split()) for e in drawn["train"]]
+    assert min(words) == 1
+    assert max(words) > 120
+    assert 0.2 < sum(count == 1 for count in words) / len(words) < 0.6
+
+
+def test_think_asks_for_a_longer_answer(drawn):
+    for family in FAMILIES:
+        of_family = [e for e in drawn["train"] if e.family == family]
+        sizes = {
+            think: [len(e.completion) for e in of_family if ("/think" in e.prompt) == think] for think in (True, False)
+        }
+        assert sum(sizes[True]) / len(sizes[True]) > sum(sizes[False]) / len(sizes[False]), family
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_instruction_is_of_its_kind_and_no_other(kind):
+    rng = Random(2)
+    for _ in range(50):
+        text = instruction(rng, kind, "heldout").text
+        assert [name for name, known in KINDS.items() if known.pattern.fullmatch(text)] == [kind]
+        assert kind_of(text) == kind
+    assert kind_of(text + " please") is None
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (0, "zero"),
+        (19, "nineteen"),
+        (40, "forty"),
+        (347, "three hundred forty-seven"),
+        (900, "nine hundred"),
+        (1998, "one thousand nine hundred ninety-eight"),
+    ],
+)
+def test_number_words(number, words):
+    assert number_words(number) == words

@@ -1,0 +1,114 @@
+"""Operators that a job file can name, for tests of whole runs: a source that can seek, a step, a Parquet sink."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+
+from pipeline.protocols import BaseOperator, Inbox, Runtime
+from pipeline.records import Batch, ChunkEnd, Item, Output, add_columns, require_column
+from pipeline.shards import part_name, sorted_by_identity, write_parquet_shard
+from tests.pipeline.ops import NUMBERS
+
+
+class Numbers(BaseOperator):
+    """Rows x = row; can begin at any chunk. `content` stands for what the input file holds."""
+
+    def __init__(
+        self, rows: int, chunk_rows: int = 10, batch_rows: int = 3, content: str = "a", path: str = ""
+    ) -> None:
+        self.rows, self.chunk_rows, self.batch_rows, self.content = rows, chunk_rows, batch_rows, content
+        self.first = 0
+
+    def plan(self) -> pa.Schema:
+        return NUMBERS
+
+    def fingerprint(self) -> dict[str, str]:
+        return {"content": self.content}
+
+    def seek(self, chunk: int) -> None:
+        self.first = chunk
+
+    def total_rows(self) -> int | None:
+        return self.rows
+
+    def run(self, inbox: Inbox) -> Iterator[Item]:
+        for chunk in range(self.first, -(-self.rows // self.chunk_rows)):
+            first = chunk * self.chunk_rows
+            last = min(first + self.chunk_rows, self.rows)
+            for start in range(first, last, self.batch_rows):
+                values = list(range(start, min(start + self.batch_rows, last)))
+                yield Batch(chunk, pa.record_batch([values, values], schema=NUMBERS))
+            yield ChunkEnd(chunk, last - first)
+
+
+class Square(BaseOperator):
+    """y = x * x + add. Rejects the rows named in `bad`; fails at x = `fail_at` while the file `broken` exists."""
+
+    def __init__(self, add: int = 0, bad: list[int] | None = None, fail_at: int = -1, broken: str = "") -> None:
+        self.add, self.bad, self.fail_at, self.broken = add, bad or [], fail_at, broken
+
+    def plan(self, schema: pa.Schema) -> pa.Schema:
+        require_column(schema, "x", [pa.int64()])
+        self.schema = add_columns(schema, pa.field("y", pa.int64()))
+        return self.schema
+
+    def open(self, runtime: Runtime) -> None:
+        runtime.totals(lambda: {"slot_steps": 8, "slot_steps_used": 6})
+        runtime.status(lambda: "slots 3/4")
+
+    def process(self, batch: Batch) -> Iterable[Output]:
+        x = batch.data.column("x").to_pylist()
+        if self.fail_at in x and Path(self.broken).exists():
+            raise RuntimeError("the machine caught fire")
+        if bad := [i for i, v in enumerate(x) if v in self.bad]:
+            yield batch.reject(bad, "unlucky number")
+        good = batch.data.take(pa.array([i for i, v in enumerate(x) if v not in self.bad], pa.int64()))
+        y = pa.array([v * v + self.add for v in good.column("x").to_pylist()], pa.int64())
+        yield batch.with_data(pa.record_batch([*good.columns, y], schema=self.schema))
+
+
+class InterruptAt(BaseOperator):
+    """Sends its own process a SIGINT at x = `at` while the file `flag` exists, and then waits to be cancelled."""
+
+    def __init__(self, at: int, flag: str) -> None:
+        self.at, self.flag = at, Path(flag)
+
+    def plan(self, schema: pa.Schema) -> pa.Schema:
+        return schema
+
+    def open(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+
+    def process(self, batch: Batch) -> Iterable[Output]:
+        if self.at in batch.data.column("x").to_pylist() and self.flag.exists():
+            self.flag.unlink()
+            os.kill(os.getpid(), signal.SIGINT)
+            while not self.runtime.cancelled:
+                os.sched_yield()
+        yield batch
+
+
+class Parquet(BaseOperator):
+    """data/part-NNNNN.parquet, one a chunk."""
+
+    def __init__(self) -> None:
+        self.open_chunks: dict[int, list[pa.RecordBatch]] = {}
+
+    def plan(self, schema: pa.Schema) -> None:
+        self.schema = schema
+
+    def open(self, runtime: Runtime) -> None:
+        self.directory = runtime.output_dir / "data"
+
+    def process(self, batch: Batch) -> Iterable[Output]:
+        self.open_chunks.setdefault(batch.chunk, []).append(batch.data)
+        return ()
+
+    def finish(self, chunk: int) -> Iterable[Output]:
+        table = pa.Table.from_batches(self.open_chunks.pop(chunk, []), self.schema)
+        yield write_parquet_shard(sorted_by_identity(table), self.directory / part_name(chunk), chunk)

@@ -1,0 +1,116 @@
+"""What is committed is there after a crash, and nothing else is."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+
+from pipeline.errors import ConfigError
+from pipeline.manifest import manifest
+from pipeline.output_dir import refuse_foreign, remove_parts, wipe
+from pipeline.state import RunState, RunStatus, ShardRecord, errors_of
+
+
+def shard(chunk: int, rows: int = 3) -> ShardRecord:
+    return ShardRecord(f"data/part-{chunk:05d}.parquet", chunk, rows, 100, "ab" * 32)
+
+
+@pytest.fixture
+def state(tmp_path):
+    state = RunState(tmp_path / "state.sqlite")
+    state.begin({"seed": 0}, "squares")
+    yield state
+    state.close()
+
+
+def test_a_new_state_has_no_run(tmp_path):
+    state = RunState(tmp_path / "state.sqlite")
+    assert (state.fingerprint, state.status, state.committed_chunks, state.committed_rows) == (
+        None,
+        RunStatus.NEW,
+        0,
+        0,
+    )
+    state.close()
+
+
+def test_commits_and_attempts_are_found_again(tmp_path, state):
+    assert state.start_attempt("2026-01-01T00:00:00") == 1
+    state.commit(1, 0, 4, [shard(0)], {("square", "error", "odd"): 1}, {"data": {"row": "int64"}})
+    state.end_attempt(1, RunStatus.INTERRUPTED)
+    assert state.start_attempt("2026-01-02T00:00:00") == 2
+    state.commit(2, 1, 4, [shard(1)], {("square", "error", "odd"): 1, ("keep", "filtered", "short"): 2})
+    again = RunState(tmp_path / "state.sqlite")
+    assert again.fingerprint == {"seed": 0}
+    assert (again.status, again.committed_chunks, again.committed_rows) == (RunStatus.RUNNING, 2, 8)
+    assert again.shards() == [shard(0), shard(1)]
+    assert again.rejects() == {("square", "error", "odd"): 2, ("keep", "filtered", "short"): 2}
+    assert errors_of(again.rejects()) == 2
+    assert again.schemas() == {"data": {"row": "int64"}}
+    again.close()
+
+
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_only_the_next_chunk_can_be_committed(state, chunk):
+    with pytest.raises(ConfigError, match=f"chunk {chunk} was to be committed, but the next one is 0"):
+        state.commit(1, chunk, 4, [shard(chunk)], {})
+
+
+def test_a_commit_that_fails_leaves_nothing(state):
+    with pytest.raises(sqlite3.Error):
+        state.commit(1, 0, 4, [shard(0)], {("node", "error", None): 1})
+    assert (state.committed_chunks, state.shards()) == (0, [])
+
+
+def test_another_programs_database_is_refused(tmp_path):
+    db = sqlite3.connect(tmp_path / "state.sqlite")
+    db.execute("CREATE TABLE theirs (x)")
+    db.close()
+    with pytest.raises(ConfigError, match="belongs to another program"):
+        RunState(tmp_path / "state.sqlite")
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path):
+    (tmp_path / "state.sqlite").write_text("these are not the bytes of a database" * 100)
+    with pytest.raises(ConfigError, match="cannot be used: file is not a database"):
+        RunState(tmp_path / "state.sqlite")
+
+
+def test_the_manifest_comes_from_the_state_alone(state):
+    state.commit(
+        1, 0, 4, [shard(0), ShardRecord("rejects/part-00000.parquet", 0, 1, 9, "cd" * 32)], {("n", "error", "r"): 1}
+    )
+    made = manifest(state, RunStatus.DONE)
+    assert made == manifest(state, RunStatus.DONE)
+    assert made["counts"] == {
+        "chunks": 1,
+        "source_rows": 4,
+        "data_rows": 3,
+        "error_rejects": 1,
+        "filtered_rejects": 0,
+    }
+    assert made["rejects"] == [{"node": "n", "kind": "error", "reason": "r", "rows": 1}]
+    assert [s["path"] for s in made["shards"]] == ["data/part-00000.parquet", "rejects/part-00000.parquet"]
+
+
+def test_uncommitted_parts_go_and_other_files_stay(tmp_path):
+    names = ["data/part-00000.parquet", "data/part-00001.parquet", "data/b/part-00000.parquet.tmp", "data/part-one.txt"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert remove_parts(tmp_path, {"data/part-00000.parquet"}) == 2
+    assert [(tmp_path / name).exists() for name in names] == [True, False, False, True]
+
+
+def test_wipe_leaves_the_lock_and_the_completions(tmp_path):
+    for name in (".lock", "completions.sqlite", "state.sqlite", "manifest.json", "run.log"):
+        (tmp_path / name).touch()
+    wipe(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "completions.sqlite"]
+
+
+def test_a_file_is_no_output_directory(tmp_path):
+    (tmp_path / "out").touch()
+    with pytest.raises(ConfigError, match="is a file"):
+        refuse_foreign(tmp_path / "out")
