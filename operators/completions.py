@@ -39,7 +39,7 @@ class Completion:
 def to_batches(
     completions: Iterable[Completion], kept: Sequence[str], schema: pa.Schema, *, keep_ids: bool
 ) -> Iterator[Batch]:
-    """The rows of `completions`, one batch a source batch: their columns `kept`, then FIELDS, then IDS_FIELD if asked."""
+    """The rows of `completions`, one batch a source batch: columns `kept`, FIELDS, and IDS_FIELD if asked."""
     groups: dict[int, list[Completion]] = {}
     for completion in completions:
         groups.setdefault(id(completion.place.batch), []).append(completion)

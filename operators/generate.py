@@ -47,9 +47,9 @@ _PER_ROW_TYPES = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), p
 class Generate:
     """Completes the prompts of its input.
 
-    Adds `completion`, `finish_reason` (stop, stop_string, length), `prompt_token_count`, `completion_token_count`, `seed`
-    and, on request, `completion_ids`. Rows leave in the order in which they finish. A prompt that is empty or leaves no
-    room for a completion is rejected with the numbers.
+    Adds `completion`, `finish_reason` (stop, stop_string, length), `prompt_token_count`, `completion_token_count`,
+    `seed` and, on request, `completion_ids`. Rows leave in the order in which they finish. A prompt that is empty or
+    leaves no room for a completion is rejected with the numbers.
 
     Args:
         model, sampling, decode, runtime, store: the config groups of those names.

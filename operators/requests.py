@@ -153,7 +153,7 @@ def hash_of(text: str) -> int:
 
 
 def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """A bijection of uint64 in which every bit depends on every bit: the finaliser of SplitMix64 (Steele et al. 2014)."""
+    """A bijection of uint64 in which each bit depends on every bit: SplitMix64's finaliser (Steele et al. 2014)."""
     values = values + np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -168,7 +168,7 @@ def key_parameters(row: Sequence) -> bytes:
 
 
 def completion_text(row: Sequence, pieces: Seq[bytes]) -> str:
-    """The text of a finished row: the bytes of its tokens, up to a stop string; bytes that are no UTF-8 become U+FFFD."""
+    """The text of a finished row: the bytes of its tokens, up to a stop string; what is no UTF-8 becomes U+FFFD."""
     if row.stops is not None:
         return bytes(row.stops.text[: row.stops.cut]).decode("utf-8", "replace")
     return b"".join([pieces[t] for t in row.tokens]).decode("utf-8", "replace")

@@ -162,7 +162,7 @@ class EngineSettings:
 
     slots: int = field(default=16, metadata=NOT_IN_DATA)
     max_sequence_tokens: int | None = None
-    threads: int | None = None
+    threads: int | None = field(default=None, metadata=NOT_IN_DATA)  # Generate fingerprints the number that it comes to
     kv: str = "per_sequence"
     n_batch: int = field(default=2048, metadata=NOT_IN_DATA)
     n_ubatch: int = 512

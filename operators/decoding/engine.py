@@ -1,6 +1,6 @@
 """The engine: one thread a device that runs the step loop for every node that generates on it.
 
-Several nodes share one engine, because two thread teams on the same cores ruin each other. Each has a Client: it submits
+Nodes share an engine, because two thread teams on the same cores ruin each other. Each has a Client: it submits
 sequences, and collects them when they are finished. A row is admitted only when its node has room to take it back, so a
 slow reader of one node never stops another, and nothing grows.
 """

@@ -36,7 +36,7 @@ class DecoderShape:
         max_sequence_tokens: prompt and completion tokens of one row.
         n_batch: tokens of one call.
         n_ubatch: tokens computed at once.
-        per_sequence: each row has its own KV stream; then rows of one call are best consecutive slots with equal counts.
+        per_sequence: each row has its own KV stream; rows of one call are then best consecutive, with equal counts.
         deterministic: never let the backend see a lone row, so that a row's logits do not depend on its neighbours.
     """
 

@@ -12,7 +12,7 @@ _WORDS_PER_COUNT = 4
 class Uniforms:
     """Uniform float64 in [0, 1), one for each step of a row.
 
-    Counter-based (Philox 4x64, Salmon et al. 2011): the number of step t is word t of the stream with this key, so a row
+    Counter-based (Philox 4x64, Salmon et al. 2011): the number of step t is word t of the key's stream, so a row
     that is continued later draws the same.
     """
 

@@ -1,7 +1,7 @@
-"""Draws one token for each row from its logits: float32 NumPy, vectorised where rows are alike, no sort of the vocabulary.
+"""Draws one token for each row from its logits, in float32 NumPy, without a sort of the vocabulary.
 
-The steps are those of llama.cpp's default chain in its order: top_k, top_p, min_p, temperature, draw. All three cuts keep
-a prefix of the tokens in order of falling probability, so they come down to how many of the most likely tokens stay.
+The steps are those of llama.cpp's default chain in its order: top_k, top_p, min_p, temperature, draw. All three cuts
+keep a prefix of the tokens in order of falling probability: they come down to how many of the likeliest tokens stay.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from operators.decoding.model import Logits
 from operators.decoding.sequence import SamplingParams, Sequence
 
 BLOCKS = 64
-"""Tokens a block of `top_tokens` holds. Block j is every (V // 64)-th token from j: NumPy takes the maximum over a middle
-axis ten times faster than over contiguous blocks."""
+"""Tokens in a block of `top_tokens`. Block j is every (V // 64)-th token from j: NumPy takes the maximum over a middle
+axis much faster than over contiguous blocks."""
 NUCLEUS = 1024
 """Candidates that are tried first where only top_p cuts."""
 
@@ -46,7 +46,7 @@ class Sampler:
 
 
 def draw_one(logits: Logits, params: SamplingParams, uniform: float) -> int:
-    """One token of `logits`, float32 [n_vocab], by inversion: `uniform` in [0, 1) picks the place in the distribution."""
+    """One token of `logits`, float32 [n_vocab], by inversion: `uniform` in [0, 1) picks the place."""
     ids, values = candidates(logits, params)
     weights = np.exp((values - values[0] if len(values) else values) / params.temperature)
     total = weights.cumsum()
@@ -96,7 +96,7 @@ def _nucleus(logits: Logits, params: SamplingParams) -> tuple[Ids, npt.NDArray[n
 
 
 def _cut(ids: Ids, logits: Logits, params: SamplingParams, weight: float) -> tuple[Ids, npt.NDArray[np.float64]]:
-    """Apply top_p and min_p to `ids`, most likely first. `weight`: sum of exp(logit - largest) that top_p is a part of."""
+    """Apply top_p and min_p to `ids`, most likely first. `weight`: the sum of exp(logit - largest) that top_p is of."""
     values = logits[ids].astype(np.float64)
     keep = len(ids)
     if params.top_p < 1:

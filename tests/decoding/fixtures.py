@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence as Seq
+from typing import Any
 
 import numpy as np
 
@@ -24,10 +25,13 @@ class Table:
     """Keeps the rows of a metrics table."""
 
     def __init__(self) -> None:
-        self.rows: list[tuple[object, ...]] = []
+        self.rows: list[tuple[Any, ...]] = []
 
     def append(self, *values: object) -> None:
         self.rows.append(values)
+
+    def extend(self, columns: Seq[Seq[object]]) -> None:
+        self.rows.extend(zip(*columns, strict=True))
 
 
 def shape(slots: int = 4, **sizes: int | bool) -> DecoderShape:
@@ -55,7 +59,7 @@ class Bench:
         self.engine = Engine(self.decoder, self.scheduler, Autoregressive(self.decoder, Sampler()), self.steps, meters)
         self.woken = threading.Event()
 
-    def client(self, depth: int = 1, capacity: int = 1000):  # type: ignore[no-untyped-def]
+    def client(self, depth: int = 1, capacity: int = 1000):
         client = self.engine.client(StageMeter("node"), depth, capacity, self.woken.set)
         self.engine.add(client)
         return client

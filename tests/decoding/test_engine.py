@@ -12,6 +12,7 @@ from operators.decoding.fake import FakeDecoder
 from operators.decoding.model import DecodeFailed
 from operators.decoding.sampler import Sampler
 from operators.decoding.scheduler import Scheduler
+from operators.decoding.sequence import Sequence
 from pipeline.meter import StageMeter
 from tests.decoding.fixtures import Bench, Table, prompts, sequences, shape
 
@@ -23,7 +24,7 @@ def engine_on(decoder: FakeDecoder) -> Engine:
 
 
 def collect_all(client, woken: threading.Event, count: int):
-    rows = []
+    rows: list[Sequence] = []
     while len(rows) < count:
         woken.wait(10)
         woken.clear()

@@ -58,8 +58,7 @@ def test_a_prefill_call_is_one_micro_batch():
 def test_long_prompts_are_cut_where_the_row_alone_decides():
     bench = Bench(shape(2))
     bench.run(sequences([np.full(150, 1, np.int32), np.full(70, 2, np.int32)], max_tokens=1))
-    prefill = [step[2] for step in bench.steps.rows if step[2]]
-    assert sorted(prefill) == [6, 22, 128] or sorted(prefill) == [6, 22, 64, 64, 64]
+    assert [step[2] for step in bench.steps.rows if step[2]] == [64, 64, 22, 64, 6]
 
 
 def test_the_backend_never_sees_a_lone_row():
@@ -72,7 +71,7 @@ def test_the_backend_never_sees_a_lone_row():
         seen.append((n, int(bench.decoder.batch.output[:n].sum())))
         return decode()
 
-    bench.decoder.decode = watch
+    bench.decoder.decode = watch  # type: ignore[method-assign]
     bench.run(sequences([np.array([5], np.int32), np.arange(65, dtype=np.int32), np.arange(3, dtype=np.int32)]))
     assert seen
     assert all(tokens >= 2 and outputs != 1 for tokens, outputs in seen)
@@ -90,8 +89,6 @@ def test_refill_waits_for_free_slots_but_never_while_nothing_decodes():
     bench = Bench(shape(4), refill=4)
     result = bench.run(sequences(prompts(20, longest=20)))
     assert len(result) == 20
-    admitted = [call for call in bench.decoder.calls]
-    assert admitted
     assert any(step[-2] for step in bench.steps.rows)
 
 
@@ -104,8 +101,8 @@ def test_credit_bounds_what_is_in_flight():
         bench.engine.step()
         seen = max(seen, len(bench.scheduler.slots))
     assert seen == 3
+    assert client.waiting == 7
     assert len(client.collect()) == 3
-    assert bench.scheduler.runnable
     assert any(step[-3] for step in bench.steps.rows if step[3])
 
 
