@@ -217,12 +217,17 @@ class OutputSettings:
         compression: of Parquet shards: zstd, snappy, gzip, lz4 or none.
         prompt_text: keep the exact text that the model was given.
         completion_ids: keep the token ids of the completion.
+        preview: rows to print at the end of a run.
+        preview_columns: the columns of these rows to print; empty prints all.
     """
 
     compression: str = "zstd"
     prompt_text: bool = False
     completion_ids: bool = False
+    preview: int = field(default=0, metadata=NOT_IN_DATA)
+    preview_columns: list[str] = field(default_factory=list, metadata=NOT_IN_DATA)
 
     def __post_init__(self) -> None:
+        check(self.preview >= 0, "output.preview", self.preview, "it is 0 (none) or more")
         known = ("zstd", "snappy", "gzip", "lz4", "none")
         check(self.compression in known, "output.compression", self.compression, f"it is one of {', '.join(known)}")

@@ -133,6 +133,14 @@ class Source(StreamOperator, Protocol):
         """How much of the input has been read, 0 to 1, by rows where they are known, else by bytes."""
 
 
+@runtime_checkable
+class Reporter(Protocol):
+    """An operator that has something to say at the end of a finished run."""
+
+    def report(self, directory: Path) -> Iterable[str]:
+        """Lines for the summary, read from the results in `directory`: so they speak of all attempts of the run."""
+
+
 class BaseOperator:
     """Empty `open`, `finish` and `close`, for operators that need none of them."""
 

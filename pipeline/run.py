@@ -33,7 +33,7 @@ from pipeline.shards import publish, write_atomically
 from pipeline.snapshot import Observer, Snapshot
 from pipeline.state import STATE_FILE, RunState, RunStatus, ShardRecord, errors_of
 from pipeline.stopping import stopped_by_signals
-from pipeline.summary import Outcome, summary_lines
+from pipeline.summary import Outcome, report_lines, summary_lines
 from pipeline.telemetry import Telemetry
 
 SWITCH_INTERVAL_S = 0.0005
@@ -234,7 +234,9 @@ class _Attempt:
         for table in self._context.tables.values():
             table.merge()
         write_manifest(self._directory, self._state, ending.status)
-        for line in summary_lines(outcome, self._executor.meters):
+        done = ending.status is RunStatus.DONE
+        lines = report_lines(self._graph, self._directory) if done else []
+        for line in [*lines, *summary_lines(outcome, self._executor.meters)]:
             print(line)
             log.debug("%s", line)
         return code

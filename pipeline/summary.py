@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import ExitCode
+from pipeline.graph import Graph
 from pipeline.meter import StageMeter
 from pipeline.output_dir import DATA, REJECTS
 from pipeline.progress import duration
+from pipeline.protocols import Reporter
 from pipeline.state import RejectCounts, RunStatus
 
 MAX_REASONS = 8
@@ -44,6 +46,12 @@ class Outcome:
     wall_s: float
     totals: Mapping[str, float]
     max_error_rate: float
+
+
+def report_lines(graph: Graph, directory: Path) -> list[str]:
+    """What the operators of a finished run have to say, in the order of the graph."""
+    operators = [graph.nodes[name].op for name in graph.order]
+    return [line for op in operators if isinstance(op, Reporter) for line in op.report(directory)]
 
 
 def summary_lines(outcome: Outcome, meters: Sequence[StageMeter]) -> list[str]:

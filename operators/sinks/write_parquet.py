@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
+import polars as pl
 import pyarrow as pa
 
 from operators.settings import OutputSettings
@@ -12,6 +14,9 @@ from pipeline.errors import ConfigError
 from pipeline.protocols import BaseOperator, Runtime
 from pipeline.records import ROW, Batch, Output, require_column
 from pipeline.shards import part_name, sorted_by_identity, write_parquet_shard
+
+PREVIEW_WIDTH = 300
+"""Characters of a value that a preview shows."""
 
 
 class WriteParquet(BaseOperator):
@@ -48,6 +53,8 @@ class WriteParquet(BaseOperator):
         }
         fields = [pa.field(f.name, f.type, f.nullable) for f in schema if helpers.get(f.name, True)]
         self._schema = pa.schema(fields)
+        for name in self._output.preview_columns:
+            require_column(self._schema, name)
 
     def open(self, runtime: Runtime) -> None:
         """The files go under `runtime.output_dir`."""
@@ -65,3 +72,15 @@ class WriteParquet(BaseOperator):
         # One piece: the boundaries of Parquet pages follow the pieces that a table consists of.
         ordered = sorted_by_identity(table).combine_chunks()
         yield write_parquet_shard(ordered, self._path / part_name(chunk), chunk, self._output.compression)
+
+    def report(self, directory: Path) -> Iterable[str]:
+        """The first rows, as far as `output.preview` asks for them."""
+        if not self._output.preview:
+            return
+        names = self._output.preview_columns or self._schema.names
+        width = max(map(len, names))
+        found = pl.scan_parquet(directory / "data" / self._directory / "*.parquet")
+        for row in found.select(names).head(self._output.preview).collect().iter_rows():
+            for name, value in zip(names, row, strict=True):
+                yield f"{name:{width}}  {textwrap.shorten(str(value), PREVIEW_WIDTH)}"
+            yield ""
