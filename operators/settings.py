@@ -72,6 +72,7 @@ class ModelSettings:
     Args:
         loader: `module:function` that makes the Model from these settings.
         path: the GGUF file.
+        repo, file, revision: with model=hub, the GGUF file of a repository on the Hugging Face Hub at a commit or tag.
         chat_template: a Jinja template file instead of the one in the GGUF.
         system: system prompt that is put before every conversation that has none.
         gpu_layers: layers to compute on the GPU: 0 for none, 999 for all.
@@ -80,6 +81,9 @@ class ModelSettings:
 
     loader: str = "operators.llama.model:load"
     path: str | None = None
+    repo: str | None = None
+    file: str | None = None
+    revision: str | None = None
     chat_template: str | None = None
     system: str | None = None
     gpu_layers: int = 0

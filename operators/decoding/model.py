@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -171,7 +171,7 @@ def max_sequence_tokens(settings: EngineSettings, model: Model) -> int:
 
 def load_model(runtime: Runtime, settings: ModelSettings) -> Model:
     """The model of `settings`: loaded once a process, shared by all nodes and runs."""
-    key = ("model", settings.loader, settings.path, settings.gpu_layers, tuple(sorted(settings.options.items())))
+    key = ("model", repr(replace(settings, chat_template=None, system=None)))
     return runtime.shared(key, lambda: loader(settings)(settings), close_model)
 
 

@@ -1,0 +1,75 @@
+"""`model=hub`: a GGUF file from the Hugging Face Hub, fetched once into the Hub's own cache, pinned and hashed."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from operators.llama.model import LlamaModel
+from operators.settings import ModelSettings
+from pipeline.errors import ConfigError, InputError
+from pipeline.shards import sha256_of
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def load(settings: ModelSettings) -> LlamaModel:
+    """The loader of `model=hub`."""
+    return LlamaModel(replace(settings, path=str(fetch(settings))))
+
+
+def identify(settings: ModelSettings) -> str:
+    """The SHA-256 of the file; it is in the fingerprint, and so in the manifest.
+
+    Raises:
+        ConfigError, InputError: see `fetch`.
+        InputError: the file in the cache is not the one that the Hub announced.
+    """
+    return f"sha256 {_verified(fetch(settings))}"
+
+
+def fetch(settings: ModelSettings) -> Path:
+    """The file in the Hub's cache; downloaded, with a progress bar, if it is not there yet.
+
+    `settings.options` go to hf_hub_download: cache_dir, endpoint, token, local_files_only ...
+
+    Raises:
+        ConfigError: repo, file or revision is missing, or huggingface_hub is not installed.
+        InputError: there is no such file, or no network.
+    """
+    for key in ("repo", "file", "revision"):
+        if not getattr(settings, key):
+            raise ConfigError(f"model.{key} is not set; model=hub needs model.repo, model.file and model.revision")
+    try:
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    except ImportError as error:
+        raise ConfigError(f"model=hub needs huggingface_hub ({error}); install it: pip install '.[hub]'") from error
+    what = f"{settings.file} of {settings.repo} at {settings.revision}"
+    try:
+        return Path(hf_hub_download(settings.repo, settings.file, revision=settings.revision, **settings.options))
+    except LocalEntryNotFoundError as error:
+        raise InputError(
+            f"{what} is not in the cache and the Hub cannot be reached; fetch it where there is a network,"
+            " or give a file: model=gguf model.path="
+        ) from error
+    except HFValidationError as error:
+        raise ConfigError(f"model.repo={settings.repo}: {error}") from error
+    except HfHubHTTPError as error:
+        raise InputError(f"{what} could not be fetched: {str(error).splitlines()[0]}") from error
+
+
+def _verified(path: Path) -> str:
+    digest = _digest(path.resolve(), path.stat().st_mtime_ns)
+    announced = path.resolve().name  # the cache names a large file by the hash that the Hub announced for it
+    if _SHA256.fullmatch(announced) and announced != digest:
+        raise InputError(f"{path} is damaged: its SHA-256 is {digest}; delete it, and it is fetched again")
+    return digest
+
+
+@functools.lru_cache(maxsize=16)
+def _digest(path: Path, changed: int) -> str:
+    """Hashed once as long as the time of change is the same."""
+    return sha256_of(path)
