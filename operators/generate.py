@@ -24,7 +24,6 @@ from operators.settings import (
 )
 from operators.store import CompletionKeys, StoredCompletion
 from operators.tokens import PROMPT_IDS
-from pipeline.errors import Cancelled
 from pipeline.protocols import Inbox, Runtime
 from pipeline.records import Batch, ChunkEnd, Item, Rejects, add_columns, require_column
 
@@ -134,11 +133,9 @@ class Generate:
                     if chunks.empty:
                         return
                 self._wait(inbox, client, chunks)
-        except Cancelled:
-            self._finish(client.leave())
-            raise
         finally:
-            client.leave()
+            # However this ends: what was finished and not collected is journaled.
+            self._finish(client.leave())
 
     def close(self) -> None:
         """The engine and the store are closed with the run."""

@@ -39,26 +39,31 @@ def fetch(settings: ModelSettings) -> Path:
         ConfigError: repo, file or revision is missing, or huggingface_hub is not installed.
         InputError: there is no such file, or no network.
     """
-    for key in ("repo", "file", "revision"):
-        if not getattr(settings, key):
-            raise ConfigError(f"model.{key} is not set; model=hub needs model.repo, model.file and model.revision")
+    repo, file, revision = (_required(settings, key) for key in ("repo", "file", "revision"))
     try:
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
     except ImportError as error:
         raise ConfigError(f"model=hub needs huggingface_hub ({error}); install it: pip install '.[hub]'") from error
-    what = f"{settings.file} of {settings.repo} at {settings.revision}"
+    what = f"{file} of {repo} at {revision}"
     try:
-        return Path(hf_hub_download(settings.repo, settings.file, revision=settings.revision, **settings.options))
+        return Path(hf_hub_download(repo, file, revision=revision, **settings.options))
     except LocalEntryNotFoundError as error:
         raise InputError(
             f"{what} is not in the cache and the Hub cannot be reached; fetch it where there is a network,"
             " or give a file: model=gguf model.path="
         ) from error
     except HFValidationError as error:
-        raise ConfigError(f"model.repo={settings.repo}: {error}") from error
+        raise ConfigError(f"model.repo={repo}: {error}") from error
     except HfHubHTTPError as error:
         raise InputError(f"{what} could not be fetched: {str(error).splitlines()[0]}") from error
+
+
+def _required(settings: ModelSettings, key: str) -> str:
+    value: str | None = getattr(settings, key)
+    if not value:
+        raise ConfigError(f"model.{key} is not set; model=hub needs model.repo, model.file and model.revision")
+    return value
 
 
 def _verified(path: Path) -> str:
