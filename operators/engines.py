@@ -40,7 +40,13 @@ def shared_engine(runtime: Runtime, model: Model, settings: EngineSettings, deco
         strategy = strategy_class(decode)(decoder, Sampler())
         meters = (runtime.part("decode"), runtime.part("sample"))
         engine = Engine(decoder, scheduler, strategy, runtime.table("steps", STEPS_SCHEMA), meters)
-        runtime.totals(lambda: engine.totals)
+        kept = settings.deterministic and model.exact
+        if settings.deterministic and not kept:
+            runtime.log.warning(
+                "runtime.deterministic is not proven for this model (its file type, a GPU, or AMX with K-quants):"
+                " a row's text may depend on its neighbours"
+            )
+        runtime.totals(lambda: engine.totals | {"deterministic": float(kept)})
         runtime.status(engine.active_slots)
         return engine, give_back
 

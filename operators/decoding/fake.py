@@ -115,7 +115,7 @@ class FakeModel:
     eos_token = ""
     chat_template: str | None = None
     end_ids = frozenset({END_ID})
-    is_cpu = True
+    exact = True
 
     def __init__(self, fail: Callable[[BatchBuffer], int] = lambda _: 0) -> None:
         self._fail = fail

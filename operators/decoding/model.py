@@ -137,8 +137,8 @@ class Model(Protocol):
     chat_template: str | None
     end_ids: frozenset[int]
     """The model's end-of-generation tokens."""
-    is_cpu: bool
-    """Whether all layers run on the CPU."""
+    exact: bool
+    """Whether its logits are known not to depend on neighbours, to the bit, where the scheduler keeps its rules."""
 
     def fingerprint(self) -> str:
         """Names the content of the model: the same weights and vocabulary, the same string."""

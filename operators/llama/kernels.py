@@ -1,0 +1,86 @@
+"""Which of llama.cpp's CPU kernels a model is computed with, where its own choice costs speed or lets bits differ.
+
+For K-quants llama.cpp (as vendored by llama-cpp-python 0.3.36) has three ways to multiply on x86:
+
+- repacked weights (`use_extra_bufts`, its default): two kernels, one for four rows at a time and one for the rest, that
+  differ in the last bits, so that a row's logits depend on how many rows there are;
+- tiled kernels, taken from 8 rows up unless the weights are repacked;
+- row by row below 8 rows, again with other last bits.
+
+Measured on 2 AVX-512 cores without AMX, Q4_K_M, 8 layers of Qwen3-0.6B's shape: a step of 16 rows takes 124 ms
+repacked and 60 ms tiled, a prompt is read at 630 and 1,570 tokens/s. So K-quants are not repacked; and where a row's
+text must not depend on its neighbours the tiled kernels are taken at any number of rows. That costs speed below 8 rows:
+a lone row 49 instead of 9 ms.
+With AMX neither was measured, and llama.cpp's choice is left alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+import llama_cpp
+
+TILED_ALWAYS = "GGML_CPU_TILED_MM_FORCE"
+"""Read by llama.cpp once, at its first multiplication."""
+
+K_QUANTS = frozenset(
+    (
+        llama_cpp.LLAMA_FTYPE_MOSTLY_Q2_K,
+        llama_cpp.LLAMA_FTYPE_MOSTLY_Q2_K_S,
+        llama_cpp.LLAMA_FTYPE_MOSTLY_Q3_K_S,
+        llama_cpp.LLAMA_FTYPE_MOSTLY_Q3_K_M,
+        llama_cpp.LLAMA_FTYPE_MOSTLY_Q3_K_L,
+        llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_S,
+        llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M,
+        llama_cpp.LLAMA_FTYPE_MOSTLY_Q5_K_S,
+        llama_cpp.LLAMA_FTYPE_MOSTLY_Q5_K_M,
+        llama_cpp.LLAMA_FTYPE_MOSTLY_Q6_K,
+    )
+)
+EXACT = K_QUANTS | {
+    llama_cpp.LLAMA_FTYPE_ALL_F32,
+    llama_cpp.LLAMA_FTYPE_MOSTLY_F16,
+    llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0,
+    llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0,
+}
+"""File types whose logits were found to be the same to the bit in any company (tests/llama/test_decoding.py)."""
+
+
+def has_amx() -> bool:
+    """Whether llama.cpp was compiled with AMX kernels."""
+    return b"AMX" in llama_cpp.llama_print_system_info()
+
+
+def repacks(file_type: int | None) -> bool:
+    """Whether llama.cpp may keep the weights of such a file in a layout of its own."""
+    return file_type not in K_QUANTS or has_amx()
+
+
+def is_exact(file_type: int | None) -> bool:
+    """Whether the logits of such a file were found to be the same to the bit in any company."""
+    return file_type in EXACT and not (file_type in K_QUANTS and has_amx())
+
+
+def keep_rows_apart() -> None:
+    """Have the kernels of K-quants not depend on the number of rows. Before the first decode of the process.
+
+    What the user has set in the environment stands.
+    """
+    os.environ.setdefault(TILED_ALWAYS, "1")
+
+
+def file_type_of(path: Path) -> int | None:
+    """`general.file_type` of a GGUF file, None where it has none or is damaged. Reads the header alone."""
+    params = llama_cpp.llama_model_default_params()
+    params.vocab_only = True
+    model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
+    if not model:
+        return None
+    try:
+        value = ctypes.create_string_buffer(32)
+        count = llama_cpp.llama_model_meta_val_str(model, b"general.file_type", value, len(value))
+        return int(value.value) if count > 0 else None
+    finally:
+        llama_cpp.llama_model_free(model)
