@@ -65,12 +65,11 @@ def candidates(logits: Logits, params: SamplingParams) -> tuple[Ids, npt.NDArray
         return _cut(_by_logit(logits, ids), logits, params, _weight_of(logits, logits.max()))
     if params.top_p < 1:
         return _nucleus(logits, params)
-    ids = np.flatnonzero(logits > -np.inf)
-    return _cut(_by_logit(logits, ids), logits, params, 1.0)
+    return _cut(_by_logit(logits, np.arange(len(logits))), logits, params, 1.0)
 
 
 def top_tokens(logits: Logits, k: int) -> Ids:
-    """The `k` most likely tokens, most likely first, equal ones by id. Exact.
+    """The `k` most likely tokens, most likely first, equal ones by id; fewer where the others are -inf. Exact.
 
     Every token at or above the k-th largest logit lies in a block whose maximum is at or above the k-th largest block
     maximum: those k blocks alone hold k tokens that are not below it. So only the tokens of such blocks are sorted.
@@ -112,4 +111,6 @@ def _weight_of(logits: Logits, largest: np.float32) -> float:
 
 
 def _by_logit(logits: Logits, ids: Ids) -> Ids:
+    """The possible ones of `ids`, most likely first."""
+    ids = ids[logits[ids] > -np.inf]
     return ids[np.lexsort((ids, -logits[ids]))]
