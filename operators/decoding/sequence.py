@@ -99,11 +99,6 @@ class Sequence:
     _uniforms: Uniforms | None = field(default=None, init=False)
 
     @property
-    def reserved_tokens(self) -> int:
-        """KV cells that it can need at most."""
-        return len(self.prompt) + self.max_tokens
-
-    @property
     def prompt_left(self) -> int:
         """Prompt tokens that are not in the KV cache yet."""
         return len(self.prompt) - self.n_past

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from operators.decoding.scheduler import Line, Scheduler, Unfilled
+from operators.decoding.scheduler import Line, Prefill, Scheduler, Unfilled
 from operators.decoding.sequence import FinishReason, Sequence, State
 from tests.decoding.fixtures import GREEDY, WARM, Bench, prompts, sequences, shape
 
@@ -53,6 +53,18 @@ def test_a_prefill_call_is_one_micro_batch():
     bench = Bench(shape(3))
     bench.run(sequences([np.full(n, 1, np.int32) for n in (10, 11, 10)]))
     assert bench.decoder.calls[:3] == [(0,), (1,), (2,)]
+
+
+def test_slots_that_are_not_neighbours_prefill_apart():
+    scheduler = Scheduler(shape(3), lambda *_: None)
+    line = Line(1, lambda: 10)
+    scheduler.add_line(line)
+    line.waiting.extend(sequences([np.full(10, i, np.int32) for i in range(3)]))
+    scheduler.schedule(0.0)
+    scheduler.slots.rows()[1].state = State.DECODE
+    work = scheduler.schedule(0.0)
+    assert isinstance(work, Prefill)
+    assert [row.slot for row in work.sequences] == [0]
 
 
 def test_long_prompts_are_cut_where_the_row_alone_decides():
