@@ -46,7 +46,7 @@ def shared_engine(runtime: Runtime, model: Model, settings: EngineSettings, deco
                 "runtime.deterministic is not proven for this model (its file type, a GPU, or AMX with K-quants):"
                 " a row's text may depend on its neighbours"
             )
-        runtime.totals(lambda: engine.totals | {"deterministic": float(kept)})
+        runtime.totals(lambda: engine.totals | {"engines": 1.0, "engines_deterministic": float(kept)})
         runtime.status(engine.active_slots)
         return engine, give_back
 

@@ -33,10 +33,13 @@ def fingerprint_of(settings: JobSettings, graph: Graph) -> dict[str, Any]:
     A whole group that a node is given stands under the key that users type (`sampling.temperature`), everything else
     under the node (`nodes.render.op.template`).
     """
-    found: dict[str, Any] = {"seed": settings.seed, "chunk_rows": settings.chunk_rows}
+    top: dict[str, Any] = {"seed": settings.seed, "chunk_rows": settings.chunk_rows}
+    found = dict(top)
     groups = [(name, getattr(settings, name)) for name in GROUPS if getattr(settings, name) is not None]
     for name, node in settings.nodes.items():
         for key, value in node.op.items():
+            if key in top and value == top[key]:
+                continue  # named by the key that users type
             group = next((g for g, whole in groups if dataclasses.is_dataclass(value) and whole == value), None)
             found.update(_flat(group or f"nodes.{name}.op.{key}", value))
         found[f"nodes.{name}.inputs"] = list(node.inputs)

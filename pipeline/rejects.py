@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from pipeline.protocols import Inbox, Runtime
-from pipeline.records import REJECT_SCHEMA, ChunkEnd, Item, RejectKind, Rejects, Shard
+from pipeline.records import REJECT_SCHEMA, ChunkEnd, Item, Reject, RejectKind, Rejects, Shard
 from pipeline.shards import part_name, sorted_by_identity, write_parquet_shard
 
 MAX_REASONS = 100
@@ -29,7 +29,7 @@ class RejectTally:
         chunk = self._by_chunk.setdefault(rejects.chunk, Counter())
         for reject in rejects.rows:
             self.by_kind[reject.kind.value] += 1
-            key = (rejects.node, reject.kind.value, re.sub(r"\d+", "N", re.sub(r"'[^']*'", "'…'", reject.reason)))
+            key = (rejects.node, reject.kind.value, _without_values(reject))
             key = key if key in self.by_reason or len(self.by_reason) < MAX_REASONS else _other(key)
             self.by_reason[key] += 1
             chunk[key] += 1
@@ -42,6 +42,13 @@ class RejectTally:
     def errors(self) -> int:
         """Rows rejected because something was wrong with them."""
         return self.by_kind[RejectKind.ERROR.value]
+
+
+def _without_values(reject: Reject) -> str:
+    """The reason of an error without the numbers and quoted values of its row; a filter's reason is the user's own."""
+    if reject.kind is RejectKind.FILTERED:
+        return reject.reason
+    return re.sub(r"\d+", "N", re.sub(r"'[^']*'", "'…'", reject.reason))
 
 
 def _other(key: tuple[str, str, str]) -> tuple[str, str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from pipeline.protocols import Reporter
 from pipeline.state import RejectCounts, RunStatus
 
 MAX_REASONS = 8
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,16 @@ class Outcome:
 
 def report_lines(graph: Graph, directory: Path) -> list[str]:
     """What the operators of a finished run have to say, in the order of the graph."""
-    operators = [graph.nodes[name].op for name in graph.order]
-    return [line for op in operators if isinstance(op, Reporter) for line in op.report(directory)]
+    lines: list[str] = []
+    for name in graph.order:
+        op = graph.nodes[name].op
+        if isinstance(op, Reporter):
+            try:
+                lines += op.report(directory)
+            except Exception as error:  # the run is done and its results are whole, whatever its report may lack
+                log.exception("node '%s' cannot report", name)
+                lines.append(f"node '{name}' cannot report: {type(error).__name__}: {error}")
+    return lines
 
 
 def summary_lines(outcome: Outcome, meters: Sequence[StageMeter]) -> list[str]:

@@ -63,12 +63,20 @@ def is_exact(file_type: int | None) -> bool:
     return file_type in EXACT and not (file_type in K_QUANTS and has_amx())
 
 
-def keep_rows_apart() -> None:
-    """Have the kernels of K-quants not depend on the number of rows. Before the first decode of the process.
+_settled: list[bool] = []
 
-    What the user has set in the environment stands.
+
+def keep_rows_apart(wanted: bool) -> bool:
+    """Have the kernels of K-quants not depend on the number of rows, if that is `wanted`; returns whether they do.
+
+    llama.cpp decides once a process, so what the first caller wants stands for all; and what the user has set in the
+    environment stands over that.
     """
-    os.environ.setdefault(TILED_ALWAYS, "1")
+    if not _settled:
+        if wanted:
+            os.environ.setdefault(TILED_ALWAYS, "1")
+        _settled.append(os.environ.get(TILED_ALWAYS) == "1")
+    return _settled[0]
 
 
 def file_type_of(path: Path) -> int | None:

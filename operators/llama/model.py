@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from operators.decoding.model import DecoderShape, TokenIds, max_sequence_tokens
 from operators.llama.context import LlamaContext
-from operators.llama.kernels import file_type_of, is_exact, keep_rows_apart, repacks
+from operators.llama.kernels import K_QUANTS, file_type_of, is_exact, keep_rows_apart, repacks
 from operators.llama.library import initialise, last_errors
 from operators.llama.pool import ContextPool
 from operators.settings import EngineSettings, ModelSettings, usable_cores
@@ -70,10 +70,10 @@ class LlamaModel:
         self._path = gguf_path(settings)
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = settings.gpu_layers
-        file_type = file_type_of(self._path)
-        params.use_extra_bufts = repacks(file_type)
+        self._file_type = file_type_of(self._path)
+        params.use_extra_bufts = repacks(self._file_type)
         self.is_cpu = settings.gpu_layers == 0
-        self.exact = self.is_cpu and is_exact(file_type)
+        self.exact = self.is_cpu and is_exact(self._file_type)
         self._model = llama_cpp.llama_model_load_from_file(os.fsencode(self._path), params)
         if not self._model:
             raise InputError(f"model.path={settings.path} could not be loaded: {last_errors()}")
@@ -121,8 +121,8 @@ class LlamaModel:
 
     def lease(self, settings: EngineSettings) -> tuple[LlamaContext, Callable[[], None]]:
         """See Model.lease."""
-        if settings.deterministic:
-            keep_rows_apart()
+        if not keep_rows_apart(settings.deterministic) and self._file_type in K_QUANTS:
+            self.exact = False
         shape = DecoderShape(
             slots=settings.slots,
             max_sequence_tokens=max_sequence_tokens(settings, self),

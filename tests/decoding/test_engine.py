@@ -12,7 +12,7 @@ from operators.decoding.fake import FakeDecoder
 from operators.decoding.model import DecodeFailed
 from operators.decoding.sampler import Sampler
 from operators.decoding.scheduler import Scheduler
-from operators.decoding.sequence import Sequence
+from operators.decoding.sequence import SamplingParams, Sequence
 from pipeline.meter import StageMeter
 from tests.decoding.fixtures import Bench, Table, prompts, sequences, shape
 
@@ -66,13 +66,15 @@ def test_leaving_frees_the_slots_for_the_others():
     stays, leaves = threading.Event(), threading.Event()
     first = engine.connect(StageMeter("leaves"), 2, 1000, leaves.set)
     second = engine.connect(StageMeter("stays"), 1, 1000, stays.set)
-    first.submit(sequences(prompts(10)))
+    first.submit(sequences(prompts(10), SamplingParams(), max_tokens=150))  # no stop tokens: they would go on for long
     calls.release(3)
     leaving = threading.Thread(target=first.leave)
     leaving.start()
-    calls.release(100_000)
+    calls.release(2)
     leaving.join(10)
     assert not leaving.is_alive()
+    assert engine.active_slots() == "slots 0/2"
+    calls.release(100_000)
     texts = prompts(5, seed=9)
     second.submit(sequences(texts))
     assert collect_all(second, stays, 5) == Bench(shape(2)).run(sequences(texts))

@@ -1,0 +1,91 @@
+"""The completion store: found before and after it is written, and after its process died."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from operators.generate import Generate
+from operators.settings import DecodeSettings, EngineSettings, ModelSettings, SamplingSettings, StoreSettings
+from operators.store import FLUSH_ROWS, CompletionKeys, CompletionStore, StoredCompletion
+from pipeline.channel import Inbox
+from pipeline.meter import StageMeter
+from pipeline.records import Batch, ChunkEnd
+from pipeline.runtime import NodeRuntime, Resources, RunContext
+
+ROOT = Path(__file__).parents[2]
+
+
+def stored(number: int) -> StoredCompletion:
+    return StoredCompletion([number, 2, 3], f"text {number} ✓", "stop")
+
+
+def key(number: int) -> bytes:
+    return CompletionKeys("model").key(b"", np.array([number], np.int32))
+
+
+def test_found_at_once_and_after_it_is_opened_again(tmp_path):
+    store = CompletionStore(tmp_path / "store.sqlite")
+    store.put({key(i): stored(i) for i in range(3)})
+    for _ in range(2):
+        found = store.find([key(i) for i in range(5)])
+        assert set(found) == {key(i) for i in range(3)}
+        assert found[key(1)].text == "text 1 ✓"
+        assert list(found[key(1)].ids) == [1, 2, 3]
+        store.close()
+        store = CompletionStore(tmp_path / "store.sqlite")
+    store.close()
+    assert len({key(i) for i in range(100)} | {CompletionKeys("other").key(b"", np.array([1], np.int32))}) == 101
+
+
+def test_many_keys_at_once(tmp_path):
+    store = CompletionStore(tmp_path / "store.sqlite")
+    store.put({key(i): stored(i) for i in range(3000)})
+    assert len(store.find([key(i) for i in range(4000)])) == 3000
+    store.close()
+
+
+def test_what_was_flushed_outlives_the_process(tmp_path):
+    path = tmp_path / "store.sqlite"
+    code = f"""
+import os
+from tests.operators.test_store import *
+store = CompletionStore(Path({str(path)!r}))
+store.put({{key(i): stored(i) for i in range(FLUSH_ROWS)}})
+store.put({{key(9999): stored(9999)}})
+os._exit(9)
+"""
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 9
+    found = CompletionStore(path).find([key(i) for i in range(FLUSH_ROWS)])
+    assert len(found) == FLUSH_ROWS
+
+
+def test_rows_that_were_finished_and_not_collected_are_kept_when_a_node_is_stopped(tmp_path):
+    settings = EngineSettings(slots=4, max_sequence_tokens=128)
+    sampling = SamplingSettings(max_tokens=20, ignore_eos=True, per_row=["max_tokens"])
+    model = ModelSettings(loader="operators.decoding.fake:load")
+    op = Generate(model, sampling, DecodeSettings(), settings, StoreSettings())
+    ids = pa.array([[1], [2], [3], [4]], pa.list_(pa.int32()))
+    data = pa.RecordBatch.from_pydict({"row": [0, 1, 2, 3], "max_tokens": [1, 20, 20, 20], "prompt_ids": ids})
+    op.plan(data.schema)
+    context = RunContext(tmp_path, Resources(), Resources())
+    op.open(NodeRuntime(context, "generate", 1, StageMeter("generate")))
+    meter = StageMeter("generate")
+    inbox = Inbox(meter)
+    channel = inbox.connect(100)
+    channel.put(Batch(0, data), meter)
+    channel.put(ChunkEnd(0, 4), meter)
+    running = op.run(inbox)
+    first = next(running)
+    assert isinstance(first, Batch)
+    while context.statuses[0]() != "slots 0/4":
+        time.sleep(0.001)
+    running.close()  # type: ignore[attr-defined]  # a generator, though its type does not say so
+    context.resources.close()
+    database = CompletionStore(tmp_path / "completions.sqlite")
+    assert database._database.execute("SELECT COUNT(*) FROM completions").fetchone() == (4,)

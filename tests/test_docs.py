@@ -1,0 +1,91 @@
+"""The documents name what is there, and nothing names the machine that it was made on."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = ("pipeline/**/*.py", "operators/**/*.py", "models/**/*.py", "conf/**/*.yaml", "jobs/**/*.*", "docs/*.*")
+TREE = re.compile(r"<!-- tree -->\n```\n(.*?)```", re.S)
+ENTRY = re.compile(r"(?P<indent> *)(?P<name>\S+)( {2,}\S.*)?")
+HERE = re.compile(
+    r"(?<![\w.~-])/(?:work|root|home|Users|tmp|private|mnt)/\w|\bshared/(?:data|design|facts|style|anchors)"
+)
+"""Folders of one machine or of whoever built this; examples in documents are `/models/my.gguf`."""
+
+
+def tree() -> list[str]:
+    """Every path of the tree in docs/architecture.md; folders end in `/`."""
+    found = TREE.search((ROOT / "docs/architecture.md").read_text(encoding="utf-8"))
+    assert found is not None
+    paths: list[str] = []
+    folders: list[tuple[int, str]] = []
+    for line in found[1].splitlines():
+        entry = ENTRY.fullmatch(line)
+        assert entry is not None, line
+        indent = len(entry["indent"])
+        folders = [(depth, folder) for depth, folder in folders if depth < indent]
+        path = (folders[-1][1] if folders else "") + entry["name"]
+        paths.append(path)
+        if path.endswith("/"):
+            folders.append((indent, path))
+    return paths
+
+
+def sources() -> set[str]:
+    found = {path for pattern in SOURCES for path in ROOT.glob(pattern) if path.is_file()}
+    return {p.relative_to(ROOT).as_posix() for p in found if p.name != "__init__.py" and "__pycache__" not in p.parts}
+
+
+def test_everything_in_the_tree_is_there():
+    missing = [path for path in tree() if not (ROOT / path).exists()]
+    assert not missing
+
+
+def test_a_path_of_the_tree_is_named_once():
+    assert len(tree()) == len(set(tree()))
+
+
+def test_every_source_file_is_in_the_tree():
+    assert sources() - set(tree()) == set()
+
+
+def test_every_folder_of_tests_is_in_the_tree():
+    folders = {f"tests/{p.name}/" for p in (ROOT / "tests").iterdir() if p.is_dir() and p.name != "__pycache__"}
+    assert folders - set(tree()) == set()
+
+
+@pytest.mark.parametrize("name", ["CHANGELOG.md", "LICENSE", "README.md", "docs/architecture.md", "outputs/README.md"])
+def test_it_is_there_and_says_something(name):
+    assert (ROOT / name).read_text(encoding="utf-8").strip()
+
+
+def test_the_changelog_has_the_version_of_the_project():
+    version = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M)
+    assert version is not None
+    assert version[1] in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md"])
+def test_files_that_a_page_names_are_there(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    named = re.findall(r"`((?:pipeline|operators|conf|jobs|models|tests|docs)/[\w./-]+)`", text)
+    assert named
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_no_file_names_this_machine():
+    git = shutil.which("git")
+    if git is None or not (ROOT / ".git").exists():
+        pytest.skip("not a git work tree: what belongs to the project is not known")
+    listed = [git, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True, text=True).stdout.split("\0")
+    contents = {n: (ROOT / n).read_bytes() for n in names if n and (ROOT / n).is_file()}
+    texts = {n: content.decode(errors="replace") for n, content in contents.items() if b"\0" not in content}
+    found = {n: hit[0] for n, text in texts.items() if (hit := HERE.search(text))}
+    assert found == {}

@@ -1,0 +1,131 @@
+"""Every job that ships runs on the embedded model with shipped data, and its files keep the laws of a run."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from pipeline.__main__ import main
+from pipeline.errors import ExitCode
+from pipeline.jobs import JOBS
+
+ROWS, SLOTS = 20, 4
+SMALL = (f"data.limit={ROWS}", f"runtime.slots={SLOTS}", "sampling.max_tokens=24", "chunk_rows=8", "progress=none")
+SHIPPED_DATA = JOBS / "data" / "quickstart.jsonl"
+COUNTS = ("rows_in", "rows_out", "expanded", "rejected")
+CLOCKS = ("busy_s", "starved_s", "blocked_s")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that has ended. `data` and `rejects` are its tables, whole."""
+
+    code: int
+    directory: Path
+    data: pa.Table
+    rejects: list[dict[str, Any]]
+
+    def metrics(self, name: str) -> list[dict[str, Any]]:
+        return pq.read_table(self.directory / f"metrics/{name}.parquet").to_pylist()
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.directory / "manifest.json").read_text(encoding="utf-8"))
+        return found
+
+
+def needs_data(job: Path) -> bool:
+    return (yaml.safe_load(job.read_text(encoding="utf-8")).get("data") or {}).get("path") is None
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return [row for path in sorted(folder.glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
+
+
+@pytest.fixture(scope="module", params=sorted(JOBS.glob("*.yaml")), ids=lambda path: path.stem)
+def finished(request, tmp_path_factory) -> Finished:
+    out = tmp_path_factory.mktemp(request.param.stem)
+    given = [f"data.path={SHIPPED_DATA}"] if needs_data(request.param) else []
+    code = main([f"job={request.param.stem}", "model=tiny", f"output_dir={out}", *given, *SMALL])
+    shards = [pq.read_table(path) for path in sorted((out / "data").glob("*.parquet"))]
+    return Finished(code, out, pa.concat_tables(shards), rows_of(out / "rejects"))
+
+
+def test_there_are_jobs():
+    assert {"generate", "quickstart"} <= {path.stem for path in JOBS.glob("*.yaml")}
+
+
+def test_it_ends_well(finished):
+    assert finished.code == ExitCode.DONE
+
+
+def test_every_row_is_in_the_data_or_in_the_rejects(finished):
+    expanded = sum(stage["expanded"] for stage in finished.metrics("stages"))
+    assert len(finished.data) + len(finished.rejects) == ROWS + expanded
+    found = {row["row"] for row in finished.rejects} | set(finished.data["row"].to_pylist())
+    assert found == set(range(ROWS))
+
+
+def test_rows_are_unique_and_sorted(finished):
+    rows = finished.data["row"].to_pylist()
+    lineage = finished.data["lineage"].to_pylist() if "lineage" in finished.data.schema.names else [None] * len(rows)
+    identities = [(row, line or []) for row, line in zip(rows, lineage, strict=True)]
+    assert all(one < next_one for one, next_one in itertools.pairwise(identities))
+
+
+def test_the_manifest_counts_what_is_there(finished):
+    counts = finished.manifest["counts"]
+    assert finished.manifest["status"] == "done"
+    assert (counts["source_rows"], counts["data_rows"]) == (ROWS, len(finished.data))
+    assert counts["error_rejects"] + counts["filtered_rejects"] == len(finished.rejects)
+    assert counts["chunks"] == -(-ROWS // 8)
+    assert finished.manifest["schema"]["data"] == {f.name: str(f.type) for f in finished.data.schema}
+
+
+def test_the_manifest_names_every_shard_with_its_rows_and_bytes(finished):
+    listed = {s["path"]: (s["rows"], s["size_bytes"], s["sha256"]) for s in finished.manifest["shards"]}
+    found = {}
+    for path in [p for folder in ("data", "rejects") for p in (finished.directory / folder).rglob("*.parquet")]:
+        content = path.read_bytes()
+        rows = pq.read_metadata(path).num_rows
+        name = path.relative_to(finished.directory).as_posix()
+        found[name] = (rows, len(content), hashlib.sha256(content).hexdigest())
+    assert listed == found
+
+
+def test_the_clocks_of_every_stage_add_up_to_its_wall_time(finished):
+    for stage in finished.metrics("stages"):
+        assert sum(stage[clock] for clock in CLOCKS) == pytest.approx(stage["wall_s"], abs=1e-6), stage["node"]
+
+
+def test_no_node_loses_or_makes_up_rows(finished):
+    nodes: dict[str, dict[str, int]] = {}
+    for stage in finished.metrics("stages"):
+        sums = nodes.setdefault(stage["node"], dict.fromkeys(COUNTS, 0))
+        for count in COUNTS:
+            sums[count] += stage[count]
+    assert nodes
+    for node, sums in nodes.items():
+        assert sums["rows_in"] + sums["expanded"] == sums["rows_out"] + sums["rejected"], node
+
+
+def test_every_slot_of_a_decode_step_is_used_or_has_a_cause(finished):
+    steps = [step for step in finished.metrics("steps") if step["decode_tokens"]]
+    assert steps
+    for step in steps:
+        assert step["rows"] + sum(n for key, n in step.items() if key.startswith("unfilled_")) == SLOTS
+
+
+def test_the_rows_of_the_metrics_are_those_of_the_data(finished):
+    tokens = {row["row"]: row["completion_tokens"] for row in finished.metrics("rows")}
+    counted = dict(zip(*(finished.data[c].to_pylist() for c in ("row", "completion_token_count")), strict=True))
+    assert {row: tokens[row] for row in counted} == counted

@@ -1,0 +1,133 @@
+"""What README.md tells people to type works, and what it says of the files is so."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from docs.refresh_readme import BLOCK, PAGES
+from pipeline.__main__ import main
+from pipeline.errors import ExitCode
+from pipeline.jobs import PROJECT
+
+README = (PROJECT / "README.md").read_text(encoding="utf-8")
+PIPELINE = ".venv/bin/python -m pipeline"
+MODEL = PROJECT / "models/tiny/tiny-q8_0.gguf"
+FENCE = re.compile(r"(?:<!-- (?P<mark>.+?) -->\n)?```(?P<language>\w+)\n(?P<text>.*?)```", re.S)
+NOT_RUN = {
+    "make quickstart": "sets the project up first; the job that it then runs is run below",
+    "make test": "runs this",
+}
+SMALL = {"data.limit": "8", "sampling.max_tokens": "8", "progress": "none"}
+
+
+def blocks(language: str) -> Iterator[re.Match[str]]:
+    return (block for block in FENCE.finditer(README) if block["language"] == language)
+
+
+def commands() -> list[str]:
+    lines = [line for block in blocks("sh") for line in block["text"].replace("\\\n", " ").splitlines()]
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def runnable() -> list[str]:
+    return list(dict.fromkeys(c for c in commands() if c not in NOT_RUN))
+
+
+def run(command: str) -> int:
+    """Run a command of the README in this process: with the model that ships, few rows and short completions."""
+    assert command.startswith(PIPELINE), f"{command}: neither a run of the pipeline nor in NOT_RUN"
+    arguments = shlex.split(command.replace("/models/my.gguf", str(MODEL)).removeprefix(PIPELINE))
+    given = {argument.partition("=")[0] for argument in arguments}
+    extra = [f"{key}={value}" for key, value in SMALL.items() if key not in given] if "job" in given else []
+    return main([*arguments, *extra])
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    """A directory with the files that the README's commands take for granted."""
+    monkeypatch.chdir(tmp_path)
+    questions = pl.DataFrame(
+        {
+            "id": ["a", "b", "c"],
+            "question": ["What is 2 plus 3?", "Reverse this list: fox, hen", "What is 10 minus 4?"],
+            "max_tokens": [4, None, 6],
+            "temperature": [0.0, 0.8, None],
+        }
+    )
+    prompts = questions.select("id", prompt="question")
+    questions.write_csv("prompts.csv")
+    prompts.write_ndjson("prompts.jsonl")
+    Path("parts").mkdir()
+    prompts.write_parquet("parts/one.parquet")
+    messages = [[{"role": "user", "content": text}] for text in questions["question"]]
+    pl.DataFrame({"messages": messages}).write_ndjson("chats.jsonl")
+    for block in FENCE.finditer(README):
+        if block["mark"] and block["mark"].startswith("file: "):
+            text = block["text"].replace("/models/my.gguf", str(MODEL))
+            Path(block["mark"].removeprefix("file: ")).write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def test_there_is_something_to_run():
+    assert len(runnable()) > 5
+    assert set(NOT_RUN) <= set(commands())
+
+
+@pytest.mark.parametrize("command", runnable())
+def test_a_command_of_the_readme_works(here, command):
+    assert run(command) == ExitCode.DONE
+
+
+@pytest.mark.parametrize("target", sorted(set(re.findall(r"`make (\w+)`|^make (\w+)", README, re.M))))
+def test_a_make_target_of_the_readme_is_there(target):
+    name = "".join(target)
+    assert re.search(rf"^{name}:", (PROJECT / "Makefile").read_text(encoding="utf-8"), re.M), name
+
+
+def test_the_job_file_that_it_explains_is_the_one_that_ships():
+    assert (PROJECT / "jobs/quickstart.yaml").read_text(encoding="utf-8") in [b["text"] for b in blocks("yaml")]
+
+
+def test_the_code_that_it_shows_reads_the_results(here, capsys):
+    assert run(f"{PIPELINE} job=quickstart") == ExitCode.DONE
+    for block in blocks("python"):
+        exec(compile(block["text"], "README.md", "exec"), {})
+    assert "shape: (8, 3)" in capsys.readouterr().out
+
+
+def test_it_names_every_file_and_column_of_a_run(here):
+    assert run(f"{PIPELINE} job=quickstart output.prompt_text=true output.completion_ids=true") == ExitCode.DONE
+    out = here / "outputs/quickstart"
+    read = set(pl.read_ndjson(PROJECT / "jobs/data/quickstart.jsonl").columns)
+    columns = set(pl.read_parquet(out / "data/part-00000.parquet").columns) - read
+    metrics = {f"metrics/{path.name}" for path in (out / "metrics").glob("*.parquet")}
+    files = {path.name for path in out.iterdir() if path.is_file()} - {".lock"}
+    assert [name for name in sorted(columns | metrics | files) if f"`{name}" not in README] == []
+
+
+def test_it_names_every_exit_code():
+    rows = re.findall(r"^\| (\d) \| ", README, re.M)
+    assert rows == [str(int(code)) for code in ExitCode]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_output_that_is_the_same_everywhere_is_fresh(here, capsys, page):
+    shown = [block for block in BLOCK.finditer(page.read_text(encoding="utf-8")) if block["language"] == "mermaid"]
+    assert shown
+    for block in shown:
+        assert main(shlex.split(block["command"].removeprefix(PIPELINE))) == ExitCode.DONE
+        assert capsys.readouterr().out.rstrip() == block["output"].rstrip()
+
+
+def test_every_output_that_it_shows_was_pasted_from_a_run():
+    shown = [block for block in FENCE.finditer(README) if block["language"] in ("text", "mermaid")]
+    assert shown
+    assert all(block["mark"] and block["mark"].startswith("run: ") and block["text"].strip() for block in shown)
+    assert os.sep + "tmp" + os.sep not in "".join(block["text"] for block in shown)
