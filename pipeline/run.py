@@ -72,18 +72,20 @@ def _admitted(directory: Path, fingerprint: dict[str, object], settings: JobSett
     """The state of this very job: kept, or begun anew where there was none or `overwrite` is set.
 
     Raises:
-        ConfigError: the directory holds a run with another fingerprint.
+        ConfigError: the directory holds results of a run with another fingerprint.
     """
     state = RunState(directory / STATE_FILE)
     try:
         before = state.fingerprint
-        if before is not None and before != fingerprint and not settings.overwrite:
+        other = before is not None and before != fingerprint
+        if before is not None and other and state.committed_chunks and not settings.overwrite:
             changed = "\n".join(f"  {line}" for line in differences(before, fingerprint))
             raise ConfigError(
                 f"{directory} holds a run with other settings:\n{changed}\n"
                 "To replace its results add overwrite=true; to keep them give another output_dir="
             )
-        if before is not None and settings.overwrite:
+        # A run with other settings that has committed nothing has nothing to lose: it is replaced without asking.
+        if before is not None and (settings.overwrite or other):
             state.close()
             wipe(directory)
             state = RunState(directory / STATE_FILE)

@@ -125,5 +125,9 @@ def _remedy(o: Outcome) -> list[str]:
                 f" {o.directory / REJECTS}. Mend the cause and run with overwrite=true, or accept them:"
                 " the same command with a larger max_error_rate="
             ]
+        case ExitCode.CONFIG:
+            return [
+                "exit code 2: the configuration or the input cannot work, see above; nothing that is committed is lost"
+            ]
         case _:
             return [f"exit code {int(o.exit_code)}: what is committed is kept; the same command resumes"]

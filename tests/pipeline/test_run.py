@@ -114,6 +114,14 @@ def test_another_fingerprint_is_refused_with_the_keys_that_differ(tmp_path):
         run(job(tmp_path / "out", square={"add": 5}))
 
 
+def test_a_run_that_committed_nothing_is_replaced_without_asking(tmp_path):
+    (tmp_path / "broken").touch()
+    fails_first = {"fail_at": 3, "broken": str(tmp_path / "broken")}
+    assert run(job(tmp_path / "out", square=fails_first)) is ExitCode.FAILED
+    assert run(job(tmp_path / "out", seed=7)) is ExitCode.DONE
+    assert column(tmp_path / "out", "y") == [x * x for x in range(45)]
+
+
 def test_what_cannot_change_a_byte_is_no_difference(tmp_path):
     run(job(tmp_path / "out"))
     assert run(job(tmp_path / "out", max_open_chunks=2, metrics_interval_s=9.0)) is ExitCode.DONE
