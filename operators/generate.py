@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from operators.completions import FIELDS, IDS_FIELD, Completion, OpenChunks, to_batches
 from operators.decoding.engine import Client
-from operators.decoding.model import check_model, load_model, max_sequence_tokens
+from operators.decoding.model import inspect_model, load_model, max_sequence_tokens
 from operators.decoding.sequence import Sequence as Row
 from operators.engines import arithmetic, shared_engine, shared_store, strategy_class
 from operators.requests import Place, Refused, Requests, completion_text, key_parameters
@@ -85,7 +85,9 @@ class Generate:
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
         """Adds the columns of the completion."""
-        check_model(self._model_settings)
+        facts = inspect_model(self._model_settings)
+        if facts.n_ctx_train is not None:
+            max_sequence_tokens(self._engine_settings, facts.n_ctx_train)
         strategy_class(self._decode)
         require_column(schema, PROMPT_IDS.name, [PROMPT_IDS.type])
         if self._id_column is not None:
@@ -102,13 +104,13 @@ class Generate:
 
     def fingerprint(self) -> dict[str, Any]:
         """The model's content, and the thread count: it can change the last bits of the arithmetic."""
-        return {"model": check_model(self._model_settings), "threads": self._threads}
+        return {"model": inspect_model(self._model_settings).fingerprint, "threads": self._threads}
 
     def open(self, runtime: Runtime) -> None:
         """Load the model and take a context, if no other node has."""
         self._runtime = runtime
         model = load_model(runtime, self._model_settings)
-        room = max_sequence_tokens(self._engine_settings, model)
+        room = max_sequence_tokens(self._engine_settings, model.n_ctx_train)
         self._pieces = model.pieces()
         self._requests = Requests(self._sampling, model, room, self._seed, runtime.node, self._id_column)
         self._engine = shared_engine(runtime, model, self._engine_settings, self._decode)

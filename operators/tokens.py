@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from operators.decoding.model import TokenIds, check_model, load_model
+from operators.decoding.model import TokenIds, inspect_model, load_model
 from operators.settings import ModelSettings
 from pipeline.protocols import BaseOperator, Runtime
 from pipeline.records import Batch, Output, add_columns, require_column
@@ -31,14 +31,14 @@ class Tokenize(BaseOperator):
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
         """Adds `prompt_ids`."""
-        check_model(self._settings)
+        inspect_model(self._settings)
         require_column(schema, PROMPT_TEXT, [pa.string()])
         self._schema = add_columns(schema, PROMPT_IDS)
         return self._schema
 
     def fingerprint(self) -> dict[str, Any]:
         """The model's content."""
-        return {"model": check_model(self._settings)}
+        return {"model": inspect_model(self._settings).fingerprint}
 
     def open(self, runtime: Runtime) -> None:
         """Load the model, if no other node has."""

@@ -16,6 +16,7 @@ from operators.decoding.model import (
     DecodeFailed,
     DecoderShape,
     Logits,
+    ModelFacts,
     TokenIds,
     max_sequence_tokens,
 )
@@ -123,7 +124,7 @@ class FakeModel:
 
     def fingerprint(self) -> str:
         """See Model.fingerprint."""
-        return identify(ModelSettings())
+        return inspect(ModelSettings()).fingerprint
 
     def tokenize(self, texts: Sequence[bytes]) -> tuple[TokenIds, npt.NDArray[np.int32]]:
         """One token a byte."""
@@ -140,7 +141,7 @@ class FakeModel:
         """A new decoder."""
         shape = DecoderShape(
             slots=settings.slots,
-            max_sequence_tokens=max_sequence_tokens(settings, self),
+            max_sequence_tokens=max_sequence_tokens(settings, self.n_ctx_train),
             n_batch=settings.n_batch,
             n_ubatch=settings.n_ubatch,
             per_sequence=settings.kv == "per_sequence",
@@ -155,9 +156,9 @@ def load(settings: ModelSettings) -> FakeModel:
     return FakeModel()
 
 
-def identify(settings: ModelSettings) -> str:
-    """The fingerprint of the fake."""
-    return "fake-1"
+def inspect(settings: ModelSettings) -> ModelFacts:
+    """The facts of the fake."""
+    return ModelFacts("fake-1", FakeModel.n_ctx_train)
 
 
 def _logit_table() -> Logits:

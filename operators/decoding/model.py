@@ -153,18 +153,18 @@ class Model(Protocol):
         """An empty decoder from the pool, and what gives it back."""
 
 
-def max_sequence_tokens(settings: EngineSettings, model: Model) -> int:
+def max_sequence_tokens(settings: EngineSettings, n_ctx_train: int) -> int:
     """How long a row may be: as configured, or 1024, or what the model was trained for if that is less.
 
     Raises:
         ConfigError: more was asked for than the model was trained for.
     """
     if settings.max_sequence_tokens is None:
-        return min(1024, model.n_ctx_train)
-    if settings.max_sequence_tokens > model.n_ctx_train:
+        return min(1024, n_ctx_train)
+    if settings.max_sequence_tokens > n_ctx_train:
         raise ConfigError(
             f"runtime.max_sequence_tokens={settings.max_sequence_tokens} is more than"
-            f" the {model.n_ctx_train} tokens that the model was trained for"
+            f" the {n_ctx_train} tokens that the model was trained for"
         )
     return settings.max_sequence_tokens
 
@@ -175,15 +175,28 @@ def load_model(runtime: Runtime, settings: ModelSettings) -> Model:
     return runtime.shared(key, lambda: loader(settings)(settings), close_model)
 
 
-def check_model(settings: ModelSettings) -> str:
-    """Check what can be checked without loading; returns the fingerprint of the model's content.
+@dataclass(frozen=True)
+class ModelFacts:
+    """What is known of a model before it is loaded.
+
+    Args:
+        fingerprint: names its content: the same weights and vocabulary, the same string.
+        n_ctx_train: tokens that it was trained for; None where that cannot be told yet.
+    """
+
+    fingerprint: str
+    n_ctx_train: int | None
+
+
+def inspect_model(settings: ModelSettings) -> ModelFacts:
+    """Check what can be checked without loading: asks the function `inspect` of the loader's module.
 
     Raises:
         ConfigError: the loader or the model file cannot work.
     """
     found = loader(settings)
-    identify: Callable[[ModelSettings], str] = sys.modules[found.__module__].identify
-    return identify(settings)
+    inspect: Callable[[ModelSettings], ModelFacts] = sys.modules[found.__module__].inspect
+    return inspect(settings)
 
 
 def loader(settings: ModelSettings) -> Callable[[ModelSettings], Model]:

@@ -7,6 +7,8 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from operators.decoding.model import ModelFacts
+from operators.llama.header import read_header
 from operators.llama.model import LlamaModel
 from operators.settings import ModelSettings
 from pipeline.errors import ConfigError, InputError
@@ -20,14 +22,15 @@ def load(settings: ModelSettings) -> LlamaModel:
     return LlamaModel(replace(settings, path=str(fetch(settings))))
 
 
-def identify(settings: ModelSettings) -> str:
-    """The SHA-256 of the file; it is in the fingerprint, and so in the manifest.
+def inspect(settings: ModelSettings) -> ModelFacts:
+    """What the file says of itself. Its fingerprint is its SHA-256, which so gets into the manifest.
 
     Raises:
         ConfigError, InputError: see `fetch`.
         InputError: the file in the cache is not the one that the Hub announced.
     """
-    return f"sha256 {_verified(fetch(settings))}"
+    path = fetch(settings)
+    return ModelFacts(f"sha256 {_verified(path)}", read_header(path).n_ctx_train)
 
 
 def fetch(settings: ModelSettings) -> Path:

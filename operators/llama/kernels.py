@@ -16,9 +16,7 @@ With AMX neither was measured, and llama.cpp's choice is left alone.
 
 from __future__ import annotations
 
-import ctypes
 import os
-from pathlib import Path
 
 import llama_cpp
 
@@ -77,18 +75,3 @@ def keep_rows_apart(wanted: bool) -> bool:
             os.environ.setdefault(TILED_ALWAYS, "1")
         _settled.append(os.environ.get(TILED_ALWAYS) == "1")
     return _settled[0]
-
-
-def file_type_of(path: Path) -> int | None:
-    """`general.file_type` of a GGUF file, None where it has none or is damaged. Reads the header alone."""
-    params = llama_cpp.llama_model_default_params()
-    params.vocab_only = True
-    model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
-    if not model:
-        return None
-    try:
-        value = ctypes.create_string_buffer(32)
-        count = llama_cpp.llama_model_meta_val_str(model, b"general.file_type", value, len(value))
-        return int(value.value) if count > 0 else None
-    finally:
-        llama_cpp.llama_model_free(model)

@@ -12,9 +12,10 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from operators.decoding.model import DecoderShape, TokenIds, max_sequence_tokens
+from operators.decoding.model import DecoderShape, ModelFacts, TokenIds, max_sequence_tokens
 from operators.llama.context import LlamaContext
-from operators.llama.kernels import K_QUANTS, file_type_of, is_exact, keep_rows_apart, repacks
+from operators.llama.header import read_header
+from operators.llama.kernels import K_QUANTS, is_exact, keep_rows_apart, repacks
 from operators.llama.library import initialise, last_errors
 from operators.llama.pool import ContextPool
 from operators.settings import EngineSettings, ModelSettings, usable_cores
@@ -29,14 +30,14 @@ def load(settings: ModelSettings) -> LlamaModel:
     return LlamaModel(settings)
 
 
-def identify(settings: ModelSettings) -> str:
-    """The content id of the model file.
+def inspect(settings: ModelSettings) -> ModelFacts:
+    """What the model file says of itself.
 
     Raises:
         InputError: it is missing or no GGUF file.
         ConfigError: no path is given.
     """
-    return _identify(gguf_path(settings))
+    return facts_of(gguf_path(settings))
 
 
 def gguf_path(settings: ModelSettings) -> Path:
@@ -70,7 +71,7 @@ class LlamaModel:
         self._path = gguf_path(settings)
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = settings.gpu_layers
-        self._file_type = file_type_of(self._path)
+        self._file_type = read_header(self._path).file_type
         params.use_extra_bufts = repacks(self._file_type)
         self.is_cpu = settings.gpu_layers == 0
         self.exact = self.is_cpu and is_exact(self._file_type)
@@ -102,7 +103,7 @@ class LlamaModel:
 
     def fingerprint(self) -> str:
         """Content id of the file."""
-        return _identify(self._path)
+        return facts_of(self._path).fingerprint
 
     def tokenize(self, texts: Sequence[bytes]) -> tuple[TokenIds, npt.NDArray[np.int32]]:
         """See Model.tokenize. A BOS is put first where the model wants one."""
@@ -125,7 +126,7 @@ class LlamaModel:
             self.exact = False
         shape = DecoderShape(
             slots=settings.slots,
-            max_sequence_tokens=max_sequence_tokens(settings, self),
+            max_sequence_tokens=max_sequence_tokens(settings, self.n_ctx_train),
             n_batch=settings.n_batch,
             n_ubatch=settings.n_ubatch,
             per_sequence=settings.kv == "per_sequence",
@@ -191,9 +192,10 @@ class Pieces(Sequence[bytes]):
         return buffer.raw[:count] if count >= 0 else self._piece(token, -count)
 
 
-def _identify(path: Path) -> str:
+def facts_of(path: Path) -> ModelFacts:
+    """The facts of a model file."""
     status = path.stat()
-    return _content_id(path, status.st_size, status.st_mtime_ns)
+    return ModelFacts(_content_id(path, status.st_size, status.st_mtime_ns), read_header(path).n_ctx_train)
 
 
 @functools.lru_cache(maxsize=64)

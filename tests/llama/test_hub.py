@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from operators.llama.hub import fetch, identify, load
+from operators.llama.hub import fetch, inspect, load
 from operators.llama.make_model import write_model
 from operators.settings import ModelSettings
 from pipeline.errors import ConfigError, InputError
@@ -69,7 +69,7 @@ def hub(content, tmp_path):
 def test_a_file_is_fetched_once_hashed_and_loaded(hub, content):
     settings, asked = hub
     assert fetch(settings).read_bytes() == content
-    assert identify(settings) == f"sha256 {hashlib.sha256(content).hexdigest()}"
+    assert inspect(settings).fingerprint == f"sha256 {hashlib.sha256(content).hexdigest()}"
     model = load(settings)
     assert model.n_vocab > 256
     model.close()
@@ -81,7 +81,7 @@ def test_a_damaged_file_in_the_cache_is_named(hub):
     blob = fetch(settings).resolve()
     blob.write_bytes(b"GGUF" + blob.read_bytes()[4:-1] + b"?")
     with pytest.raises(InputError, match="is damaged"):
-        identify(settings)
+        inspect(settings)
 
 
 def test_a_file_that_the_repository_does_not_have(hub):

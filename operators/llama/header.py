@@ -1,0 +1,58 @@
+"""What a GGUF file says of itself, read without its weights."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import llama_cpp
+
+from operators.llama.library import initialise
+
+
+@dataclass(frozen=True)
+class Header:
+    """Facts of a GGUF file; None where it does not say, or cannot be read.
+
+    Args:
+        file_type: `general.file_type`, one of llama.cpp's LLAMA_FTYPE numbers.
+        n_ctx_train: tokens of context that the model was trained for.
+    """
+
+    file_type: int | None
+    n_ctx_train: int | None
+
+
+def read_header(path: Path) -> Header:
+    """The header of a file; read once as long as its size and time of change are the same."""
+    status = path.stat()
+    return _read(path, status.st_size, status.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=64)
+def _read(path: Path, size: int, changed: int) -> Header:
+    initialise()
+    params = llama_cpp.llama_model_default_params()
+    params.vocab_only = True
+    model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
+    if not model:
+        return Header(None, None)
+    try:
+        architecture = _value(model, "general.architecture")
+        return Header(_number(model, "general.file_type"), _number(model, f"{architecture}.context_length"))
+    finally:
+        llama_cpp.llama_model_free(model)
+
+
+def _value(model: ctypes.c_void_p, key: str) -> str | None:
+    text = ctypes.create_string_buffer(256)
+    count = llama_cpp.llama_model_meta_val_str(model, key.encode(), text, len(text))
+    return text.value.decode("utf-8", "replace") if count >= 0 else None
+
+
+def _number(model: ctypes.c_void_p, key: str) -> int | None:
+    text = _value(model, key)
+    return int(text) if text is not None and text.isdecimal() else None
