@@ -16,6 +16,7 @@ from pipeline.errors import ConfigError
 
 NOT_IN_DATA: Mapping[str, Any] = {"fingerprint": False}
 KV_LAYOUTS = ("per_sequence", "unified")
+KV_TYPES = ("f16", "f32", "q8_0")
 DATA_FORMATS = ("auto", "parquet", "jsonl", "csv", "arrow")
 PER_ROW_KEYS = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "ignore_eos")
 
@@ -155,6 +156,7 @@ class EngineSettings:
             for, if that is less. Memory for the KV cache grows with slots x max_sequence_tokens.
         threads: CPU threads; null: all cores this process may use.
         kv: per_sequence (each row its own KV stream; text independent of neighbours) or unified (one pool of cells).
+        kv_type: how the KV cache is stored: f16, f32 (exact, twice the memory) or q8_0 (half of it, slower).
         n_batch: prompt tokens at most in one call.
         n_ubatch: tokens that llama.cpp computes at once; longer prompts are cut here.
         flash_attention: use llama.cpp's flash attention kernels.
@@ -168,6 +170,7 @@ class EngineSettings:
     max_sequence_tokens: int | None = None
     threads: int | None = field(default=None, metadata=NOT_IN_DATA)  # Generate fingerprints the number that it comes to
     kv: str = "per_sequence"
+    kv_type: str = "f16"
     n_batch: int = field(default=2048, metadata=NOT_IN_DATA)
     n_ubatch: int = 512
     flash_attention: bool = True
@@ -183,6 +186,7 @@ class EngineSettings:
             value = getattr(self, key)
             check(value is None or value >= 1, f"runtime.{key}", value, "it is 1 or more, or null")
         check(self.kv in KV_LAYOUTS, "runtime.kv", self.kv, f"it is one of {', '.join(KV_LAYOUTS)}")
+        check(self.kv_type in KV_TYPES, "runtime.kv_type", self.kv_type, f"it is one of {', '.join(KV_TYPES)}")
         check(self.slots <= 255, "runtime.slots", self.slots, "llama.cpp decodes 255 rows at most")
         check(self.refill <= self.slots, "runtime.refill", self.refill, f"it is at most runtime.slots={self.slots}")
         check(self.n_ubatch >= self.slots, "runtime.n_ubatch", self.n_ubatch, f"at least slots={self.slots}")

@@ -6,6 +6,7 @@ that was killed are merged by the next one; the column `attempt` tells them apar
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ from pipeline.meter import StageMeter
 from pipeline.shards import TEMPORARY_SUFFIX
 
 ATTEMPT = pa.field("attempt", pa.int32(), nullable=False)
+MERGED_PARTS = b"merged_parts"
+"""Key of a merged file's metadata: JSON list of the part files that its last merge took in."""
 
 STAGES_SCHEMA = pa.schema(
     [
@@ -98,18 +101,28 @@ class MetricsTable:
         parts = sorted(self._parts.glob("*.parquet"))
         if not parts:
             return
+        # A process that dies between the rename and the removal of the parts leaves both: the file names its parts.
+        merged = self._last_merged()
+        schema = self._schema.with_metadata({MERGED_PARTS: json.dumps([part.name for part in parts])})
         temporary = self._merged.with_name(self._merged.name + TEMPORARY_SUFFIX)
-        with pq.ParquetWriter(temporary, self._schema) as writer:
+        with pq.ParquetWriter(temporary, schema) as writer:
             for table in self._earlier():
                 writer.write_table(table)
             for part in parts:
-                writer.write_table(_fit(pq.read_table(part), self._schema))
+                if part.name not in merged:
+                    writer.write_table(_fit(pq.read_table(part), self._schema))
         temporary.replace(self._merged)
         for part in parts:
             part.unlink()
         for leftover in self._parts.glob(f"*{TEMPORARY_SUFFIX}"):
             leftover.unlink()
         self._parts.rmdir()
+
+    def _last_merged(self) -> frozenset[str]:
+        if not self._merged.exists():
+            return frozenset()
+        metadata = pq.read_schema(self._merged).metadata or {}
+        return frozenset(json.loads(metadata.get(MERGED_PARTS, b"[]")))
 
     def _earlier(self) -> Iterator[pa.Table]:
         if self._merged.exists():

@@ -16,7 +16,7 @@ import yaml
 
 from pipeline.construct import build_graph
 from pipeline.errors import ConfigError, ExitCode, GraphError, Interrupted, PipelineError
-from pipeline.executor import Executor, ExecutorSettings
+from pipeline.executor import AccountingError, Executor, ExecutorSettings
 from pipeline.fingerprint import differences, digest, fingerprint_of
 from pipeline.graph import Graph
 from pipeline.lock import locked
@@ -72,12 +72,17 @@ def _admitted(directory: Path, fingerprint: dict[str, object], settings: JobSett
     """The state of this very job: kept, or begun anew where there was none or `overwrite` is set.
 
     Raises:
-        ConfigError: the directory holds results of a run with another fingerprint.
+        ConfigError: the directory holds results of a run with another fingerprint, or of one that lost rows.
     """
     state = RunState(directory / STATE_FILE)
     try:
         before = state.fingerprint
         other = before is not None and before != fingerprint
+        if state.defect is not None and not settings.overwrite:
+            raise ConfigError(
+                f"the results in {directory} cannot be trusted: {state.defect}\n"
+                "Mend the operator and add overwrite=true"
+            )
         if before is not None and other and state.committed_chunks and not settings.overwrite:
             changed = "\n".join(f"  {line}" for line in differences(before, fingerprint))
             raise ConfigError(
@@ -153,6 +158,8 @@ class _Attempt:
         ending = self._execute()
         if ending.error is not None and not isinstance(ending.error, Interrupted):
             log.error("%s", ending.error, exc_info=_cause(ending.error))
+        if isinstance(ending.error, AccountingError):
+            self._state.note_defect(str(ending.error))
         self._state.end_attempt(self._number, ending.status)
         code = self._account(ending)
         if ending.error is not None and not isinstance(ending.error, PipelineError):

@@ -98,6 +98,17 @@ class RunState:
         return found
 
     @property
+    def defect(self) -> str | None:
+        """Why the results cannot be trusted, though they are committed: an attempt lost or made up rows."""
+        found: str | None = self._get("defect")
+        return found
+
+    def note_defect(self, why: str) -> None:
+        """Remember that the committed results cannot be trusted."""
+        with self._transaction():
+            self._set("defect", why)
+
+    @property
     def job(self) -> str:
         """Name of the job."""
         return str(self._get("job") or "")

@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from models.tiny.chat import END, chat_prompt
-from models.tiny.tasks import BROAD_WEIGHTS, FOCUSED_WEIGHTS, Example, examples
+from models.tiny.tasks import BROAD_WEIGHTS, FOCUSED_WEIGHTS, LATE_WEIGHTS, Example, examples
 
 SYSTEM_MESSAGES = ("You are a helpful assistant.", "You do short text tasks.", "Answer briefly.")
 SYSTEM_SHARE = 0.1
-BROAD_STEPS = 1000  # stories, labels and instructions are learnt by then; lists, extraction and sums are not
+FOCUSED_FROM = 1000  # stories, labels and instructions are learnt by then; lists, extraction and sums are not
+LATE_FROM = 1900  # all but the judging of answers, and extraction with worked answers
 
 
 @dataclass(frozen=True)
@@ -62,11 +63,17 @@ def grouped(rows: list[tuple[list[int], int]], groups: int) -> list[Batch]:
     return [padded(rows[a:b]) for a, b in pairwise(cuts) if b > a]
 
 
+def weights_at(step: int) -> tuple[int, ...]:
+    """How often the families are drawn at a step."""
+    if step < FOCUSED_FROM:
+        return BROAD_WEIGHTS
+    return FOCUSED_WEIGHTS if step < LATE_FROM else LATE_WEIGHTS
+
+
 def training_steps(tokenizer: Tokenizer, seed: int, first: int, rows: int, groups: int) -> Iterator[list[Batch]]:
     """The batches of step `first`, `first + 1` ...; step k is the same whether the run was resumed or not."""
     step = first
     while True:
-        weights = BROAD_WEIGHTS if step < BROAD_STEPS else FOCUSED_WEIGHTS
-        drawn = list(islice(examples(seed * 1_000_003 + step, "train", weights), rows))
+        drawn = list(islice(examples(seed * 1_000_003 + step, "train", weights_at(step)), rows))
         yield grouped(tokenised(tokenizer, drawn, Random(step)), groups)
         step += 1

@@ -14,6 +14,8 @@ from pipeline.errors import ConfigError
 _CELL_PADDING = 256
 """llama.cpp rounds the cells of a stream up to this."""
 
+KV_TYPES = {"f16": llama_cpp.GGML_TYPE_F16, "f32": llama_cpp.GGML_TYPE_F32, "q8_0": llama_cpp.GGML_TYPE_Q8_0}
+
 _CODES = {
     1: "there is no room in the KV cache",
     2: "it was aborted",
@@ -30,6 +32,7 @@ class LlamaContext:
         shape: the sizes.
         threads: CPU threads.
         flash_attention: let llama.cpp use its flash attention kernels.
+        kv_type: how the KV cache is stored, a key of KV_TYPES.
         on_cpu: keep every operation on the CPU.
 
     Raises:
@@ -44,6 +47,7 @@ class LlamaContext:
         *,
         threads: int,
         flash_attention: bool,
+        kv_type: str,
         on_cpu: bool,
     ) -> None:
         self.shape = shape
@@ -51,6 +55,7 @@ class LlamaContext:
         self.batch = BatchBuffer(shape.n_batch)
         self._tables = _PointerTables(self.batch)
         params = _context_params(shape, threads, flash_attention, on_cpu)
+        params.type_k = params.type_v = KV_TYPES[kv_type]
         self._context = llama_cpp.llama_init_from_model(model, params)
         if not self._context:
             raise ConfigError(
@@ -58,6 +63,10 @@ class LlamaContext:
                 f" could be made ({last_errors()}); use fewer slots or shorter sequences"
             )
         self._memory = llama_cpp.llama_get_memory(self._context)
+        if not self._memory:
+            raise ConfigError(
+                "the model's architecture keeps no KV cache (a diffusion model?); it cannot complete prompts"
+            )
 
     def decode(self) -> Logits:
         """See Decoder.decode."""

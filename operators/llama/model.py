@@ -78,6 +78,8 @@ class LlamaModel:
         self._model = llama_cpp.llama_model_load_from_file(os.fsencode(self._path), params)
         if not self._model:
             raise InputError(f"model.path={settings.path} could not be loaded: {last_errors()}")
+        if llama_cpp.llama_model_has_encoder(self._model) or not llama_cpp.llama_model_has_decoder(self._model):
+            raise InputError(f"model.path={settings.path} is an encoder or embedding model; it cannot complete prompts")
         self._vocab = llama_cpp.llama_model_get_vocab(self._model)
         self._pool = ContextPool()
         self._scratch = (ctypes.c_int * 4096)()
@@ -140,9 +142,10 @@ class LlamaModel:
             shape,
             threads=threads,
             flash_attention=settings.flash_attention,
+            kv_type=settings.kv_type,
             on_cpu=self.is_cpu,
         )
-        return self._pool.lease((shape, threads, settings.flash_attention), make)
+        return self._pool.lease((shape, threads, settings.flash_attention, settings.kv_type), make)
 
     def close(self) -> None:
         """Free the contexts and the model."""

@@ -61,12 +61,19 @@ def test_an_interrupted_run_gives_the_same_answers_when_it_is_resumed(tmp_path, 
     assert manifest["status"] == "done"
 
 
-def test_greedy_ids_are_those_of_llama_cpp_python(tmp_path):
+def test_greedy_ids_are_those_of_llama_cpp_python(tmp_path):  # in F32 throughout
     exact = tmp_path / "tiny-f32.gguf"
     dequantise(MODEL, exact)
-    overrides = ["data.limit=21", f"model.path={exact}", "output.completion_ids=true", "output.prompt_text=true"]
+    overrides = [
+        "data.limit=21",
+        f"model.path={exact}",
+        "runtime.kv_type=f32",
+        "runtime.flash_attention=false",
+        "output.completion_ids=true",
+        "output.prompt_text=true",
+    ]
     rows = pl.read_parquet(run(tmp_path / "out", *overrides) / "*.parquet")
-    theirs = llama_cpp.Llama(str(exact), n_ctx=512, verbose=False)
+    theirs = llama_cpp.Llama(str(exact), n_ctx=512, type_k=0, type_v=0, verbose=False)
     for text, ids in rows.select("prompt_text", "completion_ids").iter_rows():
         theirs.reset()
         made = theirs.generate(theirs.tokenize(text.encode(), add_bos=True, special=True), temp=0.0, top_k=1)

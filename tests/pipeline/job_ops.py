@@ -72,6 +72,16 @@ class Square(BaseOperator):
         yield batch.with_data(pa.record_batch([*good.columns, y], schema=self.schema))
 
 
+class Loses(BaseOperator):
+    """Loses the first row of every batch."""
+
+    def plan(self, schema: pa.Schema) -> pa.Schema:
+        return schema
+
+    def process(self, batch: Batch) -> Iterable[Output]:
+        yield batch.with_data(batch.data.slice(1))
+
+
 class InterruptAt(BaseOperator):
     """Sends its own process a SIGINT at x = `at` while the file `flag` exists, and then waits to be cancelled."""
 

@@ -28,6 +28,22 @@ def test_parts_are_merged_in_order_and_removed(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["steps.parquet"]
 
 
+def test_parts_that_outlived_their_merge_are_not_merged_again(tmp_path):
+    table = MetricsTable(tmp_path, "steps", SCHEMA, 1)
+    table.append(1)
+    table.flush()
+    (part,) = (tmp_path / "steps").iterdir()
+    kept = part.read_bytes()
+    table.merge()
+    part.parent.mkdir()
+    part.write_bytes(kept)  # the process died after the rename
+    later = MetricsTable(tmp_path, "steps", SCHEMA, 2)
+    later.append(2)
+    later.merge()
+    assert pq.read_table(tmp_path / "steps.parquet").column("attempt").to_pylist() == [1, 2]
+    assert not part.exists()
+
+
 def test_the_parts_of_a_killed_attempt_are_merged_by_the_next(tmp_path):
     done = MetricsTable(tmp_path, "steps", SCHEMA, 1)
     done.append(1)

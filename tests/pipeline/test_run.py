@@ -122,6 +122,16 @@ def test_a_run_that_committed_nothing_is_replaced_without_asking(tmp_path):
     assert column(tmp_path / "out", "y") == [x * x for x in range(45)]
 
 
+def test_a_run_that_lost_rows_is_never_taken_for_done(tmp_path):
+    settings = job(tmp_path / "out")
+    settings.nodes["square"] = NodeSettings({"_target_": f"{OPS}.Loses"}, "numbers")
+    assert run(settings) is ExitCode.FAILED
+    with pytest.raises(ConfigError, match=r"cannot be trusted: node 'square': 45 rows in .*\n.*overwrite=true"):
+        run(settings)
+    settings.overwrite = True
+    assert run(settings) is ExitCode.FAILED
+
+
 def test_what_cannot_change_a_byte_is_no_difference(tmp_path):
     run(job(tmp_path / "out"))
     assert run(job(tmp_path / "out", max_open_chunks=2, metrics_interval_s=9.0)) is ExitCode.DONE
