@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -80,9 +81,14 @@ def test_rows_that_were_finished_and_not_collected_are_kept_when_a_node_is_stopp
     channel = inbox.connect(100)
     channel.put(Batch(0, data), meter)
     channel.put(ChunkEnd(0, 4), meter)
+    decoder = op._engine._decoder
+    decode, gate = decoder.decode, threading.Semaphore(1)
+    decoder.decode = lambda: decode() if gate.acquire() else None  # type: ignore
     running = op.run(inbox)
     first = next(running)
     assert isinstance(first, Batch)
+    assert first.num_rows == 1
+    gate.release(100)
     while context.statuses[0]() != "slots 0/4":
         time.sleep(0.001)
     running.close()  # type: ignore[attr-defined]  # a generator, though its type does not say so
