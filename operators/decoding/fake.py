@@ -18,7 +18,7 @@ from operators.decoding.model import (
     Logits,
     ModelFacts,
     TokenIds,
-    max_sequence_tokens,
+    decoder_shape,
 )
 from operators.settings import EngineSettings, ModelSettings
 
@@ -139,15 +139,7 @@ class FakeModel:
 
     def lease(self, settings: EngineSettings) -> tuple[FakeDecoder, Callable[[], None]]:
         """A new decoder."""
-        shape = DecoderShape(
-            slots=settings.slots,
-            max_sequence_tokens=max_sequence_tokens(settings, self.n_ctx_train),
-            n_batch=settings.n_batch,
-            n_ubatch=settings.n_ubatch,
-            per_sequence=settings.kv == "per_sequence",
-            deterministic=settings.deterministic,
-        )
-        self.decoders.append(FakeDecoder(shape, self._fail))
+        self.decoders.append(FakeDecoder(decoder_shape(settings, self.n_ctx_train), self._fail))
         return self.decoders[-1], lambda: None
 
 

@@ -175,6 +175,18 @@ def load_model(runtime: Runtime, settings: ModelSettings) -> Model:
     return runtime.shared(key, lambda: loader(settings)(settings), close_model)
 
 
+def decoder_shape(settings: EngineSettings, n_ctx_train: int) -> DecoderShape:
+    """The sizes that `settings` ask of a decoder for a model that was trained for `n_ctx_train` tokens."""
+    return DecoderShape(
+        slots=settings.slots,
+        max_sequence_tokens=max_sequence_tokens(settings, n_ctx_train),
+        n_batch=settings.n_batch,
+        n_ubatch=settings.n_ubatch,
+        per_sequence=settings.kv == "per_sequence",
+        deterministic=settings.deterministic,
+    )
+
+
 @dataclass(frozen=True)
 class ModelFacts:
     """What is known of a model before it is loaded.

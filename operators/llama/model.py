@@ -12,7 +12,7 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from operators.decoding.model import DecoderShape, ModelFacts, TokenIds, max_sequence_tokens
+from operators.decoding.model import ModelFacts, TokenIds, decoder_shape
 from operators.llama.context import LlamaContext
 from operators.llama.header import read_header
 from operators.llama.kernels import K_QUANTS, is_exact, keep_rows_apart, repacks
@@ -126,14 +126,7 @@ class LlamaModel:
         """See Model.lease."""
         if not keep_rows_apart(settings.deterministic) and self._file_type in K_QUANTS:
             self.exact = False
-        shape = DecoderShape(
-            slots=settings.slots,
-            max_sequence_tokens=max_sequence_tokens(settings, self.n_ctx_train),
-            n_batch=settings.n_batch,
-            n_ubatch=settings.n_ubatch,
-            per_sequence=settings.kv == "per_sequence",
-            deterministic=settings.deterministic,
-        )
+        shape = decoder_shape(settings, self.n_ctx_train)
         threads = settings.threads or usable_cores()
         make = functools.partial(
             LlamaContext,

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from operators.sources.files import looks_like
-from operators.sources.reader import Block, Types
+from operators.sources.reader import Block, Types, refuse_types
 from operators.sources.schemas import cast_batch, plain_schema
-from pipeline.errors import ConfigError, InputError
+from pipeline.errors import InputError
 
 READ_ROWS = 8192
 
@@ -22,8 +22,7 @@ class ParquetReader:
     optional_columns = False
 
     def __init__(self, path: Path, types: Types | None = None) -> None:
-        if types is not None:
-            raise ConfigError(f"data.schema is for JSONL and CSV; {path} has a schema of its own")
+        refuse_types(path, types)
         self.path = path
         self.bytes_read = 0
 

@@ -11,6 +11,8 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
+from pipeline.errors import ConfigError
+
 Types = Mapping[str, str]
 
 
@@ -82,6 +84,16 @@ class Reader(Protocol):
 
     def blocks(self, schema: pa.Schema, skip: int) -> Iterator[Block]:
         """All rows, in order, under `schema`. Blocks that lie wholly in the first `skip` rows may come without data."""
+
+
+def refuse_types(path: Path, types: Types | None) -> None:
+    """For formats that say themselves what their columns are.
+
+    Raises:
+        ConfigError: `data.schema` is given.
+    """
+    if types is not None:
+        raise ConfigError(f"data.schema is for JSONL and CSV; {path} has a schema of its own")
 
 
 ReaderFactory = Callable[[Path, Types | None], Reader]

@@ -82,4 +82,6 @@ def test_leaving_frees_the_slots_for_the_others():
 
 
 def test_closing_an_engine_that_never_ran():
-    engine_on(FakeDecoder(shape(2))).close()
+    engine = engine_on(FakeDecoder(shape(2)))
+    engine.close()
+    assert engine.totals["steps"] == 0

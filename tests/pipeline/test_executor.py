@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from pipeline.errors import Interrupted, NodeFailed
 from pipeline.executor import AccountingError, Executor, ExecutorSettings
 from pipeline.graph import Graph, Node
+from pipeline.meter import StageMeter
 from pipeline.records import ChunkEnd
 from pipeline.rejects import RejectTally, RejectWriter
 from pipeline.runtime import Resources, RunContext
@@ -37,7 +39,7 @@ class Run:
         publish(list(shards))  # type: ignore[call-overload]
         self.committed.append(end.chunk)  # type: ignore[attr-defined]
 
-    def meter(self, name: str) -> object:
+    def meter(self, name: str) -> StageMeter:
         return next(m for m in self.executor.meters if m.name == name)
 
 
@@ -143,6 +145,8 @@ def test_a_straggler_in_the_first_chunk_holds_the_source_at_the_window(tmp_path:
                 if not release.is_set():
                     held.append(item)
                     if isinstance(item, ChunkEnd) and item.chunk == 2:  # the last that the window lets through
+                        while source.sent < 1000 and run.meter("count").clock.seconds()["blocked_s"] == 0:
+                            time.sleep(0.001)
                         ahead.append(source.sent)
                         release.set()
                         yield from held
