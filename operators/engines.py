@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from operators.decoding.engine import STEPS_SCHEMA, Engine, Strategy
+from operators.decoding.engine import STEPS_SCHEMA, Engine, Strategy, Worker
 from operators.decoding.model import Model
+from operators.decoding.queue import Queue
 from operators.decoding.sampler import Sampler
 from operators.decoding.scheduler import Scheduler
-from operators.settings import DecodeSettings, EngineSettings, StoreSettings, not_in_data
+from operators.settings import KERNEL_TOKENS, DecodeSettings, EngineSettings, StoreSettings, not_in_data, usable_cores
 from operators.store import CompletionStore
 from pipeline.errors import ConfigError
 from pipeline.protocols import Runtime
@@ -34,29 +35,44 @@ def strategy_class(settings: DecodeSettings) -> Callable[..., Strategy]:
 def shared_engine(runtime: Runtime, model: Model, settings: EngineSettings, decode: DecodeSettings) -> Engine:
     """The engine for `model` with these settings: made by the first node that asks, ended with the run."""
 
-    def make() -> tuple[Engine, Callable[[], None]]:
-        decoder, give_back = model.lease(settings)
-        scheduler = Scheduler(decoder.shape, decoder.move, settings.refill)
-        strategy = strategy_class(decode)(decoder, Sampler())
-        meters = (runtime.part("decode"), runtime.part("sample"))
-        engine = Engine(decoder, scheduler, strategy, runtime.table("steps", STEPS_SCHEMA), meters)
-        kept = settings.deterministic and model.exact
-        if settings.deterministic and not kept:
-            runtime.log.warning(
-                "runtime.deterministic is not proven for this model (its file type, a GPU, or AMX with K-quants):"
-                " a row's text may depend on its neighbours"
-            )
-        runtime.totals(lambda: engine.totals | {"engines": 1.0, "engines_deterministic": float(kept)})
-        runtime.status(engine.active_slots)
-        return engine, give_back
+    def make() -> tuple[Engine, list[Callable[[], None]]]:
+        return _make_engine(runtime, model, settings, decode)
 
-    def close(made: tuple[Engine, Callable[[], None]]) -> None:
+    def close(made: tuple[Engine, list[Callable[[], None]]]) -> None:
         engine, give_back = made
         engine.close()
-        give_back()
+        for back in give_back:
+            back()
 
     key = ("engine", model.fingerprint(), repr(settings), repr(decode))
     return runtime.resource(key, make, close)[0]
+
+
+def _make_engine(
+    runtime: Runtime, model: Model, settings: EngineSettings, decode: DecodeSettings
+) -> tuple[Engine, list[Callable[[], None]]]:
+    """An engine with its contexts, and what gives them back."""
+    queue = Queue(settings.optimise, KERNEL_TOKENS if settings.deterministic else 0)
+    workers: list[Worker] = []
+    give_back: list[Callable[[], None]] = []
+    cores = max(1, (settings.threads or usable_cores()) // settings.contexts)
+    for number in range(settings.contexts):
+        decoder, back = model.lease(replace(settings, threads=cores))
+        give_back.append(back)
+        suffix = f".{number + 1}" if number else ""
+        meters = (runtime.part(f"decode{suffix}"), runtime.part(f"sample{suffix}"))
+        strategy = strategy_class(decode)(decoder, Sampler())
+        workers.append(Worker(decoder, Scheduler(decoder, queue, settings), strategy, meters))
+    engine = Engine(workers, queue, runtime.table("steps", STEPS_SCHEMA))
+    kept = settings.deterministic and model.exact
+    if settings.deterministic and not kept:
+        runtime.log.warning(
+            "runtime.deterministic is not proven for this model (its file type, a GPU, or AMX with K-quants):"
+            " a row's text may depend on its neighbours"
+        )
+    runtime.totals(lambda: engine.totals() | {"engines": 1.0, "engines_deterministic": float(kept)})
+    runtime.status(engine.active_slots)
+    return engine, give_back
 
 
 def shared_store(runtime: Runtime, settings: StoreSettings) -> CompletionStore | None:

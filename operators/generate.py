@@ -13,7 +13,9 @@ from operators.decoding.engine import Client
 from operators.decoding.model import inspect_model, load_model, max_sequence_tokens
 from operators.decoding.sequence import Sequence as Row
 from operators.engines import arithmetic, shared_engine, shared_store, strategy_class
+from operators.expressions import RowExpression
 from operators.requests import Place, Refused, Requests, completion_text, key_parameters
+from operators.samples import SAMPLES, Samples
 from operators.settings import (
     DecodeSettings,
     EngineSettings,
@@ -24,6 +26,7 @@ from operators.settings import (
 )
 from operators.store import CompletionKeys, StoredCompletion
 from operators.tokens import PROMPT_IDS
+from operators.twins import Twins
 from pipeline.protocols import Inbox, Runtime
 from pipeline.records import Batch, ChunkEnd, Item, Rejects, add_columns, require_column
 
@@ -36,7 +39,10 @@ ROWS_SCHEMA = pa.schema(
         pa.field("queued_s", pa.float64()),
         pa.field("prefill_s", pa.float64()),
         pa.field("decode_s", pa.float64()),
+        pa.field("shared_tokens", pa.int32()),
+        pa.field("preemptions", pa.int32()),
         pa.field("from_store", pa.bool_()),
+        pa.field("identical", pa.bool_()),
     ]
 )
 SEED = "seed"
@@ -48,7 +54,8 @@ class Generate:
 
     Adds `completion`, `finish_reason` (stop, stop_string, length), `prompt_token_count`, `completion_token_count`,
     `seed` and, on request, `completion_ids`. Rows leave in the order in which they finish. A prompt that is empty or
-    leaves no room for a completion is rejected with the numbers.
+    leaves no room for a completion is rejected with the numbers. With `sampling.n` a row becomes n rows, which differ
+    in the last number of their `lineage`. Rows that are bound to come out the same are generated once.
 
     Args:
         model, sampling, decode, runtime, store: the config groups of those names.
@@ -82,6 +89,8 @@ class Generate:
         self._keep_ids = completion_ids
         self._prefix = f"{as_}_" if as_ else ""
         self._threads = runtime.threads or usable_cores()
+        self._samples = Samples(sampling.n, per_row=SAMPLES in sampling.per_row)
+        self._priority = None if runtime.priority is None else RowExpression("runtime.priority", runtime.priority)
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
         """Adds the columns of the completion."""
@@ -90,10 +99,13 @@ class Generate:
             max_sequence_tokens(self._engine_settings, facts.n_ctx_train)
         strategy_class(self._decode)
         require_column(schema, PROMPT_IDS.name, [PROMPT_IDS.type])
+        if self._priority is not None:
+            self._priority.plan(schema, lambda kind: kind.is_numeric(), "a number")
         if self._id_column is not None:
             require_column(schema, self._id_column)
         for name in self._sampling.per_row:
             require_column(schema, name, _PER_ROW_TYPES)
+        schema = self._samples.schema(schema)
         fields = [*FIELDS, IDS_FIELD] if self._keep_ids else FIELDS
         added = [f.with_name(self._prefix + f.name) for f in fields]
         # A seed that comes from the input's `seed` column is the seed that is recorded: one column, not a collision.
@@ -119,11 +131,13 @@ class Generate:
         self._keys = CompletionKeys(model.fingerprint(), asdict(self._decode), how)
         self._rows = runtime.table("rows", ROWS_SCHEMA)
         self._from_store = 0
-        runtime.totals(lambda: {f"{runtime.node}/from_store": float(self._from_store)})
+        self._twins = Twins(enabled=self._engine_settings.optimise.identical_rows)
+        runtime.totals(self._totals)
 
     def run(self, inbox: Inbox) -> Iterator[Item]:
         """Keep the engine fed, and pass on what it finishes."""
-        capacity = self._engine_settings.slots + self._engine_settings.lookahead_rows
+        settings = self._engine_settings
+        capacity = settings.slots * settings.contexts + settings.lookahead_rows
         client = self._engine.connect(self._runtime.meter, self._runtime.depth, capacity, inbox.wake)
         chunks = OpenChunks()
         try:
@@ -144,7 +158,7 @@ class Generate:
 
     def _wants_rows(self, client: Client) -> bool:
         # What waits here is memory; what waits in the inbox is backpressure.
-        return client.waiting < self._engine_settings.lookahead_rows
+        return client.waiting + self._twins.waiting < self._engine_settings.lookahead_rows
 
     def _take(self, inbox: Inbox, client: Client, chunks: OpenChunks) -> Iterator[Item]:
         while self._wants_rows(client) and (item := inbox.poll()) is not None:
@@ -155,6 +169,9 @@ class Generate:
 
     def _submit(self, batch: Batch, client: Client, chunks: OpenChunks) -> Iterator[Item]:
         """Give the rows of `batch` to the engine; pass on those that are refused or known already."""
+        yield from self._samples.refused(batch)
+        batch, before = self._samples.of(batch)
+        self._runtime.meter.expanded += batch.num_rows - before
         made = self._requests.sequences(batch)
         refused = [r for r in made if isinstance(r, Refused)]
         if refused:
@@ -162,18 +179,26 @@ class Generate:
         rows = [r for r in made if isinstance(r, Row)]
         known = self._known(rows)
         chunks.begin(batch.chunk, len(rows))
-        client.submit([row for row in rows if row.key not in known])
+        self._rank(rows, batch)
+        client.submit([row for row in rows if row.key not in known and not self._twins.joins(row)])
         found = [row for row in rows if row.key in known]
         self._from_store += len(found)
         yield from self._leave([self._recall(row, known[row.key]) for row in found], chunks)
         self._note(found, from_store=True)
 
+    def _rank(self, rows: Sequence[Row], batch: Batch) -> None:
+        """Give each row its chunk and its priority, by which those that wait are ordered."""
+        for row in rows:
+            row.chunk = batch.chunk
+        if self._priority is not None:
+            priorities = self._priority.values(batch.data).cast(float).fill_null(0.0).to_list()
+            for row in rows:
+                row.priority = priorities[_place(row).index]
+
     def _known(self, rows: Sequence[Row]) -> dict[bytes, StoredCompletion]:
-        if self._store is None:
-            return {}
         for row in rows:
             row.key = self._keys.key(key_parameters(row), row.prompt)
-        return self._store.find([row.key for row in rows])
+        return {} if self._store is None else self._store.find([row.key for row in rows])
 
     def _recall(self, row: Row, stored: StoredCompletion) -> Completion:
         row.tokens = list(stored.ids)
@@ -185,8 +210,14 @@ class Generate:
         if self._store is not None:
             made = ((row.key, c) for row, c in zip(rows, done, strict=True) if isinstance(c, Completion))
             self._store.put({key: StoredCompletion(c.ids, c.text, c.finish_reason) for key, c in made})
-        self._note(rows, from_store=False)
-        return done
+        self._note(rows)
+        twins = [twin for row in rows for twin in self._twins.of(row)]
+        self._note(twins, identical=True)
+        return [*done, *(self._outcome(twin) for twin in twins)]
+
+    def _totals(self) -> dict[str, float]:
+        node = self._runtime.node
+        return {f"{node}/from_store": float(self._from_store), f"{node}/identical": float(self._twins.served)}
 
     def _outcome(self, row: Row) -> Completion | Rejects:
         place = _place(row)
@@ -211,7 +242,7 @@ class Generate:
         if self._store is not None:
             self._store.flush_due()
 
-    def _note(self, rows: Sequence[Row], *, from_store: bool) -> None:
+    def _note(self, rows: Sequence[Row], *, from_store: bool = False, identical: bool = False) -> None:
         if not rows:
             return
         firsts = [row.first_token_at or row.finished_at for row in rows]
@@ -223,7 +254,10 @@ class Generate:
             [row.admitted_at - row.queued_at for row in rows],
             [first - row.admitted_at for row, first in zip(rows, firsts, strict=True)],
             [row.finished_at - first for row, first in zip(rows, firsts, strict=True)],
+            [row.shared_tokens for row in rows],
+            [row.preemptions for row in rows],
             [from_store] * len(rows),
+            [identical] * len(rows),
         )
         self._rows.extend(columns)
 

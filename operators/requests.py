@@ -100,6 +100,7 @@ class Requests:
             return self._plain
         named = dict(zip(self._sampling.per_row, values, strict=True))
         named.pop("seed", None)
+        named.pop("n", None)
         key = tuple(named.values())
         if key not in self._params:
             self._params[key] = self._make_params({k: v for k, v in named.items() if v is not None})

@@ -17,8 +17,11 @@ from pipeline.errors import ConfigError
 NOT_IN_DATA: Mapping[str, Any] = {"fingerprint": False}
 KV_LAYOUTS = ("per_sequence", "unified")
 KV_TYPES = ("f16", "f32", "q8_0")
+ADMISSIONS = ("reserve", "optimistic")
+KERNEL_TOKENS = 64
+"""CPU flash attention computes this many tokens of a row and more with another kernel than fewer."""
 DATA_FORMATS = ("auto", "parquet", "jsonl", "csv", "arrow")
-PER_ROW_KEYS = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "ignore_eos")
+PER_ROW_KEYS = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "ignore_eos", "n")
 
 
 def check(holds: bool, key: str, value: object, allowed: str) -> None:
@@ -104,6 +107,7 @@ class SamplingSettings:
         top_p: keep the smallest set of tokens whose probabilities reach top_p; 1 keeps all.
         min_p: keep tokens with at least min_p times the probability of the most likely one; 0 keeps all.
         max_tokens: completion tokens at most.
+        n: completions of each prompt; they differ in their seed.
         stop: strings that end a completion; they are not part of it.
         stop_token_ids: tokens that end a completion, besides the model's own end-of-generation tokens.
         ignore_eos: do not stop at the model's end-of-generation tokens.
@@ -115,6 +119,7 @@ class SamplingSettings:
     top_p: float = 0.95
     min_p: float = 0.05
     max_tokens: int = 256
+    n: int = 1
     stop: list[str] = field(default_factory=list)
     stop_token_ids: list[int] = field(default_factory=list)
     ignore_eos: bool = False
@@ -136,6 +141,7 @@ def sampling_rules(values: Mapping[str, Any]) -> dict[str, tuple[bool, str]]:
         "top_p": (0 < values["top_p"] <= 1, "above 0, up to 1 (off)"),
         "min_p": (0 <= values["min_p"] < 1, "0 (off) up to, not including, 1"),
         "max_tokens": (values["max_tokens"] >= 1, "1 or more"),
+        "n": (values["n"] >= 1, "1 or more"),
     }
 
 
@@ -144,6 +150,31 @@ class DecodeSettings:
     """How a completion is made from the model (`decode`). `strategy` is a class, as `module:Class`."""
 
     strategy: str = "operators.decoding.autoregressive:Autoregressive"
+
+
+@dataclass
+class OptimiseSettings:
+    """What makes the engine fast; each can be switched off, to see what it is worth (`runtime.optimise`).
+
+    None of them changes a row's text where `runtime.deterministic` holds.
+
+    Args:
+        compaction: move the highest row into the lowest free slot when rows have ended.
+        grouped_prefill: compute prompts of equal length in one call.
+        padded_prefill: and those that are up to `runtime.pad_tokens` shorter.
+        prefix_sharing: compute what prompts have in common once.
+        sample_sharing: compute equal prompts once, and draw their first tokens from the same logits.
+        identical_rows: generate once what is bound to come out the same (greedy rows with one prompt).
+        longest_first: begin with the rows that have the largest max_tokens.
+    """
+
+    compaction: bool = True
+    grouped_prefill: bool = True
+    padded_prefill: bool = True
+    prefix_sharing: bool = True
+    sample_sharing: bool = True
+    identical_rows: bool = True
+    longest_first: bool = True
 
 
 @dataclass
@@ -157,10 +188,20 @@ class EngineSettings:
         threads: CPU threads; null: all cores this process may use.
         kv: per_sequence (each row its own KV stream; text independent of neighbours) or unified (one pool of cells).
         kv_type: how the KV cache is stored: f16, f32 (exact, twice the memory) or q8_0 (half of it, slower).
+        n_ctx: tokens that fit into the KV cache of the unified layout; null: slots x max_sequence_tokens.
+        admission: reserve (a row is admitted when its longest completion fits into n_ctx) or optimistic (when what is
+            to be expected does; when room runs out, the youngest row gives up its slot and goes on later).
+        swap_mb: MiB of memory for rows that gave up their slot; beyond that they compute their tokens again.
+        preempt_every: have the youngest row give up its slot every so many steps. For tests.
+        contexts: contexts that decode side by side, each with `slots` and a thread of its own, for machines with
+            several devices or NUMA nodes. They share the cores: threads are divided among them.
         n_batch: prompt tokens at most in one call.
         n_ubatch: tokens that llama.cpp computes at once; longer prompts are cut here.
+        pad_tokens: prompts that are up to this much shorter are padded to compute them in one call.
         flash_attention: use llama.cpp's flash attention kernels.
         lookahead_rows: rows that are sorted by length at a time.
+        priority: a column, or an SQL expression over the columns, that is a number: of the rows that wait those with
+            the highest are admitted first. A row never waits longer than for the end of its chunk and the next.
         refill: free slots to wait for before new rows are admitted; never waits while nothing decodes.
         deterministic: keep every row's text independent of its neighbours, bit for bit (CPU).
         shuffle_window: admit the rows of a window in an order drawn with this seed, instead of by length. For tests.
@@ -171,18 +212,28 @@ class EngineSettings:
     threads: int | None = field(default=None, metadata=NOT_IN_DATA)  # Generate fingerprints the number that it comes to
     kv: str = "per_sequence"
     kv_type: str = "f16"
+    n_ctx: int | None = field(default=None, metadata=NOT_IN_DATA)
+    admission: str = field(default="reserve", metadata=NOT_IN_DATA)
+    swap_mb: int = field(default=1024, metadata=NOT_IN_DATA)
+    preempt_every: int | None = field(default=None, metadata=NOT_IN_DATA)
+    contexts: int = field(default=1, metadata=NOT_IN_DATA)
     n_batch: int = field(default=2048, metadata=NOT_IN_DATA)
-    n_ubatch: int = 512
+    n_ubatch: int = field(default=512, metadata=NOT_IN_DATA)
+    pad_tokens: int = field(default=4, metadata=NOT_IN_DATA)
     flash_attention: bool = True
     lookahead_rows: int = field(default=256, metadata=NOT_IN_DATA)
     refill: int = field(default=1, metadata=NOT_IN_DATA)
     deterministic: bool = True
+    priority: str | None = field(default=None, metadata=NOT_IN_DATA)
     shuffle_window: int | None = field(default=None, metadata=NOT_IN_DATA)
+    optimise: OptimiseSettings = field(default_factory=OptimiseSettings, metadata=NOT_IN_DATA)
 
     def __post_init__(self) -> None:
-        for key in ("slots", "n_batch", "n_ubatch", "lookahead_rows", "refill"):
+        for key in ("slots", "n_batch", "n_ubatch", "lookahead_rows", "refill", "contexts"):
             check(getattr(self, key) >= 1, f"runtime.{key}", getattr(self, key), "it is 1 or more")
-        for key in ("max_sequence_tokens", "threads"):
+        for key in ("pad_tokens", "swap_mb"):
+            check(getattr(self, key) >= 0, f"runtime.{key}", getattr(self, key), "it is 0 or more")
+        for key in ("max_sequence_tokens", "threads", "n_ctx", "preempt_every"):
             value = getattr(self, key)
             check(value is None or value >= 1, f"runtime.{key}", value, "it is 1 or more, or null")
         check(self.kv in KV_LAYOUTS, "runtime.kv", self.kv, f"it is one of {', '.join(KV_LAYOUTS)}")
@@ -191,6 +242,23 @@ class EngineSettings:
         check(self.refill <= self.slots, "runtime.refill", self.refill, f"it is at most runtime.slots={self.slots}")
         check(self.n_ubatch >= self.slots, "runtime.n_ubatch", self.n_ubatch, f"at least slots={self.slots}")
         check(self.n_ubatch <= self.n_batch, "runtime.n_ubatch", self.n_ubatch, f"at most n_batch={self.n_batch}")
+        self._check_layout()
+
+    def _check_layout(self) -> None:
+        check(
+            self.n_ubatch >= 2 * KERNEL_TOKENS or not self.deterministic,
+            "runtime.n_ubatch",
+            self.n_ubatch,
+            f"with runtime.deterministic it is at least {2 * KERNEL_TOKENS}, so that every piece of a long prompt has"
+            f" {KERNEL_TOKENS} tokens or more",
+        )
+        check(
+            self.kv == "unified" or (self.n_ctx is None and self.admission == "reserve"),
+            "runtime.kv",
+            self.kv,
+            "runtime.n_ctx and runtime.admission=optimistic need runtime.kv=unified; here each slot has its own room",
+        )
+        check(self.admission in ADMISSIONS, "runtime.admission", self.admission, f"one of {', '.join(ADMISSIONS)}")
         check(
             self.kv == "per_sequence" or not self.deterministic,
             "runtime.kv",

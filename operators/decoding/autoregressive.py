@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
+import numpy as np
+
 from operators.decoding.model import Decoder, Logits
+from operators.decoding.prefill import Span
 from operators.decoding.sampler import Sampler
-from operators.decoding.scheduler import Decode, Prefill, Span, Work
-from operators.decoding.sequence import Sequence, State
+from operators.decoding.scheduler import Call, Draw
+from operators.decoding.sequence import Sequence
 
 
 class Autoregressive:
@@ -21,56 +24,51 @@ class Autoregressive:
     def __init__(self, decoder: Decoder, sampler: Sampler) -> None:
         self._decoder = decoder
         self._sampler = sampler
-        self._padding: int | None = None
 
-    def fill(self, work: Work) -> None:
-        """Put the tokens of `work` into the decoder's batch."""
-        self._decoder.batch.clear()
-        match work:
-            case Decode():
-                self._fill_rows(work.rows)
-            case Prefill():
-                self._fill_spans(work.spans)
-
-    def advance(self, work: Work, logits: Logits) -> None:
-        """Take the logits of `work`, float32 [outputs, n_vocab]: draw, and move every row on."""
-        match work:
-            case Decode():
-                self._remove_padding()
-                for row in work.rows:
-                    row.n_past += 1
-                self._draw(logits[: len(work.rows)], work.rows)
-            case Prefill():
-                complete = [span.row for span in work.spans if span.completes]
-                for span in work.spans:
-                    span.row.n_past += span.count
-                    span.row.state = State.PREFILL if span.row.prompt_left > 1 else State.DECODE
-                if complete:
-                    self._draw(logits[-len(complete) :], complete)
-
-    def _fill_rows(self, rows: Seq[Sequence]) -> None:
+    def fill(self, call: Call) -> None:
+        """Put the tokens of `call` into the decoder's batch."""
         batch = self._decoder.batch
-        batch.add_rows([r.next_token for r in rows], [r.n_past for r in rows], [r.slot for r in rows])
-        if len(rows) == 1 and self._decoder.shape.deterministic:
-            # The backend computes a lone row with other kernels; a second one, in the slot beside it, keeps its bits.
-            self._padding = rows[0].slot + 1
-            batch.add_rows([0], [0], [self._padding])
+        batch.clear()
+        if call.rows:
+            rows = call.rows
+            batch.add_rows([r.next_token for r in rows], [r.n_past for r in rows], [r.slot for r in rows])
+        if call.beside is not None:
+            batch.add_rows([0], [0], [call.beside])
+        if call.spans:
+            self._fill_spans(call.spans)
 
-    def _remove_padding(self) -> None:
-        if self._padding is not None:
-            self._decoder.remove(self._padding)
-            self._padding = None
+    def advance(self, call: Call, logits: Logits) -> None:
+        """Take the logits of `call`, float32 [outputs, n_vocab]: draw, and move every row on."""
+        for row in call.rows:
+            row.n_past += 1
+        if call.rows:
+            self._draw(logits[: len(call.rows)], call.rows)
+        drawing = [span.row for span in call.spans if span.draws]
+        for span in call.spans:
+            span.row.n_past += span.count
+            span.row.settle()
+        if drawing:
+            own = logits[-len(drawing) :]
+            for row, line in zip(drawing, own, strict=True):
+                if row.same is not None and row.same.waiting > 1:
+                    row.same.logits = line.copy()
+            self._draw(own, drawing)
+
+    def draw(self, work: Draw) -> None:
+        """First tokens of rows whose prompt another row has computed."""
+        known = [row.same.logits for row in work.rows if row.same is not None and row.same.logits is not None]
+        self._draw(np.stack(known), work.rows)
 
     def _fill_spans(self, spans: Seq[Span]) -> None:
-        complete = sum(span.completes for span in spans)
-        # For the same reason a lone output is never asked for: the token before it gives a second one.
-        outputs = 2 if complete == 1 and self._decoder.shape.deterministic else 1
-        rows = [span.row for span in spans]
+        drawing = sum(span.draws for span in spans)
+        # The backend computes a lone output with other kernels: the token before it gives a second one.
+        outputs = 2 if drawing == 1 and self._decoder.shape.deterministic else 1
         self._decoder.batch.add_spans(
-            [span.row.prompt[span.row.n_past : span.row.n_past + span.count] for span in spans],
-            [row.n_past for row in rows],
-            [row.slot for row in rows],
-            [outputs if span.completes else 0 for span in spans],
+            [span.row.feed[span.row.n_past : span.row.n_past + span.count] for span in spans],
+            [span.row.n_past for span in spans],
+            [span.row.slot for span in spans],
+            [outputs if span.draws else 0 for span in spans],
+            [span.padding for span in spans],
         )
 
     def _draw(self, logits: Logits, rows: Seq[Sequence]) -> None:

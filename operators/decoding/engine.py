@@ -1,8 +1,9 @@
-"""The engine: one thread a device that runs the step loop for every node that generates on it.
+"""The engine: one thread for each context, that runs the step loop for every node that generates on it.
 
 Nodes share an engine, because two thread teams on the same cores ruin each other. Each has a Client: it submits
 sequences, and collects them when they are finished. A row is admitted only when its node has room to take it back, so a
-slow reader of one node never stops another, and nothing grows.
+slow reader of one node never stops another, and nothing grows. An engine may have several contexts, one a device: each
+is worked by a Worker with slots of its own, and all take their rows from one queue.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import asdict
 from typing import Protocol
 
 import pyarrow as pa
 
 from operators.decoding.model import Decoder, Logits
-from operators.decoding.scheduler import Decode, Line, Scheduler, Unfilled, Work
+from operators.decoding.queue import Line, Queue
+from operators.decoding.scheduler import Call, Draw, Scheduler, Unfilled, Work
 from operators.decoding.sequence import Sequence, State
 from pipeline.meter import Clock, StageMeter, StageState
 from pipeline.protocols import Table
@@ -24,6 +28,7 @@ from pipeline.protocols import Table
 STEPS_SCHEMA = pa.schema(
     [
         pa.field("t_s", pa.float64()),
+        pa.field("context", pa.int32()),
         pa.field("rows", pa.int32()),
         pa.field("prefill_tokens", pa.int32()),
         pa.field("decode_tokens", pa.int32()),
@@ -31,6 +36,8 @@ STEPS_SCHEMA = pa.schema(
         pa.field("decode_s", pa.float64()),
         pa.field("sample_s", pa.float64()),
         pa.field("kv_tokens", pa.int64()),
+        pa.field("shared_tokens", pa.int32()),
+        pa.field("moves", pa.int32()),
         *(pa.field(f"unfilled_{cause.value}", pa.int32()) for cause in Unfilled),
     ]
 )
@@ -39,11 +46,14 @@ STEPS_SCHEMA = pa.schema(
 class Strategy(Protocol):
     """How completions are made: what each call computes for its rows, and what becomes of the logits."""
 
-    def fill(self, work: Work) -> None:
-        """Put the tokens of `work` into the decoder's batch."""
+    def fill(self, call: Call) -> None:
+        """Put the tokens of `call` into the decoder's batch."""
 
-    def advance(self, work: Work, logits: Logits) -> None:
-        """Take the logits of `work`."""
+    def advance(self, call: Call, logits: Logits) -> None:
+        """Take the logits of `call`, and move its rows on."""
+
+    def draw(self, work: Draw) -> None:
+        """Draw for rows whose logits are known already."""
 
 
 class Client:
@@ -68,15 +78,16 @@ class Client:
     @property
     def waiting(self) -> int:
         """Rows that wait for a slot."""
-        return len(self.line.waiting)
+        return self.line.waiting
 
     def submit(self, rows: Iterable[Sequence]) -> None:
         """Queue `rows`, to be admitted in this order."""
         now = self._engine.now()
+        rows = list(rows)
         for row in rows:
             row.queued_at = now
             row.owner = self
-            self.line.waiting.append(row)
+        self._engine.queue.submit(self.line, rows)
         self._engine.wake()
 
     def collect(self) -> list[Sequence]:
@@ -113,79 +124,98 @@ class Client:
         return self._capacity - (self.line.admitted - self.line.returned)
 
 
-class Engine:
-    """Runs the step loop until it is closed.
+class Worker:
+    """One context: its slots, and the steps that are made on it.
 
     Args:
         decoder: the context.
         scheduler: who runs.
         strategy: what is computed.
-        steps: the table of steps, one row a call.
         meters: of decode and of sample.
-        clock: seconds.
     """
 
     def __init__(
-        self,
-        decoder: Decoder,
-        scheduler: Scheduler,
-        strategy: Strategy,
-        steps: Table,
-        meters: tuple[StageMeter, StageMeter],
-        clock: Clock = time.perf_counter,
+        self, decoder: Decoder, scheduler: Scheduler, strategy: Strategy, meters: tuple[StageMeter, StageMeter]
     ) -> None:
-        self._decoder = decoder
-        self._scheduler = scheduler
-        self._strategy = strategy
+        self.decoder = decoder
+        self.scheduler = scheduler
+        self.strategy = strategy
+        self.meters = meters
+        self.requests: deque[Callable[[], None]] = deque()
+        self.thread: threading.Thread | None = None
+
+    def enter(self, state: StageState) -> None:
+        """Say on both clocks what the thread is doing."""
+        for meter in self.meters:
+            meter.clock.enter(state)
+
+
+class Engine:
+    """Runs the step loop until it is closed.
+
+    Args:
+        workers: one a context; all have the same queue.
+        queue: the rows that wait.
+        steps: the table of steps, one row a call.
+        clock: seconds.
+    """
+
+    def __init__(self, workers: Seq[Worker], queue: Queue, steps: Table, clock: Clock = time.perf_counter) -> None:
+        self.queue = queue
+        self._workers = workers
         self._steps = steps
-        self._meters = meters
         self._clock = clock
         self._began = clock()
         self._changed = threading.Condition()
-        self._requests: deque[Callable[[], None]] = deque()
         self._closing = False
         self._failure: BaseException | None = None
         self._clients: list[Client] = []
-        self._thread = threading.Thread(target=self._run, name="engine")
-        self.totals = dict.fromkeys(
-            ("steps", "slot_steps", "slot_steps_used", "form_s", "decode_s", "sample_s", "prefill_tokens"), 0.0
-        )
+        self._totals = [
+            dict.fromkeys(
+                ("steps", "slot_steps", "slot_steps_used", "form_s", "decode_s", "sample_s", "prefill_tokens"), 0.0
+            )
+            for _ in workers
+        ]
 
     def connect(self, meter: StageMeter, depth: int, capacity: int, wake: Callable[[], None]) -> Client:
-        """A client for a node; the thread starts with the first."""
+        """A client for a node; the threads start with the first."""
         client = self.client(meter, depth, capacity, wake)
         with self._changed:
-            self._requests.append(lambda: self.add(client))
-            if self._thread.ident is None:
-                self._thread.start()
-            self._changed.notify()
+            self.add(client)
+            for number, worker in enumerate(self._workers):
+                if worker.thread is None:
+                    worker.thread = threading.Thread(target=self._run, args=(number,), name=f"engine-{number}")
+                    worker.thread.start()
+            self._changed.notify_all()
         return client
 
     def client(self, meter: StageMeter, depth: int, capacity: int, wake: Callable[[], None]) -> Client:
         """A client that is not served yet."""
         return Client(self, meter, depth, capacity, wake)
 
+    def add(self, client: Client) -> None:
+        """Serve `client`."""
+        self._clients.append(client)
+        self.queue.add_line(client.line)
+
     def drop(self, client: Client) -> None:
-        """Forget a client and its rows; returns when the step that runs is done."""
-        done = threading.Event()
-
-        def remove() -> None:
-            self._remove(client)
-            done.set()
-
-        with self._changed:
-            self._requests.append(remove)
-            self._changed.notify()
-        while self._thread.is_alive() and not done.wait(0.05):
-            pass
+        """Forget a client and its rows; returns when the steps that run are done."""
+        self.queue.drop_line(client.line)
+        left = [self._ask(worker, client) for worker in self._workers]
+        for worker, done in zip(self._workers, left, strict=True):
+            while worker.thread is not None and worker.thread.is_alive() and not done.wait(0.05):
+                pass
+        if client in self._clients:
+            self._clients.remove(client)
 
     def close(self) -> None:
-        """End the thread after its step."""
+        """End the threads after their steps."""
         with self._changed:
             self._closing = True
-            self._changed.notify()
-        if self._thread.ident is not None:
-            self._thread.join()
+            self._changed.notify_all()
+        for worker in self._workers:
+            if worker.thread is not None:
+                worker.thread.join()
 
     def now(self) -> float:
         """Seconds on the engine's clock."""
@@ -194,120 +224,151 @@ class Engine:
     def wake(self) -> None:
         """Rows were queued, or room was made."""
         with self._changed:
-            self._changed.notify()
+            self._changed.notify_all()
 
     def raise_failure(self) -> None:
-        """Raise what ended the thread, if anything did."""
+        """Raise what ended a thread, if anything did."""
         if self._failure is not None:
             raise self._failure
 
     def active_slots(self) -> str:
         """For the progress line."""
-        return f"slots {len(self._scheduler.slots)}/{self._scheduler.slots.size}"
+        used = sum(len(worker.scheduler.slots) for worker in self._workers)
+        return f"slots {used}/{sum(worker.scheduler.slots.size for worker in self._workers)}"
 
-    def _run(self) -> None:
-        for meter in self._meters:
+    def totals(self) -> dict[str, float]:
+        """Counts and seconds of all contexts together."""
+        each = [
+            totals | asdict(worker.scheduler.counts) for totals, worker in zip(self._totals, self._workers, strict=True)
+        ]
+        return {key: float(sum(one[key] for one in each)) for key in each[0]} | {"contexts": float(len(each))}
+
+    def _ask(self, worker: Worker, client: Client) -> threading.Event:
+        """Have the worker's thread forget the rows of `client`."""
+        done = threading.Event()
+
+        def forget() -> None:
+            worker.scheduler.abandon(lambda row: row.owner is client)
+            done.set()
+
+        with self._changed:
+            worker.requests.append(forget)
+            self._changed.notify_all()
+        return done
+
+    def _run(self, number: int) -> None:
+        worker = self._workers[number]
+        for meter in worker.meters:
             meter.clock.start(StageState.STARVED)
         try:
-            while self._wait_for_work():
-                self.step()
+            while self._wait_for_work(worker):
+                self.step(number)
         except BaseException as error:  # reaches the nodes through collect()
-            self._failure = error
+            self._fail(error)
         finally:
-            for meter in self._meters:
+            for meter in worker.meters:
                 meter.clock.stop()
             for client in list(self._clients):
                 client.wake()
 
-    def _wait_for_work(self) -> bool:
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            self._failure = self._failure or error
+            self._closing = True
+            self._changed.notify_all()
+
+    def _wait_for_work(self, worker: Worker) -> bool:
         with self._changed:
             while True:
-                while self._requests:
-                    self._requests.popleft()()
+                while worker.requests:
+                    worker.requests.popleft()()
                 if self._closing:
                     return False
-                if self._scheduler.runnable:
+                if worker.scheduler.runnable:
                     return True
-                state = StageState.BLOCKED if self._scheduler.waiting else StageState.STARVED
-                for meter in self._meters:
-                    meter.clock.enter(state)
+                worker.enter(StageState.BLOCKED if self.queue.waiting else StageState.STARVED)
                 self._changed.wait()
 
-    def step(self) -> None:
-        """Schedule, decode, sample, hand over. Only for the engine's own thread, or where that does not run."""
-        decode_meter, sample_meter = self._meters
+    def step(self, number: int = 0) -> None:
+        """Schedule, decode, sample, hand over. Only for the worker's own thread, or where that does not run."""
+        worker = self._workers[number]
+        decode_meter, sample_meter = worker.meters
         began = self._clock()
-        work = self._scheduler.schedule(began)
+        counts = worker.scheduler.counts
+        before = (counts.shared_tokens, counts.moves)
+        work = worker.scheduler.schedule(began)
         if work is None:
             return
-        self._strategy.fill(work)
-        tokens = self._decoder.batch.n_tokens
+        tokens = 0
+        if isinstance(work, Call):
+            worker.strategy.fill(work)
+            tokens = worker.decoder.batch.n_tokens
 
-        filled = self._clock()
-        with decode_meter.clock.during(StageState.BUSY):
-            logits = self._decoder.decode()
+        filled = decoded = self._clock()
+        if isinstance(work, Call):
+            with decode_meter.clock.during(StageState.BUSY):
+                logits = worker.decoder.decode()
+            decoded = self._clock()
 
-        decoded = self._clock()
         with sample_meter.clock.during(StageState.BUSY):
-            self._strategy.advance(work, logits)
+            if isinstance(work, Call):
+                worker.strategy.advance(work, logits)
+            else:
+                worker.strategy.draw(work)
+        worker.scheduler.computed(work)
 
         ended = self._clock()
-        self._record(work, tokens, began, (filled - began, decoded - filled, ended - decoded))
-        self._hand_over(work.sequences, ended)
+        extra = (counts.shared_tokens - before[0], counts.moves - before[1])
+        self._record(number, work, tokens, began, (filled - began, decoded - filled, ended - decoded), extra)
+        self._hand_over(worker, work.sequences, ended)
 
-    def _record(self, work: Work, tokens: int, began: float, seconds: tuple[float, float, float]) -> None:
-        unfilled = work.unfilled if isinstance(work, Decode) else {}
-        rows = len(work.sequences)
-        decode_tokens = rows if isinstance(work, Decode) else 0
-        kv_tokens = sum(row.n_past for row in work.sequences)
-        prefill_tokens = 0 if isinstance(work, Decode) else tokens
+    def _record(
+        self,
+        number: int,
+        work: Work,
+        tokens: int,
+        began: float,
+        seconds: tuple[float, float, float],
+        extra: tuple[int, int],
+    ) -> None:
+        call = work if isinstance(work, Call) else None
+        unfilled = call.unfilled if call is not None else {}
+        sequences = work.sequences
+        decode_tokens = len(call.rows) if call is not None else 0
+        beside = 1 if call is not None and call.beside is not None else 0
+        prefill_tokens = tokens - decode_tokens - beside
+        kv_tokens = sum(row.n_past for row in sequences)
         causes = (unfilled.get(cause, 0) for cause in Unfilled)
-        self._steps.append(began - self._began, rows, prefill_tokens, decode_tokens, *seconds, kv_tokens, *causes)
-        for meter in self._meters:
+        at = began - self._began
+        self._steps.append(
+            at, number, len(sequences), prefill_tokens, decode_tokens, *seconds, kv_tokens, *extra, *causes
+        )
+        worker = self._workers[number]
+        for meter in worker.meters:
             meter.batches += 1
-            meter.rows_in += rows
-            meter.rows_out += rows
-        self._total(work, prefill_tokens, seconds)
-
-    def _total(self, work: Work, prefill_tokens: int, seconds: tuple[float, float, float]) -> None:
-        self.totals["steps"] += 1
-        self.totals["prefill_tokens"] += prefill_tokens
+            meter.rows_in += len(sequences)
+            meter.rows_out += len(sequences)
+        totals = self._totals[number]
+        totals["steps"] += 1
+        totals["prefill_tokens"] += prefill_tokens
         for key, value in zip(("form_s", "decode_s", "sample_s"), seconds, strict=True):
-            self.totals[key] += value
-        if isinstance(work, Decode):
-            self.totals["slot_steps"] += self._scheduler.slots.size
-            self.totals["slot_steps_used"] += len(work.rows)
+            totals[key] += value
+        if decode_tokens:
+            totals["slot_steps"] += worker.scheduler.slots.size
+            totals["slot_steps_used"] += decode_tokens
 
-    def _hand_over(self, rows: Iterable[Sequence], now: float) -> None:
+    def _hand_over(self, worker: Worker, rows: Iterable[Sequence], now: float) -> None:
         owners: dict[Client, None] = {}
         for row in rows:
             if row.tokens and not row.first_token_at:
                 row.first_token_at = now
             if row.finish_reason is not None or row.error is not None:
                 row.finished_at = now
-                owner = self._free(row)
-                owner.finished(row)
-                owners[owner] = None
+                worker.scheduler.finish(row)
+                row.state = State.FINISHED
+                if not isinstance(row.owner, Client):
+                    raise TypeError("a sequence in a slot has no owner")
+                row.owner.finished(row)
+                owners[row.owner] = None
         for owner in owners:
             owner.wake()
-
-    def _free(self, row: Sequence) -> Client:
-        self._decoder.remove(row.slot)
-        self._scheduler.release(row)
-        row.state = State.FINISHED
-        if not isinstance(row.owner, Client):
-            raise TypeError("a sequence in a slot has no owner")
-        return row.owner
-
-    def add(self, client: Client) -> None:
-        """Serve `client`. Only for the engine's own thread, or where that does not run."""
-        self._scheduler.add_line(client.line)
-        self._clients.append(client)
-
-    def _remove(self, client: Client) -> None:
-        self._scheduler.drop_line(client.line)
-        if client in self._clients:
-            self._clients.remove(client)
-        for row in self._scheduler.slots.rows():
-            if row.owner is client:
-                self._free(row)

@@ -43,8 +43,10 @@ class FakeDecoder:
         self.calls: list[tuple[int, ...]] = []
         """For each call the slots of its tokens' rows, in order, without repeats."""
         self.keep_calls = False
+        self.partial = True
         self._fail = fail
-        self._hash = np.zeros(shape.slots + 1, np.uint64)
+        # The hash after each token: of slot s after n tokens at [s, n].
+        self._hashes = np.zeros((shape.slots + 1, shape.max_sequence_tokens + 1), np.uint64)
         self._length = np.zeros(shape.slots + 1, np.int64)
         self._table = _logit_table()
 
@@ -54,6 +56,9 @@ class FakeDecoder:
         slots, positions = self.batch.seq_id[:n], self.batch.pos[:n]
         if code := self._fail(self.batch):
             raise DecodeFailed(code, f"the fake fails with {code}")
+        used = int(self._length.sum()) + n
+        if not self.shape.per_sequence and used > self.shape.cells:
+            raise DecodeFailed(1, f"{used} tokens are more than the {self.shape.cells} that fit")
         if self.keep_calls:
             self.calls.append(tuple(dict.fromkeys(slots.tolist())))
         hashes = self._one_each(slots, positions) if self._is_decode(slots) else self._spans(slots, positions)
@@ -61,21 +66,33 @@ class FakeDecoder:
         logits: Logits = self._table[kinds]
         return logits
 
-    def remove(self, slot: int) -> None:
-        """See Decoder.remove."""
-        self._hash[slot] = 0
-        self._length[slot] = 0
+    def truncate(self, slot: int, length: int) -> None:
+        """See Decoder.truncate."""
+        if self._length[slot] < length:
+            raise DecodeFailed(-1, f"slot {slot} has {self._length[slot]} tokens, not {length}")
+        self._length[slot] = length
 
-    def move(self, source: int, target: int) -> None:
-        """See Decoder.move."""
-        if self._length[target]:
-            raise DecodeFailed(-1, f"slot {target} is not empty")
-        self._hash[target], self._length[target] = self._hash[source], self._length[source]
-        self.remove(source)
+    def copy(self, source: int, target: int, length: int) -> None:
+        """See Decoder.copy."""
+        if self._length[source] < length:
+            raise DecodeFailed(-1, f"slot {source} has {self._length[source]} tokens, not {length}")
+        self._hashes[target, : length + 1] = self._hashes[source, : length + 1]
+        self._length[target] = length
+
+    def save(self, slot: int) -> bytes:
+        """See Decoder.save."""
+        return self._hashes[slot, : self._length[slot] + 1].tobytes()
+
+    def restore(self, slot: int, saved: bytes) -> None:
+        """See Decoder.restore."""
+        if self._length[slot]:
+            raise DecodeFailed(-1, f"slot {slot} is not empty")
+        hashes = np.frombuffer(saved, np.uint64)
+        self._hashes[slot, : len(hashes)] = hashes
+        self._length[slot] = len(hashes) - 1
 
     def clear(self) -> None:
         """See Decoder.clear."""
-        self._hash[:] = 0
         self._length[:] = 0
 
     def _is_decode(self, slots: npt.NDArray[np.int32]) -> bool:
@@ -85,9 +102,10 @@ class FakeDecoder:
         if (self._length[slots] != positions).any():
             raise DecodeFailed(-1, f"positions {positions} do not follow {self._length[slots]} in slots {slots}")
         tokens = self.batch.token[: self.batch.n_tokens].astype(np.uint64)
-        self._hash[slots] = self._hash[slots] * _MULTIPLIER + tokens + np.uint64(1)
+        hashes: npt.NDArray[np.uint64] = self._hashes[slots, positions] * _MULTIPLIER + tokens + np.uint64(1)
         self._length[slots] += 1
-        return self._hash[slots]
+        self._hashes[slots, positions + 1] = hashes
+        return hashes
 
     def _spans(self, slots: npt.NDArray[np.int32], positions: npt.NDArray[np.int32]) -> npt.NDArray[np.uint64]:
         starts = np.flatnonzero(np.diff(slots, prepend=-1))
@@ -100,8 +118,9 @@ class FakeDecoder:
         for step in range(int(counts.max())):
             going = counts > step
             at = starts[going] + step
-            token = self.batch.token[at].astype(np.uint64)
-            hashes[at] = self._hash[rows[going]] = self._hash[rows[going]] * _MULTIPLIER + token + np.uint64(1)
+            token, here = self.batch.token[at].astype(np.uint64), positions[at]
+            hashes[at] = self._hashes[rows[going], here] * _MULTIPLIER + token + np.uint64(1)
+            self._hashes[rows[going], here + 1] = hashes[at]
         self._length[rows] += counts
         return hashes
 

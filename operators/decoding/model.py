@@ -37,6 +37,7 @@ class DecoderShape:
         n_batch: tokens of one call.
         n_ubatch: tokens computed at once.
         per_sequence: each row has its own KV stream; rows of one call are then best consecutive, with equal counts.
+        n_ctx: tokens that fit into the KV cache of the unified layout; None: a row of the greatest length in each slot.
         deterministic: never let the backend see a lone row, so that a row's logits do not depend on its neighbours.
     """
 
@@ -46,6 +47,12 @@ class DecoderShape:
     n_ubatch: int
     per_sequence: bool = True
     deterministic: bool = True
+    n_ctx: int | None = None
+
+    @property
+    def cells(self) -> int:
+        """Tokens that fit into the KV cache."""
+        return self.n_ctx or self.slots * self.max_sequence_tokens
 
 
 class BatchBuffer:
@@ -81,17 +88,30 @@ class BatchBuffer:
         self.output[span] = 1
 
     def add_spans(
-        self, tokens: Sequence[TokenIds], first_positions: Sequence[int], slots: Sequence[int], outputs: Sequence[int]
+        self,
+        tokens: Sequence[TokenIds],
+        first_positions: Sequence[int],
+        slots: Sequence[int],
+        outputs: Sequence[int],
+        padding: Sequence[int] | None = None,
     ) -> None:
-        """Consecutive tokens of each of several rows, with logits for the last `outputs` of each."""
-        counts = np.array([len(t) for t in tokens])
+        """Consecutive tokens of each of several rows, with logits for the last `outputs` of each.
+
+        `padding`: further tokens for each row, of no meaning and without logits.
+        """
+        own = np.array([len(t) for t in tokens])
+        extra = np.array(padding if padding is not None else [0] * len(own))
+        counts = own + extra
         ends = counts.cumsum()
         span = self._take(int(ends[-1]))
+        if extra.any():
+            tokens = [part for t, n in zip(tokens, extra, strict=True) for part in (t, np.zeros(n, np.int32))]
         np.concatenate(tokens, out=self.token[span])
         steps = np.arange(ends[-1], dtype=np.int32)
         self.pos[span] = steps + np.repeat(np.array(first_positions) - (ends - counts), counts)
         self.seq_id[span] = np.repeat(slots, counts)
-        self.output[span] = np.repeat(ends - np.array(outputs), counts) <= steps
+        last = np.repeat(ends - extra, counts)
+        self.output[span] = (last - np.repeat(outputs, counts) <= steps) & (steps < last)
 
     def _take(self, count: int) -> slice:
         end = self.n_tokens + count
@@ -108,6 +128,8 @@ class Decoder(Protocol):
     shape: DecoderShape
     n_vocab: int
     batch: BatchBuffer
+    partial: bool
+    """Whether it can forget the end of a row, and copy the beginning; recurrent models cannot."""
 
     def decode(self) -> Logits:
         """Run `batch`; float32 [outputs, n_vocab] in batch order, a view that holds until the next call.
@@ -116,11 +138,21 @@ class Decoder(Protocol):
             DecodeFailed: the backend refused the batch.
         """
 
-    def remove(self, slot: int) -> None:
-        """Forget the row in `slot`."""
+    def truncate(self, slot: int, length: int) -> None:
+        """Forget what is in `slot` but for its first `length` tokens."""
 
-    def move(self, source: int, target: int) -> None:
-        """Move the row in slot `source` to the empty slot `target`."""
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Have the first `length` tokens of slot `source` in `target`, in the place of what was there."""
+
+    def save(self, slot: int) -> bytes:
+        """What `slot` holds."""
+
+    def restore(self, slot: int, saved: bytes) -> None:
+        """Have what was saved in the empty `slot`.
+
+        Raises:
+            DecodeFailed: there is no room for it.
+        """
 
     def clear(self) -> None:
         """Forget all rows."""
@@ -184,6 +216,7 @@ def decoder_shape(settings: EngineSettings, n_ctx_train: int) -> DecoderShape:
         n_ubatch=settings.n_ubatch,
         per_sequence=settings.kv == "per_sequence",
         deterministic=settings.deterministic,
+        n_ctx=settings.n_ctx,
     )
 
 

@@ -1,21 +1,28 @@
 """Who is admitted, in which slot, and what the next call computes.
 
-A call is either the prefill of some prompts or one decode step of all rows, never both: in the per-sequence layout
+In the per-sequence layout a call is either the prefill of some prompts or one decode step of all rows, never both:
 llama.cpp cuts a batch into micro-batches of equal token counts over consecutive slots, so a prompt beside decoding rows
-would be cut where its neighbours are, and its bits would depend on them. Prompts go first: a slot that prefills later
-is a slot that does not decode now.
+would be cut where its neighbours are, its bits would depend on them, and nothing would be gained, since each
+micro-batch streams the weights anew. Prompts go first: a slot that prefills later is a slot that does not decode now.
+In the unified layout there is one micro-batch, and pieces of prompts ride along with the rows that decode.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
 
-from operators.decoding.model import DecoderShape
+from operators.decoding.model import Decoder
+from operators.decoding.prefill import Span, cutting, one_micro_batch, riders
+from operators.decoding.queue import Queue
+from operators.decoding.room import KvRoom, Paused
 from operators.decoding.sequence import Sequence, State
+from operators.decoding.sharing import Counts, Sharing
 from operators.decoding.slots import SlotPool
+from operators.settings import EngineSettings
 
 
 class Unfilled(StrEnum):
@@ -27,60 +34,39 @@ class Unfilled(StrEnum):
     """Rows wait, but what their node finished has not been taken: look downstream."""
     REFILL = "refill"
     """Rows wait until `refill` slots are free."""
+    ROOM = "room"
+    """Rows wait for room in the KV cache."""
     TAIL = "tail"
     """The input has ended."""
 
 
-@dataclass(eq=False)
-class Line:
-    """The rows of one node that wait for a slot.
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of the backend.
 
     Args:
-        depth: distance of the node from the source; the deepest line is served first, so that rows leave the graph.
-        credit: rows that the node can still take back when they are finished.
+        rows: those that decode one step.
+        spans: pieces of prompts.
+        unfilled: empty slots in a decode step, and why.
+        beside: a slot that gets a token for the call alone, so that the backend never sees a lone row; None: no need.
     """
 
-    depth: int
-    credit: Callable[[], int]
-    waiting: deque[Sequence] = field(default_factory=deque)
-    ended: bool = False
-    admitted: int = 0
-    """Rows given a slot so far; written by the engine's thread."""
-    returned: int = 0
-    """Finished rows that the node has taken back; written by the node's thread."""
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """`count` prompt tokens of `row`, from token `row.n_past` on."""
-
-    row: Sequence
-    count: int
-
-    @property
-    def completes(self) -> bool:
-        """Whether the prompt is in the cache after it."""
-        return self.count == self.row.prompt_left
-
-
-@dataclass(frozen=True, slots=True)
-class Prefill:
-    """A call that computes prompts."""
-
+    rows: list[Sequence]
     spans: list[Span]
+    unfilled: dict[Unfilled, int] = field(default_factory=dict)
+    beside: int | None = None
 
     @property
     def sequences(self) -> list[Sequence]:
         """The rows that take part."""
-        return [span.row for span in self.spans]
+        return [*self.rows, *(span.row for span in self.spans)]
 
 
 @dataclass(frozen=True, slots=True)
-class Decode:
-    """A call that computes one step of every row. `unfilled`: empty slots and why."""
+class Draw:
+    """No call: `rows` have the prompt of a row before them, and draw from the same logits."""
 
     rows: list[Sequence]
-    unfilled: dict[Unfilled, int]
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -88,111 +74,159 @@ class Decode:
         return self.rows
 
 
-Work = Prefill | Decode
+Work = Call | Draw
 
 
 class Scheduler:
     """Continuous batching over the slots of one decoder.
 
     Args:
-        shape: the decoder's sizes.
-        move: moves a row between slots in the decoder.
-        refill: free slots to wait for before rows are admitted beside decoding ones.
+        decoder: whose slots they are; told what to copy and what to forget.
+        queue: where rows wait.
+        settings: refill, pad_tokens, admission, preempt_every, swap_mb and optimise are read.
     """
 
-    def __init__(self, shape: DecoderShape, move: Callable[[int, int], None], refill: int = 1) -> None:
-        self._shape = shape
-        self._move = move
-        self._refill = refill
-        self.slots = SlotPool(shape.slots)
-        self.lines: list[Line] = []
-
-    def add_line(self, line: Line) -> None:
-        """Serve the rows of `line` from now on."""
-        self.lines = sorted([*self.lines, line], key=lambda other: -other.depth)
-
-    def drop_line(self, line: Line) -> None:
-        """No longer serve `line`; rows of it that are in slots go on."""
-        self.lines = [other for other in self.lines if other is not line]
+    def __init__(self, decoder: Decoder, queue: Queue, settings: EngineSettings) -> None:
+        self._decoder = decoder
+        self._shape = decoder.shape
+        self._settings = settings
+        self._cut = cutting(self._shape)
+        self._pad_tokens = settings.pad_tokens if settings.optimise.padded_prefill and decoder.partial else 0
+        self._admissions = itertools.count()
+        self._decode_calls = 0
+        self.queue = queue
+        self.slots = SlotPool(self._shape.slots)
+        self.counts = Counts()
+        self._sharing = Sharing(decoder, queue, self.slots, self._cut, self.counts)
+        self._room = KvRoom(self._shape, settings.admission == "optimistic")
+        self._paused = Paused(decoder, settings.swap_mb, self.counts)
 
     @property
     def runnable(self) -> bool:
         """Whether `schedule` would give work."""
-        return len(self.slots) > 0 or any(line.waiting and line.credit() > 0 for line in self.lines)
-
-    @property
-    def waiting(self) -> bool:
-        """Whether any row waits for a slot."""
-        return any(line.waiting for line in self.lines)
+        return bool(len(self.slots) or self._paused.rows) or self.queue.admissible
 
     def schedule(self, now: float) -> Work | None:
         """Admit rows, and say what the next call computes; None when there is nothing to do. `now`: seconds."""
+        # Those that wait for a row that has just left take what they need before its slot is given away.
+        drawing = self._sharing.begin()
         unfilled = self._admit(now)
+        if drawing := [*drawing, *self._sharing.begin()]:
+            return Draw(drawing)
         rows = self.slots.rows()
-        prefilling = [row for row in rows if row.state is State.PREFILL]
+        prefilling = [row for row in rows if row.state is State.PREFILL and not self._sharing.follows(row)]
+        if not self._shape.per_sequence:
+            return self._mixed(prefilling, unfilled) if rows else None
         if prefilling:
-            return Prefill(self._group(prefilling))
-        if not rows:
-            return None
-        if self._shape.per_sequence and self._close_holes():
-            rows = self.slots.rows()
-        return Decode(rows, {unfilled: self.slots.free} if self.slots.free else {})
+            grouped = self._settings.optimise.grouped_prefill
+            return Call(
+                [],
+                one_micro_batch(prefilling, self._shape, self._cut, grouped=grouped, pad_tokens=self._pad_tokens),
+            )
+        return self._step(unfilled) if rows else None
 
-    def release(self, row: Sequence) -> None:
-        """A row has left its slot."""
-        self.slots.release(row)
+    def computed(self, work: Work) -> None:
+        """The rows of `work` have been moved on: cut off what was there for the call alone."""
+        if isinstance(work, Call):
+            if work.beside is not None:
+                self._decoder.truncate(work.beside, 0)
+            for span in work.spans:
+                if span.padding:
+                    self._decoder.truncate(span.row.slot, span.row.n_past)
+                    self.counts.padding_tokens += span.padding
+        for row in work.sequences:
+            if row.same is not None and row.tokens:
+                self.queue.settle(row)
+
+    def finish(self, row: Sequence) -> None:
+        """A row has ended, or its node has left: its slot is free."""
+        self._room.finished(row)
+        self.queue.settle(row)
+        self._sharing.vacate(self.slots.release(row))
+
+    def abandon(self, belongs: Callable[[Sequence], bool]) -> None:
+        """Forget the rows that `belongs` names, in slots and out of them."""
+        for row in self.slots.rows():
+            if belongs(row):
+                self.finish(row)
+        self._paused.forget(belongs)
 
     def _admit(self, now: float) -> Unfilled:
         """Fill the free slots; returns why those that stay free do."""
-        if len(self.slots) and self.slots.free < self._refill and self.waiting:
+        while (row := self._paused.next()) is not None:
+            if not self.slots.free or not self._room.fits(row, self.slots.rows()):
+                return Unfilled.ROOM
+            self._paused.resume(row, self._sharing.vacant_slot(row))
+        queue = self.queue
+        if len(self.slots) and self.slots.free < self._settings.refill and queue.waiting:
             return Unfilled.REFILL
-        for line in self.lines:
-            while self.slots.free and line.waiting and line.credit() > 0:
-                row = line.waiting.popleft()
-                line.admitted += 1
-                self.slots.allocate(row)
-                row.admitted_at = now
-                # A last prompt token that stands alone is decoded among the others: the backend computes one lone
-                # token with other kernels, and the bits would differ.
-                row.state = State.PREFILL if row.prompt_left > 1 else State.DECODE
-        if self.waiting:
-            return Unfilled.CREDIT
-        return Unfilled.TAIL if all(line.ended for line in self.lines) else Unfilled.INPUT
-
-    def _group(self, rows: list[Sequence]) -> list[Span]:
-        """Spans that are one micro-batch: in the per-sequence layout equal counts in consecutive slots."""
-        if not self._shape.per_sequence:
-            return self._fitting(rows, self._shape.n_batch)
-        first = self._piece(rows[0])
-        spans = [Span(rows[0], first)]
-        for row in rows[1:]:
-            total = first * (len(spans) + 1)
-            if row.slot != spans[-1].row.slot + 1 or self._piece(row) != first or total > self._shape.n_ubatch:
+        taken: list[Sequence] = []
+        while len(taken) < self.slots.free:
+            row = queue.take(self.slots, lambda row: self._room.fits(row, chain(self.slots.rows(), taken)))
+            if row is None:
                 break
-            spans.append(Span(row, first))
-        return spans
+            row.admitted_at = now
+            row.admission = next(self._admissions)
+            taken.append(row)
+        if taken:
+            self._sharing.place(taken)
+        if queue.waiting:
+            return Unfilled.ROOM if queue.admissible else Unfilled.CREDIT
+        return Unfilled.TAIL if queue.ended else Unfilled.INPUT
 
-    def _fitting(self, rows: list[Sequence], room: int) -> list[Span]:
-        spans: list[Span] = []
-        for row in rows:
-            piece = self._piece(row)
-            if piece > room:
+    def _step(self, unfilled: Unfilled) -> Call:
+        """One step of all rows, each slot its own stream."""
+        self._decode_calls += 1
+        every = self._settings.preempt_every
+        if every is not None and self._decode_calls % every == 0 and len(self.slots) > 1:
+            self._preempt(always_save=True)
+        # A hole cuts the step into several micro-batches; and the backend computes a row that is alone in one with
+        # other kernels.
+        if self._settings.optimise.compaction or (self._shape.deterministic and self.slots.lonely()):
+            self._close_holes()
+        rows = self.slots.rows()
+        beside = self._slot_beside(rows)
+        return Call(rows, [], {unfilled: self.slots.free} if self.slots.free else {}, beside)
+
+    def _mixed(self, prefilling: list[Sequence], unfilled: Unfilled) -> Work:
+        """One step of all rows that decode, and pieces of prompts beside them, in one micro-batch."""
+        while self._room.lacks(self.slots.rows(), len(self._decoding())) and len(self.slots) > 1:
+            self._preempt(always_save=False)
+        while True:
+            decoding = self._decoding()
+            room = self._shape.n_ubatch - len(decoding) if decoding else self._shape.n_batch
+            room = self._room.left(self.slots.rows(), len(decoding), room)
+            spans = riders([row for row in prefilling if row.state is State.PREFILL], room, self._cut)
+            if decoding or spans:
                 break
-            spans.append(Span(row, piece))
-            room -= piece
-        return spans
+            self._preempt(always_save=False)
+        return Call(decoding, spans, {unfilled: self.slots.free} if self.slots.free and decoding else {})
 
-    def _piece(self, row: Sequence) -> int:
-        # Cut at multiples of n_ubatch from the row's own start: a cut that depended on the neighbours would show in
-        # the bits (flash attention has another kernel from 64 tokens up).
-        return min(row.prompt_left, self._shape.n_ubatch)
+    def _decoding(self) -> list[Sequence]:
+        return [row for row in self.slots.rows() if row.state is State.DECODE]
 
-    def _close_holes(self) -> bool:
-        """Move the highest rows into the lowest free slots; a hole would cut the step into several micro-batches."""
-        moved = False
+    def _preempt(self, *, always_save: bool) -> None:
+        """The youngest row gives up its slot and goes on later."""
+        row = max(self.slots.rows(), key=lambda row: row.admission)
+        self._paused.pause(row, always_save=always_save)
+        self._sharing.clear(self.slots.release(row))
+
+    def _slot_beside(self, rows: list[Sequence]) -> int | None:
+        """The backend computes a lone row with other kernels; a token in the slot beside it keeps its bits."""
+        if len(rows) > 1 or not self._shape.deterministic:
+            return None
+        neighbour = rows[0].slot + 1
+        if neighbour < self.slots.size:
+            self._sharing.clear(self.slots.slots[neighbour])
+        return neighbour
+
+    def _close_holes(self) -> None:
+        """Move the highest rows into the lowest free slots."""
         while (hole := self.slots.hole()) is not None:
-            row, target = hole
-            self._move(row.slot, target)
-            self.slots.relocate(row)
-            moved = True
-        return moved
+            source, target = hole
+            row = self.slots.row_of(source)
+            self._decoder.copy(source.index, target.index, row.n_past)
+            self.slots.release(row)
+            self.slots.allocate(row, target)
+            self._sharing.moved(source, target)
+            self.counts.moves += 1

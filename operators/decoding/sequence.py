@@ -7,14 +7,17 @@ from enum import Enum, StrEnum
 from functools import cached_property
 from typing import Protocol
 
+import numpy as np
+
 from operators.decoding.model import TokenIds
+from operators.decoding.prompts import PrefixNode, SamePrompt
 from operators.decoding.rng import Uniforms
 from operators.decoding.stops import StopWatcher
 from pipeline.meter import StageMeter
 
 
 class State(Enum):
-    """Where a sequence is. It only ever moves forward."""
+    """Where a sequence is. It moves forward, but for a row that gives up its slot and waits once more."""
 
     WAITING = "waiting"
     PREFILL = "prefill"
@@ -72,6 +75,8 @@ class Sequence:
         seed: of its random numbers; 63 bits.
         max_tokens: completion tokens at most, as far as they fit beside the prompt.
         stops: watches for stop strings, None where there are none.
+        priority: rows with a higher one are admitted first, among those that wait.
+        chunk: where it is from; older chunks are not starved by newer ones.
     """
 
     handle: object
@@ -80,10 +85,24 @@ class Sequence:
     seed: int
     max_tokens: int
     stops: StopWatcher | None = None
+    priority: float = 0.0
+    chunk: int = 0
     state: State = State.WAITING
     slot: int = field(default=0, init=False)
     n_past: int = field(default=0, init=False)
     """Tokens in the KV cache."""
+    admission: int = field(default=0, init=False)
+    """Number of its admission: of two rows the younger has the higher one."""
+    shared_tokens: int = field(default=0, init=False)
+    """Prompt tokens that it did not compute but took from another row."""
+    preemptions: int = field(default=0, init=False)
+    """How often it gave up its slot."""
+    saved: bytes | None = field(default=None, init=False)
+    """What its slot held when it gave it up, if that was kept."""
+    prefix: PrefixNode | None = field(default=None, init=False)
+    """Where its prompt stands in the tree of prefixes; None while it is too short to be shared."""
+    same: SamePrompt | None = field(default=None, init=False)
+    """The rows with the same prompt that do not have it yet, itself included."""
     tokens: list[int] = field(default_factory=list, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
     error: str | None = field(default=None, init=False)
@@ -94,14 +113,41 @@ class Sequence:
     finished_at: float = field(default=0.0, init=False)
     owner: Owner | None = field(default=None, init=False)
     """Who submitted it."""
+    line: object | None = field(default=None, init=False)
+    """The line it waits in, as long as it waits there."""
     key: bytes = field(default=b"", init=False)
     """Content key under which its completion is stored."""
     _uniforms: Uniforms | None = field(default=None, init=False)
+    _replay: TokenIds | None = field(default=None, init=False)
+
+    @property
+    def feed(self) -> TokenIds:
+        """What is computed before tokens are drawn: the prompt, and what a row that begins anew had already drawn."""
+        return self.prompt if self._replay is None else self._replay
 
     @property
     def prompt_left(self) -> int:
-        """Prompt tokens that are not in the KV cache yet."""
-        return len(self.prompt) - self.n_past
+        """Tokens of `feed` that are not in the KV cache yet."""
+        return len(self.feed) - self.n_past
+
+    def settle(self) -> None:
+        """Be in the state that follows from what is in the KV cache.
+
+        A last prompt token that stands alone is decoded among the others: the backend computes one lone token with
+        other kernels, and the bits would differ.
+        """
+        alone = 0 if self._replay is not None else 1
+        self.state = State.PREFILL if self.prompt_left > alone else State.DECODE
+
+    def give_up(self, saved: bytes | None) -> None:
+        """Leave the slot, to go on later from `saved`, or by computing all tokens again where that is None."""
+        self.preemptions += 1
+        self.saved = saved
+        self.state = State.WAITING
+        if saved is None:
+            # The last token is not in the cache yet: the next step feeds it.
+            self._replay = np.concatenate([self.prompt, np.array(self.tokens[:-1], np.int32)]) if self.tokens else None
+            self.n_past = 0
 
     @property
     def next_token(self) -> int:

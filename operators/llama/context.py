@@ -56,6 +56,8 @@ class LlamaContext:
         self._tables = _PointerTables(self.batch)
         params = _context_params(shape, threads, flash_attention, on_cpu)
         params.type_k = params.type_v = KV_TYPES[kv_type]
+        recurrent = llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model)
+        self.partial = not recurrent
         self._context = llama_cpp.llama_init_from_model(model, params)
         if not self._context:
             raise ConfigError(
@@ -80,14 +82,33 @@ class LlamaContext:
         flat = (ctypes.c_float * (outputs * self.n_vocab)).from_address(first)
         return np.ctypeslib.as_array(flat).reshape(outputs, self.n_vocab)
 
-    def remove(self, slot: int) -> None:
-        """See Decoder.remove."""
-        llama_cpp.llama_memory_seq_rm(self._memory, slot, -1, -1)
+    def truncate(self, slot: int, length: int) -> None:
+        """See Decoder.truncate."""
+        llama_cpp.llama_memory_seq_rm(self._memory, slot, length or -1, -1)
 
-    def move(self, source: int, target: int) -> None:
-        """See Decoder.move. Between streams this copies the stream's buffer before the next decode."""
-        llama_cpp.llama_memory_seq_cp(self._memory, source, target, -1, -1)
-        llama_cpp.llama_memory_seq_rm(self._memory, source, -1, -1)
+    def copy(self, source: int, target: int, length: int) -> None:
+        """See Decoder.copy. Between streams this copies the stream's buffer before the next decode."""
+        if self.shape.per_sequence:
+            # Only whole rows can be copied between streams; to copy a part aborts the process.
+            llama_cpp.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+            if self.partial:
+                llama_cpp.llama_memory_seq_rm(self._memory, target, length, -1)
+        else:
+            llama_cpp.llama_memory_seq_rm(self._memory, target, -1, -1)
+            llama_cpp.llama_memory_seq_cp(self._memory, source, target, 0, length)
+
+    def save(self, slot: int) -> bytes:
+        """See Decoder.save."""
+        size = llama_cpp.llama_state_seq_get_size(self._context, slot)
+        buffer = (ctypes.c_uint8 * size)()
+        written = llama_cpp.llama_state_seq_get_data(self._context, buffer, size, slot)
+        return bytes(memoryview(buffer)[:written])
+
+    def restore(self, slot: int, saved: bytes) -> None:
+        """See Decoder.restore."""
+        buffer = (ctypes.c_uint8 * len(saved)).from_buffer_copy(saved)
+        if not llama_cpp.llama_state_seq_set_data(self._context, buffer, len(saved), slot):
+            raise DecodeFailed(1, f"the state of a row ({len(saved)} bytes) could not be restored: {last_errors()}")
 
     def clear(self) -> None:
         """See Decoder.clear. The buffers keep their memory and what is in them."""
@@ -133,7 +154,8 @@ def _context_params(
 ) -> llama_cpp.llama_context_params:
     params = llama_cpp.llama_context_default_params()
     cells = -(-shape.max_sequence_tokens // _CELL_PADDING) * _CELL_PADDING
-    params.n_ctx = cells * streams(shape)
+    params.n_ctx = -(-shape.cells // _CELL_PADDING) * _CELL_PADDING if shape.n_ctx else cells * streams(shape)
+    params.swa_full = True  # what a window of attention no longer sees must still be there for a row that shares it
     params.n_seq_max = streams(shape)
     params.n_batch = shape.n_batch
     params.n_ubatch = shape.n_ubatch

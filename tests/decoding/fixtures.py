@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence as Seq
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
 from operators.decoding.autoregressive import Autoregressive
-from operators.decoding.engine import Engine
+from operators.decoding.engine import STEPS_SCHEMA, Engine, Worker
 from operators.decoding.fake import END_ID, FakeDecoder
-from operators.decoding.model import DecoderShape
+from operators.decoding.model import Decoder, DecoderShape
+from operators.decoding.queue import Queue
 from operators.decoding.sampler import Sampler
 from operators.decoding.scheduler import Scheduler
 from operators.decoding.sequence import SamplingParams, Sequence
+from operators.settings import KERNEL_TOKENS, EngineSettings, OptimiseSettings
 from pipeline.meter import StageMeter
 
 GREEDY = SamplingParams(stop_ids=frozenset({END_ID}))
@@ -34,8 +37,8 @@ class Table:
         self.rows.extend(zip(*columns, strict=True))
 
 
-def shape(slots: int = 4, **sizes: int | bool) -> DecoderShape:
-    return DecoderShape(**({"slots": slots, "max_sequence_tokens": 256, "n_batch": 256, "n_ubatch": 64} | sizes))  # type: ignore[arg-type]
+def shape(slots: int = 4, **sizes: int | bool | None) -> DecoderShape:
+    return DecoderShape(**({"slots": slots, "max_sequence_tokens": 256, "n_batch": 256, "n_ubatch": 128} | sizes))  # type: ignore[arg-type]
 
 
 def prompts(count: int, longest: int = 90, seed: int = 1) -> list[np.ndarray]:
@@ -47,22 +50,61 @@ def sequences(texts: Seq[np.ndarray], params: SamplingParams = GREEDY, max_token
     return [Sequence(i, text, params, seed=1000 + i, max_tokens=max_tokens) for i, text in enumerate(texts)]
 
 
+def settings_for(sizes: DecoderShape, **settings: Any) -> EngineSettings:
+    """The settings that give a decoder of this shape."""
+    return EngineSettings(
+        **(
+            {
+                "slots": sizes.slots,
+                "max_sequence_tokens": sizes.max_sequence_tokens,
+                "n_batch": sizes.n_batch,
+                "n_ubatch": sizes.n_ubatch,
+                "kv": "per_sequence" if sizes.per_sequence else "unified",
+                "deterministic": sizes.deterministic,
+                "n_ctx": sizes.n_ctx,
+            }
+            | settings
+        )
+    )
+
+
+def only(**on: bool) -> OptimiseSettings:
+    """All optimisations off but for those named."""
+    return OptimiseSettings(**(dict.fromkeys((f.name for f in fields(OptimiseSettings)), False) | on))
+
+
+def queue_for(settings: EngineSettings) -> Queue:
+    return Queue(settings.optimise, KERNEL_TOKENS if settings.deterministic else 0)
+
+
+def worker_on(decoder: Decoder, settings: EngineSettings, queue: Queue, sampler: Sampler | None = None) -> Worker:
+    meters = (StageMeter("decode"), StageMeter("sample"))
+    strategy = Autoregressive(decoder, sampler or Sampler())
+    return Worker(decoder, Scheduler(decoder, queue, settings), strategy, meters)
+
+
 class Bench:
     """An engine whose steps the test calls itself, on one client."""
 
-    def __init__(self, sizes: DecoderShape, refill: int = 1) -> None:
+    def __init__(self, sizes: DecoderShape, **settings: Any) -> None:
+        self.settings = settings_for(sizes, **settings)
         self.decoder = FakeDecoder(sizes)
         self.decoder.keep_calls = True
-        self.scheduler = Scheduler(sizes, self.decoder.move, refill)
+        self.queue = queue_for(self.settings)
+        self.worker = worker_on(self.decoder, self.settings, self.queue)
+        self.scheduler = self.worker.scheduler
         self.steps = Table()
-        meters = (StageMeter("decode"), StageMeter("sample"))
-        self.engine = Engine(self.decoder, self.scheduler, Autoregressive(self.decoder, Sampler()), self.steps, meters)
+        self.engine = Engine([self.worker], self.queue, self.steps)
         self.woken = threading.Event()
 
     def client(self, depth: int = 1, capacity: int = 1000):
         client = self.engine.client(StageMeter("node"), depth, capacity, self.woken.set)
         self.engine.add(client)
         return client
+
+    def column(self, name: str) -> list[Any]:
+        """A column of the steps."""
+        return [row[STEPS_SCHEMA.get_field_index(name)] for row in self.steps.rows]
 
     def run(self, rows: Seq[Sequence]) -> dict[object, list[int]]:
         """Complete `rows`; the tokens of each by its handle. Slots are checked after every step."""

@@ -6,21 +6,18 @@ import threading
 
 import pytest
 
-from operators.decoding.autoregressive import Autoregressive
 from operators.decoding.engine import Engine
 from operators.decoding.fake import FakeDecoder
 from operators.decoding.model import DecodeFailed
-from operators.decoding.sampler import Sampler
-from operators.decoding.scheduler import Scheduler
 from operators.decoding.sequence import SamplingParams, Sequence
 from pipeline.meter import StageMeter
-from tests.decoding.fixtures import Bench, Table, prompts, sequences, shape
+from tests.decoding.fixtures import Bench, Table, prompts, queue_for, sequences, settings_for, shape, worker_on
 
 
-def engine_on(decoder: FakeDecoder) -> Engine:
-    meters = (StageMeter("decode"), StageMeter("sample"))
-    scheduler = Scheduler(decoder.shape, decoder.move)
-    return Engine(decoder, scheduler, Autoregressive(decoder, Sampler()), Table(), meters)
+def engine_on(*decoders: FakeDecoder) -> Engine:
+    settings = settings_for(decoders[0].shape)
+    queue = queue_for(settings)
+    return Engine([worker_on(decoder, settings, queue) for decoder in decoders], queue, Table())
 
 
 def collect_all(client, woken: threading.Event, count: int):
@@ -84,4 +81,30 @@ def test_leaving_frees_the_slots_for_the_others():
 def test_closing_an_engine_that_never_ran():
     engine = engine_on(FakeDecoder(shape(2)))
     engine.close()
-    assert engine.totals["steps"] == 0
+    assert engine.totals()["steps"] == 0
+
+
+def test_two_contexts_work_on_one_queue():
+    texts = prompts(60)
+    expected = Bench(shape(4)).run(sequences(texts))
+    decoders = [FakeDecoder(shape(3)), FakeDecoder(shape(3))]
+    for decoder in decoders:
+        decoder.keep_calls = True
+    engine = engine_on(*decoders)
+    woken = threading.Event()
+    client = engine.connect(StageMeter("node"), 1, 1000, woken.set)
+    client.submit(sequences(texts))
+    assert collect_all(client, woken, 60) == expected
+    engine.close()
+    assert all(decoder.calls for decoder in decoders)
+
+
+def test_a_failure_of_one_context_ends_the_other():
+    engine = engine_on(FakeDecoder(shape(2)), FakeDecoder(shape(2), fail=lambda batch: -3))
+    woken = threading.Event()
+    client = engine.connect(StageMeter("node"), 1, 1000, woken.set)
+    client.submit(sequences(prompts(30)))
+    with pytest.raises(DecodeFailed, match="-3"):
+        collect_all(client, woken, 31)
+    client.leave()
+    engine.close()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from operators.decoding.scheduler import Line, Prefill, Scheduler, Unfilled
+from operators.decoding.queue import Line
+from operators.decoding.scheduler import Call, Unfilled
 from operators.decoding.sequence import FinishReason, Sequence, State
+from operators.settings import OptimiseSettings
 from tests.decoding.fixtures import GREEDY, WARM, Bench, prompts, sequences, shape
 
 
@@ -38,39 +40,62 @@ def test_order_of_admission_changes_nothing():
 def test_every_decode_step_has_contiguous_slots_from_zero():
     bench = Bench(shape(6))
     bench.run(sequences(prompts(30)))
-    decodes = [call for call, step in zip(bench.decoder.calls, bench.steps.rows, strict=True) if step[3]]
+    decodes = [call for call, n in zip(bench.decoder.calls, bench.column("decode_tokens"), strict=True) if n]
     assert decodes
     assert all(call == tuple(range(len(call))) for call in decodes)
 
 
 def test_a_prefill_call_is_one_micro_batch():
     bench = Bench(shape(6))
-    bench.run(sequences([np.full(10, i, np.int32) for i in range(6)]))
-    assert bench.decoder.calls[0] == (0, 1, 2, 3, 4, 5)  # 6 x 10 tokens fit n_ubatch=64
+    bench.run(sequences([np.full(20, i, np.int32) for i in range(6)]))
+    assert bench.decoder.calls[0] == (0, 1, 2, 3, 4, 5)  # 6 x 20 tokens fit n_ubatch=128
     bench = Bench(shape(6))
-    bench.run(sequences([np.full(30, i, np.int32) for i in range(6)]))
+    bench.run(sequences([np.full(60, i, np.int32) for i in range(6)]))
     assert bench.decoder.calls[:3] == [(0, 1), (2, 3), (4, 5)]
-    bench = Bench(shape(3))
-    bench.run(sequences([np.full(n, 1, np.int32) for n in (10, 11, 10)]))
-    assert bench.decoder.calls[:3] == [(0,), (1,), (2,)]
+
+
+def prefills(bench: Bench) -> list[tuple[int, int]]:
+    """Rows and tokens of each call that computed prompts."""
+    steps = zip(bench.decoder.calls, bench.column("prefill_tokens"), strict=True)
+    return [(len(call), tokens) for call, tokens in steps if tokens]
+
+
+def test_prompts_that_are_a_little_shorter_are_padded():
+    texts = [np.full(n, i, np.int32) for i, n in enumerate((20, 19, 17, 10))]
+    alone_each = alone(texts)
+    bench = Bench(shape(4))
+    assert bench.run(sequences(texts)) == alone_each
+    assert prefills(bench) == [(3, 60), (1, 10)]
+    assert bench.scheduler.counts.padding_tokens == 4
+    bench = Bench(shape(4), optimise=OptimiseSettings(padded_prefill=False))
+    assert bench.run(sequences(texts)) == alone_each
+    assert prefills(bench) == [(1, 20), (1, 19), (1, 17), (1, 10)]
+
+
+def test_a_prompt_of_64_tokens_is_not_padded_together_with_a_shorter_one():
+    bench = Bench(shape(2))
+    bench.run(sequences([np.full(64, 1, np.int32), np.full(63, 2, np.int32)]))
+    assert prefills(bench) == [(1, 64), (1, 63)]
 
 
 def test_slots_that_are_not_neighbours_prefill_apart():
-    scheduler = Scheduler(shape(3), lambda *_: None)
-    line = Line(1, lambda: 10)
-    scheduler.add_line(line)
-    line.waiting.extend(sequences([np.full(10, i, np.int32) for i in range(3)]))
-    scheduler.schedule(0.0)
-    scheduler.slots.rows()[1].state = State.DECODE
-    work = scheduler.schedule(0.0)
-    assert isinstance(work, Prefill)
+    bench = Bench(shape(3))
+    client = bench.client()
+    client.submit(sequences([np.full(10, i, np.int32) for i in range(3)]))
+    bench.scheduler.schedule(0.0)
+    bench.scheduler.slots.rows()[1].state = State.DECODE
+    work = bench.scheduler.schedule(0.0)
+    assert isinstance(work, Call)
     assert [row.slot for row in work.sequences] == [0]
 
 
-def test_long_prompts_are_cut_where_the_row_alone_decides():
+@pytest.mark.parametrize("length", [129, 191, 192, 193, 200, 255])
+def test_no_piece_of_a_long_prompt_is_short(length):
     bench = Bench(shape(2))
-    bench.run(sequences([np.full(150, 1, np.int32), np.full(70, 2, np.int32)], max_tokens=1))
-    assert [step[2] for step in bench.steps.rows if step[2]] == [64, 64, 22, 64, 6]
+    bench.run(sequences([np.arange(length, dtype=np.int32)], max_tokens=1))
+    pieces = [tokens for _, tokens in prefills(bench)]
+    assert sum(pieces) == length
+    assert all(64 <= piece <= 128 for piece in pieces)
 
 
 def test_the_backend_never_sees_a_lone_row():
@@ -92,16 +117,16 @@ def test_the_backend_never_sees_a_lone_row():
 def test_a_freed_slot_is_refilled_at_once():
     bench = Bench(shape(4))
     bench.run(sequences(prompts(60, longest=20)))
-    waits = [dict(zip(Unfilled, step[-4:], strict=True)) for step in bench.steps.rows if step[3]]
-    assert all(w[Unfilled.INPUT] == w[Unfilled.REFILL] == w[Unfilled.CREDIT] == 0 for w in waits)
-    assert any(w[Unfilled.TAIL] for w in waits)
+    waits = {cause: sum(bench.column(f"unfilled_{cause}")) for cause in Unfilled}
+    assert waits.pop(Unfilled.TAIL)
+    assert not any(waits.values())
 
 
 def test_refill_waits_for_free_slots_but_never_while_nothing_decodes():
     bench = Bench(shape(4), refill=4)
     result = bench.run(sequences(prompts(20, longest=20)))
     assert len(result) == 20
-    assert any(step[-2] for step in bench.steps.rows)
+    assert any(bench.column("unfilled_refill"))
 
 
 def test_credit_bounds_what_is_in_flight():
@@ -115,19 +140,18 @@ def test_credit_bounds_what_is_in_flight():
     assert seen == 3
     assert client.waiting == 7
     assert len(client.collect()) == 3
-    assert any(step[-3] for step in bench.steps.rows if step[3])
+    assert any(bench.column("unfilled_credit"))
 
 
 def test_the_deepest_line_is_served_first():
-    scheduler = Scheduler(shape(2), lambda *_: None)
+    bench = Bench(shape(2))
     near, far = Line(1, lambda: 10), Line(5, lambda: 10)
-    scheduler.add_line(near)
-    scheduler.add_line(far)
-    near.waiting.extend(sequences(prompts(2)))
-    far.waiting.extend(sequences(prompts(2)))
-    scheduler.schedule(0.0)
-    assert not far.waiting
-    assert len(near.waiting) == 2
+    bench.queue.add_line(near)
+    bench.queue.add_line(far)
+    bench.queue.submit(near, sequences(prompts(2)))
+    bench.queue.submit(far, sequences(prompts(2)))
+    bench.scheduler.schedule(0.0)
+    assert (near.waiting, far.waiting) == (2, 0)
 
 
 def test_finish_reasons():

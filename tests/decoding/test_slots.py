@@ -17,13 +17,16 @@ def test_any_use_keeps_the_slots_whole(uses):
     for give, which in uses:
         if give and pool.free:
             expected = min(set(range(8)) - {r.slot for r in pool.rows()})
-            assert pool.allocate(next(rows)) == expected
+            assert pool.allocate(next(rows)).index == expected
         elif not give and len(pool):
             pool.release(pool.rows()[which % len(pool)])
         pool.check()
         while (hole := pool.hole()) is not None:
-            assert hole[1] < hole[0].slot
-            pool.relocate(hole[0])
+            source, target = hole
+            assert target.index < source.index
+            row = pool.row_of(source)
+            pool.release(row)
+            assert pool.allocate(row, target) is target
             pool.check()
         assert [r.slot for r in pool.rows()] == list(range(len(pool)))
 
@@ -33,3 +36,9 @@ def test_a_lost_slot_is_noticed():
     pool._free.clear()
     with pytest.raises(RuntimeError, match="not whole"):
         pool.check()
+
+
+def test_an_empty_slot_has_no_row():
+    pool = SlotPool(2)
+    with pytest.raises(RuntimeError, match="slot 1 is empty"):
+        pool.row_of(pool.slots[1])

@@ -49,7 +49,7 @@ def test_what_does_not_fit_the_columns(where: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        ("n >", "not a condition in SQL"),
+        ("n >", "not an expression in SQL"),
         ("n > avg (n)", "beyond its row with 'avg"),
         ("row_number() OVER (ORDER BY n) > 1", "beyond its row"),
         ("n > (SELECT 1)", "beyond its row"),

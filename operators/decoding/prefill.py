@@ -1,0 +1,122 @@
+"""Which prompts are computed in one call, and how they are cut.
+
+In the per-sequence layout llama.cpp cuts a batch into micro-batches of equal token counts over consecutive slots, each
+of which streams all weights: prompts of 60, 70 and 90 tokens become 3x60, 2x10, 1x20. So a call takes prompts of equal
+length in consecutive slots, and those that are a few tokens shorter are padded (the padding is cut off again; causal
+attention makes that exact). Where a prompt may be cut is said in operators/decoding/prompts.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from operators.decoding.model import DecoderShape, TokenIds
+from operators.decoding.prompts import common_length
+from operators.decoding.sequence import Sequence
+from operators.settings import KERNEL_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """`count` tokens of `row`, from token `row.n_past` on, and `padding` tokens that are to be cut off again."""
+
+    row: Sequence
+    count: int
+    padding: int = 0
+
+    @property
+    def completes(self) -> bool:
+        """Whether the prompt is in the cache after it."""
+        return self.count == self.row.prompt_left
+
+    @property
+    def draws(self) -> bool:
+        """Whether a token is drawn after it: not where the row had begun before and computes its tokens again."""
+        return self.completes and not self.row.tokens
+
+
+@dataclass(frozen=True)
+class Cutting:
+    """Where prompts may be cut so that their bits stay the same.
+
+    Args:
+        kernel_tokens: a prompt of that many tokens has no piece below it, and a shorter one none of a single token;
+            0: any cut will do.
+    """
+
+    kernel_tokens: int
+
+    def piece(self, row: Sequence, room: int) -> int:
+        """Tokens of the next piece of `row` where `room` tokens fit; 0 if none can be computed there."""
+        left = row.prompt_left
+        if left <= room:
+            return left
+        if not self.kernel_tokens:
+            return room
+        least = self._least(row)
+        count = min(room, left - least)
+        return count if count >= least else 0
+
+    def alike(self, one: Sequence, other: Sequence) -> bool:
+        """Whether the two may be padded to the same length."""
+        return self._is_long(one) == self._is_long(other)
+
+    def shared(self, row: Sequence, prompt: TokenIds) -> int:
+        """How many tokens of `row` may be taken from a slot that holds `prompt`; 0 if it is not worth it."""
+        if not self.kernel_tokens:
+            return min(common_length(row.prompt, prompt), len(row.prompt) - 1)
+        if (len(prompt) >= self.kernel_tokens) != self._is_long(row):
+            return 0
+        least = self._least(row)
+        count = min(common_length(row.prompt, prompt), len(row.prompt) - least)
+        return count if count >= least else 0
+
+    def _is_long(self, row: Sequence) -> bool:
+        return len(row.feed) >= self.kernel_tokens
+
+    def _least(self, row: Sequence) -> int:
+        return self.kernel_tokens if self._is_long(row) else 2
+
+
+def cutting(shape: DecoderShape) -> Cutting:
+    """How prompts are cut on a decoder of this shape."""
+    return Cutting(KERNEL_TOKENS if shape.deterministic else 0)
+
+
+def one_micro_batch(
+    rows: Seq[Sequence], shape: DecoderShape, cut: Cutting, *, grouped: bool, pad_tokens: int
+) -> list[Span]:
+    """Spans of the first of `rows`, which are in the order of their slots, and of those that fit beside it."""
+    first = rows[0]
+    count = cut.piece(first, shape.n_ubatch)
+    taken = [first]
+    padding = 0
+    for row in rows[1:] if grouped else ():
+        if row.slot != taken[-1].slot + 1 or not cut.alike(row, first):
+            break
+        if count < first.prompt_left:  # pieces of long prompts: only equal ones
+            if cut.piece(row, count) != count or count * (len(taken) + 1) > shape.n_ubatch:
+                break
+        else:
+            longest = max(count, row.prompt_left)
+            padding += (longest - count) * len(taken) + longest - row.prompt_left
+            if padding > pad_tokens * len(taken) or longest * (len(taken) + 1) > shape.n_ubatch:
+                break
+            if any(other.n_past + longest > shape.max_sequence_tokens for other in (*taken, row)):
+                break
+            count = longest
+        taken.append(row)
+    return [Span(row, min(count, row.prompt_left), max(0, count - row.prompt_left)) for row in taken]
+
+
+def riders(rows: Seq[Sequence], room: int, cut: Cutting) -> list[Span]:
+    """Spans of `rows`, in this order, that fit into `room` tokens beside rows that decode."""
+    spans: list[Span] = []
+    for row in rows:
+        count = cut.piece(row, room) if room > 0 else 0
+        if not count:
+            break
+        spans.append(Span(row, count))
+        room -= count
+    return spans

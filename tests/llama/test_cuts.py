@@ -1,0 +1,61 @@
+"""Where a prompt may be cut: the promise on which shared prefixes, padding and pieces rest."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from operators.llama.context import LlamaContext
+from operators.llama.model import LlamaModel
+from operators.settings import EngineSettings
+from tests.llama.test_decoding import EXACT, model, model_file
+
+__all__ = ["model", "model_file"]
+
+CUTS = {
+    300: [[64, 236], [100, 200], [236, 64], [64, 64, 64, 108]],
+    700: [[512, 188], [64, 636], [333, 367], [64] * 9 + [124]],
+    130: [[65, 65], [64, 66]],
+    60: [[30, 30], [20, 20, 20], [7, 53], [58, 2]],
+}
+
+
+def logits_of(decoder: LlamaContext, ids: np.ndarray, cuts: list[int], padding: int = 0) -> bytes:
+    """The logits after `ids`, computed in pieces, and of two decode steps after it."""
+    decoder.clear()
+    past = 0
+    for count in cuts:
+        decoder.batch.clear()
+        last = past + count == len(ids)
+        decoder.batch.add_spans([ids[past : past + count]], [past], [0], [2 if last else 0], [padding])
+        logits = decoder.decode()
+        past += count
+        decoder.truncate(0, past)
+    made = [logits[-1].tobytes()]
+    for step in range(2):
+        decoder.batch.clear()
+        decoder.batch.add_rows([step, 5], [past + step, step], [0, 1])
+        made.append(decoder.decode()[0].tobytes())
+    return b"".join(made)
+
+
+@pytest.mark.parametrize("model_file", EXACT, indirect=True)
+@pytest.mark.parametrize("length", CUTS)
+def test_pieces_of_the_same_kernel_give_the_same_bits(model: LlamaModel, length: int):
+    decoder, give_back = model.lease(EngineSettings(slots=2, max_sequence_tokens=1024, n_ubatch=1024))
+    ids = np.random.default_rng(length).integers(0, 300, length).astype(np.int32)
+    whole = logits_of(decoder, ids, [length])
+    for cuts in CUTS[length]:
+        assert logits_of(decoder, ids, cuts) == whole, cuts
+    for padding in (1, 3) if length == 60 else (1, 20, 64):
+        assert logits_of(decoder, ids, [length], padding) == whole, f"{padding} tokens of padding"
+    give_back()
+
+
+@pytest.mark.parametrize("model_file", ["q8_0"], indirect=True)
+def test_pieces_of_another_kernel_do_not(model: LlamaModel):
+    """If this fails llama.cpp has changed for the better, and prompts may be cut anywhere."""
+    decoder, give_back = model.lease(EngineSettings(slots=2, max_sequence_tokens=1024, n_ubatch=1024))
+    ids = np.random.default_rng(0).integers(0, 300, 130).astype(np.int32)
+    assert logits_of(decoder, ids, [67, 63]) != logits_of(decoder, ids, [130])
+    give_back()
