@@ -34,21 +34,24 @@ class Finished:
 
 
 class Child:
-    """A running process in a session of its own, so that Ctrl-C reaches us alone and we end it with its children.
+    """A running process.
 
     Args:
         command: the program and its arguments.
         folder: where its output is kept.
         cwd: its current directory; None for ours.
+        session: give it a session of its own, so that Ctrl-C reaches us alone and we end it with all its children. A
+            child of a child has none, and ends with those.
     """
 
-    def __init__(self, command: Sequence[str], folder: Path, cwd: Path | None = None) -> None:
+    def __init__(self, command: Sequence[str], folder: Path, cwd: Path | None = None, *, session: bool = True) -> None:
         self._command = command
+        self._session = session
         self._out = folder / "stdout"
         self._err = folder / "stderr"
         self._began = time.perf_counter()
         with self._out.open("wb") as out, self._err.open("wb") as err:
-            self._process = _start(command, out, err, cwd)
+            self._process = _start(command, out, err, cwd, session)
         self._peak_kib = 0
         self._usage: tuple[float, int] | None = None
 
@@ -105,7 +108,7 @@ class Child:
         """Ask it to end, and kill it if it does not; returns when it is gone."""
         for kind, patience_s in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, _GRACE_S)):
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, kind)
+                (os.killpg if self._session else os.kill)(self.pid, kind)
             deadline = time.monotonic() + patience_s
             while self.poll() is None and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
@@ -136,10 +139,12 @@ def high_water_kib(pid: int) -> int:
     return int(line.split()[1]) if line else 0
 
 
-def _start(command: Sequence[str], out: IO[bytes], err: IO[bytes], cwd: Path | None) -> subprocess.Popen[bytes]:
+def _start(
+    command: Sequence[str], out: IO[bytes], err: IO[bytes], cwd: Path | None, session: bool
+) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=cwd, start_new_session=True
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=cwd, start_new_session=session
         )
     except OSError as error:
         raise ChildFailed(f"{command[0]} cannot be started: {error.strerror}") from error

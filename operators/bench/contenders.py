@@ -49,7 +49,10 @@ class Entry:
             return "it needs a GGUF file (model.path)"
         program = _PROGRAMS.get(self.contender.kind)
         if program and not (Path(self.spec.peers) / program).is_file():
-            return f"there is no {program} in {self.spec.peers}; `make peers` builds it (bench.peers= names a folder)"
+            return (
+                f"there is no {program} in {self.spec.peers}; build it with `make peers`, or name its folder with"
+                " bench.peers=, and measure again with overwrite=true"
+            )
         return None
 
     def command(self) -> list[str]:

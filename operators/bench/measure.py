@@ -16,7 +16,7 @@ from operators.bench.child import ChildFailed, run_child
 from operators.bench.contenders import Entry
 from operators.bench.figures import Figures
 from operators.bench.quiet import NOISY, busy_share, load_average
-from operators.bench.report import write_report
+from operators.bench.report import REPORT, write_report
 from operators.bench.scenarios import Contender, Scenario, scenario
 from operators.bench.settings import BenchSettings
 from operators.bench.spec import Spec
@@ -116,6 +116,7 @@ class Measure(BaseOperator):
             ConfigError: it cannot be made.
         """
         self._run = runtime
+        (runtime.output_dir / REPORT).unlink(missing_ok=True)  # it would speak of an earlier run until this one ends
         if not self._made or Path(self._model.path or "").exists():
             return
         bench = self._bench
@@ -212,6 +213,7 @@ class Measure(BaseOperator):
             sampling=replace(self._sampling, **plan.sampling, stop=facts.stop),
             peers=self._bench.peers,
             share_prefix=plan.share_prefix,
+            server_arguments=self._bench.server_arguments,
         )
 
     def _model_to_make(self, model: ModelSettings) -> ModelSettings:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from operators.decoding.model import BatchBuffer, Decoder, DecoderShape, Logits
+from operators.decoding.model import Decoder, Logits
 
 _VALUES = (int, float, str, bytes, bool, type(None))
 
@@ -42,38 +42,28 @@ Trace = Sequence[DecodeCall | OtherCall]
 
 
 class Recorder:
-    """A decoder that passes everything on to `inner` and keeps a record of it in `trace`."""
+    """Stands in for the decoder `inner`, passes everything on to it and keeps a record of it in `trace`."""
 
     def __init__(self, inner: Decoder) -> None:
-        self.shape: DecoderShape = inner.shape
-        self.n_vocab = inner.n_vocab
-        self.batch: BatchBuffer = inner.batch
         self.trace: list[DecodeCall | OtherCall] = []
         self._inner = inner
 
+    @property
+    def decoder(self) -> Decoder:
+        """What to give to an engine. Methods but `decode` are found by name, whatever a decoder comes to have."""
+        return cast(Decoder, self)
+
     def decode(self) -> Logits:
         """See Decoder.decode."""
-        batch, n = self.batch, self.batch.n_tokens
+        batch, n = self._inner.batch, self._inner.batch.n_tokens
         call = DecodeCall(
             batch.token[:n].copy(), batch.pos[:n].copy(), batch.seq_id[:n].copy(), batch.output[:n].copy()
         )
         self.trace.append(call)
         return self._inner.decode()
 
-    def remove(self, slot: int) -> None:
-        """See Decoder.remove."""
-        self._call("remove", (slot,), {})
-
-    def move(self, source: int, target: int) -> None:
-        """See Decoder.move."""
-        self._call("move", (source, target), {})
-
-    def clear(self) -> None:
-        """See Decoder.clear."""
-        self._call("clear", (), {})
-
     def __getattr__(self, name: str) -> Any:
-        """Whatever else a decoder can: a method is recorded too."""
+        """Whatever else a decoder has and can; calls are recorded."""
         found = getattr(self._inner, name)
         return (lambda *args, **kwargs: self._call(name, args, kwargs)) if callable(found) else found
 

@@ -68,7 +68,7 @@ def _group(name: str, slots: int, rows: Sequence[Row]) -> Iterator[str]:
     yield f"{slots} {'slot' if slots == 1 else 'slots'}, {rows[0]['rows']} prompts"
     yield ""
     if measured:
-        ratios = _ratio_columns(name, measured)
+        ratios = _ratio_columns(measured)
         titles = ["work s", "prompt tokens", "new tokens", "ms a step", "CPU s", "peak MiB"]
         yield from _table(["contender", "t/s", *ratios, *titles], ([n, *_cells(rows, n, ratios)] for n in measured))
     notes = [(n, _first(rows, n, "note")) for n in measured]
@@ -82,29 +82,32 @@ def _group(name: str, slots: int, rows: Sequence[Row]) -> Iterator[str]:
         yield from lines
 
 
-def _ratio_columns(name: str, measured: Sequence[str]) -> dict[str, Callable[[str], str | None]]:
-    """Column titles, and for each contender whom its ratio is to."""
-    if not measured:
-        return {}
+Pairing = Callable[[str], tuple[str, str] | None]
+"""Gives for a contender the two whose ratio stands in its row: the first by the second; None for no ratio."""
+
+
+def _ratio_columns(measured: Sequence[str]) -> dict[str, Pairing]:
+    """Titles of the columns with ratios, and what stands in them."""
     first = measured[0]
-    columns: dict[str, Callable[[str], str | None]] = {}
+    if first != _LADDER[0]:
+        return {f"{first} by this": lambda n: (first, n) if n != first else None}
     rungs = [n for n in measured if n in _LADDER]
-    if first == _LADDER[0] and len(rungs) > 1:
-        below = dict(zip(rungs[1:], rungs[:-1], strict=True))
-        columns["by the rung below"] = below.get
-    columns[f"by {first}"] = lambda n: first if n != first else None
-    return columns
+    below = dict(zip(rungs[1:], rungs[:-1], strict=True))
+    return {
+        "by the rung below": lambda n: (n, below[n]) if n in below else None,
+        f"by {first}": lambda n: (n, first) if n != first else None,
+    }
 
 
-def _cells(rows: Sequence[Row], name: str, ratios: Mapping[str, Callable[[str], str | None]]) -> Iterator[str]:
+def _cells(rows: Sequence[Row], name: str, ratios: Mapping[str, Pairing]) -> Iterator[str]:
     own = [row for row in rows if row["contender"] == name]
 
     def of(key: str, form: str = ",.1f") -> str:
         return spread([row[key] for row in own if row[key] is not None], form)
 
     yield of("tokens_per_s")
-    for other in (whom(name) for whom in ratios.values()):
-        ratio = paired_ratio(rows, name, other) if other else None
+    for pair in (pairing(name) for pairing in ratios.values()):
+        ratio = paired_ratio(rows, *pair) if pair else None
         yield "-" if ratio is None else f"{ratio:.3f}"
     yield of("work_s", ",.2f")
     yield from (_median(own, key) for key in ("prompt_tokens", "new_tokens"))

@@ -48,7 +48,7 @@ class Rungs:
         decoder = self._decoder()
         # The trace has the tokens that the sampler of this run chose (0); which they are changes nothing in the cost.
         recorder = Recorder(FakeDecoder(decoder.shape))
-        loop = complete(self._rows(decoder), recorder, NoSampler(), self._spec.runtime)
+        loop = complete(self._rows(decoder), recorder.decoder, NoSampler(), self._spec.runtime)
         began = time.perf_counter()
         replay(recorder.trace, decoder)
         took = time.perf_counter() - began

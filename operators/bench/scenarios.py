@@ -157,7 +157,8 @@ SCENARIOS: Mapping[str, Scenario] = {
     "contexts": Scenario(
         "one context, cleared between calls of a slot's worth of rows, against a new one a call",
         (Contender("context-reused", Kind.RUNG), Contender("context-fresh", Kind.RUNG)),
-        Recipe(8, 8),
+        Recipe(8, 8, words=4),
+        rows=320,
     ),
 }
 

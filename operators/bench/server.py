@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import signal
 import socket
 import sys
 import tempfile
@@ -60,6 +61,7 @@ def command(spec: Spec, port: int) -> list[str]:
         *("--flash-attn", "auto" if runtime.flash_attention else "off"),
         *("--cache-type-k", runtime.kv_type, "--cache-type-v", runtime.kv_type),
         *caches,
+        *spec.server_arguments,
     ]
 
 
@@ -163,7 +165,7 @@ def measure(spec: Spec) -> Figures:
     bodies = requests(Workload(Path(spec.workload)).rendered(), spec.sampling, spec.share_prefix)
     port = _free_port()
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        child = Child(command(spec, port), Path(folder))
+        child = Child(command(spec, port), Path(folder), session=False)
         try:
             wait_until_ready(child, port)
             began = time.perf_counter()
@@ -177,6 +179,7 @@ def measure(spec: Spec) -> Figures:
 
 def main(arguments: Sequence[str]) -> int:
     """SPEC.json: measure and print the figures. 0, or 1 with the reason on stderr."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave through `finally`, which stops the server
     try:
         print(measure(Spec.load(Path(arguments[0]))).to_json())
     except (ServerFailed, ChildFailed) as error:

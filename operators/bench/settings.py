@@ -28,6 +28,7 @@ class BenchSettings:
             a GGUF file whose tokenizer it gets, null for the small built-in one.
         cache: where the made model and the prepared prompts are kept.
         peers: the folder with llama-server, llama-batched-bench and llama-bench (`make peers` makes it).
+        server_arguments: further arguments of llama-server, such as [--kv-unified].
         timeout_s: a case that takes longer is ended, and its row rejected.
     """
 
@@ -46,6 +47,7 @@ class BenchSettings:
     vocab: str | None = None
     cache: str = field(default=".cache/bench", metadata=NOT_IN_DATA)
     peers: str = field(default=".cache/peers/bin", metadata=NOT_IN_DATA)
+    server_arguments: list[str] = field(default_factory=list)
     timeout_s: float = field(default=3600.0, metadata=NOT_IN_DATA)
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import re
 import typing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ class Spec:
         model, runtime, sampling: the settings of those names; `runtime` has the slots and row length of the case.
         peers: folder of llama.cpp's programs.
         share_prefix: whether llama-server may use its prompt cache.
+        server_arguments: further arguments of llama-server.
     """
 
     workload: str
@@ -32,6 +33,7 @@ class Spec:
     sampling: SamplingSettings
     peers: str
     share_prefix: bool
+    server_arguments: list[str] = field(default_factory=list)
 
     def save(self, path: Path) -> None:
         """Write it as JSON."""
@@ -54,14 +56,14 @@ def overrides_of(group: str, settings: Any, without: frozenset[str] = frozenset(
     """What to write on a command line to get `settings` (a dataclass) from its defaults: `group.key=value`."""
     found: list[str] = []
     default = type(settings)()
-    for field in dataclasses.fields(settings):
-        value, usual = getattr(settings, field.name), getattr(default, field.name)
-        if value == usual or field.name in without:
+    for each in dataclasses.fields(settings):
+        value, usual = getattr(settings, each.name), getattr(default, each.name)
+        if value == usual or each.name in without:
             continue
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            found += overrides_of(f"{group}.{field.name}", value)
+            found += overrides_of(f"{group}.{each.name}", value)
         else:
-            found.append(f"{group}.{field.name}={written(value)}")
+            found.append(f"{group}.{each.name}={written(value)}")
     return found
 
 

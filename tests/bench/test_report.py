@@ -59,6 +59,13 @@ def test_a_ladder_has_ratios_to_the_rung_below_and_to_the_bare_one(tmp_path):
     assert cells(text, "job")[1:4] == ["44.1", "0.900", "0.441"]
 
 
+def test_peers_are_told_by_how_much_ours_is_faster(tmp_path):
+    speeds = {"job": 100.0, "llama-server": 80.0, "create_completion": 20.0}
+    text = report(write(tmp_path, [measured("peers", name, 0, speed) for name, speed in speeds.items()]))
+    assert "| contender | t/s | job by this |" in text
+    assert [cells(text, name)[2] for name in speeds] == ["-", "1.250", "5.000"]
+
+
 def test_medians_and_spread(tmp_path):
     rows = [measured("outputs_10_50", "job", i, speed) for i, speed in enumerate([100.0, 300.0, 200.0])]
     assert cells(report(write(tmp_path, rows)), "job")[1] == "200.0 (100.0-300.0)"

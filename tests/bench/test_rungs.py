@@ -26,7 +26,7 @@ def recorded(case):
     rows = sequences(
         Workload(Path(case.workload)).rendered(), model, case.sampling, case.runtime, shape.max_sequence_tokens
     )
-    return recorder, complete(rows, recorder, NoSampler(), case.runtime), shape
+    return recorder, complete(rows, recorder.decoder, NoSampler(), case.runtime), shape
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_the_schedule_does_not_depend_on_the_tokens(case):
     recorder, _, shape = recorded(case)
     other = Recorder(FakeDecoder(shape))
     rows = sequences(Workload(Path(case.workload)).rendered(), FakeModel(), case.sampling, case.runtime, 256)
-    complete(rows, other, Sampler(), case.runtime)
+    complete(rows, other.decoder, Sampler(), case.runtime)
     assert len(other.trace) == len(recorder.trace)
     for one, two in zip(recorder.trace, other.trace, strict=True):
         if isinstance(one, OtherCall) or isinstance(two, OtherCall):
@@ -61,7 +61,7 @@ def test_the_schedule_does_not_depend_on_the_tokens(case):
 def test_a_replay_makes_the_recorded_calls(case):
     recorder, _, shape = recorded(case)
     again = Recorder(FakeDecoder(shape))  # refuses positions that do not follow
-    replay(recorder.trace, again)
+    replay(recorder.trace, again.decoder)
     assert [str(call) for call in again.trace] == [str(call) for call in recorder.trace]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from operators.bench.child import Child
+from operators.bench.child import Child, ChildFailed, run_child
+from operators.bench.measure import ROOT
 from operators.bench.server import ServerFailed, ask_all, command, measure, requests, wait_until_ready
 from operators.bench.workload import Workload
 from tests.bench.work import spec
@@ -122,3 +124,25 @@ def test_a_whole_measurement(tmp_path):
     assert figures.work_s > 0
     assert (figures.cpu_s or 0) > 0
     assert (figures.peak_rss_mb or 0) > 1
+
+
+def test_the_server_ends_when_its_measurement_is_cancelled(tmp_path):
+    made = spec(tmp_path)
+    program = tmp_path / "llama-server"
+    program.write_text(
+        f"#!{sys.executable} -S\nimport os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()) + '.')\n"
+        "time.sleep(60)\n"
+    )
+    program.chmod(0o755)
+    made.model.path = "any.gguf"
+    made.save(tmp_path / "spec.json")
+    pid = tmp_path / "pid"
+
+    def started() -> bool:
+        return pid.exists() and pid.read_text().endswith(".")
+
+    command = [sys.executable, "-m", "operators.bench.server", str(tmp_path / "spec.json")]
+    with pytest.raises(ChildFailed, match="cancelled"):
+        run_child(command, 60, started, cwd=ROOT)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()[:-1]), 0)
