@@ -9,7 +9,7 @@ CAN_BE_USED = import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 UV := uv==0.13.8
 
 .DEFAULT_GOAL := setup
-.PHONY: setup quickstart test check doctor llama rebuild lock clean help
+.PHONY: setup quickstart test check doctor llama rebuild bench peers lock clean help
 
 setup: $(VENV)/.locked ## make .venv, build llama.cpp for this machine, install the locked dependencies (the default)
 	@echo "Ready. Next: make quickstart, make test, make help."
@@ -35,6 +35,12 @@ llama: $(VENV)/.made ## look at the compilers again (after installing one) and b
 rebuild: $(VENV)/.made ## build llama.cpp anew, even if a built wheel is cached
 	@$(PY) operators/llama/build.py --venv $(VENV) --rebuild
 	@touch $(VENV)/.llama
+
+bench: $(VENV)/.locked ## measure the ladder and the peers (ARGS="bench.scenarios=[few_shot] model.path=..."); takes long
+	@$(PY) -m pipeline job=bench $(ARGS)
+
+peers: $(VENV)/.made ## build llama-server and llama.cpp's benchmarks, to measure against (some six minutes)
+	@$(PY) operators/llama/peers.py --venv $(VENV)
 
 lock: $(VENV)/.made ## make requirements.lock anew from pyproject.toml (UPGRADE=1: newest versions too)
 	@mkdir -p .cache && echo '*' > .cache/.gitignore

@@ -12,7 +12,7 @@ from pipeline.errors import ConfigError
 PROGRESS = ("auto", "bar", "log", "none")
 SHOW = (None, "graph")
 OUTPUTS = "outputs"
-GROUPS = ("data", "model", "sampling", "decode", "runtime", "output", "store")
+GROUPS = ("data", "model", "sampling", "decode", "runtime", "output", "store", "bench")
 """The config groups whose schema is a dataclass of the operators (conf/schemas.yaml says which)."""
 
 
@@ -51,7 +51,7 @@ class JobSettings:
     Args:
         name: of the job; its results go to outputs/<name> unless output_dir says otherwise.
         nodes: the graph.
-        data, model, sampling, decode, runtime, output, store: the config groups, for `${...}` in nodes.
+        data, model, sampling, decode, runtime, output, store, bench: the config groups, for `${...}` in nodes.
         seed: of everything that is drawn.
         chunk_rows: source rows of a chunk, the unit of commit.
         max_open_chunks: chunks that may be begun and not committed.
@@ -73,6 +73,7 @@ class JobSettings:
     runtime: Any = None
     output: Any = None
     store: Any = None
+    bench: Any = None
     seed: int = 0
     chunk_rows: int = 4096
     max_open_chunks: int = 8

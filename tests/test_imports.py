@@ -23,9 +23,9 @@ OPERATORS_MAY_USE = {
 
 PLAIN_ENGINE = {"scheduler", "slots", "sequence", "sampler"}
 MAY_USE_HYDRA = {"pipeline/__main__.py", "pipeline/config.py"}
-STARTS_THREADS = {"pipeline/executor.py", "operators/decoding/engine.py"}
-"""Locks are for everybody; a thread of its own is not."""
-STDLIB_ONLY = ("operators/llama/build.py", "operators/llama/compilers.py")
+STARTS_THREADS = {"pipeline/executor.py", "operators/decoding/engine.py", "operators/bench/server.py"}
+"""Locks are for everybody; a thread of its own is not. A client of llama-server waits for its answer in one."""
+STDLIB_ONLY = ("operators/llama/build.py", "operators/llama/compilers.py", "operators/llama/peers.py")
 """They run before anything is installed."""
 
 

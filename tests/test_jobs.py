@@ -20,6 +20,13 @@ from pipeline.jobs import JOBS
 
 ROWS, SLOTS = 20, 4
 SMALL = (f"data.limit={ROWS}", f"runtime.slots={SLOTS}", "sampling.max_tokens=24", "chunk_rows=8", "progress=none")
+BENCH = (
+    *("bench.scenarios=[peers]", "bench.contenders=[job,llama-server,llama-batched-bench]", "bench.peers=not-built"),
+    *("bench.slots=[2]", "bench.repeats=1", "bench.max_rows=3", "chunk_rows=8", "progress=none"),
+    *("data.limit=20", "sampling.max_tokens=8"),
+)
+CASES = 3
+"""Of the benchmark: its rows are measurements; those of programs that are not built say so."""
 SHIPPED_DATA = JOBS / "data" / "quickstart.jsonl"
 COUNTS = ("rows_in", "rows_out", "expanded", "rejected")
 CLOCKS = ("busy_s", "starved_s", "blocked_s")
@@ -33,6 +40,7 @@ class Finished:
     directory: Path
     data: pa.Table
     rejects: list[dict[str, Any]]
+    source_rows: int = ROWS
 
     def metrics(self, name: str) -> list[dict[str, Any]]:
         return pq.read_table(self.directory / f"metrics/{name}.parquet").to_pylist()
@@ -54,14 +62,25 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module", params=sorted(JOBS.glob("*.yaml")), ids=lambda path: path.stem)
 def finished(request, tmp_path_factory) -> Finished:
     out = tmp_path_factory.mktemp(request.param.stem)
+    bench = request.param.stem == "bench"
     given = [f"data.path={SHIPPED_DATA}"] if needs_data(request.param) else []
-    code = main([f"job={request.param.stem}", "model=tiny", f"output_dir={out}", *given, *SMALL])
+    given += [*BENCH, f"bench.cache={tmp_path_factory.mktemp('cache')}"] if bench else SMALL
+    code = main([f"job={request.param.stem}", "model=tiny", f"output_dir={out}", *given])
     shards = [pq.read_table(path) for path in sorted((out / "data").glob("*.parquet"))]
-    return Finished(code, out, pa.concat_tables(shards), rows_of(out / "rejects"))
+    rows = CASES if bench else ROWS
+    return Finished(code, out, pa.concat_tables(shards), rows_of(out / "rejects"), rows)
+
+
+@pytest.fixture
+def generated(finished) -> Finished:
+    """A job with a Generate."""
+    if not (finished.directory / "metrics/steps.parquet").exists():
+        pytest.skip("the job generates nothing itself")
+    return finished
 
 
 def test_there_are_jobs():
-    assert {"generate", "quickstart"} <= {path.stem for path in JOBS.glob("*.yaml")}
+    assert {"bench", "generate", "quickstart"} <= {path.stem for path in JOBS.glob("*.yaml")}
 
 
 def test_it_ends_well(finished):
@@ -70,9 +89,9 @@ def test_it_ends_well(finished):
 
 def test_every_row_is_in_the_data_or_in_the_rejects(finished):
     expanded = sum(stage["expanded"] for stage in finished.metrics("stages"))
-    assert len(finished.data) + len(finished.rejects) == ROWS + expanded
+    assert len(finished.data) + len(finished.rejects) == finished.source_rows + expanded
     found = {row["row"] for row in finished.rejects} | set(finished.data["row"].to_pylist())
-    assert found == set(range(ROWS))
+    assert found == set(range(finished.source_rows))
 
 
 def test_rows_are_unique_and_sorted(finished):
@@ -85,9 +104,9 @@ def test_rows_are_unique_and_sorted(finished):
 def test_the_manifest_counts_what_is_there(finished):
     counts = finished.manifest["counts"]
     assert finished.manifest["status"] == "done"
-    assert (counts["source_rows"], counts["data_rows"]) == (ROWS, len(finished.data))
+    assert (counts["source_rows"], counts["data_rows"]) == (finished.source_rows, len(finished.data))
     assert counts["error_rejects"] + counts["filtered_rejects"] == len(finished.rejects)
-    assert counts["chunks"] == -(-ROWS // 8)
+    assert counts["chunks"] == -(-finished.source_rows // 8)
     assert finished.manifest["schema"]["data"] == {f.name: str(f.type) for f in finished.data.schema}
 
 
@@ -118,14 +137,14 @@ def test_no_node_loses_or_makes_up_rows(finished):
         assert sums["rows_in"] + sums["expanded"] == sums["rows_out"] + sums["rejected"], node
 
 
-def test_every_slot_of_a_decode_step_is_used_or_has_a_cause(finished):
-    steps = [step for step in finished.metrics("steps") if step["decode_tokens"]]
+def test_every_slot_of_a_decode_step_is_used_or_has_a_cause(generated):
+    steps = [step for step in generated.metrics("steps") if step["decode_tokens"]]
     assert steps
     for step in steps:
         assert step["rows"] + sum(n for key, n in step.items() if key.startswith("unfilled_")) == SLOTS
 
 
-def test_the_rows_of_the_metrics_are_those_of_the_data(finished):
-    tokens = {row["row"]: row["completion_tokens"] for row in finished.metrics("rows")}
-    counted = dict(zip(*(finished.data[c].to_pylist() for c in ("row", "completion_token_count")), strict=True))
+def test_the_rows_of_the_metrics_are_those_of_the_data(generated):
+    tokens = {row["row"]: row["completion_tokens"] for row in generated.metrics("rows")}
+    counted = dict(zip(*(generated.data[c].to_pylist() for c in ("row", "completion_token_count")), strict=True))
     assert {row: tokens[row] for row in counted} == counted

@@ -76,10 +76,11 @@ def wheel_key(version: str, python_tag: str, host: Host, choice: Choice, env: Ma
     compiler = choice.candidate
     flags = [compiler.cc, str(compiler.openmp), *(env.get(name, "") for name in _USER_FLAGS)]
     words = [PACKAGE, version, python_tag, host.system, host.machine, f"{compiler.family}{compiler.version}"]
-    return "-".join([*words, f"f{_digest(flags)}", f"c{_digest(sorted(host.cpu_flags))}"]).lower()
+    return "-".join([*words, f"f{digest(flags)}", f"c{digest(sorted(host.cpu_flags))}"]).lower()
 
 
-def _digest(words: Sequence[str]) -> str:
+def digest(words: Sequence[str]) -> str:
+    """Eight hexadecimal digits that differ for other words."""
     return hashlib.sha256("\0".join(words).encode()).hexdigest()[:8]
 
 
@@ -99,9 +100,9 @@ def build_wheel(python: Path, locked: Locked, choice: Choice, env: Mapping[str, 
         (Path(temporary) / "requirements.txt").write_text(locked.requirement)
         options = ["-v", "--no-cache-dir", "--no-deps", "--no-binary", PACKAGE, "--wheel-dir", str(made)]
         command = [str(python), "-m", "pip", "wheel", *options, "-r", f"{temporary}/requirements.txt"]
-        code = _run_with_progress(command, env, log, f"building {PACKAGE} {locked.version} with {choice.candidate}")
+        code = run_with_progress(command, env, log, f"building {PACKAGE} {locked.version} with {choice.candidate}")
         if code != 0:
-            raise BuildError(_failure(log))
+            raise BuildError(failure(log, f"building {PACKAGE}"))
         shutil.rmtree(folder, ignore_errors=True)
         made.rename(folder)
     wheel = cached_wheel(folder)
@@ -110,7 +111,8 @@ def build_wheel(python: Path, locked: Locked, choice: Choice, env: Mapping[str, 
     return wheel
 
 
-def _run_with_progress(command: Sequence[str], env: Mapping[str, str], log: Path, title: str) -> int:
+def run_with_progress(command: Sequence[str], env: Mapping[str, str], log: Path, title: str) -> int:
+    """Run a long command, its output going to `log`, and say how far it is; its exit code."""
     started = time.monotonic()
     with log.open("w") as output:
         # A session of its own: Ctrl-C reaches us alone, and we end the compilers with it.
@@ -149,13 +151,14 @@ def _minutes(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d} min"
 
 
-def _failure(log: Path) -> str:
+def failure(log: Path, what: str) -> str:
+    """What to say when `what` failed: the first error in `log`, its last lines, and what to do."""
     lines = log.read_text(errors="replace").splitlines()
     first = next((n for n, line in enumerate(lines) if re.search(r"\berror\b", line, re.IGNORECASE)), len(lines))
     cause = lines[first : min(first + 6, len(lines) - _LOG_TAIL_LINES)]  # the first error; most that follow are echoes
     shown = "\n".join(f"  {line}" for line in [*cause, "..." if cause else "", *lines[-_LOG_TAIL_LINES:]])
     return (
-        f"building {PACKAGE} failed:\n{shown}\nThe whole log: {log}\n"
+        f"{what} failed:\n{shown}\nThe whole log: {log}\n"
         "If the download failed, try again; if the compiler failed, name another one with CC=... CXX=..."
     )
 
@@ -191,7 +194,8 @@ def record(venv: Path) -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in found)).hexdigest() if found else ""
 
 
-def _python_of(venv: Path) -> tuple[Path, str]:
+def python_of(venv: Path) -> tuple[Path, str]:
+    """The Python of a virtual environment and its tag, such as cp311. Raises BuildError if it does not run."""
     python = venv.absolute() / "bin" / "python"  # not resolved: the link is what makes it this environment's Python
     code = "import sys; print('cp%d%d' % sys.version_info[:2])"
     try:
@@ -208,7 +212,7 @@ def wheel_cache(env: Mapping[str, str]) -> Path:
 
 def run(arguments: argparse.Namespace, env: Mapping[str, str]) -> None:
     """Choose, build unless cached, install unless installed. Raises BuildError or NoCompilerError."""
-    python, tag = _python_of(arguments.venv)
+    python, tag = python_of(arguments.venv)
     locked, host = locked_version(ROOT / "requirements.lock"), this_host()
     choice = choose(host, find_candidates(host, env))
     compiling = build_env(choice, env)

@@ -1,0 +1,96 @@
+"""The numbers that a contender reports of its work, and how they are read off a finished job."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What was done, and how long it took. What a contender cannot tell is None.
+
+    Args:
+        work_s: from the first prompt to the last token, without the start of the process and the load of the model.
+        prompt_tokens, new_tokens: worked on and made.
+        steps: calls of the model.
+        decode_step_ms: the median call that only generates.
+        prefill_s: in calls that compute prompts.
+        form_s, decode_s, sample_s: filling batches, in the model, choosing tokens; over all calls.
+        cpu_s, peak_rss_mb: of the process that did the work, where that is not the child itself.
+        note: what else is to be known.
+    """
+
+    work_s: float
+    prompt_tokens: int
+    new_tokens: int
+    steps: int | None = None
+    decode_step_ms: float | None = None
+    prefill_s: float | None = None
+    form_s: float | None = None
+    decode_s: float | None = None
+    sample_s: float | None = None
+    cpu_s: float | None = None
+    peak_rss_mb: float | None = None
+    note: str | None = None
+
+    def to_json(self) -> str:
+        """One line, as a child prints it."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_output(cls, output: str) -> Figures:
+        """The figures in the last line of what a child printed.
+
+        Raises:
+            ValueError: there are none.
+        """
+        lines = output.strip().splitlines()
+        try:
+            return cls(**json.loads(lines[-1]))
+        except (IndexError, ValueError, TypeError) as error:
+            raise ValueError(f"the child printed no figures: {lines[-1:]!r}") from error
+
+
+def of_steps(steps: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The fields of Figures that the rows of metrics/steps.parquet tell."""
+    rows = list(steps)
+    seconds = [sum(row[k] for k in ("form_s", "decode_s", "sample_s")) for row in rows]
+    pairs = list(zip(rows, seconds, strict=True))
+    generating = [s for row, s in pairs if row["decode_tokens"] and not row["prefill_tokens"]]
+    return {
+        "steps": len(rows),
+        "decode_step_ms": 1000 * statistics.median(generating) if generating else None,
+        "prefill_s": sum(s for row, s in pairs if row["prefill_tokens"]),
+        **{key: sum(row[key] for row in rows) for key in ("form_s", "decode_s", "sample_s")},
+    }
+
+
+def of_job(directory: Path) -> Figures:
+    """The figures of a finished job, from its metrics.
+
+    `work_s` begins when all nodes are open, so that model and context are loaded, and ends when the last chunk is
+    committed: it is the longest wall time of any node.
+
+    Raises:
+        ValueError: the job has not ended well.
+    """
+    (run,) = pq.read_table(directory / "metrics/run.parquet").to_pylist()
+    if run["state"] != "done" or run["rejects_error"]:
+        raise ValueError(f"the job ended as {run['state']} with {run['rejects_error']} rows rejected as errors")
+    walls: dict[str, float] = {}
+    for stage in pq.read_table(directory / "metrics/stages.parquet").to_pylist():
+        walls[stage["node"]] = walls.get(stage["node"], 0.0) + stage["wall_s"]
+    steps = pq.read_table(directory / "metrics/steps.parquet").to_pylist()
+    return Figures(
+        work_s=max(walls.values()),
+        prompt_tokens=run["tokens_in"],
+        new_tokens=run["tokens_out"],
+        **of_steps(steps),
+    )

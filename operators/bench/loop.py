@@ -1,0 +1,91 @@
+"""Our step loop without the dataflow around it. What the benchmark knows of the engine's insides is in this file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from operators.batch_by_length import BatchByLength
+from operators.bench.given import Given
+from operators.decoding.autoregressive import Autoregressive
+from operators.decoding.engine import STEPS_SCHEMA, Engine
+from operators.decoding.model import Decoder, Logits, Model
+from operators.decoding.sampler import Sampler
+from operators.decoding.scheduler import Scheduler
+from operators.decoding.sequence import Sequence
+from operators.requests import Requests
+from operators.settings import EngineSettings, SamplingSettings
+from pipeline.meter import StageMeter
+from pipeline.records import ROW, Batch
+
+
+class NoSampler(Sampler):
+    """Takes the same token for every row, without a look at the logits."""
+
+    def draw(self, logits: Logits, rows: Seq[Sequence]) -> list[int | None]:
+        """Token 0 for each row."""
+        return [0] * len(rows)
+
+
+@dataclass(frozen=True)
+class Loop:
+    """What ran: the rows, finished, and the steps (as metrics/steps.parquet has them)."""
+
+    rows: list[Sequence]
+    steps: list[dict[str, Any]]
+
+    @property
+    def new_tokens(self) -> int:
+        """Completion tokens of all rows."""
+        return sum(len(row.tokens) for row in self.rows)
+
+
+def sequences(
+    rows: pa.Table, model: Model, sampling: SamplingSettings, runtime: EngineSettings, room: int
+) -> list[Sequence]:
+    """The sequences that Generate would make of `rows` (`prompt_ids`, `max_tokens`), in the order of BatchByLength.
+
+    Raises:
+        ValueError: a row cannot be generated.
+    """
+    numbered = rows.append_column(ROW, pa.array(range(len(rows)), ROW.type)).combine_chunks().to_batches()
+    batches = BatchByLength(runtime).run(Given(Batch(0, data) for data in numbered))
+    requests = Requests(sampling, model, room, 0, "generate", None)
+    made = [row for batch in batches if isinstance(batch, Batch) for row in requests.sequences(batch)]
+    refused = [row for row in made if not isinstance(row, Sequence)]
+    if refused:
+        raise ValueError(refused[0].reason)
+    return [row for row in made if isinstance(row, Sequence)]
+
+
+def complete(rows: Seq[Sequence], decoder: Decoder, sampler: Sampler, runtime: EngineSettings) -> Loop:
+    """Complete `rows` on `decoder` in this thread."""
+    steps = _Steps()
+    scheduler = Scheduler(decoder.shape, decoder.move, runtime.refill)
+    meters = (StageMeter("decode"), StageMeter("sample"))
+    engine = Engine(decoder, scheduler, Autoregressive(decoder, sampler), steps, meters)
+    client = engine.client(StageMeter("generate"), 1, len(rows), lambda: None)
+    engine.add(client)
+    client.submit(rows)
+    client.end()
+    while scheduler.runnable:
+        engine.step()
+    return Loop(client.collect(), [dict(zip(STEPS_SCHEMA.names, values, strict=True)) for values in steps.rows])
+
+
+class _Steps:
+    """Keeps the rows of a metrics table."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[object, ...]] = []
+
+    def append(self, *values: object) -> None:
+        """See pipeline.protocols.Table."""
+        self.rows.append(values)
+
+    def extend(self, columns: Seq[Seq[object]]) -> None:
+        """See pipeline.protocols.Table."""
+        self.rows.extend(zip(*columns, strict=True))

@@ -1,0 +1,232 @@
+"""Measure: runs each case of a benchmark in a process of its own and adds what it cost."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from operators.bench.child import ChildFailed, run_child
+from operators.bench.contenders import Entry
+from operators.bench.figures import Figures
+from operators.bench.quiet import NOISY, busy_share, load_average
+from operators.bench.report import REPORT, write_report
+from operators.bench.scenarios import Contender, Scenario, scenario
+from operators.bench.settings import BenchSettings
+from operators.bench.spec import Spec
+from operators.bench.workload import Request, Workload
+from operators.decoding.model import inspect_model
+from operators.settings import DataSettings, EngineSettings, ModelSettings, SamplingSettings
+from operators.sources.content import content_id
+from operators.sources.files import find_files
+from pipeline.errors import ConfigError, InputError
+from pipeline.protocols import BaseOperator, Runtime
+from pipeline.records import Batch, Output, add_columns, require_column
+
+ROOT = Path(__file__).resolve().parents[2]
+_CELL_PADDING = 256
+ADDED = (
+    pa.field("load_before", pa.float64()),
+    pa.field("busy_before", pa.float64()),
+    pa.field("wall_s", pa.float64()),
+    pa.field("work_s", pa.float64()),
+    pa.field("cpu_s", pa.float64()),
+    pa.field("peak_rss_mb", pa.float64()),
+    pa.field("prompt_tokens", pa.int64()),
+    pa.field("new_tokens", pa.int64()),
+    pa.field("tokens_per_s", pa.float64()),
+    pa.field("steps", pa.int64()),
+    pa.field("decode_step_ms", pa.float64()),
+    pa.field("prefill_s", pa.float64()),
+    pa.field("form_s", pa.float64()),
+    pa.field("decode_s", pa.float64()),
+    pa.field("sample_s", pa.float64()),
+    pa.field("note", pa.string()),
+    pa.field("skipped_reason", pa.string()),
+)
+
+
+class Measure(BaseOperator):
+    """Adds the figures of each case (see Figures), and `load_before` (load average), `busy_before` (share of the
+    cores that others used), `wall_s` (the whole process), `tokens_per_s` (new tokens by work_s), `skipped_reason`.
+
+    A case that cannot be measured here (a program is not built, a setting is not there) keeps its row, with the
+    reason. One that fails is a reject. Prompts and, where none is given, the model are made when they are first
+    needed, and kept in `bench.cache`. At the end of a run the report is written (operators.bench.report).
+
+    Args:
+        bench: what is measured.
+        data: the prompts.
+        model: whom to ask; with path null a model with random weights is made.
+        sampling: max_tokens caps the lengths of reference answers; the scenarios set the rest that they need.
+        runtime: how the model is run; slots and max_sequence_tokens are the scenario's.
+    """
+
+    def __init__(
+        self,
+        bench: BenchSettings,
+        data: DataSettings,
+        model: ModelSettings,
+        sampling: SamplingSettings,
+        runtime: EngineSettings,
+    ) -> None:
+        self._bench = replace(bench, cache=_absolute(bench.cache), peers=_absolute(bench.peers))
+        self._data = replace(data, path=_absolute(data.path) if data.path else None)
+        self._made = not model.path and model.loader == ModelSettings().loader
+        if self._made:
+            self._model = self._model_to_make(model)
+        else:
+            self._model = replace(model, path=_absolute(model.path)) if model.path else model
+        self._sampling = sampling
+        self._runtime = runtime
+
+    def plan(self, schema: pa.Schema) -> pa.Schema:
+        """Adds the figures.
+
+        Raises:
+            InputError: data, model or vocabulary is not there.
+        """
+        for name in ("scenario", "contender", "slots", "repeat", "rows"):
+            require_column(schema, name)
+        find_files(self._data)
+        if not self._made:
+            inspect_model(self._model)
+        elif self._bench.vocab and not Path(self._bench.vocab).expanduser().is_file():
+            raise InputError(
+                f"bench.vocab={self._bench.vocab} does not exist; give a GGUF file, or null for the built-in one"
+            )
+        self._schema = add_columns(schema, *ADDED)
+        return self._schema
+
+    def fingerprint(self) -> dict[str, Any]:
+        """The content of the data and of the model."""
+        model = Path(self._model.path or "").name if self._made else inspect_model(self._model).fingerprint
+        return {"data": [content_id(path) for path in find_files(self._data)[0]], "model": model}
+
+    def open(self, runtime: Runtime) -> None:
+        """Make the model if none is given and it is not there yet.
+
+        Raises:
+            ConfigError: it cannot be made.
+        """
+        self._run = runtime
+        (runtime.output_dir / REPORT).unlink(missing_ok=True)  # it would speak of an earlier run until this one ends
+        if not self._made or Path(self._model.path or "").exists():
+            return
+        bench = self._bench
+        runtime.log.info("making the model %s, once", self._model.path)
+        command = [sys.executable, "-m", "operators.llama.make_model", "--out", str(self._model.path)]
+        command += ["--shape", bench.shape, "--type", bench.file_type]
+        command += ["--vocab", _absolute(bench.vocab)] if bench.vocab else []
+        try:
+            run_child(command, bench.timeout_s, self._cancelled, ROOT)
+        except ChildFailed as error:
+            raise ConfigError(f"the model cannot be made: {error}") from error
+
+    def process(self, batch: Batch) -> Iterable[Output]:
+        """Measure the cases one after the other; each leaves when it is measured."""
+        for i in range(batch.num_rows):
+            if self._cancelled():
+                return
+            row = batch.data.slice(i, 1)
+            try:
+                figures = self._case(row.to_pylist()[0])
+            except (ChildFailed, ValueError) as error:
+                if self._cancelled():
+                    return
+                self._run.log.warning("%s", error)
+                yield batch.reject([i], str(error))
+                continue
+            columns = [pa.array([figures.get(f.name)], f.type) for f in ADDED]
+            yield batch.with_data(pa.record_batch([*row.columns, *columns], schema=self._schema))
+
+    def report(self, directory: Path) -> Iterable[str]:
+        """Write report.md, and say where it is."""
+        return [f"report      {write_report(directory)}", ""]
+
+    def _case(self, case: dict[str, Any]) -> dict[str, Any]:
+        """The values of ADDED for one case.
+
+        Raises:
+            ChildFailed, ValueError: it failed.
+        """
+        plan = scenario(case["scenario"])
+        contender = next(c for c in plan.contenders if c.name == case["contender"])
+        workload = self._workload(plan, contender, case["rows"])
+        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+            entry = Entry(contender, self._spec(plan, workload, case["slots"]), workload.facts, Path(folder))
+            if reason := entry.reason_to_skip():
+                self._run.log.info("%s of %s is skipped: %s", contender.name, case["scenario"], reason)
+                return {"skipped_reason": reason}
+            before = {"load_before": load_average(), "busy_before": self._listen()}
+            done = run_child(entry.command(), self._bench.timeout_s, self._cancelled, ROOT)
+            figures = entry.figures(done.output)
+        costs = {"wall_s": done.wall_s, "cpu_s": done.cpu_s, "peak_rss_mb": done.peak_rss_mb}
+        return {**costs, **_known(figures), **before, "tokens_per_s": figures.new_tokens / figures.work_s}
+
+    def _cancelled(self) -> bool:
+        return self._run.cancelled
+
+    def _listen(self) -> float | None:
+        busy = busy_share()
+        if busy is not None and busy > NOISY:
+            self._run.log.warning("other processes use %.0f %% of the cores: what is measured now is noisy", 100 * busy)
+        return busy
+
+    def _workload(self, plan: Scenario, contender: Contender, rows: int) -> Workload:
+        """The rows of a scenario, made if they are not there."""
+        bench = self._bench
+        request = Request(
+            recipe=plan.recipe,
+            rows=rows,
+            copies=contender.copies,
+            data=self._data,
+            answer_column=bench.answer_column,
+            cap=self._sampling.max_tokens,
+            shots=bench.shots,
+            stop=bench.stop,
+            model=self._model,
+        )
+        folder = Path(bench.cache) / "workloads" / request.key()
+        if not folder.exists():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
+                path = Path(scratch) / "request.json"
+                path.write_text(json.dumps(asdict(request)), encoding="utf-8")
+                command = [sys.executable, "-m", "operators.bench.workload", str(path), str(folder)]
+                run_child(command, bench.timeout_s, self._cancelled, ROOT)
+        return Workload(folder)
+
+    def _spec(self, plan: Scenario, workload: Workload, slots: int) -> Spec:
+        facts = workload.facts
+        room = min(-(-facts.longest // _CELL_PADDING) * _CELL_PADDING, facts.n_ctx_train)
+        return Spec(
+            workload=str(workload.folder),
+            model=self._model,
+            runtime=replace(self._runtime, slots=slots, max_sequence_tokens=room),
+            sampling=replace(self._sampling, **plan.sampling, stop=facts.stop),
+            peers=self._bench.peers,
+            share_prefix=plan.share_prefix,
+            server_arguments=self._bench.server_arguments,
+        )
+
+    def _model_to_make(self, model: ModelSettings) -> ModelSettings:
+        bench = self._bench
+        vocab = Path(bench.vocab).expanduser() if bench.vocab else None
+        known = content_id(vocab)[-8:] if vocab is not None and vocab.is_file() else "builtin"
+        return replace(model, path=str(Path(bench.cache) / f"{bench.shape}-{bench.file_type}-{known}.gguf"))
+
+
+def _known(figures: Figures) -> dict[str, Any]:
+    return {key: value for key, value in asdict(figures).items() if value is not None}
+
+
+def _absolute(path: str) -> str:
+    """Children run in another directory."""
+    return str(Path(path).expanduser().absolute())

@@ -1,0 +1,199 @@
+"""What is measured: scenarios, each with its prompts and lengths (a Recipe) and with those who compete (Contenders).
+
+All contenders of a scenario get the same work: the same prompts as the same text or tokens, the same lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Kind(StrEnum):
+    """How a contender is run."""
+
+    JOB = "job"
+    """`python -m pipeline job=generate`."""
+    RUNG = "rung"
+    """A part of our engine alone: `operators.bench.rungs`."""
+    CREATE_COMPLETION = "create_completion"
+    """llama-cpp-python's `Llama.create_completion` in a loop."""
+    SERVER = "llama-server"
+    BATCHED_BENCH = "llama-batched-bench"
+    LLAMA_BENCH = "llama-bench"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to do the work of a scenario.
+
+    Args:
+        name: in the results; a rung's name is what `operators.bench.rungs` calls it.
+        kind: how it is run.
+        overrides: settings of a job (`key=value`) that make it another contender than the plain job.
+        copies: how many rows with the same text each prompt is given as.
+        once: takes so long that it runs in the first repeat only.
+    """
+
+    name: str
+    kind: Kind
+    overrides: tuple[str, ...] = ()
+    copies: int = 1
+    once: bool = False
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Which rows a scenario has; what is made of it and of the data is a workload.
+
+    Args:
+        low, high: completion tokens of a row are drawn from this range; None: those of the reference answer, at most
+            sampling.max_tokens.
+        words: words of the prompt that are kept; None keeps all.
+        few_shot: put worked examples before each question.
+        stops: choose a stop string from the vocabulary.
+    """
+
+    low: int | None = None
+    high: int | None = None
+    words: int | None = None
+    few_shot: bool = False
+    stops: bool = False
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Rows, and who competes on them.
+
+    Args:
+        about: one line for the report.
+        contenders: in the order in which they run; ratios are to the first.
+        recipe: the rows.
+        sampling: sampling settings that differ from the job's own.
+        slots: its own numbers of slots; empty for those of `bench.slots`.
+        rows: its own number of rows; None for `bench.rows_per_slot` a slot.
+        share_prefix: whether llama-server may use its prompt cache.
+    """
+
+    about: str
+    contenders: tuple[Contender, ...]
+    recipe: Recipe = Recipe()
+    sampling: Mapping[str, Any] = field(default_factory=lambda: EXACT_LENGTHS)
+    slots: tuple[int, ...] = ()
+    rows: int | None = None
+    share_prefix: bool = False
+
+
+EXACT_LENGTHS: Mapping[str, Any] = {"per_row": ["max_tokens"], "ignore_eos": True}
+"""Every row's length is known beforehand and is what comes out."""
+
+JOB = Contender("job", Kind.JOB)
+SERVER = Contender("llama-server", Kind.SERVER)
+LADDER = (
+    Contender("bare", Kind.RUNG),
+    Contender("engine", Kind.RUNG),
+    Contender("sampling", Kind.RUNG),
+    Contender(
+        "dataflow",
+        Kind.JOB,
+        ("store.enabled=false", "nodes.write.op._target_=operators.bench.discard.Discard"),
+    ),
+    JOB,
+)
+PEERS = (
+    JOB,
+    SERVER,
+    Contender("llama-batched-bench", Kind.BATCHED_BENCH),
+    Contender("llama-bench", Kind.LLAMA_BENCH, once=True),
+    Contender("create_completion", Kind.CREATE_COMPLETION, once=True),
+)
+
+
+def _samples(n: int) -> Scenario:
+    apart = ("runtime.optimise.identical_rows=false", "runtime.optimise.prefix_sharing=false")
+    return Scenario(
+        f"{n} samples of each prompt, against {n} rows with its text",
+        (
+            Contender(f"n={n}", Kind.JOB, (f"sampling.n={n}",)),
+            Contender(f"{n} rows", Kind.JOB, apart, copies=n),
+        ),
+        sampling={**EXACT_LENGTHS, "temperature": 0.8},
+    )
+
+
+def _outputs(low: int, high: int) -> Scenario:
+    return Scenario(f"completions of {low} to {high} tokens", (JOB, SERVER), Recipe(low, high))
+
+
+FEW_SHOT = Scenario(
+    "worked examples before every question: a long prefix that all rows share",
+    (JOB, SERVER),
+    Recipe(few_shot=True),
+    share_prefix=True,
+)
+
+SCENARIOS: Mapping[str, Scenario] = {
+    "ladder": Scenario("what each layer costs: the same work with one layer more a row", LADDER),
+    "ladder_one_slot": Scenario("the ladder at one slot", LADDER, slots=(1,), rows=8),
+    "ladder_small": Scenario(
+        "the ladder with 160 requests, 5 at a time, 50 tokens each", LADDER, Recipe(50, 50), slots=(5,), rows=160
+    ),
+    "peers": Scenario("ragged lengths that are known beforehand", PEERS),
+    "stops": Scenario(
+        "one max_tokens for all rows; where a row ends is decided by a stop string",
+        (JOB, SERVER),
+        Recipe(stops=True),
+        {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
+    ),
+    "few_shot": FEW_SHOT,
+    "samples_4": _samples(4),
+    "samples_8": _samples(8),
+    "outputs_10_50": _outputs(10, 50),
+    "outputs_50_200": _outputs(50, 200),
+    "outputs_200_500": _outputs(200, 500),
+    "tiny_rows": Scenario("many rows of a few tokens", (*LADDER, SERVER), Recipe(2, 6, words=4), rows=1000),
+    "contexts": Scenario(
+        "one context, cleared between calls of a slot's worth of rows, against a new one a call",
+        (Contender("context-reused", Kind.RUNG), Contender("context-fresh", Kind.RUNG)),
+        Recipe(8, 8, words=4),
+        rows=320,
+    ),
+}
+
+TOGGLES = (
+    "compaction",
+    "grouped_prefill",
+    "padded_prefill",
+    "prefix_sharing",
+    "sample_sharing",
+    "longest_first",
+    "identical_rows",
+)
+"""Optimisations that can be switched off: `runtime.optimise.NAME=false`."""
+
+_COPIES = 4
+
+
+def toggle_scenario(name: str) -> Scenario:
+    """The optimisation `name` on and off, on rows for which it is meant."""
+    overrides: tuple[str, ...] = (f"sampling.n={_COPIES}",) if name == "sample_sharing" else ()
+    copies = _COPIES if name == "identical_rows" else 1
+    sampling = {**EXACT_LENGTHS, "temperature": 0.8} if name == "sample_sharing" else EXACT_LENGTHS
+    pair = tuple(
+        Contender(f"{word} {name}", Kind.JOB, (*overrides, f"runtime.optimise.{name}={value}"), copies)
+        for word, value in (("with", "true"), ("without", "false"))
+    )
+    recipe = FEW_SHOT.recipe if name == "prefix_sharing" else Recipe()
+    return Scenario(f"the optimisation {name} on and off", pair, recipe, sampling)
+
+
+def scenario(name: str) -> Scenario:
+    """The scenario `name`, or the one of `toggle_NAME`.
+
+    Raises:
+        KeyError: there is none.
+    """
+    toggle = name.removeprefix("toggle_")
+    return toggle_scenario(toggle) if name != toggle and toggle in TOGGLES else SCENARIOS[name]

@@ -1,0 +1,96 @@
+"""Which cases a benchmark has, in which order."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from operators.bench.cases import EmitCases, cases
+from operators.bench.given import Given
+from operators.bench.scenarios import PEERS, SCENARIOS, TOGGLES, scenario
+from operators.bench.settings import BenchSettings
+from pipeline.errors import ConfigError
+from pipeline.records import Batch, ChunkEnd
+
+
+def test_contenders_take_turns():
+    found = cases(BenchSettings(scenarios=["outputs_10_50"], slots=[4], repeats=3))
+    assert [(case.contender, case.repeat) for case in found] == [
+        (name, repeat) for repeat in range(3) for name in ("job", "llama-server")
+    ]
+
+
+def test_numbers_of_slots_and_scenarios_come_one_after_the_other():
+    found = cases(BenchSettings(scenarios=["outputs_10_50", "few_shot"], slots=[16, 32], repeats=2))
+    groups = [key for key, _ in itertools.groupby(found, lambda case: (case.scenario, case.slots))]
+    assert groups == [("outputs_10_50", 16), ("outputs_10_50", 32), ("few_shot", 16), ("few_shot", 32)]
+
+
+def test_what_takes_long_runs_once():
+    slow = {contender.name for contender in PEERS if contender.once}
+    found = cases(BenchSettings(scenarios=["peers"], slots=[4], repeats=3))
+    assert slow
+    assert {case.contender for case in found if case.repeat} == {c.name for c in PEERS} - slow
+
+
+def test_rows_grow_with_slots_up_to_the_limit():
+    found = cases(BenchSettings(scenarios=["ladder"], slots=[16, 32], rows_per_slot=4, max_rows=100))
+    assert {(case.slots, case.rows) for case in found} == {(16, 64), (32, 100)}
+
+
+def test_a_scenario_may_have_its_own_slots_and_rows():
+    found = cases(BenchSettings(scenarios=["ladder_small"]))
+    assert {(case.slots, case.rows) for case in found} == {(5, 160)}
+
+
+@pytest.mark.parametrize("name", TOGGLES)
+def test_a_toggle_is_a_pair_on_the_same_work(name):
+    found = cases(BenchSettings(scenarios=[], toggle=[name], slots=[4], repeats=2))
+    assert [case.contender for case in found] == [f"with {name}", f"without {name}"] * 2
+    with_it, without = scenario(f"toggle_{name}").contenders
+    assert with_it.copies == without.copies
+    assert set(with_it.overrides) ^ set(without.overrides) == {
+        f"runtime.optimise.{name}=true",
+        f"runtime.optimise.{name}=false",
+    }
+
+
+def test_contenders_of_a_scenario_have_names_of_their_own():
+    for plan in SCENARIOS.values():
+        names = [contender.name for contender in plan.contenders]
+        assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"scenarios": ["laddder"]}, "ladder"),
+        ({"toggle": ["speed"]}, "compaction"),
+        ({"scenarios": []}, "name a scenario"),
+        ({"slots": [0]}, "1 to 255"),
+        ({"repeats": 0}, "1 or more"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings, says):
+    with pytest.raises(ConfigError, match=says):
+        BenchSettings(**settings)
+
+
+def test_contenders_that_no_scenario_has_are_refused():
+    with pytest.raises(ConfigError, match="create_completion"):
+        cases(BenchSettings(scenarios=["peers"], contenders=["vllm"]))
+
+
+def test_a_source_that_seeks_sends_the_rest():
+    settings = BenchSettings(scenarios=["peers"], slots=[4], repeats=2)
+    whole = EmitCases(settings, chunk_rows=3)
+    rest = EmitCases(settings, chunk_rows=3)
+    rest.seek(1)
+    assert list(rest.run(Given())) == list(whole.run(Given()))[4:]
+    assert rest.fraction_read() == 1.0
+
+
+def test_a_chunk_ends_after_its_rows():
+    items = list(EmitCases(BenchSettings(scenarios=["few_shot"], slots=[4], repeats=1), 1).run(Given()))
+    assert [type(item) for item in items] == [Batch, ChunkEnd, Batch, ChunkEnd]

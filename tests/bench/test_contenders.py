@@ -1,0 +1,117 @@
+"""What a contender is started with, and why it is skipped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+
+from operators.bench.contenders import Entry
+from operators.bench.scenarios import JOB, LADDER, PEERS, Contender, Kind
+from operators.bench.spec import Spec, as_object, missing_setting, overrides_of, written
+from operators.bench.workload import Workload, facts_of
+from operators.settings import EngineSettings, ModelSettings, SamplingSettings
+from pipeline.config import CONF, register, register_job, settings_of
+from pipeline.jobs import find_job
+from tests.bench.work import spec
+
+FACTS = facts_of([60, 70], [10, 90], 512, [])
+
+
+def entry(contender: Contender, made: Spec, folder) -> Entry:
+    return Entry(contender, made, FACTS, folder)
+
+
+def with_model(made: Spec) -> Spec:
+    return replace(made, model=ModelSettings(path="/models/my.gguf"))
+
+
+@pytest.mark.parametrize(
+    "contender", [c for c in PEERS if c.kind in (Kind.SERVER, Kind.BATCHED_BENCH, Kind.LLAMA_BENCH)]
+)
+def test_a_program_that_is_not_built_is_skipped_with_the_remedy(tmp_path, contender):
+    made = with_model(spec(tmp_path))
+    assert "make peers" in (entry(contender, made, tmp_path).reason_to_skip() or "")
+    (tmp_path / contender.kind.value).touch()
+    assert entry(contender, made, tmp_path).reason_to_skip() is None
+
+
+def test_a_setting_that_is_not_there_is_named(tmp_path):
+    contender = Contender("x", Kind.JOB, ("runtime.turbo=true",))
+    assert entry(contender, spec(tmp_path), tmp_path).reason_to_skip() == "this version has no setting runtime.turbo"
+    assert entry(JOB, spec(tmp_path), tmp_path).reason_to_skip() is None
+
+
+def test_rows_that_are_too_long_for_the_model_are_skipped(tmp_path):
+    long = replace(FACTS, longest=513)
+    assert "513" in (Entry(JOB, spec(tmp_path), long, tmp_path).reason_to_skip() or "")
+
+
+@dataclass
+class Inner:
+    fast: bool = True
+
+
+@dataclass
+class Outer:
+    size: int = 1
+    inner: Inner = field(default_factory=Inner)
+
+
+def test_only_what_differs_is_written():
+    assert overrides_of("runtime", Outer()) == []
+    assert overrides_of("runtime", Outer(2, Inner(False))) == ["runtime.size=2", "runtime.inner.fast=false"]
+
+
+def test_nested_settings_come_back_from_json():
+    assert as_object(Outer, {"size": 3, "inner": {"fast": False}}) == Outer(3, Inner(False))
+
+
+def test_a_spec_comes_back_from_its_file(tmp_path):
+    made = spec(tmp_path)
+    made.save(tmp_path / "spec.json")
+    assert Spec.load(tmp_path / "spec.json") == made
+
+
+@pytest.mark.parametrize(
+    ("override", "missing"),
+    [
+        ("runtime.slots=4", None),
+        ("nodes.write.op.x=1", None),
+        ("runtime.slots.more=4", "runtime.slots.more"),
+        ("sampling.nothing=4", "sampling.nothing"),
+    ],
+)
+def test_missing_settings(override, missing):
+    assert missing_setting(override) == missing
+
+
+@pytest.mark.parametrize("value", ["plain", "it's", "a\\b", "a\\'b", "end\\", "x=1, [y] {z}", "", "null"])
+def test_hydra_reads_what_is_written(value):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        register()
+        register_job(find_job("generate"))
+        config = compose("config", ["job=generate", f"model.system={written(value)}"])
+    assert config.model.system == value
+
+
+@pytest.mark.parametrize("contender", [JOB, next(c for c in LADDER if c.name == "dataflow")])
+def test_the_command_of_a_job_composes_to_the_settings_of_the_case(tmp_path, contender):
+    made = replace(
+        spec(tmp_path, slots=3),
+        sampling=SamplingSettings(per_row=["max_tokens"], ignore_eos=True, stop=["'", "}"], temperature=0.5),
+        runtime=EngineSettings(slots=3, max_sequence_tokens=256, threads=2, kv_type="f32"),
+    )
+    command = entry(contender, made, tmp_path).command()
+    assert command[1:4] == ["-m", "pipeline", "job=generate"]
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        register()
+        register_job(find_job("generate"))
+        settings = settings_of(compose("config", command[3:]))
+    assert (settings.sampling, settings.runtime) == (made.sampling, made.runtime)
+    assert settings.model.loader == made.model.loader
+    assert settings.data.path == str(Workload(tmp_path / "workload").prompts)
+    assert settings.store.enabled is (contender is JOB)

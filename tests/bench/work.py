@@ -1,0 +1,41 @@
+"""Small workloads for the tests of the benchmark."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from operators.bench.scenarios import Recipe
+from operators.bench.spec import Spec
+from operators.bench.workload import Request, Workload, make
+from operators.settings import DataSettings, EngineSettings, ModelSettings, SamplingSettings
+
+FAKE = ModelSettings(loader="operators.decoding.fake:load")
+
+
+def write_data(folder: Path, rows: int = 6) -> Path:
+    path = folder / "questions.jsonl"
+    lines = [{"prompt": f"How much is {i} + {i}? " + "?" * i, "answer": "a" * (3 * i + 1)} for i in range(rows)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def request(folder: Path, recipe: Recipe | None = None, **values: object) -> Request:
+    given = {"rows": 6, "copies": 1, "answer_column": "answer", "cap": 10, "shots": 2, "stop": []} | values
+    data = DataSettings(path=str(write_data(folder)))
+    return Request(recipe=recipe or Recipe(), data=data, model=FAKE, **given)  # type: ignore[arg-type]
+
+
+def workload(folder: Path, recipe: Recipe | None = None, **values: object) -> Workload:
+    return make(request(folder, recipe, **values), folder / "workload")
+
+
+def spec(folder: Path, recipe: Recipe | None = None, slots: int = 4, **values: object) -> Spec:
+    return Spec(
+        workload=str(workload(folder, recipe, **values).folder),
+        model=FAKE,
+        runtime=EngineSettings(slots=slots, max_sequence_tokens=256),
+        sampling=SamplingSettings(per_row=["max_tokens"], ignore_eos=True),
+        peers=str(folder),
+        share_prefix=False,
+    )
