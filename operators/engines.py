@@ -9,10 +9,10 @@ from pathlib import Path
 
 from operators.decoding.engine import STEPS_SCHEMA, Engine, Strategy, Worker
 from operators.decoding.model import Model
-from operators.decoding.queue import Queue
+from operators.decoding.queue import queue_for
 from operators.decoding.sampler import Sampler
 from operators.decoding.scheduler import Scheduler
-from operators.settings import KERNEL_TOKENS, DecodeSettings, EngineSettings, StoreSettings, not_in_data, usable_cores
+from operators.settings import DecodeSettings, EngineSettings, StoreSettings, not_in_data, usable_cores
 from operators.store import CompletionStore
 from pipeline.errors import ConfigError
 from pipeline.protocols import Runtime
@@ -52,7 +52,7 @@ def _make_engine(
     runtime: Runtime, model: Model, settings: EngineSettings, decode: DecodeSettings
 ) -> tuple[Engine, list[Callable[[], None]]]:
     """An engine with its contexts, and what gives them back."""
-    queue = Queue(settings.optimise, KERNEL_TOKENS if settings.deterministic else 0)
+    queue = queue_for(settings)
     workers: list[Worker] = []
     give_back: list[Callable[[], None]] = []
     cores = max(1, (settings.threads or usable_cores()) // settings.contexts)

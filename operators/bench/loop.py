@@ -11,11 +11,13 @@ import pyarrow as pa
 from operators.batch_by_length import BatchByLength
 from operators.bench.given import Given
 from operators.decoding.autoregressive import Autoregressive
-from operators.decoding.engine import STEPS_SCHEMA, Engine
+from operators.decoding.engine import STEPS_SCHEMA, Engine, Worker
 from operators.decoding.model import Decoder, Logits, Model
+from operators.decoding.queue import queue_for
 from operators.decoding.sampler import Sampler
 from operators.decoding.scheduler import Scheduler
 from operators.decoding.sequence import Sequence
+from operators.decoding.sharing import Counts
 from operators.requests import Requests
 from operators.settings import EngineSettings, SamplingSettings
 from pipeline.meter import StageMeter
@@ -32,10 +34,11 @@ class NoSampler(Sampler):
 
 @dataclass(frozen=True)
 class Loop:
-    """What ran: the rows, finished, and the steps (as metrics/steps.parquet has them)."""
+    """What ran: the rows, finished, the steps (as metrics/steps.parquet has them), and what was shared and padded."""
 
     rows: list[Sequence]
     steps: list[dict[str, Any]]
+    counts: Counts
 
     @property
     def new_tokens(self) -> int:
@@ -64,16 +67,18 @@ def sequences(
 def complete(rows: Seq[Sequence], decoder: Decoder, sampler: Sampler, runtime: EngineSettings) -> Loop:
     """Complete `rows` on `decoder` in this thread."""
     steps = _Steps()
-    scheduler = Scheduler(decoder.shape, decoder.move, runtime.refill)
+    queue = queue_for(runtime)
     meters = (StageMeter("decode"), StageMeter("sample"))
-    engine = Engine(decoder, scheduler, Autoregressive(decoder, sampler), steps, meters)
+    worker = Worker(decoder, Scheduler(decoder, queue, runtime), Autoregressive(decoder, sampler), meters)
+    engine = Engine([worker], queue, steps)
     client = engine.client(StageMeter("generate"), 1, len(rows), lambda: None)
     engine.add(client)
     client.submit(rows)
     client.end()
-    while scheduler.runnable:
+    while worker.scheduler.runnable:
         engine.step()
-    return Loop(client.collect(), [dict(zip(STEPS_SCHEMA.names, values, strict=True)) for values in steps.rows])
+    named = [dict(zip(STEPS_SCHEMA.names, values, strict=True)) for values in steps.rows]
+    return Loop(client.collect(), named, worker.scheduler.counts)
 
 
 class _Steps:

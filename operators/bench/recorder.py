@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from operators.decoding.model import Decoder, Logits
 
-_VALUES = (int, float, str, bytes, bool, type(None))
+_VALUES = (int, float, str, bool, type(None))
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from operators.decoding.prompts import PrefixNode, PrefixTree, SamePrompt
 from operators.decoding.sequence import Sequence, State
 from operators.decoding.slots import SlotPool
-from operators.settings import OptimiseSettings
+from operators.settings import KERNEL_TOKENS, EngineSettings, OptimiseSettings
 
 CHUNKS_OF_ONE_AGE = 2
 Order = tuple[int, float, int, int]
@@ -181,6 +181,11 @@ class Queue:
                     same.logits = None
                     if self._same.get(same.key) is same:
                         del self._same[same.key]
+
+
+def queue_for(settings: EngineSettings) -> Queue:
+    """The queue of an engine with these settings."""
+    return Queue(settings.optimise, KERNEL_TOKENS if settings.deterministic else 0)
 
 
 def _is_at_hand(end: PrefixNode | None, pool: SlotPool) -> bool:

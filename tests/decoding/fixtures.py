@@ -13,12 +13,14 @@ from operators.decoding.autoregressive import Autoregressive
 from operators.decoding.engine import STEPS_SCHEMA, Engine, Worker
 from operators.decoding.fake import END_ID, FakeDecoder
 from operators.decoding.model import Decoder, DecoderShape
-from operators.decoding.queue import Queue
+from operators.decoding.queue import Queue, queue_for
 from operators.decoding.sampler import Sampler
 from operators.decoding.scheduler import Scheduler
 from operators.decoding.sequence import SamplingParams, Sequence
-from operators.settings import KERNEL_TOKENS, EngineSettings, OptimiseSettings
+from operators.settings import EngineSettings, OptimiseSettings
 from pipeline.meter import StageMeter
+
+__all__ = ["queue_for"]
 
 GREEDY = SamplingParams(stop_ids=frozenset({END_ID}))
 WARM = SamplingParams(temperature=1.0, top_k=20, stop_ids=frozenset({END_ID}))
@@ -71,10 +73,6 @@ def settings_for(sizes: DecoderShape, **settings: Any) -> EngineSettings:
 def only(**on: bool) -> OptimiseSettings:
     """All optimisations off but for those named."""
     return OptimiseSettings(**(dict.fromkeys((f.name for f in fields(OptimiseSettings)), False) | on))
-
-
-def queue_for(settings: EngineSettings) -> Queue:
-    return Queue(settings.optimise, KERNEL_TOKENS if settings.deterministic else 0)
 
 
 def worker_on(decoder: Decoder, settings: EngineSettings, queue: Queue, sampler: Sampler | None = None) -> Worker:
