@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import pyarrow as pa
 
+from operators.batch_by_length import list_lengths
 from operators.completions import FIELDS, IDS_FIELD, Completion, OpenChunks, to_batches
 from operators.decoding.engine import Client
 from operators.decoding.model import inspect_model, load_model, max_sequence_tokens
@@ -26,6 +28,7 @@ from operators.settings import (
 )
 from operators.store import CompletionKeys, StoredCompletion
 from operators.tokens import PROMPT_IDS
+from operators.tuning import tuned
 from operators.twins import Twins
 from pipeline.protocols import Inbox, Runtime
 from pipeline.records import Batch, ChunkEnd, Item, Rejects, add_columns, require_column
@@ -88,7 +91,7 @@ class Generate:
         self._id_column = id_column
         self._keep_ids = completion_ids
         self._prefix = f"{as_}_" if as_ else ""
-        self._threads = runtime.threads or usable_cores()
+        self._threads = runtime.threads if runtime.threads is not None else usable_cores()
         self._samples = Samples(sampling.n, per_row=SAMPLES in sampling.per_row)
         self._priority = None if runtime.priority is None else RowExpression("runtime.priority", runtime.priority)
 
@@ -125,10 +128,11 @@ class Generate:
         room = max_sequence_tokens(self._engine_settings, model.n_ctx_train)
         self._pieces = model.pieces()
         self._requests = Requests(self._sampling, model, room, self._seed, runtime.node, self._id_column)
-        self._engine = shared_engine(runtime, model, self._engine_settings, self._decode)
+        self._model = model
         self._store = shared_store(runtime, self._store_settings)
-        how = arithmetic(self._engine_settings, self._threads)
-        self._keys = CompletionKeys(model.fingerprint(), asdict(self._decode), how)
+        self._ahead: deque[Item] = deque()
+        if not self._engine_settings.open_keys():
+            self._take_engine(self._engine_settings)
         self._rows = runtime.table("rows", ROWS_SCHEMA)
         self._from_store = 0
         self._twins = Twins(enabled=self._engine_settings.optimise.identical_rows)
@@ -136,6 +140,8 @@ class Generate:
 
     def run(self, inbox: Inbox) -> Iterator[Item]:
         """Keep the engine fed, and pass on what it finishes."""
+        if self._engine_settings.open_keys():
+            self._tune(inbox)
         settings = self._engine_settings
         capacity = settings.slots * settings.contexts + settings.lookahead_rows
         client = self._engine.connect(self._runtime.meter, self._runtime.depth, capacity, inbox.wake)
@@ -144,7 +150,7 @@ class Generate:
             while True:
                 yield from self._take(inbox, client, chunks)
                 yield from self._leave(self._finish(client.collect()), chunks)
-                if inbox.exhausted:
+                if inbox.exhausted and not self._ahead:
                     client.end()
                     if chunks.empty:
                         return
@@ -156,12 +162,41 @@ class Generate:
     def close(self) -> None:
         """The engine and the store are closed with the run."""
 
+    def _take_engine(self, settings: EngineSettings) -> None:
+        self._engine_settings = settings
+        self._engine = shared_engine(self._runtime, self._model, settings, self._decode)
+        how = arithmetic(settings, self._threads)
+        self._keys = CompletionKeys(self._model.fingerprint(), asdict(self._decode), how)
+
+    def _tune(self, inbox: Inbox) -> None:
+        """Have what the settings leave open chosen for the first prompts."""
+        while not any(isinstance(item, Batch) for item in self._ahead):
+            item = inbox.poll()
+            if item is not None:
+                self._ahead.append(item)
+            elif inbox.exhausted:
+                break
+            else:
+                inbox.wait()
+        batches = [item.data for item in self._ahead if isinstance(item, Batch)]
+        lengths = [n for data in batches for n in list_lengths(data.column(PROMPT_IDS.name)).tolist()]
+        runtime = self._runtime
+        self._take_engine(
+            runtime.resource(
+                ("tuned", self._model.fingerprint(), repr(self._engine_settings)),
+                lambda: tuned(self._engine_settings, self._model, lengths, runtime.output_dir, runtime.log),
+            )
+        )
+
+    def _next_item(self, inbox: Inbox) -> Item | None:
+        return self._ahead.popleft() if self._ahead else inbox.poll()
+
     def _wants_rows(self, client: Client) -> bool:
         # What waits here is memory; what waits in the inbox is backpressure.
         return client.waiting + self._twins.waiting < self._engine_settings.lookahead_rows
 
     def _take(self, inbox: Inbox, client: Client, chunks: OpenChunks) -> Iterator[Item]:
-        while self._wants_rows(client) and (item := inbox.poll()) is not None:
+        while self._wants_rows(client) and (item := self._next_item(inbox)) is not None:
             if isinstance(item, ChunkEnd):
                 chunks.end(item)
             elif isinstance(item, Batch):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from pipeline.errors import ConfigError
@@ -18,6 +18,9 @@ NOT_IN_DATA: Mapping[str, Any] = {"fingerprint": False}
 KV_LAYOUTS = ("per_sequence", "unified")
 KV_TYPES = ("f16", "f32", "q8_0")
 ADMISSIONS = ("reserve", "optimistic")
+MAX_SLOTS = 255
+OPEN: dict[str, Any] = {"slots": 0, "threads": 0, "kv": "auto", "n_batch": 0, "n_ubatch": 0, "pad_tokens": -1}
+"""Values of EngineSettings that leave their key open, for a calibration to choose."""
 KERNEL_TOKENS = 64
 """CPU flash attention computes this many tokens of a row and more with another kernel than fewer."""
 DATA_FORMATS = ("auto", "parquet", "jsonl", "csv", "arrow")
@@ -181,6 +184,9 @@ class OptimiseSettings:
 class EngineSettings:
     """How the model is run (`runtime`).
 
+    What is left open (OPEN: `runtime=auto` leaves all of it open) is chosen by a calibration when the first prompts are
+    there, and a value given beside it stays.
+
     Args:
         slots: rows that decode at the same time.
         max_sequence_tokens: prompt and completion tokens of one row at most; null: 1024 or what the model was trained
@@ -229,6 +235,9 @@ class EngineSettings:
     optimise: OptimiseSettings = field(default_factory=OptimiseSettings, metadata=NOT_IN_DATA)
 
     def __post_init__(self) -> None:
+        if self.open_keys():
+            self.with_defaults()  # checks the rest
+            return
         for key in ("slots", "n_batch", "n_ubatch", "lookahead_rows", "refill", "contexts"):
             check(getattr(self, key) >= 1, f"runtime.{key}", getattr(self, key), "it is 1 or more")
         for key in ("pad_tokens", "swap_mb"):
@@ -238,11 +247,20 @@ class EngineSettings:
             check(value is None or value >= 1, f"runtime.{key}", value, "it is 1 or more, or null")
         check(self.kv in KV_LAYOUTS, "runtime.kv", self.kv, f"it is one of {', '.join(KV_LAYOUTS)}")
         check(self.kv_type in KV_TYPES, "runtime.kv_type", self.kv_type, f"it is one of {', '.join(KV_TYPES)}")
-        check(self.slots <= 255, "runtime.slots", self.slots, "llama.cpp decodes 255 rows at most")
+        check(self.slots <= MAX_SLOTS, "runtime.slots", self.slots, f"llama.cpp decodes {MAX_SLOTS} rows at most")
         check(self.refill <= self.slots, "runtime.refill", self.refill, f"it is at most runtime.slots={self.slots}")
         check(self.n_ubatch >= self.slots, "runtime.n_ubatch", self.n_ubatch, f"at least slots={self.slots}")
         check(self.n_ubatch <= self.n_batch, "runtime.n_ubatch", self.n_ubatch, f"at most n_batch={self.n_batch}")
         self._check_layout()
+
+    def open_keys(self) -> list[str]:
+        """The keys that a calibration is to choose."""
+        return [key for key, value in OPEN.items() if getattr(self, key) == value]
+
+    def with_defaults(self) -> EngineSettings:
+        """The same with the usual values for what is open."""
+        usual: dict[str, Any] = {f.name: f.default for f in fields(EngineSettings)}
+        return replace(self, **{key: usual[key] for key in self.open_keys()})
 
     def _check_layout(self) -> None:
         check(

@@ -161,6 +161,10 @@ class FakeModel:
         self.decoders.append(FakeDecoder(decoder_shape(settings, self.n_ctx_train), self._fail))
         return self.decoders[-1], lambda: None
 
+    def lease_apart(self, settings: EngineSettings) -> tuple[FakeDecoder, Callable[[], None]]:
+        """A new decoder."""
+        return FakeDecoder(decoder_shape(settings, self.n_ctx_train), self._fail), lambda: None
+
 
 def load(settings: ModelSettings) -> FakeModel:
     """The fake, for `model=fake`."""

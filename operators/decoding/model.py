@@ -184,6 +184,9 @@ class Model(Protocol):
     def lease(self, settings: EngineSettings) -> tuple[Decoder, Callable[[], None]]:
         """An empty decoder from the pool, and what gives it back."""
 
+    def lease_apart(self, settings: EngineSettings) -> tuple[Decoder, Callable[[], None]]:
+        """A decoder that no pool keeps, and what frees it."""
+
 
 def max_sequence_tokens(settings: EngineSettings, n_ctx_train: int) -> int:
     """How long a row may be: as configured, or 1024, or what the model was trained for if that is less.

@@ -124,21 +124,27 @@ class LlamaModel:
 
     def lease(self, settings: EngineSettings) -> tuple[LlamaContext, Callable[[], None]]:
         """See Model.lease."""
+        threads = settings.threads or usable_cores()
+        signature = (decoder_shape(settings, self.n_ctx_train), threads, settings.flash_attention, settings.kv_type)
+        return self._pool.lease(signature, functools.partial(self._context, settings))
+
+    def lease_apart(self, settings: EngineSettings) -> tuple[LlamaContext, Callable[[], None]]:
+        """See Model.lease_apart."""
+        context = self._context(settings)
+        return context, context.close
+
+    def _context(self, settings: EngineSettings) -> LlamaContext:
         if not keep_rows_apart(settings.deterministic) and self._file_type in K_QUANTS:
             self.exact = False
-        shape = decoder_shape(settings, self.n_ctx_train)
-        threads = settings.threads or usable_cores()
-        make = functools.partial(
-            LlamaContext,
+        return LlamaContext(
             self._model,
             self.n_vocab,
-            shape,
-            threads=threads,
+            decoder_shape(settings, self.n_ctx_train),
+            threads=settings.threads or usable_cores(),
             flash_attention=settings.flash_attention,
             kv_type=settings.kv_type,
             on_cpu=self.is_cpu,
         )
-        return self._pool.lease((shape, threads, settings.flash_attention, settings.kv_type), make)
 
     def close(self) -> None:
         """Free the contexts and the model."""

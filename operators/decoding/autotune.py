@@ -1,0 +1,202 @@
+"""Chooses how the model is run, by a calibration of a few seconds: slots, threads, KV layout, n_ubatch, pad_tokens.
+
+What is measured are calls on prompts of the job's own lengths; what is chosen is the least that comes within TOLERANCE
+of the best, because more slots mean a longer tail and more memory. A value that the job file gives is never changed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from operators.decoding.model import Decoder
+from operators.settings import MAX_SLOTS, EngineSettings, usable_cores
+from pipeline.meter import Clock
+
+TOLERANCE = 1.04
+SLOTS = (4, 8, 16, 32, 64, 128)
+UBATCHES = (128, 256, 512, 1024)
+MOST_PAD_TOKENS = 32
+_LONGEST_CALL_S = 1.5
+"""A call that takes longer is not made larger: it has long streamed the weights for more tokens than it pays."""
+_MEMORY_SHARE = 0.5
+"""Of the memory that is free, for the KV cache."""
+_DEPTH = 256
+"""Tokens of a prompt that are computed at most to measure what a step costs behind it."""
+
+Lease = Callable[[EngineSettings], tuple[Decoder, Callable[[], None]]]
+
+
+@dataclass
+class Choice:
+    """The settings that were chosen, and why, a line for each key."""
+
+    values: dict[str, Any]
+    reasons: list[str] = field(default_factory=list)
+
+    def apply(self, settings: EngineSettings) -> EngineSettings:
+        """`settings` with what was left open filled in."""
+        return replace(settings, **{key: self.values[key] for key in settings.open_keys()})
+
+
+class Calibration:
+    """Measures a model's calls.
+
+    Args:
+        lease: gives a decoder for settings, and what frees it.
+        settings: of the job; what is open in them is to be chosen.
+        prompt_tokens: lengths of the first prompts.
+        free_bytes: memory that may be used.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        lease: Lease,
+        settings: EngineSettings,
+        prompt_tokens: Sequence[int],
+        free_bytes: int,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        self._lease = lease
+        self._settings = settings
+        self._depth = int(np.clip(np.median(prompt_tokens) if len(prompt_tokens) else 64, 2, _DEPTH))
+        self._free_bytes = free_bytes
+        self._clock = clock
+        self._open = settings.open_keys()
+
+    def choose(self) -> Choice:
+        """Measure, and choose."""
+        choice = Choice({})
+        known = self._settings.with_defaults()
+        if "kv" in self._open:
+            # Unified is measured last: it needs to be better where the text may depend on neighbours anyway.
+            choice.values["kv"] = "per_sequence"
+        if "threads" in self._open:
+            self._choose_threads(known, choice)
+        known = replace(known, **choice.values)
+        if "n_ubatch" in self._open or "pad_tokens" in self._open:
+            self._choose_prefill(known, choice)
+        if "slots" in self._open:
+            self._choose_slots(known, choice)
+        known = replace(known, **{k: v for k, v in choice.values.items() if k in self._open})
+        if "kv" in self._open and not self._settings.deterministic:
+            self._choose_layout(known, choice)
+        choice.values["n_batch"] = max(choice.values.get("n_ubatch", known.n_ubatch), known.slots)
+        return choice
+
+    def _choose_threads(self, known: EngineSettings, choice: Choice) -> None:
+        cores = usable_cores()
+        tried = {n: self._step_s(replace(known, slots=8, threads=n), [8])[8] for n in sorted({cores, -(-cores // 2)})}
+        best = _least_within(tried)
+        choice.values["threads"] = best
+        choice.reasons.append(f"threads={best}: a step of 8 rows takes {_milliseconds(tried)} with as many threads")
+
+    def _choose_slots(self, known: EngineSettings, choice: Choice) -> None:
+        row_bytes = self._row_bytes(known)
+        fit = max(1, int(_MEMORY_SHARE * self._free_bytes // row_bytes))
+        sizes = [n for n in SLOTS if n <= min(fit, MAX_SLOTS)] or [fit]
+        steps = self._step_s(replace(known, slots=sizes[-1], n_ubatch=max(known.n_ubatch, sizes[-1])), sizes)
+        each = {n: seconds / n for n, seconds in steps.items()}
+        best = _least_within(each)
+        choice.values["slots"] = best
+        choice.reasons.append(
+            f"slots={best}: a token of one row takes {_milliseconds(each)} at as many rows;"
+            f" {row_bytes / 2**20:.0f} MiB of KV cache a slot, and room for {fit} in half of the free memory"
+        )
+
+    def _choose_prefill(self, known: EngineSettings, choice: Choice) -> None:
+        largest = UBATCHES[-1]
+        decoder, give_back = self._lease(
+            replace(known, slots=2, n_ubatch=largest, n_batch=largest, max_sequence_tokens=None)
+        )
+        took: dict[int, float] = {}
+        try:
+            room = decoder.shape.max_sequence_tokens
+            for size in (64, *UBATCHES):
+                if size > room or (took and max(took.values()) > _LONGEST_CALL_S):
+                    break
+                took[size] = self._timed(partial(self._compute, decoder, 0, size))
+        finally:
+            give_back()
+        each = {n: seconds / n for n, seconds in took.items()}
+        if "n_ubatch" in self._open:
+            sizes = {n: each[n] for n in UBATCHES if n in each and n >= known.slots}
+            best = _least_within(sizes) if sizes else UBATCHES[0]
+            choice.values["n_ubatch"] = best
+            choice.reasons.append(f"n_ubatch={best}: a prompt token takes {_milliseconds(each)} in calls of that size")
+        if "pad_tokens" in self._open:
+            most = max(took)
+            each_token = (took[most] - took[64]) / (most - 64) if most > 64 else 0.0
+            fixed = took[64] - 64 * each_token
+            worth = int(np.clip(round(fixed / each_token), 0, MOST_PAD_TOKENS)) if each_token > 0 else 0
+            choice.values["pad_tokens"] = worth
+            choice.reasons.append(f"pad_tokens={worth}: what a call costs beside its tokens, in tokens")
+
+    def _choose_layout(self, known: EngineSettings, choice: Choice) -> None:
+        rows = known.slots
+        tried = {kv: self._step_s(replace(known, kv=kv), [rows])[rows] for kv in ("per_sequence", "unified")}
+        best = min(tried, key=lambda kv: tried[kv])
+        choice.values["kv"] = best
+        choice.reasons.append(f"kv={best}: a step of {rows} rows takes {_milliseconds(tried)}")
+
+    def _row_bytes(self, known: EngineSettings) -> int:
+        """Bytes of the KV cache for a row of the greatest length."""
+        decoder, give_back = self._lease(replace(known, slots=2))
+        try:
+            self._compute(decoder, 0, 64)
+            return len(decoder.save(0)) // 64 * decoder.shape.max_sequence_tokens
+        finally:
+            give_back()
+
+    def _step_s(self, settings: EngineSettings, sizes: Sequence[int]) -> dict[int, float]:
+        """Seconds of a decode step of so many rows, each behind a prompt of the job's usual length."""
+        decoder, give_back = self._lease(settings)
+        try:
+            depth = min(self._depth, decoder.shape.max_sequence_tokens - 4)
+            self._compute(decoder, 0, depth)
+            saved = decoder.save(0)
+            for slot in range(1, max(sizes)):
+                decoder.restore(slot, saved)
+            return {rows: self._timed(partial(self._step, decoder, rows, depth)) for rows in sizes}
+        finally:
+            give_back()
+
+    def _timed(self, call: Callable[[], None]) -> float:
+        """The faster of two calls; the first may have memory to touch."""
+        seconds = []
+        for _ in range(2):
+            began = self._clock()
+            call()
+            seconds.append(self._clock() - began)
+            if seconds[-1] > _LONGEST_CALL_S:
+                break
+        return min(seconds)
+
+    def _compute(self, decoder: Decoder, slot: int, count: int) -> None:
+        decoder.truncate(slot, 0)
+        decoder.batch.clear()
+        decoder.batch.add_spans([np.arange(count, dtype=np.int32) % 100], [0], [slot], [2])
+        decoder.decode()
+
+    def _step(self, decoder: Decoder, rows: int, depth: int) -> None:
+        decoder.batch.clear()
+        decoder.batch.add_rows([1] * rows, [depth] * rows, list(range(rows)))
+        decoder.decode()
+        for slot in range(rows):
+            decoder.truncate(slot, depth)
+
+
+def _least_within(cost: dict[int, float]) -> int:
+    """The smallest key whose cost is within TOLERANCE of the least."""
+    best = min(cost.values())
+    return min(key for key, value in cost.items() if value <= TOLERANCE * best)
+
+
+def _milliseconds(seconds: dict[Any, float]) -> str:
+    return ", ".join(f"{value * 1e3:.2f} ms ({key})" for key, value in seconds.items())

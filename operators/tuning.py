@@ -1,0 +1,100 @@
+"""Settings of the engine that a job leaves open: chosen once by a calibration, kept, and the same for a resumed run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from operators.decoding.autotune import Calibration, Choice
+from operators.decoding.model import Model
+from operators.settings import EngineSettings, usable_cores
+
+CHOICE_FILE = "autotune.json"
+"""In the output directory: what was chosen for this run, so that a resumed one does the same."""
+CACHE_VARIABLE = "LLAMA_PIPELINE_CACHE"
+_GRAIN = 64
+"""Prompts whose lengths fall into one step of this many tokens are taken for alike."""
+
+
+def tuned(
+    settings: EngineSettings, model: Model, prompt_tokens: Sequence[int], output_dir: Path, log: logging.Logger
+) -> EngineSettings:
+    """`settings` with a value for all that they leave open (0 or `auto`).
+
+    The choice of this run's earlier attempt is taken, or else that of an earlier run with the same model, machine and
+    like lengths, or else there is a calibration. What is chosen and why goes to the log.
+    """
+    if not settings.open_keys():
+        return settings
+    pinned = output_dir / CHOICE_FILE
+    cached = _cache_file(settings, model, prompt_tokens)
+    for path, whence in ((pinned, "an earlier attempt of this run"), (cached, "an earlier run")):
+        choice = _read(path, settings)
+        if choice is not None:
+            log.info("runtime, as in %s: %s", whence, choice.values)
+            break
+    else:
+        log.info("runtime: calibrating %s", ", ".join(settings.open_keys()))
+        choice = Calibration(model.lease_apart, settings, prompt_tokens, free_memory()).choose()
+        for reason in choice.reasons:
+            log.info("runtime.%s", reason)
+        _write(cached, choice)
+    _write(pinned, choice)
+    return choice.apply(settings)
+
+
+def free_memory() -> int:
+    """Bytes that this process may still take: of the machine, or of the control group that it is in."""
+    available = 4 << 30
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                available = int(line.split()[1]) << 10
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        if limit != "max":
+            available = min(available, int(limit) - used)
+    except (OSError, ValueError):
+        pass
+    return max(available, 0)
+
+
+def cache_folder() -> Path:
+    """Where choices are kept between runs: $LLAMA_PIPELINE_CACHE, or a folder in the user's cache."""
+    given = os.environ.get(CACHE_VARIABLE)
+    if given:
+        return Path(given).expanduser()
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "llama-pipeline"
+
+
+def _cache_file(settings: EngineSettings, model: Model, prompt_tokens: Sequence[int]) -> Path:
+    middle = sorted(prompt_tokens)[len(prompt_tokens) // 2] if len(prompt_tokens) else 0
+    what = (asdict(settings), model.fingerprint(), middle // _GRAIN, platform.machine(), platform.processor())
+    digest = hashlib.sha256(repr((what, platform.node(), usable_cores())).encode()).hexdigest()[:16]
+    return cache_folder() / f"autotune-{digest}.json"
+
+
+def _read(path: Path, settings: EngineSettings) -> Choice | None:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))["values"]
+        Choice(values).apply(settings)
+    except (OSError, ValueError, KeyError, TypeError):  # absent, damaged, or for other keys: choose anew
+        return None
+    return Choice(values)
+
+
+def _write(path: Path, choice: Choice) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        temporary.write_text(json.dumps(asdict(choice), indent=1) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        logging.getLogger(__name__).warning("%s cannot be written: %s", path, error.strerror)

@@ -1,0 +1,93 @@
+"""What a calibration chose is kept: for a resumed run, and for the next one."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+from operators import tuning
+from operators.decoding.autotune import Calibration, Choice
+from operators.decoding.fake import FakeModel
+from operators.settings import OPEN, EngineSettings, OptimiseSettings
+from tests.operators.test_generate import flow, generate, prompts
+
+AUTO = EngineSettings(**OPEN, max_sequence_tokens=256)
+LOG = logging.getLogger("test")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv(tuning.CACHE_VARIABLE, str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def calibrations(monkeypatch):
+    made: list[int] = []
+    choose = Calibration.choose
+
+    def count(self: Calibration) -> Choice:
+        made.append(1)
+        return choose(self)
+
+    monkeypatch.setattr(Calibration, "choose", count)
+    return made
+
+
+def test_a_resumed_run_does_what_its_first_attempt_did(tmp_path, cache, calibrations):
+    first = tuning.tuned(AUTO, FakeModel(), [60], tmp_path, LOG)
+    for file in cache.iterdir():
+        file.unlink()
+    pinned = json.loads((tmp_path / tuning.CHOICE_FILE).read_text())
+    pinned["values"]["slots"] = 3
+    (tmp_path / tuning.CHOICE_FILE).write_text(json.dumps(pinned))
+    assert tuning.tuned(AUTO, FakeModel(), [900], tmp_path, LOG).slots == 3
+    assert len(calibrations) == 1
+    assert not first.open_keys()
+
+
+def test_the_next_run_with_like_prompts_needs_no_calibration(tmp_path, calibrations):
+    first = tuning.tuned(AUTO, FakeModel(), [60], tmp_path / "a", LOG)
+    assert tuning.tuned(AUTO, FakeModel(), [63], tmp_path / "b", LOG) == first
+    assert len(calibrations) == 1
+    tuning.tuned(AUTO, FakeModel(), [600], tmp_path / "c", LOG)
+    assert len(calibrations) == 2
+
+
+def test_a_damaged_file_is_no_choice(tmp_path, cache, calibrations):
+    tuning.tuned(AUTO, FakeModel(), [60], tmp_path / "a", LOG)
+    for file in cache.iterdir():
+        file.write_text('{"values": {"slots": 16')
+    tuning.tuned(AUTO, FakeModel(), [60], tmp_path / "b", LOG)
+    assert len(calibrations) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_no_failure(tmp_path, monkeypatch, caplog):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(tuning.CACHE_VARIABLE, str(tmp_path / "file" / "cache"))
+    assert not tuning.tuned(AUTO, FakeModel(), [60], tmp_path, LOG).open_keys()
+    assert "cannot be written" in caplog.text
+
+
+def test_nothing_is_done_where_nothing_is_open(tmp_path, calibrations):
+    settings = EngineSettings()
+    assert tuning.tuned(settings, FakeModel(), [60], tmp_path, LOG) is settings
+    assert not calibrations
+
+
+def test_free_memory_is_some():
+    assert tuning.free_memory() > 1 << 20
+
+
+def test_a_job_that_leaves_all_open_gives_the_same_rows(tmp_path):
+    expected = [row["completion"] for row in flow(tmp_path / "a", prompts(30), generate()).run()]
+    op = generate(runtime=dict(OPEN))
+    assert [row["completion"] for row in flow(tmp_path / "b", prompts(30), op).run()] == expected
+    assert not op._engine_settings.open_keys()
+    assert (tmp_path / "b" / tuning.CHOICE_FILE).exists()
+
+
+def test_an_input_without_rows_is_no_problem(tmp_path):
+    assert flow(tmp_path, [], generate(runtime=dict(OPEN) | {"optimise": OptimiseSettings()})).run() == []
