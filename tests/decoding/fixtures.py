@@ -12,9 +12,10 @@ from operators.decoding.autoregressive import Autoregressive
 from operators.decoding.engine import Engine
 from operators.decoding.fake import END_ID, FakeDecoder
 from operators.decoding.model import DecoderShape
+from operators.decoding.params import SamplingParams
 from operators.decoding.sampler import Sampler
 from operators.decoding.scheduler import Scheduler
-from operators.decoding.sequence import SamplingParams, Sequence
+from operators.decoding.sequence import Sequence
 from pipeline.meter import StageMeter
 
 GREEDY = SamplingParams(stop_ids=frozenset({END_ID}))

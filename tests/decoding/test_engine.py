@@ -10,9 +10,10 @@ from operators.decoding.autoregressive import Autoregressive
 from operators.decoding.engine import Engine
 from operators.decoding.fake import FakeDecoder
 from operators.decoding.model import DecodeFailed
+from operators.decoding.params import SamplingParams
 from operators.decoding.sampler import Sampler
 from operators.decoding.scheduler import Scheduler
-from operators.decoding.sequence import SamplingParams, Sequence
+from operators.decoding.sequence import Sequence
 from pipeline.meter import StageMeter
 from tests.decoding.fixtures import Bench, Table, prompts, sequences, shape
 
