@@ -54,7 +54,27 @@ def test_one_output_row_for_each_input_row(tmp_path):
     assert {row["finish_reason"] for row in rows} == {"length", "stop"}
 
 
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8}], ids=["greedy", "warm"])
+EVERYTHING = {
+    "temperature": 1.2,
+    "dynatemp_range": 0.3,
+    "top_k": 100,
+    "typical_p": 0.95,
+    "top_n_sigma": 3.0,
+    "repetition_penalty": 1.2,
+    "dry_multiplier": 0.8,
+    "xtc_probability": 0.3,
+    "logit_bias": {"e": -3.0},
+    "bad_words": ["a", "ing"],
+    "min_tokens": 5,
+}
+MIROSTAT = {"temperature": 1.0, "mirostat": 2, "mirostat_tau": 3.0}
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [{}, {"temperature": 0.8}, EVERYTHING, MIROSTAT],
+    ids=["greedy", "warm", "everything", "mirostat"],
+)
 def test_text_is_independent_of_slots_chunks_and_window(tmp_path, sampling):
     def completions(chunk_rows=16, **runtime):
         directory = tmp_path / f"{chunk_rows}-{runtime}"
