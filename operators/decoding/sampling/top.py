@@ -44,7 +44,9 @@ def largest(logits: Floats, rows: Sequence[int], maxima: Floats, scratch: Scratc
     return tops
 
 
-def patch_maxima(logits: Floats, rows: Sequence[int], maxima: Floats, patches: Mapping[int, Patch], scratch: Scratch):  # type: ignore[no-untyped-def]
+def patch_maxima(
+    logits: Floats, rows: Sequence[int], maxima: Floats, patches: Mapping[int, Patch], scratch: Scratch
+) -> None:
     """Correct `maxima` for rows (by their place in `rows`) some logits of which are changed."""
     layout = scratch.layout
     for i, patch in patches.items():
