@@ -10,6 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from operators.decoding.model import TokenIds
+from operators.decoding.sampling.logprobs import Scored
+from operators.logprobs import logprob_column
 from operators.requests import Place
 from operators.tokens import list_column
 from pipeline.records import Batch, ChunkEnd
@@ -34,12 +36,19 @@ class Completion:
     finish_reason: str
     prompt_tokens: int
     seed: int
+    scores: Sequence[Scored] | None = None
+    """Log-probabilities of the tokens, where they were asked for."""
 
 
 def to_batches(
-    completions: Iterable[Completion], kept: Sequence[str], schema: pa.Schema, *, keep_ids: bool
+    completions: Iterable[Completion],
+    kept: Sequence[str],
+    schema: pa.Schema,
+    *,
+    keep_ids: bool,
+    logprobs: Sequence[pa.Field] = (),
 ) -> Iterator[Batch]:
-    """The rows of `completions`, one batch a source batch: columns `kept`, FIELDS, and IDS_FIELD if asked."""
+    """The rows of `completions`, one batch a source batch: columns `kept`, FIELDS, IDS_FIELD if asked, `logprobs`."""
     groups: dict[int, list[Completion]] = {}
     for completion in completions:
         groups.setdefault(id(completion.place.batch), []).append(completion)
@@ -47,6 +56,7 @@ def to_batches(
         source = group[0].place.batch
         rows = source.data.select(kept).take(pa.array([c.place.index for c in group], pa.int64()))
         columns = [*rows.columns, *_columns(group), *([_ids_column(group)] if keep_ids else [])]
+        columns += [logprob_column(field, [c.scores for c in group]) for field in logprobs]
         yield source.with_data(pa.record_batch(columns, schema=schema))
 
 

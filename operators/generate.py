@@ -16,8 +16,10 @@ from operators.decoding.model import inspect_model, load_model, max_sequence_tok
 from operators.decoding.sequence import Sequence as Row
 from operators.engines import arithmetic, shared_engine, shared_store, strategy_class
 from operators.expressions import RowExpression
+from operators.logprobs import LOGPROBS, logprob_fields
 from operators.requests import Place, Refused, Requests, completion_text, key_parameters
 from operators.samples import SAMPLES, Samples
+from operators.sampling_rules import per_row_types
 from operators.settings import (
     DecodeSettings,
     EngineSettings,
@@ -49,16 +51,16 @@ ROWS_SCHEMA = pa.schema(
     ]
 )
 SEED = "seed"
-_PER_ROW_TYPES = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.bool_(), pa.null())
 
 
 class Generate:
     """Completes the prompts of its input.
 
     Adds `completion`, `finish_reason` (stop, stop_string, length), `prompt_token_count`, `completion_token_count`,
-    `seed` and, on request, `completion_ids`. Rows leave in the order in which they finish. A prompt that is empty or
-    leaves no room for a completion is rejected with the numbers. With `sampling.n` a row becomes n rows, which differ
-    in the last number of their `lineage`. Rows that are bound to come out the same are generated once.
+    `seed` and, on request, `completion_ids`, `logprobs` and `top_logprobs`. Rows leave in the order in
+    which they finish. A prompt that is empty or leaves no room for a completion is rejected with the numbers. With
+    `sampling.n` a row becomes n rows, which differ in the last number of their `lineage`. Rows that are bound to come
+    out the same are generated once.
 
     Args:
         model, sampling, decode, runtime, store: the config groups of those names.
@@ -91,6 +93,7 @@ class Generate:
         self._id_column = id_column
         self._keep_ids = completion_ids
         self._prefix = f"{as_}_" if as_ else ""
+        self._logprobs = logprob_fields(sampling)
         self._threads = runtime.threads if runtime.threads is not None else usable_cores()
         self._samples = Samples(sampling.n, per_row=SAMPLES in sampling.per_row)
         self._priority = None if runtime.priority is None else RowExpression("runtime.priority", runtime.priority)
@@ -107,12 +110,12 @@ class Generate:
         if self._id_column is not None:
             require_column(schema, self._id_column)
         for name in self._sampling.per_row:
-            require_column(schema, name, _PER_ROW_TYPES)
+            require_column(schema, name, per_row_types(name))
         schema = self._samples.schema(schema)
-        fields = [*FIELDS, IDS_FIELD] if self._keep_ids else FIELDS
+        fields = [*FIELDS, *([IDS_FIELD] if self._keep_ids else []), *self._logprobs]
         added = [f.with_name(self._prefix + f.name) for f in fields]
         # A seed that comes from the input's `seed` column is the seed that is recorded: one column, not a collision.
-        own = {SEED} & {f.name for f in added} & set(self._sampling.per_row)
+        own = {SEED, LOGPROBS.name} & {f.name for f in added} & set(self._sampling.per_row)
         self._kept = [name for name in schema.names if name not in own]
         self._schema = add_columns(pa.schema([schema.field(name) for name in self._kept]), *added)
         return self._schema
@@ -237,14 +240,17 @@ class Generate:
 
     def _recall(self, row: Row, stored: StoredCompletion) -> Completion:
         row.tokens = list(stored.ids)
-        return Completion(_place(row), stored.ids, stored.text, stored.finish_reason, len(row.prompt), row.seed)
+        prompt_tokens = len(row.prompt)
+        return Completion(
+            _place(row), stored.ids, stored.text, stored.finish_reason, prompt_tokens, row.seed, stored.scores
+        )
 
     def _finish(self, rows: Sequence[Row]) -> list[Completion | Rejects]:
         """What has become of rows that the engine gave back; journaled before anything else is done with it."""
         done = [self._outcome(row) for row in rows]
         if self._store is not None:
             made = ((row.key, c) for row, c in zip(rows, done, strict=True) if isinstance(c, Completion))
-            self._store.put({key: StoredCompletion(c.ids, c.text, c.finish_reason) for key, c in made})
+            self._store.put({key: StoredCompletion(c.ids, c.text, c.finish_reason, c.scores) for key, c in made})
         self._note(rows)
         twins = [twin for row in rows for twin in self._twins.of(row)]
         self._note(twins, identical=True)
@@ -259,13 +265,14 @@ class Generate:
         if row.finish_reason is None:
             return place.batch.reject([place.index], row.error or "it was not finished")
         text = completion_text(row, self._pieces)
-        return Completion(place, row.tokens, text, row.finish_reason.value, len(row.prompt), row.seed)
+        scores = None if row.params.logprobs is None else row.scores
+        return Completion(place, row.tokens, text, row.finish_reason.value, len(row.prompt), row.seed, scores)
 
     def _leave(self, done: Sequence[Completion | Rejects], chunks: OpenChunks) -> Iterator[Item]:
         """Send rows on, and the ends of chunks that have none left."""
         yield from (item for item in done if isinstance(item, Rejects))
         completions: Iterable[Completion] = (item for item in done if isinstance(item, Completion))
-        yield from to_batches(completions, self._kept, self._schema, keep_ids=self._keep_ids)
+        yield from to_batches(completions, self._kept, self._schema, keep_ids=self._keep_ids, logprobs=self._logprobs)
         for item in done:
             chunks.done(item.chunk if isinstance(item, Rejects) else item.place.batch.chunk, 1)
         yield from chunks.ready()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from operators.decoding.model import Model, TokenIds
-from operators.decoding.sequence import SamplingParams, Sequence
+from operators.decoding.params import SamplingParams
+from operators.decoding.sequence import Sequence
 from operators.decoding.stops import StopWatcher
-from operators.settings import SamplingSettings, sampling_rules
+from operators.sampling_rules import plain_value, sampling_rules
+from operators.sampling_values import ParamsMaker
+from operators.settings import SamplingSettings
 from operators.tokens import PROMPT_IDS, list_views
+from pipeline.errors import ConfigError
 from pipeline.records import LINEAGE, ROW, Batch
 
 SEED_BITS = 63
@@ -38,6 +43,15 @@ class Refused:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """The values of a row in the form that its sequence needs."""
+
+    params: SamplingParams
+    stops: Seq[bytes]
+    keep_stop: bool
+
+
 class Requests:
     """Makes the sequences of a Generate node.
 
@@ -48,6 +62,9 @@ class Requests:
         seed: the job's seed.
         node: the node's name; two nodes draw different numbers for the same row.
         id_column: whose value seeds the row, instead of its position.
+
+    Raises:
+        ConfigError: a token id of the job's values is not in the vocabulary, or a text has no tokens.
     """
 
     def __init__(
@@ -63,11 +80,10 @@ class Requests:
         self._room = max_sequence_tokens
         self._base = np.uint64(hash_of(f"{seed}|{node}"))
         self._id_column = id_column
-        self._ends = model.end_ids
         self._pieces = model.pieces()
-        self._stops = [stop.encode() for stop in sampling.stop]
-        self._params: dict[tuple[object, ...], SamplingParams | str] = {}
-        self._plain = self._make_params({})
+        self._maker = ParamsMaker(model)
+        self._drawings: dict[str, Drawing | str] = {}
+        self._plain = self._drawing(vars(sampling))
 
     def sequences(self, batch: Batch) -> list[Sequence | Refused]:
         """A sequence for each row of `batch`, or why there can be none."""
@@ -79,10 +95,10 @@ class Requests:
         return list(map(self._sequence, places, prompts, each, self._seeds(batch.data)))
 
     def _sequence(self, place: Place, prompt: TokenIds, values: tuple[Any, ...], seed: int) -> Sequence | Refused:
-        params = self._params_of(values)
+        drawing = self._drawing_of(values)
         room = self._room - len(prompt)
-        if isinstance(params, str):
-            return Refused(place.index, params)
+        if isinstance(drawing, str):
+            return Refused(place.index, drawing)
         if not len(prompt):
             return Refused(place.index, "the prompt is empty; the model needs at least one token")
         if room < 1:
@@ -91,43 +107,41 @@ class Requests:
                 f"the prompt has {len(prompt)} tokens and leaves no room for a completion:"
                 f" runtime.max_sequence_tokens is {self._room}",
             )
-        stops = StopWatcher(self._stops, self._pieces) if self._stops else None
-        return Sequence(place, prompt, params, seed, min(params.max_tokens, room), stops)
+        stops = StopWatcher(drawing.stops, self._pieces, drawing.keep_stop) if drawing.stops else None
+        return Sequence(place, prompt, drawing.params, seed, min(drawing.params.max_tokens, room), stops)
 
-    def _params_of(self, values: tuple[Any, ...]) -> SamplingParams | str:
-        """The parameters under these overrides, or why they cannot work; remembered, since few differ."""
+    def _drawing_of(self, values: tuple[Any, ...]) -> Drawing | str:
+        """What applies under these overrides, or why they cannot work; remembered, since few differ."""
         if not values:
             return self._plain
         named = dict(zip(self._sampling.per_row, values, strict=True))
         named.pop("seed", None)
         named.pop("n", None)
-        key = tuple(named.values())
-        if key not in self._params:
-            self._params[key] = self._make_params({k: v for k, v in named.items() if v is not None})
-            if len(self._params) > 10_000:
-                self._params = {key: self._params[key]}
-        return self._params[key]
+        key = repr(tuple(named.values()))
+        if key not in self._drawings:
+            if len(self._drawings) >= 10_000:
+                self._drawings.clear()
+            self._drawings[key] = self._overridden({k: v for k, v in named.items() if v is not None})
+        return self._drawings[key]
 
-    def _make_params(self, overrides: dict[str, Any]) -> SamplingParams | str:
-        values = vars(self._sampling) | overrides
+    def _overridden(self, overrides: dict[str, Any]) -> Drawing | str:
+        """The job's values under `overrides`, or why these cannot work."""
         try:
+            values = vars(self._sampling) | {k: plain_value(k, v) for k, v in overrides.items()}
             broken = [(k, text) for k, (holds, text) in sampling_rules(values).items() if not holds]
-        except TypeError:
-            broken = [(k, "a number") for k, v in overrides.items() if not isinstance(v, int | float)]
-        if broken:
-            name, allowed = broken[0]
-            return f"column '{name}' has {values[name]!r}; allowed: {allowed}"
-        ends = frozenset(values["stop_token_ids"]) | (frozenset() if values["ignore_eos"] else self._ends)
-        params = SamplingParams(
-            float(values["temperature"]),
-            int(values["top_k"]),
-            float(values["top_p"]),
-            float(values["min_p"]),
-            int(values["max_tokens"]),
-            ends,
-        )
-        # All greedy rows are alike, so that they share parameters, content keys and the fast path.
-        return replace(params, top_k=0, top_p=1.0, min_p=0.0) if params.greedy else params
+            if not broken:
+                return self._drawing(values)
+        except ConfigError as error:
+            return str(error)
+        except (TypeError, ValueError, AttributeError):
+            return f"the columns {overrides!r} have values of a type that cannot be used"
+        name, allowed = broken[0]
+        where = f"column '{name}' has" if name in overrides else f"under its columns the row has {name}"
+        return f"{where} {values[name]!r}; allowed: {allowed}"
+
+    def _drawing(self, values: Mapping[str, Any]) -> Drawing:
+        stops = [stop.encode() for stop in values["stop"]]
+        return Drawing(self._maker.make(values), stops, values["keep_stop"])
 
     def _seeds(self, data: pa.RecordBatch) -> list[int]:
         """The seed of each row: the one its `seed` column gives, else a hash of job seed, node, id and lineage."""
@@ -164,7 +178,7 @@ def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 def key_parameters(row: Sequence) -> bytes:
     """Every value of the row, besides its prompt, that can change its text; the seed only where numbers are drawn."""
-    stops = None if row.stops is None else row.stops.stops
+    stops = None if row.stops is None else (row.stops.stops, row.stops.keep)
     return repr((row.max_tokens, row.params.identity, stops, None if row.params.greedy else row.seed)).encode()
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from operators.sampling_rules import PER_ROW_KEYS, STEP_ORDER, sampling_rules
 from pipeline.errors import ConfigError
 
 NOT_IN_DATA: Mapping[str, Any] = {"fingerprint": False}
@@ -24,7 +25,6 @@ OPEN: dict[str, Any] = {"slots": 0, "threads": 0, "kv": "auto", "n_batch": 0, "n
 KERNEL_TOKENS = 64
 """CPU flash attention computes this many tokens of a row and more with another kernel than fewer."""
 DATA_FORMATS = ("auto", "parquet", "jsonl", "csv", "arrow")
-PER_ROW_KEYS = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "ignore_eos", "n")
 
 
 def check(holds: bool, key: str, value: object, allowed: str) -> None:
@@ -102,18 +102,35 @@ class ModelSettings:
 
 @dataclass
 class SamplingSettings:
-    """How tokens are drawn (`sampling`). Order of the steps as in llama.cpp: top_k, top_p, min_p, temperature.
+    """How tokens are drawn (`sampling`). docs/sampling.md has the range and the meaning of each key at length.
 
     Args:
         temperature: 0 takes the most likely token (greedy).
         top_k: keep the k most likely tokens; 0 keeps all.
         top_p: keep the smallest set of tokens whose probabilities reach top_p; 1 keeps all.
         min_p: keep tokens with at least min_p times the probability of the most likely one; 0 keeps all.
+        typical_p: keep the tokens whose surprise is nearest the entropy, up to this probability; 1 keeps all.
+        top_n_sigma: keep tokens with a logit at most so many standard deviations below the largest; 0 keeps all.
+        dynatemp_range, dynatemp_exponent: the temperature varies with the entropy, by as much as the range; 0: it does
+            not.
+        repetition_penalty, presence_penalty, frequency_penalty: for tokens among the last penalty_last_n of prompt
+            and completion; 1, 0 and 0 are off.
+        penalty_last_n: null looks back on the whole row.
+        dry_multiplier, dry_base, dry_allowed_length, dry_penalty_last_n, dry_sequence_breakers: the DRY penalty for
+            repeating a sequence; a multiplier of 0 is off.
+        xtc_probability, xtc_threshold: how often to drop all tokens above the threshold but one; 0 is off.
+        mirostat, mirostat_tau, mirostat_eta: 2 keeps the surprise of the tokens near tau; 0 is off.
+        logit_bias: token id (a number) or text (a string) to what is added to the logit of it, or of all its tokens.
+        bad_words: strings, token ids or lists of token ids that never come.
+        order: the steps in the order in which they act; one that is left out does not act.
         max_tokens: completion tokens at most.
         n: completions of each prompt; they differ in their seed.
-        stop: strings that end a completion; they are not part of it.
+        min_tokens: the completion does not end by a token before it has so many.
+        stop: strings that end a completion.
         stop_token_ids: tokens that end a completion, besides the model's own end-of-generation tokens.
+        keep_stop: whether the string or token of `stop` and `stop_token_ids` becomes part of the completion.
         ignore_eos: do not stop at the model's end-of-generation tokens.
+        logprobs: record the log-probability of each token, and of so many of the most likely ones; null records none.
         per_row: names of columns that override the setting of the same name for their row (null: no override).
     """
 
@@ -121,31 +138,42 @@ class SamplingSettings:
     top_k: int = 40
     top_p: float = 0.95
     min_p: float = 0.05
+    typical_p: float = 1.0
+    top_n_sigma: float = 0.0
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    penalty_last_n: int | None = 64
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int | None = 64
+    dry_sequence_breakers: list[str] = field(default_factory=lambda: ["\n", ":", '"', "*"])
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    logit_bias: Any = None  # a mapping; declared as one it could not be set on the command line (OmegaConf 2.3)
+    bad_words: list[Any] = field(default_factory=list)
+    order: list[str] = field(default_factory=lambda: list(STEP_ORDER))
     max_tokens: int = 256
     n: int = 1
+    min_tokens: int = 0
     stop: list[str] = field(default_factory=list)
     stop_token_ids: list[int] = field(default_factory=list)
+    keep_stop: bool = False
     ignore_eos: bool = False
+    logprobs: int | None = None
     per_row: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for key, (holds, allowed) in sampling_rules(vars(self)).items():
             check(holds, f"sampling.{key}", getattr(self, key), allowed)
-        check(all(self.stop), "sampling.stop", self.stop, "a stop string has at least one character")
         unknown = [k for k in self.per_row if k not in PER_ROW_KEYS]
         check(not unknown, "sampling.per_row", unknown, f"a row can override {', '.join(PER_ROW_KEYS)}")
-
-
-def sampling_rules(values: Mapping[str, Any]) -> dict[str, tuple[bool, str]]:
-    """For each numeric sampling key whether its value can work, and the range that can."""
-    return {
-        "temperature": (0 <= values["temperature"] <= 100, "0 (greedy) to 100"),
-        "top_k": (values["top_k"] >= 0, "0 (off) or more"),
-        "top_p": (0 < values["top_p"] <= 1, "above 0, up to 1 (off)"),
-        "min_p": (0 <= values["min_p"] < 1, "0 (off) up to, not including, 1"),
-        "max_tokens": (values["max_tokens"] >= 1, "1 or more"),
-        "n": (values["n"] >= 1, "1 or more"),
-    }
 
 
 @dataclass

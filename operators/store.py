@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from operators.decoding.model import TokenIds
+from operators.decoding.sampling.logprobs import Scored
+from operators.logprobs import from_bytes, to_bytes
 from pipeline.errors import InputError
 
 FLUSH_ROWS = 64
@@ -20,7 +22,8 @@ FLUSH_S = 1.0
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS completions (
     key BLOB PRIMARY KEY, ids BLOB NOT NULL, text TEXT NOT NULL, finish_reason TEXT NOT NULL
-) WITHOUT ROWID
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS logprobs (key BLOB PRIMARY KEY, scores BLOB NOT NULL) WITHOUT ROWID;
 """
 
 
@@ -31,6 +34,8 @@ class StoredCompletion:
     ids: Sequence[int] | TokenIds
     text: str
     finish_reason: str
+    scores: Sequence[Scored] | None = None
+    """Log-probabilities of the tokens, where they were asked for."""
 
 
 class CompletionKeys:
@@ -74,7 +79,7 @@ class CompletionStore:
             self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=60)
             self._database.execute("PRAGMA journal_mode=WAL")
             self._database.execute(f"PRAGMA synchronous={'FULL' if sync == 'power' else 'NORMAL'}")
-            self._database.execute(_SCHEMA)
+            self._database.executescript(_SCHEMA)
         except (sqlite3.Error, OSError) as error:
             raise InputError(
                 f"the completion store {path} cannot be used: {error}; name another with store.path="
@@ -87,10 +92,12 @@ class CompletionStore:
             for start in range(0, len(keys), 500):
                 some = keys[start : start + 500]
                 query = (
-                    f"SELECT key, ids, text, finish_reason FROM completions WHERE key IN ({','.join('?' * len(some))})"
+                    "SELECT key, ids, text, finish_reason, scores FROM completions LEFT JOIN logprobs USING (key)"
+                    f" WHERE key IN ({','.join('?' * len(some))})"
                 )
-                for key, ids, text, reason in self._database.execute(query, some):
-                    found[key] = StoredCompletion(np.frombuffer(ids, np.int32), text, reason)
+                for key, ids, text, reason, scores in self._database.execute(query, some):
+                    scored = None if scores is None else from_bytes(scores)
+                    found[key] = StoredCompletion(np.frombuffer(ids, np.int32), text, reason, scored)
         return found
 
     def put(self, completions: Mapping[bytes, StoredCompletion]) -> None:
@@ -116,8 +123,10 @@ class CompletionStore:
         if not self._unsaved:
             return
         rows = [(k, np.asarray(c.ids, np.int32).tobytes(), c.text, c.finish_reason) for k, c in self._unsaved.items()]
+        scores = [(k, to_bytes(c.scores)) for k, c in self._unsaved.items() if c.scores is not None]
         self._database.execute("BEGIN IMMEDIATE")
         try:
+            self._database.executemany("INSERT OR REPLACE INTO logprobs VALUES (?, ?)", scores)
             self._database.executemany("INSERT OR REPLACE INTO completions VALUES (?, ?, ?, ?)", rows)
             self._database.execute("COMMIT")
         except BaseException:

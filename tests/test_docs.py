@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+
+from operators.sampling_rules import STEP_ORDER
+from operators.settings import SamplingSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("pipeline/**/*.py", "operators/**/*.py", "models/**/*.py", "conf/**/*.yaml", "jobs/**/*.*", "docs/*.*")
@@ -60,7 +64,9 @@ def test_every_folder_of_tests_is_in_the_tree():
     assert folders - set(tree()) == set()
 
 
-@pytest.mark.parametrize("name", ["CHANGELOG.md", "LICENSE", "README.md", "docs/architecture.md", "outputs/README.md"])
+@pytest.mark.parametrize(
+    "name", ["CHANGELOG.md", "LICENSE", "README.md", "docs/architecture.md", "docs/sampling.md", "outputs/README.md"]
+)
 def test_it_is_there_and_says_something(name):
     assert (ROOT / name).read_text(encoding="utf-8").strip()
 
@@ -71,12 +77,24 @@ def test_the_changelog_has_the_version_of_the_project():
     assert version[1] in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md", "docs/sampling.md"])
 def test_files_that_a_page_names_are_there(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     named = re.findall(r"`((?:pipeline|operators|conf|jobs|models|tests|docs)/[\w./-]+)`", text)
     assert named
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_every_sampling_key_is_explained_with_its_default():
+    page = (ROOT / "docs/sampling.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", page, re.M))
+    settings = SamplingSettings()
+    assert rows.keys() == {f.name for f in fields(settings)}
+    for name, text in rows.items():
+        default = getattr(settings, name)
+        if isinstance(default, int | float) and not isinstance(default, bool):
+            assert float(text.split()[0]) == default, name
+    assert all(f"`{step}`" in page for step in STEP_ORDER)
 
 
 def test_no_file_names_this_machine():

@@ -83,7 +83,11 @@ def test_threads_stay_where_they_belong(path):
     assert not packages(path) & {"concurrent", "multiprocessing"}
 
 
-@pytest.mark.parametrize("path", [p for p in in_folder("operators/decoding/") if p.stem in PLAIN_ENGINE], ids=name_of)
+@pytest.mark.parametrize(
+    "path",
+    [p for p in in_folder("operators/decoding/") if p.stem in PLAIN_ENGINE or p.parent.name == "sampling"],
+    ids=name_of,
+)
 def test_the_engines_parts_are_plain_python_and_numpy(path):
     foreign = packages(path) - set(sys.stdlib_module_names) - {"numpy", "operators", "pipeline"}
     assert not foreign

@@ -1,4 +1,4 @@
-"""Random numbers that depend on the row's seed and on the step alone: not on slot, neighbours, order or restart."""
+"""Random numbers by the row's seed, the step and the draw alone: not by slot, neighbours, order or restart."""
 
 from __future__ import annotations
 
@@ -7,26 +7,34 @@ import numpy as np
 BLOCK = 64
 """Steps drawn at once; a multiple of the 4 words that one Philox counter gives."""
 _WORDS_PER_COUNT = 4
+_SEED_BITS = 64
 
 
 class Uniforms:
-    """Uniform float64 in [0, 1), one for each step of a row.
+    """Uniform float64 in [0, 1): for each step of a row as many as it draws, each with a number of its own.
 
-    Counter-based (Philox 4x64, Salmon et al. 2011): the number of step t is word t of the key's stream, so a row
-    that is continued later draws the same.
+    Counter-based (Philox 4x64, Salmon et al. 2011). The key is the seed and, in its upper half, the number of the draw;
+    the number of step t is word t of the key's stream. So a row that is continued later draws the same, and a step
+    that draws more often changes nothing for the others.
+
+    Args:
+        seed: 0 to 2**64 - 1.
     """
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self._block = -1
-        self._values: list[float] = []
+        self._blocks: dict[int, tuple[int, list[float]]] = {}
 
-    def at(self, step: int) -> float:
-        """The number for `step`, 0 for the first token."""
+    def at(self, step: int, draw: int = 0) -> float:
+        """The number for a `draw` of `step`; 0 is the first token, and the draw that chooses it."""
         block, index = divmod(step, BLOCK)
-        if block != self._block:
-            counter = block * (BLOCK // _WORDS_PER_COUNT)
-            generator = np.random.Generator(np.random.Philox(key=self._seed, counter=counter))
-            self._values = generator.random(BLOCK).tolist()
-            self._block = block
-        return self._values[index]
+        known = self._blocks.get(draw)
+        if known is None or known[0] != block:
+            known = self._blocks[draw] = (block, self._block(block, draw))
+        return known[1][index]
+
+    def _block(self, block: int, draw: int) -> list[float]:
+        counter = block * (BLOCK // _WORDS_PER_COUNT)
+        bits = np.random.Philox(key=self._seed | draw << _SEED_BITS, counter=counter)
+        values: list[float] = np.random.Generator(bits).random(BLOCK).tolist()
+        return values

@@ -1,116 +1,146 @@
 """Draws one token for each row from its logits, in float32 NumPy, without a sort of the vocabulary.
 
-The steps are those of llama.cpp's default chain in its order: top_k, top_p, min_p, temperature, draw. All three cuts
-keep a prefix of the tokens in order of falling probability: they come down to how many of the likeliest tokens stay.
+Rows that share their parameters go through the steps together; what a row draws depends, to the bit, on that row alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 import numpy as np
-import numpy.typing as npt
 
 from operators.decoding.model import Logits
-from operators.decoding.sequence import SamplingParams, Sequence
+from operators.decoding.sampling.bans import changes_of
+from operators.decoding.sampling.edits import Patch
+from operators.decoding.sampling.few import Few
+from operators.decoding.sampling.full import Full
+from operators.decoding.sampling.layout import Layout, Scratch
+from operators.decoding.sampling.logprobs import score
+from operators.decoding.sampling.mirostat import Mirostat
+from operators.decoding.sampling.steps import Step
+from operators.decoding.sampling.top import block_maxima, fits, largest, patch_maxima, top_tokens
+from operators.decoding.sequence import Sequence
 
-BLOCKS = 64
-"""Tokens in a block of `top_tokens`. Block j is every (V // 64)-th token from j: NumPy takes the maximum over a middle
-axis much faster than over contiguous blocks."""
-NUCLEUS = 1024
-"""Candidates that are tried first where only top_p cuts."""
-
-Ids = npt.NDArray[np.int64]
+Drawn = tuple[int, float] | None
+"""A token and its probability among the candidates that were left; None where there was no distribution."""
 
 
 class Sampler:
-    """Draws tokens. Holds no state of a row: random numbers come from the row itself."""
+    """Draws tokens. Holds buffers, and no state of a row: that is kept by the row itself."""
+
+    def __init__(self) -> None:
+        self._scratch: Scratch | None = None
 
     def draw(self, logits: Logits, rows: Seq[Sequence]) -> list[int | None]:
-        """A token for each row.
+        """A token for each row; with `logprobs` its `scored` is set as well.
 
         Args:
-            logits: float32 [rows, n_vocab].
+            logits: float32 [rows, n_vocab]; only read. Rows may be equal or share memory.
             rows: the sequences, in the order of the logits.
 
         Returns:
             token ids; None for a row whose logits are no distribution (NaN, or -inf everywhere).
         """
-        best = logits.argmax(axis=1)
-        sane = np.isfinite(logits[np.arange(len(rows)), best])
-        tokens: list[int | None] = [int(t) if ok else None for t, ok in zip(best, sane, strict=True)]
+        scratch = self._scratch_for(logits.shape[1])
+        groups: dict[int, list[int]] = {}
         for i, row in enumerate(rows):
-            if sane[i] and not row.params.greedy:
-                tokens[i] = draw_one(logits[i], row.params, row.uniforms.at(len(row.tokens)))
-        return tokens
+            groups.setdefault(id(row.params), []).append(i)
+        drawn: list[Drawn] = [None] * len(rows)
+        for places in groups.values():
+            for i, token in zip(places, _draw_group(logits, rows, places, scratch), strict=True):
+                drawn[i] = token
+        for i, row in enumerate(rows):
+            if (found := drawn[i]) is not None:
+                _note(row, logits[i], found, scratch)
+        return [None if found is None else found[0] for found in drawn]
+
+    def _scratch_for(self, n_vocab: int) -> Scratch:
+        if self._scratch is None or self._scratch.layout.n_vocab != n_vocab:
+            self._scratch = Scratch(Layout(n_vocab))
+        return self._scratch
 
 
-def draw_one(logits: Logits, params: SamplingParams, uniform: float) -> int:
-    """One token of `logits`, float32 [n_vocab], by inversion: `uniform` in [0, 1) picks the place."""
-    ids, values = candidates(logits, params)
-    weights = np.exp((values - values[0] if len(values) else values) / params.temperature)
-    total = weights.cumsum()
-    place = int(np.searchsorted(total, uniform * total[-1], side="right"))
-    return int(ids[min(place, len(ids) - 1)])
+def _draw_group(logits: Logits, rows: Seq[Sequence], places: list[int], scratch: Scratch) -> Iterable[Drawn]:
+    """A token for each of the rows at `places`, which share their parameters."""
+    chain = rows[places[0]].params.chain
+    changes = {i: made for i in places if (made := changes_of(rows[i]))}
+    patches = {i: Patch(logits[i], made) for i, made in changes.items()}
+    if chain.greedy:
+        return [_likeliest(logits[i], patches.get(i), scratch) for i in places]
+    if fits(scratch, chain.top_k):
+        return _draw_by_top_k(logits, rows, places, patches, scratch)
+    return [_draw_alone(logits[i], rows[i], patches.get(i), scratch) for i in places]
 
 
-def candidates(logits: Logits, params: SamplingParams) -> tuple[Ids, npt.NDArray[np.float64]]:
-    """The tokens that the cuts leave, most likely first, and their logits in float64."""
-    n_vocab = len(logits)
-    if 0 < params.top_k < n_vocab:
-        ids = top_tokens(logits, params.top_k)
-        return _cut(ids, logits, params, _weight_of(logits[ids], logits[ids[0]]))
-    if params.min_p > 0:
-        ids = np.flatnonzero(logits >= logits.max() + np.log(params.min_p))
-        return _cut(_by_logit(logits, ids), logits, params, _weight_of(logits, logits.max()))
-    if params.top_p < 1:
-        return _nucleus(logits, params)
-    return _cut(_by_logit(logits, np.arange(len(logits))), logits, params, 1.0)
+def _draw_by_top_k(
+    logits: Logits, rows: Seq[Sequence], places: list[int], patches: dict[int, Patch], scratch: Scratch
+) -> Iterable[Drawn]:
+    """The rows together: first cut to the top k, then the other steps on these few."""
+    chain = rows[places[0]].params.chain
+    maxima = block_maxima(logits, places, scratch)
+    sane = np.isfinite(largest(logits, places, maxima, scratch))
+    drawn: dict[int, Drawn] = {i: None for i, ok in zip(places, sane, strict=True) if not ok}
+    if drawn:
+        places = [i for i in places if i not in drawn]
+        maxima = maxima[sane]
+    if places:
+        inside = {at: patches[i] for at, i in enumerate(places) if i in patches}
+        patch_maxima(logits, places, maxima, inside, scratch)
+        done, ids, values = top_tokens(logits, places, maxima, chain.top_k, inside, scratch)
+        quick = [places[at] for at in done]
+        few = Few(ids, values, np.full(len(ids), chain.top_k))
+        drawn |= zip(quick, _finish(few, chain.steps[1:], [rows[i] for i in quick]), strict=True)
+    for i in places:
+        if i not in drawn:
+            drawn[i] = _draw_alone(logits[i], rows[i], patches.get(i), scratch)
+    return [drawn[i] for i in sorted(drawn)]
 
 
-def top_tokens(logits: Logits, k: int) -> Ids:
-    """The `k` most likely tokens, most likely first, equal ones by id; fewer where the others are -inf. Exact.
-
-    Every token at or above the k-th largest logit lies in a block whose maximum is at or above the k-th largest block
-    maximum: those k blocks alone hold k tokens that are not below it. So only the tokens of such blocks are sorted.
-    """
-    width = len(logits) // BLOCKS
-    if width < 2 * k:
-        return _by_logit(logits, np.arange(len(logits)))[:k]
-    maxima = logits[: BLOCKS * width].reshape(BLOCKS, width).max(axis=0)
-    threshold = np.partition(maxima, width - k)[width - k]
-    blocks = np.flatnonzero(maxima >= threshold)
-    inside = (blocks[None, :] + width * np.arange(BLOCKS)[:, None]).ravel()
-    ids = np.concatenate([inside, np.arange(BLOCKS * width, len(logits))])
-    ids = ids[logits[ids] >= threshold]
-    return _by_logit(logits, ids)[:k]
+def _draw_alone(logits: Logits, row: Sequence, patch: Patch | None, scratch: Scratch) -> Drawn:
+    """One row, beginning with its whole vocabulary. `logits`: float32 [n_vocab]."""
+    full = _patched(logits, patch, scratch)
+    if full is None:
+        return None
+    steps = row.params.chain.steps
+    for number, step in enumerate(steps):
+        step.full(full, row)
+        if full.few is not None:
+            return _finish(full.few, steps[number + 1 :], [row])[0]
+    return full.pick(row.uniforms.at(len(row.tokens)))
 
 
-def _nucleus(logits: Logits, params: SamplingParams) -> tuple[Ids, npt.NDArray[np.float64]]:
-    weight = _weight_of(logits, logits.max())
-    ids = top_tokens(logits, min(NUCLEUS, len(logits)))
-    if _weight_of(logits[ids], logits[ids[0]]) < params.top_p * weight:
-        ids = _by_logit(logits, np.arange(len(logits)))
-    return _cut(ids, logits, params, weight)
+def _finish(few: Few, steps: Seq[Step], rows: Seq[Sequence]) -> list[Drawn]:
+    """Tokens of rows whose candidates are few, after the `steps` that are left."""
+    if not rows:
+        return []
+    for step in steps:
+        step.few(few, rows)
+    return few.pick(np.array([row.uniforms.at(len(row.tokens)) for row in rows]))
 
 
-def _cut(ids: Ids, logits: Logits, params: SamplingParams, weight: float) -> tuple[Ids, npt.NDArray[np.float64]]:
-    """Apply top_p and min_p to `ids`, most likely first. `weight`: the sum of exp(logit - largest) that top_p is of."""
-    values = logits[ids].astype(np.float64)
-    keep = len(ids)
-    if params.top_p < 1:
-        reached = np.exp(values - values[0]).cumsum() >= params.top_p * weight
-        keep = int(reached.argmax()) + 1 if reached.any() else keep
-    if params.min_p > 0:
-        keep = min(keep, int(np.count_nonzero(values >= values[0] + np.log(params.min_p))))
-    return ids[:keep], values[:keep]
+def _likeliest(logits: Logits, patch: Patch | None, scratch: Scratch) -> Drawn:
+    full = _patched(logits, patch, scratch)
+    return None if full is None else (int(full.values.argmax()), 1.0)
 
 
-def _weight_of(logits: Logits, largest: np.float32) -> float:
-    return float(np.exp((logits - largest).astype(np.float64)).sum())
+def _patched(logits: Logits, patch: Patch | None, scratch: Scratch) -> Full | None:
+    """The row with its changes; None where it is no distribution before them or after."""
+    full = Full(logits, scratch)
+    if not np.isfinite(full.top):
+        return None
+    if patch is not None:
+        full.writable()[patch.ids] = patch.values
+        if not np.isfinite(full.top):
+            return None
+    return full
 
 
-def _by_logit(logits: Logits, ids: Ids) -> Ids:
-    """The possible ones of `ids`, most likely first."""
-    ids = ids[logits[ids] > -np.inf]
-    return ids[np.lexsort((ids, -logits[ids]))]
+def _note(row: Sequence, logits: Logits, drawn: tuple[int, float], scratch: Scratch) -> None:
+    """What a row is to remember of its token."""
+    token, probability = drawn
+    last = row.params.chain.steps[-1:]
+    if last and isinstance(last[0], Mirostat):
+        last[0].drawn(row, probability)
+    if row.params.logprobs is not None:
+        row.scored = score(logits, token, row.params.logprobs, scratch)

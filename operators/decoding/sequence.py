@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
-from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 
 from operators.decoding.model import TokenIds
+from operators.decoding.params import SamplingParams
 from operators.decoding.prompts import PrefixNode, SamePrompt
 from operators.decoding.rng import Uniforms
+from operators.decoding.sampling.logprobs import Scored
 from operators.decoding.stops import StopWatcher
 from pipeline.meter import StageMeter
 
@@ -33,29 +34,6 @@ class FinishReason(StrEnum):
     STOP_STRING = "stop_string"
     LENGTH = "length"
     """`max_tokens` or `max_sequence_tokens` was reached."""
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """How the tokens of a row are drawn; shared by all rows that have the same."""
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    max_tokens: int = 256
-    stop_ids: frozenset[int] = frozenset()
-
-    @property
-    def greedy(self) -> bool:
-        """Whether the most likely token is always taken."""
-        return self.temperature == 0
-
-    @cached_property
-    def identity(self) -> str:
-        """Every value that can change a text, but for max_tokens, which a row may have less of."""
-        cuts = None if self.greedy else (self.temperature, self.top_k, self.top_p, self.min_p)
-        return repr((sorted(self.stop_ids), cuts))
 
 
 class Owner(Protocol):
@@ -117,6 +95,12 @@ class Sequence:
     """The line it waits in, as long as it waits there."""
     key: bytes = field(default=b"", init=False)
     """Content key under which its completion is stored."""
+    scored: Scored | None = field(default=None, init=False)
+    """What the model thought of the token that was drawn last, where its parameters ask for logprobs."""
+    scores: list[Scored] = field(default_factory=list, init=False)
+    """The same for each of `tokens`."""
+    mirostat_mu: float | None = field(default=None, init=False)
+    """The surprise up to which candidates are kept; None before the first token."""
     _uniforms: Uniforms | None = field(default=None, init=False)
     _replay: TokenIds | None = field(default=None, init=False)
 
@@ -168,11 +152,14 @@ class Sequence:
             meter.tokens_in += len(self.prompt)
         if token in self.params.stop_ids:
             self.finish_reason = FinishReason.STOP
-            return
+            if token not in self.params.kept_stop_ids:
+                return
         self.tokens.append(token)
+        if self.scored is not None:
+            self.scores.append(self.scored)
         if meter is not None:
             meter.tokens_out += 1
         if self.stops is not None and self.stops.feed(token):
             self.finish_reason = FinishReason.STOP_STRING
-        elif len(self.tokens) >= self.max_tokens:
+        elif self.finish_reason is None and len(self.tokens) >= self.max_tokens:
             self.finish_reason = FinishReason.LENGTH

@@ -11,12 +11,14 @@ class StopWatcher:
     Args:
         stops: what ends the completion, UTF-8; none of them empty.
         pieces: the bytes of every token id.
+        keep: whether the stop string becomes part of the completion.
     """
 
-    __slots__ = ("_longest", "_pieces", "cut", "stops", "text")
+    __slots__ = ("_longest", "_pieces", "cut", "keep", "stops", "text")
 
-    def __init__(self, stops: Sequence[bytes], pieces: Sequence[bytes]) -> None:
+    def __init__(self, stops: Sequence[bytes], pieces: Sequence[bytes], keep: bool = False) -> None:
         self.stops = stops
+        self.keep = keep
         self._pieces = pieces
         self._longest = max(map(len, stops))
         self.text = bytearray()
@@ -24,11 +26,12 @@ class StopWatcher:
         """Where in `text` the completion ends, once a stop string was found."""
 
     def feed(self, token: int) -> bool:
-        """Append a token; True when a stop string is complete. The leftmost one counts."""
+        """Append a token; True when a stop string is complete. The leftmost counts, of two there the shorter."""
         piece = self._pieces[token]
         start = max(0, len(self.text) - self._longest + 1)
         self.text += piece
-        found = [at for stop in self.stops if (at := self.text.find(stop, start)) >= 0]
+        found = [(at, at + len(stop)) for stop in self.stops if (at := self.text.find(stop, start)) >= 0]
         if found:
-            self.cut = min(found)
+            at, end = min(found)
+            self.cut = end if self.keep else at
         return bool(found)

@@ -13,10 +13,11 @@ from operators.decoding.autoregressive import Autoregressive
 from operators.decoding.engine import STEPS_SCHEMA, Engine, Worker
 from operators.decoding.fake import END_ID, FakeDecoder
 from operators.decoding.model import Decoder, DecoderShape
+from operators.decoding.params import SamplingParams
 from operators.decoding.queue import Queue, queue_for
 from operators.decoding.sampler import Sampler
 from operators.decoding.scheduler import Scheduler
-from operators.decoding.sequence import SamplingParams, Sequence
+from operators.decoding.sequence import Sequence
 from operators.settings import EngineSettings, OptimiseSettings
 from pipeline.meter import StageMeter
 

@@ -9,7 +9,8 @@ import pytest
 from operators.decoding.engine import Engine
 from operators.decoding.fake import FakeDecoder
 from operators.decoding.model import DecodeFailed
-from operators.decoding.sequence import SamplingParams, Sequence
+from operators.decoding.params import SamplingParams
+from operators.decoding.sequence import Sequence
 from pipeline.meter import StageMeter
 from tests.decoding.fixtures import Bench, Table, prompts, queue_for, sequences, settings_for, shape, worker_on
 

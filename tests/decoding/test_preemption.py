@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from operators.decoding.sequence import SamplingParams, Sequence
+from operators.decoding.params import SamplingParams
+from operators.decoding.sequence import Sequence
 from tests.decoding.fixtures import GREEDY, WARM, Bench, prompts, sequences, shape
 
 

@@ -11,8 +11,9 @@ import pytest
 
 from operators.decoding.engine import Engine
 from operators.decoding.model import DecodeFailed
+from operators.decoding.params import SamplingParams
 from operators.decoding.sampler import Sampler
-from operators.decoding.sequence import SamplingParams, Sequence
+from operators.decoding.sequence import Sequence
 from operators.llama.make_model import write_model
 from operators.llama.model import LlamaModel
 from operators.settings import EngineSettings, ModelSettings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from operators.decoding.sequence import SamplingParams
+from operators.decoding.params import SamplingParams
 from operators.llama.model import LlamaModel
 from operators.settings import OptimiseSettings
 from tests.decoding.fixtures import only

@@ -54,7 +54,27 @@ def test_one_output_row_for_each_input_row(tmp_path):
     assert {row["finish_reason"] for row in rows} == {"length", "stop"}
 
 
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8}], ids=["greedy", "warm"])
+EVERYTHING = {
+    "temperature": 1.2,
+    "dynatemp_range": 0.3,
+    "top_k": 100,
+    "typical_p": 0.95,
+    "top_n_sigma": 3.0,
+    "repetition_penalty": 1.2,
+    "dry_multiplier": 0.8,
+    "xtc_probability": 0.3,
+    "logit_bias": {"e": -3.0},
+    "bad_words": ["a", "ing"],
+    "min_tokens": 5,
+}
+MIROSTAT = {"temperature": 1.0, "mirostat": 2, "mirostat_tau": 3.0}
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [{}, {"temperature": 0.8}, EVERYTHING, MIROSTAT],
+    ids=["greedy", "warm", "everything", "mirostat"],
+)
 def test_text_is_independent_of_slots_chunks_and_window(tmp_path, sampling):
     def completions(chunk_rows=16, **runtime):
         directory = tmp_path / f"{chunk_rows}-{runtime}"
@@ -169,3 +189,46 @@ def test_a_store_that_is_no_database_is_named(tmp_path):
 def test_columns_that_are_there_already_are_refused(tmp_path):
     with pytest.raises(SchemaError, match="would write the column 'completion'"):
         flow(tmp_path, [], generate(), pa.field("completion", pa.string()))
+
+
+def test_logprobs_are_columns_when_asked_for_and_come_back_from_the_store(tmp_path):
+    store = StoreSettings(path=str(tmp_path / "store.sqlite"))
+    sampling = {"temperature": 1.0, "logprobs": 3}
+    made = flow(tmp_path / "a", prompts(30), generate(sampling, store=store, completion_ids=True)).run()
+    for row in made:
+        assert len(row["logprobs"]) == len(row["top_logprobs"]) == row["completion_token_count"]
+        for token, logprob, top in zip(row["completion_ids"], row["logprobs"], row["top_logprobs"], strict=True):
+            assert len(top) == 3
+            assert top[0]["logprob"] >= max(logprob, top[2]["logprob"])
+            assert {e["id"]: e["logprob"] for e in top}.get(token, logprob) == logprob
+    again = flow(tmp_path / "b", prompts(30), generate(sampling, store=store, completion_ids=True))
+    assert again.run() == made
+    totals = {k: v for values in again.context.totals for k, v in values().items()}
+    assert totals["generate/from_store"] == 30
+
+    plain = flow(tmp_path / "c", prompts(30), generate({"temperature": 1.0}, store=store)).run()
+    assert [row["completion"] for row in plain] == [row["completion"] for row in made]
+    assert not {"logprobs", "top_logprobs"} & plain[0].keys()
+    chosen = flow(tmp_path / "d", prompts(30), generate(sampling | {"logprobs": 0}, store=store)).run()
+    assert [row["logprobs"] for row in chosen] == [row["logprobs"] for row in made]
+    assert "top_logprobs" not in chosen[0]
+
+
+def test_a_row_asks_for_its_own_logprobs(tmp_path):
+    rows = [{"prompt_text": "a", "logprobs": 2}, {"prompt_text": "b", "logprobs": None}]
+    out = flow(
+        tmp_path, rows, generate({"per_row": ["logprobs"], "ignore_eos": True}), pa.field("logprobs", pa.int64())
+    ).run()
+    assert [len(row["top_logprobs"][0]) if row["top_logprobs"] else None for row in out] == [2, None]
+    assert out[1]["logprobs"] is None
+
+
+def test_bad_words_and_min_tokens_hold_in_whole_completions(tmp_path):
+    plain = flow(tmp_path / "a", prompts(40), generate()).run()
+    words = [row["completion"][1:3] for row in plain if row["completion_token_count"] > 3][:5]
+    sampling = {"bad_words": [*words, 101], "min_tokens": 9}
+    changed = flow(tmp_path / "b", prompts(40), generate(sampling)).run()
+    assert min(row["completion_token_count"] for row in plain) < 9
+    assert min(row["completion_token_count"] for row in changed) >= 9
+    for row in changed:
+        assert not [w for w in [*words, "e"] if w in row["completion"]]

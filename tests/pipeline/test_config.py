@@ -89,7 +89,7 @@ def test_a_job_file_that_is_no_job(capsys, text, says):
         ("max_error_rate=2", "it is a share"),
         ("name=a/b", "it becomes the name of a directory"),
         ("nodes.square.on_error=explode", "on_error='explode' cannot work"),
-        ("sampling=gredy", "sampling is one of creative, default, greedy; did you mean sampling=greedy?"),
+        ("sampling=gredy", "sampling is one of creative, default, greedy, no_repeats; did you mean sampling=greedy?"),
         ("data.path=${nowhere}", "data.path: Interpolation key 'nowhere' not found"),
         ("seed=[", "'seed=[' cannot be read as key=value"),
         ("seed=???", "seed has no value"),
