@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import statistics
 from collections.abc import Iterable, Mapping
@@ -23,6 +24,7 @@ class Figures:
         decode_step_ms: the median call that only generates.
         prefill_s: in calls that compute prompts.
         form_s, decode_s, sample_s: filling batches, in the model, choosing tokens; over all calls.
+        texts: names what was written, the same for the same completions of the same rows.
         cpu_s, peak_rss_mb: of the process that did the work, where that is not the child itself.
         note: what else is to be known.
     """
@@ -36,6 +38,7 @@ class Figures:
     form_s: float | None = None
     decode_s: float | None = None
     sample_s: float | None = None
+    texts: str | None = None
     cpu_s: float | None = None
     peak_rss_mb: float | None = None
     note: str | None = None
@@ -92,5 +95,17 @@ def of_job(directory: Path) -> Figures:
         work_s=max(walls.values()),
         prompt_tokens=run["tokens_in"],
         new_tokens=run["tokens_out"],
+        texts=_digest(directory / "data"),
         **of_steps(steps),
     )
+
+
+def _digest(data: Path) -> str | None:
+    """Names the completions in a folder of shards; None where there are none."""
+    digest = hashlib.sha256()
+    shards = sorted(data.glob("*.parquet"))
+    for shard in shards:
+        table = pq.read_table(shard)
+        kept = [name for name in ("row", "lineage", "completion") if name in table.column_names]
+        digest.update(repr(table.select(kept).to_pylist()).encode())
+    return digest.hexdigest()[:16] if shards else None

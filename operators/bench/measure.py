@@ -47,6 +47,7 @@ ADDED = (
     pa.field("form_s", pa.float64()),
     pa.field("decode_s", pa.float64()),
     pa.field("sample_s", pa.float64()),
+    pa.field("texts", pa.string()),
     pa.field("note", pa.string()),
     pa.field("skipped_reason", pa.string()),
 )

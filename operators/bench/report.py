@@ -77,6 +77,9 @@ def _group(name: str, slots: int, rows: Sequence[Row]) -> Iterator[str]:
     if name.startswith("toggle_") and len(measured) == 2:
         gain = paired_ratio(rows, *measured)
         lines.append(f"- gain: {_percent(gain)}")
+        texts = {row["texts"] for row in rows if row.get("texts")}
+        if texts:
+            lines.append(f"- texts: {'the same with and without' if len(texts) == 1 else 'NOT the same'}")
     if lines:
         yield ""
         yield from lines

@@ -113,8 +113,8 @@ class Sharing:
 
     def vacate(self, slot: Slot) -> None:
         """A row has left `slot`; what it has of its prompt may serve others."""
-        row_prompt = slot.prompt
-        if not self._keeps or row_prompt is None or slot.held < BLOCK:
+        awaited = slot.same is not None and slot.same.waiting > 0
+        if not self._keeps or slot.prompt is None or (slot.held < BLOCK and not awaited):
             self.clear(slot)
 
     def vacant_slot(self, row: Sequence) -> Slot:

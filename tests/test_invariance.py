@@ -1,0 +1,98 @@
+"""One job, run in every way that is not to matter: data/ has the same bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from operators.tuning import CACHE_VARIABLE
+from pipeline.__main__ import main
+from pipeline.errors import ExitCode
+
+SAMPLINGS = {"greedy": (), "warm": ("sampling.temperature=1.0", "sampling.n=2")}
+PLAIN = tuple(
+    f"runtime.optimise.{name}=false"
+    for name in (
+        *("grouped_prefill", "padded_prefill", "prefix_sharing", "sample_sharing", "identical_rows"),
+        "longest_first",
+    )
+)
+WAYS = {
+    "one slot": ("runtime.slots=1",),
+    "two slots": ("runtime.slots=2",),
+    "seven slots, shuffled": ("runtime.slots=7", "runtime.shuffle_window=5", "runtime.optimise.longest_first=false"),
+    "sixteen slots": ("runtime.slots=16",),
+    "two contexts": ("runtime.slots=3", "runtime.contexts=2"),
+    "rows that give up their slot": ("runtime.slots=5", "runtime.preempt_every=3"),
+    "nothing shared": ("runtime.slots=5", *PLAIN),
+    "holes": ("runtime.slots=5", "runtime.optimise.compaction=false"),
+    "much padding": ("runtime.slots=8", "runtime.pad_tokens=40"),
+    "short pieces": ("runtime.slots=5", "runtime.n_ubatch=128", "runtime.n_batch=128"),
+    "late refill": ("runtime.slots=6", "runtime.refill=4"),
+    "a calibration": ("runtime=auto",),
+    "no journal": ("runtime.slots=5", "store.enabled=false"),
+}
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory) -> Path:
+    """Prompts of 5 to 400 tokens: strangers, two families, and some that are there twice."""
+    words = [f"{'abcdefghij'[i % 10]}{i}" for i in range(120)]
+    head = " ".join(words[:25])
+    long_head = " ".join(words[:70])
+    texts = [" ".join(words[i : i + n]) for i, n in enumerate((1, 2, 5, 9, 14, 18, 20, 22, 26, 40, 60, 80, 100))]
+    texts += [f"{head} {word}" for word in words[30:37]] + [f"{long_head} {' '.join(words[i : i + 30])}" for i in range(6)]
+    texts += texts[3:6]
+    path = tmp_path_factory.mktemp("data") / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def bytes_of(prompts, tmp_path_factory):
+    """The digest of data/ after a run with these settings."""
+    number = itertools.count()
+
+    def run(*settings: str) -> str:
+        out = tmp_path_factory.mktemp("run") / str(next(number))
+        given = ("model=tiny", f"data.path={prompts}", "sampling.max_tokens=16", "chunk_rows=11", "progress=none")
+        assert main(["job=generate", *given, f"output_dir={out}", *settings]) == ExitCode.DONE
+        shards = sorted((out / "data").glob("*.parquet"))
+        assert len(shards) == 3
+        return hashlib.sha256(b"".join(path.read_bytes() for path in shards)).hexdigest()
+
+    return run
+
+
+@pytest.fixture(scope="module", params=SAMPLINGS)
+def expected(request, bytes_of) -> tuple[tuple[str, ...], str]:
+    sampling = SAMPLINGS[request.param]
+    return sampling, bytes_of("runtime.slots=4", *sampling)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_same_bytes(expected, bytes_of, way, tmp_path, monkeypatch):
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    sampling, digest = expected
+    assert bytes_of(*WAYS[way], *sampling) == digest
+
+
+def test_another_seed_gives_other_bytes(bytes_of):
+    """The comparison above can fail."""
+    warm = SAMPLINGS["warm"]
+    assert bytes_of("seed=1", *warm) != bytes_of("seed=2", *warm)
+
+
+def test_the_prompts_are_of_the_lengths_that_matter(prompts, tmp_path):
+    out = tmp_path / "out"
+    main(["job=generate", "model=tiny", f"data.path={prompts}", "sampling.max_tokens=1", f"output_dir={out}"])
+    lengths = [n for path in (out / "data").glob("*.parquet") for n in pq.read_table(path)["prompt_token_count"].to_pylist()]
+    assert min(lengths) < 20
+    assert max(lengths) > 300
+    assert any(56 <= n < 64 for n in lengths)
+    assert any(64 <= n < 80 for n in lengths)
