@@ -187,7 +187,14 @@ class Generate:
         self._take_engine(
             runtime.resource(
                 ("tuned", self._model.fingerprint(), repr(self._engine_settings)),
-                lambda: tuned(self._engine_settings, self._model, lengths, runtime.output_dir, runtime.log),
+                lambda: tuned(
+                    self._engine_settings,
+                    self._model,
+                    lengths,
+                    self._sampling.max_tokens,
+                    runtime.output_dir,
+                    runtime.log,
+                ),
             )
         )
 
@@ -234,9 +241,11 @@ class Generate:
                 row.priority = priorities[_place(row).index]
 
     def _known(self, rows: Sequence[Row]) -> dict[bytes, StoredCompletion]:
+        if self._store is None:
+            return {}
         for row in rows:
             row.key = self._keys.key(key_parameters(row), row.prompt)
-        return {} if self._store is None else self._store.find([row.key for row in rows])
+        return self._store.find([row.key for row in rows])
 
     def _recall(self, row: Row, stored: StoredCompletion) -> Completion:
         row.tokens = list(stored.ids)

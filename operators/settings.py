@@ -20,7 +20,15 @@ KV_LAYOUTS = ("per_sequence", "unified")
 KV_TYPES = ("f16", "f32", "q8_0")
 ADMISSIONS = ("reserve", "optimistic")
 MAX_SLOTS = 255
-OPEN: dict[str, Any] = {"slots": 0, "threads": 0, "kv": "auto", "n_batch": 0, "n_ubatch": 0, "pad_tokens": -1}
+OPEN: dict[str, Any] = {
+    "slots": 0,
+    "threads": 0,
+    "kv": "auto",
+    "n_batch": 0,
+    "n_ubatch": 0,
+    "pad_tokens": -1,
+    "flash_attention": None,
+}
 """Values of EngineSettings that leave their key open, for a calibration to choose."""
 KERNEL_TOKENS = 64
 """CPU flash attention computes this many tokens of a row and more with another kernel than fewer."""
@@ -232,7 +240,8 @@ class EngineSettings:
         n_batch: prompt tokens at most in one call.
         n_ubatch: tokens that llama.cpp computes at once; longer prompts are cut here.
         pad_tokens: prompts that are up to this much shorter are padded to compute them in one call.
-        flash_attention: use llama.cpp's flash attention kernels.
+        flash_attention: use llama.cpp's flash attention kernels; null leaves it open. On the CPU they pay for short
+            rows and not for long ones.
         lookahead_rows: rows that are sorted by length at a time.
         priority: a column, or an SQL expression over the columns, that is a number: of the rows that wait those with
             the highest are admitted first. A row never waits longer than for the end of its chunk and the next.
@@ -254,7 +263,7 @@ class EngineSettings:
     n_batch: int = field(default=2048, metadata=NOT_IN_DATA)
     n_ubatch: int = field(default=512, metadata=NOT_IN_DATA)
     pad_tokens: int = field(default=4, metadata=NOT_IN_DATA)
-    flash_attention: bool = True
+    flash_attention: bool | None = True
     lookahead_rows: int = field(default=256, metadata=NOT_IN_DATA)
     refill: int = field(default=1, metadata=NOT_IN_DATA)
     deterministic: bool = True

@@ -18,22 +18,33 @@ from operators.settings import EngineSettings, usable_cores
 CHOICE_FILE = "autotune.json"
 """In the output directory: what was chosen for this run, so that a resumed one does the same."""
 CACHE_VARIABLE = "LLAMA_PIPELINE_CACHE"
+_BUSY_LOAD = 0.6
+"""Load average a core (over the last minute; this process has hardly begun) above which the machine is not quiet."""
 _GRAIN = 64
 """Prompts whose lengths fall into one step of this many tokens are taken for alike."""
 
 
 def tuned(
-    settings: EngineSettings, model: Model, prompt_tokens: Sequence[int], output_dir: Path, log: logging.Logger
+    settings: EngineSettings,
+    model: Model,
+    prompt_tokens: Sequence[int],
+    new_tokens: int,
+    output_dir: Path,
+    log: logging.Logger,
 ) -> EngineSettings:
     """`settings` with a value for all that they leave open (0 or `auto`).
 
     The choice of this run's earlier attempt is taken, or else that of an earlier run with the same model, machine and
     like lengths, or else there is a calibration. What is chosen and why goes to the log.
+
+    Args:
+        prompt_tokens: lengths of the first prompts.
+        new_tokens: length of a completion at most.
     """
     if not settings.open_keys():
         return settings
     pinned = output_dir / CHOICE_FILE
-    cached = _cache_file(settings, model, prompt_tokens)
+    cached = _cache_file(settings, model, prompt_tokens, new_tokens)
     for path, whence in ((pinned, "an earlier attempt of this run"), (cached, "an earlier run")):
         choice = _read(path, settings)
         if choice is not None:
@@ -41,10 +52,14 @@ def tuned(
             break
     else:
         log.info("runtime: calibrating %s", ", ".join(settings.open_keys()))
-        choice = Calibration(model.lease_apart, settings, prompt_tokens, free_memory()).choose()
+        busy = is_busy()
+        choice = Calibration(model.lease_apart, settings, prompt_tokens, new_tokens, free_memory()).choose()
         for reason in choice.reasons:
             log.info("runtime.%s", reason)
-        _write(cached, choice)
+        if busy:
+            log.warning("other processes kept the machine busy meanwhile: the choice is for this run alone")
+        else:
+            _write(cached, choice)
     _write(pinned, choice)
     return choice.apply(settings)
 
@@ -65,6 +80,11 @@ def free_memory() -> int:
     return max(available, 0)
 
 
+def is_busy() -> bool:
+    """Whether other work keeps the cores busy, so that what is measured now does not hold later."""
+    return hasattr(os, "getloadavg") and os.getloadavg()[0] > usable_cores() * _BUSY_LOAD
+
+
 def cache_folder() -> Path:
     """Where choices are kept between runs: $LLAMA_PIPELINE_CACHE, or a folder in the user's cache."""
     given = os.environ.get(CACHE_VARIABLE)
@@ -74,9 +94,16 @@ def cache_folder() -> Path:
     return (Path(home) if home else Path.home() / ".cache") / "llama-pipeline"
 
 
-def _cache_file(settings: EngineSettings, model: Model, prompt_tokens: Sequence[int]) -> Path:
+def _cache_file(settings: EngineSettings, model: Model, prompt_tokens: Sequence[int], new_tokens: int) -> Path:
     middle = sorted(prompt_tokens)[len(prompt_tokens) // 2] if len(prompt_tokens) else 0
-    what = (asdict(settings), model.fingerprint(), middle // _GRAIN, platform.machine(), platform.processor())
+    what = (
+        asdict(settings),
+        model.fingerprint(),
+        middle // _GRAIN,
+        new_tokens // _GRAIN,
+        platform.machine(),
+        platform.processor(),
+    )
     digest = hashlib.sha256(repr((what, platform.node(), usable_cores())).encode()).hexdigest()[:16]
     return cache_folder() / f"autotune-{digest}.json"
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from operators.decoding.sequence import Sequence
+from operators.requests import key_parameters
 
 
 class Twins:
-    """The rows that a node has in flight, by content key.
-
-    Two rows have one key if everything that can change their text is equal: the prompt, the sampling values, and the
+    """The rows that a node has in flight, by all that can change their text: the prompt, the sampling values, and the
     seed unless they are greedy.
 
     Args:
@@ -17,7 +18,7 @@ class Twins:
 
     def __init__(self, *, enabled: bool) -> None:
         self._enabled = enabled
-        self._others: dict[bytes, list[Sequence]] = {}
+        self._others: dict[Hashable, list[Sequence]] = {}
         self.waiting = 0
         """Rows that wait for another one."""
         self.served = 0
@@ -27,9 +28,10 @@ class Twins:
         """Whether `row` waits for one that is generated already; if not, others may wait for it from now on."""
         if not self._enabled:
             return False
-        others = self._others.get(row.key)
+        fate = _fate(row)
+        others = self._others.get(fate)
         if others is None:
-            self._others[row.key] = []
+            self._others[fate] = []
             return False
         others.append(row)
         self.waiting += 1
@@ -37,7 +39,7 @@ class Twins:
 
     def of(self, row: Sequence) -> list[Sequence]:
         """`row` is finished: those that waited for it, as finished as it is."""
-        others = self._others.pop(row.key, [])
+        others = self._others.pop(_fate(row), []) if self._enabled else []
         for other in others:
             other.tokens = row.tokens
             other.stops, other.scores = row.stops, row.scores
@@ -46,3 +48,8 @@ class Twins:
         self.waiting -= len(others)
         self.served += len(others)
         return others
+
+
+def _fate(row: Sequence) -> Hashable:
+    """What two rows have in common that come out the same: their content key, or all that is in it."""
+    return row.key or (row.prompt.tobytes(), key_parameters(row))

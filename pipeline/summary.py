@@ -92,6 +92,8 @@ def _token_lines(o: Outcome) -> list[str]:
     if o.tokens_in or o.tokens_out:
         rate = f" ({o.tokens_in / o.wall_s:,.0f} and {o.tokens_out / o.wall_s:,.0f} tokens/s)" if o.wall_s > 0 else ""
         lines.append(f"tokens      {o.tokens_in:,} in, {o.tokens_out:,} out{rate}")
+    if shared := o.totals.get("shared_tokens"):
+        lines.append(f"shared      {shared:,.0f} of the prompt tokens were computed for another row")
     if steps := o.totals.get("slot_steps"):
         lines.append(
             f"slots       {o.totals.get('slot_steps_used', 0) / steps:.1%} of the slots were decoding on average"

@@ -7,9 +7,11 @@ import itertools
 import json
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from operators.llama.make_model import write_model
 from operators.tuning import CACHE_VARIABLE
 from pipeline.__main__ import main
 from pipeline.errors import ExitCode
@@ -46,7 +48,9 @@ def prompts(tmp_path_factory) -> Path:
     head = " ".join(words[:25])
     long_head = " ".join(words[:70])
     texts = [" ".join(words[i : i + n]) for i, n in enumerate((1, 2, 5, 9, 14, 18, 20, 22, 26, 40, 60, 80, 100))]
-    texts += [f"{head} {word}" for word in words[30:37]] + [f"{long_head} {' '.join(words[i : i + 30])}" for i in range(6)]
+    texts += [f"{head} {word}" for word in words[30:37]] + [
+        f"{long_head} {' '.join(words[i : i + 30])}" for i in range(6)
+    ]
     texts += texts[3:6]
     path = tmp_path_factory.mktemp("data") / "prompts.jsonl"
     path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts), encoding="utf-8")
@@ -60,13 +64,17 @@ def bytes_of(prompts, tmp_path_factory):
 
     def run(*settings: str) -> str:
         out = tmp_path_factory.mktemp("run") / str(next(number))
-        given = ("model=tiny", f"data.path={prompts}", "sampling.max_tokens=16", "chunk_rows=11", "progress=none")
-        assert main(["job=generate", *given, f"output_dir={out}", *settings]) == ExitCode.DONE
-        shards = sorted((out / "data").glob("*.parquet"))
-        assert len(shards) == 3
-        return hashlib.sha256(b"".join(path.read_bytes() for path in shards)).hexdigest()
+        return digest_of(out, "model=tiny", f"data.path={prompts}", "chunk_rows=11", *settings)
 
     return run
+
+
+def digest_of(out: Path, *settings: str) -> str:
+    given = ("sampling.max_tokens=16", "progress=none", f"output_dir={out}")
+    assert main(["job=generate", *given, *settings]) == ExitCode.DONE
+    shards = sorted((out / "data").glob("*.parquet"))
+    assert len(shards) > 1
+    return hashlib.sha256(b"".join(path.read_bytes() for path in shards)).hexdigest()
 
 
 @pytest.fixture(scope="module", params=SAMPLINGS)
@@ -91,8 +99,69 @@ def test_another_seed_gives_other_bytes(bytes_of):
 def test_the_prompts_are_of_the_lengths_that_matter(prompts, tmp_path):
     out = tmp_path / "out"
     main(["job=generate", "model=tiny", f"data.path={prompts}", "sampling.max_tokens=1", f"output_dir={out}"])
-    lengths = [n for path in (out / "data").glob("*.parquet") for n in pq.read_table(path)["prompt_token_count"].to_pylist()]
+    lengths = [
+        n for path in (out / "data").glob("*.parquet") for n in pq.read_table(path)["prompt_token_count"].to_pylist()
+    ]
     assert min(lengths) < 20
     assert max(lengths) > 300
     assert any(56 <= n < 64 for n in lengths)
     assert any(64 <= n < 80 for n in lengths)
+
+
+FEW_WAYS = (
+    "one slot",
+    "two slots",
+    "seven slots, shuffled",
+    "sixteen slots",
+    "two contexts",
+    "rows that give up their slot",
+)
+
+
+@pytest.fixture(scope="module")
+def two_hundred(tmp_path_factory) -> tuple[str, ...]:
+    """200 prompts of 5 to 700 tokens, and a model with random weights that takes them."""
+    folder = tmp_path_factory.mktemp("two-hundred")
+    write_model(folder / "model.gguf", file_type="q8_0")
+    random = np.random.default_rng(0)
+    lengths = [
+        5,
+        62,
+        63,
+        64,
+        65,
+        127,
+        128,
+        129,
+        511,
+        512,
+        513,
+        700,
+        *random.geometric(1 / 60, 188).clip(5, 700).tolist(),
+    ]
+    # The built-in vocabulary has a token for each byte; digits merge with nothing.
+    texts = ["".join(random.choice(list("0123456789"), n)) for n in lengths]
+    path = folder / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts), encoding="utf-8")
+    return (
+        *("model=gguf", f"model.path={folder / 'model.gguf'}", f"data.path={path}", "chunk_rows=64"),
+        *("nodes.render.op.template='{{ prompt }}'", "sampling.ignore_eos=true", "runtime.max_sequence_tokens=1024"),
+    )
+
+
+@pytest.fixture(scope="module", params=["sampling.temperature=0", "sampling.temperature=1"])
+def reference(request, two_hundred, tmp_path_factory) -> tuple[str, str]:
+    out = tmp_path_factory.mktemp("reference") / "out"
+    digest = digest_of(out, *two_hundred, request.param, "runtime.slots=11")
+    counts = [
+        n for path in (out / "data").glob("*.parquet") for n in pq.read_table(path)["prompt_token_count"].to_pylist()
+    ]
+    assert len(counts) == 200
+    assert (min(counts), max(counts)) == (5, 700)
+    return request.param, digest
+
+
+@pytest.mark.parametrize("way", FEW_WAYS)
+def test_two_hundred_rows_of_5_to_700_tokens(reference, two_hundred, way, tmp_path):
+    temperature, digest = reference
+    assert digest_of(tmp_path / "out", *two_hundred, temperature, *WAYS[way]) == digest

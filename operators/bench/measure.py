@@ -86,6 +86,11 @@ class Measure(BaseOperator):
             self._model = replace(model, path=_absolute(model.path)) if model.path else model
         self._sampling = sampling
         self._runtime = runtime
+        if runtime.open_keys():
+            raise ConfigError(
+                f"runtime leaves {', '.join(runtime.open_keys())} open, and a benchmark compares under given settings:"
+                " leave out runtime=auto, and give what the run.log of a job with it says was chosen"
+            )
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
         """Adds the figures.

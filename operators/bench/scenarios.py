@@ -112,13 +112,14 @@ PEERS = (
 
 
 def _samples(n: int) -> Scenario:
-    apart = ("runtime.optimise.identical_rows=false", "runtime.optimise.prefix_sharing=false")
+    apart = tuple(f"runtime.optimise.{key}=false" for key in ("identical_rows", "prefix_sharing", "sample_sharing"))
     return Scenario(
-        f"{n} samples of each prompt, against {n} rows with its text",
+        f"{n} samples of 16 tokens of each prompt, against {n} rows with its text that share nothing",
         (
             Contender(f"n={n}", Kind.JOB, (f"sampling.n={n}",)),
             Contender(f"{n} rows", Kind.JOB, apart, copies=n),
         ),
+        Recipe(16, 16),
         sampling={**EXACT_LENGTHS, "temperature": 0.8},
     )
 
@@ -129,7 +130,16 @@ def _outputs(low: int, high: int) -> Scenario:
 
 FEW_SHOT = Scenario(
     "worked examples before every question: a long prefix that all rows share",
-    (JOB, SERVER),
+    (
+        JOB,
+        Contender("job, no flash attention", Kind.JOB, ("runtime.flash_attention=false",)),
+        Contender(
+            "job, unified KV",
+            Kind.JOB,
+            ("runtime.flash_attention=false", "runtime.kv=unified", "runtime.deterministic=false"),
+        ),
+        SERVER,
+    ),
     Recipe(few_shot=True),
     share_prefix=True,
 )
@@ -148,6 +158,10 @@ SCENARIOS: Mapping[str, Scenario] = {
         {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
     ),
     "few_shot": FEW_SHOT,
+    "deterministic": Scenario(
+        "what it costs that no text depends on its neighbours",
+        (JOB, Contender("not deterministic", Kind.JOB, ("runtime.deterministic=false",))),
+    ),
     "samples_4": _samples(4),
     "samples_8": _samples(8),
     "outputs_10_50": _outputs(10, 50),

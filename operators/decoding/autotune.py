@@ -19,14 +19,16 @@ from operators.settings import MAX_SLOTS, EngineSettings, usable_cores
 from pipeline.meter import Clock
 
 TOLERANCE = 1.04
-SLOTS = (4, 8, 16, 32, 64, 128)
+SLOTS = (4, 8, 16, 32, 64)
 UBATCHES = (128, 256, 512, 1024)
 MOST_PAD_TOKENS = 32
 _LONGEST_CALL_S = 1.5
 """A call that takes longer is not made larger: it has long streamed the weights for more tokens than it pays."""
 _MEMORY_SHARE = 0.5
 """Of the memory that is free, for the KV cache."""
-_DEPTH = 256
+_FEW_CORES = 2
+"""So many are all used, without a measurement: half of them was never faster."""
+_DEPTH = 512
 """Tokens of a prompt that are computed at most to measure what a step costs behind it."""
 
 Lease = Callable[[EngineSettings], tuple[Decoder, Callable[[], None]]]
@@ -51,6 +53,7 @@ class Calibration:
         lease: gives a decoder for settings, and what frees it.
         settings: of the job; what is open in them is to be chosen.
         prompt_tokens: lengths of the first prompts.
+        new_tokens: length of a completion at most.
         free_bytes: memory that may be used.
         clock: seconds.
     """
@@ -60,12 +63,15 @@ class Calibration:
         lease: Lease,
         settings: EngineSettings,
         prompt_tokens: Sequence[int],
+        new_tokens: int,
         free_bytes: int,
         clock: Clock = time.perf_counter,
     ) -> None:
         self._lease = lease
         self._settings = settings
-        self._depth = int(np.clip(np.median(prompt_tokens) if len(prompt_tokens) else 64, 2, _DEPTH))
+        # Halfway through its completion a row is as deep as on average.
+        middle = (np.median(prompt_tokens) if len(prompt_tokens) else 64) + new_tokens // 2
+        self._depth = int(np.clip(middle, 2, _DEPTH))
         self._free_bytes = free_bytes
         self._clock = clock
         self._open = settings.open_keys()
@@ -79,6 +85,8 @@ class Calibration:
             choice.values["kv"] = "per_sequence"
         if "threads" in self._open:
             self._choose_threads(known, choice)
+        if "flash_attention" in self._open:
+            self._choose_attention(known, choice)
         known = replace(known, **choice.values)
         if "n_ubatch" in self._open or "pad_tokens" in self._open:
             self._choose_prefill(known, choice)
@@ -92,16 +100,34 @@ class Calibration:
 
     def _choose_threads(self, known: EngineSettings, choice: Choice) -> None:
         cores = usable_cores()
+        if cores <= _FEW_CORES:
+            choice.values["threads"] = cores
+            return
         tried = {n: self._step_s(replace(known, slots=8, threads=n), [8])[8] for n in sorted({cores, -(-cores // 2)})}
         best = _least_within(tried)
         choice.values["threads"] = best
         choice.reasons.append(f"threads={best}: a step of 8 rows takes {_milliseconds(tried)} with as many threads")
 
+    def _choose_attention(self, known: EngineSettings, choice: Choice) -> None:
+        slots = 8
+        tried = {
+            on: self._step_s(replace(known, slots=slots, flash_attention=on, **choice.values), [slots])[slots]
+            for on in (True, False)
+        }
+        # It saves memory, and prompts are read faster with it: without it a step must be clearly faster.
+        best = tried[True] <= TOLERANCE * tried[False]
+        choice.values["flash_attention"] = best
+        named = {("with" if on else "without"): seconds for on, seconds in tried.items()}
+        choice.reasons.append(
+            f"flash_attention={str(best).lower()}: a step of {slots} rows {self._depth} tokens deep takes"
+            f" {_milliseconds(named)}"
+        )
+
     def _choose_slots(self, known: EngineSettings, choice: Choice) -> None:
         row_bytes = self._row_bytes(known)
         fit = max(1, int(_MEMORY_SHARE * self._free_bytes // row_bytes))
         sizes = [n for n in SLOTS if n <= min(fit, MAX_SLOTS)] or [fit]
-        steps = self._step_s(replace(known, slots=sizes[-1], n_ubatch=max(known.n_ubatch, sizes[-1])), sizes)
+        steps = self._step_s(replace(known, slots=sizes[-1]), sizes)
         each = {n: seconds / n for n, seconds in steps.items()}
         best = _least_within(each)
         choice.values["slots"] = best
@@ -155,15 +181,28 @@ class Calibration:
             give_back()
 
     def _step_s(self, settings: EngineSettings, sizes: Sequence[int]) -> dict[int, float]:
-        """Seconds of a decode step of so many rows, each behind a prompt of the job's usual length."""
-        decoder, give_back = self._lease(settings)
+        """Seconds of a decode step of so many rows, each behind a prompt of the job's usual length.
+
+        Of ascending sizes those that come after the first that gains nothing are left out.
+        """
+        # A context with no more cells than are needed: to make one takes time, too.
+        depth = min(self._depth, (settings.max_sequence_tokens or self._depth + 1) - 1)
+        batch = max(settings.n_batch, settings.n_ubatch, depth, max(sizes))
+        decoder, give_back = self._lease(
+            replace(settings, max_sequence_tokens=depth + 1, n_ctx=None, n_batch=batch, n_ubatch=batch)
+        )
         try:
-            depth = min(self._depth, decoder.shape.max_sequence_tokens - 4)
             self._compute(decoder, 0, depth)
             saved = decoder.save(0)
-            for slot in range(1, max(sizes)):
-                decoder.restore(slot, saved)
-            return {rows: self._timed(partial(self._step, decoder, rows, depth)) for rows in sizes}
+            took: dict[int, float] = {}
+            for rows in sizes:
+                for slot in range(len(took) and max(took), rows):
+                    if slot:
+                        decoder.restore(slot, saved)
+                took[rows] = self._timed(partial(self._step, decoder, rows, depth))
+                if len(took) > 1 and took[rows] / rows * TOLERANCE > min(took[n] / n for n in took if n < rows):
+                    break
+            return took
         finally:
             give_back()
 

@@ -44,6 +44,7 @@ class FakeDecoder:
         """For each call the slots of its tokens' rows, in order, without repeats."""
         self.keep_calls = False
         self.partial = True
+        self.lone_tokens = 0
         self._fail = fail
         # The hash after each token: of slot s after n tokens at [s, n].
         self._hashes = np.zeros((shape.slots + 1, shape.max_sequence_tokens + 1), np.uint64)

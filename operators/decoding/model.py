@@ -130,6 +130,8 @@ class Decoder(Protocol):
     batch: BatchBuffer
     partial: bool
     """Whether it can forget the end of a row, and copy the beginning; recurrent models cannot."""
+    lone_tokens: int
+    """A row of fewer tokens has the same logits, to the bit, when it decodes alone and in company; 0: none has."""
 
     def decode(self) -> Logits:
         """Run `batch`; float32 [outputs, n_vocab] in batch order, a view that holds until the next call.

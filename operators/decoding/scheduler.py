@@ -212,8 +212,8 @@ class Scheduler:
         self._sharing.clear(self.slots.release(row))
 
     def _slot_beside(self, rows: list[Sequence]) -> int | None:
-        """The backend computes a lone row with other kernels; a token in the slot beside it keeps its bits."""
-        if len(rows) > 1 or not self._shape.deterministic:
+        """Where the backend computes a lone row with other kernels, a token in the slot beside it keeps its bits."""
+        if len(rows) > 1 or not self._shape.deterministic or rows[0].n_past < self._decoder.lone_tokens:
             return None
         neighbour = rows[0].slot + 1
         if neighbour < self.slots.size:

@@ -30,6 +30,7 @@ class LlamaContext:
         model: handle of a loaded llama_model.
         n_vocab: words of its vocabulary.
         shape: the sizes.
+        lone_tokens: see Decoder.lone_tokens.
         threads: CPU threads.
         flash_attention: let llama.cpp use its flash attention kernels.
         kv_type: how the KV cache is stored, a key of KV_TYPES.
@@ -45,12 +46,14 @@ class LlamaContext:
         n_vocab: int,
         shape: DecoderShape,
         *,
+        lone_tokens: int,
         threads: int,
         flash_attention: bool,
         kv_type: str,
         on_cpu: bool,
     ) -> None:
         self.shape = shape
+        self.lone_tokens = lone_tokens
         self.n_vocab = n_vocab
         self.batch = BatchBuffer(shape.n_batch)
         self._tables = _PointerTables(self.batch)

@@ -17,6 +17,7 @@ With AMX neither was measured, and llama.cpp's choice is left alone.
 from __future__ import annotations
 
 import os
+import platform
 
 import llama_cpp
 
@@ -44,6 +45,29 @@ EXACT = K_QUANTS | {
     llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0,
 }
 """File types whose logits were found to be the same to the bit in any company (tests/llama/test_decoding.py)."""
+
+
+_LONE_ANYWHERE = K_QUANTS | {llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0, llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0}
+_LONE_WITH_AMX = frozenset({llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0})
+_SPLIT_FROM = 512
+"""Cells from which flash attention splits a lone row among the threads (ggml-cpu/ops.cpp); cells are counted in steps
+of 256."""
+_CELL_STEP = 256
+
+
+def lone_tokens(file_type: int | None, *, flash_attention: bool, longest: int) -> int:
+    """How deep a row may be for its logits to be the same, to the bit, when it is computed alone and in company.
+
+    Floating-point weights have other kernels for a lone row, at any depth. Quantised ones have not, but flash attention
+    has from _SPLIT_FROM cells up (seen on x86 for each of these types; with AMX for Q8_0 only).
+
+    Returns:
+        tokens; 0: never alone; `longest`: at any depth.
+    """
+    known = _LONE_WITH_AMX if has_amx() else _LONE_ANYWHERE
+    if platform.machine().lower() not in ("x86_64", "amd64") or file_type not in known:
+        return 0
+    return _SPLIT_FROM - _CELL_STEP if flash_attention else longest
 
 
 def has_amx() -> bool:

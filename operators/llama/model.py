@@ -15,7 +15,7 @@ import numpy.typing as npt
 from operators.decoding.model import ModelFacts, TokenIds, decoder_shape
 from operators.llama.context import LlamaContext
 from operators.llama.header import read_header
-from operators.llama.kernels import K_QUANTS, is_exact, keep_rows_apart, repacks
+from operators.llama.kernels import K_QUANTS, is_exact, keep_rows_apart, lone_tokens, repacks
 from operators.llama.library import initialise, last_errors
 from operators.llama.pool import ContextPool
 from operators.settings import EngineSettings, ModelSettings, usable_cores
@@ -136,15 +136,21 @@ class LlamaModel:
     def _context(self, settings: EngineSettings) -> LlamaContext:
         if not keep_rows_apart(settings.deterministic) and self._file_type in K_QUANTS:
             self.exact = False
+        shape = decoder_shape(settings, self.n_ctx_train)
+        flash = settings.flash_attention is not False
         return LlamaContext(
             self._model,
             self.n_vocab,
-            decoder_shape(settings, self.n_ctx_train),
+            shape,
+            lone_tokens=self._lone_tokens(flash, shape.max_sequence_tokens),
             threads=settings.threads or usable_cores(),
-            flash_attention=settings.flash_attention,
+            flash_attention=flash,
             kv_type=settings.kv_type,
             on_cpu=self.is_cpu,
         )
+
+    def _lone_tokens(self, flash: bool, longest: int) -> int:
+        return lone_tokens(self._file_type, flash_attention=flash, longest=longest) if self.is_cpu else 0
 
     def close(self) -> None:
         """Free the contexts and the model."""

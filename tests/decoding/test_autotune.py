@@ -40,7 +40,7 @@ def choose(
         opened.append(1)
         return Costly(settings, cost), opened.clear
 
-    choice = Calibration(lease, settings, [50, 70, 90], free_bytes, lambda: Costly.clock).choose()
+    choice = Calibration(lease, settings, [50, 70, 90], 64, free_bytes, lambda: Costly.clock).choose()
     assert not opened  # every context is freed
     return choice
 
@@ -54,13 +54,13 @@ def test_where_a_row_costs_as_much_in_any_company_few_slots_are_taken():
 
 
 def test_where_weights_cost_most_many_slots_are_taken():
-    assert choose(linear(1.0, 0.0001)).values["slots"] == 128
+    assert choose(linear(1.0, 0.0001)).values["slots"] == 64
 
 
 def test_the_least_number_of_slots_within_the_tolerance():
-    # (0.1 + 0.01 n) / n: 8: 0.0225, 16: 0.01625, 32: 0.0131, 64: 0.0116, 128: 0.0108
-    assert choose(linear(0.1, 0.01)).values["slots"] == 128
-    assert choose(linear(0.02, 0.01)).values["slots"] == 64
+    # (f + 0.01 n) / n for f = 0.1: 8: 0.0225, 16: 0.01625, 32: 0.0131, 64: 0.0116; for f = 0.02: 16: 0.0113, 32: 0.0106
+    assert choose(linear(0.1, 0.01)).values["slots"] == 64
+    assert choose(linear(0.02, 0.01)).values["slots"] == 32
 
 
 def test_memory_bounds_the_slots():
@@ -103,6 +103,15 @@ def test_the_layout_is_measured_where_it_may_be_chosen():
     assert choose(unified_is_faster).values["kv"] == "per_sequence"
     settings = EngineSettings(**OPEN, deterministic=False)
     assert choose(unified_is_faster, settings).apply(settings).kv == "unified"
+
+
+def test_flash_attention_is_dropped_where_steps_are_clearly_faster_without():
+    def cost(without: float) -> Callable[[int, int, EngineSettings], float]:
+        return lambda tokens, rows, settings: 1.0 if settings.flash_attention else without
+
+    assert choose(cost(0.5)).values["flash_attention"] is False
+    assert choose(cost(0.98)).values["flash_attention"] is True
+    assert choose(cost(1.5)).values["flash_attention"] is True
 
 
 def test_threads_are_measured(monkeypatch):

@@ -52,6 +52,37 @@ def test_pieces_of_the_same_kernel_give_the_same_bits(model: LlamaModel, length:
     give_back()
 
 
+def step(decoder: LlamaContext, past: int, *, company: bool) -> bytes:
+    """The logits of a decode step of a row with `past` tokens."""
+    decoder.clear()
+    decoder.batch.clear()
+    decoder.batch.add_spans([np.arange(past, dtype=np.int32) % 290], [0], [0], [2])
+    decoder.decode()
+    decoder.batch.clear()
+    slots = [0, 1] if company else [0]
+    decoder.batch.add_rows([7] * len(slots), [past, 0][: len(slots)], slots)
+    return decoder.decode()[0].tobytes()
+
+
+@pytest.mark.parametrize("model_file", EXACT, indirect=True)
+@pytest.mark.parametrize("flash_attention", [True, False])
+def test_a_row_may_be_alone_where_the_decoder_says_so(model: LlamaModel, flash_attention: bool):
+    settings = EngineSettings(slots=2, max_sequence_tokens=1024, flash_attention=flash_attention)
+    decoder, give_back = model.lease(settings)
+    for past in (2, 63, 64, 200, 255, 256, 300, 511, 600):
+        if past < decoder.lone_tokens:
+            assert step(decoder, past, company=False) == step(decoder, past, company=True), past
+    give_back()
+
+
+@pytest.mark.parametrize("model_file", ["q8_0"], indirect=True)
+def test_where_it_may_not_be_alone_bits_would_differ(model: LlamaModel):
+    """If this fails llama.cpp has changed for the better, and company costs time for nothing."""
+    decoder, give_back = model.lease(EngineSettings(slots=2, max_sequence_tokens=1024))
+    assert step(decoder, 300, company=False) != step(decoder, 300, company=True)
+    give_back()
+
+
 @pytest.mark.parametrize("model_file", ["q8_0"], indirect=True)
 def test_pieces_of_another_kernel_do_not(model: LlamaModel):
     """If this fails llama.cpp has changed for the better, and prompts may be cut anywhere."""

@@ -9,7 +9,7 @@ from operators.decoding.params import SamplingParams
 from operators.llama.model import LlamaModel
 from operators.settings import OptimiseSettings
 from tests.decoding.fixtures import only
-from tests.llama.test_decoding import COUNTS, complete, model, model_file
+from tests.llama.test_decoding import COUNTS, EXACT, complete, model, model_file
 
 __all__ = ["model", "model_file"]
 
@@ -55,6 +55,15 @@ def test_nor_does_any_of_them_alone(model, expected, name):
     )
     setattr(on, name, True)
     assert complete(model, rows, range(len(rows)), WARM, slots=7, optimise=on, pad_tokens=16) == expected
+
+
+@pytest.mark.parametrize("model_file", EXACT, indirect=True)
+def test_without_flash_attention_it_holds_too(model):
+    rows = texts()
+    how = {"flash_attention": False}
+    plain = complete(model, rows, range(len(rows)), WARM, slots=3, optimise=only(compaction=True), **how)
+    for slots in (1, 7, 16):
+        assert complete(model, rows, range(len(rows)), WARM, slots=slots, **how) == plain
 
 
 def test_holes_between_the_slots_change_no_bit(model, expected):

@@ -23,6 +23,11 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch):
+    monkeypatch.setattr(tuning, "is_busy", lambda: False)
+
+
 @pytest.fixture
 def calibrations(monkeypatch):
     made: list[int] = []
@@ -37,43 +42,53 @@ def calibrations(monkeypatch):
 
 
 def test_a_resumed_run_does_what_its_first_attempt_did(tmp_path, cache, calibrations):
-    first = tuning.tuned(AUTO, FakeModel(), [60], tmp_path, LOG)
+    first = tuning.tuned(AUTO, FakeModel(), [60], 20, tmp_path, LOG)
     for file in cache.iterdir():
         file.unlink()
     pinned = json.loads((tmp_path / tuning.CHOICE_FILE).read_text())
     pinned["values"]["slots"] = 3
     (tmp_path / tuning.CHOICE_FILE).write_text(json.dumps(pinned))
-    assert tuning.tuned(AUTO, FakeModel(), [900], tmp_path, LOG).slots == 3
+    assert tuning.tuned(AUTO, FakeModel(), [900], 20, tmp_path, LOG).slots == 3
     assert len(calibrations) == 1
     assert not first.open_keys()
 
 
 def test_the_next_run_with_like_prompts_needs_no_calibration(tmp_path, calibrations):
-    first = tuning.tuned(AUTO, FakeModel(), [60], tmp_path / "a", LOG)
-    assert tuning.tuned(AUTO, FakeModel(), [63], tmp_path / "b", LOG) == first
+    first = tuning.tuned(AUTO, FakeModel(), [60], 20, tmp_path / "a", LOG)
+    assert tuning.tuned(AUTO, FakeModel(), [63], 20, tmp_path / "b", LOG) == first
     assert len(calibrations) == 1
-    tuning.tuned(AUTO, FakeModel(), [600], tmp_path / "c", LOG)
+    tuning.tuned(AUTO, FakeModel(), [600], 20, tmp_path / "c", LOG)
+    assert len(calibrations) == 2
+
+
+def test_a_choice_made_beside_other_work_is_for_that_run_alone(tmp_path, cache, calibrations, monkeypatch, caplog):
+    monkeypatch.setattr(tuning, "is_busy", lambda: True)
+    tuning.tuned(AUTO, FakeModel(), [60], 20, tmp_path / "a", LOG)
+    assert "for this run alone" in caplog.text
+    tuning.tuned(AUTO, FakeModel(), [60], 20, tmp_path / "b", LOG)
+    assert len(calibrations) == 2
+    tuning.tuned(AUTO, FakeModel(), [60], 20, tmp_path / "a", LOG)
     assert len(calibrations) == 2
 
 
 def test_a_damaged_file_is_no_choice(tmp_path, cache, calibrations):
-    tuning.tuned(AUTO, FakeModel(), [60], tmp_path / "a", LOG)
+    tuning.tuned(AUTO, FakeModel(), [60], 20, tmp_path / "a", LOG)
     for file in cache.iterdir():
         file.write_text('{"values": {"slots": 16')
-    tuning.tuned(AUTO, FakeModel(), [60], tmp_path / "b", LOG)
+    tuning.tuned(AUTO, FakeModel(), [60], 20, tmp_path / "b", LOG)
     assert len(calibrations) == 2
 
 
 def test_a_cache_that_cannot_be_written_is_no_failure(tmp_path, monkeypatch, caplog):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(tuning.CACHE_VARIABLE, str(tmp_path / "file" / "cache"))
-    assert not tuning.tuned(AUTO, FakeModel(), [60], tmp_path, LOG).open_keys()
+    assert not tuning.tuned(AUTO, FakeModel(), [60], 20, tmp_path, LOG).open_keys()
     assert "cannot be written" in caplog.text
 
 
 def test_nothing_is_done_where_nothing_is_open(tmp_path, calibrations):
     settings = EngineSettings()
-    assert tuning.tuned(settings, FakeModel(), [60], tmp_path, LOG) is settings
+    assert tuning.tuned(settings, FakeModel(), [60], 20, tmp_path, LOG) is settings
     assert not calibrations
 
 
