@@ -14,8 +14,11 @@ from pipeline.state import STATE_FILE
 DATA, REJECTS, METRICS = "data", "rejects", "metrics"
 RUN_LOG, CONFIG, MANIFEST, STATUS, REPORT = "run.log", "config.yaml", "manifest.json", "status.json", "report.html"
 
+CHOICES = "autotune.json"
+"""What an operator chose by measuring, so that a resumed run does the same."""
+
 _PART = re.compile(r"part-\d+\.\w+(\.tmp)?")
-_OURS = (RUN_LOG, CONFIG, MANIFEST, STATUS, REPORT, STATE_FILE, f"{STATE_FILE}-wal", f"{STATE_FILE}-shm")
+_OURS = (RUN_LOG, CONFIG, MANIFEST, STATUS, REPORT, CHOICES, STATE_FILE, f"{STATE_FILE}-wal", f"{STATE_FILE}-shm")
 
 
 def refuse_foreign(directory: Path) -> None:

@@ -11,6 +11,7 @@ from operators import tuning
 from operators.decoding.autotune import Calibration, Choice
 from operators.decoding.fake import FakeModel
 from operators.settings import OPEN, EngineSettings, OptimiseSettings
+from pipeline.output_dir import CHOICES, wipe
 from tests.operators.test_generate import flow, generate, prompts
 
 AUTO = EngineSettings(**OPEN, max_sequence_tokens=256)
@@ -106,3 +107,11 @@ def test_a_job_that_leaves_all_open_gives_the_same_rows(tmp_path):
 
 def test_an_input_without_rows_is_no_problem(tmp_path):
     assert flow(tmp_path, [], generate(runtime=dict(OPEN) | {"optimise": OptimiseSettings()})).run() == []
+
+
+def test_a_run_that_begins_anew_chooses_anew(tmp_path):
+    """The engine, which wipes a directory, and the operator agree on the file's name."""
+    assert tuning.CHOICE_FILE == CHOICES
+    (tmp_path / CHOICES).write_text("{}")
+    wipe(tmp_path)
+    assert not (tmp_path / CHOICES).exists()
