@@ -7,7 +7,7 @@ import ctypes
 import llama_cpp
 import numpy as np
 
-from operators.decoding.model import BatchBuffer, DecodeFailed, DecoderShape, Logits
+from operators.decoding.model import BatchBuffer, DecodeFailed, DecoderShape, Logits, Wanted
 from operators.llama.library import last_errors
 from pipeline.errors import ConfigError
 
@@ -36,7 +36,7 @@ class LlamaContext:
         on_cpu: keep every operation on the CPU.
 
     Raises:
-        ConfigError: there is not enough memory for it.
+        ConfigError: there is not enough memory for it, or the model looks at what comes behind a token.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class LlamaContext:
         self.n_vocab = n_vocab
         self.batch = BatchBuffer(shape.n_batch)
         self._tables = _PointerTables(self.batch)
+        self._width: int = llama_cpp.llama_model_n_embd_out(model) if shape.wanted is Wanted.EMBEDDINGS else n_vocab
         params = _context_params(shape, threads, flash_attention, on_cpu)
         params.type_k = params.type_v = KV_TYPES[kv_type]
         recurrent = llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model)
@@ -65,9 +66,11 @@ class LlamaContext:
                 f" could be made ({last_errors()}); use fewer slots or shorter sequences"
             )
         self._memory = llama_cpp.llama_get_memory(self._context)
-        if not self._memory:
+        if not self._memory or not llama_cpp.llama_get_causal_attn(self._context):
+            self.close()
             raise ConfigError(
-                "the model's architecture keeps no KV cache (a diffusion model?); it cannot complete prompts"
+                "the model's architecture keeps no KV cache, or its attention is not causal (an encoder such as BERT, a"
+                " diffusion model?); it can neither complete prompts nor score or embed texts here"
             )
 
     def decode(self) -> Logits:
@@ -77,10 +80,12 @@ class LlamaContext:
         if code:
             raise DecodeFailed(code, f"llama_decode failed with {code}: {_CODES.get(code, last_errors())}")
         if not outputs:
-            return np.empty((0, self.n_vocab), np.float32)
-        first = ctypes.addressof(llama_cpp.llama_get_logits(self._context).contents)
-        flat = (ctypes.c_float * (outputs * self.n_vocab)).from_address(first)
-        return np.ctypeslib.as_array(flat).reshape(outputs, self.n_vocab)
+            return np.empty((0, self._width), np.float32)
+        embeds = self.shape.wanted is Wanted.EMBEDDINGS
+        get = llama_cpp.llama_get_embeddings if embeds else llama_cpp.llama_get_logits
+        first = ctypes.addressof(get(self._context).contents)
+        flat = (ctypes.c_float * (outputs * self._width)).from_address(first)
+        return np.ctypeslib.as_array(flat).reshape(outputs, self._width)
 
     def truncate(self, slot: int, length: int) -> None:
         """See Decoder.truncate."""
@@ -159,7 +164,10 @@ def _context_params(
     params.n_seq_max = streams(shape)
     params.n_batch = shape.n_batch
     params.n_ubatch = shape.n_ubatch
-    params.n_outputs_max = max(streams(shape), 2)
+    params.n_outputs_max = max(streams(shape), 2) if shape.wanted is Wanted.NEXT else shape.n_batch
+    if shape.wanted is Wanted.EMBEDDINGS:
+        params.embeddings = True
+        params.pooling_type = llama_cpp.LLAMA_POOLING_TYPE_NONE  # pooled here: its sums would depend on the neighbours
     params.n_threads = params.n_threads_batch = threads
     params.kv_unified = not shape.per_sequence
     params.flash_attn_type = (
