@@ -59,7 +59,7 @@ class LlamaContext:
         params.type_k = params.type_v = KV_TYPES[kv_type]
         recurrent = llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model)
         self.partial = not recurrent
-        self._context = llama_cpp.llama_init_from_model(model, params)
+        self._context = _new_context(model, params)
         if not self._context:
             raise ConfigError(
                 f"no context for runtime.slots={shape.slots} x max_sequence_tokens={shape.max_sequence_tokens}"
@@ -154,6 +154,17 @@ def streams(shape: DecoderShape) -> int:
     return max(shape.slots, 2) if shape.deterministic else shape.slots
 
 
+def _new_context(model: ctypes.c_void_p, params: llama_cpp.llama_context_params) -> ctypes.c_void_p | None:
+    """A context, None if there can be none. Its embeddings are those of the tokens, whatever pooling the model was made
+    for: pooled by llama.cpp they would depend on the neighbours, which share the sums."""
+    context: ctypes.c_void_p | None = llama_cpp.llama_init_from_model(model, params)
+    if context and params.embeddings and llama_cpp.llama_pooling_type(context) != llama_cpp.LLAMA_POOLING_TYPE_NONE:
+        llama_cpp.llama_free(context)
+        params.pooling_type = llama_cpp.LLAMA_POOLING_TYPE_NONE
+        context = llama_cpp.llama_init_from_model(model, params)
+    return context
+
+
 def _context_params(
     shape: DecoderShape, threads: int, flash_attention: bool, on_cpu: bool
 ) -> llama_cpp.llama_context_params:
@@ -167,7 +178,6 @@ def _context_params(
     params.n_outputs_max = max(streams(shape), 2) if shape.wanted is Wanted.NEXT else shape.n_batch
     if shape.wanted is Wanted.EMBEDDINGS:
         params.embeddings = True
-        params.pooling_type = llama_cpp.LLAMA_POOLING_TYPE_NONE  # pooled here: its sums would depend on the neighbours
     params.n_threads = params.n_threads_batch = threads
     params.kv_unified = not shape.per_sequence
     params.flash_attn_type = (

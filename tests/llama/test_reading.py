@@ -139,11 +139,12 @@ def their_embeddings(path: Path, pooling: str, *, normalize: bool) -> np.ndarray
 
 @pytest.fixture(scope="module")
 def framed(tmp_path_factory) -> Path:
-    """A model that wants a BOS before a text and an EOS behind it."""
+    """A model that wants a BOS before a text and an EOS behind it, and was made for the pooling `last`."""
     path = tmp_path_factory.mktemp("framed") / "framed.gguf"
     plain = builtin_vocabulary()
     values = [value for value in plain.values if value.key != Keys.Tokenizer.ADD_BOS]
     values += [MetaValue(key, True, GGUFValueType.BOOL) for key in (Keys.Tokenizer.ADD_BOS, Keys.Tokenizer.ADD_EOS)]
+    values.append(MetaValue(Keys.LLM.POOLING_TYPE.format(arch="qwen3"), 3, GGUFValueType.UINT32))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(make_model, "builtin_vocabulary", lambda: replace(plain, values=tuple(values)))
         make_model.write_model(path)
