@@ -79,15 +79,15 @@ class Reader:
         start = 0
         for count in pieces(len(fed[0]), self._room, self._least):
             end = start + count
-            # All tokens of a piece or none: the backend computes a lone output with other kernels.
-            outputs = [count if end > since else 0 for since in first]
+            # Two at least: the backend computes a lone output with other kernels.
+            outputs = [min(count, max(2, end - since)) if end > since else 0 for since in first]
             decoder.batch.clear()
             decoder.batch.add_spans([ids[start:end] for ids in fed], [start] * len(fed), list(range(len(fed))), outputs)
             rows = decoder.decode()
             row = 0
             for index, given in enumerate(outputs):
                 if given:
-                    yield Part(index, start, rows[row : row + 1] if lone else rows[row : row + given])
+                    yield Part(index, end - given, rows[row : row + 1] if lone else rows[row : row + given])
                 row += given
             start = end
 

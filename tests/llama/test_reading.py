@@ -54,7 +54,12 @@ def process():
 
 
 def outputs(
-    model: LlamaModel, wanted: Wanted, texts: Seq[np.ndarray], order: Seq[int], **settings: Any
+    model: LlamaModel,
+    wanted: Wanted,
+    texts: Seq[np.ndarray],
+    order: Seq[int],
+    first: Seq[int] | None = None,
+    **settings: Any,
 ) -> dict[int, list[bytes]]:
     """The bytes of the output of each token, by text."""
     how = reading_settings(EngineSettings(max_sequence_tokens=1024, **settings), model.n_vocab)
@@ -63,7 +68,7 @@ def outputs(
     found: dict[int, list[bytes]] = {}
     for group in reader.groups([len(texts[i]) for i in order]):
         members = [order[place] for place in group]
-        for part in reader.read([texts[i] for i in members], [0] * len(members)):
+        for part in reader.read([texts[i] for i in members], [first[i] if first else 0 for i in members]):
             found.setdefault(members[part.index], []).extend(row.tobytes() for row in part.rows)
     give_back()
     return found
@@ -84,6 +89,17 @@ def test_outputs_are_the_same_to_the_bit_in_any_company(model, wanted):
         (16, 1024, shuffled),
     ]:
         assert outputs(model, wanted, texts, order, slots=slots, n_ubatch=n_ubatch) == expected, f"{slots} slots"
+
+
+@pytest.mark.parametrize("model_file", ["f32", "q8_0"], indirect=True)
+def test_a_beginning_without_outputs_changes_no_bit(model):
+    """What is given before a scored text is computed without logits."""
+    random = np.random.default_rng(1)
+    texts = [random.integers(0, 300, n).astype(np.int32) for n in (700, 90, 90, 90, 40, 40, 2)]
+    every = outputs(model, Wanted.EVERY, texts, range(7), slots=4)
+    some = outputs(model, Wanted.EVERY, texts, range(7), first=[690, 88, 0, 40, 38, 1, 0], slots=4)
+    assert {i: len(rows) for i, rows in some.items()} == {0: 10, 1: 2, 2: 90, 3: 50, 4: 2, 5: 39, 6: 2}
+    assert all(rows == every[i][-len(rows) :] for i, rows in some.items())
 
 
 def column(name: str, values: Seq[str]) -> tuple[list[dict[str, str]], pa.Schema]:

@@ -12,7 +12,7 @@ import pytest
 from operators.score import Score
 from operators.settings import EngineSettings
 from operators.tokens import Tokenize
-from pipeline.errors import ConfigError, SchemaError
+from pipeline.errors import ConfigError, Interrupted, SchemaError
 from pipeline.graph import Node
 from tests.operators.flow import Flow, Rows, chain
 from tests.operators.test_generate import FAKE, TEXT, generate, prompts
@@ -130,3 +130,18 @@ def test_columns_and_sizes_that_cannot_work(tmp_path):
         flow(tmp_path, [], scorer(), pa.schema([("text", pa.int64())]))
     with pytest.raises(ConfigError, match="trained for"):
         flow(tmp_path, [], scorer({"max_sequence_tokens": 10_000}))
+
+
+def test_an_interrupted_run_leaves_after_the_texts_that_it_is_at(tmp_path):
+    class Interrupting(Score):
+        def _take(self, text, part):
+            super()._take(text, part)
+            run.executor.interrupt()
+            assert run.context.cancelled.wait(10)
+
+    op = Interrupting(FAKE, EngineSettings(slots=4, max_sequence_tokens=128))
+    run = flow(tmp_path, texts(40), op)
+    with pytest.raises(Interrupted):
+        run.run()
+    totals = {k: v for values in run.context.totals for k, v in values().items()}
+    assert totals["score/groups"] == 1
