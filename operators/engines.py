@@ -1,13 +1,15 @@
-"""What Generate nodes of a run share: the engine of a device and the completion store."""
+"""What nodes of a run share: the engine of a device and the completion store."""
 
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TypeVar
 
-from operators.decoding.engine import STEPS_SCHEMA, Engine, Strategy, Worker
+from operators.decoding.engine import STEPS_SCHEMA, Engine, Lane, Strategy, Worker
 from operators.decoding.model import Model
 from operators.decoding.queue import queue_for
 from operators.decoding.sampler import Sampler
@@ -16,6 +18,49 @@ from operators.settings import DecodeSettings, EngineSettings, StoreSettings, no
 from operators.store import CompletionStore
 from pipeline.errors import ConfigError
 from pipeline.protocols import Runtime
+
+T = TypeVar("T")
+
+
+class Engines:
+    """The engines of a run. What nodes compute without generating is computed on the thread of the first of them, or,
+    where nothing generates, on a thread that is made for it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._engine: Engine | None = None
+        self._lane: Lane | None = None
+
+    def add(self, engine: Engine) -> None:
+        """There is an engine from now on; the first one counts."""
+        with self._lock:
+            self._engine = self._engine or engine
+
+    def call(self, work: Callable[[], T]) -> T:
+        """Run `work` on the thread that computes, and wait for what it returns.
+
+        Raises:
+            BaseException: what `work` raised, or what ended the thread.
+        """
+        return self._thread().call(work)
+
+    def close(self) -> None:
+        """End the thread that is not an engine's."""
+        if self._lane is not None:
+            self._lane.close()
+
+    def _thread(self) -> Engine | Lane:
+        with self._lock:
+            if self._engine is not None:
+                return self._engine
+            if self._lane is None:
+                self._lane = Lane()
+            return self._lane
+
+
+def engines_of(runtime: Runtime) -> Engines:
+    """The engines of the run."""
+    return runtime.resource(("engines",), Engines, Engines.close)
 
 
 def strategy_class(settings: DecodeSettings) -> Callable[..., Strategy]:
@@ -64,15 +109,21 @@ def _make_engine(
         strategy = strategy_class(decode)(decoder, Sampler())
         workers.append(Worker(decoder, Scheduler(decoder, queue, settings), strategy, meters))
     engine = Engine(workers, queue, runtime.table("steps", STEPS_SCHEMA))
-    kept = settings.deterministic and model.exact
-    if settings.deterministic and not kept:
-        runtime.log.warning(
-            "runtime.deterministic is not proven for this model (its file type, a GPU, or AMX with K-quants):"
-            " a row's text may depend on its neighbours"
-        )
+    engines_of(runtime).add(engine)
+    kept = warn_unless_exact(runtime, settings, model)
     runtime.totals(lambda: engine.totals() | {"engines": 1.0, "engines_deterministic": float(kept)})
     runtime.status(engine.active_slots)
     return engine, give_back
+
+
+def warn_unless_exact(runtime: Runtime, settings: EngineSettings, model: Model) -> bool:
+    """Whether rows are kept from depending on their neighbours; warns if they should be and that is not proven."""
+    if settings.deterministic and not model.exact:
+        runtime.log.warning(
+            "runtime.deterministic is not proven for this model (its file type, a GPU, or AMX with K-quants):"
+            " what a row gets may depend on its neighbours"
+        )
+    return settings.deterministic and model.exact
 
 
 def shared_store(runtime: Runtime, settings: StoreSettings) -> CompletionStore | None:

@@ -65,7 +65,16 @@ def test_every_folder_of_tests_is_in_the_tree():
 
 
 @pytest.mark.parametrize(
-    "name", ["CHANGELOG.md", "LICENSE", "README.md", "docs/architecture.md", "docs/sampling.md", "outputs/README.md"]
+    "name",
+    [
+        "CHANGELOG.md",
+        "LICENSE",
+        "README.md",
+        "docs/architecture.md",
+        "docs/sampling.md",
+        "docs/scoring.md",
+        "outputs/README.md",
+    ],
 )
 def test_it_is_there_and_says_something(name):
     assert (ROOT / name).read_text(encoding="utf-8").strip()
@@ -77,7 +86,7 @@ def test_the_changelog_has_the_version_of_the_project():
     assert version[1] in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md", "docs/sampling.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md", "docs/sampling.md", "docs/scoring.md"])
 def test_files_that_a_page_names_are_there(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     named = re.findall(r"`((?:pipeline|operators|conf|jobs|models|tests|docs)/[\w./-]+)`", text)

@@ -3,7 +3,8 @@
 Nodes share an engine, because two thread teams on the same cores ruin each other. Each has a Client: it submits
 sequences, and collects them when they are finished. A row is admitted only when its node has room to take it back, so a
 slow reader of one node never stops another, and nothing grows. An engine may have several contexts, one a device: each
-is worked by a Worker with slots of its own, and all take their rows from one queue.
+is worked by a Worker with slots of its own, and all take their rows from one queue. Nodes that compute without
+generating have it done on the first thread, between two steps (`Engine.call`).
 """
 
 from __future__ import annotations
@@ -14,16 +15,20 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import asdict
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import pyarrow as pa
 
+from operators.decoding.errands import Errands
 from operators.decoding.model import Decoder, Logits
 from operators.decoding.queue import Line, Queue
 from operators.decoding.scheduler import Call, Draw, Scheduler, Unfilled, Work
 from operators.decoding.sequence import Sequence, State
+from pipeline.errors import PipelineError
 from pipeline.meter import Clock, StageMeter, StageState
 from pipeline.protocols import Table
+
+T = TypeVar("T")
 
 STEPS_SCHEMA = pa.schema(
     [
@@ -41,6 +46,13 @@ STEPS_SCHEMA = pa.schema(
         *(pa.field(f"unfilled_{cause.value}", pa.int32()) for cause in Unfilled),
     ]
 )
+
+
+class Closed(PipelineError):
+    """The thread that was asked to compute something has ended with the run."""
+
+    def __init__(self) -> None:
+        super().__init__("the engine has ended with the run")
 
 
 class Strategy(Protocol):
@@ -167,6 +179,7 @@ class Engine:
         self._clock = clock
         self._began = clock()
         self._changed = threading.Condition()
+        self._errands = Errands(self._changed)
         self._closing = False
         self._failure: BaseException | None = None
         self._clients: list[Client] = []
@@ -182,12 +195,19 @@ class Engine:
         client = self.client(meter, depth, capacity, wake)
         with self._changed:
             self.add(client)
-            for number, worker in enumerate(self._workers):
-                if worker.thread is None:
-                    worker.thread = threading.Thread(target=self._run, args=(number,), name=f"engine-{number}")
-                    worker.thread.start()
+            self._start()
             self._changed.notify_all()
         return client
+
+    def call(self, work: Callable[[], T]) -> T:
+        """Run `work` on the thread of the first context, between two steps, and wait for what it returns.
+
+        Raises:
+            BaseException: what `work` raised, or what ended the thread.
+        """
+        with self._changed:
+            self._start()
+        return self._errands.ask(work)
 
     def client(self, meter: StageMeter, depth: int, capacity: int, wake: Callable[[], None]) -> Client:
         """A client that is not served yet."""
@@ -243,6 +263,12 @@ class Engine:
         ]
         return {key: float(sum(one[key] for one in each)) for key in each[0]} | {"contexts": float(len(each))}
 
+    def _start(self) -> None:
+        for number, worker in enumerate(self._workers):
+            if worker.thread is None:
+                worker.thread = threading.Thread(target=self._run, args=(number,), name=f"engine-{number}")
+                worker.thread.start()
+
     def _ask(self, worker: Worker, client: Client) -> threading.Event:
         """Have the worker's thread forget the rows of `client`."""
         done = threading.Event()
@@ -262,10 +288,14 @@ class Engine:
             meter.clock.start(StageState.STARVED)
         try:
             while self._wait_for_work(worker):
+                if number == 0:
+                    self._errands.do_next()
                 self.step(number)
         except BaseException as error:  # reaches the nodes through collect()
             self._fail(error)
         finally:
+            if number == 0:
+                self._errands.refuse(self._failure or Closed())
             for meter in worker.meters:
                 meter.clock.stop()
             for client in list(self._clients):
@@ -284,7 +314,7 @@ class Engine:
                     worker.requests.popleft()()
                 if self._closing:
                     return False
-                if worker.scheduler.runnable:
+                if worker.scheduler.runnable or (worker is self._workers[0] and self._errands.waiting):
                     return True
                 worker.enter(StageState.BLOCKED if self.queue.waiting else StageState.STARVED)
                 self._changed.wait()
@@ -372,3 +402,34 @@ class Engine:
                 owners[row.owner] = None
         for owner in owners:
             owner.wake()
+
+
+class Lane:
+    """A thread for errands, in a graph where no engine has one."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._errands = Errands(self._changed)
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="engine-lane")
+        self._thread.start()
+
+    def call(self, work: Callable[[], T]) -> T:
+        """See Engine.call."""
+        return self._errands.ask(work)
+
+    def close(self) -> None:
+        """End the thread after what it does."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing or self._errands.waiting)
+                if self._closing:
+                    break
+            self._errands.do_next()
+        self._errands.refuse(Closed())

@@ -18,11 +18,13 @@ from operators.decoding.model import (
     Logits,
     ModelFacts,
     TokenIds,
+    Wanted,
     decoder_shape,
 )
 from operators.settings import EngineSettings, ModelSettings
 
 N_VOCAB = 320
+N_EMBD = 8
 END_ID = 257
 _MULTIPLIER = np.uint64(6364136223846793005)
 _KINDS = 251
@@ -49,7 +51,7 @@ class FakeDecoder:
         # The hash after each token: of slot s after n tokens at [s, n].
         self._hashes = np.zeros((shape.slots + 1, shape.max_sequence_tokens + 1), np.uint64)
         self._length = np.zeros(shape.slots + 1, np.int64)
-        self._table = _logit_table()
+        self._table = _embedding_table() if shape.wanted is Wanted.EMBEDDINGS else _logit_table()
 
     def decode(self) -> Logits:
         """See Decoder.decode."""
@@ -130,8 +132,10 @@ class FakeModel:
     """The Model that goes with FakeDecoder."""
 
     n_vocab = N_VOCAB
+    n_embd = N_EMBD
     n_ctx_train = 8192
     add_bos = False
+    closing_ids: tuple[int, ...] = ()
     bos_token = ""
     eos_token = ""
     chat_template: str | None = None
@@ -157,9 +161,9 @@ class FakeModel:
         """A byte for each of the first 256 tokens, nothing for the others."""
         return [bytes([i]) for i in range(256)] + [b""] * (N_VOCAB - 256)
 
-    def lease(self, settings: EngineSettings) -> tuple[FakeDecoder, Callable[[], None]]:
+    def lease(self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT) -> tuple[FakeDecoder, Callable[[], None]]:
         """A new decoder."""
-        self.decoders.append(FakeDecoder(decoder_shape(settings, self.n_ctx_train), self._fail))
+        self.decoders.append(FakeDecoder(decoder_shape(settings, self.n_ctx_train, wanted), self._fail))
         return self.decoders[-1], lambda: None
 
     def lease_apart(self, settings: EngineSettings) -> tuple[FakeDecoder, Callable[[], None]]:
@@ -174,7 +178,7 @@ def load(settings: ModelSettings) -> FakeModel:
 
 def inspect(settings: ModelSettings) -> ModelFacts:
     """The facts of the fake."""
-    return ModelFacts("fake-1", FakeModel.n_ctx_train)
+    return ModelFacts("fake-1", FakeModel.n_ctx_train, N_EMBD)
 
 
 def _logit_table() -> Logits:
@@ -183,3 +187,7 @@ def _logit_table() -> Logits:
     table[:, END_ID + 1 :] = -np.inf
     table[:16, END_ID] += 20  # one step in sixteen ends the row
     return table
+
+
+def _embedding_table() -> Logits:
+    return np.random.default_rng(1).normal(0, 1, (_KINDS, N_EMBD)).astype(np.float32)

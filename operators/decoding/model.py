@@ -6,6 +6,7 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Protocol
 
 import numpy as np
@@ -27,6 +28,17 @@ class DecodeFailed(PipelineError):
         self.code = code
 
 
+class Wanted(StrEnum):
+    """What a decoder is asked for."""
+
+    NEXT = "next"
+    """The logits after the last token of a row: what generates."""
+    EVERY = "every"
+    """The logits after any token."""
+    EMBEDDINGS = "embeddings"
+    """The embedding of every token: of each call all tokens are outputs."""
+
+
 @dataclass(frozen=True)
 class DecoderShape:
     """The sizes of a decoder.
@@ -39,6 +51,7 @@ class DecoderShape:
         per_sequence: each row has its own KV stream; rows of one call are then best consecutive, with equal counts.
         n_ctx: tokens that fit into the KV cache of the unified layout; None: a row of the greatest length in each slot.
         deterministic: never let the backend see a lone row, so that a row's logits do not depend on its neighbours.
+        wanted: what `decode` gives.
     """
 
     slots: int
@@ -48,6 +61,7 @@ class DecoderShape:
     per_sequence: bool = True
     deterministic: bool = True
     n_ctx: int | None = None
+    wanted: Wanted = Wanted.NEXT
 
     @property
     def cells(self) -> int:
@@ -136,6 +150,8 @@ class Decoder(Protocol):
     def decode(self) -> Logits:
         """Run `batch`; float32 [outputs, n_vocab] in batch order, a view that holds until the next call.
 
+        With Wanted.EMBEDDINGS it is [outputs, n_embd].
+
         Raises:
             DecodeFailed: the backend refused the batch.
         """
@@ -164,8 +180,12 @@ class Model(Protocol):
     """A loaded model: vocabulary, template and decoders. Tokenizing may run beside decoding."""
 
     n_vocab: int
+    n_embd: int
+    """Numbers of an embedding."""
     n_ctx_train: int
     add_bos: bool
+    closing_ids: tuple[int, ...]
+    """What the model wants behind a text that is embedded."""
     bos_token: str
     eos_token: str
     chat_template: str | None
@@ -183,7 +203,7 @@ class Model(Protocol):
     def pieces(self) -> Sequence[bytes]:
         """The bytes of every token; empty for control tokens."""
 
-    def lease(self, settings: EngineSettings) -> tuple[Decoder, Callable[[], None]]:
+    def lease(self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT) -> tuple[Decoder, Callable[[], None]]:
         """An empty decoder from the pool, and what gives it back."""
 
     def lease_apart(self, settings: EngineSettings) -> tuple[Decoder, Callable[[], None]]:
@@ -212,7 +232,7 @@ def load_model(runtime: Runtime, settings: ModelSettings) -> Model:
     return runtime.shared(key, lambda: loader(settings)(settings), close_model)
 
 
-def decoder_shape(settings: EngineSettings, n_ctx_train: int) -> DecoderShape:
+def decoder_shape(settings: EngineSettings, n_ctx_train: int, wanted: Wanted = Wanted.NEXT) -> DecoderShape:
     """The sizes that `settings` ask of a decoder for a model that was trained for `n_ctx_train` tokens."""
     return DecoderShape(
         slots=settings.slots,
@@ -222,6 +242,7 @@ def decoder_shape(settings: EngineSettings, n_ctx_train: int) -> DecoderShape:
         per_sequence=settings.kv == "per_sequence",
         deterministic=settings.deterministic,
         n_ctx=settings.n_ctx,
+        wanted=wanted,
     )
 
 
@@ -232,10 +253,12 @@ class ModelFacts:
     Args:
         fingerprint: names its content: the same weights and vocabulary, the same string.
         n_ctx_train: tokens that it was trained for; None where that cannot be told yet.
+        n_embd: numbers of an embedding; None where that cannot be told yet.
     """
 
     fingerprint: str
     n_ctx_train: int | None
+    n_embd: int | None = None
 
 
 def inspect_model(settings: ModelSettings) -> ModelFacts:

@@ -7,7 +7,7 @@ import ctypes
 import llama_cpp
 import numpy as np
 
-from operators.decoding.model import BatchBuffer, DecodeFailed, DecoderShape, Logits
+from operators.decoding.model import BatchBuffer, DecodeFailed, DecoderShape, Logits, Wanted
 from operators.llama.library import last_errors
 from pipeline.errors import ConfigError
 
@@ -37,7 +37,7 @@ class LlamaContext:
         on_cpu: keep every operation on the CPU.
 
     Raises:
-        ConfigError: there is not enough memory for it.
+        ConfigError: there is not enough memory for it, or the model looks at what comes behind a token.
     """
 
     def __init__(
@@ -57,20 +57,23 @@ class LlamaContext:
         self.n_vocab = n_vocab
         self.batch = BatchBuffer(shape.n_batch)
         self._tables = _PointerTables(self.batch)
+        self._width: int = llama_cpp.llama_model_n_embd_out(model) if shape.wanted is Wanted.EMBEDDINGS else n_vocab
         params = _context_params(shape, threads, flash_attention, on_cpu)
         params.type_k = params.type_v = KV_TYPES[kv_type]
         recurrent = llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model)
         self.partial = not recurrent
-        self._context = llama_cpp.llama_init_from_model(model, params)
+        self._context = _new_context(model, params)
         if not self._context:
             raise ConfigError(
                 f"no context for runtime.slots={shape.slots} x max_sequence_tokens={shape.max_sequence_tokens}"
                 f" could be made ({last_errors()}); use fewer slots or shorter sequences"
             )
         self._memory = llama_cpp.llama_get_memory(self._context)
-        if not self._memory:
+        if not self._memory or not llama_cpp.llama_get_causal_attn(self._context):
+            self.close()
             raise ConfigError(
-                "the model's architecture keeps no KV cache (a diffusion model?); it cannot complete prompts"
+                "the model's architecture keeps no KV cache, or its attention is not causal (an encoder such as BERT, a"
+                " diffusion model?); it can neither complete prompts nor score or embed texts here"
             )
 
     def decode(self) -> Logits:
@@ -80,10 +83,12 @@ class LlamaContext:
         if code:
             raise DecodeFailed(code, f"llama_decode failed with {code}: {_CODES.get(code, last_errors())}")
         if not outputs:
-            return np.empty((0, self.n_vocab), np.float32)
-        first = ctypes.addressof(llama_cpp.llama_get_logits(self._context).contents)
-        flat = (ctypes.c_float * (outputs * self.n_vocab)).from_address(first)
-        return np.ctypeslib.as_array(flat).reshape(outputs, self.n_vocab)
+            return np.empty((0, self._width), np.float32)
+        embeds = self.shape.wanted is Wanted.EMBEDDINGS
+        get = llama_cpp.llama_get_embeddings if embeds else llama_cpp.llama_get_logits
+        first = ctypes.addressof(get(self._context).contents)
+        flat = (ctypes.c_float * (outputs * self._width)).from_address(first)
+        return np.ctypeslib.as_array(flat).reshape(outputs, self._width)
 
     def truncate(self, slot: int, length: int) -> None:
         """See Decoder.truncate."""
@@ -152,6 +157,17 @@ def streams(shape: DecoderShape) -> int:
     return max(shape.slots, 2) if shape.deterministic else shape.slots
 
 
+def _new_context(model: ctypes.c_void_p, params: llama_cpp.llama_context_params) -> ctypes.c_void_p | None:
+    """A context, None if there can be none. Its embeddings are those of the tokens, whatever pooling the model was made
+    for: pooled by llama.cpp they would depend on the neighbours, which share the sums."""
+    context: ctypes.c_void_p | None = llama_cpp.llama_init_from_model(model, params)
+    if context and params.embeddings and llama_cpp.llama_pooling_type(context) != llama_cpp.LLAMA_POOLING_TYPE_NONE:
+        llama_cpp.llama_free(context)
+        params.pooling_type = llama_cpp.LLAMA_POOLING_TYPE_NONE
+        context = llama_cpp.llama_init_from_model(model, params)
+    return context
+
+
 def _context_params(
     shape: DecoderShape, threads: int, flash_attention: bool, on_cpu: bool
 ) -> llama_cpp.llama_context_params:
@@ -162,7 +178,9 @@ def _context_params(
     params.n_seq_max = streams(shape)
     params.n_batch = shape.n_batch
     params.n_ubatch = shape.n_ubatch
-    params.n_outputs_max = max(streams(shape), 2)
+    params.n_outputs_max = max(streams(shape), 2) if shape.wanted is Wanted.NEXT else shape.n_batch
+    if shape.wanted is Wanted.EMBEDDINGS:
+        params.embeddings = True
     params.n_threads = params.n_threads_batch = threads
     params.kv_unified = not shape.per_sequence
     params.flash_attn_type = (

@@ -20,10 +20,12 @@ class Header:
     Args:
         file_type: `general.file_type`, one of llama.cpp's LLAMA_FTYPE numbers.
         n_ctx_train: tokens of context that the model was trained for.
+        n_embd: numbers of an embedding.
     """
 
     file_type: int | None
     n_ctx_train: int | None
+    n_embd: int | None
 
 
 def read_header(path: Path) -> Header:
@@ -39,10 +41,15 @@ def _read(path: Path, size: int, changed: int) -> Header:
     params.vocab_only = True
     model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
-        return Header(None, None)
+        return Header(None, None, None)
     try:
         architecture = _value(model, "general.architecture")
-        return Header(_number(model, "general.file_type"), _number(model, f"{architecture}.context_length"))
+        n_embd = _number(model, f"{architecture}.embedding_length_out")
+        return Header(
+            _number(model, "general.file_type"),
+            _number(model, f"{architecture}.context_length"),
+            _number(model, f"{architecture}.embedding_length") if n_embd is None else n_embd,
+        )
     finally:
         llama_cpp.llama_model_free(model)
 

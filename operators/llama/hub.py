@@ -30,7 +30,8 @@ def inspect(settings: ModelSettings) -> ModelFacts:
         InputError: the file in the cache is not the one that the Hub announced.
     """
     path = fetch(settings)
-    return ModelFacts(f"sha256 {_verified(path)}", read_header(path).n_ctx_train)
+    header = read_header(path)
+    return ModelFacts(f"sha256 {_verified(path)}", header.n_ctx_train, header.n_embd)
 
 
 def fetch(settings: ModelSettings) -> Path:

@@ -12,7 +12,7 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from operators.decoding.model import ModelFacts, TokenIds, decoder_shape
+from operators.decoding.model import ModelFacts, TokenIds, Wanted, decoder_shape
 from operators.llama.context import LlamaContext
 from operators.llama.header import read_header
 from operators.llama.kernels import K_QUANTS, is_exact, keep_rows_apart, lone_tokens, repacks
@@ -88,11 +88,15 @@ class LlamaModel:
     def _read_vocabulary(self) -> None:
         vocab = self._vocab
         self.n_vocab: int = llama_cpp.llama_vocab_n_tokens(vocab)
+        self.n_embd: int = llama_cpp.llama_model_n_embd_out(self._model)
         self.n_ctx_train: int = llama_cpp.llama_model_n_ctx_train(self._model)
         self.bos_id: int = llama_cpp.llama_vocab_bos(vocab)
         self.add_bos = bool(llama_cpp.llama_vocab_get_add_bos(vocab)) and self.bos_id >= 0
         self.bos_token = self._text_of(self.bos_id)
-        self.eos_token = self._text_of(llama_cpp.llama_vocab_eos(vocab))
+        eos_id: int = llama_cpp.llama_vocab_eos(vocab)
+        self.eos_token = self._text_of(eos_id)
+        closes = llama_cpp.llama_vocab_get_add_eos(vocab) and eos_id >= 0
+        self.closing_ids: tuple[int, ...] = (eos_id,) if closes else ()
         template = llama_cpp.llama_model_chat_template(self._model, None)
         self.chat_template: str | None = template.decode("utf-8", "replace") if template else None
         is_end = llama_cpp.llama_vocab_is_eog
@@ -122,21 +126,22 @@ class LlamaModel:
         """See Model.pieces."""
         return Pieces(self._vocab, self.n_vocab)
 
-    def lease(self, settings: EngineSettings) -> tuple[LlamaContext, Callable[[], None]]:
+    def lease(self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT) -> tuple[LlamaContext, Callable[[], None]]:
         """See Model.lease."""
         threads = settings.threads or usable_cores()
-        signature = (decoder_shape(settings, self.n_ctx_train), threads, settings.flash_attention, settings.kv_type)
-        return self._pool.lease(signature, functools.partial(self._context, settings))
+        shape = decoder_shape(settings, self.n_ctx_train, wanted)
+        signature = (shape, threads, settings.flash_attention, settings.kv_type)
+        return self._pool.lease(signature, functools.partial(self._context, settings, wanted))
 
     def lease_apart(self, settings: EngineSettings) -> tuple[LlamaContext, Callable[[], None]]:
         """See Model.lease_apart."""
         context = self._context(settings)
         return context, context.close
 
-    def _context(self, settings: EngineSettings) -> LlamaContext:
+    def _context(self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT) -> LlamaContext:
         if not keep_rows_apart(settings.deterministic) and self._file_type in K_QUANTS:
             self.exact = False
-        shape = decoder_shape(settings, self.n_ctx_train)
+        shape = decoder_shape(settings, self.n_ctx_train, wanted)
         flash = settings.flash_attention is not False
         return LlamaContext(
             self._model,
@@ -203,7 +208,8 @@ class Pieces(Sequence[bytes]):
 def facts_of(path: Path) -> ModelFacts:
     """The facts of a model file."""
     status = path.stat()
-    return ModelFacts(_content_id(path, status.st_size, status.st_mtime_ns), read_header(path).n_ctx_train)
+    header = read_header(path)
+    return ModelFacts(_content_id(path, status.st_size, status.st_mtime_ns), header.n_ctx_train, header.n_embd)
 
 
 @functools.lru_cache(maxsize=64)

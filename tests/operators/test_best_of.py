@@ -1,0 +1,117 @@
+"""BestOf: which samples stay, whatever the order in which they come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from operators.best_of import BestOf
+from operators.tokens import Tokenize
+from pipeline.errors import ConfigError, SchemaError
+from pipeline.records import Batch, ChunkEnd
+from tests.operators.flow import Flow, Rows, chain
+from tests.operators.test_generate import FAKE, TEXT, generate, prompts
+from tests.operators.test_generate import flow as generating
+
+LINEAGE = pa.field("lineage", pa.list_(pa.int32()))
+
+
+class Samples(Rows):
+    """A source that gives rows their number and chunk as they say, in the order given."""
+
+    def run(self, inbox):
+        for chunk in range(1 + max(row["row"] // 4 for row in self.rows)):
+            for row in self.rows:
+                if row["row"] // 4 == chunk:
+                    yield Batch(chunk, pa.RecordBatch.from_pylist([row], schema=self.schema))
+            yield ChunkEnd(chunk, len([row for row in self.rows if row["row"] // 4 == chunk]))
+
+
+def best(tmp_path, rows: list[dict[str, Any]], field: pa.Field, **kwargs: Any) -> tuple[list[Any], Flow]:
+    source = Samples(rows, pa.schema([LINEAGE, field]))
+    run = Flow(tmp_path, chain(source, best=BestOf(by=field.name, **kwargs)))
+    return [(row["row"], row["lineage"]) for row in run.run()], run
+
+
+def samples(values: Mapping[Any, Any], name: str = "score") -> list[dict[str, Any]]:
+    return [{"row": row, "lineage": list(lineage), name: value} for (row, *lineage), value in values.items()]
+
+
+NUMBER = pa.field("score", pa.float64())
+SCORES = {
+    (0, 0): -3.0, (0, 1): -1.0, (0, 2): -2.0,
+    (1, 0): -1.0, (1, 1): -1.0,
+    (2, 0): None, (2, 1): float("nan"),
+    (3, 0): None, (3, 1): -9.0,
+    (5, 0): -2.0,
+}  # fmt: skip
+
+
+def test_the_highest_stays_and_of_equal_ones_the_earlier(tmp_path):
+    for seed in range(4):
+        order = np.random.default_rng(seed).permutation(len(SCORES))
+        rows = [samples(SCORES)[i] for i in order]
+        kept, run = best(tmp_path / str(seed), rows, NUMBER)
+        assert kept == [(0, [1]), (1, [0]), (2, [0]), (3, [1]), (5, [0])]
+        assert run.tally.by_kind == {"filtered": 5}
+
+
+def test_several_can_stay(tmp_path):
+    kept, run = best(tmp_path, samples(SCORES), NUMBER, keep=2)
+    assert kept == [(0, [1]), (0, [2]), (1, [0]), (1, [1]), (2, [0]), (2, [1]), (3, [0]), (3, [1]), (5, [0])]
+    assert run.tally.by_kind == {"filtered": 1}
+
+
+def test_of_a_list_the_mean_counts(tmp_path):
+    lists = {(0, 0): [-1.0, -5.0], (0, 1): [-2.9], (0, 2): [], (0, 3): None, (0, 4): [None, -2.95], (0, 5): [-np.inf]}
+    kept, _ = best(tmp_path, samples(lists), pa.field("score", pa.list_(pa.float32())), keep=3)
+    assert kept == [(0, [0]), (0, [1]), (0, [4])]
+
+
+def test_only_the_last_number_of_the_lineage_tells_samples_apart(tmp_path):
+    values = {(0, 0, 0): 1.0, (0, 0, 1): 2.0, (0, 1, 0): 5.0, (0, 1, 1): 4.0}
+    kept, _ = best(tmp_path, samples(values), NUMBER)
+    assert kept == [(0, [0, 1]), (0, [1, 0])]
+
+
+def test_of_the_samples_that_generate_draws_the_likeliest_stays(tmp_path):
+    sampling = {"temperature": 1.0, "n": 4, "logprobs": 0}
+    drawn = generating(tmp_path / "a", prompts(30), generate(sampling)).run()
+    source = Rows(prompts(30), pa.schema([TEXT]))
+    nodes = chain(source, tokenize=Tokenize(FAKE), generate=generate(sampling), best=BestOf())
+    run = Flow(tmp_path / "b", nodes)
+    kept = run.run()
+
+    def mean(row: dict[str, Any]) -> float:
+        return float(np.mean(row["logprobs"])) if row["logprobs"] else -np.inf
+
+    for i, row in enumerate(kept):
+        rivals = [other for other in drawn if other["row"] == i]
+        assert len(rivals) == 4
+        assert row in rivals
+        assert mean(row) == max(map(mean, rivals))
+    assert [row["row"] for row in kept] == list(range(30))
+    assert run.tally.by_reason == {("best", "filtered", "not among the best of its samples by logprobs; keep=1"): 90}
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        (pa.schema([NUMBER]), "sampling.n=2"),
+        (pa.schema([LINEAGE]), "needs a column 'score'"),
+        (pa.schema([LINEAGE, ("score", pa.string())]), "must be a number or a list of numbers"),
+        (pa.schema([LINEAGE, ("score", pa.list_(pa.string()))]), "must be a number or a list of numbers"),
+    ],
+)
+def test_columns_that_cannot_work(schema, message):
+    with pytest.raises(SchemaError, match=message):
+        BestOf(by="score").plan(schema)
+
+
+def test_at_least_one_stays():
+    with pytest.raises(ConfigError, match="keep=0"):
+        BestOf(keep=0)
