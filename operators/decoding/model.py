@@ -159,7 +159,7 @@ class Decoder(Protocol):
 
 
 class Model(Protocol):
-    """A loaded model: vocabulary, template and decoders. Tokenizing may run beside decoding."""
+    """A loaded model: vocabulary, template and decoders. Any thread may tokenize, also beside decoding."""
 
     n_vocab: int
     n_ctx_train: int
