@@ -80,7 +80,7 @@ def generated(finished) -> Finished:
 
 
 def test_there_are_jobs():
-    assert {"bench", "generate", "quickstart"} <= {path.stem for path in JOBS.glob("*.yaml")}
+    assert {"bench", "extract", "generate", "quickstart"} <= {path.stem for path in JOBS.glob("*.yaml")}
 
 
 def test_it_ends_well(finished):
