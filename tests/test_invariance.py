@@ -46,7 +46,9 @@ def prompts(tmp_path_factory) -> Path:
     head = " ".join(words[:25])
     long_head = " ".join(words[:70])
     texts = [" ".join(words[i : i + n]) for i, n in enumerate((1, 2, 5, 9, 14, 18, 20, 22, 26, 40, 60, 80, 100))]
-    texts += [f"{head} {word}" for word in words[30:37]] + [f"{long_head} {' '.join(words[i : i + 30])}" for i in range(6)]
+    texts += [f"{head} {word}" for word in words[30:37]] + [
+        f"{long_head} {' '.join(words[i : i + 30])}" for i in range(6)
+    ]
     texts += texts[3:6]
     path = tmp_path_factory.mktemp("data") / "prompts.jsonl"
     path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts), encoding="utf-8")
@@ -91,7 +93,9 @@ def test_another_seed_gives_other_bytes(bytes_of):
 def test_the_prompts_are_of_the_lengths_that_matter(prompts, tmp_path):
     out = tmp_path / "out"
     main(["job=generate", "model=tiny", f"data.path={prompts}", "sampling.max_tokens=1", f"output_dir={out}"])
-    lengths = [n for path in (out / "data").glob("*.parquet") for n in pq.read_table(path)["prompt_token_count"].to_pylist()]
+    lengths = [
+        n for path in (out / "data").glob("*.parquet") for n in pq.read_table(path)["prompt_token_count"].to_pylist()
+    ]
     assert min(lengths) < 20
     assert max(lengths) > 300
     assert any(56 <= n < 64 for n in lengths)
