@@ -77,7 +77,7 @@ def test_the_changelog_has_the_version_of_the_project():
     assert version[1] in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md", "docs/sampling.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md", "docs/sampling.md", "docs/structured_output.md"])
 def test_files_that_a_page_names_are_there(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     named = re.findall(r"`((?:pipeline|operators|conf|jobs|models|tests|docs)/[\w./-]+)`", text)

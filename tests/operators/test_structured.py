@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 import pytest
 
@@ -240,3 +241,15 @@ def test_rows_that_come_out_the_same_are_cut_the_same(tmp_path):
     run = flow(tmp_path, rows, generate(structured(json_schema=PERSON) | {"max_tokens": 14}))
     assert run.run() == []
     assert run.tally.errors == 9
+
+
+def test_the_job_reports_what_a_token_cost(tmp_path, capsys):
+    code = main(["job=extract", "data.limit=6", "chunk_rows=2", f"output_dir={tmp_path / 'out'}", "progress=none"])
+    assert code == ExitCode.DONE
+    said = re.search(
+        r"generate: constraint [\d,]+ us a token; of (\d+) tokens (\d+) were forced", capsys.readouterr().out
+    )
+    assert said is not None
+    assert int(said[1]) > int(said[2]) > 0
+    rows = pl.read_parquet(tmp_path / "out/data/*.parquet")
+    assert [set(json.loads(text)) for text in rows["completion"]] == [{"name", "age"}] * 6
