@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections import deque
+import json
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from operators.batch_by_length import list_lengths
 from operators.completions import FIELDS, IDS_FIELD, Completion, OpenChunks, to_batches
+from operators.decoding.constraint import Costs
 from operators.decoding.engine import Client
 from operators.decoding.model import inspect_model, load_model, max_sequence_tokens
+from operators.decoding.sequence import FinishReason
 from operators.decoding.sequence import Sequence as Row
 from operators.engines import arithmetic, shared_engine, shared_store, strategy_class
 from operators.expressions import RowExpression
 from operators.logprobs import LOGPROBS, logprob_fields
-from operators.requests import Place, Refused, Requests, completion_text, key_parameters
+from operators.requests import Place, Refused, Requests, completion_text, key_parameters, misfit
 from operators.samples import SAMPLES, Samples
 from operators.sampling_rules import per_row_types
+from operators.sampling_values import structured_form
 from operators.settings import (
     DecodeSettings,
     EngineSettings,
@@ -58,7 +64,8 @@ class Generate:
 
     Adds `completion`, `finish_reason` (stop, stop_string, length), `prompt_token_count`, `completion_token_count`,
     `seed` and, on request, `completion_ids`, `logprobs` and `top_logprobs`. Rows leave in the order in
-    which they finish. A prompt that is empty or leaves no room for a completion is rejected with the numbers. With
+    which they finish. A prompt that is empty or leaves no room for a completion is rejected with the numbers, and so is
+    a row that was cut before its text was what `sampling.structured` asks for. With
     `sampling.n` a row becomes n rows, which differ in the last number of their `lineage`. Rows that are bound to come
     out the same are generated once.
 
@@ -111,6 +118,9 @@ class Generate:
             require_column(schema, self._id_column)
         for name in self._sampling.per_row:
             require_column(schema, name, per_row_types(name))
+        structured_form(self._sampling.structured)
+        if (column := self._sampling.structured.json_schema_column) is not None:
+            require_column(schema, column, [pa.string()])
         schema = self._samples.schema(schema)
         fields = [*FIELDS, *([IDS_FIELD] if self._keep_ids else []), *self._logprobs]
         added = [f.with_name(self._prefix + f.name) for f in fields]
@@ -121,8 +131,11 @@ class Generate:
         return self._schema
 
     def fingerprint(self) -> dict[str, Any]:
-        """The model's content, and the thread count: it can change the last bits of the arithmetic."""
-        return {"model": inspect_model(self._model_settings).fingerprint, "threads": self._threads}
+        """The model's content, and the thread count: it can change the last bits of the arithmetic. And what is in the
+        file of a schema or grammar."""
+        form = structured_form(self._sampling.structured)
+        constraint = {} if form is None else {"structured": form.digest}
+        return {"model": inspect_model(self._model_settings).fingerprint, "threads": self._threads, **constraint}
 
     def open(self, runtime: Runtime) -> None:
         """Load the model and take a context, if no other node has."""
@@ -138,6 +151,7 @@ class Generate:
             self._take_engine(self._engine_settings)
         self._rows = runtime.table("rows", ROWS_SCHEMA)
         self._from_store = 0
+        self._costs = Costs()
         self._twins = Twins(enabled=self._engine_settings.optimise.identical_rows)
         runtime.totals(self._totals)
 
@@ -161,6 +175,21 @@ class Generate:
         finally:
             # However this ends: what was finished and not collected is journaled.
             self._finish(client.leave())
+
+    def report(self, directory: Path) -> Iterable[str]:
+        """What the constraints have cost, over all attempts."""
+        if self._sampling.structured.kind is None:
+            return
+        attempts = pq.read_table(directory / "metrics/run.parquet", columns=["totals"])["totals"].to_pylist()
+        node, sums = self._runtime.node, Counter[str]()
+        for totals in attempts:
+            sums.update(json.loads(totals))
+        tokens = sums[f"{node}/constrained_tokens"]
+        if tokens:
+            yield (
+                f"{node}: constraint {sums[f'{node}/constraint_s'] / tokens * 1e6:,.0f} us a token; of {tokens:,.0f}"
+                f" tokens {sums[f'{node}/forced_tokens']:,.0f} were forced, {sums[f'{node}/masks']:,.0f} needed a mask"
+            )
 
     def close(self) -> None:
         """The engine and the store are closed with the run."""
@@ -247,35 +276,55 @@ class Generate:
             row.key = self._keys.key(key_parameters(row), row.prompt)
         return self._store.find([row.key for row in rows])
 
-    def _recall(self, row: Row, stored: StoredCompletion) -> Completion:
+    def _recall(self, row: Row, stored: StoredCompletion) -> Completion | Rejects:
         row.tokens = list(stored.ids)
+        if stored.finish_reason == FinishReason.LENGTH:
+            row.refit()
         prompt_tokens = len(row.prompt)
-        return Completion(
+        found = Completion(
             _place(row), stored.ids, stored.text, stored.finish_reason, prompt_tokens, row.seed, stored.scores
         )
+        return self._outcome(row, found)
 
     def _finish(self, rows: Sequence[Row]) -> list[Completion | Rejects]:
         """What has become of rows that the engine gave back; journaled before anything else is done with it."""
-        done = [self._outcome(row) for row in rows]
+        done = [self._completion(row) for row in rows]
         if self._store is not None:
-            made = ((row.key, c) for row, c in zip(rows, done, strict=True) if isinstance(c, Completion))
+            made = ((row.key, c) for row, c in zip(rows, done, strict=True) if c is not None)
             self._store.put({key: StoredCompletion(c.ids, c.text, c.finish_reason, c.scores) for key, c in made})
+        for row in rows:
+            self._costs.add(row.costs)
         self._note(rows)
         twins = [twin for row in rows for twin in self._twins.of(row)]
         self._note(twins, identical=True)
-        return [*done, *(self._outcome(twin) for twin in twins)]
+        outcomes = [self._outcome(row, c) for row, c in zip(rows, done, strict=True)]
+        return [*outcomes, *(self._outcome(twin, self._completion(twin)) for twin in twins)]
 
     def _totals(self) -> dict[str, float]:
-        node = self._runtime.node
-        return {f"{node}/from_store": float(self._from_store), f"{node}/identical": float(self._twins.served)}
+        node, costs = self._runtime.node, self._costs
+        totals = {f"{node}/from_store": float(self._from_store), f"{node}/identical": float(self._twins.served)}
+        if self._sampling.structured.kind is not None:
+            totals[f"{node}/constraint_s"] = costs.seconds
+            totals[f"{node}/constrained_tokens"] = float(costs.tokens)
+            totals[f"{node}/forced_tokens"] = float(costs.forced)
+            totals[f"{node}/masks"] = float(costs.masks)
+        return totals
 
-    def _outcome(self, row: Row) -> Completion | Rejects:
-        place = _place(row)
-        if row.finish_reason is None:
-            return place.batch.reject([place.index], row.error or "it was not finished")
+    def _completion(self, row: Row) -> Completion | None:
+        """What a row has become; None if it could not be completed."""
+        if row.finish_reason is None or row.error is not None:
+            return None
         text = completion_text(row, self._pieces)
         scores = None if row.params.logprobs is None else row.scores
-        return Completion(place, row.tokens, text, row.finish_reason.value, len(row.prompt), row.seed, scores)
+        return Completion(_place(row), row.tokens, text, row.finish_reason.value, len(row.prompt), row.seed, scores)
+
+    def _outcome(self, row: Row, completion: Completion | None) -> Completion | Rejects:
+        """What leaves: what the row has become, unless it is not what it was to be."""
+        place = _place(row)
+        if completion is None:
+            return place.batch.reject([place.index], row.error or "it was not finished")
+        reason = misfit(row)
+        return completion if reason is None else place.batch.reject([place.index], reason)
 
     def _leave(self, done: Sequence[Completion | Rejects], chunks: OpenChunks) -> Iterator[Item]:
         """Send rows on, and the ends of chunks that have none left."""

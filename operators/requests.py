@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,16 @@ from operators.decoding.stops import StopWatcher
 from operators.sampling_rules import plain_value, sampling_rules
 from operators.sampling_values import ParamsMaker
 from operators.settings import SamplingSettings
+from operators.structured.settings import StructuredSettings, parse_schema
 from operators.tokens import PROMPT_IDS, list_views
 from pipeline.errors import ConfigError
 from pipeline.records import LINEAGE, ROW, Batch
 
 SEED_BITS = 63
+MOST_DRAWINGS = 10_000
+"""Combinations of columns' values that are remembered."""
+MOST_SCHEMAS = 256
+"""The same where each brings a compiled schema, which takes some 100 kB."""
 
 
 @dataclass(slots=True)  # not frozen: one is made for every row, and freezing doubles the cost
@@ -82,13 +87,15 @@ class Requests:
         self._id_column = id_column
         self._pieces = model.pieces()
         self._maker = ParamsMaker(model)
+        self._schema_column = sampling.structured.json_schema_column
+        self._columns = [*sampling.per_row, *([self._schema_column] if self._schema_column is not None else [])]
         self._drawings: dict[str, Drawing | str] = {}
         self._plain = self._drawing(vars(sampling))
 
     def sequences(self, batch: Batch) -> list[Sequence | Refused]:
         """A sequence for each row of `batch`, or why there can be none."""
         prompts = list_views(batch.data.column(PROMPT_IDS.name))
-        overrides = [batch.data.column(name).to_pylist() for name in self._sampling.per_row]
+        overrides = [batch.data.column(name).to_pylist() for name in self._columns]
         each = zip(*overrides, strict=True) if overrides else iter([()] * len(prompts))
         numbers = batch.data.column(ROW.name).to_pylist()
         places = [Place(batch, i, number) for i, number in enumerate(numbers)]
@@ -114,30 +121,40 @@ class Requests:
         """What applies under these overrides, or why they cannot work; remembered, since few differ."""
         if not values:
             return self._plain
-        named = dict(zip(self._sampling.per_row, values, strict=True))
+        named = dict(zip(self._sampling.per_row, values, strict=False))
         named.pop("seed", None)
         named.pop("n", None)
-        key = repr(tuple(named.values()))
+        schema = None if self._schema_column is None else values[-1]
+        key = repr((*named.values(), schema))
         if key not in self._drawings:
-            if len(self._drawings) >= 10_000:
+            if len(self._drawings) >= (MOST_DRAWINGS if self._schema_column is None else MOST_SCHEMAS):
                 self._drawings.clear()
-            self._drawings[key] = self._overridden({k: v for k, v in named.items() if v is not None})
+            self._drawings[key] = self._overridden({k: v for k, v in named.items() if v is not None}, schema)
         return self._drawings[key]
 
-    def _overridden(self, overrides: dict[str, Any]) -> Drawing | str:
-        """The job's values under `overrides`, or why these cannot work."""
+    def _overridden(self, overrides: dict[str, Any], schema: str | None) -> Drawing | str:
+        """The job's values under `overrides` and the row's JSON `schema`, or why these cannot work."""
         try:
             values = vars(self._sampling) | {k: plain_value(k, v) for k, v in overrides.items()}
+            if self._schema_column is not None:
+                values["structured"] = self._of_row(self._schema_column, schema)
             broken = [(k, text) for k, (holds, text) in sampling_rules(values).items() if not holds]
             if not broken:
                 return self._drawing(values)
         except ConfigError as error:
-            return str(error)
+            return str(error) if schema is None else f"column '{self._schema_column}': {error}"
         except (TypeError, ValueError, AttributeError):
             return f"the columns {overrides!r} have values of a type that cannot be used"
         name, allowed = broken[0]
         where = f"column '{name}' has" if name in overrides else f"under its columns the row has {name}"
         return f"{where} {values[name]!r}; allowed: {allowed}"
+
+    def _of_row(self, column: str, schema: str | None) -> StructuredSettings:
+        """What the text of a row whose `column` has `schema` has to be."""
+        if schema is None:
+            raise ConfigError(f"column '{column}' is null; it has to hold the JSON schema of the row")
+        parsed = parse_schema(schema, "its value")
+        return replace(self._sampling.structured, json_schema=parsed, json_schema_column=None)
 
     def _drawing(self, values: Mapping[str, Any]) -> Drawing:
         stops = [stop.encode() for stop in values["stop"]]
@@ -180,6 +197,17 @@ def key_parameters(row: Sequence) -> bytes:
     """Every value of the row, besides its prompt, that can change its text; the seed only where numbers are drawn."""
     stops = None if row.stops is None else (row.stops.stops, row.stops.keep)
     return repr((row.max_tokens, row.params.identity, stops, None if row.params.greedy else row.seed)).encode()
+
+
+def misfit(row: Sequence) -> str | None:
+    """Why the text of a finished row is not what its constraint asks for; None where it is, or where it has none."""
+    if row.fits or row.params.constraint is None:
+        return None
+    end = f"before the {row.params.constraint.noun} was complete"
+    if row.max_tokens == row.params.max_tokens:
+        return f"cut by max_tokens={row.max_tokens} {end}"
+    room = len(row.prompt) + row.max_tokens
+    return f"cut by runtime.max_sequence_tokens={room}, after {row.max_tokens} tokens, {end}"
 
 
 def completion_text(row: Sequence, pieces: Seq[bytes]) -> str:

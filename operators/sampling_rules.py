@@ -102,7 +102,7 @@ def sampling_rules(values: Mapping[str, Any]) -> dict[str, Rule]:
     whole = {key: (_is_whole(values[key], key), "a whole number") for key in _WHOLE}
     if broken := {key: rule for key, rule in whole.items() if not rule[0]}:
         return broken
-    return _numbers(values) | _penalties(values) | _lists(values)
+    return _numbers(values) | _penalties(values) | _lists(values) | _beside_structured(values)
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, Rule]:
@@ -166,6 +166,14 @@ def _lists(values: Mapping[str, Any]) -> dict[str, Rule]:
             f"each at most once: {', '.join(STEP_ORDER)}; temperature may be left out where it is 1",
         ),
     }
+
+
+def _beside_structured(values: Mapping[str, Any]) -> dict[str, Rule]:
+    """A text that has to be something in particular is not cut elsewhere."""
+    if values["structured"].kind is None:
+        return {}
+    allowed = "nothing of it beside sampling.structured, which ends the text itself"
+    return {key: (False, allowed) for key in ("stop", "stop_token_ids", "ignore_eos") if values[key]}
 
 
 def _is_whole(value: object, key: str) -> bool:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from operators.decoding.constraint import Constraint
 from operators.decoding.model import Model
 from operators.decoding.params import SamplingParams
 from operators.decoding.sampling.dry import Breakers
+from operators.structured.settings import StructuredSettings
 from pipeline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from operators.structured.compiler import Compiler
+    from operators.structured.forms import Form
 
 _BREAKER_BYTES = 40
 _TAIL_TOKENS = 20
@@ -52,12 +58,13 @@ class ParamsMaker:
     def __init__(self, model: Model) -> None:
         self._model = model
         self._breakers: dict[tuple[str, ...], Breakers] = {}
+        self._compiler: Compiler | None = None
 
     def make(self, values: Mapping[str, Any]) -> SamplingParams:
         """The parameters of checked values, by the names of SamplingSettings.
 
         Raises:
-            ConfigError: a token id is not in the vocabulary, or a text has no tokens.
+            ConfigError: a token id is not in the vocabulary, a text has no tokens, or a constraint cannot be compiled.
         """
         own = frozenset(self._token("stop_token_ids", t) for t in values["stop_token_ids"])
         stops = own | (frozenset() if values["ignore_eos"] else self._model.end_ids)
@@ -70,7 +77,18 @@ class ParamsMaker:
             bad_words=tuple(dict.fromkeys(ids for word in values["bad_words"] for ids in self._bad_word(word))),
             dry_breakers=self._dry_breakers(values),
             order=tuple(values["order"]),
+            constraint=self._constraint(values["structured"]),
         )
+
+    def _constraint(self, settings: StructuredSettings) -> Constraint | None:
+        form = structured_form(settings)
+        if form is None:
+            return None
+        if self._compiler is None:
+            from operators.structured.compiler import Compiler
+
+            self._compiler = Compiler(self._model)
+        return self._compiler.constraint(form, skip_forced=settings.skip_forced)
 
     def _token(self, key: str, token: int) -> int:
         if not 0 <= token < self._model.n_vocab:
@@ -108,6 +126,24 @@ class ParamsMaker:
         if texts not in self._breakers:
             self._breakers[texts] = dry_breakers(self._model, texts)
         return self._breakers[texts]
+
+
+def structured_form(settings: StructuredSettings) -> Form | None:
+    """What `settings` ask of a text, checked; None where they ask nothing of all rows alike.
+
+    Raises:
+        ConfigError: it cannot be compiled, or llguidance is not installed.
+        InputError: its file cannot be read.
+    """
+    if settings.kind is None:
+        return None
+    try:
+        from operators.structured.forms import form_of
+    except ImportError as error:
+        raise ConfigError(
+            f"sampling.structured needs llguidance ({error}); install it: pip install '.[structured]'"
+        ) from error
+    return form_of(settings)
 
 
 def token_ids(model: Model, text: bytes) -> tuple[int, ...]:

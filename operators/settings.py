@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from operators.sampling_rules import PER_ROW_KEYS, STEP_ORDER, sampling_rules
+from operators.structured.settings import StructuredSettings
 from pipeline.errors import ConfigError
 
 NOT_IN_DATA: Mapping[str, Any] = {"fingerprint": False}
@@ -139,6 +140,7 @@ class SamplingSettings:
         keep_stop: whether the string or token of `stop` and `stop_token_ids` becomes part of the completion.
         ignore_eos: do not stop at the model's end-of-generation tokens.
         logprobs: record the log-probability of each token, and of so many of the most likely ones; null records none.
+        structured: what the text has to be: JSON of a schema, a match of a regex, a choice, a grammar's text.
         per_row: names of columns that override the setting of the same name for their row (null: no override).
     """
 
@@ -175,6 +177,7 @@ class SamplingSettings:
     keep_stop: bool = False
     ignore_eos: bool = False
     logprobs: int | None = None
+    structured: StructuredSettings = field(default_factory=StructuredSettings)
     per_row: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -42,7 +42,7 @@ class Twins:
         others = self._others.pop(_fate(row), []) if self._enabled else []
         for other in others:
             other.tokens = row.tokens
-            other.stops, other.scores = row.stops, row.scores
+            other.stops, other.scores, other.fits = row.stops, row.scores, row.fits
             other.finish_reason, other.error = row.finish_reason, row.error
             other.admitted_at = other.first_token_at = other.finished_at = row.finished_at
         self.waiting -= len(others)

@@ -78,6 +78,11 @@ def test_llama_cpp_stays_in_its_folder(path):
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_llguidance_stays_in_its_folder(path):
+    assert "llguidance" not in packages(path) or name_of(path).startswith("operators/structured/")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_threads_stay_where_they_belong(path):
     assert "Thread(" not in path.read_text(encoding="utf-8") or name_of(path) in STARTS_THREADS
     assert not packages(path) & {"concurrent", "multiprocessing"}

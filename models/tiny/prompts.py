@@ -1,21 +1,26 @@
 """Write the prompt files that ship with the jobs: `python -m models.tiny.prompts` from the repository's root.
 
-Both files hold held-out prompts of all families, in turn, as JSONL with the columns id, family, prompt, answer
-(one right completion) and meta (what the checker needs, as a JSON string: its keys differ by family).
+quickstart.jsonl and evaluate_tiny.jsonl hold held-out prompts of all families, in turn, as JSONL with the columns id,
+family, prompt, answer (one right completion) and meta (what the checker needs, as a JSON string: its keys differ by
+family). extract.jsonl asks for the same two fields of every record: id, prompt and answer.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from random import Random
 
-from models.tiny.tasks import Example, generate
+from models.tiny.tasks import Example, generate, split_of
+from models.tiny.tasks.extract import laid_out, person
 
 EVALUATION_SEED = 7
 EVALUATION_ROWS = 500
 QUICKSTART_ROWS = 200
+EXTRACT_SEED = 11
+EXTRACT_ROWS = 40
 
 
 def row(identifier: str, example: Example) -> dict[str, str]:
@@ -35,11 +40,26 @@ def write_rows(path: Path, prefix: str, chosen: Iterable[Example]) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
+def extract_rows(count: int) -> Iterator[dict[str, str]]:
+    """Held-out records of people, of each of whom the name and the age are asked for."""
+    rng = Random(EXTRACT_SEED)
+    made = 0
+    while made < count:
+        record = person(rng)
+        prompt = f"Extract name and age as JSON.\n{laid_out(rng, 'person', record)}"
+        if split_of(prompt) == "heldout":
+            answer = json.dumps({"name": record["name"], "age": record["age"]})
+            yield {"id": f"extract-{made:03d}", "prompt": prompt, "answer": answer}
+            made += 1
+
+
 def write_all(directory: Path) -> None:
-    """Write quickstart.jsonl and evaluate_tiny.jsonl, which share no prompt."""
+    """Write quickstart.jsonl and evaluate_tiny.jsonl, which share no prompt, and extract.jsonl."""
     drawn = generate(EVALUATION_SEED, EVALUATION_ROWS + QUICKSTART_ROWS, "heldout")
     write_rows(directory / "evaluate_tiny.jsonl", "eval", drawn[:EVALUATION_ROWS])
     write_rows(directory / "quickstart.jsonl", "quick", drawn[EVALUATION_ROWS:])
+    lines = map(json.dumps, extract_rows(EXTRACT_ROWS))
+    (directory / "extract.jsonl").write_text("\n".join(lines) + "\n")
 
 
 def main() -> None:

@@ -27,9 +27,9 @@ from pipeline.records import ROW, Batch
 class NoSampler(Sampler):
     """Takes the same token for every row, without a look at the logits."""
 
-    def draw(self, logits: Logits, rows: Seq[Sequence]) -> list[int | None]:
+    def draw(self, logits: Logits, rows: Seq[Sequence], places: Seq[int] | None = None) -> list[int | None]:
         """Token 0 for each row."""
-        return [0] * len(rows)
+        return [0] * len(rows if places is None else places)
 
 
 @dataclass(frozen=True)

@@ -72,8 +72,12 @@ class Autoregressive:
         )
 
     def _draw(self, logits: Logits, rows: Seq[Sequence]) -> None:
-        for row, token in zip(rows, self._sampler.draw(logits, rows), strict=True):
-            if token is None:
-                row.error = f"the logits of step {len(row.tokens)} are no distribution (NaN or -inf everywhere)"
-            else:
+        # What a constraint leaves no choice about at the beginning of a text is not drawn either.
+        places = [i for i, row in enumerate(rows) if not row.behind and (row.tokens or not row.skip())]
+        for place, token in zip(places, self._sampler.draw(logits, rows, places), strict=True):
+            row = rows[place]
+            if token is not None:
                 row.append(token)
+                row.skip()
+            elif row.error is None:
+                row.error = f"the logits of step {len(row.tokens)} are no distribution (NaN or -inf everywhere)"

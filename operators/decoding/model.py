@@ -177,7 +177,7 @@ class Decoder(Protocol):
 
 
 class Model(Protocol):
-    """A loaded model: vocabulary, template and decoders. Tokenizing may run beside decoding."""
+    """A loaded model: vocabulary, template and decoders. Any thread may tokenize, also beside decoding."""
 
     n_vocab: int
     n_embd: int

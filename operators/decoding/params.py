@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
+from operators.decoding.constraint import Constraint
 from operators.decoding.sampling.chain import Chain, chain_of
 from operators.decoding.sampling.dry import Breakers
 from operators.decoding.sampling.edits import Bias
@@ -28,6 +29,7 @@ class SamplingParams:
         penalty_last_n, dry_penalty_last_n: tokens that are looked back on; None for all.
         logprobs: how many of the likeliest tokens to record with each token; None records nothing.
         order: names of steps.
+        constraint: what the text has to be.
     """
 
     temperature: float = 0.0
@@ -61,6 +63,7 @@ class SamplingParams:
     bad_words: tuple[tuple[int, ...], ...] = ()
     logprobs: int | None = None
     order: tuple[str, ...] = STEP_ORDER
+    constraint: Constraint | None = None
 
     @cached_property
     def chain(self) -> Chain:
@@ -71,6 +74,12 @@ class SamplingParams:
     def greedy(self) -> bool:
         """Whether the seed does not matter."""
         return not self.chain.random
+
+    @property
+    def skips_forced(self) -> bool:
+        """Whether tokens that its constraint leaves no choice about are not drawn. With logprobs they are: these come
+        from the logits of each token."""
+        return self.constraint is not None and self.constraint.skip_forced and self.logprobs is None
 
     @cached_property
     def bias(self) -> Bias | None:
@@ -93,4 +102,5 @@ class SamplingParams:
         edits = [(f.name, getattr(self, f.name)) for f in fields(self) if f.name in ("logit_bias", "bad_words")]
         least = (self.min_tokens, sorted(self.end_ids)) if self.min_tokens else None
         stops = (sorted(self.stop_ids), sorted(self.kept_stop_ids))
-        return repr((stops, least, edits, self.chain, self.logprobs))
+        parts = (stops, least, edits, self.chain, self.logprobs)
+        return repr(parts if self.constraint is None else (*parts, self.constraint.identity))

@@ -32,8 +32,8 @@ class Span:
 
     @property
     def draws(self) -> bool:
-        """Whether a token is drawn after it: not where the row had begun before and computes its tokens again."""
-        return self.completes and not self.row.tokens
+        """Whether a token is drawn after it."""
+        return self.completes and self.row.draws_after_feed
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Cutting:
         return count if count >= least else 0
 
     def _is_long(self, row: Sequence) -> bool:
-        return len(row.feed) >= self.kernel_tokens
+        return len(row.feed) >= self.kernel_tokens and not row.forced
 
     def _least(self, row: Sequence) -> int:
         return self.kernel_tokens if self._is_long(row) else 2

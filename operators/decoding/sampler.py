@@ -1,6 +1,11 @@
 """Draws one token for each row from its logits, in float32 NumPy, without a sort of the vocabulary.
 
 Rows that share their parameters go through the steps together; what a row draws depends, to the bit, on that row alone.
+
+A row with a constraint draws as if it had none. Only if its token does not fit, the tokens that do are listed, and it
+draws once more among these. For p over all tokens, of which those that fit have together the mass m, a token that fits
+comes with p + (1 - m) p / m = p / m: as if it had been drawn among these at once. Cuts (top-k, top-p ...) are made anew
+for the second draw, as llama.cpp does it.
 """
 
 from __future__ import annotations
@@ -22,6 +27,9 @@ from operators.decoding.sampling.steps import Step
 from operators.decoding.sampling.top import block_maxima, fits, largest, patch_maxima, top_tokens
 from operators.decoding.sequence import Sequence
 
+DRAW = 0
+AGAIN = 2
+"""Which of a step's random numbers draw the token; number 1 is that of XTC."""
 Drawn = tuple[int, float] | None
 """A token and its probability among the candidates that were left; None where there was no distribution."""
 
@@ -31,29 +39,46 @@ class Sampler:
 
     def __init__(self) -> None:
         self._scratch: Scratch | None = None
+        self._masked: Logits = np.empty((0, 0), np.float32)
 
-    def draw(self, logits: Logits, rows: Seq[Sequence]) -> list[int | None]:
+    def draw(self, logits: Logits, rows: Seq[Sequence], places: Seq[int] | None = None) -> list[int | None]:
         """A token for each row; with `logprobs` its `scored` is set as well.
 
         Args:
             logits: float32 [rows, n_vocab]; only read. Rows may be equal or share memory.
             rows: the sequences, in the order of the logits.
+            places: which of them draw; None: all.
 
         Returns:
-            token ids; None for a row whose logits are no distribution (NaN, or -inf everywhere).
+            token ids; None for a row whose logits are no distribution (NaN, or -inf everywhere), and for one that has
+            an error: no token fits its constraint.
         """
         scratch = self._scratch_for(logits.shape[1])
-        groups: dict[int, list[int]] = {}
-        for i, row in enumerate(rows):
-            groups.setdefault(id(row.params), []).append(i)
-        drawn: list[Drawn] = [None] * len(rows)
-        for places in groups.values():
-            for i, token in zip(places, _draw_group(logits, rows, places, scratch), strict=True):
-                drawn[i] = token
-        for i, row in enumerate(rows):
+        places = range(len(rows)) if places is None else places
+        drawn = _draw_rows(logits, rows, places, DRAW, scratch)
+        if misfits := [i for i in places if _misfits(rows[i], drawn[i])]:
+            chosen = [rows[i] for i in misfits]
+            masked = self._only_allowed(logits, misfits, chosen)
+            again = _draw_rows(masked, chosen, range(len(chosen)), AGAIN, scratch)
+            for at, i in enumerate(misfits):
+                drawn[i] = again[at]
+                if again[at] is None:
+                    rows[i].error = _no_token(rows[i])
+        for i in places:
             if (found := drawn[i]) is not None:
-                _note(row, logits[i], found, scratch)
-        return [None if found is None else found[0] for found in drawn]
+                _note(rows[i], logits[i], found, scratch)
+        return [None if (found := drawn[i]) is None else found[0] for i in places]
+
+    def _only_allowed(self, logits: Logits, places: Seq[int], rows: Seq[Sequence]) -> Logits:
+        """float32 [len(rows), n_vocab]: the logits at `places`, and -inf for what the constraints of `rows` forbid."""
+        if self._masked.shape[0] < len(rows) or self._masked.shape[1] != logits.shape[1]:
+            self._masked = np.empty((len(rows), logits.shape[1]), np.float32)
+        masked = self._masked[: len(rows)]
+        masked.fill(-np.inf)
+        for line, place, row in zip(masked, places, rows, strict=True):
+            if row.matcher is not None:
+                np.copyto(line, logits[place], where=row.matcher.allowed())
+        return masked
 
     def _scratch_for(self, n_vocab: int) -> Scratch:
         if self._scratch is None or self._scratch.layout.n_vocab != n_vocab:
@@ -61,7 +86,33 @@ class Sampler:
         return self._scratch
 
 
-def _draw_group(logits: Logits, rows: Seq[Sequence], places: list[int], scratch: Scratch) -> Iterable[Drawn]:
+def _misfits(row: Sequence, drawn: Drawn) -> bool:
+    """Whether the constraint of `row` forbids what was drawn."""
+    return drawn is not None and row.matcher is not None and not row.matcher.allows(drawn[0])
+
+
+def _no_token(row: Sequence) -> str:
+    """Why no token was found that fits."""
+    matcher = row.matcher
+    if matcher is not None and matcher.error is not None:
+        return f"its constraint cannot go on: {matcher.error}"
+    return f"at step {len(row.tokens)} every token that its constraint allows is impossible or forbidden otherwise"
+
+
+def _draw_rows(
+    logits: Logits, rows: Seq[Sequence], places: Iterable[int], draw: int, scratch: Scratch
+) -> dict[int, Drawn]:
+    """A token for each of the rows at `places`, by the random number `draw` of the step."""
+    groups: dict[int, list[int]] = {}
+    for i in places:
+        groups.setdefault(id(rows[i].params), []).append(i)
+    drawn: dict[int, Drawn] = {}
+    for group in groups.values():
+        drawn |= zip(group, _draw_group(logits, rows, group, draw, scratch), strict=True)
+    return drawn
+
+
+def _draw_group(logits: Logits, rows: Seq[Sequence], places: list[int], draw: int, scratch: Scratch) -> Iterable[Drawn]:
     """A token for each of the rows at `places`, which share their parameters."""
     chain = rows[places[0]].params.chain
     changes = {i: made for i in places if (made := changes_of(rows[i]))}
@@ -69,12 +120,12 @@ def _draw_group(logits: Logits, rows: Seq[Sequence], places: list[int], scratch:
     if chain.greedy:
         return [_likeliest(logits[i], patches.get(i), scratch) for i in places]
     if fits(scratch, chain.top_k):
-        return _draw_by_top_k(logits, rows, places, patches, scratch)
-    return [_draw_alone(logits[i], rows[i], patches.get(i), scratch) for i in places]
+        return _draw_by_top_k(logits, rows, places, patches, draw, scratch)
+    return [_draw_alone(logits[i], rows[i], patches.get(i), draw, scratch) for i in places]
 
 
 def _draw_by_top_k(
-    logits: Logits, rows: Seq[Sequence], places: list[int], patches: dict[int, Patch], scratch: Scratch
+    logits: Logits, rows: Seq[Sequence], places: list[int], patches: dict[int, Patch], draw: int, scratch: Scratch
 ) -> Iterable[Drawn]:
     """The rows together: first cut to the top k, then the other steps on these few."""
     chain = rows[places[0]].params.chain
@@ -90,14 +141,14 @@ def _draw_by_top_k(
         done, ids, values = top_tokens(logits, places, maxima, chain.top_k, inside, scratch)
         quick = [places[at] for at in done]
         few = Few(ids, values, np.full(len(ids), chain.top_k))
-        drawn |= zip(quick, _finish(few, chain.steps[1:], [rows[i] for i in quick]), strict=True)
+        drawn |= zip(quick, _finish(few, chain.steps[1:], [rows[i] for i in quick], draw), strict=True)
     for i in places:
         if i not in drawn:
-            drawn[i] = _draw_alone(logits[i], rows[i], patches.get(i), scratch)
+            drawn[i] = _draw_alone(logits[i], rows[i], patches.get(i), draw, scratch)
     return [drawn[i] for i in sorted(drawn)]
 
 
-def _draw_alone(logits: Logits, row: Sequence, patch: Patch | None, scratch: Scratch) -> Drawn:
+def _draw_alone(logits: Logits, row: Sequence, patch: Patch | None, draw: int, scratch: Scratch) -> Drawn:
     """One row, beginning with its whole vocabulary. `logits`: float32 [n_vocab]."""
     full = _patched(logits, patch, scratch)
     if full is None:
@@ -106,17 +157,17 @@ def _draw_alone(logits: Logits, row: Sequence, patch: Patch | None, scratch: Scr
     for number, step in enumerate(steps):
         step.full(full, row)
         if full.few is not None:
-            return _finish(full.few, steps[number + 1 :], [row])[0]
-    return full.pick(row.uniforms.at(len(row.tokens)))
+            return _finish(full.few, steps[number + 1 :], [row], draw)[0]
+    return full.pick(row.uniforms.at(len(row.tokens), draw))
 
 
-def _finish(few: Few, steps: Seq[Step], rows: Seq[Sequence]) -> list[Drawn]:
+def _finish(few: Few, steps: Seq[Step], rows: Seq[Sequence], draw: int) -> list[Drawn]:
     """Tokens of rows whose candidates are few, after the `steps` that are left."""
     if not rows:
         return []
     for step in steps:
         step.few(few, rows)
-    return few.pick(np.array([row.uniforms.at(len(row.tokens)) for row in rows]))
+    return few.pick(np.array([row.uniforms.at(len(row.tokens), draw) for row in rows]))
 
 
 def _likeliest(logits: Logits, patch: Patch | None, scratch: Scratch) -> Drawn:

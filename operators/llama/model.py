@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -62,14 +63,19 @@ def gguf_path(settings: ModelSettings) -> Path:
 class LlamaModel:
     """Implements operators.decoding.model.Model. `close` frees it and its contexts.
 
+    Args:
+        settings: names the file.
+        vocab_only: load no weights; then it can tokenize, and that is all.
+
     Raises:
         InputError: the file is missing, no GGUF, damaged, or of an architecture that llama.cpp does not know.
     """
 
-    def __init__(self, settings: ModelSettings) -> None:
+    def __init__(self, settings: ModelSettings, *, vocab_only: bool = False) -> None:
         initialise()
         self._path = gguf_path(settings)
         params = llama_cpp.llama_model_default_params()
+        params.vocab_only = vocab_only
         params.n_gpu_layers = settings.gpu_layers
         self._file_type = read_header(self._path).file_type
         params.use_extra_bufts = repacks(self._file_type)
@@ -83,6 +89,7 @@ class LlamaModel:
         self._vocab = llama_cpp.llama_model_get_vocab(self._model)
         self._pool = ContextPool()
         self._scratch = (ctypes.c_int * 4096)()
+        self._scratch_free = threading.Lock()  # a constraint asks for tokens on the engine's thread
         self._read_vocabulary()
 
     def _read_vocabulary(self) -> None:
@@ -117,8 +124,9 @@ class LlamaModel:
         parts: list[TokenIds] = []
         offsets = np.zeros(len(texts) + 1, np.int32)
         for i, text in enumerate(texts):
-            count = self._tokenize_one(text)
-            parts.append(np.array([*prefix, *self._scratch[:count]], np.int32))
+            with self._scratch_free:
+                count = self._tokenize_one(text)
+                parts.append(np.array([*prefix, *self._scratch[:count]], np.int32))
             offsets[i + 1] = offsets[i] + len(prefix) + count
         return (np.concatenate(parts) if parts else np.empty(0, np.int32)), offsets
 

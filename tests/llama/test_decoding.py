@@ -51,25 +51,30 @@ def texts(count: int) -> list[np.ndarray]:
 
 
 def complete(
-    model: LlamaModel, prompts: Seq[np.ndarray], order: Seq[int], params: SamplingParams, **settings
+    model: LlamaModel,
+    prompts: Seq[np.ndarray],
+    order: Seq[int],
+    params: SamplingParams,
+    max_tokens: int | None = None,
+    **settings,
 ) -> tuple[dict[object, list[int]], dict[tuple[object, int], bytes]]:
-    """Tokens of each prompt, and the bytes of the logits by (prompt, step)."""
+    """Tokens of each prompt, and the bytes of the logits by (prompt, step). `max_tokens`: by default 3 to 11."""
     engine_settings = EngineSettings(max_sequence_tokens=1024, **settings)
     decoder, give_back = model.lease(engine_settings)
     bits: dict[tuple[object, int], bytes] = {}
 
     class Watching(Sampler):
-        def draw(self, logits, rows):
+        def draw(self, logits, rows, places=None):
             for line, row in zip(logits, rows, strict=True):
                 bits[row.handle, len(row.tokens)] = line.tobytes()
-            return super().draw(logits, rows)
+            return super().draw(logits, rows, places)
 
     queue = queue_for(engine_settings)
     worker = worker_on(decoder, engine_settings, queue, Watching())
     engine = Engine([worker], queue, Table())
     client = engine.client(StageMeter("node"), 1, 10_000, lambda: None)
     engine.add(client)
-    client.submit([Sequence(i, prompts[i], params, seed=i, max_tokens=3 + i % 9) for i in order])
+    client.submit([Sequence(i, prompts[i], params, seed=i, max_tokens=max_tokens or 3 + i % 9) for i in order])
     client.end()
     while worker.scheduler.runnable:
         engine.step()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -95,9 +97,15 @@ def test_the_number_of_threads_changes_no_bit(model, expected, threads):
 def test_a_cache_that_is_promised_twice_loses_nothing(model):
     """In the unified layout bits may differ; with an exact cache and one kernel the ids of a greedy row do not."""
     rows = [row for row in texts() if len(row) < 300]
-    how = {"kv_type": "f32", "flash_attention": False}
+    how: dict[str, Any] = {"kv_type": "f32", "flash_attention": False}
     alone, _ = complete(model, rows, range(len(rows)), SamplingParams(), slots=2, **how)
     for swap_mb in (1024, 0):
-        tight = {"kv": "unified", "deterministic": False, "n_ctx": 1024, "admission": "optimistic", "swap_mb": swap_mb}
+        tight: dict[str, Any] = {
+            "kv": "unified",
+            "deterministic": False,
+            "n_ctx": 1024,
+            "admission": "optimistic",
+            "swap_mb": swap_mb,
+        }
         ids, _ = complete(model, rows, range(len(rows)), SamplingParams(), slots=16, **tight, **how)
         assert ids == alone

@@ -31,7 +31,14 @@ def test_the_files_share_no_prompt():
     assert not first & second
 
 
+def test_the_records_to_extract_from_are_held_out_and_all_different():
+    rows = rows_of("extract.jsonl")
+    assert {split_of(row["prompt"]) for row in rows} == {"heldout"}
+    assert len({row["prompt"] for row in rows}) == len({row["id"] for row in rows}) == len(rows) == 40
+    assert all(json.loads(row["answer"])["name"] in row["prompt"] for row in rows)
+
+
 def test_the_files_can_be_made_again(tmp_path):
     write_all(tmp_path)
-    for name in ROWS:
+    for name in (*ROWS, "extract.jsonl"):
         assert (tmp_path / name).read_bytes() == (SHIPPED / name).read_bytes()

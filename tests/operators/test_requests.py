@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence as Seq
 from dataclasses import fields
 from typing import Any
@@ -14,6 +15,7 @@ from operators.decoding.fake import FakeModel
 from operators.decoding.sequence import Sequence
 from operators.requests import Refused, Requests, completion_text, key_parameters
 from operators.settings import SamplingSettings
+from operators.structured.settings import StructuredSettings
 from pipeline.errors import ConfigError
 from pipeline.records import Batch
 
@@ -117,10 +119,21 @@ def test_a_content_key_has_all_that_can_change_the_text_and_the_seed_only_where_
         {"logprobs": 0},
         {"logprobs": 2},
         {"temperature": 1.0, "order": ["top_p", "top_k", "temperature"]},
+        {"structured": StructuredSettings(regex="a+")},
+        {"structured": StructuredSettings(regex="a+", skip_forced=False)},
+        {"structured": StructuredSettings(choices=["a", "b"])},
+        {"structured": StructuredSettings(json_schema={"type": "integer"})},
+        {"structured": StructuredSettings(json_schema={"type": "array"})},
+        {"structured": StructuredSettings(json_schema={"type": "array"}, whitespace="compact")},
+        {"structured": StructuredSettings(grammar='start: "a"')},
     ]
     assert len({keys(**change) for change in changes}) == len(changes)
     settable = {f.name for f in fields(SamplingSettings)} - {"per_row", "n"}  # samples differ in their seeds
     assert settable == {name for change in changes for name in change}
+    text = json.dumps({"type": "integer"})  # the content counts, not how it was written
+    assert keys(structured=StructuredSettings(json_schema=text)) == keys(
+        structured=StructuredSettings(json_schema={"type": "integer"})
+    )
     assert keys(top_k=3, top_p=0.5) == keys()  # greedy: what is cut off cannot be the best
     assert keys(seed=1, mirostat=2, temperature=1.0) != keys(seed=2, mirostat=2, temperature=1.0)
     assert keys(typical_p=0.5) != keys()  # but not of every step
