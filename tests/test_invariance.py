@@ -36,7 +36,7 @@ WAYS = {
     "much padding": ("runtime.slots=8", "runtime.pad_tokens=40"),
     "short pieces": ("runtime.slots=5", "runtime.n_ubatch=128", "runtime.n_batch=128"),
     "late refill": ("runtime.slots=6", "runtime.refill=4"),
-    "a calibration": ("runtime=auto",),
+    "a calibration": ("runtime=auto", "runtime.flash_attention=true"),  # which alone would change bits
     "no journal": ("runtime.slots=5", "store.enabled=false"),
 }
 

@@ -142,6 +142,7 @@ class Scheduler:
         """A row has ended, or its node has left: its slot is free."""
         self._room.finished(row)
         self.queue.settle(row)
+        self._sharing.forget(row)
         self._sharing.vacate(self.slots.release(row))
 
     def abandon(self, belongs: Callable[[Sequence], bool]) -> None:
@@ -208,6 +209,7 @@ class Scheduler:
     def _preempt(self, *, always_save: bool) -> None:
         """The youngest row gives up its slot and goes on later."""
         row = max(self.slots.rows(), key=lambda row: row.admission)
+        self._sharing.forget(row)
         self._paused.pause(row, always_save=always_save)
         self._sharing.clear(self.slots.release(row))
 

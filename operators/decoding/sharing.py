@@ -111,6 +111,10 @@ class Sharing:
         """Whether `row` waits for what another one computes."""
         return row in self._fresh
 
+    def forget(self, row: Sequence) -> None:
+        """`row` leaves its slot: it no longer waits for what others compute."""
+        self._fresh.pop(row, None)
+
     def vacate(self, slot: Slot) -> None:
         """A row has left `slot`; what it has of its prompt may serve others."""
         awaited = slot.same is not None and slot.same.waiting > 0

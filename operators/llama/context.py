@@ -52,6 +52,7 @@ class LlamaContext:
         kv_type: str,
         on_cpu: bool,
     ) -> None:
+        self._copies_wait = False
         self.shape = shape
         self.lone_tokens = lone_tokens
         self.n_vocab = n_vocab
@@ -80,6 +81,7 @@ class LlamaContext:
         """See Decoder.decode."""
         outputs = int(np.count_nonzero(self.batch.output[: self.batch.n_tokens]))
         code = llama_cpp.llama_decode(self._context, self._tables.batch(self.batch.n_tokens))
+        self._copies_wait = False
         if code:
             raise DecodeFailed(code, f"llama_decode failed with {code}: {_CODES.get(code, last_errors())}")
         if not outputs:
@@ -99,6 +101,7 @@ class LlamaContext:
         if self.shape.per_sequence:
             # Only whole rows can be copied between streams; to copy a part aborts the process.
             llama_cpp.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+            self._copies_wait = True
             if self.partial:
                 llama_cpp.llama_memory_seq_rm(self._memory, target, length, -1)
         else:
@@ -107,6 +110,7 @@ class LlamaContext:
 
     def save(self, slot: int) -> bytes:
         """See Decoder.save."""
+        self._finish_copies(slot)
         size = llama_cpp.llama_state_seq_get_size(self._context, slot)
         buffer = (ctypes.c_uint8 * size)()
         written = llama_cpp.llama_state_seq_get_data(self._context, buffer, size, slot)
@@ -114,9 +118,21 @@ class LlamaContext:
 
     def restore(self, slot: int, saved: bytes) -> None:
         """See Decoder.restore."""
+        self._finish_copies(slot)
         buffer = (ctypes.c_uint8 * len(saved)).from_buffer_copy(saved)
         if not llama_cpp.llama_state_seq_set_data(self._context, buffer, len(saved), slot):
             raise DecodeFailed(1, f"the state of a row ({len(saved)} bytes) could not be restored: {last_errors()}")
+
+    def _finish_copies(self, slot: int) -> None:
+        """Have copies between streams done now. llama.cpp does them at the next decode: a row that is saved before that
+        would be what was there earlier, and one that is restored would be overwritten. So a token is decoded behind
+        what is in `slot`, and forgotten."""
+        if self._copies_wait:
+            end = llama_cpp.llama_memory_seq_pos_max(self._memory, slot) + 1
+            self.batch.clear()
+            self.batch.add_spans([np.zeros(1, np.int32)], [end], [slot], [0])
+            self.decode()
+            llama_cpp.llama_memory_seq_rm(self._memory, slot, end, -1)
 
     def clear(self) -> None:
         """See Decoder.clear. The buffers keep their memory and what is in them."""

@@ -90,3 +90,48 @@ def test_pieces_of_another_kernel_do_not(model: LlamaModel):
     ids = np.random.default_rng(0).integers(0, 300, 130).astype(np.int32)
     assert logits_of(decoder, ids, [67, 63]) != logits_of(decoder, ids, [130])
     give_back()
+
+
+@pytest.mark.parametrize("model_file", ["q8_0"], indirect=True)
+def test_a_row_that_was_copied_is_saved_as_it_is_and_one_that_is_restored_stays(model: LlamaModel):
+    """llama.cpp copies between streams at the next decode only."""
+    decoder, give_back = model.lease(EngineSettings(slots=3, max_sequence_tokens=512))
+    texts = [np.random.default_rng(seed).integers(0, 300, 80).astype(np.int32) for seed in (1, 2)]
+
+    def after(slot: int) -> bytes:
+        decoder.batch.clear()
+        rows = sorted({slot, 0 if slot else 1})
+        ends = [80 if r == slot or r == 0 else 0 for r in rows]
+        decoder.batch.add_rows([9] * 2, ends, rows)
+        return decoder.decode()[rows.index(slot)].tobytes()
+
+    def begin() -> None:
+        decoder.clear()
+        for slot, ids in enumerate(texts):
+            decoder.batch.clear()
+            decoder.batch.add_spans([ids], [0], [slot], [2])
+            decoder.decode()
+        decoder.truncate(1, 0)
+
+    begin()
+    expected = after(0)
+    begin()
+    decoder.copy(0, 2, 80)
+    saved = decoder.save(2)  # before any decode
+    decoder.truncate(2, 0)
+    decoder.restore(2, saved)
+    assert after(2) == expected
+
+    begin()
+    first = decoder.save(0)
+    decoder.copy(0, 2, 80)
+    decoder.truncate(2, 0)
+    decoder.truncate(0, 0)
+    decoder.batch.clear()
+    decoder.batch.add_spans([texts[1]], [0], [0], [2])
+    decoder.decode()
+    decoder.copy(0, 2, 80)
+    decoder.truncate(2, 0)
+    decoder.restore(2, first)  # what was copied before must not come over it
+    assert after(2) == expected
+    give_back()
