@@ -47,7 +47,9 @@ class Rungs:
         """See the module."""
         decoder = self._decoder()
         # The trace has the tokens that the sampler of this run chose (0); which they are changes nothing in the cost.
-        recorder = Recorder(FakeDecoder(decoder.shape))
+        fake = FakeDecoder(decoder.shape)
+        fake.lone_tokens, fake.partial = decoder.lone_tokens, decoder.partial  # what else the schedule depends on
+        recorder = Recorder(fake)
         loop = complete(self._rows(decoder), recorder.decoder, NoSampler(), self._spec.runtime)
         began = time.perf_counter()
         replay(recorder.trace, decoder)
