@@ -9,11 +9,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TypeVar
 
-from operators.decoding.engine import STEPS_SCHEMA, Engine, Lane, Strategy, Worker
+from operators.decoding.engine import Engine, Lane, Strategy, Worker
 from operators.decoding.model import Model
 from operators.decoding.queue import queue_for
 from operators.decoding.sampler import Sampler
 from operators.decoding.scheduler import Scheduler
+from operators.decoding.step_log import STEPS_SCHEMA
 from operators.settings import DecodeSettings, EngineSettings, StoreSettings, not_in_data, usable_cores
 from operators.store import CompletionStore
 from pipeline.errors import ConfigError

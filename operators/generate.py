@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 
 from operators.batch_by_length import list_lengths
 from operators.completions import FIELDS, IDS_FIELD, Completion, OpenChunks, to_batches
+from operators.decoding.client import Client
 from operators.decoding.constraint import Costs
-from operators.decoding.engine import Client
 from operators.decoding.model import inspect_model, load_model, max_sequence_tokens
 from operators.decoding.sequence import FinishReason
 from operators.decoding.sequence import Sequence as Row
@@ -197,7 +197,7 @@ class Generate:
     def _take_engine(self, settings: EngineSettings) -> None:
         self._engine_settings = settings
         self._engine = shared_engine(self._runtime, self._model, settings, self._decode)
-        how = arithmetic(settings, self._threads)
+        how = arithmetic(settings, settings.threads or usable_cores())
         self._keys = CompletionKeys(self._model.fingerprint(), asdict(self._decode), how)
 
     def _tune(self, inbox: Inbox) -> None:

@@ -17,35 +17,18 @@ from collections.abc import Sequence as Seq
 from dataclasses import asdict
 from typing import Protocol, TypeVar
 
-import pyarrow as pa
-
+from operators.decoding.client import Client
 from operators.decoding.errands import Errands
 from operators.decoding.model import Decoder, Logits
-from operators.decoding.queue import Line, Queue
-from operators.decoding.scheduler import Call, Draw, Scheduler, Unfilled, Work
+from operators.decoding.queue import Queue
+from operators.decoding.scheduler import Call, Draw, Scheduler
 from operators.decoding.sequence import Sequence, State
+from operators.decoding.step_log import StepLog, Timing
 from pipeline.errors import PipelineError
 from pipeline.meter import Clock, StageMeter, StageState
 from pipeline.protocols import Table
 
 T = TypeVar("T")
-
-STEPS_SCHEMA = pa.schema(
-    [
-        pa.field("t_s", pa.float64()),
-        pa.field("context", pa.int32()),
-        pa.field("rows", pa.int32()),
-        pa.field("prefill_tokens", pa.int32()),
-        pa.field("decode_tokens", pa.int32()),
-        pa.field("form_s", pa.float64()),
-        pa.field("decode_s", pa.float64()),
-        pa.field("sample_s", pa.float64()),
-        pa.field("kv_tokens", pa.int64()),
-        pa.field("shared_tokens", pa.int32()),
-        pa.field("moves", pa.int32()),
-        *(pa.field(f"unfilled_{cause.value}", pa.int32()) for cause in Unfilled),
-    ]
-)
 
 
 class Closed(PipelineError):
@@ -66,74 +49,6 @@ class Strategy(Protocol):
 
     def draw(self, work: Draw) -> None:
         """Draw for rows whose logits are known already."""
-
-
-class Client:
-    """A node's line to the engine. Its methods are called from the node's thread.
-
-    Args:
-        engine: the engine.
-        meter: of the node; counts prompt and completion tokens.
-        depth: the node's distance from the source.
-        capacity: rows that are in slots or finished and not collected, at most.
-        wake: called from the engine's thread when rows were finished or the engine failed.
-    """
-
-    def __init__(self, engine: Engine, meter: StageMeter, depth: int, capacity: int, wake: Callable[[], None]) -> None:
-        self._engine = engine
-        self._capacity = capacity
-        self._finished: deque[Sequence] = deque()
-        self.meter = meter
-        self.wake = wake
-        self.line = Line(depth, self._credit)
-
-    @property
-    def waiting(self) -> int:
-        """Rows that wait for a slot."""
-        return self.line.waiting
-
-    def submit(self, rows: Iterable[Sequence]) -> None:
-        """Queue `rows`, to be admitted in this order."""
-        now = self._engine.now()
-        rows = list(rows)
-        for row in rows:
-            row.queued_at = now
-            row.owner = self
-        self._engine.queue.submit(self.line, rows)
-        self._engine.wake()
-
-    def collect(self) -> list[Sequence]:
-        """The rows that were finished since the last call.
-
-        Raises:
-            BaseException: what ended the engine's thread, if anything did.
-        """
-        self._engine.raise_failure()
-        rows = self._take()
-        if rows:
-            self._engine.wake()
-        return rows
-
-    def end(self) -> None:
-        """No more rows will be submitted."""
-        self.line.ended = True
-
-    def leave(self) -> list[Sequence]:
-        """No longer be served, once the step that runs is done; returns rows that were finished and not collected."""
-        self._engine.drop(self)
-        return self._take()
-
-    def finished(self, row: Sequence) -> None:
-        """Called from the engine's thread."""
-        self._finished.append(row)
-
-    def _take(self) -> list[Sequence]:
-        rows = [self._finished.popleft() for _ in range(len(self._finished))]
-        self.line.returned += len(rows)
-        return rows
-
-    def _credit(self) -> int:
-        return self._capacity - (self.line.admitted - self.line.returned)
 
 
 class Worker:
@@ -175,7 +90,6 @@ class Engine:
     def __init__(self, workers: Seq[Worker], queue: Queue, steps: Table, clock: Clock = time.perf_counter) -> None:
         self.queue = queue
         self._workers = workers
-        self._steps = steps
         self._clock = clock
         self._began = clock()
         self._changed = threading.Condition()
@@ -183,12 +97,7 @@ class Engine:
         self._closing = False
         self._failure: BaseException | None = None
         self._clients: list[Client] = []
-        self._totals = [
-            dict.fromkeys(
-                ("steps", "slot_steps", "slot_steps_used", "form_s", "decode_s", "sample_s", "prefill_tokens"), 0.0
-            )
-            for _ in workers
-        ]
+        self._logs = [StepLog(steps, n, worker.scheduler.slots.size) for n, worker in enumerate(workers)]
 
     def connect(self, meter: StageMeter, depth: int, capacity: int, wake: Callable[[], None]) -> Client:
         """A client for a node; the threads start with the first."""
@@ -259,7 +168,8 @@ class Engine:
     def totals(self) -> dict[str, float]:
         """Counts and seconds of all contexts together."""
         each = [
-            totals | asdict(worker.scheduler.counts) for totals, worker in zip(self._totals, self._workers, strict=True)
+            asdict(log.totals) | asdict(worker.scheduler.counts)
+            for log, worker in zip(self._logs, self._workers, strict=True)
         ]
         return {key: float(sum(one[key] for one in each)) for key in each[0]} | {"contexts": float(len(each))}
 
@@ -348,44 +258,14 @@ class Engine:
         worker.scheduler.computed(work)
 
         ended = self._clock()
-        extra = (counts.shared_tokens - before[0], counts.moves - before[1])
-        self._record(number, work, tokens, began, (filled - began, decoded - filled, ended - decoded), extra)
-        self._hand_over(worker, work.sequences, ended)
-
-    def _record(
-        self,
-        number: int,
-        work: Work,
-        tokens: int,
-        began: float,
-        seconds: tuple[float, float, float],
-        extra: tuple[int, int],
-    ) -> None:
-        call = work if isinstance(work, Call) else None
-        unfilled = call.unfilled if call is not None else {}
-        sequences = work.sequences
-        decode_tokens = len(call.rows) if call is not None else 0
-        beside = 1 if call is not None and call.beside is not None else 0
-        prefill_tokens = tokens - decode_tokens - beside
-        kv_tokens = sum(row.n_past for row in sequences)
-        causes = (unfilled.get(cause, 0) for cause in Unfilled)
-        at = began - self._began
-        self._steps.append(
-            at, number, len(sequences), prefill_tokens, decode_tokens, *seconds, kv_tokens, *extra, *causes
-        )
-        worker = self._workers[number]
         for meter in worker.meters:
             meter.batches += 1
-            meter.rows_in += len(sequences)
-            meter.rows_out += len(sequences)
-        totals = self._totals[number]
-        totals["steps"] += 1
-        totals["prefill_tokens"] += prefill_tokens
-        for key, value in zip(("form_s", "decode_s", "sample_s"), seconds, strict=True):
-            totals[key] += value
-        if decode_tokens:
-            totals["slot_steps"] += worker.scheduler.slots.size
-            totals["slot_steps_used"] += decode_tokens
+            meter.rows_in += len(work.sequences)
+            meter.rows_out += len(work.sequences)
+        timing = Timing(began - self._began, filled - began, decoded - filled, ended - decoded)
+        shared, moves = counts.shared_tokens - before[0], counts.moves - before[1]
+        self._logs[number].add(work, tokens, timing, shared, moves)
+        self._hand_over(worker, work.sequences, ended)
 
     def _hand_over(self, worker: Worker, rows: Iterable[Sequence], now: float) -> None:
         owners: dict[Client, None] = {}

@@ -30,6 +30,11 @@ class KvRoom:
         self._finished = 0
         self._finished_tokens = 0
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether rows take room from each other."""
+        return self._cells is not None
+
     def fits(self, row: Sequence, others: Iterable[Sequence]) -> bool:
         """Whether `row` may be admitted beside `others`."""
         if self._cells is None:

@@ -162,8 +162,12 @@ class Scheduler:
         if len(self.slots) and self.slots.free < self._settings.refill and queue.waiting:
             return Unfilled.REFILL
         taken: list[Sequence] = []
+
+        def fits(row: Sequence) -> bool:
+            return not self._room.is_shared or self._room.fits(row, chain(self.slots.rows(), taken))
+
         while len(taken) < self.slots.free:
-            row = queue.take(self.slots, lambda row: self._room.fits(row, chain(self.slots.rows(), taken)))
+            row = queue.take(self.slots, fits)
             if row is None:
                 break
             row.admitted_at = now

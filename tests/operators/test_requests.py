@@ -72,64 +72,67 @@ def test_a_seed_column_wins_and_a_null_in_it_does_not():
     assert given == [5, seeds()[1], 5, 6, 2**62, 0]
 
 
+CHANGES: list[dict[str, Any]] = [
+    {},
+    {"max_tokens": 9},
+    {"stop": ["x"]},
+    {"stop_token_ids": [7]},
+    {"ignore_eos": True},
+    {"temperature": 1.0},
+    {"temperature": 1.0, "top_k": 3},
+    {"temperature": 1.0, "top_p": 0.5},
+    {"temperature": 1.0, "min_p": 0.5},
+    {"temperature": 1.0, "typical_p": 0.5},
+    {"temperature": 1.0, "top_n_sigma": 1.0},
+    {"temperature": 1.0, "dynatemp_range": 0.5},
+    {"temperature": 1.0, "dynatemp_range": 0.5, "dynatemp_exponent": 2.0},
+    {"repetition_penalty": 1.1},
+    {"repetition_penalty": 1.1, "penalty_last_n": 5},
+    {"repetition_penalty": 1.1, "penalty_last_n": None},
+    {"presence_penalty": 0.1},
+    {"frequency_penalty": 0.1},
+    {"dry_multiplier": 0.5},
+    {"dry_multiplier": 0.5, "dry_base": 2.0},
+    {"dry_multiplier": 0.5, "dry_allowed_length": 3},
+    {"dry_multiplier": 0.5, "dry_penalty_last_n": 3},
+    {"dry_multiplier": 0.5, "dry_sequence_breakers": ["x"]},
+    {"temperature": 1.0, "xtc_probability": 0.5},
+    {"temperature": 1.0, "xtc_probability": 0.5, "xtc_threshold": 0.2},
+    {"temperature": 1.0, "mirostat": 2},
+    {"temperature": 1.0, "mirostat": 2, "mirostat_tau": 3.0},
+    {"temperature": 1.0, "mirostat": 2, "mirostat_eta": 0.3},
+    {"logit_bias": {7: 1.0}},
+    {"logit_bias": {"a": 1.0}},
+    {"bad_words": ["ab"]},
+    {"bad_words": [7]},
+    {"bad_words": [[7, 8]]},
+    {"min_tokens": 3},
+    {"min_tokens": 3, "stop_token_ids": [7]},
+    {"stop_token_ids": [7], "keep_stop": True},
+    {"stop": ["x"], "keep_stop": True},
+    {"logprobs": 0},
+    {"logprobs": 2},
+    {"temperature": 1.0, "order": ["top_p", "top_k", "temperature"]},
+    {"structured": StructuredSettings(regex="a+")},
+    {"structured": StructuredSettings(regex="a+", skip_forced=False)},
+    {"structured": StructuredSettings(choices=["a", "b"])},
+    {"structured": StructuredSettings(json_schema={"type": "integer"})},
+    {"structured": StructuredSettings(json_schema={"type": "array"})},
+    {"structured": StructuredSettings(json_schema={"type": "array"}, whitespace="compact")},
+    {"structured": StructuredSettings(grammar='start: "a"')},
+]
+"""Settings of which each pair gives other texts: every one of them has to be in the key."""
+
+
 def test_a_content_key_has_all_that_can_change_the_text_and_the_seed_only_where_numbers_are_drawn():
     def keys(**kwargs: Any) -> bytes:
         return key_parameters(rows(**kwargs)[0])
 
     assert keys(seed=1) == keys(seed=2)
     assert keys(temperature=1.0, seed=1) != keys(temperature=1.0, seed=2)
-    changes: list[dict[str, Any]] = [
-        {},
-        {"max_tokens": 9},
-        {"stop": ["x"]},
-        {"stop_token_ids": [7]},
-        {"ignore_eos": True},
-        {"temperature": 1.0},
-        {"temperature": 1.0, "top_k": 3},
-        {"temperature": 1.0, "top_p": 0.5},
-        {"temperature": 1.0, "min_p": 0.5},
-        {"temperature": 1.0, "typical_p": 0.5},
-        {"temperature": 1.0, "top_n_sigma": 1.0},
-        {"temperature": 1.0, "dynatemp_range": 0.5},
-        {"temperature": 1.0, "dynatemp_range": 0.5, "dynatemp_exponent": 2.0},
-        {"repetition_penalty": 1.1},
-        {"repetition_penalty": 1.1, "penalty_last_n": 5},
-        {"repetition_penalty": 1.1, "penalty_last_n": None},
-        {"presence_penalty": 0.1},
-        {"frequency_penalty": 0.1},
-        {"dry_multiplier": 0.5},
-        {"dry_multiplier": 0.5, "dry_base": 2.0},
-        {"dry_multiplier": 0.5, "dry_allowed_length": 3},
-        {"dry_multiplier": 0.5, "dry_penalty_last_n": 3},
-        {"dry_multiplier": 0.5, "dry_sequence_breakers": ["x"]},
-        {"temperature": 1.0, "xtc_probability": 0.5},
-        {"temperature": 1.0, "xtc_probability": 0.5, "xtc_threshold": 0.2},
-        {"temperature": 1.0, "mirostat": 2},
-        {"temperature": 1.0, "mirostat": 2, "mirostat_tau": 3.0},
-        {"temperature": 1.0, "mirostat": 2, "mirostat_eta": 0.3},
-        {"logit_bias": {7: 1.0}},
-        {"logit_bias": {"a": 1.0}},
-        {"bad_words": ["ab"]},
-        {"bad_words": [7]},
-        {"bad_words": [[7, 8]]},
-        {"min_tokens": 3},
-        {"min_tokens": 3, "stop_token_ids": [7]},
-        {"stop_token_ids": [7], "keep_stop": True},
-        {"stop": ["x"], "keep_stop": True},
-        {"logprobs": 0},
-        {"logprobs": 2},
-        {"temperature": 1.0, "order": ["top_p", "top_k", "temperature"]},
-        {"structured": StructuredSettings(regex="a+")},
-        {"structured": StructuredSettings(regex="a+", skip_forced=False)},
-        {"structured": StructuredSettings(choices=["a", "b"])},
-        {"structured": StructuredSettings(json_schema={"type": "integer"})},
-        {"structured": StructuredSettings(json_schema={"type": "array"})},
-        {"structured": StructuredSettings(json_schema={"type": "array"}, whitespace="compact")},
-        {"structured": StructuredSettings(grammar='start: "a"')},
-    ]
-    assert len({keys(**change) for change in changes}) == len(changes)
+    assert len({keys(**change) for change in CHANGES}) == len(CHANGES)
     settable = {f.name for f in fields(SamplingSettings)} - {"per_row", "n"}  # samples differ in their seeds
-    assert settable == {name for change in changes for name in change}
+    assert settable == {name for change in CHANGES for name in change}
     text = json.dumps({"type": "integer"})  # the content counts, not how it was written
     assert keys(structured=StructuredSettings(json_schema=text)) == keys(
         structured=StructuredSettings(json_schema={"type": "integer"})

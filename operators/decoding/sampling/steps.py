@@ -6,6 +6,7 @@ few candidates that are left, several rows at once. Both leave the same candidat
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -37,12 +38,12 @@ class HistoryStep(Step, Protocol):
         """What it changes of `row`, None for nothing."""
 
 
-class Editing:
+class Editing(ABC):
     """The two forms of a HistoryStep, once it says what it changes."""
 
+    @abstractmethod
     def change(self, row: Sequence) -> Change | None:
         """See HistoryStep.change."""
-        raise NotImplementedError
 
     def few(self, few: Few, rows: Seq[Sequence]) -> None:
         """See Step.few."""
