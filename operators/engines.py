@@ -9,12 +9,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TypeVar
 
-from operators.decoding.engine import Engine, Lane, Strategy, Worker
+from operators.decoding.engine import Engine, Lane
 from operators.decoding.model import Model
 from operators.decoding.queue import queue_for
 from operators.decoding.sampler import Sampler
 from operators.decoding.scheduler import Scheduler
 from operators.decoding.step_log import STEPS_SCHEMA
+from operators.decoding.strategy import Strategy
+from operators.decoding.worker import Worker
 from operators.settings import DecodeSettings, EngineSettings, StoreSettings, not_in_data, usable_cores
 from operators.store import CompletionStore
 from pipeline.errors import ConfigError
@@ -108,8 +110,10 @@ def _make_engine(
         suffix = f".{number + 1}" if number else ""
         meters = (runtime.part(f"decode{suffix}"), runtime.part(f"sample{suffix}"))
         strategy = strategy_class(decode)(decoder, Sampler())
-        workers.append(Worker(decoder, Scheduler(decoder, queue, settings), strategy, meters))
+        scheduler = Scheduler(decoder, queue, settings)
+        workers.append(Worker(decoder, scheduler, strategy, meters, lambda: runtime.cancelled))
     engine = Engine(workers, queue, runtime.table("steps", STEPS_SCHEMA))
+    runtime.when_stuck(model.abort)
     engines_of(runtime).add(engine)
     kept = warn_unless_exact(runtime, settings, model)
     runtime.totals(lambda: engine.totals() | {"engines": 1.0, "engines_deterministic": float(kept)})
@@ -136,7 +140,7 @@ def shared_store(runtime: Runtime, settings: StoreSettings) -> CompletionStore |
     return runtime.resource(key, lambda: CompletionStore(path, settings.sync), CompletionStore.close)
 
 
-def arithmetic(settings: EngineSettings, threads: int) -> dict[str, object]:
+def arithmetic(settings: EngineSettings) -> dict[str, object]:
     """What of the engine can change a bit of a row's logits: all settings but those that only change the speed."""
     kept = {k: v for k, v in asdict(settings).items() if k not in not_in_data(EngineSettings)}
-    return {**kept, "threads": threads}
+    return kept | settings.exactness()

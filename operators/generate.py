@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,9 @@ from operators.decoding.sequence import Sequence as Row
 from operators.engines import arithmetic, shared_engine, shared_store, strategy_class
 from operators.expressions import RowExpression
 from operators.logprobs import LOGPROBS, logprob_fields
-from operators.requests import Place, Refused, Requests, completion_text, key_parameters, misfit
+from operators.recall import CompletionKeys, Recall
+from operators.requests import Place, Refused, Requests, completion_text, misfit
+from operators.row_log import ROWS_SCHEMA, RowLog
 from operators.samples import SAMPLES, Samples
 from operators.sampling_rules import per_row_types
 from operators.sampling_values import structured_form
@@ -32,30 +35,14 @@ from operators.settings import (
     ModelSettings,
     SamplingSettings,
     StoreSettings,
-    usable_cores,
 )
-from operators.store import CompletionKeys, StoredCompletion
+from operators.store import StoredCompletion
 from operators.tokens import PROMPT_IDS
 from operators.tuning import tuned
 from operators.twins import Twins
 from pipeline.protocols import Inbox, Runtime
 from pipeline.records import Batch, ChunkEnd, Item, Rejects, add_columns, require_column
 
-ROWS_SCHEMA = pa.schema(
-    [
-        pa.field("node", pa.string()),
-        pa.field("row", pa.int64()),
-        pa.field("prompt_tokens", pa.int32()),
-        pa.field("completion_tokens", pa.int32()),
-        pa.field("queued_s", pa.float64()),
-        pa.field("prefill_s", pa.float64()),
-        pa.field("decode_s", pa.float64()),
-        pa.field("shared_tokens", pa.int32()),
-        pa.field("preemptions", pa.int32()),
-        pa.field("from_store", pa.bool_()),
-        pa.field("identical", pa.bool_()),
-    ]
-)
 SEED = "seed"
 
 
@@ -101,7 +88,6 @@ class Generate:
         self._keep_ids = completion_ids
         self._prefix = f"{as_}_" if as_ else ""
         self._logprobs = logprob_fields(sampling)
-        self._threads = runtime.threads if runtime.threads is not None else usable_cores()
         self._samples = Samples(sampling.n, per_row=SAMPLES in sampling.per_row)
         self._priority = None if runtime.priority is None else RowExpression("runtime.priority", runtime.priority)
 
@@ -131,11 +117,12 @@ class Generate:
         return self._schema
 
     def fingerprint(self) -> dict[str, Any]:
-        """The model's content, and the thread count: it can change the last bits of the arithmetic. And what is in the
-        file of a schema or grammar."""
+        """The model's content, what can change the last bits where these matter, and what is in the file of a schema or
+        grammar."""
         form = structured_form(self._sampling.structured)
         constraint = {} if form is None else {"structured": form.digest}
-        return {"model": inspect_model(self._model_settings).fingerprint, "threads": self._threads, **constraint}
+        model = inspect_model(self._model_settings).fingerprint
+        return {"model": model, **self._engine_settings.exactness(), **constraint}
 
     def open(self, runtime: Runtime) -> None:
         """Load the model and take a context, if no other node has."""
@@ -146,11 +133,11 @@ class Generate:
         self._requests = Requests(self._sampling, model, room, self._seed, runtime.node, self._id_column)
         self._model = model
         self._store = shared_store(runtime, self._store_settings)
+        self._recall: Recall | None = None
         self._ahead: deque[Item] = deque()
         if not self._engine_settings.open_keys():
             self._take_engine(self._engine_settings)
-        self._rows = runtime.table("rows", ROWS_SCHEMA)
-        self._from_store = 0
+        self._row_log = RowLog(runtime.table("rows", ROWS_SCHEMA), runtime.node)
         self._costs = Costs()
         self._twins = Twins(enabled=self._engine_settings.optimise.identical_rows)
         runtime.totals(self._totals)
@@ -163,7 +150,7 @@ class Generate:
         capacity = settings.slots * settings.contexts + settings.lookahead_rows
         client = self._engine.connect(self._runtime.meter, self._runtime.depth, capacity, inbox.wake)
         chunks = OpenChunks()
-        try:
+        with self._journaled(client):
             while True:
                 yield from self._take(inbox, client, chunks)
                 yield from self._leave(self._finish(client.collect()), chunks)
@@ -171,10 +158,7 @@ class Generate:
                     client.end()
                     if chunks.empty:
                         return
-                self._wait(inbox, client, chunks)
-        finally:
-            # However this ends: what was finished and not collected is journaled.
-            self._finish(client.leave())
+                inbox.wait(idle=chunks.empty, for_items=self._wants_rows(client))
 
     def report(self, directory: Path) -> Iterable[str]:
         """What the constraints have cost, over all attempts."""
@@ -192,13 +176,35 @@ class Generate:
             )
 
     def close(self) -> None:
-        """The engine and the store are closed with the run."""
+        """Say what the store was worth. The engine and the store are closed with the run."""
+        if self._recall is not None and (summary := self._recall.summary()) is not None:
+            self._runtime.log.info("%s: %s", self._runtime.node, summary)
+
+    @contextmanager
+    def _journaled(self, client: Client) -> Iterator[None]:
+        """However the block ends, what was finished and not collected is journaled; and within it, while the node waits
+        for a slow reader."""
+
+        def uncollected() -> dict[bytes, StoredCompletion]:
+            return {} if recall is None else recall.stored(self._completed(client.uncollected()))
+
+        recall, store = self._recall, self._store
+        if store is not None:
+            store.watch(uncollected)
+        try:
+            yield
+        finally:
+            self._finish(client.leave())
+            if store is not None:
+                store.forget(uncollected)
 
     def _take_engine(self, settings: EngineSettings) -> None:
         self._engine_settings = settings
         self._engine = shared_engine(self._runtime, self._model, settings, self._decode)
-        how = arithmetic(settings, settings.threads or usable_cores())
-        self._keys = CompletionKeys(self._model.fingerprint(), asdict(self._decode), how)
+        if self._store is not None:
+            keys = CompletionKeys(self._model.fingerprint(), asdict(self._decode), arithmetic(settings))
+            retry = self._store_settings.retry.finish_reason
+            self._recall = Recall(self._store, keys, self._pieces, retry, self._runtime.run_id)
 
     def _tune(self, inbox: Inbox) -> None:
         """Have what the settings leave open chosen for the first prompts."""
@@ -251,14 +257,12 @@ class Generate:
         if refused:
             yield batch.reject([r.index for r in refused], [r.reason for r in refused])
         rows = [r for r in made if isinstance(r, Row)]
-        known = self._known(rows)
+        known = {} if self._recall is None else self._recall.find(rows)
         chunks.begin(batch.chunk, len(rows))
         self._rank(rows, batch)
-        client.submit([row for row in rows if row.key not in known and not self._twins.joins(row)])
-        found = [row for row in rows if row.key in known]
-        self._from_store += len(found)
-        yield from self._leave([self._recall(row, known[row.key]) for row in found], chunks)
-        self._note(found, from_store=True)
+        client.submit([row for row in rows if row not in known and not self._twins.joins(row)])
+        yield from self._leave([self._recalled(row, stored) for row, stored in known.items()], chunks)
+        self._note(list(known), from_store=True)
 
     def _rank(self, rows: Sequence[Row], batch: Batch) -> None:
         """Give each row its chunk and its priority, by which those that wait are ordered."""
@@ -269,14 +273,7 @@ class Generate:
             for row in rows:
                 row.priority = priorities[_place(row).index]
 
-    def _known(self, rows: Sequence[Row]) -> dict[bytes, StoredCompletion]:
-        if self._store is None:
-            return {}
-        for row in rows:
-            row.key = self._keys.key(key_parameters(row), row.prompt)
-        return self._store.find([row.key for row in rows])
-
-    def _recall(self, row: Row, stored: StoredCompletion) -> Completion | Rejects:
+    def _recalled(self, row: Row, stored: StoredCompletion) -> Completion | Rejects:
         row.tokens = list(stored.ids)
         if stored.finish_reason == FinishReason.LENGTH:
             row.refit()
@@ -288,21 +285,28 @@ class Generate:
 
     def _finish(self, rows: Sequence[Row]) -> list[Completion | Rejects]:
         """What has become of rows that the engine gave back; journaled before anything else is done with it."""
-        done = [self._completion(row) for row in rows]
-        if self._store is not None:
-            made = ((row.key, c) for row, c in zip(rows, done, strict=True) if c is not None)
-            self._store.put({key: StoredCompletion(c.ids, c.text, c.finish_reason, c.scores) for key, c in made})
+        done = self._completed(rows)
+        if self._recall is not None:
+            self._recall.keep(done)
         for row in rows:
             self._costs.add(row.costs)
         self._note(rows)
         twins = [twin for row in rows for twin in self._twins.of(row)]
         self._note(twins, identical=True)
-        outcomes = [self._outcome(row, c) for row, c in zip(rows, done, strict=True)]
+        made = dict(done)
+        outcomes = [self._outcome(row, made.get(row)) for row in rows]
         return [*outcomes, *(self._outcome(twin, self._completion(twin)) for twin in twins)]
+
+    def _completed(self, rows: Sequence[Row]) -> list[tuple[Row, Completion]]:
+        """Those of `rows` that could be completed, and what they have become."""
+        return [(row, c) for row in rows if (c := self._completion(row)) is not None]
 
     def _totals(self) -> dict[str, float]:
         node, costs = self._runtime.node, self._costs
-        totals = {f"{node}/from_store": float(self._from_store), f"{node}/identical": float(self._twins.served)}
+        totals = {f"{node}/identical": float(self._twins.served)}
+        if self._recall is not None:
+            totals[f"{node}/from_store"] = float(self._recall.hits.found)
+            totals |= {f"{node}/{key}": value for key, value in self._recall.totals().items()}
         if self._sampling.structured.kind is not None:
             totals[f"{node}/constraint_s"] = costs.seconds
             totals[f"{node}/constrained_tokens"] = float(costs.tokens)
@@ -335,31 +339,8 @@ class Generate:
             chunks.done(item.chunk if isinstance(item, Rejects) else item.place.batch.chunk, 1)
         yield from chunks.ready()
 
-    def _wait(self, inbox: Inbox, client: Client, chunks: OpenChunks) -> None:
-        # With a timeout, because what is finished is to be durable within a second, also when nothing else happens.
-        timeout_s = 1.0 if self._store is not None and not chunks.empty else None
-        inbox.wait(idle=chunks.empty, for_items=self._wants_rows(client), timeout_s=timeout_s)
-        if self._store is not None:
-            self._store.flush_due()
-
     def _note(self, rows: Sequence[Row], *, from_store: bool = False, identical: bool = False) -> None:
-        if not rows:
-            return
-        firsts = [row.first_token_at or row.finished_at for row in rows]
-        columns = (
-            [self._runtime.node] * len(rows),
-            [_place(row).row for row in rows],
-            [len(row.prompt) for row in rows],
-            [len(row.tokens) for row in rows],
-            [row.admitted_at - row.queued_at for row in rows],
-            [first - row.admitted_at for row, first in zip(rows, firsts, strict=True)],
-            [row.finished_at - first for row, first in zip(rows, firsts, strict=True)],
-            [row.shared_tokens for row in rows],
-            [row.preemptions for row in rows],
-            [from_store] * len(rows),
-            [identical] * len(rows),
-        )
-        self._rows.extend(columns)
+        self._row_log.add(rows, [_place(row).row for row in rows], from_store=from_store, identical=identical)
 
 
 def _place(row: Row) -> Place:

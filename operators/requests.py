@@ -193,10 +193,17 @@ def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return mixed
 
 
-def key_parameters(row: Sequence) -> bytes:
-    """Every value of the row, besides its prompt, that can change its text; the seed only where numbers are drawn."""
+def key_parameters(row: Sequence, settings: bytes) -> bytes:
+    """Every value of the row, besides its prompt, that can change its text: its `settings`, which are those of
+    `setting_parameters`, and the seed where numbers are drawn. Not max_tokens, which only says where the text is cut.
+    """
+    return settings if row.params.greedy else settings + row.seed.to_bytes(8, "little")
+
+
+def setting_parameters(row: Sequence) -> bytes:
+    """The sampling values of the row. Rows of one job share them, or a few."""
     stops = None if row.stops is None else (row.stops.stops, row.stops.keep)
-    return repr((row.max_tokens, row.params.identity, stops, None if row.params.greedy else row.seed)).encode()
+    return repr((row.params.identity, stops)).encode()
 
 
 def misfit(row: Sequence) -> str | None:

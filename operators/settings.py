@@ -33,6 +33,7 @@ OPEN: dict[str, Any] = {
 """Values of EngineSettings that leave their key open, for a calibration to choose."""
 KERNEL_TOKENS = 64
 """CPU flash attention computes this many tokens of a row and more with another kernel than fewer."""
+FINISH_REASONS = ("stop", "stop_string", "length")
 DATA_FORMATS = ("auto", "parquet", "jsonl", "csv", "arrow")
 
 
@@ -250,13 +251,18 @@ class EngineSettings:
             the highest are admitted first. A row never waits longer than for the end of its chunk and the next.
         refill: free slots to wait for before new rows are admitted; never waits while nothing decodes.
         deterministic: keep every row's text independent of its neighbours, bit for bit (CPU).
+        stall_timeout_s: seconds after which a run in which nothing moves (no token, no row) is ended, with the stacks
+            of all threads in run.log; null: never. More than the longest call takes.
+        row_timeout_s: seconds that a row may be in a slot; one that takes longer is rejected, and what is rejected then
+            depends on the machine. null: as long as it takes.
         shuffle_window: admit the rows of a window in an order drawn with this seed, instead of by length. For tests.
     """
 
     slots: int = field(default=16, metadata=NOT_IN_DATA)
     max_sequence_tokens: int | None = None
-    threads: int | None = field(default=None, metadata=NOT_IN_DATA)  # Generate fingerprints the number that it comes to
-    kv: str = "per_sequence"
+    # Threads and layout change the last bits. Where these matter, operators fingerprint what they come to: `exactness`.
+    threads: int | None = field(default=None, metadata=NOT_IN_DATA)
+    kv: str = field(default="per_sequence", metadata=NOT_IN_DATA)
     kv_type: str = "f16"
     n_ctx: int | None = field(default=None, metadata=NOT_IN_DATA)
     admission: str = field(default="reserve", metadata=NOT_IN_DATA)
@@ -271,6 +277,8 @@ class EngineSettings:
     refill: int = field(default=1, metadata=NOT_IN_DATA)
     deterministic: bool = True
     priority: str | None = field(default=None, metadata=NOT_IN_DATA)
+    stall_timeout_s: float | None = field(default=1800.0, metadata=NOT_IN_DATA)
+    row_timeout_s: float | None = field(default=None, metadata=NOT_IN_DATA)
     shuffle_window: int | None = field(default=None, metadata=NOT_IN_DATA)
     optimise: OptimiseSettings = field(default_factory=OptimiseSettings, metadata=NOT_IN_DATA)
 
@@ -285,6 +293,9 @@ class EngineSettings:
         for key in ("max_sequence_tokens", "threads", "n_ctx", "preempt_every"):
             value = getattr(self, key)
             check(value is None or value >= 1, f"runtime.{key}", value, "it is 1 or more, or null")
+        for key in ("stall_timeout_s", "row_timeout_s"):
+            value = getattr(self, key)
+            check(value is None or value > 0, f"runtime.{key}", value, "it is above 0 seconds, or null")
         check(self.kv in KV_LAYOUTS, "runtime.kv", self.kv, f"it is one of {', '.join(KV_LAYOUTS)}")
         check(self.kv_type in KV_TYPES, "runtime.kv_type", self.kv_type, f"it is one of {', '.join(KV_TYPES)}")
         check(self.slots <= MAX_SLOTS, "runtime.slots", self.slots, f"llama.cpp decodes {MAX_SLOTS} rows at most")
@@ -292,6 +303,12 @@ class EngineSettings:
         check(self.n_ubatch >= self.slots, "runtime.n_ubatch", self.n_ubatch, f"at least slots={self.slots}")
         check(self.n_ubatch <= self.n_batch, "runtime.n_ubatch", self.n_ubatch, f"at most n_batch={self.n_batch}")
         self._check_layout()
+
+    def exactness(self) -> dict[str, object]:
+        """Where texts are to be the same to the bit: what of the machine's side can change a bit."""
+        if not self.deterministic:
+            return {}
+        return {"threads": self.with_defaults().threads or usable_cores(), "kv": self.with_defaults().kv}
 
     def open_keys(self) -> list[str]:
         """The keys that a calibration is to choose."""
@@ -326,6 +343,21 @@ class EngineSettings:
 
 
 @dataclass
+class RetrySettings:
+    """Which completions of other runs are made again though the store has them (`store.retry`).
+
+    Args:
+        finish_reason: those that ended so: stop, stop_string, length.
+    """
+
+    finish_reason: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        unknown = [reason for reason in self.finish_reason if reason not in FINISH_REASONS]
+        check(not unknown, "store.retry.finish_reason", unknown, f"each is one of {', '.join(FINISH_REASONS)}")
+
+
+@dataclass
 class StoreSettings:
     """Where finished completions are kept, so that a restart or a later run finds them (`store`).
 
@@ -333,11 +365,13 @@ class StoreSettings:
         enabled: journal completions at all.
         path: the SQLite file; null: completions.sqlite in the output directory. May be shared between runs.
         sync: `process` survives the death of the process, `power` also that of the machine.
+        retry: what is made again though it is there.
     """
 
     enabled: bool = field(default=True, metadata=NOT_IN_DATA)
     path: str | None = field(default=None, metadata=NOT_IN_DATA)
     sync: str = field(default="process", metadata=NOT_IN_DATA)
+    retry: RetrySettings = field(default_factory=RetrySettings)
 
     def __post_init__(self) -> None:
         check(self.sync in ("process", "power"), "store.sync", self.sync, "it is process or power")

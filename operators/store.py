@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import sqlite3
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,16 +14,23 @@ import numpy as np
 from operators.decoding.model import TokenIds
 from operators.decoding.sampling.logprobs import Scored
 from operators.logprobs import from_bytes, to_bytes
-from pipeline.errors import InputError
+from pipeline.errors import InputError, PipelineError
 
 FLUSH_ROWS = 64
-FLUSH_S = 1.0
+FLUSH_S = 0.5
+_FORMAT = 2
+_AT_ONCE = 500
+"""Keys of one query."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS completions (
-    key BLOB PRIMARY KEY, ids BLOB NOT NULL, text TEXT NOT NULL, finish_reason TEXT NOT NULL
+    key BLOB PRIMARY KEY, ids BLOB NOT NULL, text TEXT NOT NULL, finish_reason TEXT NOT NULL,
+    least INTEGER NOT NULL, run TEXT NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS logprobs (key BLOB PRIMARY KEY, scores BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS settings (digest BLOB PRIMARY KEY) WITHOUT ROWID;
 """
+
+Completions = Mapping[bytes, "StoredCompletion"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,31 +42,17 @@ class StoredCompletion:
     finish_reason: str
     scores: Sequence[Scored] | None = None
     """Log-probabilities of the tokens, where they were asked for."""
-
-
-class CompletionKeys:
-    """Content keys of rows that share a model, a strategy and an engine.
-
-    Args:
-        context: everything beside the row's own values that can change its text.
-    """
-
-    def __init__(self, *context: object) -> None:
-        self._base = hashlib.blake2b(repr(context).encode(), digest_size=16)
-
-    def key(self, parameters: bytes, prompt: TokenIds) -> bytes:
-        """16 bytes that stand for a row. `parameters`: its sampling values, with the seed unless it is greedy."""
-        digest = self._base.copy()
-        digest.update(len(parameters).to_bytes(4, "little"))
-        digest.update(parameters)
-        digest.update(np.ascontiguousarray(prompt).data)
-        return digest.digest()
+    least: int = 0
+    """With a smaller max_tokens it would have been cut."""
+    run: str = ""
+    """Which run made it."""
 
 
 class CompletionStore:
     """Keeps completions by key. Safe to use from several threads and several processes.
 
-    What is put is durable within FLUSH_S seconds or FLUSH_ROWS rows, if `flush_due` is called at least that often.
+    What is put is written by a thread of its own, FLUSH_S seconds later at the latest and at once when FLUSH_ROWS have
+    come: a node that waits for a slow reader must not keep what it has finished from being durable.
 
     Args:
         path: the database; made if it is not there.
@@ -71,65 +63,150 @@ class CompletionStore:
     """
 
     def __init__(self, path: Path, sync: str = "process") -> None:
-        self._lock = threading.Lock()
+        self._path = path
+        self._changed = threading.Condition()
         self._unsaved: dict[bytes, StoredCompletion] = {}
-        self._flushed_at = time.monotonic()
+        self._writing: dict[bytes, StoredCompletion] = {}
+        self._new_settings: set[bytes] = set()
+        self._sources: list[Callable[[], Completions]] = []
+        self._closing = False
+        self._failure: PipelineError | None = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=60)
-            self._database.execute("PRAGMA journal_mode=WAL")
-            self._database.execute(f"PRAGMA synchronous={'FULL' if sync == 'power' else 'NORMAL'}")
-            self._database.executescript(_SCHEMA)
+            self._writer, self._reader = self._connect(sync), self._connect(sync)
+            self._writer.executescript(_SCHEMA)
+            self.settings = {bytes(d) for (d,) in self._reader.execute("SELECT digest FROM settings")}
+            """Digests of the settings under which something was generated before."""
         except (sqlite3.Error, OSError) as error:
-            raise InputError(
-                f"the completion store {path} cannot be used: {error}; name another with store.path="
-            ) from error
+            raise InputError(f"{_cannot_be_used(path, error)}; name another with store.path=") from error
+        self._thread = threading.Thread(target=self._write_on, name="journal")
+        self._thread.start()
 
     def find(self, keys: Sequence[bytes]) -> dict[bytes, StoredCompletion]:
         """The completions of those `keys` that are known."""
-        with self._lock:
-            found = {k: self._unsaved[k] for k in keys if k in self._unsaved}
-            for start in range(0, len(keys), 500):
-                some = keys[start : start + 500]
+        with self._changed:
+            self._raise_failure()
+            fresh = self._writing | self._unsaved
+            found = {k: fresh[k] for k in keys if k in fresh}
+            for start in range(0, len(keys), _AT_ONCE):
+                some = keys[start : start + _AT_ONCE]
                 query = (
-                    "SELECT key, ids, text, finish_reason, scores FROM completions LEFT JOIN logprobs USING (key)"
+                    "SELECT key, ids, text, finish_reason, scores, least, run"
+                    " FROM completions LEFT JOIN logprobs USING (key)"
                     f" WHERE key IN ({','.join('?' * len(some))})"
                 )
-                for key, ids, text, reason, scores in self._database.execute(query, some):
+                for key, ids, text, reason, scores, least, run in self._reader.execute(query, some):
                     scored = None if scores is None else from_bytes(scores)
-                    found[key] = StoredCompletion(np.frombuffer(ids, np.int32), text, reason, scored)
+                    stored = StoredCompletion(np.frombuffer(ids, np.int32), text, reason, scored, least, run)
+                    found.setdefault(key, stored)
         return found
 
-    def put(self, completions: Mapping[bytes, StoredCompletion]) -> None:
-        """Keep `completions`; written when enough have come or time has passed."""
-        with self._lock:
-            self._unsaved.update(completions)
-        self.flush_due()
+    def put(self, completions: Completions) -> None:
+        """Keep `completions`.
 
-    def flush_due(self) -> None:
-        """Write what waits, if FLUSH_ROWS or FLUSH_S is reached."""
-        with self._lock:
-            if len(self._unsaved) >= FLUSH_ROWS or time.monotonic() - self._flushed_at >= FLUSH_S:
-                self._flush()
+        Raises:
+            PipelineError: what was put before cannot be written.
+        """
+        with self._changed:
+            self._raise_failure()
+            if not self._unsaved or len(self._unsaved) + len(completions) >= FLUSH_ROWS:
+                self._changed.notify_all()
+            self._unsaved.update(completions)
+
+    def note_settings(self, digests: set[bytes]) -> None:
+        """Something is generated under the settings of these digests."""
+        with self._changed:
+            self._new_settings |= digests
+
+    def watch(self, source: Callable[[], Completions]) -> None:
+        """Have what `source()` gives written too: what is finished and was not put yet. Called from another thread."""
+        with self._changed:
+            self._sources.append(source)
+
+    def forget(self, source: Callable[[], Completions]) -> None:
+        """No longer ask `source`."""
+        with self._changed:
+            self._sources.remove(source)
 
     def close(self) -> None:
-        """Write what waits and close the database."""
-        with self._lock:
-            self._flush()
-            self._database.close()
+        """Write what waits and close the database.
 
-    def _flush(self) -> None:
-        self._flushed_at = time.monotonic()
-        if not self._unsaved:
-            return
-        rows = [(k, np.asarray(c.ids, np.int32).tobytes(), c.text, c.finish_reason) for k, c in self._unsaved.items()]
-        scores = [(k, to_bytes(c.scores)) for k, c in self._unsaved.items() if c.scores is not None]
-        self._database.execute("BEGIN IMMEDIATE")
+        Raises:
+            PipelineError: it cannot be written.
+        """
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+        self._writer.close()
+        self._reader.close()
+        self._raise_failure()
+
+    def _connect(self, sync: str) -> sqlite3.Connection:
+        connection = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None, timeout=60)
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute(f"PRAGMA synchronous={'FULL' if sync == 'power' else 'NORMAL'}")
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0 and connection.execute("SELECT 1 FROM sqlite_master WHERE name='completions'").fetchone():
+            raise OSError("it was written by an earlier version of this program")
+        if version > _FORMAT:
+            raise OSError(f"it was written by a later version of this program (format {version})")
+        connection.execute(f"PRAGMA user_version = {_FORMAT}")
+        return connection
+
+    def _write_on(self) -> None:
+        """The writer's thread."""
         try:
-            self._database.executemany("INSERT OR REPLACE INTO logprobs VALUES (?, ?)", scores)
-            self._database.executemany("INSERT OR REPLACE INTO completions VALUES (?, ?, ?, ?)", rows)
-            self._database.execute("COMMIT")
+            while self._wait():
+                self._write()
+            self._write()
+        except (sqlite3.Error, OSError) as error:
+            with self._changed:
+                self._failure = PipelineError(f"{_cannot_be_used(self._path, error)}; what was committed is safe")
+                self._failure.__cause__ = error
+
+    def _wait(self) -> bool:
+        """Until there is enough to write, or time has passed. False when the store is being closed."""
+        with self._changed:
+            until = time.monotonic() + FLUSH_S
+            while not self._closing and len(self._unsaved) < FLUSH_ROWS and (left := until - time.monotonic()) > 0:
+                self._changed.wait(left)
+            return not self._closing
+
+    def _write(self) -> None:
+        with self._changed:
+            sources = list(self._sources)
+        left_over = [source() for source in sources]
+        with self._changed:
+            for completions in left_over:
+                self._unsaved.update(completions)
+            self._writing, self._unsaved = self._unsaved, {}
+            new_settings, self._new_settings = self._new_settings, set()
+        if self._writing or new_settings:
+            self._transact(self._writing, new_settings)
+        with self._changed:
+            self._writing = {}
+
+    def _transact(self, completions: Completions, new_settings: set[bytes]) -> None:
+        rows = [
+            (key, np.asarray(c.ids, np.int32).tobytes(), c.text, c.finish_reason, c.least, c.run)
+            for key, c in completions.items()
+        ]
+        scores = [(key, to_bytes(c.scores)) for key, c in completions.items() if c.scores is not None]
+        self._writer.execute("BEGIN IMMEDIATE")
+        try:
+            self._writer.executemany("INSERT OR IGNORE INTO settings VALUES (?)", [(d,) for d in new_settings])
+            self._writer.executemany("INSERT OR REPLACE INTO logprobs VALUES (?, ?)", scores)
+            self._writer.executemany("INSERT OR REPLACE INTO completions VALUES (?, ?, ?, ?, ?, ?)", rows)
+            self._writer.execute("COMMIT")
         except BaseException:
-            self._database.execute("ROLLBACK")
+            self._writer.execute("ROLLBACK")
             raise
-        self._unsaved.clear()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+
+def _cannot_be_used(path: Path, error: Exception) -> str:
+    return f"the completion store {path} cannot be used: {error}"

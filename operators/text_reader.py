@@ -13,7 +13,7 @@ import pyarrow as pa
 from operators.decoding.model import Model, TokenIds, Wanted, inspect_model, load_model, max_sequence_tokens
 from operators.decoding.reading import Part, Reader, reading_settings
 from operators.engines import engines_of, warn_unless_exact
-from operators.settings import EngineSettings, ModelSettings, usable_cores
+from operators.settings import EngineSettings, ModelSettings
 from pipeline.errors import Cancelled
 from pipeline.protocols import Runtime
 
@@ -38,6 +38,7 @@ class TextReader:
         decoder, self._give_back = self.model.lease(how, wanted)
         warn_unless_exact(runtime, settings, self.model)
         self._reader = Reader(decoder)
+        runtime.when_stuck(self.model.abort)
         self._engines = engines_of(runtime)
         self._runtime = runtime
         self._groups, self._seconds = 0, 0.0
@@ -84,9 +85,8 @@ def check_room(model: ModelSettings, settings: EngineSettings) -> None:
 
 
 def arithmetic_of(model: ModelSettings, settings: EngineSettings) -> dict[str, Any]:
-    """For a fingerprint: the model's content, and the thread count, which can change the last bits."""
-    threads = settings.with_defaults().threads or usable_cores()
-    return {"model": inspect_model(model).fingerprint, "threads": threads}
+    """For a fingerprint: the model's content, and what can change the last bits where these matter."""
+    return {"model": inspect_model(model).fingerprint, **settings.exactness()}
 
 
 def text_ids(column: pa.Array, model: Model, *, begins: bool) -> Iterator[TokenIds | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from operators.decoding.sequence import Sequence
-from operators.requests import key_parameters
+from operators.requests import key_parameters, setting_parameters
 
 
 class Twins:
@@ -43,6 +43,7 @@ class Twins:
         for other in others:
             other.tokens = row.tokens
             other.stops, other.scores, other.fits = row.stops, row.scores, row.fits
+            other.dropped = row.dropped
             other.finish_reason, other.error = row.finish_reason, row.error
             other.admitted_at = other.first_token_at = other.finished_at = row.finished_at
         self.waiting -= len(others)
@@ -51,5 +52,5 @@ class Twins:
 
 
 def _fate(row: Sequence) -> Hashable:
-    """What two rows have in common that come out the same: their content key, or all that is in it."""
-    return row.key or (row.prompt.tobytes(), key_parameters(row))
+    """What two rows have in common that come out the same: where they are cut, and the content key or what is in it."""
+    return row.max_tokens, row.key or (row.prompt.tobytes(), key_parameters(row, setting_parameters(row)))

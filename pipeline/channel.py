@@ -88,6 +88,13 @@ class Inbox:
         """Rows that wait on all inputs."""
         return sum(c.rows for c in self._channels)
 
+    def describe(self) -> str:
+        """What waits on each input."""
+        return ", ".join(
+            f"{c.rows} of {c.capacity} rows, last chunk end {c.last_end}{', closed' if c.closed else ''}"
+            for c in self._channels
+        )
+
     def receive(self, channel: Channel, item: Item, meter: StageMeter) -> bool:
         """Take `item` from the writer of `channel`; see Channel.put."""
         rows = 0 if isinstance(item, ChunkEnd) else item.num_rows

@@ -20,6 +20,8 @@ from pipeline.rejects import RejectWriter
 from pipeline.runtime import NodeRuntime, RunContext
 
 REJECT_CAPACITY_ROWS = 4096
+GRACE_S = 2.0
+"""A run that is told to stop finishes its step; what takes longer is cut off, where it can be."""
 
 
 class AccountingError(PipelineError):
@@ -81,6 +83,7 @@ class Executor:
         self._committer = Committer(graph.sinks, REJECT_WRITER, commit, self._window)
         self._failure: PipelineError | None = None
         self._lock = threading.Lock()
+        self._ended = threading.Event()
         self._stages = self._build(rejects)
 
     @property
@@ -103,6 +106,7 @@ class Executor:
                 opened.append(stage)
             self._start_and_wait()
         finally:
+            self._ended.set()
             for stage in reversed(opened):
                 stage.node.op.close()
         if self._failure is not None:
@@ -111,9 +115,20 @@ class Executor:
 
     def interrupt(self) -> None:
         """Stop: what runs finishes its step, nothing more is begun. Safe in a signal handler."""
-        why = Interrupted("interrupted; run the same command again to resume")
-        # In its own thread: the signal may have come while the main thread held one of the locks that this takes.
-        threading.Thread(target=self._cancel, args=(why,), name="interrupt").start()
+        self.stop(Interrupted("interrupted; run the same command again to resume"))
+
+    def stop(self, why: PipelineError) -> None:
+        """End the run with `why`. Returns at once."""
+        # In its own thread: a signal may have come while the main thread held one of the locks that this takes.
+        threading.Thread(target=self._stop, args=(why,), name="stop").start()
+
+    def describe(self) -> list[str]:
+        """What every node is doing and what waits on its inputs, a line each."""
+        return [
+            f"{stage.name}: {stage.meter.clock.state}; rows in {stage.meter.rows_in}, out {stage.meter.rows_out},"
+            f" rejected {stage.meter.rejected}; inputs: {stage.inbox.describe() or 'none'}"
+            for stage in self._stages.values()
+        ]
 
     def _build(self, rejects: RejectWriter) -> dict[str, _Stage]:
         nodes = {**{n: self._graph.nodes[n] for n in self._graph.order}, REJECT_WRITER: Node(rejects)}
@@ -203,6 +218,12 @@ class Executor:
         failure = NodeFailed(name, error)
         failure.__cause__ = error
         self._cancel(failure)
+
+    def _stop(self, why: PipelineError) -> None:
+        self._cancel(why)
+        if not self._ended.wait(GRACE_S):
+            for cut_off in list(self._context.when_stuck):
+                cut_off()
 
     def _cancel(self, why: PipelineError) -> None:
         with self._lock:

@@ -36,6 +36,11 @@ class StageClock:
         self._started = 0.0
         self._wall = 0.0
 
+    @property
+    def state(self) -> StageState | None:
+        """What the stage is doing; None before its start and after its end."""
+        return self._state
+
     def start(self, state: StageState = StageState.BUSY) -> None:
         """Begin to measure."""
         with self._lock:

@@ -43,6 +43,10 @@ class Runtime(Protocol):
     """The node's own meter; the executor counts rows, the operator may count tokens."""
 
     @property
+    def run_id(self) -> str:
+        """Names the run. A resumed run has the same, one that began anew in the same directory another."""
+
+    @property
     def cancelled(self) -> bool:
         """True once the run is being cancelled: finish the step and leave."""
 
@@ -63,6 +67,9 @@ class Runtime(Protocol):
 
     def status(self, text: Callable[[], str]) -> None:
         """Have `text()` shown in the progress line (for example the active slots)."""
+
+    def when_stuck(self, cut_off: Callable[[], None]) -> None:
+        """Have `cut_off()` called, by any thread, when the run was told to stop and computes on: it ends long calls."""
 
 
 class Inbox(Protocol):

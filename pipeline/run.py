@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -35,6 +36,7 @@ from pipeline.state import STATE_FILE, RunState, RunStatus, ShardRecord, errors_
 from pipeline.stopping import stopped_by_signals
 from pipeline.summary import Outcome, report_lines, summary_lines
 from pipeline.telemetry import Telemetry
+from pipeline.watchdog import Watchdog
 
 SWITCH_INTERVAL_S = 0.0005
 log = logging.getLogger(__name__)
@@ -140,13 +142,21 @@ class _Attempt:
         self._started_at = datetime.now().astimezone().isoformat(timespec="seconds")
         self._number = state.start_attempt(self._started_at)
         self._tally = RejectTally()
-        self._context = RunContext(directory, Resources(), process, attempt=self._number)
+        self._context = RunContext(directory, Resources(), process, self._number, state.run_id)
         self._schemas = state.schemas()
         limits = ExecutorSettings(settings.max_open_chunks, self._first_chunk)
         rejects = RejectWriter(directory / REJECTS, self._tally)
         self._executor = Executor(graph, rejects, self._context, self._commit, limits)
         self._telemetry = self._new_telemetry()
-        limits.tick = self._telemetry.tick
+        self._watchdog = Watchdog(
+            getattr(settings.runtime, "stall_timeout_s", None),
+            lambda: self._executor.meters,
+            self._executor.describe,
+            self._executor.stop,
+            self._abandon,
+            self._context.clock,
+        )
+        limits.tick = self._tick
 
     def run(self) -> ExitCode:
         """Execute, then account for it however it ended."""
@@ -182,6 +192,17 @@ class _Attempt:
             sys.setswitchinterval(interval)
             self._context.resources.close()
         return _Ending(RunStatus.DONE)
+
+    def _tick(self) -> None:
+        self._telemetry.tick()
+        self._watchdog.check()
+
+    def _abandon(self) -> None:
+        """Leave though threads still run: nothing will ever wake them. What is committed or journaled is safe."""
+        self._state.end_attempt(self._number, RunStatus.FAILED)
+        log.error("the run does not end; the process leaves. Run the same command again to resume")
+        logging.shutdown()
+        os._exit(ExitCode.FAILED)
 
     def _commit(self, end: ChunkEnd, shards: Sequence[Shard]) -> None:
         """Give the files of a chunk their names, then record it. In this order: what is recorded is there."""

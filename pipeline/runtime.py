@@ -55,12 +55,14 @@ class RunContext:
     resources: Resources
     process: Resources
     attempt: int = 1
+    run_id: str = ""
     clock: Clock = time.perf_counter
     cancelled: threading.Event = field(default_factory=threading.Event)
     parts: list[StageMeter] = field(default_factory=list)
     tables: dict[str, MetricsTable] = field(default_factory=dict)
     totals: list[Callable[[], dict[str, float]]] = field(default_factory=list)
     statuses: list[Callable[[], str]] = field(default_factory=list)
+    when_stuck: list[Callable[[], None]] = field(default_factory=list)
 
     def table(self, name: str, schema: pa.Schema) -> MetricsTable:
         """The metrics table `name`, made on first use."""
@@ -81,6 +83,11 @@ class NodeRuntime:
     def __post_init__(self) -> None:
         self.output_dir = self.context.output_dir
         self.log = logging.getLogger(f"pipeline.node.{self.node}")
+
+    @property
+    def run_id(self) -> str:
+        """Names the run; all its attempts have the same."""
+        return self.context.run_id
 
     @property
     def cancelled(self) -> bool:
@@ -112,3 +119,7 @@ class NodeRuntime:
     def status(self, text: Callable[[], str]) -> None:
         """Have `text()` shown in the progress line."""
         self.context.statuses.append(text)
+
+    def when_stuck(self, cut_off: Callable[[], None]) -> None:
+        """Have `cut_off()` called when the run does not stop in time."""
+        self.context.when_stuck.append(cut_off)

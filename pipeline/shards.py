@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.records import LINEAGE, ROW, Shard
@@ -25,7 +26,7 @@ def sorted_by_identity(table: pa.Table) -> pa.Table:
     """`table` in the order of (row, lineage)."""
     rows = table.column(ROW.name)
     if LINEAGE.name not in table.schema.names or table.column(LINEAGE.name).null_count == len(table):
-        return table.take(pa.compute.sort_indices(rows))
+        return table.take(pc.sort_indices(rows))
     lineage = [tuple(v) if v is not None else () for v in table.column(LINEAGE.name).to_pylist()]
     keys = list(zip(rows.to_pylist(), lineage, strict=True))
     return table.take(pa.array(sorted(range(len(keys)), key=keys.__getitem__), pa.int64()))

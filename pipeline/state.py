@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
+import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -90,6 +91,7 @@ class RunState:
         with self._transaction():
             self._set("fingerprint", fingerprint)
             self._set("job", job)
+            self._set("run_id", uuid.uuid4().hex)
 
     @property
     def fingerprint(self) -> dict[str, Any] | None:
@@ -107,6 +109,11 @@ class RunState:
         """Remember that the committed results cannot be trusted."""
         with self._transaction():
             self._set("defect", why)
+
+    @property
+    def run_id(self) -> str:
+        """Names the run, from its beginning through all its attempts."""
+        return str(self._get("run_id") or "")
 
     @property
     def job(self) -> str:

@@ -21,9 +21,14 @@ OPERATORS_MAY_USE = {
 }
 """Modules of `pipeline` that operators build on."""
 
-PLAIN_ENGINE = {"scheduler", "slots", "sequence", "sampler"}
+PLAIN_ENGINE = {"scheduler", "slots", "sequence", "sampler", "recovery", "calls"}
 MAY_USE_HYDRA = {"pipeline/__main__.py", "pipeline/config.py"}
-STARTS_THREADS = {"pipeline/executor.py", "operators/decoding/engine.py", "operators/bench/server.py"}
+STARTS_THREADS = {
+    "pipeline/executor.py",
+    "operators/decoding/engine.py",
+    "operators/store.py",
+    "operators/bench/server.py",
+}
 """Locks are for everybody; a thread of its own is not. A client of llama-server waits for its answer in one."""
 STDLIB_ONLY = ("operators/llama/build.py", "operators/llama/compilers.py", "operators/llama/peers.py")
 """They run before anything is installed."""

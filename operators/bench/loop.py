@@ -11,7 +11,7 @@ import pyarrow as pa
 from operators.batch_by_length import BatchByLength
 from operators.bench.given import Given
 from operators.decoding.autoregressive import Autoregressive
-from operators.decoding.engine import Engine, Worker
+from operators.decoding.engine import Engine
 from operators.decoding.model import Decoder, Logits, Model
 from operators.decoding.queue import queue_for
 from operators.decoding.sampler import Sampler
@@ -19,6 +19,7 @@ from operators.decoding.scheduler import Scheduler
 from operators.decoding.sequence import Sequence
 from operators.decoding.sharing import Counts
 from operators.decoding.step_log import STEPS_SCHEMA
+from operators.decoding.worker import Worker
 from operators.requests import Requests
 from operators.settings import EngineSettings, SamplingSettings
 from pipeline.meter import StageMeter

@@ -6,10 +6,10 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 
+from operators.decoding.calls import Call, Company, Draw
 from operators.decoding.model import Decoder, Logits
 from operators.decoding.prefill import Span
 from operators.decoding.sampler import Sampler
-from operators.decoding.scheduler import Call, Draw
 from operators.decoding.sequence import Sequence
 
 
@@ -29,16 +29,21 @@ class Autoregressive:
         """Put the tokens of `call` into the decoder's batch."""
         batch = self._decoder.batch
         batch.clear()
+        beside = call.beside
+        if beside is not None and _is_below(beside, call):
+            batch.add_rows([0], [beside.position], [beside.slot])
         if call.rows:
             rows = call.rows
             batch.add_rows([r.next_token for r in rows], [r.n_past for r in rows], [r.slot for r in rows])
-        if call.beside is not None:
-            batch.add_rows([0], [0], [call.beside])
+        if beside is not None and not _is_below(beside, call):
+            batch.add_rows([0], [beside.position], [beside.slot])
         if call.spans:
             self._fill_spans(call.spans)
 
     def advance(self, call: Call, logits: Logits) -> None:
         """Take the logits of `call`, float32 [outputs, n_vocab]: draw, and move every row on."""
+        if call.beside is not None and _is_below(call.beside, call):
+            logits = logits[1:]
         for row in call.rows:
             row.n_past += 1
         if call.rows:
@@ -81,3 +86,8 @@ class Autoregressive:
                 row.skip()
             elif row.error is None:
                 row.error = f"the logits of step {len(row.tokens)} are no distribution (NaN or -inf everywhere)"
+
+
+def _is_below(beside: Company, call: Call) -> bool:
+    """Whether it comes before the row in the batch, where rows stand in the order of their slots."""
+    return beside.slot < call.rows[0].slot

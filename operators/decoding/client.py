@@ -60,6 +60,10 @@ class Client:
             self._engine.wake()
         return rows
 
+    def uncollected(self) -> list[Sequence]:
+        """The rows that are finished and wait to be collected. From any thread."""
+        return list(self._finished.copy())
+
     def end(self) -> None:
         """No more rows will be submitted."""
         self.line.ended = True

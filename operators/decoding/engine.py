@@ -11,19 +11,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import asdict
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
+from operators.decoding.calls import Call, Draw
 from operators.decoding.client import Client
 from operators.decoding.errands import Errands
-from operators.decoding.model import Decoder, Logits
+from operators.decoding.model import Logits
 from operators.decoding.queue import Queue
-from operators.decoding.scheduler import Call, Draw, Scheduler
 from operators.decoding.sequence import Sequence, State
 from operators.decoding.step_log import StepLog, Timing
+from operators.decoding.worker import Worker
 from pipeline.errors import PipelineError
 from pipeline.meter import Clock, StageMeter, StageState
 from pipeline.protocols import Table
@@ -36,45 +36,6 @@ class Closed(PipelineError):
 
     def __init__(self) -> None:
         super().__init__("the engine has ended with the run")
-
-
-class Strategy(Protocol):
-    """How completions are made: what each call computes for its rows, and what becomes of the logits."""
-
-    def fill(self, call: Call) -> None:
-        """Put the tokens of `call` into the decoder's batch."""
-
-    def advance(self, call: Call, logits: Logits) -> None:
-        """Take the logits of `call`, and move its rows on."""
-
-    def draw(self, work: Draw) -> None:
-        """Draw for rows whose logits are known already."""
-
-
-class Worker:
-    """One context: its slots, and the steps that are made on it.
-
-    Args:
-        decoder: the context.
-        scheduler: who runs.
-        strategy: what is computed.
-        meters: of decode and of sample.
-    """
-
-    def __init__(
-        self, decoder: Decoder, scheduler: Scheduler, strategy: Strategy, meters: tuple[StageMeter, StageMeter]
-    ) -> None:
-        self.decoder = decoder
-        self.scheduler = scheduler
-        self.strategy = strategy
-        self.meters = meters
-        self.requests: deque[Callable[[], None]] = deque()
-        self.thread: threading.Thread | None = None
-
-    def enter(self, state: StageState) -> None:
-        """Say on both clocks what the thread is doing."""
-        for meter in self.meters:
-            meter.clock.enter(state)
 
 
 class Engine:
@@ -245,19 +206,22 @@ class Engine:
             tokens = worker.decoder.batch.n_tokens
 
         filled = decoded = self._clock()
+        logits: Logits | None = None
         if isinstance(work, Call):
             with decode_meter.clock.during(StageState.BUSY):
-                logits = worker.decoder.decode()
+                logits = worker.decode(work)
             decoded = self._clock()
 
         with sample_meter.clock.during(StageState.BUSY):
-            if isinstance(work, Call):
-                worker.strategy.advance(work, logits)
-            else:
+            if isinstance(work, Draw):
                 worker.strategy.draw(work)
-        worker.scheduler.computed(work)
+            elif logits is not None:
+                worker.strategy.advance(work, logits)
+        if isinstance(work, Draw) or logits is not None:
+            worker.scheduler.computed(work)
 
         ended = self._clock()
+        worker.scheduler.expire(work.sequences, ended)
         for meter in worker.meters:
             meter.batches += 1
             meter.rows_in += len(work.sequences)

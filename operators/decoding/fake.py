@@ -26,6 +26,8 @@ from operators.settings import EngineSettings, ModelSettings
 N_VOCAB = 320
 N_EMBD = 8
 END_ID = 257
+_TORN = (2, -3)
+"""After these codes llama.cpp may have computed a part of the batch."""
 _MULTIPLIER = np.uint64(6364136223846793005)
 _KINDS = 251
 
@@ -58,6 +60,9 @@ class FakeDecoder:
         n = self.batch.n_tokens
         slots, positions = self.batch.seq_id[:n], self.batch.pos[:n]
         if code := self._fail(self.batch):
+            if code in _TORN:
+                half = slots[: (n + 1) // 2]
+                np.add.at(self._length, half, 1)
             raise DecodeFailed(code, f"the fake fails with {code}")
         used = int(self._length.sum()) + n
         if not self.shape.per_sequence and used > self.shape.cells:
@@ -169,6 +174,9 @@ class FakeModel:
     def lease_apart(self, settings: EngineSettings) -> tuple[FakeDecoder, Callable[[], None]]:
         """A new decoder."""
         return FakeDecoder(decoder_shape(settings, self.n_ctx_train), self._fail), lambda: None
+
+    def abort(self) -> None:
+        """Its calls take no time."""
 
 
 def load(settings: ModelSettings) -> FakeModel:

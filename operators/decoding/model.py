@@ -209,6 +209,9 @@ class Model(Protocol):
     def lease_apart(self, settings: EngineSettings) -> tuple[Decoder, Callable[[], None]]:
         """A decoder that no pool keeps, and what frees it."""
 
+    def abort(self) -> None:
+        """Have the calls that run in its decoders fail at once, with code 2, and all others until the next lease."""
+
 
 def max_sequence_tokens(settings: EngineSettings, n_ctx_train: int) -> int:
     """How long a row may be: as configured, or 1024, or what the model was trained for if that is less.

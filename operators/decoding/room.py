@@ -35,6 +35,11 @@ class KvRoom:
         """Whether rows take room from each other."""
         return self._cells is not None
 
+    def learn(self, rows: Iterable[Sequence]) -> None:
+        """There is no room for more than `rows` have in the cache now."""
+        if self._cells is not None:
+            self._cells = min(self._cells, sum(row.n_past for row in rows))
+
     def fits(self, row: Sequence, others: Iterable[Sequence]) -> bool:
         """Whether `row` may be admitted beside `others`."""
         if self._cells is None:

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import StrEnum
 from itertools import chain
 
+from operators.decoding.calls import Call, Company, Draw, Unfilled, Work
 from operators.decoding.model import Decoder
-from operators.decoding.prefill import Span, cutting, one_micro_batch, riders
+from operators.decoding.prefill import cutting, one_micro_batch, riders
 from operators.decoding.queue import Queue
 from operators.decoding.room import KvRoom, Paused
 from operators.decoding.sequence import Sequence, State
@@ -25,65 +24,13 @@ from operators.decoding.slots import SlotPool
 from operators.settings import EngineSettings
 
 
-class Unfilled(StrEnum):
-    """Why slots are empty in a decode step."""
-
-    INPUT = "input"
-    """No row waits, more may come: look upstream."""
-    CREDIT = "credit"
-    """Rows wait, but what their node finished has not been taken: look downstream."""
-    REFILL = "refill"
-    """Rows wait until `refill` slots are free."""
-    ROOM = "room"
-    """Rows wait for room in the KV cache."""
-    TAIL = "tail"
-    """The input has ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One call of the backend.
-
-    Args:
-        rows: those that decode one step.
-        spans: pieces of prompts.
-        unfilled: empty slots in a decode step, and why.
-        beside: a slot that gets a token for the call alone, so that the backend never sees a lone row; None: no need.
-    """
-
-    rows: list[Sequence]
-    spans: list[Span]
-    unfilled: dict[Unfilled, int] = field(default_factory=dict)
-    beside: int | None = None
-
-    @property
-    def sequences(self) -> list[Sequence]:
-        """The rows that take part."""
-        return [*self.rows, *(span.row for span in self.spans)]
-
-
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """No call: `rows` have the prompt of a row before them, and draw from the same logits."""
-
-    rows: list[Sequence]
-
-    @property
-    def sequences(self) -> list[Sequence]:
-        """The rows that take part."""
-        return self.rows
-
-
-Work = Call | Draw
-
-
 class Scheduler:
     """Continuous batching over the slots of one decoder.
 
     Args:
         decoder: whose slots they are; told what to copy and what to forget.
         queue: where rows wait.
-        settings: refill, pad_tokens, admission, preempt_every, swap_mb and optimise are read.
+        settings: refill, pad_tokens, admission, preempt_every, swap_mb, row_timeout_s and optimise are read.
     """
 
     def __init__(self, decoder: Decoder, queue: Queue, settings: EngineSettings) -> None:
@@ -129,7 +76,7 @@ class Scheduler:
         """The rows of `work` have been moved on: cut off what was there for the call alone."""
         if isinstance(work, Call):
             if work.beside is not None:
-                self._decoder.truncate(work.beside, 0)
+                self._decoder.truncate(work.beside.slot, work.beside.position)
             for span in work.spans:
                 if span.padding:
                     self._decoder.truncate(span.row.slot, span.row.n_past)
@@ -138,12 +85,51 @@ class Scheduler:
             if row.same is not None and row.tokens:
                 self.queue.settle(row)
 
+    def failed(self, call: Call) -> None:
+        """The backend refused `call`: forget what it may have left in the KV cache."""
+        self.forget(call)
+        self.counts.failed_calls += 1
+
+    def forget(self, call: Call) -> None:
+        """Forget what `call`, from which no row has been moved on, has left in the KV cache."""
+        for row in call.sequences:
+            self._decoder.truncate(row.slot, row.n_past)
+        if call.beside is not None:
+            self._decoder.truncate(call.beside.slot, call.beside.position)
+
+    def halves(self, call: Call) -> list[Call]:
+        """`call`, which has two rows or more, as two."""
+        rows, spans = call.rows, call.spans
+        if rows and spans:
+            return [Call(rows, []), Call([], spans)]
+        if spans:
+            return [Call([], some) for some in (spans[: len(spans) // 2], spans[len(spans) // 2 :])]
+        parts = (rows[: len(rows) // 2], rows[len(rows) // 2 :])
+        return [Call(some, [], beside=self._company_of(some)) for some in parts]
+
+    def make_room(self) -> bool:
+        """The backend has no room for what a call would add. Returns whether rows can wait for it: those that are to
+        wait give up their slots at the next call."""
+        if not self._room.is_shared or len(self.slots) < 2:
+            return False
+        self._room.learn(self.slots.rows())
+        return True
+
     def finish(self, row: Sequence) -> None:
         """A row has ended, or its node has left: its slot is free."""
         self._room.finished(row)
         self.queue.settle(row)
         self._sharing.forget(row)
         self._sharing.vacate(self.slots.release(row))
+
+    def expire(self, rows: list[Sequence], now: float) -> None:
+        """Refuse those of `rows` that have been in a slot for longer than a row may. `now`: seconds."""
+        limit = self._settings.row_timeout_s
+        if limit is None:
+            return
+        for row in rows:
+            if now - row.admitted_at > limit and row.finish_reason is None and row.error is None:
+                row.error = f"it took longer than runtime.row_timeout_s={limit:g} and had {len(row.tokens)} tokens then"
 
     def abandon(self, belongs: Callable[[Sequence], bool]) -> None:
         """Forget the rows that `belongs` names, in slots and out of them."""
@@ -190,8 +176,7 @@ class Scheduler:
         if self._settings.optimise.compaction or (self._shape.deterministic and self.slots.lonely()):
             self._close_holes()
         rows = self.slots.rows()
-        beside = self._slot_beside(rows)
-        return Call(rows, [], {unfilled: self.slots.free} if self.slots.free else {}, beside)
+        return Call(rows, [], {unfilled: self.slots.free} if self.slots.free else {}, self._company_of(rows))
 
     def _mixed(self, prefilling: list[Sequence], unfilled: Unfilled) -> Work:
         """One step of all rows that decode, and pieces of prompts beside them, in one micro-batch."""
@@ -217,14 +202,20 @@ class Scheduler:
         self._paused.pause(row, always_save=always_save)
         self._sharing.clear(self.slots.release(row))
 
-    def _slot_beside(self, rows: list[Sequence]) -> int | None:
-        """Where the backend computes a lone row with other kernels, a token in the slot beside it keeps its bits."""
+    def _company_of(self, rows: list[Sequence]) -> Company | None:
+        """What keeps the bits of a lone row, where the backend computes one with other kernels."""
         if len(rows) > 1 or not self._shape.deterministic or rows[0].n_past < self._decoder.lone_tokens:
             return None
-        neighbour = rows[0].slot + 1
-        if neighbour < self.slots.size:
-            self._sharing.clear(self.slots.slots[neighbour])
-        return neighbour
+        above = rows[0].slot + 1
+        if above >= self.slots.size and above > 1:
+            above = rows[0].slot - 1
+        if above >= self.slots.size:  # a decoder of one slot has a second one for this alone
+            return Company(above)
+        neighbour = self.slots.slots[above]
+        if neighbour.row is not None:
+            return Company(above, neighbour.row)
+        self._sharing.clear(neighbour)
+        return Company(above)
 
     def _close_holes(self) -> None:
         """Move the highest rows into the lowest free slots."""

@@ -94,6 +94,8 @@ class Sequence:
     fits: bool = field(default=True, init=False)
     """Whether the text, once it has ended, is what its constraint asks for."""
     tokens: list[int] = field(default_factory=list, init=False)
+    dropped: int = field(default=0, init=False)
+    """1 when the token that ended it is none of `tokens`."""
     finish_reason: FinishReason | None = field(default=None, init=False)
     error: str | None = field(default=None, init=False)
     """Why the row cannot be completed; then there is no finish reason."""
@@ -191,6 +193,7 @@ class Sequence:
         if token in self.params.stop_ids:
             self.finish_reason = FinishReason.STOP
             if token not in self.params.kept_stop_ids:
+                self.dropped = 1
                 return
         self.tokens.append(token)
         if self.scored is not None:

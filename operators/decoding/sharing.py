@@ -39,6 +39,8 @@ class Counts:
     """Rows that gave up their slot and went on from what they had."""
     preempted_anew: int = 0
     """Rows that gave up their slot and computed their tokens again."""
+    failed_calls: int = 0
+    """Calls that the backend refused; their rows were computed in smaller ones."""
 
 
 @dataclass(frozen=True, slots=True)

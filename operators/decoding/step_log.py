@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from operators.decoding.scheduler import Call, Unfilled, Work
+from operators.decoding.calls import Call, Unfilled, Work
 from pipeline.protocols import Table
 
 STEPS_SCHEMA = pa.schema(

@@ -8,6 +8,7 @@ import llama_cpp
 import numpy as np
 
 from operators.decoding.model import BatchBuffer, DecodeFailed, DecoderShape, Logits, Wanted
+from operators.llama.abort import AbortFlag
 from operators.llama.library import last_errors
 from pipeline.errors import ConfigError
 
@@ -16,10 +17,11 @@ _CELL_PADDING = 256
 
 KV_TYPES = {"f16": llama_cpp.GGML_TYPE_F16, "f32": llama_cpp.GGML_TYPE_F32, "q8_0": llama_cpp.GGML_TYPE_Q8_0}
 
+_MALFORMED = -1
 _CODES = {
     1: "there is no room in the KV cache",
     2: "it was aborted",
-    -1: "the batch is malformed",
+    _MALFORMED: "the batch is malformed",
 }
 
 
@@ -35,6 +37,7 @@ class LlamaContext:
         flash_attention: let llama.cpp use its flash attention kernels.
         kv_type: how the KV cache is stored, a key of KV_TYPES.
         on_cpu: keep every operation on the CPU.
+        abort: ends the call that runs, and all that come, once it is set.
 
     Raises:
         ConfigError: there is not enough memory for it, or the model looks at what comes behind a token.
@@ -51,6 +54,7 @@ class LlamaContext:
         flash_attention: bool,
         kv_type: str,
         on_cpu: bool,
+        abort: AbortFlag,
     ) -> None:
         self._copies_wait = False
         self.shape = shape
@@ -69,6 +73,7 @@ class LlamaContext:
                 f"no context for runtime.slots={shape.slots} x max_sequence_tokens={shape.max_sequence_tokens}"
                 f" could be made ({last_errors()}); use fewer slots or shorter sequences"
             )
+        abort.watch(self._context)
         self._memory = llama_cpp.llama_get_memory(self._context)
         if not self._memory or not llama_cpp.llama_get_causal_attn(self._context):
             self.close()
@@ -81,7 +86,8 @@ class LlamaContext:
         """See Decoder.decode."""
         outputs = int(np.count_nonzero(self.batch.output[: self.batch.n_tokens]))
         code = llama_cpp.llama_decode(self._context, self._tables.batch(self.batch.n_tokens))
-        self._copies_wait = False
+        if code != _MALFORMED:  # then nothing was done at all
+            self._copies_wait = False
         if code:
             raise DecodeFailed(code, f"llama_decode failed with {code}: {_CODES.get(code, last_errors())}")
         if not outputs:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from operators.decoding.model import ModelFacts, TokenIds, Wanted, decoder_shape
+from operators.llama.abort import AbortFlag
 from operators.llama.context import LlamaContext
 from operators.llama.header import read_header
 from operators.llama.kernels import K_QUANTS, is_exact, keep_rows_apart, lone_tokens, repacks
@@ -88,6 +89,7 @@ class LlamaModel:
             raise InputError(f"model.path={settings.path} is an encoder or embedding model; it cannot complete prompts")
         self._vocab = llama_cpp.llama_model_get_vocab(self._model)
         self._pool = ContextPool()
+        self._abort = AbortFlag()
         self._scratch = (ctypes.c_int * 4096)()
         self._scratch_free = threading.Lock()  # a constraint asks for tokens on the engine's thread
         self._read_vocabulary()
@@ -136,6 +138,7 @@ class LlamaModel:
 
     def lease(self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT) -> tuple[LlamaContext, Callable[[], None]]:
         """See Model.lease."""
+        self._abort.clear()
         threads = settings.threads or usable_cores()
         shape = decoder_shape(settings, self.n_ctx_train, wanted)
         signature = (shape, threads, settings.flash_attention, settings.kv_type)
@@ -160,10 +163,15 @@ class LlamaModel:
             flash_attention=flash,
             kv_type=settings.kv_type,
             on_cpu=self.is_cpu,
+            abort=self._abort,
         )
 
     def _lone_tokens(self, flash: bool, longest: int) -> int:
         return lone_tokens(self._file_type, flash_attention=flash, longest=longest) if self.is_cpu else 0
+
+    def abort(self) -> None:
+        """See Model.abort."""
+        self._abort.set()
 
     def close(self) -> None:
         """Free the contexts and the model."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from operators.decoding.autoregressive import Autoregressive
-from operators.decoding.engine import Engine, Worker
+from operators.decoding.engine import Engine
 from operators.decoding.fake import END_ID, FakeDecoder
 from operators.decoding.model import Decoder, DecoderShape
 from operators.decoding.params import SamplingParams
@@ -19,6 +19,7 @@ from operators.decoding.sampler import Sampler
 from operators.decoding.scheduler import Scheduler
 from operators.decoding.sequence import Sequence
 from operators.decoding.step_log import STEPS_SCHEMA
+from operators.decoding.worker import Worker
 from operators.settings import EngineSettings, OptimiseSettings
 from pipeline.meter import StageMeter
 

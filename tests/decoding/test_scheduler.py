@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from operators.decoding.calls import Call, Unfilled
 from operators.decoding.queue import Line
-from operators.decoding.scheduler import Call, Unfilled
 from operators.decoding.sequence import FinishReason, Sequence, State
 from operators.settings import OptimiseSettings
 from tests.decoding.fixtures import GREEDY, WARM, Bench, prompts, sequences, shape

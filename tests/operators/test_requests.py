@@ -13,7 +13,7 @@ import pytest
 
 from operators.decoding.fake import FakeModel
 from operators.decoding.sequence import Sequence
-from operators.requests import Refused, Requests, completion_text, key_parameters
+from operators.requests import Refused, Requests, completion_text, key_parameters, setting_parameters
 from operators.settings import SamplingSettings
 from operators.structured.settings import StructuredSettings
 from pipeline.errors import ConfigError
@@ -126,12 +126,17 @@ CHANGES: list[dict[str, Any]] = [
 
 def test_a_content_key_has_all_that_can_change_the_text_and_the_seed_only_where_numbers_are_drawn():
     def keys(**kwargs: Any) -> bytes:
-        return key_parameters(rows(**kwargs)[0])
+        row = rows(**kwargs)[0]
+        return key_parameters(row, setting_parameters(row))
 
     assert keys(seed=1) == keys(seed=2)
     assert keys(temperature=1.0, seed=1) != keys(temperature=1.0, seed=2)
     assert len({keys(**change) for change in CHANGES}) == len(CHANGES)
-    settable = {f.name for f in fields(SamplingSettings)} - {"per_row", "n"}  # samples differ in their seeds
+    settable = {f.name for f in fields(SamplingSettings)} - {
+        "per_row",
+        "n",
+        "max_tokens",
+    }  # samples differ in their seeds; see test_recall.py
     assert settable == {name for change in CHANGES for name in change}
     text = json.dumps({"type": "integer"})  # the content counts, not how it was written
     assert keys(structured=StructuredSettings(json_schema=text)) == keys(

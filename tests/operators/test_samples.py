@@ -55,7 +55,8 @@ def test_greedy_rows_with_one_prompt_are_generated_once(tmp_path):
     rows = [*prompts(5), *prompts(5), *prompts(5)]
     op = generate(store=StoreSettings())
     out = flow(tmp_path / "a", rows, op).run()
-    assert op._twins.served + op._from_store == 10
+    assert op._recall is not None
+    assert op._twins.served + op._recall.hits.found == 10
     assert op._twins.waiting == 0
     texts = [row["completion"] for row in out]
     assert texts[:5] == texts[5:10] == texts[10:]

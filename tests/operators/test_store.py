@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from operators.generate import Generate
+from operators.recall import CompletionKeys
 from operators.settings import DecodeSettings, EngineSettings, ModelSettings, SamplingSettings, StoreSettings
-from operators.store import FLUSH_ROWS, CompletionKeys, CompletionStore, StoredCompletion
+from operators.store import FLUSH_ROWS, CompletionStore, StoredCompletion
 from pipeline.channel import Inbox
+from pipeline.errors import InputError, PipelineError
 from pipeline.meter import StageMeter
 from pipeline.records import Batch, ChunkEnd
 from pipeline.runtime import NodeRuntime, Resources, RunContext
@@ -28,6 +33,17 @@ def stored(number: int) -> StoredCompletion:
 
 def key(number: int) -> bytes:
     return CompletionKeys("model").key(b"", np.array([number], np.int32))
+
+
+def count(path: Path) -> int:
+    with sqlite3.connect(path) as database:
+        return int(database.execute("SELECT COUNT(*) FROM completions").fetchone()[0])
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    """Until it holds. A test whose law is broken waits until the suite's time is up."""
+    while not holds():
+        time.sleep(0.005)
 
 
 def test_found_at_once_and_after_it_is_opened_again(tmp_path):
@@ -58,15 +74,57 @@ import os
 from tests.operators.test_store import *
 store = CompletionStore(Path({str(path)!r}))
 store.put({{key(i): stored(i) for i in range(FLUSH_ROWS)}})
+while store._unsaved or store._writing:
+    time.sleep(0.001)
 store.put({{key(9999): stored(9999)}})
 os._exit(9)
 """
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 9
-    found = CompletionStore(path).find([key(i) for i in range(FLUSH_ROWS)])
-    assert len(found) == FLUSH_ROWS
+    store = CompletionStore(path)
+    assert len(store.find([key(i) for i in range(FLUSH_ROWS)])) == FLUSH_ROWS
+    store.close()
 
 
-def test_rows_that_were_finished_and_not_collected_are_kept_when_a_node_is_stopped(tmp_path):
+def test_one_row_is_durable_though_nothing_else_happens(tmp_path):
+    store = CompletionStore(tmp_path / "store.sqlite")
+    store.put({key(1): stored(1)})
+    wait_for(lambda: count(tmp_path / "store.sqlite") == 1)
+    store.close()
+
+
+def test_what_a_node_has_not_put_yet_is_durable_too(tmp_path):
+    store = CompletionStore(tmp_path / "store.sqlite")
+    waiting = {key(i): stored(i) for i in range(3)}
+    source = waiting.copy
+    store.watch(source)
+    wait_for(lambda: count(tmp_path / "store.sqlite") == 3)
+    store.forget(source)
+    store.close()
+
+
+def test_a_store_that_cannot_be_written_says_so_at_the_next_put_and_at_the_end(tmp_path):
+    store = CompletionStore(tmp_path / "store.sqlite")
+    store._writer.execute("DROP TABLE completions")
+    store.put({key(1): stored(1)})
+    wait_for(lambda: store._failure is not None)
+    with pytest.raises(PipelineError, match=r"store\.sqlite cannot be used: no such table"):
+        store.put({key(2): stored(2)})
+    with pytest.raises(PipelineError, match="no such table"):
+        store.close()
+
+
+@pytest.mark.parametrize(("version", "message"), [(0, "an earlier version"), (99, "a later version")])
+def test_a_store_of_another_version_is_named(tmp_path, version, message):
+    with sqlite3.connect(tmp_path / "store.sqlite") as database:
+        database.execute("CREATE TABLE completions (key BLOB)")
+        database.execute(f"PRAGMA user_version = {version}")
+    with pytest.raises(InputError, match=rf"store\.sqlite cannot be used: it was written by {message}.*store\.path="):
+        CompletionStore(tmp_path / "store.sqlite")
+
+
+@pytest.mark.parametrize("blocked", [True, False], ids=["blocked", "stopped"])
+def test_rows_that_were_finished_and_not_collected_are_kept(tmp_path, blocked):
+    """While the node waits for its reader (here: for the next `next`), and when it is stopped."""
     settings = EngineSettings(slots=4, max_sequence_tokens=128)
     sampling = SamplingSettings(max_tokens=20, ignore_eos=True, per_row=["max_tokens"])
     model = ModelSettings(loader="operators.decoding.fake:load")
@@ -91,7 +149,8 @@ def test_rows_that_were_finished_and_not_collected_are_kept_when_a_node_is_stopp
     gate.release(100)
     while context.statuses[0]() != "slots 0/4":
         time.sleep(0.001)
+    if blocked:
+        wait_for(lambda: count(tmp_path / "completions.sqlite") == 4)
     running.close()  # type: ignore[attr-defined]  # a generator, though its type does not say so
     context.resources.close()
-    database = CompletionStore(tmp_path / "completions.sqlite")
-    assert database._database.execute("SELECT COUNT(*) FROM completions").fetchone() == (4,)
+    assert count(tmp_path / "completions.sqlite") == 4

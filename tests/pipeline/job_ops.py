@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +15,13 @@ from pipeline.protocols import BaseOperator, Inbox, Runtime
 from pipeline.records import Batch, ChunkEnd, Item, Output, add_columns, require_column
 from pipeline.shards import part_name, sorted_by_identity, write_parquet_shard
 from tests.pipeline.ops import NUMBERS
+
+
+@dataclass
+class Watched:
+    """What the engine reads of the config group `runtime`."""
+
+    stall_timeout_s: float
 
 
 class Numbers(BaseOperator):
@@ -100,6 +109,21 @@ class InterruptAt(BaseOperator):
             os.kill(os.getpid(), signal.SIGINT)
             while not self.runtime.cancelled:
                 os.sched_yield()
+        yield batch
+
+
+class Hangs(BaseOperator):
+    """Never returns from the batch with x = `at`, unless the file `healed` exists."""
+
+    def __init__(self, at: int, healed: str) -> None:
+        self.at, self.healed = at, Path(healed)
+
+    def plan(self, schema: pa.Schema) -> pa.Schema:
+        return schema
+
+    def process(self, batch: Batch) -> Iterable[Output]:
+        if self.at in batch.data.column("x").to_pylist() and not self.healed.exists():
+            threading.Event().wait()
         yield batch
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline import executor
 from pipeline.errors import Interrupted, NodeFailed
 from pipeline.executor import AccountingError, Executor, ExecutorSettings
 from pipeline.graph import Graph, Node
@@ -189,3 +190,42 @@ def test_interrupt_ends_the_run_without_a_commit_of_what_is_open(tmp_path: Path)
     with pytest.raises(Interrupted):
         run.executor.run()
     assert run.committed == []
+
+
+class Stuck(Collect):
+    """Computes until it is cut off, whatever it is told."""
+
+    def open(self, runtime):
+        self.cut_off = threading.Event()
+        runtime.when_stuck(self.cut_off.set)
+
+    def process(self, batch):
+        self.cut_off.wait()
+        return super().process(batch)
+
+
+def test_what_computes_on_is_cut_off_when_a_stopped_run_does_not_end(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(executor, "GRACE_S", 0.01)
+    sink = Stuck()
+    run = Run(tmp_path, {"count": Node(Count(100)), "sink": Node(sink, ("count",))})
+    threading.Timer(0.05, run.executor.interrupt).start()
+    with pytest.raises(Interrupted):
+        run.executor.run()
+    assert sink.cut_off.is_set()
+    assert run.committed == []
+
+
+def test_nothing_is_cut_off_in_a_run_that_ends_in_time(tmp_path: Path) -> None:
+    sink = Stuck()
+    run = Run(tmp_path, {"count": Node(Count(100)), "sink": Node(sink, ("count",))})
+
+    def stop() -> None:
+        run.executor.interrupt()
+        ended.set()
+
+    ended = threading.Event()
+    sink.process = lambda batch: (ended.wait(), ())[1]  # type: ignore[method-assign]
+    threading.Timer(0.05, stop).start()
+    with pytest.raises(Interrupted):
+        run.executor.run()
+    assert not sink.cut_off.is_set()

@@ -1,0 +1,113 @@
+"""What may change between two attempts of a run, and what is refused with the key and both its values."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.__main__ import main
+from pipeline.errors import ExitCode
+
+ROWS = 30
+MAY_CHANGE = [
+    "runtime.slots=3",
+    "runtime.n_batch=256 runtime.n_ubatch=256",
+    "runtime.contexts=2",
+    "runtime.lookahead_rows=8",
+    "runtime.refill=2",
+    "runtime.swap_mb=1",
+    "runtime.preempt_every=3",
+    "runtime.priority=row",
+    "runtime.stall_timeout_s=5",
+    "runtime.row_timeout_s=100",
+    "runtime.optimise.compaction=false",
+    "store.sync=power",
+    "store.enabled=false",
+    "max_open_chunks=2",
+    "max_error_rate=0.5",
+    "metrics_interval_s=0.2",
+    "progress=log",
+    "output.preview=2",
+]
+MAY_NOT = [
+    ("seed=1", "seed: 0 -> 1"),
+    ("chunk_rows=5", "chunk_rows: 10 -> 5"),
+    ("sampling.max_tokens=9", "sampling.max_tokens: 8 -> 9"),
+    ("sampling.temperature=0.5", "sampling.temperature: 0.0 -> 0.5"),
+    ("sampling.n=2", "sampling.n: 1 -> 2"),
+    ("sampling.stop=[x]", 'sampling.stop: [] -> ["x"]'),
+    ("sampling.structured.regex=a+", 'sampling.structured.regex: null -> "a+"'),
+    ("runtime.max_sequence_tokens=200", "runtime.max_sequence_tokens: null -> 200"),
+    ("runtime.kv_type=f32", 'runtime.kv_type: "f16" -> "f32"'),
+    ("runtime.flash_attention=false", "runtime.flash_attention: true -> false"),
+    ("runtime.threads=7", "nodes.generate.threads: "),
+    ("runtime.deterministic=false", "runtime.deterministic: true -> false"),
+    ("runtime.kv=unified runtime.deterministic=false", 'nodes.generate.kv: "per_sequence" -> (absent)'),
+    ("data.limit=20", "data.limit: null -> 20"),
+    ("data.id_column=prompt", 'data.id_column: null -> "prompt"'),
+    ('nodes.render.op.template="{{prompt}}!"', 'nodes.render.op.template: null -> "{{prompt}}!"'),
+    ("model.gpu_layers=1", "model.gpu_layers: 0 -> 1"),
+    ("output.completion_ids=true", "output.completion_ids: false -> true"),
+    ("store.retry.finish_reason=[length]", 'store.retry.finish_reason: [] -> ["length"]'),
+]
+
+
+def write_prompts(path: Path) -> Path:
+    path.write_text("".join(json.dumps({"prompt": f"prompt {i} " + "x" * (i % 7)}) + "\n" for i in range(ROWS)))
+    return path
+
+
+def run(prompts: Path, *settings: str, out: str = "out") -> int:
+    fixed = ["job=generate", "model=fake", f"data.path={prompts}", f"output_dir={prompts.parent / out}"]
+    return main([*fixed, "chunk_rows=10", "sampling.max_tokens=8", "progress=none", *settings])
+
+
+def data(directory: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in (directory / "data").iterdir()}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """The prompts of a run that is finished, in `out` beside them."""
+    prompts = write_prompts(tmp_path_factory.mktemp("finished") / "prompts.jsonl")
+    assert run(prompts) == ExitCode.DONE
+    return prompts
+
+
+@pytest.mark.parametrize("settings", MAY_CHANGE)
+def test_what_cannot_change_a_byte_may_change(finished, settings, capsys):
+    assert run(finished, *settings.split()) == ExitCode.DONE
+    assert "finished already" in capsys.readouterr().out
+
+
+def test_and_does_not_change_a_byte(finished):
+    all_at_once = [word for settings in MAY_CHANGE for word in settings.split()]
+    assert run(finished, *all_at_once, out="changed") == ExitCode.DONE
+    assert data(finished.parent / "changed") == data(finished.parent / "out")
+
+
+@pytest.mark.parametrize(("settings", "says"), MAY_NOT)
+def test_what_can_change_a_byte_is_refused_with_the_key_and_both_values(finished, settings, says, capsys):
+    assert run(finished, *settings.split()) == ExitCode.CONFIG
+    error = capsys.readouterr().err
+    assert says in error
+    assert "overwrite=true" in error
+
+
+def test_threads_and_layout_may_change_where_texts_need_not_be_the_same_to_the_bit(tmp_path, capsys):
+    prompts = write_prompts(tmp_path / "prompts.jsonl")
+    assert run(prompts, "runtime.deterministic=false") == ExitCode.DONE
+    assert run(prompts, "runtime.deterministic=false", "runtime.threads=7", "runtime.kv=unified") == ExitCode.DONE
+    assert "finished already" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("change", ["append", "edit"])
+def test_other_data_under_the_same_name_is_noticed(tmp_path, change, capsys):
+    prompts = write_prompts(tmp_path / "prompts.jsonl")
+    assert run(prompts) == ExitCode.DONE
+    text = prompts.read_text()
+    prompts.write_text(text + text[:12] if change == "append" else text.replace("prompt 3 ", "prompt 4 "))
+    assert run(prompts) == ExitCode.CONFIG
+    assert "nodes.read.files.0: " in capsys.readouterr().err
