@@ -74,7 +74,6 @@ def test_a_seed_column_wins_and_a_null_in_it_does_not():
 
 CHANGES: list[dict[str, Any]] = [
     {},
-    {"max_tokens": 9},
     {"stop": ["x"]},
     {"stop_token_ids": [7]},
     {"ignore_eos": True},
