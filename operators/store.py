@@ -16,6 +16,7 @@ from operators.decoding.model import TokenIds
 from operators.decoding.sampling.logprobs import Scored
 from operators.logprobs import from_bytes, to_bytes
 from pipeline.errors import InputError
+from pipeline.failpoints import Failpoint, reached
 
 FLUSH_ROWS = 64
 FLUSH_S = 1.0
@@ -128,8 +129,10 @@ class CompletionStore:
         try:
             self._database.executemany("INSERT OR REPLACE INTO logprobs VALUES (?, ?)", scores)
             self._database.executemany("INSERT OR REPLACE INTO completions VALUES (?, ?, ?, ?)", rows)
+            reached(Failpoint.JOURNAL_COMMITTING)
             self._database.execute("COMMIT")
         except BaseException:
             self._database.execute("ROLLBACK")
             raise
+        reached(Failpoint.JOURNAL_COMMITTED)
         self._unsaved.clear()

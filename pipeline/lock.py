@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pipeline.errors import ConfigError
+from pipeline.failpoints import Failpoint, reached
 
 LOCK_FILE = ".lock"
 log = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ def locked(directory: Path) -> Iterator[None]:
         _write(
             file, {"pid": os.getpid(), "host": socket.gethostname(), "since": datetime.now().isoformat("T", "seconds")}
         )
+        reached(Failpoint.LOCK_TAKEN)
         try:
             yield
         finally:

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pipeline.failpoints import Failpoint, reached
 from pipeline.fingerprint import digest
 from pipeline.output_dir import DATA, MANIFEST
 from pipeline.shards import write_atomically
@@ -40,3 +41,4 @@ def write_manifest(directory: Path, state: RunState, status: RunStatus) -> None:
     """Replace manifest.json."""
     text = json.dumps(manifest(state, status), indent=1, ensure_ascii=False)
     write_atomically(directory / MANIFEST, text + "\n")
+    reached(Failpoint.MANIFEST_WRITTEN)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.failpoints import Failpoint, reached
 from pipeline.meter import StageMeter
 from pipeline.shards import TEMPORARY_SUFFIX
 
@@ -92,7 +93,9 @@ class MetricsTable:
         path = self._parts / f"part-{self._attempt:04d}-{self._written:06d}.parquet"
         temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
         pq.write_table(pa.table([attempt, *table.columns], schema=self._schema), temporary)
+        reached(Failpoint.METRICS_PART_WRITTEN)
         temporary.replace(path)
+        reached(Failpoint.METRICS_PART_RENAMED)
         self._written += 1
 
     def merge(self) -> None:
@@ -111,9 +114,12 @@ class MetricsTable:
             for part in parts:
                 if part.name not in merged:
                     writer.write_table(_fit(pq.read_table(part), self._schema))
+        reached(Failpoint.METRICS_MERGED)
         temporary.replace(self._merged)
+        reached(Failpoint.METRICS_MERGE_RENAMED)
         for part in parts:
             part.unlink()
+            reached(Failpoint.METRICS_PART_REMOVED)
         for leftover in self._parts.glob(f"*{TEMPORARY_SUFFIX}"):
             leftover.unlink()
         self._parts.rmdir()

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from pipeline.errors import ConfigError
+from pipeline.failpoints import Failpoint, reached
 from pipeline.lock import LOCK_FILE
 from pipeline.state import STATE_FILE
 
@@ -57,4 +58,5 @@ def remove_parts(directory: Path, keep: Collection[str]) -> int:
             if _PART.fullmatch(path.name) and path.relative_to(directory).as_posix() not in keep:
                 path.unlink()
                 gone += 1
+                reached(Failpoint.LEFTOVER_REMOVED)
     return gone

@@ -17,6 +17,7 @@ import yaml
 from pipeline.construct import build_graph
 from pipeline.errors import ConfigError, ExitCode, GraphError, Interrupted, PipelineError
 from pipeline.executor import AccountingError, Executor, ExecutorSettings
+from pipeline.failpoints import Failpoint, reached
 from pipeline.fingerprint import differences, digest, fingerprint_of
 from pipeline.graph import Graph
 from pipeline.lock import locked
@@ -32,7 +33,7 @@ from pipeline.settings import JobSettings
 from pipeline.shards import publish, write_atomically
 from pipeline.snapshot import Observer, Snapshot
 from pipeline.state import STATE_FILE, RunState, RunStatus, ShardRecord, errors_of
-from pipeline.stopping import stopped_by_signals
+from pipeline.stopping import RECORDS, stopped_by_signals
 from pipeline.summary import Outcome, report_lines, summary_lines
 from pipeline.telemetry import Telemetry
 
@@ -64,7 +65,9 @@ def run_job(settings: JobSettings, process: Resources) -> ExitCode:
         if state.committed_chunks:
             chunks, rows = state.committed_chunks, state.committed_rows
             log.info("resuming: %d chunks with %d rows are reused", chunks, rows)
-        return _Attempt(settings, graph, directory, state, process).run()
+        attempt = _Attempt(settings, graph, directory, state, process)
+        with stopped_by_signals(lambda: None, RECORDS):
+            return attempt.run()
 
 
 @contextlib.contextmanager
@@ -139,6 +142,7 @@ class _Attempt:
         self._seek_source()
         self._started_at = datetime.now().astimezone().isoformat(timespec="seconds")
         self._number = state.start_attempt(self._started_at)
+        reached(Failpoint.ATTEMPT_STARTED)
         self._tally = RejectTally()
         self._context = RunContext(directory, Resources(), process, attempt=self._number)
         self._schemas = state.schemas()
@@ -155,13 +159,17 @@ class _Attempt:
             log.info("removed %d files that an earlier attempt had not committed", removed)
         resolved = yaml.safe_dump(asdict(self._settings), sort_keys=False, allow_unicode=True)
         write_atomically(self._directory / CONFIG, resolved)
+        reached(Failpoint.CONFIG_WRITTEN)
         ending = self._execute()
+        reached(Failpoint.GRAPH_ENDED)
         if ending.error is not None and not isinstance(ending.error, Interrupted):
             log.error("%s", ending.error, exc_info=_cause(ending.error))
         if isinstance(ending.error, AccountingError):
             self._state.note_defect(str(ending.error))
-        self._state.end_attempt(self._number, ending.status)
         code = self._account(ending)
+        # Last: a run that is done is not run again, so everything that it leaves has to be there.
+        self._state.end_attempt(self._number, ending.status)
+        reached(Failpoint.ATTEMPT_ENDED)
         if ending.error is not None and not isinstance(ending.error, PipelineError):
             raise ending.error
         return code

@@ -11,6 +11,7 @@ from typing import BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.failpoints import Failpoint, reached
 from pipeline.records import LINEAGE, ROW, Shard
 
 TEMPORARY_SUFFIX = ".tmp"
@@ -45,9 +46,12 @@ def write_shard(write: Callable[[BinaryIO], object], path: Path, chunk: int, row
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     with temporary.open("wb") as file:
+        reached(Failpoint.SHARD_OPENED)
         write(file)
         file.flush()
+        reached(Failpoint.SHARD_WRITTEN)
         os.fsync(file.fileno())
+    reached(Failpoint.SHARD_FSYNCED)
     return Shard(chunk, path, temporary, rows, temporary.stat().st_size, sha256_of(temporary))
 
 
@@ -55,8 +59,10 @@ def publish(shards: list[Shard]) -> None:
     """Rename every shard to its final name and make the renames durable."""
     for shard in shards:
         shard.temporary.replace(shard.path)
+        reached(Failpoint.SHARD_RENAMED)
     for directory in {shard.path.parent for shard in shards}:
         fsync_directory(directory)
+        reached(Failpoint.DIRECTORY_FSYNCED)
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -66,6 +72,7 @@ def write_atomically(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
+    reached(Failpoint.FILE_WRITTEN)
     temporary.replace(path)
 
 

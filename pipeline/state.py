@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError
+from pipeline.failpoints import Failpoint, reached
 from pipeline.records import RejectKind
 
 STATE_FILE = "state.sqlite"
@@ -198,6 +199,7 @@ class RunState:
             raise ConfigError(f"{path} was written by a newer version (format {version}, this one knows {FORMAT})")
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
+        reached(Failpoint.STATE_OPENED)
         if not tables:
             self._db.executescript(_TABLES)
 
@@ -210,7 +212,9 @@ class RunState:
             except BaseException:
                 self._db.execute("ROLLBACK")
                 raise
+            reached(Failpoint.STATE_COMMITTING)
             self._db.execute("COMMIT")
+        reached(Failpoint.STATE_COMMITTED)
 
     def _set(self, key: str, value: object) -> None:
         text = json.dumps(value, ensure_ascii=False, sort_keys=not key.startswith("schema:"))
