@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.parquet as pq
 
 from pipeline.records import LINEAGE, ROW, Shard

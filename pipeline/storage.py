@@ -35,7 +35,7 @@ def storage_error(path: Path, error: OSError | sqlite3.Error) -> StorageError:
         remedy = "make it writable for this user"
     else:
         remedy = "see to the disk"
-    why = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+    why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error) or type(error).__name__
     return StorageError(f"{path} cannot be written: {why}{room}; {remedy} and run the same command again", full=full)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -110,7 +111,8 @@ def unreadable(path: Path, error: OSError) -> InputError:
     if isinstance(error, FileNotFoundError):
         return InputError(f"{path} is not there any more; put it back as it was and run the same command again")
     remedy = "let this user read it" if isinstance(error, PermissionError) else "see to the disk"
-    return InputError(f"{path} cannot be read: {error.strerror or error}; {remedy} and run the same command again")
+    why = os.strerror(error.errno) if error.errno else str(error)  # the text of Arrow's errors names the file once more
+    return InputError(f"{path} cannot be read: {why}; {remedy} and run the same command again")
 
 
 def looks_like(path: Path) -> str:

@@ -184,8 +184,8 @@ class ReadPrompts(BaseOperator):
         for reader in self._readers:
             try:
                 rows = reader.total_rows()
-            except OSError as error:
-                raise unreadable(reader.path, error) from error
+            except (OSError, InputError):  # it only tells how far the run is; what is wrong is said where rows are read
+                rows = None
             if rows is None:
                 return None
             total += rows

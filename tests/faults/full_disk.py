@@ -24,7 +24,7 @@ from pipeline.settings import JobSettings, NodeSettings
 OPS = "tests.pipeline.job_ops"
 ROOM_KIB = {
     "squares": (0, 4, 32, 80, 88, 96, 104, 112, 120, 128, 160, 200, 240, 280, 320, 360, 400, 440, 480, 640, 1024),
-    "generate": (64, 128, 160, 192, 224, 256, 320, 1024),
+    "generate": (96, 144, 192, 256, 1024),
 }
 SIZE_KIB = 4096
 

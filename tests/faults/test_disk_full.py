@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.__main__ import main
 from pipeline.errors import ExitCode
 from pipeline.jobs import PROJECT
 from pipeline.records import Output
@@ -247,7 +248,7 @@ def test_a_journal_that_does_not_fit_is_named_and_takes_all_or_nothing(tmp_path,
 
 def test_the_command_line_says_it_in_words(tmp_path, own_mounts):
     (tmp_path / "disk").mkdir()
-    rows = [json.dumps({"prompt": f"{i} " * 9, "n": i}) for i in range(400)]
+    rows = [json.dumps({"prompt": f"{i} " * 9, "n": i}) for i in range(200)]
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
     pipeline = f"{sys.executable} -m pipeline job=generate model=fake data.path=rows.jsonl chunk_rows=50 progress=none"
     script = f"""
@@ -257,9 +258,10 @@ echo "first: $?"
 mount -o remount,size=64m disk
 {pipeline} output_dir=disk/out
 echo "second: $?"
-{pipeline} output_dir=whole >/dev/null
 diff -r disk/out/data whole/data && echo same
 """
+    arguments = ["job=generate", "model=fake", f"data.path={tmp_path / 'rows.jsonl'}", "chunk_rows=50", "progress=none"]
+    assert main([*arguments, f"output_dir={tmp_path / 'whole'}"]) == ExitCode.DONE
     done = subprocess.run(
         [*own_mounts, "sh", "-c", script],
         cwd=tmp_path,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -133,3 +134,20 @@ class AddFrom(Square):
 
     def open(self, runtime: Runtime) -> None:
         self.add = int(self.file.read_text())
+
+
+class WaitAt(BaseOperator):
+    """At x = `at`, while the file `flag` exists, makes the file `<flag>.reached` and waits until `flag` is gone."""
+
+    def __init__(self, at: int, flag: str) -> None:
+        self.at, self.flag = at, Path(flag)
+
+    def plan(self, schema: pa.Schema) -> pa.Schema:
+        return schema
+
+    def process(self, batch: Batch) -> Iterable[Output]:
+        if self.at in batch.data.column("x").to_pylist() and self.flag.exists():
+            Path(f"{self.flag}.reached").touch()
+            while self.flag.exists():
+                time.sleep(0.01)
+        yield batch
