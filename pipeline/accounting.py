@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pipeline.errors import ExitCode, StorageError
@@ -37,16 +37,21 @@ class Ending:
 
     status: RunStatus
     error: BaseException | None = None
+    unwritten: list[Path] = field(default_factory=list)
+    """What could not be written any more after the error."""
 
     def step(self, do: Callable[[], object]) -> None:
-        """One step of the accounting. If it cannot be written, that is said, and the next ones are tried all the same;
-        it is how the attempt ended unless something else ended it before."""
+        """One step of the accounting. If it cannot be written, the next ones are tried all the same; it is how the
+        attempt ended unless something else ended it before."""
         try:
             do()
         except StorageError as error:
-            log.error("%s", error)
             if self.error is None:
+                log.error("%s", error)
                 self.status, self.error = RunStatus.FAILED, error
+            else:
+                log.debug("%s", error)
+                self.unwritten.append(error.path)
 
 
 class Accounting:
@@ -88,6 +93,8 @@ class Accounting:
         ending.step(lambda: write_manifest(self._directory, state, ending.status))
         ending.step(lambda: write_status(self._directory, snapshot, ending.status))
         ending.step(lambda: state.end_attempt(context.attempt, ending.status))
+        if ending.unwritten:
+            log.warning("these could not be written either: %s", ", ".join(map(str, ending.unwritten)))
         return replace(outcome, status=ending.status, exit_code=self._exit_code(ending))
 
     def _exit_code(self, ending: Ending) -> ExitCode:

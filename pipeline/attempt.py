@@ -71,8 +71,6 @@ class Attempt:
     def run(self) -> ExitCode:
         """Execute, then account for it however it ended."""
         ending = self._execute()
-        if ending.error is not None and not isinstance(ending.error, Interrupted):
-            log.error("%s", ending.error, exc_info=_cause(ending.error))
         if isinstance(ending.error, AccountingError):
             why = str(ending.error)
             ending.step(lambda: self._state.note_defect(why))
@@ -97,6 +95,7 @@ class Attempt:
         except Interrupted as error:
             return Ending(RunStatus.INTERRUPTED, error)
         except BaseException as error:
+            log.error("%s", error, exc_info=_cause(error))  # here: what goes wrong from now on is said after it
             return Ending(RunStatus.FAILED, error)
         finally:
             sys.setswitchinterval(interval)

@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from pathlib import Path
 
 
 class ExitCode(IntEnum):
@@ -74,11 +75,14 @@ class NodeFailed(PipelineError):
 class StorageError(PipelineError):
     """A file of the run cannot be written. The message names it, the room that is left and the remedy.
 
-    `full`: there is no room.
+    Args:
+        path: the file.
+        full: there is no room.
     """
 
-    def __init__(self, message: str, *, full: bool = False) -> None:
+    def __init__(self, message: str, path: Path, *, full: bool = False) -> None:
         super().__init__(message)
+        self.path = path
         self.full = full
 
 

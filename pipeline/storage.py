@@ -36,7 +36,8 @@ def storage_error(path: Path, error: OSError | sqlite3.Error) -> StorageError:
     else:
         remedy = "see to the disk"
     why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error) or type(error).__name__
-    return StorageError(f"{path} cannot be written: {why}{room}; {remedy} and run the same command again", full=full)
+    text = f"{path} cannot be written: {why}{room}; {remedy} and run the same command again"
+    return StorageError(text, path, full=full)
 
 
 @contextmanager
