@@ -6,7 +6,8 @@ import hashlib
 import sqlite3
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +16,9 @@ import numpy as np
 from operators.decoding.model import TokenIds
 from operators.decoding.sampling.logprobs import Scored
 from operators.logprobs import from_bytes, to_bytes
-from pipeline.errors import InputError
+from pipeline.errors import InputError, PipelineError
 from pipeline.failpoints import Failpoint, reached
+from pipeline.storage import is_of_disk, storage_error
 
 FLUSH_ROWS = 64
 FLUSH_S = 1.0
@@ -69,12 +71,14 @@ class CompletionStore:
 
     Raises:
         InputError: the file is no such database or cannot be written.
+        StorageError: there is no room for it.
     """
 
     def __init__(self, path: Path, sync: str = "process") -> None:
         self._lock = threading.Lock()
         self._unsaved: dict[bytes, StoredCompletion] = {}
         self._flushed_at = time.monotonic()
+        self._path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=60)
@@ -82,13 +86,11 @@ class CompletionStore:
             self._database.execute(f"PRAGMA synchronous={'FULL' if sync == 'power' else 'NORMAL'}")
             self._database.executescript(_SCHEMA)
         except (sqlite3.Error, OSError) as error:
-            raise InputError(
-                f"the completion store {path} cannot be used: {error}; name another with store.path="
-            ) from error
+            raise unusable(path, error, opening=True) from error
 
     def find(self, keys: Sequence[bytes]) -> dict[bytes, StoredCompletion]:
         """The completions of those `keys` that are known."""
-        with self._lock:
+        with self._lock, self._reading():
             found = {k: self._unsaved[k] for k in keys if k in self._unsaved}
             for start in range(0, len(keys), 500):
                 some = keys[start : start + 500]
@@ -116,8 +118,17 @@ class CompletionStore:
     def close(self) -> None:
         """Write what waits and close the database."""
         with self._lock:
-            self._flush()
-            self._database.close()
+            try:
+                self._flush()
+            finally:
+                self._database.close()
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise unusable(self._path, error) from error
 
     def _flush(self) -> None:
         self._flushed_at = time.monotonic()
@@ -125,14 +136,35 @@ class CompletionStore:
             return
         rows = [(k, np.asarray(c.ids, np.int32).tobytes(), c.text, c.finish_reason) for k, c in self._unsaved.items()]
         scores = [(k, to_bytes(c.scores)) for k, c in self._unsaved.items() if c.scores is not None]
-        self._database.execute("BEGIN IMMEDIATE")
         try:
+            self._database.execute("BEGIN IMMEDIATE")
             self._database.executemany("INSERT OR REPLACE INTO logprobs VALUES (?, ?)", scores)
             self._database.executemany("INSERT OR REPLACE INTO completions VALUES (?, ?, ?, ?)", rows)
             reached(Failpoint.JOURNAL_COMMITTING)
             self._database.execute("COMMIT")
-        except BaseException:
-            self._database.execute("ROLLBACK")
+        except BaseException as error:
+            if self._database.in_transaction:  # SQLite has ended it itself when the disk was full
+                self._database.execute("ROLLBACK")
+            if isinstance(error, sqlite3.Error):
+                raise unusable(self._path, error) from error
             raise
         reached(Failpoint.JOURNAL_COMMITTED)
         self._unsaved.clear()
+
+
+def unusable(path: Path, error: sqlite3.Error | OSError, *, opening: bool = False) -> PipelineError:
+    """What an error of the database at `path` means.
+
+    Args:
+        opening: the run has not begun: another store can be named.
+    """
+    if isinstance(error, OSError) or is_of_disk(error):
+        failed = storage_error(path, error)
+        if failed.full or not opening:
+            return failed
+    if opening:
+        return InputError(f"the completion store {path} cannot be used: {error}; name another with store.path=")
+    return InputError(
+        f"the completion store {path} fails: {error}; run the same command again. If it is damaged move it away first"
+        f" (in an output directory python -m pipeline verify {path.parent} repair=true does that)"
+    )

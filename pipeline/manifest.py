@@ -42,3 +42,12 @@ def write_manifest(directory: Path, state: RunState, status: RunStatus) -> None:
     text = json.dumps(manifest(state, status), indent=1, ensure_ascii=False)
     write_atomically(directory / MANIFEST, text + "\n")
     reached(Failpoint.MANIFEST_WRITTEN)
+
+
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """What manifest.json says; empty where it is not there or damaged."""
+    try:
+        found = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -19,6 +19,7 @@ OPERATORS_MAY_USE = {
     "protocols",
     "records",
     "shards",
+    "storage",
 }
 """Modules of `pipeline` that operators build on."""
 

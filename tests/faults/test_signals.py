@@ -31,7 +31,7 @@ PLACES = {
     "decode": (AT, "decode:6"),
     "a shard": (VARIABLE, f"{Failpoint.SHARD_WRITTEN}:2"),
     "commit": (VARIABLE, f"{Failpoint.SHARD_RENAMED}:2"),
-    "the commit's transaction": (VARIABLE, f"{Failpoint.STATE_COMMITTING}:3"),
+    "the commit's transaction": (VARIABLE, f"{Failpoint.STATE_COMMITTING}:4"),
     "the journal": (VARIABLE, Failpoint.JOURNAL_COMMITTING),
     "end accounting": (VARIABLE, Failpoint.METRICS_MERGE_RENAMED),
     "the manifest": (VARIABLE, Failpoint.MANIFEST_WRITTEN),
