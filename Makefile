@@ -9,7 +9,7 @@ CAN_BE_USED = import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 UV := uv==0.13.8
 
 .DEFAULT_GOAL := setup
-.PHONY: setup quickstart test check doctor llama rebuild bench peers lock clean help
+.PHONY: setup quickstart test faults check doctor llama rebuild bench peers lock clean help
 
 setup: $(VENV)/.locked ## make .venv, build llama.cpp for this machine, install the locked dependencies (the default)
 	@echo "Ready. Next: make quickstart, make test, make help."
@@ -19,6 +19,9 @@ quickstart: $(VENV)/.locked ## run the job jobs/quickstart.yaml; it ends by sayi
 
 test: check ## check, then run all tests
 	@$(PY) -m pytest
+
+faults: $(VENV)/.locked ## kill, stop and starve runs, and see that nothing is lost; takes some minutes
+	@$(PY) -m pytest -m "" tests/faults
 
 check: $(VENV)/.locked ## ruff and mypy
 	@$(VENV)/bin/ruff check .

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from operators.decoding.model import TokenIds
 from operators.decoding.sampling.logprobs import Scored
 from operators.logprobs import from_bytes, to_bytes
 from pipeline.errors import InputError, PipelineError
+from pipeline.failpoints import Failpoint, reached
+from pipeline.storage import is_of_disk, storage_error
 
 FLUSH_ROWS = 64
 FLUSH_S = 0.5
@@ -60,6 +63,7 @@ class CompletionStore:
 
     Raises:
         InputError: the file is no such database or cannot be written.
+        StorageError: there is no room for it.
     """
 
     def __init__(self, path: Path, sync: str = "process") -> None:
@@ -78,13 +82,13 @@ class CompletionStore:
             self.settings = {bytes(d) for (d,) in self._reader.execute("SELECT digest FROM settings")}
             """Digests of the settings under which something was generated before."""
         except (sqlite3.Error, OSError) as error:
-            raise InputError(f"{_cannot_be_used(path, error)}; name another with store.path=") from error
+            raise unusable(path, error, opening=True) from error
         self._thread = threading.Thread(target=self._write_on, name="journal")
         self._thread.start()
 
     def find(self, keys: Sequence[bytes]) -> dict[bytes, StoredCompletion]:
         """The completions of those `keys` that are known."""
-        with self._changed:
+        with self._changed, self._reading():
             self._raise_failure()
             fresh = self._writing | self._unsaved
             found = {k: fresh[k] for k in keys if k in fresh}
@@ -148,9 +152,9 @@ class CompletionStore:
         connection.execute(f"PRAGMA synchronous={'FULL' if sync == 'power' else 'NORMAL'}")
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if version == 0 and connection.execute("SELECT 1 FROM sqlite_master WHERE name='completions'").fetchone():
-            raise OSError("it was written by an earlier version of this program")
+            raise _unusable_version(self._path, "an earlier version of this program")
         if version > _FORMAT:
-            raise OSError(f"it was written by a later version of this program (format {version})")
+            raise _unusable_version(self._path, f"a later version of this program (format {version})")
         connection.execute(f"PRAGMA user_version = {_FORMAT}")
         return connection
 
@@ -162,7 +166,7 @@ class CompletionStore:
             self._write()
         except (sqlite3.Error, OSError) as error:
             with self._changed:
-                self._failure = PipelineError(f"{_cannot_be_used(self._path, error)}; what was committed is safe")
+                self._failure = unusable(self._path, error)
                 self._failure.__cause__ = error
 
     def _wait(self) -> bool:
@@ -193,20 +197,50 @@ class CompletionStore:
             for key, c in completions.items()
         ]
         scores = [(key, to_bytes(c.scores)) for key, c in completions.items() if c.scores is not None]
-        self._writer.execute("BEGIN IMMEDIATE")
         try:
+            self._writer.execute("BEGIN IMMEDIATE")
             self._writer.executemany("INSERT OR IGNORE INTO settings VALUES (?)", [(d,) for d in new_settings])
             self._writer.executemany("INSERT OR REPLACE INTO logprobs VALUES (?, ?)", scores)
             self._writer.executemany("INSERT OR REPLACE INTO completions VALUES (?, ?, ?, ?, ?, ?)", rows)
+            reached(Failpoint.JOURNAL_COMMITTING)
             self._writer.execute("COMMIT")
         except BaseException:
-            self._writer.execute("ROLLBACK")
+            if self._writer.in_transaction:  # SQLite has ended it itself when the disk was full
+                self._writer.execute("ROLLBACK")
             raise
+        reached(Failpoint.JOURNAL_COMMITTED)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise unusable(self._path, error) from error
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
 
 
-def _cannot_be_used(path: Path, error: Exception) -> str:
-    return f"the completion store {path} cannot be used: {error}"
+def unusable(path: Path, error: sqlite3.Error | OSError, *, opening: bool = False) -> PipelineError:
+    """What an error of the database at `path` means.
+
+    Args:
+        opening: the run has not begun: another store can be named.
+    """
+    if isinstance(error, OSError) or is_of_disk(error):
+        failed = storage_error(path, error)
+        if failed.full or not opening:
+            return failed
+    if opening:
+        return InputError(f"the completion store {path} cannot be used: {error}; name another with store.path=")
+    return InputError(
+        f"the completion store {path} fails: {error}; run the same command again. If it is damaged move it away first"
+        f" (in an output directory python -m pipeline verify {path.parent} repair=true does that)"
+    )
+
+
+def _unusable_version(path: Path, by: str) -> InputError:
+    return InputError(
+        f"the completion store {path} cannot be used: it was written by {by}; name another with store.path="
+    )

@@ -10,9 +10,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from pipeline.failpoints import Failpoint, reached
+from pipeline.stopping import NOTHING_RUNS, leave_on_signals, signals_received, stopped_by_signals
+
+if __name__ == "__main__":  # importing what follows takes a second, in which a signal is exit code 4 too
+    leave_on_signals()
+    reached(Failpoint.PROCESS_STARTED)
+
 import hydra
 from omegaconf import DictConfig
 
+from pipeline import verify
 from pipeline.config import COMPOSITION_ERRORS, CONF, explained, register, register_job, settings_of
 from pipeline.construct import build_graph, load_object
 from pipeline.errors import ConfigError, ExitCode, PipelineError
@@ -45,6 +53,9 @@ settings that matter most:
   dry_run=true checks everything and prints the plan, show=graph prints the graph, --cfg job the composed settings.
   --config-dir DIR adds your own config groups and jobs (DIR/job/NAME.yaml).
 
+  doctor: is this machine set up.  jobs: the jobs.  verify outputs/NAME: are its results whole; with repair=true what
+  is damaged is made again.
+
 exit codes: 0 done, 1 failed, 2 configuration or input that cannot work, 3 done but too many rows were rejected,
             4 interrupted (the same command resumes), 5 a budget was spent before the target was reached
 """
@@ -63,15 +74,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (without the program's name) and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _dispatch(arguments)
+        with stopped_by_signals(_leave, NOTHING_RUNS):
+            code = _dispatch(arguments)
     except PipelineError as error:
         print(f"error: {error}", file=sys.stderr)
-        return int(error.exit_code)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        code = ExitCode.INTERRUPTED
+    # A process that was told to stop never says that all is well: it may have left out what was to come.
+    return int(worst((ExitCode(code), ExitCode.INTERRUPTED)) if signals_received() else code)
 
 
 def worst(codes: Sequence[ExitCode]) -> ExitCode:
     """The most serious of `codes`; DONE when there is none."""
     return max(codes, key=_SEVERITY.index, default=ExitCode.DONE)
+
+
+def _leave() -> None:
+    """Answers a signal where no run can be asked to stop. Not a PipelineError: nobody may take it for one."""
+    raise KeyboardInterrupt
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -92,12 +113,16 @@ def _doctor(arguments: list[str]) -> int:
     return int(load_object("operators.llama.doctor:main")(arguments))
 
 
+def _verify(arguments: list[str]) -> int:
+    return verify.main(arguments)
+
+
 def _jobs(arguments: list[str]) -> int:
     print(jobs_table(_config_dirs(arguments)))
     return ExitCode.DONE
 
 
-COMMANDS: dict[str, Callable[[list[str]], int]] = {"doctor": _doctor, "jobs": _jobs}
+COMMANDS: dict[str, Callable[[list[str]], int]] = {"doctor": _doctor, "jobs": _jobs, "verify": _verify}
 
 
 def _config_dirs(arguments: Sequence[str]) -> list[Path]:
@@ -131,7 +156,7 @@ def _compose_and_run(arguments: list[str]) -> int:
     process = Resources()
 
     def task(config: DictConfig) -> None:
-        if ExitCode.INTERRUPTED not in codes:  # an interrupt ends the whole sweep
+        if ExitCode.INTERRUPTED not in codes and not signals_received():  # an interrupt ends the whole sweep
             codes.append(_run_one(config, process))
 
     compose = hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)
@@ -155,6 +180,7 @@ def _options_last(arguments: Sequence[str]) -> list[str]:
 
 def _run_one(config: DictConfig, process: Resources) -> ExitCode:
     """Run one job of a sweep, or the only one. Its error must not keep the others from running."""
+    reached(Failpoint.CONFIG_COMPOSED)
     try:
         settings = settings_of(config)
         return _show(settings) if settings.show or settings.dry_run else run_job(settings, process)

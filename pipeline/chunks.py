@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.errors import Cancelled
@@ -47,6 +47,30 @@ class ChunkWindow:
         with self._changed:
             self._cancelled = True
             self._changed.notify_all()
+
+
+class ChunkStates:
+    """What stateful operators remember as of each chunk that they have ended and that is not committed yet."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[int, dict[str, bytes]] = {}
+
+    def keep(self, node: str, chunk: int, state: bytes) -> None:
+        """`node` is about to end `chunk`.
+
+        Raises:
+            TypeError: `state` is not bytes.
+        """
+        if not isinstance(state, bytes):
+            raise TypeError(f"state({chunk}) gave {type(state).__name__}; it must give bytes")
+        with self._lock:
+            self._open.setdefault(chunk, {})[node] = state
+
+    def take(self, chunk: int) -> Mapping[str, bytes]:
+        """The states of a chunk that is being committed, by node; handed out once."""
+        with self._lock:
+            return self._open.pop(chunk, {})
 
 
 @dataclass

@@ -42,7 +42,7 @@ def register() -> None:
     """Make the schemas of all config groups and the resolvers `project` and `now` known to Hydra."""
     store = ConfigStore.instance()
     store.store(name="schema", node=JobSettings)
-    for group, schema in _schemas().items():
+    for group, schema in schemas().items():
         store.store(group=group, name="schema", node=schema)
     OmegaConf.register_new_resolver("project", _in_project, replace=True)
 
@@ -108,11 +108,12 @@ def explained(error: BaseException) -> ConfigError:
 def known_keys() -> list[str]:
     """Every key that can be typed, but for those below `nodes`."""
     top = [f.name for f in dataclasses.fields(JobSettings) if f.name not in (*GROUPS, "nodes")]
-    return top + [f"{group}.{f.name}" for group, cls in _schemas().items() for f in dataclasses.fields(cls)]
+    return top + [f"{group}.{f.name}" for group, cls in schemas().items() for f in dataclasses.fields(cls)]
 
 
 @cache
-def _schemas() -> Mapping[str, type[Any]]:
+def schemas() -> Mapping[str, type[Any]]:
+    """The dataclass of each config group."""
     named = yaml.safe_load((CONF / "schemas.yaml").read_text(encoding="utf-8"))
     return {group: load_object(target) for group, target in named.items()}
 

@@ -113,7 +113,7 @@ def _hints(factory: Callable[..., object]) -> dict[str, Any]:
 
 def _converted(node: str, key: str, value: object, hint: object) -> object:
     """A mapping that was written where a dataclass is expected, as that dataclass."""
-    wanted = _dataclass_in(hint)
+    wanted = dataclass_in(hint)
     if wanted is None or not isinstance(value, dict):
         return value
     names = [f.name for f in dataclasses.fields(wanted)]
@@ -123,7 +123,8 @@ def _converted(node: str, key: str, value: object, hint: object) -> object:
     return _call(node, key, wanted, value)
 
 
-def _dataclass_in(hint: object) -> type[Any] | None:
+def dataclass_in(hint: object) -> type[Any] | None:
+    """The dataclass that an annotation (`X` or `X | None`) asks for, if it does."""
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     return next((o for o in options if isinstance(o, type) and dataclasses.is_dataclass(o)), None)
 

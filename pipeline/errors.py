@@ -4,8 +4,10 @@
     ├── ConfigError               2   configuration or input that cannot work
     │   ├── GraphError            2   the graph breaks a rule; names the node and the rule
     │   ├── SchemaError           2   a column is missing or has another type
-    │   └── InputError            2   a file that is missing, unreadable or not what it should be
+    │   ├── InputError            2   a file that is missing, unreadable or not what it should be
+    │   └── DamagedError          2   results or the state of a run are not as they were written
     ├── NodeFailed                1   an operator raised; names the node, keeps the cause
+    ├── StorageError              1   a file cannot be written: full, read-only or failing disk
     └── Interrupted               4   SIGINT or SIGTERM; the run can be resumed
 
 `Cancelled` and `Released` are signals between threads, not errors: they never leave the executor.
@@ -14,6 +16,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from pathlib import Path
 
 
 class ExitCode(IntEnum):
@@ -56,6 +59,10 @@ class InputError(ConfigError):
     """An input file or model file is missing, unreadable or not what its name says."""
 
 
+class DamagedError(ConfigError):
+    """Files that a run has committed are missing or changed. The message names them and the command that mends them."""
+
+
 class NodeFailed(PipelineError):
     """An operator raised while the graph ran. `__cause__` is what it raised."""
 
@@ -63,6 +70,20 @@ class NodeFailed(PipelineError):
         super().__init__(f"node '{node}' failed: {type(cause).__name__}: {cause}")
         self.node = node
         self.exit_code = cause.exit_code if isinstance(cause, PipelineError) else ExitCode.FAILED
+
+
+class StorageError(PipelineError):
+    """A file of the run cannot be written. The message names it, the room that is left and the remedy.
+
+    Args:
+        path: the file.
+        full: there is no room.
+    """
+
+    def __init__(self, message: str, path: Path, *, full: bool = False) -> None:
+        super().__init__(message)
+        self.path = path
+        self.full = full
 
 
 class Interrupted(PipelineError):

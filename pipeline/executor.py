@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 
 from pipeline.adapter import run_operator
 from pipeline.channel import Channel, Inbox
-from pipeline.chunks import ChunkWindow, CommitHook, Committer
+from pipeline.chunks import ChunkStates, ChunkWindow, CommitHook, Committer
 from pipeline.errors import Cancelled, Interrupted, NodeFailed, PipelineError, Released
 from pipeline.graph import REJECT_WRITER, Graph, Node
 from pipeline.meter import StageMeter, StageState
 from pipeline.outbox import Outbox
-from pipeline.protocols import StreamOperator
-from pipeline.records import Item, Shard
+from pipeline.protocols import Stateful, StreamOperator
+from pipeline.records import ChunkEnd, Item, Shard
 from pipeline.rejects import RejectWriter
 from pipeline.runtime import NodeRuntime, RunContext
+from pipeline.storage import explained
 
 REJECT_CAPACITY_ROWS = 4096
 GRACE_S = 2.0
@@ -48,12 +49,14 @@ class ExecutorSettings:
     Args:
         max_open_chunks: chunks that may be begun and uncommitted.
         first_chunk: where the source begins (the number of committed chunks of a resumed run).
+        states: by node, what a stateful operator kept with the chunk before.
         tick_s: seconds between two calls of `tick`.
         tick: called from the main thread while the graph runs (progress, metrics).
     """
 
     max_open_chunks: int = 8
     first_chunk: int = 0
+    states: Mapping[str, bytes] = field(default_factory=dict)
     tick_s: float = 0.2
     tick: Callable[[], None] = field(default=lambda: None)
 
@@ -81,6 +84,7 @@ class Executor:
         self._settings = settings or ExecutorSettings()
         self._window = ChunkWindow(self._settings.max_open_chunks, self._settings.first_chunk)
         self._committer = Committer(graph.sinks, REJECT_WRITER, commit, self._window)
+        self._states = ChunkStates()
         self._failure: PipelineError | None = None
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -90,6 +94,10 @@ class Executor:
     def meters(self) -> list[StageMeter]:
         """The meters of all nodes in topological order, with the parts that operators declared."""
         return [s.meter for s in self._stages.values() if s.name != REJECT_WRITER] + self._context.parts
+
+    def take_states(self, chunk: int) -> Mapping[str, bytes]:
+        """For the commit of `chunk`: what each stateful operator must remember with it, by node."""
+        return self._states.take(chunk)
 
     def run(self) -> None:
         """Run the graph to its end.
@@ -157,10 +165,13 @@ class Executor:
 
     def _open(self, stage: _Stage) -> None:
         depth = 0 if stage.name == REJECT_WRITER else self._graph.depth(stage.name)
+        op = stage.node.op
         try:
-            stage.node.op.open(NodeRuntime(self._context, stage.name, depth, stage.meter))
+            if stage.name in self._settings.states and isinstance(op, Stateful):
+                op.restore(self._settings.states[stage.name])
+            op.open(NodeRuntime(self._context, stage.name, depth, stage.meter))
         except Exception as error:
-            raise NodeFailed(stage.name, error) from error
+            raise self._node_failed(stage.name, error) from error
         if self._failure is not None:
             raise self._failure
 
@@ -199,9 +210,11 @@ class Executor:
             stage.meter.clock.stop()
 
     def _pump(self, stage: _Stage) -> None:
-        items = self._items(stage)
+        op, items = stage.node.op, self._items(stage)
         try:
             for item in items:
+                if isinstance(item, ChunkEnd) and isinstance(op, Stateful):
+                    self._states.keep(stage.name, item.chunk, op.state(item.chunk))
                 stage.outbox.put(item)
             stage.complete = stage.inbox.exhausted
         finally:
@@ -215,7 +228,7 @@ class Executor:
             yield from run_operator(op, stage.inbox, stage.node.on_error)
 
     def _fail(self, name: str, error: BaseException) -> None:
-        failure = NodeFailed(name, error)
+        failure = self._node_failed(name, error)
         failure.__cause__ = error
         self._cancel(failure)
 
@@ -224,6 +237,9 @@ class Executor:
         if not self._ended.wait(GRACE_S):
             for cut_off in list(self._context.when_stuck):
                 cut_off()
+
+    def _node_failed(self, name: str, error: BaseException) -> NodeFailed:
+        return NodeFailed(name, explained(error, self._context.output_dir))
 
     def _cancel(self, why: PipelineError) -> None:
         with self._lock:

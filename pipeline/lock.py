@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import logging
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
 from pipeline.errors import ConfigError
+from pipeline.failpoints import Failpoint, reached
+from pipeline.storage import storage_error, writing
 
 LOCK_FILE = ".lock"
 log = logging.getLogger(__name__)
@@ -26,39 +29,53 @@ def locked(directory: Path) -> Iterator[None]:
     The kernel drops the lock when its holder dies, however it dies; who held it stands in the file.
 
     Raises:
-        ConfigError: another run holds it (named in the message), or the directory cannot be made.
+        ConfigError: another run holds it (named in the message), or the directory cannot be made or written.
+        StorageError: there is no room for it.
     """
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        # Neither truncated nor ever deleted: it may be the lock of a run that lives.
-        file = (directory / LOCK_FILE).open("a+", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"output directory {directory}: {error.strerror}") from error
-    with file:
+    with _opened(directory) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             raise ConfigError(_held(directory, _holder(file))) from error
+        except OSError as error:
+            raise ConfigError(
+                f"{directory / LOCK_FILE} cannot be locked: {error.strerror}; give an output_dir= elsewhere"
+            ) from error
         if before := _holder(file):
             log.info("an earlier run here ended without a word (%s); its lock is void", _named(before))
-        _write(
-            file, {"pid": os.getpid(), "host": socket.gethostname(), "since": datetime.now().isoformat("T", "seconds")}
-        )
+        since = datetime.now().isoformat("T", "seconds")
+        with writing(directory / LOCK_FILE):
+            _write(file, {"pid": os.getpid(), "host": socket.gethostname(), "since": since})
+        reached(Failpoint.LOCK_TAKEN)
         try:
             yield
         finally:
-            _write(file, None)
+            with suppress(OSError):  # the kernel's lock goes with the file; a name that stays behind is void
+                os.ftruncate(file.fileno(), 0)
 
 
-def _write(file: IO[str], holder: dict[str, Any] | None) -> None:
-    file.seek(0)
-    file.truncate()
-    if holder is not None:
-        json.dump(holder, file)
-    file.flush()
+def _opened(directory: Path) -> IO[bytes]:
+    """The lock's file, unbuffered: what a full disk did not take must not be written once more when it is closed."""
+    path = directory / LOCK_FILE
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        # Neither truncated nor ever deleted: it may be the lock of a run that lives.
+        return path.open("a+b", buffering=0)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise storage_error(path, error) from error
+        raise ConfigError(
+            f"output directory {directory} cannot be used: {error.strerror};"
+            " make it writable for this user or give another output_dir="
+        ) from error
 
 
-def _holder(file: IO[str]) -> dict[str, Any]:
+def _write(file: IO[bytes], holder: dict[str, Any]) -> None:
+    os.ftruncate(file.fileno(), 0)
+    os.write(file.fileno(), json.dumps(holder).encode())
+
+
+def _holder(file: IO[bytes]) -> dict[str, Any]:
     file.seek(0)
     try:
         holder = json.loads(file.read())

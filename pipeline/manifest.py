@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pipeline.failpoints import Failpoint, reached
 from pipeline.fingerprint import digest
 from pipeline.output_dir import DATA, MANIFEST
 from pipeline.shards import write_atomically
@@ -40,3 +41,13 @@ def write_manifest(directory: Path, state: RunState, status: RunStatus) -> None:
     """Replace manifest.json."""
     text = json.dumps(manifest(state, status), indent=1, ensure_ascii=False)
     write_atomically(directory / MANIFEST, text + "\n")
+    reached(Failpoint.MANIFEST_WRITTEN)
+
+
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """What manifest.json says; empty where it is not there or damaged."""
+    try:
+        found = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

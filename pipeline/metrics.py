@@ -7,16 +7,21 @@ that was killed are merged by the next one; the column `attempt` tells them apar
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.failpoints import Failpoint, reached
 from pipeline.meter import StageMeter
-from pipeline.shards import TEMPORARY_SUFFIX
+from pipeline.shards import TEMPORARY_SUFFIX, removed_on_failure
+from pipeline.storage import writing
 
+log = logging.getLogger(__name__)
 ATTEMPT = pa.field("attempt", pa.int32(), nullable=False)
 MERGED_PARTS = b"merged_parts"
 """Key of a merged file's metadata: JSON list of the part files that its last merge took in."""
@@ -76,7 +81,11 @@ class MetricsTable:
             self._batches.append(pa.record_batch(arrays, schema=self._own))
 
     def flush(self) -> None:
-        """Write the rows since the last flush as a part file."""
+        """Write the rows since the last flush as a part file.
+
+        Raises:
+            StorageError: it cannot be written; these rows are lost.
+        """
         with self._lock:
             rows, self._rows = self._rows, []
             batches, self._batches = self._batches, []
@@ -88,40 +97,63 @@ class MetricsTable:
             return
         table = pa.Table.from_batches(batches, self._own)
         attempt = pa.repeat(pa.scalar(self._attempt, ATTEMPT.type), len(table))
-        self._parts.mkdir(parents=True, exist_ok=True)
         path = self._parts / f"part-{self._attempt:04d}-{self._written:06d}.parquet"
         temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
-        pq.write_table(pa.table([attempt, *table.columns], schema=self._schema), temporary)
-        temporary.replace(path)
+        with writing(path), removed_on_failure(temporary):
+            self._parts.mkdir(parents=True, exist_ok=True)
+            with temporary.open("wb") as file:  # by its name Arrow would hold it, and its room, after an error
+                pq.write_table(pa.table([attempt, *table.columns], schema=self._schema), file)
+            reached(Failpoint.METRICS_PART_WRITTEN)
+            temporary.replace(path)
+        reached(Failpoint.METRICS_PART_RENAMED)
         self._written += 1
 
     def merge(self) -> None:
-        """Flush, then merge the parts of this and of earlier attempts into one file, streaming."""
+        """Flush, then merge the parts of this and of earlier attempts into one file, streaming.
+
+        A file that cannot be read, after a power failure for example, is left out with a warning.
+
+        Raises:
+            StorageError: there is no room; the parts stay for the next attempt.
+        """
         self.flush()
         parts = sorted(self._parts.glob("*.parquet"))
-        if not parts:
-            return
+        temporary = self._merged.with_name(self._merged.name + TEMPORARY_SUFFIX)
+        with writing(self._merged), removed_on_failure(temporary):
+            if parts:
+                self._write_merged(parts, temporary)
+                reached(Failpoint.METRICS_MERGED)
+                temporary.replace(self._merged)
+                reached(Failpoint.METRICS_MERGE_RENAMED)
+            for part in parts:
+                part.unlink()
+                reached(Failpoint.METRICS_PART_REMOVED)
+            for leftover in self._parts.glob(f"*{TEMPORARY_SUFFIX}"):
+                leftover.unlink()
+            with suppress(OSError):  # it was never made, or something else lies there
+                self._parts.rmdir()
+
+    def _write_merged(self, parts: Sequence[Path], to: Path) -> None:
         # A process that dies between the rename and the removal of the parts leaves both: the file names its parts.
         merged = self._last_merged()
         schema = self._schema.with_metadata({MERGED_PARTS: json.dumps([part.name for part in parts])})
-        temporary = self._merged.with_name(self._merged.name + TEMPORARY_SUFFIX)
-        with pq.ParquetWriter(temporary, schema) as writer:
+        with to.open("wb") as file, pq.ParquetWriter(file, schema) as writer:
             for table in self._earlier():
                 writer.write_table(table)
             for part in parts:
-                if part.name not in merged:
-                    writer.write_table(_fit(pq.read_table(part), self._schema))
-        temporary.replace(self._merged)
-        for part in parts:
-            part.unlink()
-        for leftover in self._parts.glob(f"*{TEMPORARY_SUFFIX}"):
-            leftover.unlink()
-        self._parts.rmdir()
+                if part.name not in merged and (table := _readable(part)) is not None:
+                    writer.write_table(_fit(table, self._schema))
 
     def _last_merged(self) -> frozenset[str]:
+        """The parts that the merged file has already. One that is damaged is put aside."""
         if not self._merged.exists():
             return frozenset()
-        metadata = pq.read_schema(self._merged).metadata or {}
+        try:
+            metadata = pq.read_schema(self._merged).metadata or {}
+        except (pa.ArrowException, OSError) as error:
+            log.warning("%s cannot be read (%s): it is begun anew", self._merged, error)
+            self._merged.replace(self._merged.with_name(f"{self._merged.name}.damaged"))
+            return frozenset()
         return frozenset(json.loads(metadata.get(MERGED_PARTS, b"[]")))
 
     def _earlier(self) -> Iterator[pa.Table]:
@@ -129,6 +161,14 @@ class MetricsTable:
             with pq.ParquetFile(self._merged) as file:
                 for batch in file.iter_batches():
                     yield _fit(pa.Table.from_batches([batch]), self._schema)
+
+
+def _readable(part: Path) -> pa.Table | None:
+    try:
+        return pq.read_table(part)
+    except (pa.ArrowException, OSError) as error:
+        log.warning("%s cannot be read (%s): its rows are missing from the metrics", part, error)
+        return None
 
 
 def _fit(table: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -141,6 +141,24 @@ class Source(StreamOperator, Protocol):
 
 
 @runtime_checkable
+class Stateful(Protocol):
+    """An operator (of either kind) whose output depends on rows of earlier chunks: what it saw, how much it has.
+
+    A resumed run begins at the first chunk that is not committed. So what the operator remembers is committed with each
+    chunk, in the same transaction, and given back on a resume. Chunks end in order, but an operator may be ahead: at
+    the end of chunk k it may have seen rows of k+1, which must not show in `state(k)`. To decide by the order of rows
+    and not of arrival, decide in `finish`.
+    """
+
+    def state(self, chunk: int) -> bytes:
+        """What to remember when all chunks up to and with `chunk` are committed. Called in the node's own thread, once
+        for each of its ChunkEnds, just before that is sent."""
+
+    def restore(self, state: bytes) -> None:
+        """Go on from `state`, the last one that was committed. Called before `open`, and only on a resume."""
+
+
+@runtime_checkable
 class Reporter(Protocol):
     """An operator that has something to say at the end of a finished run."""
 

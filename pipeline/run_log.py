@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pipeline.output_dir import RUN_LOG
 from pipeline.progress import TerminalHandler
+from pipeline.storage import storage_error, writing
 
 
 class _OneLine(logging.Formatter):
@@ -19,10 +21,33 @@ class _OneLine(logging.Formatter):
         return level + record.getMessage()
 
 
+class _File(logging.FileHandler):
+    """run.log. That it cannot be written ends no run and fills no terminal: it is said once."""
+
+    _told = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._told:
+            self._told = True
+            print(f"warning: {storage_error(Path(self.baseFilename), error)}", file=sys.stderr)
+
+    def close(self) -> None:
+        with suppress(OSError):  # what did not fit before does not fit now
+            super().close()
+
+
 @contextmanager
 def run_log(directory: Path, progress: str) -> Iterator[None]:
-    """Append everything that is logged inside the block to run.log; show it on stderr too, warnings only if quiet."""
-    file = logging.FileHandler(directory / RUN_LOG, encoding="utf-8")
+    """Append everything that is logged inside the block to run.log; show it on stderr too, warnings only if quiet.
+
+    Raises:
+        StorageError: run.log cannot be opened.
+    """
+    with writing(directory / RUN_LOG):
+        file = _File(directory / RUN_LOG, encoding="utf-8")
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     terminal = TerminalHandler(logging.WARNING if progress == "none" else logging.INFO)
     terminal.setFormatter(_OneLine())

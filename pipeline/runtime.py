@@ -43,8 +43,8 @@ class Resources:
                 if close is not None:
                     try:
                         close(value)
-                    except Exception:
-                        log.exception("closing %s failed", key)
+                    except Exception as error:
+                        log.exception("closing %s failed: %s", key, error)
 
 
 @dataclass

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 import pyarrow.parquet as pq
 
+from pipeline.failpoints import Failpoint, reached
 from pipeline.records import LINEAGE, ROW, Shard
+from pipeline.storage import writing
 
 TEMPORARY_SUFFIX = ".tmp"
 
@@ -26,7 +29,7 @@ def sorted_by_identity(table: pa.Table) -> pa.Table:
     """`table` in the order of (row, lineage)."""
     rows = table.column(ROW.name)
     if LINEAGE.name not in table.schema.names or table.column(LINEAGE.name).null_count == len(table):
-        return table.take(pc.sort_indices(rows))
+        return table.take(pa.compute.sort_indices(rows))
     lineage = [tuple(v) if v is not None else () for v in table.column(LINEAGE.name).to_pylist()]
     keys = list(zip(rows.to_pylist(), lineage, strict=True))
     return table.take(pa.array(sorted(range(len(keys)), key=keys.__getitem__), pa.int64()))
@@ -41,33 +44,62 @@ def write_shard(write: Callable[[BinaryIO], object], path: Path, chunk: int, row
     """Have `write` fill a temporary file beside `path`, and fsync it.
 
     Raises:
-        OSError: the disk is full or the directory cannot be written; nothing is left behind under the final name.
+        StorageError: the disk is full or the directory cannot be written; nothing is left behind.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
-    with temporary.open("wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    return Shard(chunk, path, temporary, rows, temporary.stat().st_size, sha256_of(temporary))
+    with writing(path), removed_on_failure(temporary):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            reached(Failpoint.SHARD_OPENED)
+            write(file)
+            file.flush()
+            reached(Failpoint.SHARD_WRITTEN)
+            os.fsync(file.fileno())
+        reached(Failpoint.SHARD_FSYNCED)
+        return Shard(chunk, path, temporary, rows, temporary.stat().st_size, sha256_of(temporary))
 
 
 def publish(shards: list[Shard]) -> None:
-    """Rename every shard to its final name and make the renames durable."""
+    """Rename every shard to its final name and make the renames durable.
+
+    Raises:
+        StorageError: a rename failed.
+    """
     for shard in shards:
-        shard.temporary.replace(shard.path)
+        with writing(shard.path):
+            shard.temporary.replace(shard.path)
+        reached(Failpoint.SHARD_RENAMED)
     for directory in {shard.path.parent for shard in shards}:
-        fsync_directory(directory)
+        with writing(directory):
+            fsync_directory(directory)
+        reached(Failpoint.DIRECTORY_FSYNCED)
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` by `text` in one step."""
+    """Replace `path` by `text` in one step.
+
+    Raises:
+        StorageError: it cannot be written; `path` is as it was.
+    """
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    with writing(path), removed_on_failure(temporary):
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        reached(Failpoint.FILE_WRITTEN)
+        temporary.replace(path)
+
+
+@contextmanager
+def removed_on_failure(temporary: Path) -> Iterator[None]:
+    """Inside the block `temporary` is written. When that fails it is removed: the rest of the run may need the room."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
 
 
 def sha256_of(path: Path) -> str:

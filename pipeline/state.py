@@ -14,13 +14,16 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, StorageError
+from pipeline.failpoints import Failpoint, reached
 from pipeline.records import RejectKind
+from pipeline.storage import using_database
 
 STATE_FILE = "state.sqlite"
 APPLICATION_ID = 0x6C6C6270
 """Marks a state.sqlite as ours (SQLite's application_id)."""
-FORMAT = 1
+FORMAT = 2
+"""2 has the table operator_state; a file of format 1 gets it when it is opened."""
 
 _TABLES = f"""
 BEGIN IMMEDIATE;
@@ -36,6 +39,7 @@ CREATE TABLE IF NOT EXISTS rejects (
     chunk INTEGER NOT NULL, node TEXT NOT NULL, kind TEXT NOT NULL, reason TEXT NOT NULL, rows INTEGER NOT NULL,
     PRIMARY KEY (chunk, node, kind, reason)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS operator_state (node TEXT PRIMARY KEY, chunk INTEGER NOT NULL, state BLOB NOT NULL);
 COMMIT;
 """
 
@@ -67,31 +71,68 @@ class ShardRecord:
 class RunState:
     """The state of the run in one output directory. Methods may be called from any thread.
 
+    Every method may raise StorageError (the disk is full or cannot be written) and DamagedError.
+
     Args:
         path: of state.sqlite; made if it is not there.
 
     Raises:
-        ConfigError: the file is another program's, damaged, or of a newer version.
+        ConfigError: the file is another program's, or of a newer version, or may not be written.
+        DamagedError: it is damaged.
+        StorageError: there is no room for it.
     """
 
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()
+        self._path = path
         try:
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-            self._set_up(path)
         except sqlite3.Error as error:
             raise ConfigError(f"{path} cannot be used: {error}; give another output_dir=") from error
+        try:
+            with using_database(path):
+                self._set_up(path)
+        except BaseException as error:
+            self._db.close()
+            if isinstance(error, StorageError) and not error.full:
+                raise ConfigError(f"{error}, or give another output_dir=") from error
+            raise
 
     def close(self) -> None:
         """Close the database."""
         self._db.close()
 
-    def begin(self, fingerprint: Mapping[str, Any], job: str) -> None:
-        """Make this the run of `fingerprint`."""
+    def begin(self, fingerprint: Mapping[str, Any], job: str, *, salvaged: bool = False) -> None:
+        """Make this the run of `fingerprint`. `salvaged`: see the property."""
         with self._transaction():
             self._set("fingerprint", fingerprint)
             self._set("job", job)
             self._set("run_id", uuid.uuid4().hex)
+            self._set("salvaged", salvaged)
+
+    @property
+    def salvaged(self) -> bool:
+        """True for a state that took the place of a damaged one: files of the earlier one lie in data/ until this run
+        has made them again."""
+        return bool(self._get("salvaged"))
+
+    def note_config(self, text: str, origin: Mapping[str, Any]) -> None:
+        """Keep what config.yaml says, and where the run was started (see pipeline.saved_settings)."""
+        with self._transaction():
+            self._set("config", text)
+            self._set("origin", origin)
+
+    @property
+    def config(self) -> str | None:
+        """What config.yaml says; None where the run was made before this was kept."""
+        found: str | None = self._get("config")
+        return found
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """Where the run was started; empty where that is not known."""
+        found: dict[str, Any] = self._get("origin") or {}
+        return found
 
     @property
     def fingerprint(self) -> dict[str, Any] | None:
@@ -146,11 +187,13 @@ class RunState:
         shards: Sequence[ShardRecord],
         rejects: RejectCounts,
         schemas: Mapping[str, Mapping[str, str]] | None = None,
+        states: Mapping[str, bytes] | None = None,
     ) -> None:
         """Record chunk `chunk` of `rows` source rows in one transaction, after all its files have their final names.
 
         Args:
             schemas: column names and types by directory, for directories that had none yet.
+            states: by node, what its operator must remember as of this chunk; takes the place of what it kept before.
 
         Raises:
             ConfigError: the chunk is not the next one.
@@ -169,6 +212,14 @@ class RunState:
             )
             for directory, schema in (schemas or {}).items():
                 self._set(f"schema:{directory}", schema)
+            self._db.executemany(
+                "INSERT OR REPLACE INTO operator_state VALUES (?, ?, ?)",
+                [(node, chunk, kept) for node, kept in (states or {}).items()],
+            )
+
+    def operator_states(self) -> dict[str, bytes]:
+        """What the operators keep, by node, as of the last committed chunk that the node ended."""
+        return dict(self._all("SELECT node, state FROM operator_state ORDER BY node"))
 
     @property
     def committed_chunks(self) -> int:
@@ -205,19 +256,23 @@ class RunState:
             raise ConfigError(f"{path} was written by a newer version (format {version}, this one knows {FORMAT})")
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
-        if not tables:
+        reached(Failpoint.STATE_OPENED)
+        if version < FORMAT:
             self._db.executescript(_TABLES)
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        with self._lock:
+        with self._lock, using_database(self._path):
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield
+                reached(Failpoint.STATE_COMMITTING)
+                self._db.execute("COMMIT")
             except BaseException:
-                self._db.execute("ROLLBACK")
+                if self._db.in_transaction:  # SQLite has ended it itself when the disk was full
+                    self._db.execute("ROLLBACK")
                 raise
-            self._db.execute("COMMIT")
+        reached(Failpoint.STATE_COMMITTED)
 
     def _set(self, key: str, value: object) -> None:
         text = json.dumps(value, ensure_ascii=False, sort_keys=not key.startswith("schema:"))
@@ -228,11 +283,11 @@ class RunState:
         return None if row is None else json.loads(row[0])
 
     def _one(self, query: str, *values: object) -> Any:
-        with self._lock:
+        with self._lock, using_database(self._path):
             return self._db.execute(query, values).fetchone()
 
     def _all(self, query: str) -> list[Any]:
-        with self._lock:
+        with self._lock, using_database(self._path):
             return self._db.execute(query).fetchall()
 
 

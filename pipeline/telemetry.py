@@ -82,14 +82,13 @@ class Telemetry:
             write_status(self._context.output_dir, snapshot, RunStatus.RUNNING)
         self._display.show(snapshot)
 
-    def finish(self, status: RunStatus) -> Snapshot:
-        """Record the last interval and say how the attempt ended. The metrics tables are merged by the caller."""
+    def finish(self) -> Snapshot:
+        """Record the last interval. The caller merges the metrics tables and writes status.json."""
         now = self.elapsed_s
         self._stages.record(now, list(self._meters()))
         snapshot = self._observer.take(now)
         self._display.show(snapshot)
         self._display.close()
-        write_status(self._context.output_dir, snapshot, status)
         return snapshot
 
 

@@ -13,11 +13,13 @@ MODULES = sorted(p for folder in ("pipeline", "operators") for p in (ROOT / fold
 
 OPERATORS_MAY_USE = {
     "errors",
+    "failpoints",
     "meter",
     "metrics",
     "protocols",
     "records",
     "shards",
+    "storage",
 }
 """Modules of `pipeline` that operators build on."""
 

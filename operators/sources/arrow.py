@@ -10,7 +10,7 @@ from typing import TypeAlias
 import pyarrow as pa
 import pyarrow.ipc
 
-from operators.sources.files import looks_like
+from operators.sources.files import looks_like, unreadable
 from operators.sources.reader import Block, Types, refuse_types
 from operators.sources.schemas import cast_batch, plain_schema
 from pipeline.errors import InputError
@@ -57,6 +57,8 @@ class ArrowReader:
             source.seek(0)
             reader = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
         except (pa.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:  # Arrow's own have none
+                raise unreadable(self.path, error) from error
             raise InputError(
                 f"{self.path} is not an Arrow IPC file or stream ({error}); it begins like {looks_like(self.path)}."
                 " If it is another format, write data.format="

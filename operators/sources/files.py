@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -44,16 +45,23 @@ def find_files(data: DataSettings) -> tuple[list[Path], str]:
 
     Raises:
         ConfigError: no path is set.
-        InputError: there is no such file, or its format is not known; says what was found.
+        InputError: there is no such file, it may not be read, or its format is not known; says what was found.
     """
     if data.path is None:
         raise ConfigError("data.path is not set; write data.path=prompts.jsonl (a file, a directory or a glob)")
     path = Path(data.path).expanduser()
+    try:
+        return _files_at(path, data)
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def _files_at(path: Path, data: DataSettings) -> tuple[list[Path], str]:
     if path.is_dir():
         return _of_several(sorted(path.iterdir()), f"the directory {path}", data.format, trust_format=False)
     if path.exists():
         return [path], _format_of(path) if data.format == "auto" else data.format
-    if glob.has_magic(data.path):
+    if glob.has_magic(str(path)):
         matches = sorted(Path(p) for p in glob.glob(str(path), recursive=True))  # noqa: PTH207 - absolute patterns too
         return _of_several(matches, f"the pattern {path}", data.format, trust_format=True)
     raise InputError(f"data.path={data.path} does not exist{_near(path)}")
@@ -96,6 +104,15 @@ def _near(path: Path) -> str:
     if not parent.is_dir():
         return f"; nor does the directory {parent}"
     return f"; the directory {parent} has {_some(sorted(parent.iterdir()))}"
+
+
+def unreadable(path: Path, error: OSError) -> InputError:
+    """The error for an input that is not there any more, or may not be read."""
+    if isinstance(error, FileNotFoundError):
+        return InputError(f"{path} is not there any more; put it back as it was and run the same command again")
+    remedy = "let this user read it" if isinstance(error, PermissionError) else "see to the disk"
+    why = os.strerror(error.errno) if error.errno else str(error)  # the text of Arrow's errors names the file once more
+    return InputError(f"{path} cannot be read: {why}; {remedy} and run the same command again")
 
 
 def looks_like(path: Path) -> str:

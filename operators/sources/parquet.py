@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from operators.sources.files import looks_like
+from operators.sources.files import looks_like, unreadable
 from operators.sources.reader import Block, Types, refuse_types
 from operators.sources.schemas import cast_batch, plain_schema
 from pipeline.errors import InputError
@@ -53,6 +53,8 @@ class ParquetReader:
         try:
             return pq.ParquetFile(self.path)
         except (pa.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:  # Arrow's own have none
+                raise unreadable(self.path, error) from error
             raise InputError(
                 f"{self.path} is not a Parquet file ({error}); it begins like {looks_like(self.path)}."
                 " If it is another format, write data.format="

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ import pyarrow as pa
 
 from operators.settings import DataSettings
 from operators.sources.arrow import ArrowReader
-from operators.sources.content import content_id
+from operators.sources.content import SAMPLED, Stamp, content_id
 from operators.sources.csv import CsvReader
-from operators.sources.files import find_files
+from operators.sources.files import find_files, unreadable
 from operators.sources.jsonl import JsonlReader
 from operators.sources.parquet import ParquetReader
 from operators.sources.reader import Block, Reader, ReaderFactory
@@ -64,10 +65,17 @@ class ReadPrompts(BaseOperator):
             SchemaError: the files differ in their columns.
             ConfigError: a column is called `row` or `lineage`.
         """
+        _ = self._stamps  # before the first look inside: what changes from now on is noticed
         return self._columns.append(ROW)
 
     def open(self, runtime: Runtime) -> None:
-        """Says what will be read."""
+        """Says what will be read.
+
+        Raises:
+            InputError: a file is not there any more, or not what it was when the run was planned.
+        """
+        for reader in self._readers:
+            self._refuse_changed(reader.path)
         runtime.log.info("reading %d file(s), %d bytes", len(self._readers), self._total_bytes)
 
     def seek(self, chunk: int) -> None:
@@ -76,7 +84,12 @@ class ReadPrompts(BaseOperator):
         self._rows_read = chunk * self._chunk_rows
 
     def run(self, inbox: Inbox) -> Iterator[Item]:
-        """The rows in batches of at most BATCH_ROWS, rejects, and the end of each chunk."""
+        """The rows in batches of at most BATCH_ROWS, rejects, and the end of each chunk.
+
+        Raises:
+            InputError: a file has changed since the run was planned. No chunk with rows of it ends after that, so none
+                is committed.
+        """
         start = self._first_chunk * self._chunk_rows
         position = 0
         for reader, block in self._blocks(start):
@@ -85,12 +98,15 @@ class ReadPrompts(BaseOperator):
                 yield from self._items(reader.path, block, position, first, last)
                 self._rows_read = last
                 if last % self._chunk_rows == 0:
+                    self._refuse_changed(reader.path)
                     yield ChunkEnd(last // self._chunk_rows - 1, self._chunk_rows)
             position = stop
             if position == self._data.limit:
                 break
         chunk, rest = divmod(position, self._chunk_rows)
         if (rest and position > start) or position == start == 0:
+            if self._current is not None:  # left before its end, for `limit`
+                self._refuse_changed(self._current.path)
             yield ChunkEnd(chunk, rest)
 
     def fraction_read(self) -> float | None:
@@ -106,14 +122,51 @@ class ReadPrompts(BaseOperator):
         return self._known_rows
 
     def fingerprint(self) -> dict[str, Any]:
-        """Names the content of the input: for each file, in order, name without directory, size and content id."""
-        paths = [reader.path for reader in self._readers]
-        return {f"files.{i}": f"{p.name}, {p.stat().st_size} bytes, {content_id(p)}" for i, p in enumerate(paths)}
+        """Names the content of the input: for each file, in order, name without directory, size and content id.
+
+        Where the content is only sampled the modification time counts too: to the sample an edit may be invisible.
+
+        Raises:
+            InputError: a file is not there any more.
+        """
+        found: dict[str, Any] = {}
+        for i, (path, stamp) in enumerate(self._stamps.items()):
+            try:
+                content = content_id(path)
+            except OSError as error:
+                raise unreadable(path, error) from error
+            changed = f", changed {_utc(stamp.changed_ns)}" if content.startswith(SAMPLED) else ""
+            found[f"files.{i}"] = f"{path.name}, {stamp.size_bytes} bytes, {content}{changed}"
+        return found
 
     @cached_property
     def _readers(self) -> list[Reader]:
         paths, kind = find_files(self._data)
         return [READERS[kind](path, self._data.schema) for path in paths]
+
+    @cached_property
+    def _stamps(self) -> dict[Path, Stamp]:
+        """What each file was when the run was planned."""
+        found = {}
+        for reader in self._readers:
+            try:
+                found[reader.path] = Stamp.of(reader.path)
+            except OSError as error:
+                raise unreadable(reader.path, error) from error
+        return found
+
+    def _refuse_changed(self, path: Path) -> None:
+        try:
+            now = Stamp.of(path)
+        except OSError as error:
+            raise unreadable(path, error) from error
+        before = self._stamps[path]
+        if now != before:
+            raise InputError(
+                f"{path} was written to while the run was reading it ({before.size_bytes:,} bytes then,"
+                f" {now.size_bytes:,} now); put it back as it was and run the same command again, or begin anew with"
+                " overwrite=true"
+            )
 
     @cached_property
     def _columns(self) -> pa.Schema:
@@ -123,13 +176,16 @@ class ReadPrompts(BaseOperator):
 
     @cached_property
     def _total_bytes(self) -> int:
-        return sum(r.path.stat().st_size for r in self._readers)
+        return sum(stamp.size_bytes for stamp in self._stamps.values())
 
     @cached_property
     def _known_rows(self) -> int | None:
         total = 0
         for reader in self._readers:
-            rows = reader.total_rows()
+            try:
+                rows = reader.total_rows()
+            except (OSError, InputError):  # it only tells how far the run is; what is wrong is said where rows are read
+                rows = None
             if rows is None:
                 return None
             total += rows
@@ -143,11 +199,15 @@ class ReadPrompts(BaseOperator):
         rows = 0
         for reader in self._readers:
             self._current = reader
-            for block in reader.blocks(self._columns, max(0, start - rows)):
-                rows += block.rows
-                yield reader, block
+            try:
+                for block in reader.blocks(self._columns, max(0, start - rows)):
+                    rows += block.rows
+                    yield reader, block
+            except OSError as error:
+                raise unreadable(reader.path, error) from error
+            self._refuse_changed(reader.path)
             self._current = None
-            self._bytes_before += reader.path.stat().st_size
+            self._bytes_before += self._stamps[reader.path].size_bytes
 
     def _spans(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """[start, stop) cut at the ends of chunks and after BATCH_ROWS."""
@@ -173,4 +233,8 @@ def _schema_of(reader: Reader, sample_rows: int) -> pa.Schema:
     try:
         return reader.schema(sample_rows)
     except OSError as error:
-        raise InputError(f"{reader.path} cannot be read: {error.strerror or error}") from error
+        raise unreadable(reader.path, error) from error
+
+
+def _utc(time_ns: int) -> str:
+    return datetime.fromtimestamp(time_ns / 1e9, UTC).isoformat(timespec="microseconds")

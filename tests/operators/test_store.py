@@ -110,7 +110,7 @@ def test_a_store_that_cannot_be_written_says_so_at_the_next_put_and_at_the_end(t
     store._writer.execute("DROP TABLE completions")
     store.put({key(1): stored(1)})
     wait_for(lambda: store._failure is not None)
-    with pytest.raises(PipelineError, match=r"store\.sqlite cannot be used: no such table"):
+    with pytest.raises(PipelineError, match=r"store\.sqlite fails: no such table"):
         store.put({key(2): stored(2)})
     with pytest.raises(PipelineError, match="no such table"):
         store.close()

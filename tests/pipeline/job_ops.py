@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,3 +147,31 @@ class Parquet(BaseOperator):
     def finish(self, chunk: int) -> Iterable[Output]:
         table = pa.Table.from_batches(self.open_chunks.pop(chunk, []), self.schema)
         yield write_parquet_shard(sorted_by_identity(table), self.directory / part_name(chunk), chunk)
+
+
+class AddFrom(Square):
+    """Square whose `add` is what stands in a file, unknown to the run's fingerprint."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.file = Path(path)
+
+    def open(self, runtime: Runtime) -> None:
+        self.add = int(self.file.read_text())
+
+
+class WaitAt(BaseOperator):
+    """At x = `at`, while the file `flag` exists, makes the file `<flag>.reached` and waits until `flag` is gone."""
+
+    def __init__(self, at: int, flag: str) -> None:
+        self.at, self.flag = at, Path(flag)
+
+    def plan(self, schema: pa.Schema) -> pa.Schema:
+        return schema
+
+    def process(self, batch: Batch) -> Iterable[Output]:
+        if self.at in batch.data.column("x").to_pylist() and self.flag.exists():
+            Path(f"{self.flag}.reached").touch()
+            while self.flag.exists():
+                time.sleep(0.01)
+        yield batch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from pipeline.meter import StageMeter
 from pipeline.metrics import STAGES_SCHEMA, MetricsTable, StageRecorder
@@ -58,6 +59,15 @@ def test_the_parts_of_a_killed_attempt_are_merged_by_the_next(tmp_path):
     last.merge()
     assert values(tmp_path / "steps.parquet") == [(1, 1), (2, 2), (3, 3)]
     assert [p.name for p in tmp_path.iterdir()] == ["steps.parquet"]
+
+
+@pytest.mark.parametrize("left", [[], ["part-0001-000000.parquet.tmp"]])
+def test_what_a_killed_merge_left_goes_also_where_nothing_was_appended_since(tmp_path, left):
+    (tmp_path / "steps").mkdir()
+    for name in left:
+        (tmp_path / "steps" / name).touch()
+    MetricsTable(tmp_path, "steps", SCHEMA, 2).merge()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_column_that_an_older_attempt_did_not_have_is_null_there(tmp_path):

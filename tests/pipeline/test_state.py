@@ -73,7 +73,7 @@ def test_another_programs_database_is_refused(tmp_path):
 
 def test_a_file_that_is_no_database_is_refused(tmp_path):
     (tmp_path / "state.sqlite").write_text("these are not the bytes of a database" * 100)
-    with pytest.raises(ConfigError, match="cannot be used: file is not a database"):
+    with pytest.raises(ConfigError, match=r"is damaged: file is not a database; .*verify"):
         RunState(tmp_path / "state.sqlite")
 
 

@@ -1,0 +1,153 @@
+"""The end of an attempt: what is recorded of it, however it ended and whatever the disk still takes."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from pipeline.errors import ExitCode, StorageError
+from pipeline.failpoints import Failpoint, reached
+from pipeline.fingerprint import digest
+from pipeline.manifest import write_manifest
+from pipeline.output_dir import DATA
+from pipeline.provenance import RUN_SCHEMA, machine, versions
+from pipeline.rejects import RejectTally
+from pipeline.runtime import RunContext
+from pipeline.settings import JobSettings
+from pipeline.snapshot import Snapshot
+from pipeline.state import RunState, RunStatus, errors_of
+from pipeline.summary import Outcome
+from pipeline.telemetry import Telemetry, write_status
+
+log = logging.getLogger(__name__)
+
+
+def exit_code_of(status: RunStatus, state: RunState, max_error_rate: float) -> ExitCode:
+    """DONE, unless the run is done and has too many errors."""
+    if status is RunStatus.DONE and errors_of(state.rejects()) > max_error_rate * state.committed_rows:
+        return ExitCode.REJECTS
+    return ExitCode.DONE
+
+
+@dataclass
+class Ending:
+    """How an attempt ended."""
+
+    status: RunStatus
+    error: BaseException | None = None
+    unwritten: list[Path] = field(default_factory=list)
+    """What could not be written any more after the error."""
+
+    def step(self, do: Callable[[], object]) -> None:
+        """One step of the accounting. If it cannot be written, the next ones are tried all the same; it is how the
+        attempt ended unless something else ended it before."""
+        try:
+            do()
+        except StorageError as error:
+            if self.error is None:
+                log.error("%s", error)
+                self.status, self.error = RunStatus.FAILED, error
+            else:
+                log.debug("%s", error)
+                self.unwritten.append(error.path)
+
+
+class Accounting:
+    """Closes the books of one attempt.
+
+    Args:
+        settings, directory, state, context, tally: of the run.
+        telemetry: of the attempt.
+        started_at: when it began, ISO 8601.
+    """
+
+    def __init__(
+        self,
+        settings: JobSettings,
+        directory: Path,
+        state: RunState,
+        context: RunContext,
+        tally: RejectTally,
+        telemetry: Telemetry,
+        started_at: str,
+    ) -> None:
+        self._settings = settings
+        self._directory = directory
+        self._state = state
+        self._context = context
+        self._tally = tally
+        self._telemetry = telemetry
+        self._started_at = started_at
+        self._rows_before = state.committed_rows
+
+    def close(self, ending: Ending) -> Outcome:
+        """Write metrics, manifest and status, and last, when all of that is there, how the attempt ended."""
+        snapshot = self._telemetry.finish()
+        context, state = self._context, self._state
+        outcome = self._outcome(ending, snapshot)
+        self._record(outcome)
+        for table in context.tables.values():
+            ending.step(table.merge)
+        ending.step(lambda: write_manifest(self._directory, state, ending.status))
+        ending.step(lambda: write_status(self._directory, snapshot, ending.status))
+        ending.step(lambda: state.end_attempt(context.attempt, ending.status))
+        reached(Failpoint.ATTEMPT_ENDED)
+        if ending.unwritten:
+            log.warning("these could not be written either: %s", ", ".join(map(str, ending.unwritten)))
+        return replace(outcome, status=ending.status, exit_code=self._exit_code(ending))
+
+    def _exit_code(self, ending: Ending) -> ExitCode:
+        if ending.error is not None:
+            return ExitCode(getattr(ending.error, "exit_code", ExitCode.FAILED))
+        return exit_code_of(ending.status, self._state, self._settings.max_error_rate)
+
+    def _outcome(self, ending: Ending, snapshot: Snapshot) -> Outcome:
+        totals: dict[str, float] = {}
+        for values in self._context.totals:
+            for key, value in values().items():
+                totals[key] = totals.get(key, 0) + value
+        return Outcome(
+            job=self._settings.name,
+            status=ending.status,
+            exit_code=self._exit_code(ending),
+            directory=self._directory,
+            rows=self._state.committed_rows,
+            data_rows=sum(s.rows for s in self._state.shards() if s.path.startswith(f"{DATA}/")),
+            rejects=self._state.rejects(),
+            tokens_in=snapshot.tokens_in,
+            tokens_out=snapshot.tokens_out,
+            wall_s=snapshot.elapsed_s,
+            totals=totals,
+            max_error_rate=self._settings.max_error_rate,
+        )
+
+    def _record(self, o: Outcome) -> None:
+        """The attempt's row of metrics/run.parquet."""
+        values: dict[str, object] = {
+            "job": o.job,
+            "state": o.status.value,
+            "exit_code": int(o.exit_code),
+            "started_at": self._started_at,
+            "wall_s": o.wall_s,
+            "rows": o.rows - self._rows_before,
+            "rejects_error": self._tally.errors,
+            "rejects_filtered": self._tally.by_kind.total() - self._tally.errors,
+            "tokens_in": o.tokens_in,
+            "tokens_out": o.tokens_out,
+            "tokens_per_s": o.tokens_out / o.wall_s if o.wall_s > 0 else 0.0,
+            "versions": json.dumps(versions()),
+            "machine": json.dumps(machine()),
+            "fingerprint": digest(self._state.fingerprint or {}),
+            "totals": json.dumps(o.totals),
+        }
+        self._context.table("run", RUN_SCHEMA).append(*(values[field.name] for field in RUN_SCHEMA))
+
+
+def show(lines: Sequence[str]) -> None:
+    """Print the last lines of a run, and keep them in run.log."""
+    for line in lines:
+        print(line)
+        log.debug("%s", line)

@@ -1,0 +1,214 @@
+"""One execution of the graph of a job against the state of its run."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from pipeline.accounting import Accounting, Ending, show
+from pipeline.errors import ExitCode, GraphError, Interrupted, PipelineError
+from pipeline.executor import AccountingError, Executor, ExecutorSettings
+from pipeline.failpoints import Failpoint, reached
+from pipeline.graph import Graph
+from pipeline.output_dir import CONFIG, REJECTS, remove_parts
+from pipeline.progress import make_display
+from pipeline.protocols import Stateful
+from pipeline.records import ChunkEnd, Shard
+from pipeline.rejects import RejectTally, RejectWriter
+from pipeline.runtime import Resources, RunContext
+from pipeline.saved_settings import dumped, origin
+from pipeline.settings import JobSettings
+from pipeline.shards import publish, write_atomically
+from pipeline.snapshot import Observer
+from pipeline.state import RunState, RunStatus, ShardRecord
+from pipeline.stopping import stopped_by_signals
+from pipeline.summary import report_lines, summary_lines
+from pipeline.telemetry import Telemetry
+from pipeline.watchdog import Watchdog
+
+SWITCH_INTERVAL_S = 0.0005
+log = logging.getLogger(__name__)
+
+
+class Attempt:
+    """One attempt to finish a run, from the first chunk that is not committed.
+
+    Args:
+        settings, graph: the job.
+        directory: where its results go; its lock is held.
+        state: what is committed.
+        process: what it shares with other jobs of this process.
+
+    Raises:
+        GraphError: an operator cannot go on where the last attempt ended.
+        StorageError: the attempt cannot be recorded.
+    """
+
+    def __init__(
+        self, settings: JobSettings, graph: Graph, directory: Path, state: RunState, process: Resources
+    ) -> None:
+        self._settings = settings
+        self._graph = graph
+        self._directory = directory
+        self._state = state
+        self._first_chunk = state.committed_chunks
+        states = self._operator_states()
+        self._seek_source()
+        started_at = datetime.now().astimezone().isoformat(timespec="seconds")
+        self._tally = RejectTally()
+        self._context = RunContext(directory, Resources(), process, state.start_attempt(started_at), state.run_id)
+        reached(Failpoint.ATTEMPT_STARTED)
+        self._schemas = state.schemas()
+        limits = ExecutorSettings(settings.max_open_chunks, self._first_chunk, states)
+        rejects = RejectWriter(directory / REJECTS, self._tally)
+        self._executor = Executor(graph, rejects, self._context, self._commit, limits)
+        telemetry = self._new_telemetry()
+        self._watchdog = Watchdog(
+            getattr(settings.runtime, "stall_timeout_s", None),
+            lambda: self._executor.meters,
+            self._executor.describe,
+            self._executor.stop,
+            self._abandon,
+            self._context.clock,
+        )
+
+        def tick() -> None:
+            telemetry.tick()
+            self._watchdog.check()
+
+        limits.tick = tick
+        self._accounting = Accounting(settings, directory, state, self._context, self._tally, telemetry, started_at)
+
+    def run(self) -> ExitCode:
+        """Execute, then account for it however it ended."""
+        ending = self._execute()
+        reached(Failpoint.GRAPH_ENDED)
+        if isinstance(ending.error, AccountingError):
+            why = str(ending.error)
+            ending.step(lambda: self._state.note_defect(why))
+        outcome = self._accounting.close(ending)
+        lines = report_lines(self._graph, self._directory) if ending.status is RunStatus.DONE else []
+        show([*lines, *summary_lines(outcome, self._executor.meters)])
+        if ending.error is not None and not isinstance(ending.error, PipelineError):
+            raise ending.error
+        return outcome.exit_code
+
+    def _execute(self) -> Ending:
+        interval = sys.getswitchinterval()
+        # The thread that decodes gives up the interpreter at every call into llama.cpp and must get it back to form
+        # the next step. Python lets others compute for 5 ms before it asks them; a step of a small model takes less.
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        try:
+            with stopped_by_signals(self._executor.interrupt):
+                self._prepare()
+                self._executor.run()
+                if self._state.salvaged:
+                    self._clear(temporary_only=False)
+        except Interrupted as error:
+            return Ending(RunStatus.INTERRUPTED, error)
+        except BaseException as error:
+            log.error("%s", error, exc_info=_cause(error))  # here: what goes wrong from now on is said after it
+            return Ending(RunStatus.FAILED, error)
+        finally:
+            sys.setswitchinterval(interval)
+            self._context.resources.close()
+        return Ending(RunStatus.DONE)
+
+    def _abandon(self) -> None:
+        """Leave though threads still run: nothing will ever wake them. What is committed or journaled is safe."""
+        self._state.end_attempt(self._context.attempt, RunStatus.FAILED)
+        log.error("the run does not end; the process leaves. Run the same command again to resume")
+        logging.shutdown()
+        os._exit(ExitCode.FAILED)
+
+    def _prepare(self) -> None:
+        # Where the state took the place of a damaged one, what it does not know may be all that is left of the results:
+        # a file stays until it is made again.
+        self._clear(temporary_only=self._state.salvaged)
+        text = dumped(self._settings)
+        self._state.note_config(text, origin())
+        write_atomically(self._directory / CONFIG, text)
+        reached(Failpoint.CONFIG_WRITTEN)
+
+    def _clear(self, *, temporary_only: bool) -> None:
+        keep = {shard.path for shard in self._state.shards()}
+        if removed := remove_parts(self._directory, keep, temporary_only=temporary_only):
+            log.info("removed %d files that an earlier attempt had not committed", removed)
+
+    def _commit(self, end: ChunkEnd, shards: Sequence[Shard]) -> None:
+        """Give the files of a chunk their names, then record it. In this order: what is recorded is there."""
+        publish(list(shards))
+        records = [
+            ShardRecord(s.path.relative_to(self._directory).as_posix(), s.chunk, s.rows, s.size_bytes, s.sha256)
+            for s in shards
+        ]
+        new = self._new_schemas(shards)
+        rejects, states = self._tally.take(end.chunk), self._executor.take_states(end.chunk)
+        self._state.commit(self._context.attempt, end.chunk, end.rows, records, rejects, new, states)
+        self._schemas.update(new)
+
+    def _new_schemas(self, shards: Sequence[Shard]) -> dict[str, dict[str, str]]:
+        found: dict[str, dict[str, str]] = {}
+        for shard in shards:
+            folder = shard.path.parent.relative_to(self._directory).as_posix()
+            if folder not in self._schemas and shard.path.suffix == ".parquet":
+                found[folder] = {f.name: str(f.type) for f in pq.read_schema(shard.path)}
+        return found
+
+    def _seek_source(self) -> None:
+        """Have the source begin at the first chunk that is not committed.
+
+        Raises:
+            GraphError: it cannot.
+        """
+        source = self._graph.nodes[self._graph.source].op
+        seek = getattr(source, "seek", None)
+        if self._first_chunk and seek is None:
+            raise GraphError(
+                self._graph.source,
+                f"{type(source).__name__} has no seek(chunk), so the run cannot be resumed; begin anew: overwrite=true",
+            )
+        if self._first_chunk and seek is not None:
+            seek(self._first_chunk)
+
+    def _operator_states(self) -> dict[str, bytes]:
+        """What each stateful operator kept with the last committed chunk.
+
+        Raises:
+            GraphError: an operator is stateful now and was not when the chunks were committed, or the other way round.
+        """
+        kept = self._state.operator_states()
+        stateful = {name for name, node in self._graph.nodes.items() if isinstance(node.op, Stateful)}
+        for node in sorted(stateful ^ kept.keys()) if self._first_chunk else ():
+            what = "keeps state between chunks, but none is" if node in stateful else "keeps no state, but some is"
+            raise GraphError(
+                node, f"{what} in {self._directory}, so the run cannot be resumed; begin anew: overwrite=true"
+            )
+        return kept
+
+    def _new_telemetry(self) -> Telemetry:
+        graph = self._graph
+        observer = Observer(
+            lambda: self._executor.meters,
+            graph.source,
+            graph.sinks,
+            self._tally,
+            self._context.statuses,
+            graph.nodes[graph.source].op,
+            self._state.committed_rows,
+        )
+        display = make_display(self._settings.progress)
+        interval = self._settings.metrics_interval_s
+        return Telemetry(self._context, lambda: self._executor.meters, observer, display, interval)
+
+
+def _cause(error: BaseException) -> BaseException | None:
+    """What to log with its traceback: errors that are no one's configuration."""
+    expected = isinstance(error, PipelineError) and error.exit_code is not ExitCode.FAILED
+    return None if expected else error.__cause__ or error

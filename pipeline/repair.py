@@ -1,0 +1,101 @@
+"""Makes what is damaged in a run's directory again, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import TypeVar
+
+from pipeline.config import schemas
+from pipeline.construct import build_graph
+from pipeline.errors import ConfigError, DamagedError, ExitCode
+from pipeline.fingerprint import differences, fingerprint_of
+from pipeline.graph import Graph
+from pipeline.integrity import Findings, Kind
+from pipeline.manifest import read_manifest, write_manifest
+from pipeline.output_dir import COMPLETIONS, CONFIG, set_aside
+from pipeline.redo import remake
+from pipeline.run import run_locked
+from pipeline.runtime import Resources
+from pipeline.saved_settings import as_started, settings_from
+from pipeline.settings import JobSettings
+from pipeline.shards import write_atomically
+from pipeline.state import STATE_FILE, RunState
+
+T = TypeVar("T")
+
+
+def repair(directory: Path, found: Findings) -> ExitCode:
+    """Mend what `found` says is damaged. The caller holds the lock, and looks again afterwards.
+
+    Returns:
+        How a run ended that had to be made again because its state was lost; else DONE.
+
+    Raises:
+        ConfigError: it cannot be mended: the settings are lost, or the input or model is not what it was.
+        NodeFailed, StorageError, Interrupted: as a run.
+    """
+    directory = directory.absolute()
+    for damage in [*found.of(Kind.COMPLETIONS), *found.of(Kind.METRICS)]:
+        set_aside(directory / damage.path)
+    if found.of(Kind.STATE):
+        return _begin_anew(directory)
+    with closing(RunState(directory / STATE_FILE)) as state:
+        if found.of(Kind.CONFIG) and state.config is not None:
+            write_atomically(directory / CONFIG, state.config)
+        chunks = sorted({damage.chunk for damage in found.of(Kind.SHARD) if damage.chunk is not None})
+        if chunks:
+            _with_job(directory, state, lambda settings, graph, shared: remake(settings, graph, state, chunks, shared))
+        if found.of(Kind.MANIFEST):
+            write_manifest(directory, state, state.status)
+    return ExitCode.DONE
+
+
+def _begin_anew(directory: Path) -> ExitCode:
+    """The state is lost: put it aside and run the whole job, over files that stay until they are made again."""
+
+    def run(settings: JobSettings, graph: Graph, process: Resources) -> ExitCode:
+        fingerprint = fingerprint_of(settings, graph)
+        set_aside(directory / STATE_FILE)
+        with closing(RunState(directory / STATE_FILE)) as state:
+            state.begin(fingerprint, settings.name, salvaged=True)
+        return run_locked(settings, graph, fingerprint, process)
+
+    return _with_job(directory, None, run)
+
+
+def _with_job(directory: Path, state: RunState | None, do: Callable[[JobSettings, Graph, Resources], T]) -> T:
+    """`do` with the job as it was run, checked to be the same still."""
+    process = Resources()
+    try:
+        with as_started({} if state is None else state.origin):
+            settings = _settings(directory)
+            graph = build_graph(settings)
+            _refuse_changed(directory, state, settings, graph)
+            return do(settings, graph, process)
+    finally:
+        process.close()
+
+
+def _settings(directory: Path) -> JobSettings:
+    path = directory / CONFIG
+    try:
+        return settings_from(path.read_text(encoding="utf-8"), directory, schemas())
+    except (OSError, UnicodeDecodeError, ConfigError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise DamagedError(
+            f"{path} cannot be used ({why}), so the job cannot be run from here: run the command that made"
+            f" {directory} again, with overwrite=true. It keeps {COMPLETIONS}"
+        ) from error
+
+
+def _refuse_changed(directory: Path, state: RunState | None, settings: JobSettings, graph: Graph) -> None:
+    before = read_manifest(directory).get("fingerprint", {}).get("keys") if state is None else state.fingerprint
+    now = fingerprint_of(settings, graph)
+    if before and before != now:
+        changed = "\n".join(f"  {line}" for line in differences(before, now))
+        raise ConfigError(
+            f"what {directory} was made from is not what it was, so the same rows cannot be made again:\n{changed}\n"
+            "Put it back and repeat the command, or run the job with overwrite=true"
+        )

@@ -1,0 +1,91 @@
+"""What a job of these tests names as its model loader and decode strategy: the real ones, watched.
+
+FAULTS_AT=decode:5=TERM    as PIPELINE_FAILPOINT, for the points inspect, load, prefill and decode
+FAULTS_TOKENS=FILE         tokens drawn are added to the int64 in FILE, which outlives the process
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+import operators.llama.model as llama
+from operators.decoding.autoregressive import Autoregressive
+from operators.decoding.model import Logits, Model, ModelFacts
+from operators.decoding.calls import Call, Draw
+from operators.decoding.sequence import Sequence
+from operators.settings import ModelSettings
+from pipeline.__main__ import main
+from pipeline.failpoints import Trigger
+
+AT, TOKENS = "FAULTS_AT", "FAULTS_TOKENS"
+WATCHED = (f"model.loader={__name__}:load", f"decode.strategy={__name__}:Watched")
+"""The settings that name what is here."""
+
+
+def command_line(*arguments: str) -> int:
+    return main(arguments)
+
+
+def load(settings: ModelSettings) -> Model:
+    reached("load")
+    return llama.load(settings)
+
+
+def inspect(settings: ModelSettings) -> ModelFacts:
+    reached("inspect")
+    return llama.inspect(settings)
+
+
+class Watched(Autoregressive):
+    """One token a row and step; says what it computes, and counts what it draws."""
+
+    def fill(self, call: Call) -> None:
+        reached("prefill" if call.spans else "decode")
+        super().fill(call)
+
+    def advance(self, call: Call, logits: Logits) -> None:
+        before = tokens_of(call.sequences)
+        super().advance(call, logits)
+        count(tokens_of(call.sequences) - before)
+
+    def draw(self, work: Draw) -> None:
+        before = tokens_of(work.sequences)
+        super().draw(work)
+        count(tokens_of(work.sequences) - before)
+
+
+def reached(point: str) -> None:
+    if (trigger := _trigger()) is not None:
+        trigger.reached(point)
+
+
+def tokens_of(rows: Iterable[Sequence]) -> int:
+    return sum(len(row.tokens) for row in rows)
+
+
+def count(tokens: int) -> None:
+    if (counter := _counter()) is not None:
+        counter[0] += tokens
+
+
+def new_counter(path: Path) -> npt.NDArray[np.int64]:
+    """The file for FAULTS_TOKENS, at 0."""
+    return np.memmap(path, np.int64, "w+", shape=(1,))
+
+
+@functools.cache
+def _trigger() -> Trigger | None:
+    text = os.environ.get(AT)
+    return Trigger.parse(text) if text else None
+
+
+@functools.cache
+def _counter() -> npt.NDArray[np.int64] | None:
+    path = os.environ.get(TOKENS)
+    return np.memmap(path, np.int64, "r+", shape=(1,)) if path else None

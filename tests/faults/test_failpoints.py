@@ -1,0 +1,161 @@
+"""SIGKILL between any two steps: a run that dies at a failpoint is resumed to the same bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.failpoints import VARIABLE, Failpoint
+from pipeline.jobs import PROJECT
+from tests.faults import toy
+from tests.faults.results import committed_shards_are_whole, files, lost_and_doubled, nothing_is_left_over
+
+RUN = "tests.faults.toy:run"
+COMMAND_LINE = (Failpoint.PROCESS_STARTED, Failpoint.CONFIG_COMPOSED)
+"""Points that only `python -m pipeline` comes to: tests/faults/test_signals.py."""
+POINTS = [point for point in Failpoint if point not in COMMAND_LINE]
+UNCOMMITTED = f"{Failpoint.SHARD_RENAMED}:4"
+"""Where a run dies that leaves files for the next one to remove: one shard of the second chunk has its name."""
+MANY_TIMES = 100
+
+
+@pytest.fixture(scope="module")
+def whole(forks, tmp_path_factory) -> Path:
+    """A run that nothing happened to."""
+    directory = tmp_path_factory.mktemp("whole") / "out"
+    ended = forks.run(RUN, str(directory))
+    assert ended.code == 0, ended.output
+    assert lost_and_doubled(directory, toy.ROWS) == (0, 0)
+    return directory
+
+
+@pytest.fixture
+def dies(forks, matrix, tmp_path):
+    """Run, or resume, the job in a directory until it dies at a point; False if it ended before."""
+
+    def run(at: str) -> bool:
+        ended = forks.run(RUN, str(tmp_path / "out"), **{VARIABLE: at})
+        assert ended.code in (0, -signal.SIGKILL), ended.output
+        matrix.saw(kills=ended.code != 0)
+        if ended.code:
+            committed_shards_are_whole(tmp_path / "out")
+        return bool(ended.code)
+
+    return run
+
+
+@pytest.fixture
+def resumes(forks, matrix, whole, tmp_path):
+    """Resume the job to its end, and compare."""
+
+    def run() -> None:
+        directory = tmp_path / "out"
+        ended = forks.run(RUN, str(directory))
+        assert ended.code == 0, ended.output
+        lost, doubled = lost_and_doubled(directory, toy.ROWS)
+        matrix.saw(resumes=1, rows=toy.ROWS, rows_lost=lost, rows_doubled=doubled)
+        assert (lost, doubled) == (0, 0)
+        assert files(directory) == files(whole)
+        assert manifest(directory) == manifest(whole)
+        assert committed_shards_are_whole(directory) == len(files(whole))
+        assert nothing_is_left_over(directory)
+        assert of_every_attempt_a_row_once(directory)
+
+    return run
+
+
+def manifest(directory: Path) -> object:
+    return json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
+
+
+def of_every_attempt_a_row_once(directory: Path) -> bool:
+    """Metrics that a kill left in parts are merged once: an attempt has one row in metrics/run.parquet at most."""
+    attempts = pq.read_table(directory / "metrics/run.parquet")["attempt"].to_pylist()
+    return len(attempts) == len(set(attempts))
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_run_that_dies_there_is_resumed_to_the_same_bytes(point, dies, resumes):
+    if point is Failpoint.LEFTOVER_REMOVED:
+        assert dies(UNCOMMITTED)
+    assert dies(point), "the run does not come to this point"
+    resumes()
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("point", POINTS)
+def test_so_is_one_that_dies_there_later(point, dies, resumes, tmp_path):
+    """Every time that it is reached, each in a directory of its own."""
+    for nth in range(2, MANY_TIMES):
+        if point is Failpoint.LEFTOVER_REMOVED:
+            assert dies(UNCOMMITTED)
+        if not dies(f"{point}:{nth}"):
+            return
+        resumes()
+        shutil.rmtree(tmp_path / "out")
+    pytest.fail(f"the run comes to {point} more than {MANY_TIMES} times")
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("point", POINTS)
+def test_so_is_one_that_dies_there_while_it_is_resumed(point, dies, resumes):
+    assert dies(UNCOMMITTED)
+    assert dies(point)
+    assert dies(point) or point is Failpoint.ATTEMPT_ENDED  # it is done then
+    resumes()
+
+
+def test_so_is_one_that_dies_at_every_point_in_turn(dies, resumes):
+    assert dies(UNCOMMITTED)
+    spared = {point for point in POINTS if not dies(point)}
+    assert spared <= {Failpoint.JOURNAL_COMMITTING, Failpoint.JOURNAL_COMMITTED}  # if all was journaled before
+    resumes()
+
+
+@pytest.mark.parametrize(
+    "at",
+    [
+        Failpoint.LEFTOVER_REMOVED,
+        UNCOMMITTED,
+        pytest.param(f"{Failpoint.STATE_OPENED}:2", marks=pytest.mark.faults),
+        pytest.param(Failpoint.STATE_COMMITTING, marks=pytest.mark.faults),
+    ],
+)
+def test_a_run_that_dies_while_it_replaces_results_is_done_by_the_same_command(at, forks, whole, matrix, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(whole, out)
+    died = forks.run(RUN, str(out), "overwrite", **{VARIABLE: at})
+    assert died.code == -signal.SIGKILL, died.output
+    ended = forks.run(RUN, str(out), "overwrite")
+    assert ended.code == 0, ended.output
+    matrix.saw(kills=1, resumes=1, rows=toy.ROWS)
+    assert files(out) == files(whole)
+
+
+def test_a_point_that_is_not_asked_for_does_nothing(forks, whole, tmp_path):
+    ended = forks.run(RUN, str(tmp_path / "out"), **{VARIABLE: "no-such-point"})
+    assert ended.code == 0, ended.output
+    assert files(tmp_path / "out") == files(whole)
+
+
+def test_a_finished_run_says_so_and_is_not_run_again(forks, whole, tmp_path):
+    before = {path: path.stat().st_mtime_ns for path in (whole / "data").rglob("*")}
+    ended = forks.run(RUN, str(whole), **{VARIABLE: Failpoint.ATTEMPT_STARTED})
+    assert (ended.code, "finished already" in ended.output) == (0, True)
+    assert {path: path.stat().st_mtime_ns for path in (whole / "data").rglob("*")} == before
+
+
+def test_the_process_dies_at_its_first_line_where_that_is_asked_for(tmp_path):
+    command = [sys.executable, "-m", "pipeline", "job=quickstart", f"output_dir={tmp_path / 'out'}"]
+    environment = os.environ | {VARIABLE: Failpoint.PROCESS_STARTED}
+    died = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, check=False)
+    assert died.returncode == -signal.SIGKILL
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,103 @@
+"""A repair decodes nothing that the stored completions have, on whole jobs with the model that makes up its tokens."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from pipeline.__main__ import main
+from pipeline.errors import ExitCode
+
+SHARD = "data/part-00001.parquet"
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"prompt": f"prompt number {i}"}) + "\n" for i in range(40)))
+    assert run(tmp_path) == ExitCode.DONE
+    return tmp_path / "out"
+
+
+def run(tmp_path: Path, *more: str) -> int:
+    data, out = f"data.path={tmp_path / 'rows.jsonl'}", f"output_dir={tmp_path / 'out'}"
+    settings = ("sampling.max_tokens=16", "sampling.temperature=0.7", "chunk_rows=10", "progress=none")
+    return main(["job=generate", "model=fake", data, out, *settings, *more])
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in (directory / "data").iterdir()}
+
+
+def spoil(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 : len(content) // 2 + 400] = b"\xff" * 400
+    path.write_bytes(content)
+
+
+def edit_store(out: Path) -> None:
+    with closing(sqlite3.connect(out / "completions.sqlite")) as db:
+        db.execute("UPDATE completions SET text = 'from the store'")
+        db.commit()
+
+
+def test_the_rows_of_a_damaged_chunk_come_from_the_store(out, capsys):
+    """Seen by what happens when the store says something else: the bytes differ and are not taken."""
+    before = files(out)
+    spoil(out / SHARD)
+    assert main(["verify", str(out), "repair=true"]) == ExitCode.DONE
+    assert files(out) == before
+    edit_store(out)
+    spoil(out / SHARD)
+    spoilt = files(out)
+    assert main(["verify", str(out), "repair=true"]) == ExitCode.FAILED
+    assert "have other bytes than before" in capsys.readouterr().err
+    assert files(out) == spoilt
+
+
+@pytest.mark.parametrize("damage", [spoil, Path.unlink])
+def test_a_lost_state_is_begun_anew_from_the_store(out, damage: Callable[[Path], None]):
+    before = files(out)
+    manifest = json.loads((out / "manifest.json").read_text())
+    damage(out / "state.sqlite")
+    assert main(["verify", str(out), "repair=true"]) == ExitCode.DONE
+    assert files(out) == before
+    assert json.loads((out / "manifest.json").read_text()) == manifest
+    (out / "state.sqlite").unlink()
+    edit_store(out)
+    assert main(["verify", str(out), "repair=true"]) == ExitCode.DONE
+    assert files(out) != before
+
+
+def test_a_damaged_store_is_put_aside_and_committed_rows_lose_nothing(out, tmp_path):
+    before = files(out)
+    with (out / "completions.sqlite").open("r+b") as file:
+        file.truncate(5000)
+    assert main(["verify", str(out)]) == ExitCode.FAILED
+    assert main(["verify", str(out), "repair=true"]) == ExitCode.DONE
+    assert (out / "completions.sqlite.damaged").exists()
+    assert not (out / "completions.sqlite").exists()
+    assert files(out) == before
+    assert run(tmp_path) == ExitCode.DONE
+
+
+def test_with_store_and_chunk_damaged_the_chunk_is_decoded_again(out):
+    before = files(out)
+    (out / "completions.sqlite").write_bytes(b"not a database" * 500)
+    (out / SHARD).unlink()
+    assert main(["verify", str(out), "repair=true"]) == ExitCode.DONE
+    assert files(out) == before
+    with closing(sqlite3.connect(out / "completions.sqlite")) as db:
+        assert db.execute("SELECT COUNT(*) FROM completions").fetchone() == (10,)
+
+
+def test_a_damaged_store_is_named_with_the_remedy_when_a_run_needs_it(out, tmp_path, capsys):
+    (out / "completions.sqlite").write_bytes(b"not a database" * 500)
+    assert run(tmp_path, "overwrite=true") == ExitCode.CONFIG
+    shown = capsys.readouterr().err
+    assert "completions.sqlite cannot be used: file is not a database; name another with store.path=" in shown

@@ -1,0 +1,55 @@
+"""A job that comes to every failpoint in a tenth of a second: two sinks, rejects, and a Generate without weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pyarrow as pa
+import yaml
+
+from pipeline.protocols import BaseOperator
+from pipeline.records import Batch, Output, add_columns
+from pipeline.run import run_job
+from pipeline.runtime import Resources
+from pipeline.settings import JobSettings, NodeSettings
+
+ROWS = 300
+NODES = f"""
+numbers: {{op: {{_target_: tests.pipeline.job_ops.Numbers, rows: {ROWS}, chunk_rows: 40, batch_rows: 20}}}}
+square: {{inputs: numbers, op: {{_target_: tests.pipeline.job_ops.Square, bad: [3, 4, 101]}}}}
+squares:
+  inputs: square
+  op: {{_target_: operators.sinks.write_parquet.WriteParquet, output: {{}}, directory: squares}}
+prompts: {{inputs: square, op: {{_target_: tests.faults.toy.Prompts}}}}
+generate:
+  inputs: prompts
+  op:
+    _target_: operators.generate.Generate
+    model: {{loader: "operators.decoding.fake:load"}}
+    sampling: {{max_tokens: 4}}
+    decode: {{}}
+    runtime: {{slots: 8, threads: 1}}
+    store: {{}}
+write: {{inputs: generate, op: {{_target_: operators.sinks.write_parquet.WriteParquet, output: {{}}}}}}
+"""
+
+
+class Prompts(BaseOperator):
+    """Gives every row a prompt of its own."""
+
+    def plan(self, schema: pa.Schema) -> pa.Schema:
+        self.schema = add_columns(schema, pa.field("prompt_ids", pa.list_(pa.int32())))
+        return self.schema
+
+    def process(self, batch: Batch) -> Iterable[Output]:
+        ids = [[1 + x // 200, 1 + x % 200, 7] for x in batch.data.column("x").to_pylist()]
+        columns = [*batch.data.columns, pa.array(ids, pa.list_(pa.int32()))]
+        yield batch.with_data(pa.record_batch(columns, schema=self.schema))
+
+
+def run(directory: str, *overwrite: str) -> int:
+    """Run the job, or resume it, or with a second argument begin it anew; returns the exit code."""
+    nodes = {name: NodeSettings(**node) for name, node in yaml.safe_load(NODES).items()}
+    settings = JobSettings(name="toy", nodes=nodes, output_dir=directory, overwrite=bool(overwrite))
+    settings.max_open_chunks, settings.max_error_rate, settings.progress = 2, 1.0, "none"
+    return run_job(settings, Resources())
