@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from operators.settings import EngineSettings
+from operators.engine_settings import EngineSettings
 from pipeline.protocols import BaseOperator, Inbox
 from pipeline.records import ROW, Batch, ChunkEnd, Item, require_column
 

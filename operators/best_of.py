@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from operators.settings import check
+from operators.setting_checks import check
 from pipeline.errors import SchemaError
 from pipeline.protocols import BaseOperator
 from pipeline.records import LINEAGE, ROW, Batch, Output, RejectKind, require_column

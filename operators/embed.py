@@ -12,7 +12,9 @@ import pyarrow as pa
 
 from operators.decoding.model import Logits, TokenIds, Wanted, inspect_model
 from operators.decoding.reading import Part
-from operators.settings import EngineSettings, ModelSettings, check
+from operators.engine_settings import EngineSettings
+from operators.setting_checks import check
+from operators.settings import ModelSettings
 from operators.text_reader import TEXT_TYPES, TextReader, arithmetic_of, check_room, text_ids, why_unreadable
 from pipeline.errors import ConfigError
 from pipeline.protocols import BaseOperator, Runtime

@@ -17,7 +17,9 @@ from operators.decoding.scheduler import Scheduler
 from operators.decoding.step_log import STEPS_SCHEMA
 from operators.decoding.strategy import Strategy
 from operators.decoding.worker import Worker
-from operators.settings import DecodeSettings, EngineSettings, StoreSettings, not_in_data, usable_cores
+from operators.engine_settings import EngineSettings
+from operators.setting_checks import not_in_data, usable_cores
+from operators.settings import DecodeSettings, StoreSettings
 from operators.store import CompletionStore
 from pipeline.errors import ConfigError
 from pipeline.protocols import Runtime

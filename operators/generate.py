@@ -20,6 +20,7 @@ from operators.decoding.constraint import Costs
 from operators.decoding.model import inspect_model, load_model, max_sequence_tokens
 from operators.decoding.sequence import FinishReason
 from operators.decoding.sequence import Sequence as Row
+from operators.engine_settings import EngineSettings
 from operators.engines import arithmetic, shared_engine, shared_store, strategy_class
 from operators.expressions import RowExpression
 from operators.logprobs import LOGPROBS, logprob_fields
@@ -29,13 +30,7 @@ from operators.row_log import ROWS_SCHEMA, RowLog
 from operators.samples import SAMPLES, Samples
 from operators.sampling_rules import per_row_types
 from operators.sampling_values import structured_form
-from operators.settings import (
-    DecodeSettings,
-    EngineSettings,
-    ModelSettings,
-    SamplingSettings,
-    StoreSettings,
-)
+from operators.settings import DecodeSettings, ModelSettings, SamplingSettings, StoreSettings
 from operators.store import StoredCompletion
 from operators.tokens import PROMPT_IDS
 from operators.tuning import tuned

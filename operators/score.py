@@ -15,8 +15,9 @@ from operators.decoding.model import TokenIds, Wanted
 from operators.decoding.reading import Part
 from operators.decoding.sampling.layout import Layout, Scratch
 from operators.decoding.sampling.logprobs import score
+from operators.engine_settings import EngineSettings
 from operators.logprobs import LOGPROBS
-from operators.settings import EngineSettings, ModelSettings
+from operators.settings import ModelSettings
 from operators.text_reader import TEXT_TYPES, TextReader, arithmetic_of, check_room, text_ids, why_unreadable
 from pipeline.protocols import BaseOperator, Runtime
 from pipeline.records import Batch, Output, add_columns, require_column

@@ -12,8 +12,9 @@ import pyarrow as pa
 
 from operators.decoding.model import Model, TokenIds, Wanted, inspect_model, load_model, max_sequence_tokens
 from operators.decoding.reading import Part, Reader, reading_settings
+from operators.engine_settings import EngineSettings
 from operators.engines import engines_of, warn_unless_exact
-from operators.settings import EngineSettings, ModelSettings
+from operators.settings import ModelSettings
 from pipeline.errors import Cancelled
 from pipeline.protocols import Runtime
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from operators.decoding.autotune import Calibration, Choice
 from operators.decoding.model import Model
-from operators.settings import EngineSettings, usable_cores
+from operators.engine_settings import EngineSettings
+from operators.setting_checks import usable_cores
 
 CHOICE_FILE = "autotune.json"
 """In the output directory: what was chosen for this run, so that a resumed one does the same."""

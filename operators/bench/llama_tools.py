@@ -15,7 +15,7 @@ from typing import Any
 from operators.bench.figures import Figures
 from operators.bench.spec import Spec
 from operators.bench.workload import Facts
-from operators.settings import usable_cores
+from operators.setting_checks import usable_cores
 
 BATCHED_BENCH, LLAMA_BENCH = "llama-batched-bench", "llama-bench"
 _MOST_STEPS = 64

@@ -20,8 +20,9 @@ from operators.decoding.sequence import Sequence
 from operators.decoding.sharing import Counts
 from operators.decoding.step_log import STEPS_SCHEMA
 from operators.decoding.worker import Worker
+from operators.engine_settings import EngineSettings
 from operators.requests import Requests
-from operators.settings import EngineSettings, SamplingSettings
+from operators.settings import SamplingSettings
 from pipeline.meter import StageMeter
 from pipeline.records import ROW, Batch
 

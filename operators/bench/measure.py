@@ -22,7 +22,8 @@ from operators.bench.settings import BenchSettings
 from operators.bench.spec import Spec
 from operators.bench.workload import Request, Workload
 from operators.decoding.model import inspect_model
-from operators.settings import DataSettings, EngineSettings, ModelSettings, SamplingSettings
+from operators.engine_settings import EngineSettings
+from operators.settings import DataSettings, ModelSettings, SamplingSettings
 from operators.sources.content import content_id
 from operators.sources.files import find_files
 from pipeline.errors import ConfigError, InputError

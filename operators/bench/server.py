@@ -26,7 +26,8 @@ from operators.bench.child import Child, ChildFailed
 from operators.bench.figures import Figures
 from operators.bench.spec import Spec
 from operators.bench.workload import Workload
-from operators.settings import SamplingSettings, usable_cores
+from operators.setting_checks import usable_cores
+from operators.settings import SamplingSettings
 
 PROGRAM = "llama-server"
 HOST = "127.0.0.1"

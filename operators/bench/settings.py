@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from operators.bench.scenarios import SCENARIOS, TOGGLES
-from operators.settings import NOT_IN_DATA, check
+from operators.setting_checks import NOT_IN_DATA, check
 
 
 @dataclass

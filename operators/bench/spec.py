@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from operators.settings import DataSettings, EngineSettings, ModelSettings, SamplingSettings
+from operators.engine_settings import EngineSettings
+from operators.settings import DataSettings, ModelSettings, SamplingSettings
 
 T = TypeVar("T")
 

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from operators.decoding.model import Decoder
-from operators.settings import MAX_SLOTS, EngineSettings, usable_cores
+from operators.engine_settings import MAX_SLOTS, EngineSettings
+from operators.setting_checks import usable_cores
 from pipeline.meter import Clock
 
 TOLERANCE = 1.04

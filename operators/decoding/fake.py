@@ -21,7 +21,8 @@ from operators.decoding.model import (
     Wanted,
     decoder_shape,
 )
-from operators.settings import EngineSettings, ModelSettings
+from operators.engine_settings import EngineSettings
+from operators.settings import ModelSettings
 
 N_VOCAB = 320
 N_EMBD = 8

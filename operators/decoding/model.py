@@ -12,7 +12,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from operators.settings import EngineSettings, ModelSettings
+from operators.engine_settings import EngineSettings
+from operators.settings import ModelSettings
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.protocols import Runtime
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from operators.decoding.model import DecoderShape, TokenIds
 from operators.decoding.prompts import common_length
 from operators.decoding.sequence import Sequence
-from operators.settings import KERNEL_TOKENS
+from operators.engine_settings import KERNEL_TOKENS
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from operators.decoding.prompts import PrefixNode, PrefixTree, SamePrompt
 from operators.decoding.sequence import Sequence, State
 from operators.decoding.slots import SlotPool
-from operators.settings import KERNEL_TOKENS, EngineSettings, OptimiseSettings
+from operators.engine_settings import KERNEL_TOKENS, EngineSettings, OptimiseSettings
 
 CHUNKS_OF_ONE_AGE = 2
 Order = tuple[int, float, int, int]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from operators.decoding.model import Decoder, Logits, TokenIds
-from operators.settings import KERNEL_TOKENS, EngineSettings
+from operators.engine_settings import KERNEL_TOKENS, EngineSettings
 
 OUTPUT_BYTES = 256 << 20
 """Memory for the logits of a call. llama.cpp computes them in a buffer of that size besides."""

@@ -21,7 +21,7 @@ from operators.decoding.room import KvRoom, Paused
 from operators.decoding.sequence import Sequence, State
 from operators.decoding.sharing import Counts, Sharing
 from operators.decoding.slots import SlotPool
-from operators.settings import EngineSettings
+from operators.engine_settings import EngineSettings
 
 
 class Scheduler:

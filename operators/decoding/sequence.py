@@ -15,7 +15,7 @@ from operators.decoding.prompts import PrefixNode, SamePrompt
 from operators.decoding.rng import Uniforms
 from operators.decoding.sampling.logprobs import Scored
 from operators.decoding.stops import StopWatcher
-from operators.settings import KERNEL_TOKENS
+from operators.engine_settings import KERNEL_TOKENS
 from pipeline.meter import StageMeter
 
 SPAN_TOKENS = 16

@@ -17,7 +17,7 @@ import llama_cpp
 from operators.bench.figures import Figures
 from operators.bench.spec import Spec
 from operators.bench.workload import Workload
-from operators.settings import usable_cores
+from operators.setting_checks import usable_cores
 
 
 def measure(spec: Spec) -> Figures:

@@ -14,13 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from operators.decoding.model import ModelFacts, TokenIds, Wanted, decoder_shape
+from operators.engine_settings import EngineSettings
 from operators.llama.abort import AbortFlag
 from operators.llama.context import LlamaContext
 from operators.llama.header import read_header
 from operators.llama.kernels import K_QUANTS, is_exact, keep_rows_apart, lone_tokens, repacks
 from operators.llama.library import initialise, last_errors
 from operators.llama.pool import ContextPool
-from operators.settings import EngineSettings, ModelSettings, usable_cores
+from operators.setting_checks import usable_cores
+from operators.settings import ModelSettings
 from operators.sources.content import content_id
 from pipeline.errors import ConfigError, InputError
 

@@ -12,7 +12,8 @@ from operators.bench.contenders import Entry
 from operators.bench.scenarios import JOB, LADDER, PEERS, Contender, Kind
 from operators.bench.spec import Spec, as_object, missing_setting, overrides_of, written
 from operators.bench.workload import Workload, facts_of
-from operators.settings import EngineSettings, ModelSettings, SamplingSettings
+from operators.engine_settings import EngineSettings
+from operators.settings import ModelSettings, SamplingSettings
 from pipeline.config import CONF, register, register_job, settings_of
 from pipeline.jobs import find_job
 from tests.bench.work import spec

@@ -15,7 +15,7 @@ from operators.bench.workload import Workload
 from operators.decoding.fake import FakeDecoder, FakeModel
 from operators.decoding.model import decoder_shape
 from operators.decoding.sampler import Sampler
-from operators.settings import EngineSettings
+from operators.engine_settings import EngineSettings
 from tests.bench.work import spec
 
 

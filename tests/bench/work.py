@@ -8,7 +8,8 @@ from pathlib import Path
 from operators.bench.scenarios import Recipe
 from operators.bench.spec import Spec
 from operators.bench.workload import Request, Workload, make
-from operators.settings import DataSettings, EngineSettings, ModelSettings, SamplingSettings
+from operators.engine_settings import EngineSettings
+from operators.settings import DataSettings, ModelSettings, SamplingSettings
 
 FAKE = ModelSettings(loader="operators.decoding.fake:load")
 

@@ -20,7 +20,7 @@ from operators.decoding.scheduler import Scheduler
 from operators.decoding.sequence import Sequence
 from operators.decoding.step_log import STEPS_SCHEMA
 from operators.decoding.worker import Worker
-from operators.settings import EngineSettings, OptimiseSettings
+from operators.engine_settings import EngineSettings, OptimiseSettings
 from pipeline.meter import StageMeter
 
 __all__ = ["queue_for"]

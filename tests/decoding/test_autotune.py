@@ -9,7 +9,7 @@ import pytest
 from operators.decoding.autotune import Calibration, Choice
 from operators.decoding.fake import FakeDecoder
 from operators.decoding.model import Logits, decoder_shape
-from operators.settings import OPEN, EngineSettings
+from operators.engine_settings import OPEN, EngineSettings
 from pipeline.errors import ConfigError
 
 GIGABYTE = 1 << 30

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from operators.decoding.fake import N_EMBD, N_VOCAB, FakeDecoder
 from operators.decoding.model import Wanted
 from operators.decoding.reading import OUTPUT_BYTES, SLOTS, Reader, pieces, reading_settings
-from operators.settings import KERNEL_TOKENS, EngineSettings
+from operators.engine_settings import KERNEL_TOKENS, EngineSettings
 from tests.decoding.fixtures import prompts, shape
 
 

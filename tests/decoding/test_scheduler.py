@@ -8,7 +8,7 @@ import pytest
 from operators.decoding.calls import Call, Unfilled
 from operators.decoding.queue import Line
 from operators.decoding.sequence import FinishReason, Sequence, State
-from operators.settings import OptimiseSettings
+from operators.engine_settings import OptimiseSettings
 from tests.decoding.fixtures import GREEDY, WARM, Bench, prompts, sequences, shape
 
 

@@ -9,7 +9,7 @@ from operators.decoding.params import SamplingParams
 from operators.decoding.prefill import Cutting
 from operators.decoding.prompts import BLOCK, PrefixTree, common_length
 from operators.decoding.sequence import Sequence
-from operators.settings import KERNEL_TOKENS, OptimiseSettings
+from operators.engine_settings import KERNEL_TOKENS, OptimiseSettings
 from tests.decoding.fixtures import GREEDY, WARM, Bench, only, prompts, sequences, shape
 
 

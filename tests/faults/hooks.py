@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 import operators.llama.model as llama
 from operators.decoding.autoregressive import Autoregressive
-from operators.decoding.model import Logits, Model, ModelFacts
 from operators.decoding.calls import Call, Draw
+from operators.decoding.model import Logits, Model, ModelFacts
 from operators.decoding.sequence import Sequence
 from operators.settings import ModelSettings
 from pipeline.__main__ import main

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from operators.engine_settings import EngineSettings
 from operators.llama.context import LlamaContext
 from operators.llama.model import LlamaModel
-from operators.settings import EngineSettings
 from tests.llama.test_decoding import EXACT, model, model_file
 
 __all__ = ["model", "model_file"]

@@ -14,9 +14,10 @@ from operators.decoding.model import DecodeFailed
 from operators.decoding.params import SamplingParams
 from operators.decoding.sampler import Sampler
 from operators.decoding.sequence import Sequence
+from operators.engine_settings import EngineSettings
 from operators.llama.make_model import write_model
 from operators.llama.model import LlamaModel
-from operators.settings import EngineSettings, ModelSettings
+from operators.settings import ModelSettings
 from pipeline.errors import InputError
 from pipeline.meter import StageMeter
 from tests.decoding.fixtures import Table, queue_for, worker_on

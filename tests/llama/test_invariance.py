@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from operators.decoding.params import SamplingParams
+from operators.engine_settings import OptimiseSettings
 from operators.llama.model import LlamaModel
-from operators.settings import OptimiseSettings
 from tests.decoding.fixtures import only
 from tests.llama.test_decoding import COUNTS, EXACT, complete, model, model_file
 

@@ -17,12 +17,13 @@ from gguf import GGUFValueType, Keys
 from operators.decoding.model import Wanted
 from operators.decoding.reading import Reader, reading_settings
 from operators.embed import POOLING, Embed
+from operators.engine_settings import EngineSettings
 from operators.generate import Generate
 from operators.llama import make_model
 from operators.llama.gguf_vocab import MetaValue, builtin_vocabulary
 from operators.llama.model import LlamaModel
 from operators.score import Score
-from operators.settings import DecodeSettings, EngineSettings, ModelSettings, SamplingSettings, StoreSettings
+from operators.settings import DecodeSettings, ModelSettings, SamplingSettings, StoreSettings
 from operators.tokens import Tokenize
 from pipeline.graph import Node
 from pipeline.jobs import PROJECT

@@ -11,10 +11,11 @@ import pytest
 
 from operators.decoding.model import DecodeFailed, Logits
 from operators.decoding.params import SamplingParams
+from operators.engine_settings import EngineSettings
 from operators.llama.context import LlamaContext
 from operators.llama.make_model import write_model
 from operators.llama.model import LlamaModel
-from operators.settings import EngineSettings, ModelSettings
+from operators.settings import ModelSettings
 from tests.llama.test_decoding import complete, texts
 
 POISON = 301

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operators.batch_by_length import BatchByLength, list_lengths
-from operators.settings import EngineSettings
+from operators.engine_settings import EngineSettings
 from pipeline.channel import Channel, Inbox
 from pipeline.errors import SchemaError
 from pipeline.meter import StageMeter

@@ -10,7 +10,7 @@ import pytest
 
 from operators.decoding.fake import N_EMBD
 from operators.embed import POOLING, Embed
-from operators.settings import EngineSettings
+from operators.engine_settings import EngineSettings
 from pipeline.errors import ConfigError
 from tests.operators.flow import Flow
 from tests.operators.test_generate import FAKE

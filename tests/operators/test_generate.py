@@ -7,8 +7,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from operators.engine_settings import EngineSettings
 from operators.generate import Generate
-from operators.settings import DecodeSettings, EngineSettings, ModelSettings, SamplingSettings, StoreSettings
+from operators.settings import DecodeSettings, ModelSettings, SamplingSettings, StoreSettings
 from operators.store import CompletionStore
 from operators.tokens import Tokenize
 from pipeline.errors import SchemaError

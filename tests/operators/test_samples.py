@@ -6,7 +6,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from operators.settings import OptimiseSettings, SamplingSettings, StoreSettings
+from operators.engine_settings import OptimiseSettings
+from operators.settings import SamplingSettings, StoreSettings
 from pipeline.errors import ConfigError, SchemaError
 from tests.operators.test_generate import flow, generate, prompts
 

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from operators.engine_settings import EngineSettings
 from operators.score import Score
-from operators.settings import EngineSettings
 from operators.tokens import Tokenize
 from pipeline.errors import ConfigError, Interrupted, SchemaError
 from pipeline.graph import Node

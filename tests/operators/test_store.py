@@ -14,9 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from operators.engine_settings import EngineSettings
 from operators.generate import Generate
 from operators.recall import CompletionKeys
-from operators.settings import DecodeSettings, EngineSettings, ModelSettings, SamplingSettings, StoreSettings
+from operators.settings import DecodeSettings, ModelSettings, SamplingSettings, StoreSettings
 from operators.store import FLUSH_ROWS, CompletionStore, StoredCompletion
 from pipeline.channel import Inbox
 from pipeline.errors import InputError, PipelineError

@@ -10,7 +10,7 @@ import pytest
 from operators import tuning
 from operators.decoding.autotune import Calibration, Choice
 from operators.decoding.fake import FakeModel
-from operators.settings import OPEN, EngineSettings, OptimiseSettings
+from operators.engine_settings import OPEN, EngineSettings, OptimiseSettings
 from pipeline.output_dir import CHOICES, wipe
 from tests.operators.test_generate import flow, generate, prompts
 
