@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.errors import ConfigError
 from pipeline.manifest import manifest
-from pipeline.output_dir import refuse_foreign, remove_parts, wipe
+from pipeline.output_dir import refuse_foreign, remove_parts, set_aside, wipe
 from pipeline.state import RunState, RunStatus, ShardRecord, errors_of
 
 
@@ -101,6 +101,14 @@ def test_uncommitted_parts_go_and_other_files_stay(tmp_path):
         (tmp_path / name).touch()
     assert remove_parts(tmp_path, {"data/part-00000.parquet"}) == 2
     assert [(tmp_path / name).exists() for name in names] == [True, False, False, True]
+
+
+def test_a_database_is_put_aside_with_its_log(tmp_path):
+    """A log that stayed would be taken for that of the database that is begun in its place."""
+    for name in ("state.sqlite", "state.sqlite-wal", "state.sqlite.damaged-shm"):
+        (tmp_path / name).touch()
+    set_aside(tmp_path / "state.sqlite")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["state.sqlite.damaged", "state.sqlite.damaged-wal"]
 
 
 def test_wipe_leaves_the_lock_and_the_completions(tmp_path):
