@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 
 import pytest
 
@@ -116,6 +117,26 @@ def test_wipe_leaves_the_lock_and_the_completions(tmp_path):
         (tmp_path / name).touch()
     wipe(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "completions.sqlite"]
+
+
+def test_what_a_killed_wipe_leaves_is_no_obstacle(tmp_path):
+    for name in ("data/second", "rejects", "metrics/stages"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in (".lock", "completions.sqlite", "completions.sqlite-wal"):
+        (tmp_path / name).touch()
+    refuse_foreign(tmp_path)
+    (tmp_path / "data/second/thesis.tex").touch()
+    with pytest.raises(ConfigError, match="not a run's"):
+        refuse_foreign(tmp_path)
+
+
+def test_a_state_of_an_older_version_is_brought_up_to_date(tmp_path, state):
+    state.commit(1, 0, 4, [shard(0)], {})
+    with closing(sqlite3.connect(tmp_path / "state.sqlite")) as db:
+        db.executescript("DROP TABLE operator_state; PRAGMA user_version = 1;")
+    with closing(RunState(tmp_path / "state.sqlite")) as again:
+        again.commit(1, 1, 4, [shard(1)], {}, states={"dedup": b"seen"})
+        assert (again.committed_chunks, again.operator_states()) == (2, {"dedup": b"seen"})
 
 
 def test_a_file_is_no_output_directory(tmp_path):
