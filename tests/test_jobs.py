@@ -163,3 +163,15 @@ def test_the_rows_of_the_metrics_are_those_of_the_data(generated):
     made = Counter((row["row"], row["completion_tokens"]) for row in generated.metrics("rows"))  # a line a sample
     kept = Counter(zip(*(generated.data[c].to_pylist() for c in ("row", "completion_token_count")), strict=True))
     assert kept <= made
+
+
+def test_a_damaged_chunk_is_made_again_with_the_same_bytes(finished):
+    """Comes last: it damages the results and mends them."""
+    if finished.source_rows == CASES:
+        pytest.skip("its rows are measurements")
+    shard = finished.directory / "data/part-00001.parquet"
+    before = shard.read_bytes()
+    shard.write_bytes(before[: len(before) // 2])
+    assert main(["verify", str(finished.directory)]) == ExitCode.FAILED
+    assert main(["verify", str(finished.directory), "repair=true"]) == ExitCode.DONE
+    assert shard.read_bytes() == before
