@@ -85,6 +85,20 @@ def test_a_command_of_the_readme_works(here, command):
     assert run(command) == ExitCode.DONE
 
 
+def test_what_it_says_of_verify(here, capsys):
+    command = re.search(r"`(\S+python -m pipeline verify [^`]+)`", README)
+    assert command is not None
+    assert run(f"{PIPELINE} job=quickstart") == ExitCode.DONE
+    assert run(command[1]) == ExitCode.DONE
+    shard = next(Path("outputs/quickstart/data").iterdir())
+    before = shard.read_bytes()
+    shard.write_bytes(before[:-1])
+    assert run(command[1]) == ExitCode.FAILED
+    assert shard.name in capsys.readouterr().out
+    assert run(f"{command[1]} repair=true") == ExitCode.DONE
+    assert shard.read_bytes() == before
+
+
 @pytest.mark.parametrize("target", sorted(set(re.findall(r"`make (\w+)`|^make (\w+)", README, re.M))))
 def test_a_make_target_of_the_readme_is_there(target):
     name = "".join(target)
