@@ -30,6 +30,7 @@ from pipeline.jobs import PROJECT, Job, did_you_mean
 from pipeline.settings import GROUPS, JobSettings
 
 CONF = PROJECT / "conf"
+SCHEMA = "schema"
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 """What Hydra raises for a config that cannot be composed; `explained` turns it into words."""
 
@@ -42,8 +43,9 @@ def register() -> None:
     """Make the schemas of all config groups and the resolvers `project` and `now` known to Hydra."""
     store = ConfigStore.instance()
     store.store(name="schema", node=JobSettings)
-    for group, schema in schemas().items():
-        store.store(group=group, name="schema", node=schema)
+    for group, options in schemas().items():
+        for name, schema in options.items():
+            store.store(group=group, name=name, node=schema)
     OmegaConf.register_new_resolver("project", _in_project, replace=True)
 
 
@@ -108,14 +110,16 @@ def explained(error: BaseException) -> ConfigError:
 def known_keys() -> list[str]:
     """Every key that can be typed, but for those below `nodes`."""
     top = [f.name for f in dataclasses.fields(JobSettings) if f.name not in (*GROUPS, "nodes")]
-    return top + [f"{group}.{f.name}" for group, cls in schemas().items() for f in dataclasses.fields(cls)]
+    listed = [(group, cls) for group, options in schemas().items() for cls in options.values()]
+    return list(dict.fromkeys(top + [f"{group}.{f.name}" for group, cls in listed for f in dataclasses.fields(cls)]))
 
 
 @cache
-def schemas() -> Mapping[str, type[Any]]:
-    """The dataclass of each config group."""
+def schemas() -> Mapping[str, Mapping[str, type[Any]]]:
+    """The dataclasses of each config group, by the names under which its options can take them."""
     named = yaml.safe_load((CONF / "schemas.yaml").read_text(encoding="utf-8"))
-    return {group: load_object(target) for group, target in named.items()}
+    each = {group: {SCHEMA: given} if isinstance(given, str) else given for group, given in named.items()}
+    return {group: {name: load_object(target) for name, target in own.items()} for group, own in each.items()}
 
 
 def _in_project(path: str) -> str:
@@ -146,7 +150,7 @@ def _is_noise(line: str) -> bool:
 
 def _unknown_option(file: str, options: Sequence[str]) -> str:
     group, _, option = file.rpartition("/")
-    names = [o for o in options if o != "schema"]
+    names = [o for o in options if not o.endswith(SCHEMA)]
     return (
         f"there is no {group}={option}; {group} is one of {', '.join(names)}{did_you_mean(option, names, group + '=')}"
     )
@@ -160,6 +164,8 @@ def _unknown_key(key: str) -> str:
         )
     known = known_keys()
     group, _, leaf = key.rpartition(".")
+    if key in known:
+        return f"'{key}' is a key of another option of {group}; choose that one ({group}=...)"
     inside = [k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == group]
     elsewhere = [k for k in known if k.rpartition(".")[2] == leaf]
     hint = f"; did you mean {elsewhere[0]}?" if elsewhere else did_you_mean(leaf, inside, f"{group}." if group else "")

@@ -46,11 +46,11 @@ def as_started(origin: Mapping[str, Any]) -> Iterator[None]:
             sys.path.remove(path)
 
 
-def settings_from(text: str, directory: Path, schemas: Mapping[str, type[Any]]) -> JobSettings:
+def settings_from(text: str, directory: Path, schemas: Mapping[str, Mapping[str, type[Any]]]) -> JobSettings:
     """The job that `text` (of config.yaml) describes, for its results in `directory`.
 
     Args:
-        schemas: the dataclass of each config group.
+        schemas: the dataclasses of each config group, by name.
 
     Raises:
         ConfigError: it is damaged or of another version.
@@ -61,12 +61,18 @@ def settings_from(text: str, directory: Path, schemas: Mapping[str, type[Any]]) 
         raise ConfigError(f"it is not YAML: {error}") from error
     if not isinstance(values, dict) or "nodes" not in values:
         raise ConfigError("it does not describe a job")
-    groups = {g: _filled(schemas[g], values[g]) for g in GROUPS if isinstance(values.get(g), dict)}
+    groups = {g: _filled(_schema(schemas[g], values[g]), values[g]) for g in GROUPS if isinstance(values.get(g), dict)}
     # Where a node is given a group, it was that very object, and so it stands under the group's key in the fingerprint.
     known = [pair for g, whole in groups.items() for pair in _pairs(values[g], whole)]
     nodes = {name: _node(node, known) for name, node in values["nodes"].items()}
     settings = _made(JobSettings, {**values, **groups, "nodes": nodes})
     return replace(settings, output_dir=str(directory), overwrite=False, dry_run=False, show=None)
+
+
+def _schema(options: Mapping[str, type[Any]], values: Mapping[str, Any]) -> type[Any]:
+    """Of the dataclasses of a group the one that has these keys: config.yaml has all of them. Else the first."""
+    of_these_keys = [cls for cls in options.values() if {f.name for f in fields(cls)} == values.keys()]
+    return (of_these_keys or list(options.values()))[0]
 
 
 def _node(values: Any, known: list[tuple[dict[str, Any], object]]) -> NodeSettings:
