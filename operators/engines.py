@@ -11,11 +11,9 @@ from typing import TypeVar
 
 from operators.decoding.engine import Engine, Lane
 from operators.decoding.model import Model
-from operators.decoding.queue import queue_for
-from operators.decoding.sampler import Sampler
 from operators.decoding.scheduler import Scheduler
 from operators.decoding.step_log import STEPS_SCHEMA
-from operators.decoding.strategy import Strategy
+from operators.decoding.strategy import Method
 from operators.decoding.worker import Worker
 from operators.engine_settings import EngineSettings
 from operators.setting_checks import not_in_data, usable_cores
@@ -68,18 +66,18 @@ def engines_of(runtime: Runtime) -> Engines:
     return runtime.resource(("engines",), Engines, Engines.close)
 
 
-def strategy_class(settings: DecodeSettings) -> Callable[..., Strategy]:
-    """The class that `decode.strategy` names.
+def decode_method(settings: DecodeSettings) -> Method:
+    """How completions are made: the class that `decode.strategy` names, with its settings.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none, or the settings are those of another one.
     """
     module, _, name = settings.strategy.partition(":")
     try:
-        found: Callable[..., Strategy] = getattr(importlib.import_module(module), name)
+        make: Callable[[DecodeSettings], Method] = getattr(importlib.import_module(module), name).method
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"decode.strategy='{settings.strategy}' cannot be imported: {error}") from error
-    return found
+    return make(settings)
 
 
 def shared_engine(runtime: Runtime, model: Model, settings: EngineSettings, decode: DecodeSettings) -> Engine:
@@ -102,17 +100,18 @@ def _make_engine(
     runtime: Runtime, model: Model, settings: EngineSettings, decode: DecodeSettings
 ) -> tuple[Engine, list[Callable[[], None]]]:
     """An engine with its contexts, and what gives them back."""
-    queue = queue_for(settings)
+    method = decode_method(decode)
+    queue = method.queue(settings)
     workers: list[Worker] = []
     give_back: list[Callable[[], None]] = []
     cores = max(1, (settings.threads or usable_cores()) // settings.contexts)
     for number in range(settings.contexts):
-        decoder, back = model.lease(replace(settings, threads=cores))
+        decoder, back = method.context(model, replace(settings, threads=cores))
         give_back.append(back)
         suffix = f".{number + 1}" if number else ""
         meters = (runtime.part(f"decode{suffix}"), runtime.part(f"sample{suffix}"))
-        strategy = strategy_class(decode)(decoder, Sampler())
-        scheduler = Scheduler(decoder, queue, settings)
+        strategy = method.strategy(decoder, model)
+        scheduler = Scheduler(decoder, queue, settings, method.cut(decoder.shape))
         workers.append(Worker(decoder, scheduler, strategy, meters, lambda: runtime.cancelled))
     engine = Engine(workers, queue, runtime.table("steps", STEPS_SCHEMA))
     runtime.when_stuck(model.abort)

@@ -21,7 +21,7 @@ from operators.decoding.model import inspect_model, load_model, max_sequence_tok
 from operators.decoding.sequence import FinishReason
 from operators.decoding.sequence import Sequence as Row
 from operators.engine_settings import EngineSettings
-from operators.engines import arithmetic, shared_engine, shared_store, strategy_class
+from operators.engines import arithmetic, decode_method, shared_engine, shared_store
 from operators.expressions import RowExpression
 from operators.logprobs import LOGPROBS, logprob_fields
 from operators.recall import CompletionKeys, Recall
@@ -91,7 +91,7 @@ class Generate:
         facts = inspect_model(self._model_settings)
         if facts.n_ctx_train is not None:
             max_sequence_tokens(self._engine_settings, facts.n_ctx_train)
-        strategy_class(self._decode)
+        decode_method(self._decode).check(self._sampling, self._engine_settings)
         require_column(schema, PROMPT_IDS.name, [PROMPT_IDS.type])
         if self._priority is not None:
             self._priority.plan(schema, lambda kind: kind.is_numeric(), "a number")
@@ -123,9 +123,10 @@ class Generate:
         """Load the model and take a context, if no other node has."""
         self._runtime = runtime
         model = load_model(runtime, self._model_settings)
-        room = max_sequence_tokens(self._engine_settings, model.n_ctx_train)
+        method = decode_method(self._decode)
+        room = method.room(max_sequence_tokens(self._engine_settings, model.n_ctx_train))
         self._pieces = model.pieces()
-        self._requests = Requests(self._sampling, model, room, self._seed, runtime.node, self._id_column)
+        self._requests = Requests(self._sampling, model, room, self._seed, runtime.node, self._id_column, method.rows())
         self._model = model
         self._store = shared_store(runtime, self._store_settings)
         self._recall: Recall | None = None

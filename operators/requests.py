@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any
@@ -67,6 +67,7 @@ class Requests:
         seed: the job's seed.
         node: the node's name; two nodes draw different numbers for the same row.
         id_column: whose value seeds the row, instead of its position.
+        make: makes a sequence, as the decode strategy has it.
 
     Raises:
         ConfigError: a token id of the job's values is not in the vocabulary, or a text has no tokens.
@@ -80,7 +81,9 @@ class Requests:
         seed: int,
         node: str,
         id_column: str | None,
+        make: Callable[..., Sequence] = Sequence,
     ) -> None:
+        self._make = make
         self._sampling = sampling
         self._room = max_sequence_tokens
         self._base = np.uint64(hash_of(f"{seed}|{node}"))
@@ -115,7 +118,7 @@ class Requests:
                 f" runtime.max_sequence_tokens is {self._room}",
             )
         stops = StopWatcher(drawing.stops, self._pieces, drawing.keep_stop) if drawing.stops else None
-        return Sequence(place, prompt, drawing.params, seed, min(drawing.params.max_tokens, room), stops)
+        return self._make(place, prompt, drawing.params, seed, min(drawing.params.max_tokens, room), stops)
 
     def _drawing_of(self, values: tuple[Any, ...]) -> Drawing | str:
         """What applies under these overrides, or why they cannot work; remembered, since few differ."""

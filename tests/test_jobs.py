@@ -82,7 +82,7 @@ def generated(finished) -> Finished:
 
 
 def test_there_are_jobs():
-    assert {"bench", "best_of_n", "embed", "extract", "generate", "quickstart", "score_perplexity"} <= {
+    assert {"bench", "best_of_n", "diffuse", "embed", "extract", "generate", "quickstart", "score_perplexity"} <= {
         path.stem for path in JOBS.glob("*.yaml")
     }
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 
 import numpy as np
 
 from operators.decoding.calls import Call, Company, Draw
-from operators.decoding.model import Decoder, Logits
-from operators.decoding.prefill import Span
+from operators.decoding.model import Decoder, DecoderShape, Logits, Model
+from operators.decoding.prefill import Cut, Span, cutting
+from operators.decoding.queue import Queue, queue_for
 from operators.decoding.sampler import Sampler
 from operators.decoding.sequence import Sequence
+from operators.engine_settings import EngineSettings
+from operators.settings import DecodeSettings, SamplingSettings
 
 
 class Autoregressive:
@@ -20,6 +24,11 @@ class Autoregressive:
         decoder: the context; its batch is filled in place.
         sampler: draws the tokens.
     """
+
+    @classmethod
+    def method(cls, settings: DecodeSettings) -> OneByOne:
+        """The strategy before there is a context."""
+        return OneByOne(cls)
 
     def __init__(self, decoder: Decoder, sampler: Sampler) -> None:
         self._decoder = decoder
@@ -64,6 +73,10 @@ class Autoregressive:
         known = [row.same.logits for row in work.rows if row.same is not None and row.same.logits is not None]
         self._draw(np.stack(known), work.rows)
 
+    def totals(self) -> Mapping[str, float]:
+        """Nothing that the engine does not count."""
+        return {}
+
     def _fill_spans(self, spans: Seq[Span]) -> None:
         drawing = sum(span.draws for span in spans)
         # The backend computes a lone output with other kernels: the token before it gives a second one.
@@ -91,3 +104,41 @@ class Autoregressive:
 def _is_below(beside: Company, call: Call) -> bool:
     """Whether it comes before the row in the batch, where rows stand in the order of their slots."""
     return beside.slot < call.rows[0].slot
+
+
+class OneByOne:
+    """Implements operators.decoding.strategy.Method for Autoregressive: it works with all settings.
+
+    Args:
+        make: makes the strategy of a context.
+    """
+
+    def __init__(self, make: Callable[[Decoder, Sampler], Autoregressive]) -> None:
+        self._make = make
+
+    def check(self, sampling: SamplingSettings, runtime: EngineSettings) -> None:
+        """See Method.check."""
+
+    def room(self, max_sequence_tokens: int) -> int:
+        """See Method.room."""
+        return max_sequence_tokens
+
+    def rows(self) -> Callable[..., Sequence]:
+        """See Method.rows."""
+        return Sequence
+
+    def queue(self, settings: EngineSettings) -> Queue:
+        """See Method.queue."""
+        return queue_for(settings)
+
+    def cut(self, shape: DecoderShape) -> Cut:
+        """See Method.cut."""
+        return cutting(shape)
+
+    def context(self, model: Model, settings: EngineSettings) -> tuple[Decoder, Callable[[], None]]:
+        """See Method.context."""
+        return model.lease(settings)
+
+    def strategy(self, decoder: Decoder, model: Model) -> Autoregressive:
+        """See Method.strategy."""
+        return self._make(decoder, Sampler())

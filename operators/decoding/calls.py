@@ -22,6 +22,8 @@ class Unfilled(StrEnum):
     """Rows wait for room in the KV cache."""
     TAIL = "tail"
     """The input has ended."""
+    PREFIX = "prefix"
+    """Not empty: the row in it waits for the beginning of its prompt, which another row computes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,7 +129,7 @@ class Engine:
     def totals(self) -> dict[str, float]:
         """Counts and seconds of all contexts together."""
         each = [
-            asdict(log.totals) | asdict(worker.scheduler.counts)
+            asdict(log.totals) | asdict(worker.scheduler.counts) | dict(worker.strategy.totals())
             for log, worker in zip(self._logs, self._workers, strict=True)
         ]
         return {key: float(sum(one[key] for one in each)) for key in each[0]} | {"contexts": float(len(each))}

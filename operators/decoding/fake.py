@@ -11,22 +11,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from operators.decoding.model import (
-    BatchBuffer,
-    DecodeFailed,
-    DecoderShape,
-    Logits,
-    ModelFacts,
-    TokenIds,
-    Wanted,
-    decoder_shape,
-)
+from operators.decoding.batch import BatchBuffer, Chain, DecodeFailed
+from operators.decoding.model import DecoderShape, Logits, ModelFacts, TokenIds, Wanted, decoder_shape
 from operators.engine_settings import EngineSettings
 from operators.settings import ModelSettings
 
 N_VOCAB = 320
 N_EMBD = 8
 END_ID = 257
+MASK_ID = 258
 _TORN = (2, -3)
 """After these codes llama.cpp may have computed a part of the batch."""
 _MULTIPLIER = np.uint64(6364136223846793005)
@@ -44,7 +37,7 @@ class FakeDecoder:
     def __init__(self, shape: DecoderShape, fail: Callable[[BatchBuffer], int] = lambda _: 0) -> None:
         self.shape = shape
         self.n_vocab = N_VOCAB
-        self.batch = BatchBuffer(shape.n_batch)
+        self.batch = BatchBuffer(shape.call_tokens)
         self.calls: list[tuple[int, ...]] = []
         """For each call the slots of its tokens' rows, in order, without repeats."""
         self.keep_calls = False
@@ -70,7 +63,7 @@ class FakeDecoder:
             raise DecodeFailed(1, f"{used} tokens are more than the {self.shape.cells} that fit")
         if self.keep_calls:
             self.calls.append(tuple(dict.fromkeys(slots.tolist())))
-        hashes = self._one_each(slots, positions) if self._is_decode(slots) else self._spans(slots, positions)
+        hashes = self._computed(slots, positions)
         kinds = (hashes[self.batch.output[:n] != 0] >> np.uint64(33)) % np.uint64(_KINDS)
         logits: Logits = self._table[kinds]
         return logits
@@ -104,6 +97,11 @@ class FakeDecoder:
         """See Decoder.clear."""
         self._length[:] = 0
 
+    def _computed(self, slots: npt.NDArray[np.int32], positions: npt.NDArray[np.int32]) -> npt.NDArray[np.uint64]:
+        if self.shape.block:
+            return self._blocks(slots, positions)
+        return self._one_each(slots, positions) if self._is_decode(slots) else self._spans(slots, positions)
+
     def _is_decode(self, slots: npt.NDArray[np.int32]) -> bool:
         return bool((np.diff(slots) > 0).all())
 
@@ -133,6 +131,28 @@ class FakeDecoder:
         self._length[rows] += counts
         return hashes
 
+    def _blocks(self, slots: npt.NDArray[np.int32], positions: npt.NDArray[np.int32]) -> npt.NDArray[np.uint64]:
+        """Every token of a row sees all that the row brings, and what is in its slot; in a chain its block and those
+        before it."""
+        hashes = np.empty(len(slots), np.uint64)
+        starts = np.flatnonzero(np.diff(slots, prepend=-1)).tolist()
+        chains = {chain.start: chain for chain in self.batch.chains}
+        for start, end in zip(starts, [*starts[1:], len(slots)], strict=True):
+            slot, first = slots[start], int(positions[start])
+            if self._length[slot] != first or (np.diff(positions[start:end]) != 1).any():
+                raise DecodeFailed(-1, f"positions {positions[start:end]} do not follow {self._length[slot]} in {slot}")
+            chain = chains.get(start, Chain(int(slot), start, first, 1, end - start, 1))
+            whole = self._hashes[slot, first : first + 1]
+            for block in range(chain.blocks):
+                own = slice(start + block * chain.length, start + (block + 1) * chain.length)
+                for token in self.batch.token[own].astype(np.uint64):
+                    whole = whole * _MULTIPLIER + token + np.uint64(1)
+                hashes[own] = whole + np.arange(1, chain.length + 1, dtype=np.uint64) * _MULTIPLIER
+                if block < chain.kept:
+                    self._length[slot] += chain.length
+                    self._hashes[slot, self._length[slot]] = whole[0]
+        return hashes
+
 
 class FakeModel:
     """The Model that goes with FakeDecoder."""
@@ -146,6 +166,7 @@ class FakeModel:
     eos_token = ""
     chat_template: str | None = None
     end_ids = frozenset({END_ID})
+    mask_id: int | None = MASK_ID
     exact = True
 
     def __init__(self, fail: Callable[[BatchBuffer], int] = lambda _: 0) -> None:
@@ -167,9 +188,12 @@ class FakeModel:
         """A byte for each of the first 256 tokens, nothing for the others."""
         return [bytes([i]) for i in range(256)] + [b""] * (N_VOCAB - 256)
 
-    def lease(self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT) -> tuple[FakeDecoder, Callable[[], None]]:
+    def lease(
+        self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT, block: int = 0, chain: int = 0
+    ) -> tuple[FakeDecoder, Callable[[], None]]:
         """A new decoder."""
-        self.decoders.append(FakeDecoder(decoder_shape(settings, self.n_ctx_train, wanted), self._fail))
+        shape = decoder_shape(settings, self.n_ctx_train, wanted, block, chain)
+        self.decoders.append(FakeDecoder(shape, self._fail))
         return self.decoders[-1], lambda: None
 
     def lease_apart(self, settings: EngineSettings) -> tuple[FakeDecoder, Callable[[], None]]:

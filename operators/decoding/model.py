@@ -12,21 +12,14 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from operators.decoding.batch import BatchBuffer
 from operators.engine_settings import EngineSettings
 from operators.settings import ModelSettings
-from pipeline.errors import ConfigError, PipelineError
+from pipeline.errors import ConfigError
 from pipeline.protocols import Runtime
 
 TokenIds = npt.NDArray[np.int32]
 Logits = npt.NDArray[np.float32]
-
-
-class DecodeFailed(PipelineError):
-    """The backend refused a batch. `code` is its return code (llama_decode: 1 no KV room, 2 aborted, -1 bad batch)."""
-
-    def __init__(self, code: int, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 class Wanted(StrEnum):
@@ -53,6 +46,9 @@ class DecoderShape:
         n_ctx: tokens that fit into the KV cache of the unified layout; None: a row of the greatest length in each slot.
         deterministic: never let the backend see a lone row, so that a row's logits do not depend on its neighbours.
         wanted: what `decode` gives.
+        block: tokens that a row brings to each call, and which see each other; 0: as many as there are, and each sees
+            those before it (causal attention).
+        chain: blocks of a row that a call may have, of which each sees itself and those before it; 0: one.
     """
 
     slots: int
@@ -63,78 +59,18 @@ class DecoderShape:
     deterministic: bool = True
     n_ctx: int | None = None
     wanted: Wanted = Wanted.NEXT
+    block: int = 0
+    chain: int = 0
+
+    @property
+    def call_tokens(self) -> int:
+        """Tokens that fit into one call: blocks are computed at once."""
+        return min(self.n_batch, self.n_ubatch) if self.block else self.n_batch
 
     @property
     def cells(self) -> int:
         """Tokens that fit into the KV cache."""
         return self.n_ctx or self.slots * self.max_sequence_tokens
-
-
-class BatchBuffer:
-    """The tokens of one decode call, filled in place and read by the backend without a copy.
-
-    Attributes:
-        token, pos, seq_id: int32 [capacity]; output: int8 [capacity], 1 where logits are wanted.
-        n_tokens: how many are filled.
-    """
-
-    def __init__(self, capacity: int) -> None:
-        self.token = np.zeros(capacity, np.int32)
-        self.pos = np.zeros(capacity, np.int32)
-        self.seq_id = np.zeros(capacity, np.int32)
-        self.output = np.zeros(capacity, np.int8)
-        self.n_tokens = 0
-
-    @property
-    def capacity(self) -> int:
-        """Tokens that fit."""
-        return len(self.token)
-
-    def clear(self) -> None:
-        """Empty the batch."""
-        self.n_tokens = 0
-
-    def add_rows(self, tokens: Sequence[int], positions: Sequence[int], slots: Sequence[int]) -> None:
-        """One token for each of several rows, all with logits."""
-        span = self._take(len(tokens))
-        self.token[span] = tokens
-        self.pos[span] = positions
-        self.seq_id[span] = slots
-        self.output[span] = 1
-
-    def add_spans(
-        self,
-        tokens: Sequence[TokenIds],
-        first_positions: Sequence[int],
-        slots: Sequence[int],
-        outputs: Sequence[int],
-        padding: Sequence[int] | None = None,
-    ) -> None:
-        """Consecutive tokens of each of several rows, with logits for the last `outputs` of each.
-
-        `padding`: further tokens for each row, of no meaning and without logits.
-        """
-        own = np.array([len(t) for t in tokens])
-        extra = np.array(padding if padding is not None else [0] * len(own))
-        counts = own + extra
-        ends = counts.cumsum()
-        span = self._take(int(ends[-1]))
-        if extra.any():
-            tokens = [part for t, n in zip(tokens, extra, strict=True) for part in (t, np.zeros(n, np.int32))]
-        np.concatenate(tokens, out=self.token[span])
-        steps = np.arange(ends[-1], dtype=np.int32)
-        self.pos[span] = steps + np.repeat(np.array(first_positions) - (ends - counts), counts)
-        self.seq_id[span] = np.repeat(slots, counts)
-        last = np.repeat(ends - extra, counts)
-        self.output[span] = (last - np.repeat(outputs, counts) <= steps) & (steps < last)
-
-    def _take(self, count: int) -> slice:
-        end = self.n_tokens + count
-        if end > self.capacity:
-            raise DecodeFailed(-1, f"a batch of {end} tokens is larger than n_batch={self.capacity}")
-        span = slice(self.n_tokens, end)
-        self.n_tokens = end
-        return span
 
 
 class Decoder(Protocol):
@@ -192,6 +128,8 @@ class Model(Protocol):
     chat_template: str | None
     end_ids: frozenset[int]
     """The model's end-of-generation tokens."""
+    mask_id: int | None
+    """The token that stands for one that is not known yet; None where the vocabulary names none."""
     exact: bool
     """Whether its logits are known not to depend on neighbours, to the bit, where the scheduler keeps its rules."""
 
@@ -204,8 +142,10 @@ class Model(Protocol):
     def pieces(self) -> Sequence[bytes]:
         """The bytes of every token; empty for control tokens."""
 
-    def lease(self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT) -> tuple[Decoder, Callable[[], None]]:
-        """An empty decoder from the pool, and what gives it back."""
+    def lease(
+        self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT, block: int = 0, chain: int = 0
+    ) -> tuple[Decoder, Callable[[], None]]:
+        """An empty decoder from the pool, and what gives it back. `block`, `chain`: see DecoderShape."""
 
     def lease_apart(self, settings: EngineSettings) -> tuple[Decoder, Callable[[], None]]:
         """A decoder that no pool keeps, and what frees it."""
@@ -236,7 +176,9 @@ def load_model(runtime: Runtime, settings: ModelSettings) -> Model:
     return runtime.shared(key, lambda: loader(settings)(settings), close_model)
 
 
-def decoder_shape(settings: EngineSettings, n_ctx_train: int, wanted: Wanted = Wanted.NEXT) -> DecoderShape:
+def decoder_shape(
+    settings: EngineSettings, n_ctx_train: int, wanted: Wanted = Wanted.NEXT, block: int = 0, chain: int = 0
+) -> DecoderShape:
     """The sizes that `settings` ask of a decoder for a model that was trained for `n_ctx_train` tokens."""
     return DecoderShape(
         slots=settings.slots,
@@ -247,6 +189,8 @@ def decoder_shape(settings: EngineSettings, n_ctx_train: int, wanted: Wanted = W
         deterministic=settings.deterministic,
         n_ctx=settings.n_ctx,
         wanted=wanted,
+        block=block,
+        chain=chain,
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Protocol
 
 from operators.decoding.model import DecoderShape, TokenIds
 from operators.decoding.prompts import common_length
@@ -36,9 +37,34 @@ class Span:
         return self.completes and self.row.draws_after_feed
 
 
+class Cut(Protocol):
+    """How rows are cut into what they bring to a call."""
+
+    @property
+    def lone(self) -> bool:
+        """Whether a row may bring a single token, which the backend computes with other kernels where it is alone."""
+
+    @property
+    def mixes(self) -> bool:
+        """Whether pieces of prompts may share a call with rows that decode where each slot is its own stream: they are
+        as long."""
+
+    def step(self, row: Sequence) -> int:
+        """Tokens that `row`, which decodes, brings to its next call."""
+
+    def piece(self, row: Sequence, room: int) -> int:
+        """Tokens of the next piece of `row` where `room` tokens fit; 0 if none can be computed there."""
+
+    def alike(self, one: Sequence, other: Sequence) -> bool:
+        """Whether the two may be padded to the same length."""
+
+    def shared(self, row: Sequence, prompt: TokenIds) -> int:
+        """How many tokens of `row` may be taken from a slot that holds `prompt`; 0 if it is not worth it."""
+
+
 @dataclass(frozen=True)
 class Cutting:
-    """Where prompts may be cut so that their bits stay the same.
+    """Where prompts may be cut so that their bits stay the same, for rows that decode a token a step.
 
     Args:
         kernel_tokens: a prompt of that many tokens has no piece below it, and a shorter one none of a single token;
@@ -46,9 +72,15 @@ class Cutting:
     """
 
     kernel_tokens: int
+    lone = True
+    mixes = False
+
+    def step(self, row: Sequence) -> int:
+        """See Cut.step."""
+        return 1
 
     def piece(self, row: Sequence, room: int) -> int:
-        """Tokens of the next piece of `row` where `room` tokens fit; 0 if none can be computed there."""
+        """See Cut.piece."""
         left = row.prompt_left
         if left <= room:
             return left
@@ -59,11 +91,11 @@ class Cutting:
         return count if count >= least else 0
 
     def alike(self, one: Sequence, other: Sequence) -> bool:
-        """Whether the two may be padded to the same length."""
+        """See Cut.alike."""
         return self._is_long(one) == self._is_long(other)
 
     def shared(self, row: Sequence, prompt: TokenIds) -> int:
-        """How many tokens of `row` may be taken from a slot that holds `prompt`; 0 if it is not worth it."""
+        """See Cut.shared."""
         if not self.kernel_tokens:
             return min(common_length(row.prompt, prompt), len(row.prompt) - 1)
         if (len(prompt) >= self.kernel_tokens) != self._is_long(row):
@@ -85,7 +117,7 @@ def cutting(shape: DecoderShape) -> Cutting:
 
 
 def one_micro_batch(
-    rows: Seq[Sequence], shape: DecoderShape, cut: Cutting, *, grouped: bool, pad_tokens: int
+    rows: Seq[Sequence], shape: DecoderShape, cut: Cut, *, grouped: bool, pad_tokens: int
 ) -> list[Span]:
     """Spans of the first of `rows`, which are in the order of their slots, and of those that fit beside it."""
     first = rows[0]
@@ -110,7 +142,7 @@ def one_micro_batch(
     return [Span(row, min(count, row.prompt_left), max(0, count - row.prompt_left)) for row in taken]
 
 
-def riders(rows: Seq[Sequence], room: int, cut: Cutting) -> list[Span]:
+def riders(rows: Seq[Sequence], room: int, cut: Cut) -> list[Span]:
     """Spans of `rows`, in this order, that fit into `room` tokens beside rows that decode."""
     spans: list[Span] = []
     for row in rows:

@@ -13,8 +13,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from operators.decoding.batch import DecodeFailed
 from operators.decoding.calls import Call
-from operators.decoding.model import DecodeFailed, Decoder
+from operators.decoding.model import Decoder
 from operators.decoding.scheduler import Scheduler
 from operators.decoding.strategy import Strategy
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
 
 from operators.decoding.model import Decoder, DecoderShape
 from operators.decoding.sequence import Sequence
@@ -35,10 +36,11 @@ class KvRoom:
         """Whether rows take room from each other."""
         return self._cells is not None
 
-    def learn(self, rows: Iterable[Sequence]) -> None:
-        """There is no room for more than `rows` have in the cache now."""
+    def learn(self, rows: Seq[Sequence]) -> None:
+        """There is no room for more than `rows` have in the cache now; but for the longest of them there is, alone."""
         if self._cells is not None:
-            self._cells = min(self._cells, sum(row.n_past for row in rows))
+            held = sum(row.n_past for row in rows)
+            self._cells = min(self._cells, max(held, *(row.cells(row.max_tokens) for row in rows)))
 
     def fits(self, row: Sequence, others: Iterable[Sequence]) -> bool:
         """Whether `row` may be admitted beside `others`."""
@@ -68,7 +70,7 @@ class KvRoom:
             mean = self._finished_tokens / self._finished if self._finished else most / 2
             # What it has drawn already, and as much again as rows have on average, but for its own limit.
             most = min(most, max(round(mean), len(row.tokens) + 1))
-        return len(row.prompt) + most
+        return row.cells(most)
 
 
 class Paused:

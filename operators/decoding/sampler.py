@@ -69,6 +69,12 @@ class Sampler:
                 _note(rows[i], logits[i], found, scratch)
         return [None if (found := drawn[i]) is None else found[0] for i in places]
 
+    def draw_one(self, logits: Logits, row: Sequence, uniform: float) -> int | None:
+        """A token from `logits`, float32 [n_vocab], by the parameters of `row` alone: what looks at its text does not
+        act. `uniform`: the random number, in [0, 1). None where the logits are no distribution."""
+        drawn = _draw_alone(logits, row, None, uniform, self._scratch_for(len(logits)))
+        return None if drawn is None else drawn[0]
+
     def _only_allowed(self, logits: Logits, places: Seq[int], rows: Seq[Sequence]) -> Logits:
         """float32 [len(rows), n_vocab]: the logits at `places`, and -inf for what the constraints of `rows` forbid."""
         if self._masked.shape[0] < len(rows) or self._masked.shape[1] != logits.shape[1]:
@@ -121,7 +127,7 @@ def _draw_group(logits: Logits, rows: Seq[Sequence], places: list[int], draw: in
         return [_likeliest(logits[i], patches.get(i), scratch) for i in places]
     if fits(scratch, chain.top_k):
         return _draw_by_top_k(logits, rows, places, patches, draw, scratch)
-    return [_draw_alone(logits[i], rows[i], patches.get(i), draw, scratch) for i in places]
+    return [_draw_alone(logits[i], rows[i], patches.get(i), _uniform(rows[i], draw), scratch) for i in places]
 
 
 def _draw_by_top_k(
@@ -141,14 +147,20 @@ def _draw_by_top_k(
         done, ids, values = top_tokens(logits, places, maxima, chain.top_k, inside, scratch)
         quick = [places[at] for at in done]
         few = Few(ids, values, np.full(len(ids), chain.top_k))
-        drawn |= zip(quick, _finish(few, chain.steps[1:], [rows[i] for i in quick], draw), strict=True)
+        own = [rows[i] for i in quick]
+        drawn |= zip(quick, _finish(few, chain.steps[1:], own, [_uniform(row, draw) for row in own]), strict=True)
     for i in places:
         if i not in drawn:
-            drawn[i] = _draw_alone(logits[i], rows[i], patches.get(i), draw, scratch)
+            drawn[i] = _draw_alone(logits[i], rows[i], patches.get(i), _uniform(rows[i], draw), scratch)
     return [drawn[i] for i in sorted(drawn)]
 
 
-def _draw_alone(logits: Logits, row: Sequence, patch: Patch | None, draw: int, scratch: Scratch) -> Drawn:
+def _uniform(row: Sequence, draw: int) -> float:
+    """The random number `draw` of the row's step."""
+    return row.uniforms.at(len(row.tokens), draw)
+
+
+def _draw_alone(logits: Logits, row: Sequence, patch: Patch | None, uniform: float, scratch: Scratch) -> Drawn:
     """One row, beginning with its whole vocabulary. `logits`: float32 [n_vocab]."""
     full = _patched(logits, patch, scratch)
     if full is None:
@@ -157,17 +169,17 @@ def _draw_alone(logits: Logits, row: Sequence, patch: Patch | None, draw: int, s
     for number, step in enumerate(steps):
         step.full(full, row)
         if full.few is not None:
-            return _finish(full.few, steps[number + 1 :], [row], draw)[0]
-    return full.pick(row.uniforms.at(len(row.tokens), draw))
+            return _finish(full.few, steps[number + 1 :], [row], [uniform])[0]
+    return full.pick(uniform)
 
 
-def _finish(few: Few, steps: Seq[Step], rows: Seq[Sequence], draw: int) -> list[Drawn]:
+def _finish(few: Few, steps: Seq[Step], rows: Seq[Sequence], uniforms: Seq[float]) -> list[Drawn]:
     """Tokens of rows whose candidates are few, after the `steps` that are left."""
     if not rows:
         return []
     for step in steps:
         step.few(few, rows)
-    return few.pick(np.array([row.uniforms.at(len(row.tokens), draw) for row in rows]))
+    return few.pick(np.array(uniforms))
 
 
 def _likeliest(logits: Logits, patch: Patch | None, scratch: Scratch) -> Drawn:

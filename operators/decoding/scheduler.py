@@ -4,7 +4,8 @@ In the per-sequence layout a call is either the prefill of some prompts or one d
 llama.cpp cuts a batch into micro-batches of equal token counts over consecutive slots, so a prompt beside decoding rows
 would be cut where its neighbours are, its bits would depend on them, and nothing would be gained, since each
 micro-batch streams the weights anew. Prompts go first: a slot that prefills later is a slot that does not decode now.
-In the unified layout there is one micro-batch, and pieces of prompts ride along with the rows that decode.
+In the unified layout there is one micro-batch, and pieces of prompts ride along with the rows that decode. And so they
+do where a row that decodes brings as many tokens as a piece of a prompt has (operators/decoding/blocks.py).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from itertools import chain
 
 from operators.decoding.calls import Call, Company, Draw, Unfilled, Work
 from operators.decoding.model import Decoder
-from operators.decoding.prefill import cutting, one_micro_batch, riders
+from operators.decoding.prefill import Cut, Span, cutting, one_micro_batch, riders
 from operators.decoding.queue import Queue
 from operators.decoding.room import KvRoom, Paused
 from operators.decoding.sequence import Sequence, State
@@ -31,13 +32,14 @@ class Scheduler:
         decoder: whose slots they are; told what to copy and what to forget.
         queue: where rows wait.
         settings: refill, pad_tokens, admission, preempt_every, swap_mb, row_timeout_s and optimise are read.
+        cut: how rows are cut; None: prompts in pieces, and then a token a step.
     """
 
-    def __init__(self, decoder: Decoder, queue: Queue, settings: EngineSettings) -> None:
+    def __init__(self, decoder: Decoder, queue: Queue, settings: EngineSettings, cut: Cut | None = None) -> None:
         self._decoder = decoder
         self._shape = decoder.shape
         self._settings = settings
-        self._cut = cutting(self._shape)
+        self._cut = cut or cutting(self._shape)
         self._pad_tokens = settings.pad_tokens if settings.optimise.padded_prefill and decoder.partial else 0
         self._admissions = itertools.count()
         self._decode_calls = 0
@@ -64,13 +66,13 @@ class Scheduler:
         prefilling = [row for row in rows if row.state is State.PREFILL and not self._sharing.follows(row)]
         if not self._shape.per_sequence:
             return self._mixed(prefilling, unfilled) if rows else None
-        if prefilling:
+        if prefilling and not self._cut.mixes:
             grouped = self._settings.optimise.grouped_prefill
             return Call(
                 [],
                 one_micro_batch(prefilling, self._shape, self._cut, grouped=grouped, pad_tokens=self._pad_tokens),
             )
-        return self._step(unfilled) if rows else None
+        return self._step(prefilling, unfilled) if rows else None
 
     def computed(self, work: Work) -> None:
         """The rows of `work` have been moved on: cut off what was there for the call alone."""
@@ -101,11 +103,10 @@ class Scheduler:
         """`call`, which has two rows or more, as two."""
         rows, spans = call.rows, call.spans
         if rows and spans:
-            return [Call(rows, []), Call([], spans)]
+            return [self._call(rows, []), self._call([], spans)]
         if spans:
-            return [Call([], some) for some in (spans[: len(spans) // 2], spans[len(spans) // 2 :])]
-        parts = (rows[: len(rows) // 2], rows[len(rows) // 2 :])
-        return [Call(some, [], beside=self._company_of(some)) for some in parts]
+            return [self._call([], some) for some in (spans[: len(spans) // 2], spans[len(spans) // 2 :])]
+        return [self._call(some, []) for some in (rows[: len(rows) // 2], rows[len(rows) // 2 :])]
 
     def make_room(self) -> bool:
         """The backend has no room for what a call would add. Returns whether rows can wait for it: those that are to
@@ -165,8 +166,8 @@ class Scheduler:
             return Unfilled.ROOM if queue.admissible else Unfilled.CREDIT
         return Unfilled.TAIL if queue.ended else Unfilled.INPUT
 
-    def _step(self, unfilled: Unfilled) -> Call:
-        """One step of all rows, each slot its own stream."""
+    def _step(self, prefilling: list[Sequence], unfilled: Unfilled) -> Call:
+        """One step of all rows, each slot its own stream; and of prompts, where these bring as many tokens."""
         self._decode_calls += 1
         every = self._settings.preempt_every
         if every is not None and self._decode_calls % every == 0 and len(self.slots) > 1:
@@ -175,22 +176,33 @@ class Scheduler:
         # other kernels.
         if self._settings.optimise.compaction or (self._shape.deterministic and self.slots.lonely()):
             self._close_holes()
-        rows = self.slots.rows()
-        return Call(rows, [], {unfilled: self.slots.free} if self.slots.free else {}, self._company_of(rows))
+        begun = [row for row in prefilling if row.state is State.PREFILL]
+        spans = [Span(row, self._cut.piece(row, self._shape.n_ubatch)) for row in begun]
+        causes = {unfilled: self.slots.free, Unfilled.PREFIX: sum(map(self._sharing.follows, self.slots.rows()))}
+        return self._call(self._decoding(), spans, {cause: count for cause, count in causes.items() if count})
+
+    def _call(self, rows: list[Sequence], spans: list[Span], unfilled: dict[Unfilled, int] | None = None) -> Call:
+        """A call, with company for a row that is alone in it with a single token."""
+        small = [*rows, *(span.row for span in spans)] if self._cut.mixes else rows
+        return Call(rows, spans, unfilled or {}, self._company_of(small))
 
     def _mixed(self, prefilling: list[Sequence], unfilled: Unfilled) -> Work:
         """One step of all rows that decode, and pieces of prompts beside them, in one micro-batch."""
-        while self._room.lacks(self.slots.rows(), len(self._decoding())) and len(self.slots) > 1:
+        while self._room.lacks(self.slots.rows(), self._tokens(self._decoding())) and len(self.slots) > 1:
             self._preempt(always_save=False)
         while True:
             decoding = self._decoding()
-            room = self._shape.n_ubatch - len(decoding) if decoding else self._shape.n_batch
-            room = self._room.left(self.slots.rows(), len(decoding), room)
+            tokens = self._tokens(decoding)
+            room = self._shape.n_ubatch - tokens if decoding else self._shape.call_tokens
+            room = self._room.left(self.slots.rows(), tokens, room)
             spans = riders([row for row in prefilling if row.state is State.PREFILL], room, self._cut)
             if decoding or spans:
                 break
             self._preempt(always_save=False)
         return Call(decoding, spans, {unfilled: self.slots.free} if self.slots.free and decoding else {})
+
+    def _tokens(self, decoding: list[Sequence]) -> int:
+        return sum(map(self._cut.step, decoding))
 
     def _decoding(self) -> list[Sequence]:
         return [row for row in self.slots.rows() if row.state is State.DECODE]
@@ -203,8 +215,10 @@ class Scheduler:
         self._sharing.clear(self.slots.release(row))
 
     def _company_of(self, rows: list[Sequence]) -> Company | None:
-        """What keeps the bits of a lone row, where the backend computes one with other kernels."""
-        if len(rows) > 1 or not self._shape.deterministic or rows[0].n_past < self._decoder.lone_tokens:
+        """What keeps the bits of a lone row, where the backend computes one token with other kernels."""
+        if len(rows) != 1 or not self._cut.lone or not self._shape.deterministic:
+            return None
+        if rows[0].n_past < self._decoder.lone_tokens:
             return None
         above = rows[0].slot + 1
         if above >= self.slots.size and above > 1:

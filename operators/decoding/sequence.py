@@ -150,6 +150,10 @@ class Sequence:
             self._replay = np.concatenate([self.prompt, np.array(self.tokens[:-1], np.int32)]) if self.tokens else None
             self.n_past = 0
 
+    def cells(self, tokens: int) -> int:
+        """Tokens that it has in the KV cache at most, with so many completion tokens."""
+        return len(self.prompt) + tokens
+
     @property
     def next_token(self) -> int:
         """The token that its next decode step feeds."""

@@ -16,7 +16,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from operators.decoding.model import Decoder
-from operators.decoding.prefill import Cutting
+from operators.decoding.prefill import Cut
 from operators.decoding.prompts import BLOCK
 from operators.decoding.queue import Queue
 from operators.decoding.sequence import Sequence, State
@@ -67,7 +67,7 @@ class Sharing:
         counts: counted here: shared_tokens and copies.
     """
 
-    def __init__(self, decoder: Decoder, queue: Queue, pool: SlotPool, cut: Cutting, counts: Counts) -> None:
+    def __init__(self, decoder: Decoder, queue: Queue, pool: SlotPool, cut: Cut, counts: Counts) -> None:
         self._decoder = decoder
         self._queue = queue
         self._pool = pool
@@ -170,7 +170,7 @@ class Sharing:
         row.n_past = row.shared_tokens = count
         self._counts.shared_tokens += count
         row.settle()
-        if count == len(row.prompt):
+        if row.same is not None and count == len(row.prompt):
             self._drawing.append(row)
 
     def _source(self, row: Sequence) -> Source | None:

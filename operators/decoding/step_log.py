@@ -76,11 +76,12 @@ class StepLog:
             moves: rows that were moved to another slot before it.
         """
         sequences = work.sequences
-        decode_tokens = beside = 0
+        prefill_tokens = decoding = beside = 0
         unfilled: dict[Unfilled, int] = {}
         if isinstance(work, Call):
-            decode_tokens, beside, unfilled = len(work.rows), int(work.beside is not None), work.unfilled
-        prefill_tokens = tokens - decode_tokens - beside
+            decoding, beside, unfilled = len(work.rows), int(work.beside is not None), work.unfilled
+            prefill_tokens = sum(span.count + span.padding for span in work.spans)
+        decode_tokens = tokens - prefill_tokens - beside
         self._table.append(
             timing.began,
             self._context,
@@ -95,15 +96,15 @@ class StepLog:
             moves,
             *(unfilled.get(cause, 0) for cause in Unfilled),
         )
-        self._sum(prefill_tokens, decode_tokens, timing)
+        self._sum(prefill_tokens, decoding, timing)
 
-    def _sum(self, prefill_tokens: int, decode_tokens: int, timing: Timing) -> None:
+    def _sum(self, prefill_tokens: int, decoding: int, timing: Timing) -> None:
         sums = self.totals
         sums.steps += 1
         sums.prefill_tokens += prefill_tokens
         sums.form_s += timing.form_s
         sums.decode_s += timing.decode_s
         sums.sample_s += timing.sample_s
-        if decode_tokens:
+        if decoding:
             sums.slot_steps += self._slots
-            sums.slot_steps_used += decode_tokens
+            sums.slot_steps_used += decoding

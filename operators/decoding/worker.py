@@ -6,8 +6,9 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from operators.decoding.batch import DecodeFailed
 from operators.decoding.calls import Call
-from operators.decoding.model import DecodeFailed, Decoder, Logits
+from operators.decoding.model import Decoder, Logits
 from operators.decoding.recovery import Recovery
 from operators.decoding.scheduler import Scheduler
 from operators.decoding.strategy import Strategy

@@ -7,9 +7,12 @@ import ctypes
 import llama_cpp
 import numpy as np
 
-from operators.decoding.model import BatchBuffer, DecodeFailed, DecoderShape, Logits, Wanted
+from operators.decoding.batch import BatchBuffer, DecodeFailed
+from operators.decoding.model import DecoderShape, Logits, Wanted
 from operators.llama.abort import AbortFlag
+from operators.llama.chains import ChainIds
 from operators.llama.library import last_errors
+from operators.llama.pointers import PointerTables
 from pipeline.errors import ConfigError
 
 _CELL_PADDING = 256
@@ -40,7 +43,8 @@ class LlamaContext:
         abort: ends the call that runs, and all that come, once it is set.
 
     Raises:
-        ConfigError: there is not enough memory for it, or the model looks at what comes behind a token.
+        ConfigError: there is not enough memory for it, the model looks at what comes behind a token, or the blocks of
+            all rows do not fit into a call.
     """
 
     def __init__(
@@ -56,12 +60,13 @@ class LlamaContext:
         on_cpu: bool,
         abort: AbortFlag,
     ) -> None:
+        check_blocks(shape)
         self._copies_wait = False
         self.shape = shape
         self.lone_tokens = lone_tokens
         self.n_vocab = n_vocab
-        self.batch = BatchBuffer(shape.n_batch)
-        self._tables = _PointerTables(self.batch)
+        self.batch = BatchBuffer(shape.call_tokens)
+        self._tables = PointerTables(self.batch)
         self._width: int = llama_cpp.llama_model_n_embd_out(model) if shape.wanted is Wanted.EMBEDDINGS else n_vocab
         params = _context_params(shape, threads, flash_attention, on_cpu)
         params.type_k = params.type_v = KV_TYPES[kv_type]
@@ -82,10 +87,16 @@ class LlamaContext:
                 " diffusion model?); it can neither complete prompts nor score or embed texts here"
             )
 
+        self._chain_ids = ChainIds(self._memory, shape, self._tables)
+        if shape.block:
+            llama_cpp.llama_set_causal_attn(self._context, False)
+
     def decode(self) -> Logits:
         """See Decoder.decode."""
         outputs = int(np.count_nonzero(self.batch.output[: self.batch.n_tokens]))
+        self._chain_ids.begin(self.batch.chains)
         code = llama_cpp.llama_decode(self._context, self._tables.batch(self.batch.n_tokens))
+        self._chain_ids.end(self.batch.chains, done=code == 0)
         if code != _MALFORMED:  # then nothing was done at all
             self._copies_wait = False
         if code:
@@ -151,27 +162,13 @@ class LlamaContext:
             self._context = None
 
 
-class _PointerTables:
-    """A llama_batch whose arrays are those of a BatchBuffer. Holds all that it points to."""
-
-    def __init__(self, buffer: BatchBuffer) -> None:
-        self._counts = np.ones(buffer.capacity, np.int32)
-        addresses = buffer.seq_id.ctypes.data + 4 * np.arange(buffer.capacity, dtype=np.uint64)
-        self._addresses = addresses.astype(np.uintp)
-        self._batch = llama_cpp.llama_batch(
-            n_tokens=0,
-            token=buffer.token.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
-            embd=None,
-            pos=buffer.pos.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
-            n_seq_id=self._counts.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
-            seq_id=self._addresses.ctypes.data_as(ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
-            logits=buffer.output.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
+def check_blocks(shape: DecoderShape) -> None:
+    """Raise ConfigError if the blocks of all rows do not fit into a call: llama.cpp would end the process."""
+    if shape.slots * shape.block > shape.call_tokens:
+        raise ConfigError(
+            f"{shape.slots} rows with a block of {shape.block} tokens each do not fit into a call of"
+            f" {shape.call_tokens} tokens; raise runtime.n_batch and runtime.n_ubatch, or use fewer slots"
         )
-
-    def batch(self, n_tokens: int) -> llama_cpp.llama_batch:
-        """The batch with its first `n_tokens` tokens."""
-        self._batch.n_tokens = n_tokens
-        return self._batch
 
 
 def streams(shape: DecoderShape) -> int:
@@ -197,10 +194,12 @@ def _context_params(
     cells = -(-shape.max_sequence_tokens // _CELL_PADDING) * _CELL_PADDING
     params.n_ctx = -(-shape.cells // _CELL_PADDING) * _CELL_PADDING if shape.n_ctx else cells * streams(shape)
     params.swa_full = True  # what a window of attention no longer sees must still be there for a row that shares it
-    params.n_seq_max = streams(shape)
+    params.n_seq_max = streams(shape) + shape.slots * shape.chain
     params.n_batch = shape.n_batch
     params.n_ubatch = shape.n_ubatch
-    params.n_outputs_max = max(streams(shape), 2) if shape.wanted is Wanted.NEXT else shape.n_batch
+    # Of each row the last token, of all rows the whole block, or of one row everything; and one for each sequence id.
+    last = max(streams(shape) * max(1, shape.block), params.n_seq_max, 2)
+    params.n_outputs_max = last if shape.wanted is Wanted.NEXT else shape.n_batch
     if shape.wanted is Wanted.EMBEDDINGS:
         params.embeddings = True
     params.n_threads = params.n_threads_batch = threads

@@ -13,7 +13,7 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from operators.decoding.model import ModelFacts, TokenIds, Wanted, decoder_shape
+from operators.decoding.model import DecoderShape, ModelFacts, TokenIds, Wanted, decoder_shape
 from operators.engine_settings import EngineSettings
 from operators.llama.abort import AbortFlag
 from operators.llama.context import LlamaContext
@@ -110,6 +110,8 @@ class LlamaModel:
         self.closing_ids: tuple[int, ...] = (eos_id,) if closes else ()
         template = llama_cpp.llama_model_chat_template(self._model, None)
         self.chat_template: str | None = template.decode("utf-8", "replace") if template else None
+        mask_id: int = llama_cpp.llama_vocab_mask(vocab)
+        self.mask_id: int | None = mask_id if mask_id >= 0 else None
         is_end = llama_cpp.llama_vocab_is_eog
         self.end_ids = frozenset(i for i in range(self.n_vocab) if is_end(vocab, i))
 
@@ -138,23 +140,24 @@ class LlamaModel:
         """See Model.pieces."""
         return Pieces(self._vocab, self.n_vocab)
 
-    def lease(self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT) -> tuple[LlamaContext, Callable[[], None]]:
+    def lease(
+        self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT, block: int = 0, chain: int = 0
+    ) -> tuple[LlamaContext, Callable[[], None]]:
         """See Model.lease."""
         self._abort.clear()
         threads = settings.threads or usable_cores()
-        shape = decoder_shape(settings, self.n_ctx_train, wanted)
+        shape = decoder_shape(settings, self.n_ctx_train, wanted, block, chain)
         signature = (shape, threads, settings.flash_attention, settings.kv_type)
-        return self._pool.lease(signature, functools.partial(self._context, settings, wanted))
+        return self._pool.lease(signature, functools.partial(self._context, settings, shape))
 
     def lease_apart(self, settings: EngineSettings) -> tuple[LlamaContext, Callable[[], None]]:
         """See Model.lease_apart."""
-        context = self._context(settings)
+        context = self._context(settings, decoder_shape(settings, self.n_ctx_train))
         return context, context.close
 
-    def _context(self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT) -> LlamaContext:
+    def _context(self, settings: EngineSettings, shape: DecoderShape) -> LlamaContext:
         if not keep_rows_apart(settings.deterministic) and self._file_type in K_QUANTS:
             self.exact = False
-        shape = decoder_shape(settings, self.n_ctx_train, wanted)
         flash = settings.flash_attention is not False
         return LlamaContext(
             self._model,

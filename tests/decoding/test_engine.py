@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
+from operators.decoding.batch import DecodeFailed
 from operators.decoding.engine import Engine
 from operators.decoding.fake import FakeDecoder
-from operators.decoding.model import DecodeFailed
 from operators.decoding.params import SamplingParams
 from operators.decoding.sequence import Sequence
 from pipeline.meter import StageMeter

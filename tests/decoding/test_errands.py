@@ -7,9 +7,9 @@ import time
 
 import pytest
 
+from operators.decoding.batch import BatchBuffer, DecodeFailed
 from operators.decoding.engine import Closed, Lane
 from operators.decoding.fake import FakeDecoder
-from operators.decoding.model import BatchBuffer, DecodeFailed
 from operators.decoding.params import SamplingParams
 from operators.engines import Engines
 from pipeline.meter import StageMeter

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from operators.decoding.batch import BatchBuffer, DecodeFailed
 from operators.decoding.fake import FakeDecoder
-from operators.decoding.model import BatchBuffer, DecodeFailed, DecoderShape
+from operators.decoding.model import DecoderShape
 from operators.decoding.params import SamplingParams
 from operators.decoding.sequence import Sequence
 from tests.decoding.fixtures import GREEDY, WARM, Bench, prompts, sequences, shape, worker_on

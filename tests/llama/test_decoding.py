@@ -9,8 +9,8 @@ import llama_cpp
 import numpy as np
 import pytest
 
+from operators.decoding.batch import DecodeFailed
 from operators.decoding.engine import Engine
-from operators.decoding.model import DecodeFailed
 from operators.decoding.params import SamplingParams
 from operators.decoding.sampler import Sampler
 from operators.decoding.sequence import Sequence

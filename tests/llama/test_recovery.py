@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from operators.decoding.model import DecodeFailed, Logits
+from operators.decoding.batch import DecodeFailed
+from operators.decoding.model import Logits
 from operators.decoding.params import SamplingParams
 from operators.engine_settings import EngineSettings
 from operators.llama.context import LlamaContext

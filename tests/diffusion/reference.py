@@ -1,0 +1,157 @@
+"""Block diffusion as it is defined: float64, the text computed anew in every step under an explicit mask, no cache.
+
+The model is Qwen3's architecture, with the weights of a GGUF file. Written apart from the engine: it shares no code
+with it, and it is the law for what the engine has to give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from gguf import GGUFReader
+
+Mask = Callable[[int, int], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """`shift`: logits are read one position before; `store`: whether a complete block is computed once more, so that
+    later ones see it clean; `worst`: the least confident are committed; `prefill`: how tokens of the prompt's whole
+    blocks see each other. Only the defaults are right."""
+
+    length: int
+    steps: int
+    remasking: str = "low_confidence_static"
+    threshold: float = 0.85
+    eb_threshold: float = 0.35
+    shift: bool = False
+    store: bool = True
+    worst: bool = False
+    prefill: str = "block"
+
+
+class Qwen3:
+    """The forward pass. `mask`: bool [tokens, tokens], whether a token (row) sees another one (column)."""
+
+    def __init__(self, path: Path) -> None:
+        reader = GGUFReader(path)
+        self._t = {t.name: np.asarray(t.data, np.float64) for t in reader.tensors}
+
+        def number(key: str) -> float:
+            return float(reader.fields[f"qwen3.{key}"].contents())
+
+        self.layers = int(number("block_count"))
+        self.heads, self.kv_heads = int(number("attention.head_count")), int(number("attention.head_count_kv"))
+        self.dim = int(number("attention.key_length"))
+        self.theta, self.eps = number("rope.freq_base"), number("attention.layer_norm_rms_epsilon")
+        self.n_vocab = len(self._t["token_embd.weight"])
+
+    def logits(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """float64 [tokens, n_vocab]."""
+        t = self._t
+        x = t["token_embd.weight"][ids]
+        for layer in range(self.layers):
+            name = f"blk.{layer}."
+            x = x + self._attention(self._norm(x, t[name + "attn_norm.weight"]), name, mask)
+            h = self._norm(x, t[name + "ffn_norm.weight"])
+            gate = h @ t[name + "ffn_gate.weight"].T
+            x = x + (gate / (1 + np.exp(-gate)) * (h @ t[name + "ffn_up.weight"].T)) @ t[name + "ffn_down.weight"].T
+        out = t.get("output.weight", t["token_embd.weight"])
+        return self._norm(x, t["output_norm.weight"]) @ out.T
+
+    def _attention(self, h: np.ndarray, name: str, mask: np.ndarray) -> np.ndarray:
+        t, n = self._t, len(h)
+        q = (h @ t[name + "attn_q.weight"].T).reshape(n, self.heads, self.dim)
+        k = (h @ t[name + "attn_k.weight"].T).reshape(n, self.kv_heads, self.dim)
+        v = (h @ t[name + "attn_v.weight"].T).reshape(n, self.kv_heads, self.dim)
+        q = self._rope(self._norm(q, t[name + "attn_q_norm.weight"]))
+        k = self._rope(self._norm(k, t[name + "attn_k_norm.weight"]))
+        group = self.heads // self.kv_heads
+        k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
+        scores = np.einsum("ihd,jhd->hij", q, k) / np.sqrt(self.dim)
+        scores = np.where(mask[None], scores, -np.inf)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        return np.einsum("hij,jhd->ihd", weights, v).reshape(n, -1) @ t[name + "attn_output.weight"].T
+
+    def _norm(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + self.eps) * weight
+
+    def _rope(self, x: np.ndarray) -> np.ndarray:
+        """NeoX: a head's first half turns with its second."""
+        half = self.dim // 2
+        angles = np.arange(len(x))[:, None] * self.theta ** (-np.arange(half) / half)
+        cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
+        one, other = x[..., :half], x[..., half:]
+        return np.concatenate([one * cos - other * sin, one * sin + other * cos], axis=-1)
+
+
+def generate(
+    model: Qwen3, prompt: Sequence[int], max_tokens: int, rules: Rules, mask_id: int, stop: frozenset[int] = frozenset()
+) -> list[int]:
+    """The completion's ids, up to a stop token, which is dropped."""
+    length, n = rules.length, len(prompt)
+    blocks = -(-(n + max_tokens) // length)
+    x = np.full(blocks * length, mask_id)
+    x[:n] = prompt
+    known = np.arange(len(x)) < n
+    seen = x.copy()  # what later blocks see of a block
+    for block in range(n // length, blocks):
+        start, end = block * length, (block + 1) * length
+        for step in range(10**6):
+            if known[start:end].all():
+                break
+            ids = np.concatenate([seen[:start], x[start:end]])
+            if not rules.store:
+                seen[start:end] = x[start:end]  # what the last denoising step saw stays
+            logits = model.logits(ids, _mask(len(ids), length, n // length * length, rules.prefill))
+            if rules.shift:
+                logits = np.concatenate([logits[:1], logits[:-1]])
+            _commit(x[start:end], known[start:end], logits[start:end], step, rules, mask_id)
+        if rules.store:
+            seen[start:end] = x[start:end]
+        if stop & set(x[max(n, start) : end].tolist()):
+            break
+    made = x[n : n + max_tokens].tolist()
+    ends = [i for i, token in enumerate(made) if token in stop]
+    return made[: ends[0]] if ends else made
+
+
+def _mask(count: int, length: int, prefilled: int, prefill: str) -> np.ndarray:
+    at = np.arange(count)
+    mask = at[None, :] // length <= at[:, None] // length
+    if prefill == "causal":
+        mask[:prefilled, :prefilled] = at[None, :prefilled] <= at[:prefilled, None]
+    elif prefill == "bidirectional":
+        mask[:prefilled, :prefilled] = True
+    return mask
+
+
+def _commit(x: np.ndarray, known: np.ndarray, logits: np.ndarray, step: int, rules: Rules, mask_id: int) -> None:
+    """Views of a block: what is committed is written into them."""
+    logits = logits.copy()
+    logits[:, mask_id] = -np.inf
+    p = np.exp(logits - logits.max(axis=1, keepdims=True))
+    p /= p.sum(axis=1, keepdims=True)
+    candidates, confidence = p.argmax(axis=1), p.max(axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        entropy = -np.where(p > 0, p * np.log(p), 0.0).sum(axis=1)
+    steps = min(rules.steps, rules.length)
+    count = rules.length // steps + (step < rules.length % steps)
+    places = [int(i) for i in np.flatnonzero(~known)]
+    sign = 1 if rules.worst else -1
+    chosen = sorted(places, key=lambda i: sign * confidence[i])[:count]
+    if rules.remasking == "sequential":
+        chosen = places[::-1][:count] if rules.worst else places[:count]
+    elif rules.remasking == "low_confidence_dynamic":
+        sure = [i for i in places if confidence[i] > rules.threshold]
+        chosen = sure if len(sure) >= count else chosen
+    elif rules.remasking == "entropy_bounded":
+        order = sorted(places, key=lambda i: -sign * entropy[i])
+        sums = np.cumsum([entropy[i] for i in order])
+        chosen = order[: max(1, int((sums < rules.eb_threshold).sum()))]
+    x[chosen] = candidates[chosen]
+    known[chosen] = True

@@ -1,0 +1,125 @@
+"""Ids equal those of the reference: for every strategy, block length, number of steps and rest of the prompt."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from operators.decoding.params import SamplingParams
+from operators.diffusion_settings import BlockDiffusionSettings, Remasking
+from operators.llama.make_model import write_model
+from operators.llama.model import LlamaModel
+from operators.settings import ModelSettings
+from tests.diffusion.reference import Qwen3, Rules, generate
+from tests.diffusion.rows import complete, prompts
+
+EXACT: dict[str, Any] = {"kv_type": "f32", "flash_attention": False}
+LENGTHS = (1, 4, 8)
+STEPS = {1: (1,), 4: (2, 4, 9), 8: (3, 8, 9)}
+"""Fewer than the block has tokens, as many, and more."""
+GRID = [(r.value, n, s) for r, n in itertools.product(Remasking, LENGTHS) for s in STEPS[n]]
+TEXTS = prompts(8, longest=8)
+MAX_TOKENS = [4, 5, 6, 7, 9, 3, 5, 8]
+WRONG: dict[str, dict[str, Any]] = {
+    "causal prefill": {"prefill": "causal"},
+    "bidirectional prefill": {"prefill": "bidirectional"},
+    "no store pass": {"store": False},
+    "the least confident first": {"worst": True},
+    "shifted logits": {"shift": True},
+}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    write_model(path, shape="tiny", file_type="f32")
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(path):
+    loaded = LlamaModel(ModelSettings(path=str(path)))
+    yield loaded
+    loaded.close()
+
+
+@pytest.fixture(scope="module")
+def expected(path, model):
+    """The reference's ids of TEXTS under rules; each worked out once."""
+    reference = Qwen3(path)
+
+    @functools.cache
+    def ids(rules: Rules) -> dict[int, list[int]]:
+        return {
+            i: generate(reference, text.tolist(), most, rules, model.mask_id)
+            for i, (text, most) in enumerate(zip(TEXTS, MAX_TOKENS, strict=True))
+        }
+
+    return ids
+
+
+def settings(remasking: str, length: int, steps: int) -> BlockDiffusionSettings:
+    return BlockDiffusionSettings(
+        block_length=length,
+        denoising_steps=steps,
+        remasking=remasking,
+        confidence_threshold=0.2,
+        eb_threshold=2.0,
+    )
+
+
+def rules(remasking: str, length: int, steps: int) -> Rules:
+    return Rules(length, steps, remasking, threshold=0.2, eb_threshold=2.0)
+
+
+@pytest.mark.parametrize(("remasking", "length", "steps"), GRID)
+@pytest.mark.parametrize("slots", [1, 3, 16])
+def test_ids_are_those_of_the_reference(expected, model, remasking, length, steps, slots):
+    """With 1 slot unbatched, with 3 refilled, with 16 all rows at once."""
+    done = complete(model, settings(remasking, length, steps), TEXTS, MAX_TOKENS, slots=slots, **EXACT)
+    assert done.ids == expected(rules(remasking, length, steps))
+
+
+@pytest.mark.parametrize(("remasking", "length"), [*itertools.product(map(str, Remasking), (4, 8)), ("sequential", 1)])
+@pytest.mark.parametrize("prefill", ["block", "nested"])
+@pytest.mark.parametrize("commit", ["separate", "fused"])
+def test_blocks_that_share_a_call_change_no_id(expected, model, remasking, length, prefill, commit):
+    steps = STEPS[length][0]
+    shared = replace(settings(remasking, length, steps), prefill=prefill, commit=commit)
+    done = complete(model, shared, TEXTS, MAX_TOKENS, slots=5, kv="unified", deterministic=False, **EXACT)
+    assert done.ids == expected(rules(remasking, length, steps))
+    assert done.totals["fused_passes"] == (done.totals["store_passes"] if commit == "fused" else 0)
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=list(WRONG))
+def test_a_wrong_reference_gives_other_ids(expected, model, wrong):
+    """What the comparison would show, if the engine did it so."""
+    done = complete(model, settings("low_confidence_static", 4, 4), TEXTS, MAX_TOKENS, slots=16, **EXACT)
+    assert done.ids != expected(replace(rules("low_confidence_static", 4, 4), **WRONG[wrong]))
+
+
+def test_a_block_longer_than_the_text_is_one_block(path, model):
+    decode, text = BlockDiffusionSettings(block_length=64, denoising_steps=8), TEXTS[6]
+    done = complete(model, decode, [text], [22], **EXACT)
+    assert done.ids[0] == generate(Qwen3(path), text.tolist(), 22, Rules(64, 8), model.mask_id)
+    assert done.totals["denoise_passes"] == 8
+    assert done.totals["discarded_tokens"] == 64 - len(text) - 22
+
+
+def test_an_end_inside_a_block_is_where_the_reference_has_it(path, model, expected):
+    """Each row's third token ends it and every row that makes it; the block is made whole first."""
+    right = rules("low_confidence_static", 4, 2)
+    stop = frozenset(ids[2] for ids in expected(right).values())
+    done = complete(
+        model, settings("low_confidence_static", 4, 2), TEXTS, 12, SamplingParams(stop_ids=stop), slots=3, **EXACT
+    )
+    reference = Qwen3(path)
+    assert done.ids == {
+        i: generate(reference, text.tolist(), 12, right, model.mask_id, stop) for i, text in enumerate(TEXTS)
+    }
+    assert all(len(ids) <= 2 for ids in done.ids.values())
+    assert {row.finish_reason for row in done.rows.values()} == {"stop"}
