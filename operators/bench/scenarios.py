@@ -128,6 +128,13 @@ def _outputs(low: int, high: int) -> Scenario:
     return Scenario(f"completions of {low} to {high} tokens", (JOB, SERVER), Recipe(low, high))
 
 
+def _blocks(length: int, steps: int, *, fused: bool = False) -> Contender:
+    overrides = ["decode=block_diffusion", f"decode.block_length={length}", f"decode.denoising_steps={steps}"]
+    if fused:
+        overrides += ["runtime.kv=unified", "runtime.deterministic=false"]
+    return Contender(f"{length}/{steps}{' fused' if fused else ''}", Kind.JOB, tuple(overrides))
+
+
 FEW_SHOT = Scenario(
     "worked examples before every question: a long prefix that all rows share",
     (
@@ -168,6 +175,17 @@ SCENARIOS: Mapping[str, Scenario] = {
     "outputs_50_200": _outputs(50, 200),
     "outputs_200_500": _outputs(200, 500),
     "tiny_rows": Scenario("many rows of a few tokens", (*LADDER, SERVER), Recipe(2, 6, words=4), rows=1000),
+    "diffusion": Scenario(
+        "block diffusion against one token a step: tokens of a block and the steps in which it is made; fused: with"
+        " the unified KV cache, where a step is a call and a prompt is read in few",
+        (
+            JOB,
+            *(_blocks(length, steps) for length, steps in ((1, 1), (2, 2), (4, 4), (4, 2), (4, 1))),
+            *(_blocks(4, steps, fused=True) for steps in (4, 2, 1)),
+        ),
+        Recipe(128, 128, words=4),
+        slots=(1, 8, 32),
+    ),
     "contexts": Scenario(
         "one context, cleared between calls of a slot's worth of rows, against a new one a call",
         (Contender("context-reused", Kind.RUNG), Contender("context-fresh", Kind.RUNG)),
