@@ -1,12 +1,13 @@
 """Jinja templates that may come from a stranger's model file: sandboxed, bounded, and the same text every time.
 
-The sandbox keeps a template from reaching Python; what it may cost is bounded in size (the text, a range, a repeated
-sequence, a padded string), not in time: loops nested without output can still take minutes.
+The sandbox keeps a template from reaching Python. What a rendering may cost is bounded in work and in size
+(template_work.py), whatever its loops, macros and filters do.
 """
 
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import re
 from collections.abc import Callable
@@ -19,18 +20,36 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 from jinja2.exceptions import SecurityError
+from jinja2.runtime import LoopContext
+from jinja2.utils import Namespace
 
+from operators.template_metering import meter, metering_filters
+from operators.template_work import (
+    MAX_ITEMS,
+    MAX_NUMBER_BITS,
+    MAX_TEXT_CHARACTERS,
+    METHODS,
+    REFUSED_FILTERS,
+    TESTS,
+    TooCostly,
+    Work,
+    formatted,
+    metered,
+)
 from pipeline.errors import ConfigError
 
-MAX_TEXT_CHARACTERS = 16 << 20
-MAX_ITEMS = jinja2.sandbox.MAX_RANGE
+MAX_SOURCE_CHARACTERS = 1 << 20
 MAX_EXPONENT = 64
 MAX_WIDTH_DIGITS = 3
-PADDING_METHODS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs", "format_map"})
+UNSAFE_METHODS = frozenset(
+    {"center", "ljust", "rjust", "zfill", "expandtabs", "format_map", "translate", "maketrans", "encode"}
+)
+"""Of a text: they pad to any width, repeat without bound, or lead to bytes, which have all of these too."""
+OTHER_TEMPLATES = (jinja2.nodes.Include, jinja2.nodes.Import, jinja2.nodes.FromImport, jinja2.nodes.Extends)
 
 
 class Template:
-    """A compiled template.
+    """A compiled template. Not for two threads at a time.
 
     Args:
         source: its text.
@@ -41,64 +60,144 @@ class Template:
             (`is defined`) have a fixed date of their own. The clock's date would make every run another one.
 
     Raises:
-        ConfigError: it does not compile; names the line.
+        ConfigError: it does not compile, or takes in another template; names the line.
     """
 
     def __init__(self, source: str, name: str, *, strict: bool, date: datetime.date | None = None) -> None:
         environment = _environment(strict, date)
-        try:
-            self.unknown = frozenset(
-                jinja2.meta.find_undeclared_variables(environment.parse(source)) - environment.globals.keys()
+        self.name = name
+        self._work = environment.work
+        if len(source) > MAX_SOURCE_CHARACTERS:
+            raise ConfigError(
+                f"{name} has {len(source)} characters, more than {MAX_SOURCE_CHARACTERS}; is it a template?"
             )
-            self._template = environment.from_string(source)
+        try:
+            tree = environment.parse(source)
+            self.unknown = frozenset(jinja2.meta.find_undeclared_variables(tree) - environment.globals.keys())
+            self._template = environment.from_string(meter(_alone(tree, name)))
+        except ConfigError:
+            raise
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(f"{name}, line {error.lineno}: {error.message}") from error
-        self.name = name
+        except RecursionError as error:
+            raise ConfigError(f"{name} is nested too deeply, or has an expression that is too long") from error
+        except Exception as error:  # a stranger's text goes through two compilers, Jinja's and Python's
+            raise ConfigError(f"{name} cannot be compiled: {type(error).__name__}: {error}") from error
 
     def render(self, values: dict[str, Any]) -> str:
         """The text.
 
         Raises:
-            jinja2.TemplateError: the template refuses (`raise_exception`), names what is not there, or its text grows
-                beyond MAX_TEXT_CHARACTERS. What its expressions raise (TypeError ...) comes through as it is.
+            jinja2.TemplateError: the template refuses (`raise_exception`) or names what is not there. What its
+                expressions raise (TypeError ...) comes through as it is.
+            jinja2.exceptions.SecurityError: it reaches for what the sandbox does not give.
+            TooCostly: it does more than MAX_STEPS of work, or its text grows beyond MAX_TEXT_CHARACTERS.
         """
+        self._work.begin()
+        try:
+            return self._text(values)
+        except RecursionError as error:
+            raise TooCostly("it calls itself too deeply, or its values are nested too deeply") from error
+
+    def _text(self, values: dict[str, Any]) -> str:
         pieces: list[str] = []
         room = MAX_TEXT_CHARACTERS
         for piece in self._template.root_render_func(self._template.new_context(values)):
             pieces.append(piece)
             room -= len(piece)
             if room < 0:
-                raise jinja2.TemplateRuntimeError(f"the text is longer than {MAX_TEXT_CHARACTERS} characters")
+                raise TooCostly(f"the text is longer than {MAX_TEXT_CHARACTERS} characters")
         return "".join(pieces)
 
 
 class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, without the ways to make a huge value in one step."""
+    """Jinja's sandbox, in which all work is paid for and nothing huge is made in one step.
+
+    `work` is the budget of the rendering that is under way.
+    """
 
     intercepted_binops = frozenset({"*", "**", "%"})
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.work = Work()
+
+    def call(  # the names keep a template's keywords apart from ours
+        __self,  # noqa: N805
+        __context: jinja2.runtime.Context,
+        __obj: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """Call a macro, a function or a method: its arguments and its result are paid for."""
+        work = __self.work
+        work.pay(1)
+        owner = getattr(__obj, "__self__", None)
+        for value in (owner, *args, *kwargs.values()):
+            work.made(value)
+        if isinstance(owner, str) and (rule := METHODS.get(__obj.__name__)) is not None:
+            rule(work, owner, *args, **kwargs)
+        elif isinstance(__obj, LoopContext) and args:
+            args = (work.counted(args[0], 1), *args[1:])
+        return work.result(super().call(__context, __obj, *args, **kwargs))
+
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
         """`*`, `**` and `%` up to a size."""
-        sizes = [len(v) for v in (left, right) if isinstance(v, str | list | tuple)]
-        counts = [v for v in (left, right) if isinstance(v, int)]
-        if operator == "*" and sizes and counts and sizes[0] * counts[0] > MAX_ITEMS:
-            raise SecurityError(f"repeats to more than {MAX_ITEMS} items")
+        if operator == "*":
+            self._check_product(left, right)
         if operator == "**" and (abs(left) > MAX_ITEMS or abs(right) > MAX_EXPONENT):
             raise SecurityError("a power of numbers this large")
         if operator == "%" and isinstance(left, str):
-            return _format(left, *(right if isinstance(right, tuple) else (right,)))
-        return super().call_binop(context, operator, left, right)
+            return self.work.made(self.format(left, *(right if isinstance(right, tuple) else (right,))))
+        return self.work.made(super().call_binop(context, operator, left, right))
+
+    def _check_product(self, left: Any, right: Any) -> None:
+        for value, count in ((left, right), (right, left)):
+            if isinstance(value, str | list | tuple) and isinstance(count, int):
+                if len(value) * count > MAX_ITEMS:
+                    raise SecurityError(f"repeats to more than {MAX_ITEMS} items")
+                self.work.bound(self.work.weight(value) * count)
+        if isinstance(left, int) and isinstance(right, int) and _bits(left) + _bits(right) > MAX_NUMBER_BITS:
+            raise SecurityError(f"a product of more than {MAX_NUMBER_BITS} bits")
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Jinja's rule, and no padding of strings to any width."""
-        return super().is_safe_attribute(obj, attr, value) and not (isinstance(obj, str) and attr in PADDING_METHODS)
+        """Jinja's rule, and no methods that make much out of little."""
+        if isinstance(obj, str) and attr in UNSAFE_METHODS:
+            return False
+        if isinstance(obj, bytes | int | float) and attr != "decode":
+            return False
+        return super().is_safe_attribute(obj, attr, value)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """Jinja's sandboxed `str.format`, for fields without a width."""
         wrapped = super().wrap_str_format(value)
-        if wrapped is not None and re.search(r"\{[^{}]*:", value.__self__):
+        if wrapped is None:
+            return None
+        form: str = value.__self__
+        if re.search(r"\{[^{}]*:", form):
             raise SecurityError("format with a ':' in a field; use ~ to join strings")
-        return wrapped
+        work = self.work
+
+        @functools.wraps(wrapped)
+        def bounded(*args: Any, **kwargs: Any) -> str:
+            formatted(work, form, form.count("{"), (*args, *kwargs.values()))
+            return wrapped(*args, **kwargs)
+
+        return bounded
+
+    def format(self, form: str, *values: Any) -> str:
+        """`form % values` with fields of at most 999 characters."""
+        if re.search(rf"%[^a-zA-Z%]*(\*|\d{{{MAX_WIDTH_DIGITS + 1}}})", form):
+            raise SecurityError(f"a field wider than {MAX_WIDTH_DIGITS} digits say")
+        formatted(self.work, form, form.count("%"), values)
+        return form % (values[0] if len(values) == 1 and isinstance(values[0], dict) else values)
+
+
+class Silent(Namespace):
+    """A namespace that does not print what is in it, which may be itself."""
+
+    def __repr__(self) -> str:
+        return "<Namespace>"
 
 
 class GenerationTag(jinja2.ext.Extension):
@@ -121,10 +220,17 @@ def _environment(strict: bool, date: datetime.date | None) -> Sandbox:
         undefined=jinja2.StrictUndefined if strict else jinja2.Undefined,
         finalize=_printable if strict else None,
     )
-    environment.filters["tojson"] = _to_json
-    environment.filters["format"] = _format
-    del environment.filters["center"]
-    environment.globals["raise_exception"] = _raise_exception
+    work = environment.work
+    for name in REFUSED_FILTERS:
+        del environment.filters[name]
+    environment.filters |= {"tojson": _to_json, "format": environment.format}
+    filters: dict[str, Callable[..., Any]] = environment.filters
+    tests: dict[str, Callable[..., Any]] = environment.tests
+    filters |= {name: metered(work, name, function) for name, function in filters.items()}
+    filters |= metering_filters()
+    tests |= {name: metered(work, name, tests[name]) for name in TESTS & tests.keys()}
+    environment.globals |= {"raise_exception": _raise_exception, "namespace": Silent}
+    del environment.globals["lipsum"]  # random, and as long as it is asked for
     if date is not None:
         environment.globals["strftime_now"] = _formatter(date)
     return environment
@@ -136,11 +242,20 @@ def _printable(value: object) -> object:
     return value
 
 
-def _format(form: str, *values: Any) -> str:
-    """`form % values` with fields of at most 999 characters."""
-    if re.search(rf"%[^a-zA-Z%]*(\*|\d{{{MAX_WIDTH_DIGITS + 1}}})", form):
-        raise SecurityError(f"a field wider than {MAX_WIDTH_DIGITS} digits say")
-    return form % values
+def _alone(tree: jinja2.nodes.Template, name: str) -> jinja2.nodes.Template:
+    """`tree`, if it needs no other template.
+
+    Raises:
+        ConfigError: it names one, of whatever file.
+    """
+    for node in tree.find_all(OTHER_TEMPLATES):
+        what = type(node).__name__.lower().replace("fromimport", "from ... import")
+        raise ConfigError(f"{name}, line {node.lineno}: {{% {what} %}} takes in another template; write it out here")
+    return tree
+
+
+def _bits(number: int) -> int:
+    return int(number).bit_length()
 
 
 def _raise_exception(message: str) -> NoReturn:

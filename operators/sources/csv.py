@@ -28,6 +28,8 @@ from pipeline.errors import ConfigError, InputError
 
 BLOCK_BYTES = 1 << 20
 HEADER_RECORDS = 1
+MOST_SHOWN = 100
+"""Bytes of a value that a reason quotes."""
 SPELLED: tuple[tuple[pa.DataType, str], ...] = (
     (pa.int64(), r"^-?(0|[1-9][0-9]{0,18})$"),
     (pa.float64(), r"^[-+]?((0|[1-9][0-9]{0,14})(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?$"),
@@ -153,7 +155,7 @@ def convert(block: Block, schema: pa.Schema, first_row: int) -> Block:
     for field in schema:
         column = fields.column(field.name)
         for i in _misfits(column, field.type):
-            bad.setdefault(i, f"column '{field.name}' is {field.type}, the value is {_text(column[i].as_py())!r}")
+            bad.setdefault(i, _why_not(field, column[i].as_py()))
     good = fields if not bad else fields.filter(pa.array(i not in bad for i in range(fields.num_rows)))
     data = pa.record_batch([_cast(good.column(f.name), f.type) for f in schema], schema=schema)
     rows = [
@@ -161,6 +163,13 @@ def convert(block: Block, schema: pa.Schema, first_row: int) -> Block:
         for i, why in bad.items()
     ]
     return Block(block.rows, data, tuple(sorted([*block.bad, *rows], key=lambda b: b.offset)))
+
+
+def _why_not(field: pa.Field, value: bytes) -> str:
+    if field.type == pa.string():
+        return f"column '{field.name}' is not UTF-8: {_text(value[:MOST_SHOWN])!r}; convert the file to UTF-8"
+    shown = repr(_text(value[:MOST_SHOWN]))
+    return f"column '{field.name}' is {field.type}, the value is {shown}; data.schema can give another type"
 
 
 def _cast(fields: pa.Array, kind: pa.DataType) -> pa.Array | None:

@@ -27,6 +27,8 @@ SAMPLE_ROWS = 10_000
 """Rows of the first file that types are read off, where the format has none."""
 FURTHER_ROWS = 1_000
 """The same for every further file: a directory may have thousands."""
+UNREADABLE = (pa.ArrowException, OSError, ValueError, OverflowError)
+"""What the libraries raise for bytes that are not what they should be."""
 READERS: Mapping[str, ReaderFactory] = {
     "parquet": ParquetReader,
     "jsonl": JsonlReader,
@@ -143,9 +145,14 @@ class ReadPrompts(BaseOperator):
         rows = 0
         for reader in self._readers:
             self._current = reader
-            for block in reader.blocks(self._columns, max(0, start - rows)):
-                rows += block.rows
-                yield reader, block
+            try:
+                for block in reader.blocks(self._columns, max(0, start - rows)):
+                    rows += block.rows
+                    yield reader, block
+            except UNREADABLE as error:
+                raise InputError(
+                    f"{reader.path} cannot be read on from row {rows} of the input: {error}; write the file again"
+                ) from error
             self._current = None
             self._bytes_before += reader.path.stat().st_size
 
@@ -172,5 +179,5 @@ class ReadPrompts(BaseOperator):
 def _schema_of(reader: Reader, sample_rows: int) -> pa.Schema:
     try:
         return reader.schema(sample_rows)
-    except OSError as error:
-        raise InputError(f"{reader.path} cannot be read: {error.strerror or error}") from error
+    except UNREADABLE as error:
+        raise InputError(f"{reader.path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
