@@ -8,32 +8,51 @@ from __future__ import annotations
 
 from typing import Any
 
-from jinja2 import nodes, pass_context, pass_environment
-from jinja2.runtime import Context
+from jinja2 import nodes, pass_context
 from jinja2.visitor import NodeTransformer
 
-COUNTED, MADE, READ = "(counted)", "(made)", "(read)"
+from operators.template_work import FEW, LINEAR, SHORT, Work
+
+COUNTED, MADE, PRINTED, READ = "(counted)", "(made)", "(printed)", "(read)"
 MOST_PARTS = 32
 """Parts of an expression that are joined before their length is looked at."""
 JOINS = (nodes.Add, nodes.Concat)
 
 
-def metering_filters() -> dict[str, Any]:
-    """The filters that `meter` puts into a template. They find the budget in the environment: `environment.work`."""
+def metering_filters(work: Work) -> dict[str, Any]:
+    """The filters that `meter` puts into a template. What is usual and cheap takes the first lines of each."""
 
     @pass_context  # what asks for the context is never computed while the template compiles
-    def counted(context: Context, items: Any, price: int) -> Any:
-        return context.environment.work.counted(items, price)  # type: ignore[attr-defined]
+    def counted(_: object, items: Any, price: int) -> Any:
+        if items.__class__ is list and len(items) <= FEW:
+            work.left -= price * len(items)
+            return items
+        return work.counted(items, price)
 
-    @pass_environment
-    def made(environment: Any, value: Any) -> Any:
-        return environment.work.made(value)
+    def made(value: Any) -> Any:
+        if value.__class__ is str and len(value) <= SHORT:
+            return value
+        return work.made(value)
 
-    @pass_environment
-    def read(environment: Any, value: Any) -> Any:
-        return environment.work.read(value)
+    def read(value: Any) -> Any:
+        if value.__class__ is str and len(value) <= SHORT:
+            return value
+        if value.__class__ is list and len(value) <= FEW:
+            return value
+        return work.read(value)
 
-    return {COUNTED: counted, MADE: made, READ: read}
+    def printed(value: Any) -> Any:
+        work.pay(1)
+        return work.made(value)
+
+    return {COUNTED: counted, MADE: made, PRINTED: printed, READ: read}
+
+
+def price_of(body: list[nodes.Node]) -> int:
+    """Steps of a turn through `body`: what it prints, and how many expressions it has."""
+    text = sum(len(data.data) for part in body for data in part.find_all(nodes.TemplateData))
+    expressions = sum(1 for part in body for _ in part.find_all(nodes.Expr))
+    return 1 + (text >> 4) + (expressions >> 4)
 
 
 def meter(template: nodes.Template) -> nodes.Template:
@@ -49,9 +68,9 @@ class _Metering(NodeTransformer):
         self._captured = False
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - named by Jinja
-        text = sum(len(data.data) for part in node.body for data in part.find_all(nodes.TemplateData))
+        price = price_of(node.body)
         self._inside(node, captured=self._captured or node.recursive)
-        node.iter = _filtered(COUNTED, node.iter, nodes.Const(1 + (text >> 4)))
+        node.iter = _filtered(COUNTED, node.iter, nodes.Const(price))
         return node
 
     def visit_Macro(self, node: nodes.Macro) -> nodes.Node:  # noqa: N802
@@ -75,7 +94,7 @@ class _Metering(NodeTransformer):
         for i, child in enumerate(node.nodes):
             if not isinstance(child, nodes.TemplateData):
                 printed: nodes.Expr = self._joined(child)[0] if isinstance(child, JOINS) else self.visit(child)
-                node.nodes[i] = _filtered(MADE, printed) if self._captured else printed
+                node.nodes[i] = _filtered(PRINTED, printed) if self._captured else printed
         return node
 
     def visit_Add(self, node: nodes.Expr) -> nodes.Node:  # noqa: N802
@@ -96,6 +115,12 @@ class _Metering(NodeTransformer):
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
         if isinstance(node.arg, nodes.Slice):
+            node.node = _filtered(READ, node.node)
+        return node
+
+    def visit_Filter(self, node: nodes.Filter) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        if node.name in LINEAR and node.node is not None:
             node.node = _filtered(READ, node.node)
         return node
 
@@ -154,5 +179,5 @@ def _is_written_out(node: nodes.Node) -> bool:
     return isinstance(node, nodes.Const | nodes.TemplateData)
 
 
-def _filtered(name: str, node: nodes.Expr, *args: nodes.Expr) -> nodes.Filter:
+def _filtered(name: str, node: nodes.Node, *args: nodes.Expr) -> nodes.Filter:
     return nodes.Filter(node, name, list(args), [], None, None, lineno=node.lineno)

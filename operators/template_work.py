@@ -4,6 +4,9 @@ No clock decides, so a row has the same fate on every machine. A step is a turn 
 items that are copied: 0.1 to 0.3 microseconds, so that a rendering ends within some seconds whatever the template does.
 What takes memory is paid in steps too, and a text or a list is bounded in size before it is made.
 
+What is cheap is not counted at all: a text of SHORT characters, a list of FEW items. How often that can happen is in
+the price of the loop around it, which grows with the expressions in its body.
+
 A list may hold another one several times, which costs nothing until it is printed or compared. So a list that a
 template makes is weighed: what counts is how much would be printed.
 """
@@ -11,7 +14,7 @@ template makes is weighed: what counts is how much would be printed.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from typing import Any
 
 import jinja2.sandbox
@@ -21,12 +24,19 @@ MAX_STEPS = 10_000_000
 MAX_TEXT_CHARACTERS = 16 << 20
 MAX_ITEMS = jinja2.sandbox.MAX_RANGE
 MAX_NUMBER_BITS = 1 << 14
-PAID_AT_ONCE = 64
-"""Items of a list that are paid before the loop begins, which is cheaper."""
+CALL_STEPS = 8
+"""Of calling a macro or a filter: it takes as long as so many turns of an empty loop."""
+SHORT = 1024
+"""Characters of a text that costs nothing to make or to look at."""
+FEW = 64
+"""Items of a list that costs nothing to copy, and whose loop is paid before it begins."""
 MOST_DIGITS = 64
 """Of a rounding, and characters of an indentation."""
 
-_VIEWS: tuple[type[Any], ...] = (type({}.keys()), type({}.values()), type({}.items()))
+CONTAINERS = (list, tuple, dict)
+MEASURED = (str, *CONTAINERS)
+_VIEWS = (KeysView, ValuesView, ItemsView)
+_OPENED = (*CONTAINERS, *_VIEWS)
 _TOO_LONG = f"it makes a text or a list of more than {MAX_TEXT_CHARACTERS} characters and items"
 
 
@@ -35,14 +45,15 @@ class TooCostly(SecurityError):
 
 
 class Work:
-    """The budget of one rendering. Not for two threads at a time."""
+    """The budget of one rendering: `steps` of work. Not for two threads at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, steps: int = MAX_STEPS) -> None:
+        self._steps = steps
         self.begin()
 
     def begin(self) -> None:
         """A new rendering has the whole budget."""
-        self.left = MAX_STEPS
+        self.left = self._steps
         # By id; the value is kept, so that no other one gets its id.
         self._weights: dict[int, tuple[object, int]] = {}
 
@@ -55,8 +66,8 @@ class Work:
         self.left -= steps
         if self.left < 0:
             raise TooCostly(
-                f"it takes more than {MAX_STEPS} steps (turns of loops, calls, what is copied); make its loops shorter,"
-                " or the row"
+                f"it takes more than {self._steps} steps (turns of loops, calls, what is copied); make its loops"
+                " shorter, or the row"
             )
 
     def bound(self, size: int) -> None:
@@ -72,7 +83,7 @@ class Work:
         """`value`, whose characters or items are looked at, but not what is in the items."""
         if isinstance(value, str):
             self.pay(len(value) >> 4)
-        elif isinstance(value, list | tuple | dict):
+        elif isinstance(value, (*CONTAINERS, range)):
             self.pay(len(value) >> 2)
         return value
 
@@ -81,19 +92,21 @@ class Work:
         if isinstance(value, str):
             self.bound(len(value))
             self.pay(len(value) >> 4)
-        elif isinstance(value, list | tuple | dict):
+        elif isinstance(value, CONTAINERS):
             self.pay(self.weight(value) >> 4)
+        elif isinstance(value, range):
+            self.pay(len(value) >> 2)
         return value
 
     def result(self, value: Any) -> Any:
         """`value`, which a filter or a function gave; what it computes item by item is paid item by item."""
-        if isinstance(value, str | list | tuple | dict):
+        if isinstance(value, MEASURED):
             return self.made(value)
-        return self._one_by_one(value, 1) if isinstance(value, Iterator) else value
+        return self._one_by_one(value, CALL_STEPS) if isinstance(value, Iterator) else value
 
     def counted(self, items: Any, price: int) -> Any:
         """`items` of a loop, each for `price` steps."""
-        if isinstance(items, list | tuple | dict | str) and len(items) <= PAID_AT_ONCE:
+        if isinstance(items, MEASURED) and len(items) <= FEW:
             self.pay(price * (1 + len(items)))
             return items
         self.pay(price)
@@ -117,7 +130,7 @@ class Work:
             return known[1]
         if isinstance(value, int):
             return 1 + (value.bit_length() >> 2)
-        if not isinstance(value, (list, tuple, dict, *_VIEWS)):
+        if not isinstance(value, _OPENED):
             return 1 + 4 * len(value) if isinstance(value, bytes) else 1
         parts = [*value, *value.values()] if isinstance(value, dict) else list(value)
         self.pay(1 + len(parts))
@@ -154,10 +167,8 @@ def replaced(work: Work, text: Any, old: Any, new: Any, *_: Any, **__: Any) -> N
 
 def joined(work: Work, separator: str, items: Any = (), *_: Any) -> None:
     """`str.join` repeats a text of any length."""
-    if isinstance(items, (str, list, tuple, dict, *_VIEWS)):
+    if isinstance(items, (str, *_OPENED)):
         work.bound(work.weight(items) + len(items) * len(separator))
-    else:
-        raise TooCostly("join of what is no list; write | list first")
 
 
 def formatted(work: Work, form: str, fields: int, values: Iterable[Any]) -> None:
@@ -169,7 +180,7 @@ def formatted(work: Work, form: str, fields: int, values: Iterable[Any]) -> None
 def _joined_by_filter(work: Work, items: Any, d: Any = "", *_: Any, **__: Any) -> None:
     separator = str(d)
     if not separator or not isinstance(items, Iterator):
-        joined(work, separator, items if isinstance(items, str | list | tuple | dict) else ())
+        joined(work, separator, items if isinstance(items, MEASURED) else ())
     else:
         work.bound(len(separator) * MAX_ITEMS)  # of what comes item by item the number is not known
 
@@ -231,6 +242,10 @@ DEEP = {"sort", "unique", "groupby", "dictsort", "min", "max", "string", "escape
 """Filters and tests that look at all that is in a list."""
 TESTS = DEEP | {"lower", "upper"}
 """Tests that cost more than a step."""
+CHEAP = {"length", "count", "first", "last", "default", "d", "int", "float", "abs", "safe", "attr", "filesizeformat"}
+"""Filters that look at one item at most."""
+LINEAR = {"trim", "lower", "upper", "capitalize"}
+"""Filters that copy a text: it is enough that the text is paid for."""
 REFUSED_FILTERS = ("center", "urlize", "random")
 """Pads to any width; takes quadratic time; is another one each time."""
 METHODS: Mapping[str, Callable[..., None]] = {"replace": replaced, "join": joined}

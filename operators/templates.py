@@ -10,7 +10,8 @@ import datetime
 import functools
 import json
 import re
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import jinja2
@@ -23,13 +24,18 @@ from jinja2.exceptions import SecurityError
 from jinja2.runtime import LoopContext
 from jinja2.utils import Namespace
 
-from operators.template_metering import meter, metering_filters
+from operators.template_metering import meter, metering_filters, price_of
 from operators.template_work import (
+    CALL_STEPS,
+    CHEAP,
+    LINEAR,
     MAX_ITEMS,
     MAX_NUMBER_BITS,
+    MAX_STEPS,
     MAX_TEXT_CHARACTERS,
     METHODS,
     REFUSED_FILTERS,
+    SHORT,
     TESTS,
     TooCostly,
     Work,
@@ -45,6 +51,13 @@ UNSAFE_METHODS = frozenset(
     {"center", "ljust", "rjust", "zfill", "expandtabs", "format_map", "translate", "maketrans", "encode"}
 )
 """Of a text: they pad to any width, repeat without bound, or lead to bytes, which have all of these too."""
+SCOPES = ("_loop_vars", "_block_vars")
+"""Keywords that Jinja adds to a call, for functions that ask for their context."""
+FREE = CHEAP | LINEAR
+"""Filters that are not metered themselves."""
+METHOD_TYPES = (types.MethodType, types.BuiltinMethodType)
+NUMBERS = (bytes, int, float)
+"""Whose methods make bytes of any length."""
 OTHER_TEMPLATES = (jinja2.nodes.Include, jinja2.nodes.Import, jinja2.nodes.FromImport, jinja2.nodes.Extends)
 
 
@@ -58,13 +71,22 @@ class Template:
             they are empty and `None`, as chat templates expect.
         date: what `strftime_now` formats. None: there is no `strftime_now`, for which the templates that ask for it
             (`is defined`) have a fixed date of their own. The clock's date would make every run another one.
+        max_steps: work that a rendering may cost.
 
     Raises:
         ConfigError: it does not compile, or takes in another template; names the line.
     """
 
-    def __init__(self, source: str, name: str, *, strict: bool, date: datetime.date | None = None) -> None:
-        environment = _environment(strict, date)
+    def __init__(
+        self,
+        source: str,
+        name: str,
+        *,
+        strict: bool,
+        date: datetime.date | None = None,
+        max_steps: int = MAX_STEPS,
+    ) -> None:
+        environment = _environment(strict, date, max_steps)
         self.name = name
         self._work = environment.work
         if len(source) > MAX_SOURCE_CHARACTERS:
@@ -74,6 +96,7 @@ class Template:
         try:
             tree = environment.parse(source)
             self.unknown = frozenset(jinja2.meta.find_undeclared_variables(tree) - environment.globals.keys())
+            environment.call_price = CALL_STEPS + price_of(list(tree.find_all((jinja2.nodes.Macro, jinja2.nodes.For))))
             self._template = environment.from_string(meter(_alone(tree, name)))
         except ConfigError:
             raise
@@ -110,17 +133,28 @@ class Template:
         return "".join(pieces)
 
 
+class Silent(Namespace):
+    """A namespace that does not print what is in it, which may be itself."""
+
+    def __repr__(self) -> str:
+        return "<Namespace>"
+
+
+OURS = (LoopContext, Silent)
+
+
 class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """Jinja's sandbox, in which all work is paid for and nothing huge is made in one step.
 
-    `work` is the budget of the rendering that is under way.
+    `work` is the budget of the rendering that is under way, `call_price` what a call of a macro costs of it.
     """
 
     intercepted_binops = frozenset({"*", "**", "%"})
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, max_steps: int, **options: Any) -> None:
         super().__init__(**options)
-        self.work = Work()
+        self.work = Work(max_steps)
+        self.call_price = 1
 
     def call(  # the names keep a template's keywords apart from ours
         __self,  # noqa: N805
@@ -129,17 +163,28 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Call a macro, a function or a method: its arguments and its result are paid for."""
+        """Call a macro, a function or a method: what it looks at and what it makes is paid for."""
         work = __self.work
-        work.pay(1)
         owner = getattr(__obj, "__self__", None)
-        for value in (owner, *args, *kwargs.values()):
+        if owner.__class__ is str:
+            given = {k: v for k, v in kwargs.items() if k not in SCOPES} if kwargs else kwargs
+            return __self._call_text(owner, __obj, args, given)
+        work.pay(__self.call_price)
+        for value in (owner, *args, *(v for k, v in kwargs.items() if k not in SCOPES)):
             work.made(value)
-        if isinstance(owner, str) and (rule := METHODS.get(__obj.__name__)) is not None:
-            rule(work, owner, *args, **kwargs)
-        elif isinstance(__obj, LoopContext) and args:
-            args = (work.counted(args[0], 1), *args[1:])
+        if isinstance(__obj, LoopContext) and args:
+            args = (work.counted(args[0], __self.call_price), *args[1:])
         return work.result(super().call(__context, __obj, *args, **kwargs))
+
+    def _call_text(self, text: str, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A method of a text; `is_safe_attribute` has left those that cost no more than the text is long, and these."""
+        work, name = self.work, method.__name__
+        work.pay(1 if len(text) <= SHORT else len(text) >> (1 if "split" in name else 4))
+        if (rule := METHODS.get(name)) is not None:
+            args = tuple(list(v) if isinstance(v, Iterator) else v for v in args)  # what is joined must have a length
+            rule(work, text, *args, **kwargs)
+            return work.result(method(*args, **kwargs))
+        return method(*args, **kwargs)
 
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
         """`*`, `**` and `%` up to a size."""
@@ -162,14 +207,16 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         """Jinja's rule, and no methods that make much out of little."""
-        if isinstance(obj, str) and attr in UNSAFE_METHODS:
+        if obj.__class__ in OURS:  # what Jinja looks for is not there
+            return not attr.startswith("_")
+        if attr in UNSAFE_METHODS and isinstance(obj, str):
             return False
-        if isinstance(obj, bytes | int | float) and attr != "decode":
-            return False
-        return super().is_safe_attribute(obj, attr, value)
+        return super().is_safe_attribute(obj, attr, value) and (not isinstance(obj, NUMBERS) or attr == "decode")
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """Jinja's sandboxed `str.format`, for fields without a width."""
+        if value.__class__ not in METHOD_TYPES:
+            return None
         wrapped = super().wrap_str_format(value)
         if wrapped is None:
             return None
@@ -193,13 +240,6 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return form % (values[0] if len(values) == 1 and isinstance(values[0], dict) else values)
 
 
-class Silent(Namespace):
-    """A namespace that does not print what is in it, which may be itself."""
-
-    def __repr__(self) -> str:
-        return "<Namespace>"
-
-
 class GenerationTag(jinja2.ext.Extension):
     """`{% generation %}...{% endgeneration %}` marks what the model wrote, for training; here it is its content."""
 
@@ -212,8 +252,9 @@ class GenerationTag(jinja2.ext.Extension):
         return jinja2.nodes.Scope(body, lineno=line)
 
 
-def _environment(strict: bool, date: datetime.date | None) -> Sandbox:
+def _environment(strict: bool, date: datetime.date | None, max_steps: int) -> Sandbox:
     environment = Sandbox(
+        max_steps,
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=["jinja2.ext.loopcontrols", GenerationTag],
@@ -224,10 +265,10 @@ def _environment(strict: bool, date: datetime.date | None) -> Sandbox:
     for name in REFUSED_FILTERS:
         del environment.filters[name]
     environment.filters |= {"tojson": _to_json, "format": environment.format}
-    filters: dict[str, Callable[..., Any]] = environment.filters
-    tests: dict[str, Callable[..., Any]] = environment.tests
-    filters |= {name: metered(work, name, function) for name, function in filters.items()}
-    filters |= metering_filters()
+    filters: dict[str, Any] = environment.filters
+    tests: dict[str, Any] = environment.tests
+    filters |= {name: metered(work, name, function) for name, function in filters.items() if name not in FREE}
+    filters |= metering_filters(work)
     tests |= {name: metered(work, name, tests[name]) for name in TESTS & tests.keys()}
     environment.globals |= {"raise_exception": _raise_exception, "namespace": Silent}
     del environment.globals["lipsum"]  # random, and as long as it is asked for

@@ -112,7 +112,8 @@ class CsvReader:
         """The fields of the file as binary columns. Rows with a wrong number of fields go to `invalid`."""
 
         def take_out(row: pa.csv.InvalidRow) -> str:
-            why = f"has {row.actual_columns} fields, the header has {row.expected_columns}"
+            found = f"has {row.actual_columns} fields, the header has {row.expected_columns}"
+            why = f"{found}; a field with a delimiter or a line break needs quotes"
             invalid.append(BadRow(row.number - 1 - HEADER_RECORDS, why, row.number, row.text))
             return "skip"
 

@@ -77,8 +77,8 @@ def test_rejects_say_what_was_there(tmp_path: Path) -> None:
         (4, '{"n": "x", "p": "b"}'),
         (5, '{"n": "3", "p": "\\\\xff"}'),
     ]
-    assert rejects[1].reason == "has 1 fields, the header has 2"
-    assert rejects[2].reason == "column 'n' is int64, the value is 'x'"
+    assert rejects[1].reason == "has 1 fields, the header has 2; a field with a delimiter or a line break needs quotes"
+    assert rejects[2].reason == "column 'n' is int64, the value is 'x'; data.schema can give another type"
 
 
 def test_tabs_and_a_byte_order_mark(tmp_path: Path) -> None:
