@@ -55,13 +55,18 @@ def load_object(target: str) -> Any:
     return getattr(module, name)
 
 
-def _node(name: str, settings: NodeSettings) -> Node:
+def _node(name: str, settings: object) -> Node:
+    # An interpolation (${data}) comes past the checks that hold for what is written out.
+    if not isinstance(settings, NodeSettings):
+        raise GraphError(name, f"is {settings!r}, and must be a mapping with op and inputs")
     return Node(
         _operator(name, settings.op), tuple(settings.inputs), settings.capacity_rows, OnError(settings.on_error)
     )
 
 
-def _operator(node: str, op: Mapping[str, Any]) -> Operator | StreamOperator:
+def _operator(node: str, op: object) -> Operator | StreamOperator:
+    if not isinstance(op, Mapping):
+        raise GraphError(node, f"op is {op!r}, and must be a mapping with {TARGET}")
     if not isinstance(op.get(TARGET), str):
         raise GraphError(node, f"op has no {TARGET}; write {TARGET}: package.module.Class")
     try:

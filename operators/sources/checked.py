@@ -10,7 +10,12 @@ from pipeline.records import record_json
 
 
 def checked(batch: pa.RecordBatch, schema: pa.Schema) -> Block:
-    """`batch` under `schema`, without the rows that are not valid (text that is no UTF-8, offsets outside the data)."""
+    """`batch` under `schema`, without the rows that are not valid (text that is no UTF-8, offsets outside the data).
+
+    Raises:
+        pyarrow.ArrowException: the batch is broken as a whole.
+    """
+    batch.validate()  # lengths and buffers: without these no row can be told from another
     if _is_valid(batch):
         return Block(batch.num_rows, cast_batch(batch, schema))
     places = misfits(batch.num_rows, lambda start, stop: _is_valid(batch.slice(start, stop - start)))

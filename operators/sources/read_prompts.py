@@ -131,7 +131,7 @@ class ReadPrompts(BaseOperator):
     def _known_rows(self) -> int | None:
         total = 0
         for reader in self._readers:
-            rows = reader.total_rows()
+            rows = _total_rows(reader)
             if rows is None:
                 return None
             total += rows
@@ -174,6 +174,14 @@ class ReadPrompts(BaseOperator):
         if data is not None and len(offsets):
             rows = pa.array(offsets + position)
             yield Batch(chunk, pa.record_batch([*data.columns, rows], schema=self._columns.append(ROW)))
+
+
+def _total_rows(reader: Reader) -> int | None:
+    """None for a file that is damaged too: where, its rows will show."""
+    try:
+        return reader.total_rows()
+    except UNREADABLE:
+        return None
 
 
 def _schema_of(reader: Reader, sample_rows: int) -> pa.Schema:
