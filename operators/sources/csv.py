@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from operators.sources.files import looks_like
+from operators.sources.marked import MARK, MarkedFile, shown
 from operators.sources.reader import BadRow, Block, Types, misfits
 from operators.sources.schemas import parse_schema
 from pipeline.errors import ConfigError, InputError
@@ -114,10 +115,10 @@ class CsvReader:
         def take_out(row: pa.csv.InvalidRow) -> str:
             found = f"has {row.actual_columns} fields, the header has {row.expected_columns}"
             why = f"{found}; a field with a delimiter or a line break needs quotes"
-            invalid.append(BadRow(row.number - 1 - HEADER_RECORDS, why, row.number, row.text))
+            invalid.append(BadRow(row.number - 1 - HEADER_RECORDS, why, row.number, shown(row.text)))
             return "skip"
 
-        with self.path.open("rb") as file:
+        with MarkedFile(self.path) as file:
             try:
                 reader = pa.csv.open_csv(
                     file,
@@ -177,6 +178,8 @@ def _cast(fields: pa.Array, kind: pa.DataType) -> pa.Array | None:
     """Binary `fields` as `kind`, or None when one of them does not convert."""
     try:
         text = fields.cast(pa.string())
+        if pc.any(pc.match_substring(text, MARK)).as_py():
+            return None
         if kind == pa.string():
             return text
         return pc.if_else(pc.equal(text, ""), pa.scalar(None, pa.string()), text).cast(kind)
@@ -221,7 +224,7 @@ def _record(fields: pa.RecordBatch, index: int) -> str:
 
 
 def _text(value: bytes) -> str:
-    return value.decode("utf-8", "backslashreplace")
+    return shown(value.decode("utf-8", "backslashreplace"))
 
 
 def _unreadable(path: Path, error: Exception) -> InputError:

@@ -208,6 +208,20 @@ def _joined(words: Sequence[str], most: int = 30) -> Callable[[Random], str]:
     return lambda random: "".join(random.choice(words) for _ in range(random.randrange(1, most)))
 
 
+SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {
+            "a": {"type": "string", "minLength": 1, "maxLength": 99999999, "pattern": "(a{9}){9}"},
+            "b": {"anyOf": [{"type": "integer", "minimum": -5}, {"$ref": "#/$defs/c"}]},
+        },
+        "required": ["a"],
+        "additionalProperties": False,
+        "$defs": {"c": {"type": "array", "items": {"$ref": "#/$defs/c"}}},
+    }
+).encode()
+
+
 TEXTS: dict[str, Callable[[Random], str]] = {
     "template": _joined(
         (
@@ -234,20 +248,5 @@ TEXTS: dict[str, Callable[[Random], str]] = {
     "grammar": _joined(
         ("start: ", "a", '"b"', "\n", "root ::= ", "|", "(", ")", "/x/", "[a-z]", "::=", "%json {", "}", " ")
     ),
-    "json_schema": _joined(
-        (
-            *('{"type": ', '"object"', '"string"', "}", "{", ', "properties": {"a": ', '"minLength": 999999999', ","),
-            *(
-                '"anyOf": [',
-                "]",
-                "true",
-                '{"$ref": "#"}',
-                '"pattern": "(a{99}){99}"',
-                "[" * 200,
-                "9" * 5000,
-                ":",
-                '"x"',
-            ),
-        )
-    ),
+    "json_schema": lambda random: damaged_bytes(SCHEMA, random).decode("latin-1"),
 }
