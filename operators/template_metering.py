@@ -26,6 +26,8 @@ def metering_filters(work: Work) -> dict[str, Any]:
     def counted(_: object, items: Any, price: int) -> Any:
         if items.__class__ is list and len(items) <= FEW:
             work.left -= price * len(items)
+            if work.left < 0:
+                work.pay(0)
             return items
         return work.counted(items, price)
 

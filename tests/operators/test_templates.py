@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import jinja2
 import pytest
 from jinja2.exceptions import SecurityError
@@ -72,6 +74,8 @@ TREE = "{% set ns = namespace(x=[1]) %}{% for i in range(20) %}{% set ns.x = [ns
         "{% for a in [1, 2, 3, 4, 5, 6, 7, 8, 9] recursive %}"
         "{% if loop.depth < 9 %}{{ loop([1, 2, 3, 4, 5, 6, 7, 8, 9]) }}{% endif %}{% endfor %}",
         "{% for a in [1, 2] %}" * 18 + "{% for b in range(99) %}{% endfor %}" + "{% endfor %}" * 18,
+        "{% for a in [1, 2, 3, 4, 5, 6, 7, 8, 9] %}" * 7 + "{% endfor %}" * 7,
+        "{% macro m(n) %}{% if n %}{% set a = m(n - 1) %}{% set b = m(n - 1) %}{% endif %}{% endmacro %}{{ m(18) }}",
         "{% for a in range(99999) if a < 0 %}{% endfor %}" * 120,
         "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
         "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
@@ -122,6 +126,30 @@ TREE = "{% set ns = namespace(x=[1]) %}{% for i in range(20) %}{% set ns.x = [ns
 def test_work_without_end_ends(source: str) -> None:
     with pytest.raises(SecurityError):
         Template(source, "t", strict=False, max_steps=FEW_STEPS).render({})
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set y %}{% for i in range(99999) %}{{ x }}{% endfor %}{% endset %}",
+        "{% set x %}{% for i in range(99999) %}" + "literal text " * 1000 + "{% endfor %}{% endset %}",
+        "{% set y = (x * 90) ~ (x * 90) ~ x * 90 %}{% set z = y ~ y ~ y ~ y %}{{ " + "z ~ " * 400 + "z }}",
+        "{% set y = (x * 90) ~ (x * 90) ~ x * 90 %}{% set z = y ~ y ~ y ~ y %}{{ " + "z + " * 120 + "z }}",
+    ],
+)
+def test_no_huge_text_is_made_before_it_is_refused(source: str) -> None:
+    template = Template(source, "t", strict=False, max_steps=FEW_STEPS)
+    tracemalloc.start()
+    with pytest.raises(SecurityError):
+        template.render({"x": "x" * 1000})
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 80 << 20
+
+
+def test_what_a_list_would_print_is_bounded() -> None:
+    with pytest.raises(TooCostly, match="a text or a list of more than 16777216"):
+        rendered(DOUBLED)
 
 
 def test_work_is_counted_not_timed() -> None:
