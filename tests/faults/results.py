@@ -14,6 +14,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from pipeline.verify import main as verify
+
 
 def files(directory: Path) -> dict[str, bytes]:
     """Every file in data/ and rejects/, whatever its name."""
@@ -62,6 +64,15 @@ def committed_shards_are_whole(directory: Path) -> int:
     for path, digest in shards:
         assert hashlib.sha256((directory / path).read_bytes()).hexdigest() == digest, path
     return len(shards)
+
+
+def says_that_all_is_whole(directory: Path) -> bool:
+    """Whether `verify` finds nothing damaged; asked of a copy, since looking at a database mends it."""
+    if not (directory / "state.sqlite").exists():  # nothing was begun
+        return True
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(directory, Path(folder) / "out")
+        return verify([str(Path(folder) / "out")]) == 0
 
 
 def nothing_is_left_over(directory: Path) -> bool:
