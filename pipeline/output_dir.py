@@ -42,7 +42,7 @@ def refuse_foreign(directory: Path) -> None:
             return
         if not directory.is_dir():
             raise ConfigError(f"output_dir={directory} is a file; give a directory")
-        found = {entry.name for entry in directory.iterdir()} - _OUTLIVES
+        found = {entry.name for entry in directory.iterdir() if not _is_hollow(entry)} - _OUTLIVES
     except OSError as error:
         raise ConfigError(
             f"output directory {directory} cannot be read: {error.strerror}; give another output_dir="
@@ -57,6 +57,11 @@ def refuse_foreign(directory: Path) -> None:
     raise ConfigError(
         f"{directory} holds files that are not a run's (for example {min(found)}); give an empty output_dir="
     )
+
+
+def _is_hollow(folder: Path) -> bool:
+    """One of our folders without a file in it: a run that is killed while it is wiped leaves that."""
+    return folder.name in (DATA, REJECTS, METRICS) and not any(path.is_file() for path in folder.rglob("*"))
 
 
 def is_headless(names: Collection[str]) -> bool:

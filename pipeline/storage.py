@@ -89,7 +89,7 @@ def explained(error: BaseException, directory: Path) -> BaseException:
     """
     if isinstance(error, OSError) and error.errno in (*_FULL, errno.EROFS):
         return storage_error(Path(os.fsdecode(error.filename)) if _has_name(error) else directory, error)
-    if isinstance(error, sqlite3.Error) and is_of_disk(error):
+    if isinstance(error, sqlite3.Error) and _number(error) in (*_FULL, errno.EROFS):
         return storage_error(directory, error)
     return error
 

@@ -124,6 +124,7 @@ def test_an_input_that_is_gone_before_it_is_fingerprinted(tmp_path, rows):
 @pytest.mark.parametrize("act", ["append", "unlink"])
 def test_an_input_that_changes_between_plan_and_open(tmp_path, rows, caplog, act):
     assert run(job(tmp_path, meddles(tmp_path, act, "fingerprint"))) is ExitCode.CONFIG
+    assert {s["rows_out"] for s in pq.read_table(tmp_path / "out/metrics/stages.parquet").to_pylist()} == {0}
     assert f"{rows} was written to while" in caplog.text or f"{rows} is not there any more" in caplog.text
     assert committed(tmp_path / "out") == []
 

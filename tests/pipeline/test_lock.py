@@ -63,7 +63,7 @@ def test_a_second_run_is_kept_out_by_a_live_one_and_let_in_when_that_was_killed(
         holder = rf"pid {first.pid} on {socket.gethostname()}, since 20\d\d-\d\d-\d\dT[\d:]+"
         named = rf"another run \({holder}\) works in {out}"
         with pytest.raises(ConfigError, match=named) as refused:
-            run_job(job(out, flag), Resources())
+            run_job(job(out, tmp_path / "no flag"), Resources())
         assert refused.value.exit_code is ExitCode.CONFIG
     finally:
         first.send_signal(signal.SIGKILL)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 
 import pytest
 
 from pipeline.errors import ConfigError
 from pipeline.manifest import manifest
-from pipeline.output_dir import refuse_foreign, remove_parts, wipe
+from pipeline.output_dir import refuse_foreign, remove_parts, set_aside, wipe
 from pipeline.state import RunState, RunStatus, ShardRecord, errors_of
 
 
@@ -103,11 +104,39 @@ def test_uncommitted_parts_go_and_other_files_stay(tmp_path):
     assert [(tmp_path / name).exists() for name in names] == [True, False, False, True]
 
 
+def test_a_database_is_put_aside_with_its_log(tmp_path):
+    """A log that stayed would be taken for that of the database that is begun in its place."""
+    for name in ("state.sqlite", "state.sqlite-wal", "state.sqlite.damaged-shm"):
+        (tmp_path / name).touch()
+    set_aside(tmp_path / "state.sqlite")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["state.sqlite.damaged", "state.sqlite.damaged-wal"]
+
+
 def test_wipe_leaves_the_lock_and_the_completions(tmp_path):
     for name in (".lock", "completions.sqlite", "state.sqlite", "manifest.json", "run.log"):
         (tmp_path / name).touch()
     wipe(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "completions.sqlite"]
+
+
+def test_what_a_killed_wipe_leaves_is_no_obstacle(tmp_path):
+    for name in ("data/second", "rejects", "metrics/stages"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in (".lock", "completions.sqlite", "completions.sqlite-wal"):
+        (tmp_path / name).touch()
+    refuse_foreign(tmp_path)
+    (tmp_path / "data/second/thesis.tex").touch()
+    with pytest.raises(ConfigError, match="not a run's"):
+        refuse_foreign(tmp_path)
+
+
+def test_a_state_of_an_older_version_is_brought_up_to_date(tmp_path, state):
+    state.commit(1, 0, 4, [shard(0)], {})
+    with closing(sqlite3.connect(tmp_path / "state.sqlite")) as db:
+        db.executescript("DROP TABLE operator_state; PRAGMA user_version = 1;")
+    with closing(RunState(tmp_path / "state.sqlite")) as again:
+        again.commit(1, 1, 4, [shard(1)], {}, states={"dedup": b"seen"})
+        assert (again.committed_chunks, again.operator_states()) == (2, {"dedup": b"seen"})
 
 
 def test_a_file_is_no_output_directory(tmp_path):

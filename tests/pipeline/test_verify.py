@@ -19,14 +19,19 @@ import pytest
 
 from pipeline import config
 from pipeline.__main__ import main
+from pipeline.channel import Inbox
 from pipeline.construct import build_graph
 from pipeline.errors import DamagedError, ExitCode
 from pipeline.fingerprint import fingerprint_of
 from pipeline.jobs import JOBS, PROJECT, find_job
+from pipeline.meter import StageMeter
+from pipeline.records import ChunkEnd
+from pipeline.redo import Excerpt
 from pipeline.run import run_job
 from pipeline.runtime import Resources
 from pipeline.saved_settings import dumped, settings_from
 from pipeline.settings import JobSettings, NodeSettings
+from tests.pipeline.job_ops import Numbers
 
 OPS = "tests.pipeline.job_ops"
 ODD, LAST = "data/part-00002.parquet", "data/part-00004.parquet"
@@ -170,6 +175,17 @@ def test_a_damaged_chunk_is_made_again_alone(tmp_path, fail_at):
     assert files(tmp_path / "out") == before
 
 
+def test_an_excerpt_seeks_where_the_source_can_and_passes_over_rows_where_it_cannot():
+    class CannotSeek(Numbers):
+        seek = None  # type: ignore[assignment]  # as if it had none
+
+    for source in (Numbers(45), CannotSeek(45)):
+        items = list(Excerpt(source, 2, 3).run(Inbox(StageMeter("source"))))
+        assert [item.chunk for item in items if isinstance(item, ChunkEnd)] == [2, 3]
+        assert {item.chunk for item in items} == {2, 3}
+        assert source.first == (0 if source.seek is None else 2)
+
+
 def test_a_chunk_that_comes_out_otherwise_is_not_taken(tmp_path, capsys):
     values = tmp_path / "values"
     settings = job(tmp_path / "out")
@@ -302,6 +318,7 @@ def test_results_without_a_state_are_never_begun_over_in_silence(out, damage, sa
     assert files(out) == before
     assert main(["verify", str(out), "repair=true"]) == ExitCode.DONE
     assert files(out) == before
+    assert run(job(out)) is ExitCode.DONE
 
 
 def test_a_damaged_state_is_refused_with_the_remedy(out):
