@@ -117,7 +117,8 @@ def test_so_is_one_that_dies_there_later(point, dies, resumes, tmp_path):
 
 @pytest.mark.faults
 @pytest.mark.parametrize("point", POINTS)
-def test_so_is_one_that_dies_there_while_it_is_resumed(point, dies, resumes):
+def test_so_is_one_that_dies_there_while_it_is_resumed(point, matrix, dies, resumes):
+    matrix.fault = "SIGKILL twice more during a resume"
     assert dies(UNCOMMITTED)
     assert dies(point)
     assert dies(point) or point is Failpoint.ATTEMPT_ENDED  # it is done then
