@@ -59,7 +59,9 @@ def copy_of(database: Path) -> Iterator[Path]:
 
 
 def committed_shards_are_whole(directory: Path) -> int:
-    """Check every file that state.sqlite names; returns how many."""
+    """Check every file that state.sqlite names, and that no other has a final name and is half; returns how many."""
+    for path in (directory / "data").rglob("*.parquet"):
+        assert pq.read_metadata(path).num_rows >= 0, path  # it has a footer
     shards = query(directory / "state.sqlite", "SELECT path, sha256 FROM shards")
     for path, digest in shards:
         assert hashlib.sha256((directory / path).read_bytes()).hexdigest() == digest, path
