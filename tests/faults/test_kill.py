@@ -19,7 +19,14 @@ from operators.store import FLUSH_ROWS
 from pipeline.jobs import PROJECT
 from tests.faults.hooks import TOKENS, WATCHED, new_counter
 from tests.faults.matrix import Case
-from tests.faults.results import committed_shards_are_whole, files, lost_and_doubled, nothing_is_left_over, query
+from tests.faults.results import (
+    committed_shards_are_whole,
+    files,
+    lost_and_doubled,
+    nothing_is_left_over,
+    query,
+    says_that_all_is_whole,
+)
 
 SLOTS, MAX_TOKENS = 16, 16
 START, RUN, LATE, END = (
@@ -176,6 +183,7 @@ def killed_and_resumed(job: Job, whole: Whole, folder: Path, draw: random.Random
         kills += 1
         matrix.saw(**{f"kills_at_{phase}": 1})
         committed_shards_are_whole(out)
+        assert says_that_all_is_whole(out)
         at_risk = int(counter[0]) - drawn - (journaled_tokens(out) - journaled)
         drawn = int(counter[0])
         matrix.had_at_most(tokens_not_journaled_at_a_kill=at_risk, bound=bound_of_a_kill(whole))
