@@ -49,7 +49,7 @@ class JsonlReader:
         path: the file.
         types: `data.schema`; without it the types come from the first rows.
         block_bytes: how much is parsed at a time.
-        max_line_bytes: a line that is longer by a block and more is a bad row.
+        max_line_bytes: a line that is longer by two blocks and more is a bad row.
     """
 
     optional_columns = True

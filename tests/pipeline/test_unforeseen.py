@@ -5,11 +5,11 @@ from __future__ import annotations
 from pipeline.__main__ import main
 
 OPERATOR = """
-from pipeline.protocols import BaseOperator
+from tests.pipeline.job_ops import Square
 
 
-class Broken(BaseOperator):
-    def plan(self):
+class Broken(Square):
+    def plan(self, *inputs):
         raise LookupError("on the moon")
 """
 
