@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
@@ -91,14 +92,12 @@ def prompts(path: Path, rows: int) -> Path:
 
 
 @pytest.fixture(scope="module")
-def job(request) -> Job:
-    found: Job = request.param
-    return found
+def whole_of(tmp_path_factory) -> Callable[[Job], Whole]:
+    """A job, run once for all tests."""
+    return functools.cache(lambda job: run_whole(job, tmp_path_factory.mktemp("whole")))
 
 
-@pytest.fixture(scope="module")
-def whole(job, tmp_path_factory) -> Whole:
-    folder = tmp_path_factory.mktemp("whole")
+def run_whole(job: Job, folder: Path) -> Whole:
     command = (
         *(sys.executable, "-m", "pipeline", "job=generate", "model=tiny", *WATCHED, "progress=none"),
         *(f"data.path={prompts(folder / 'prompts.jsonl', job.rows)}", f"chunk_rows={job.chunk_rows}"),
@@ -219,6 +218,6 @@ def enough_kills(job: Job, whole: Whole, root: Path, seed: int, matrix: Case) ->
             return
 
 
-@pytest.mark.parametrize(("job", "seed"), CASES, indirect=["job"])
-def test_a_killed_job_is_resumed_to_the_same_bytes(job, whole, tmp_path, matrix, seed):
-    enough_kills(job, whole, tmp_path, seed, matrix)
+@pytest.mark.parametrize(("job", "seed"), CASES)
+def test_a_killed_job_is_resumed_to_the_same_bytes(job, seed, whole_of, tmp_path, matrix):
+    enough_kills(job, whole_of(job), tmp_path, seed, matrix)
