@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import jinja2
 import pyarrow as pa
+from jinja2.exceptions import SecurityError
 
 from operators.decoding.model import load_model
 from operators.settings import DataSettings, ModelSettings
@@ -152,7 +153,7 @@ class Render(BaseOperator):
     def _messages(self, value: Any) -> list[dict[str, Any]]:
         column = self._columns[0]
         if value is None:
-            raise jinja2.TemplateError(f"column '{column}' is null")
+            raise jinja2.TemplateError(_null(column))
         messages = [{"role": "user", "content": value}] if isinstance(value, str) else _checked(value, column)
         if self._model.system is not None and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": self._model.system})
@@ -170,7 +171,7 @@ class Render(BaseOperator):
 
         def text(values: tuple[Any, ...]) -> str:
             if values[0] is None:
-                raise jinja2.TemplateError(f"column '{column}' is null")
+                raise jinja2.TemplateError(_null(column))
             return str(values[0])
 
         return text
@@ -222,7 +223,7 @@ def _checked(messages: list[dict[str, Any] | None], column: str) -> list[dict[st
     """The messages without the keys that other rows' messages have."""
     given = [{k: v for k, v in (m or {}).items() if v is not None} for m in messages]
     if not given:
-        raise jinja2.TemplateError(f"column '{column}' has no messages")
+        raise jinja2.TemplateError(f"column '{column}' has no messages; give it one or drop the row")
     for i, message in enumerate(given):
         lacks = [key for key in ("role", "content") if key not in message]
         if lacks and not (lacks == ["content"] and "tool_calls" in message):
@@ -230,10 +231,19 @@ def _checked(messages: list[dict[str, Any] | None], column: str) -> list[dict[st
     return given
 
 
+def _null(column: str) -> str:
+    return f"column '{column}' is null; give it a text or drop the row"
+
+
 def _probe(template: Template, values: dict[str, Any]) -> None:
     """Refuse a chat template that cannot work with any row, before rows are read."""
     try:
         template.render(values)
+    except (SecurityError, OverflowError) as error:
+        raise ConfigError(
+            f"{template.name} cannot be used, not even for a conversation of one word: {error}."
+            " Name another one with model.chat_template="
+        ) from error
     except jinja2.UndefinedError as error:
         if "strftime_now" in str(error):
             raise ConfigError(
@@ -252,9 +262,16 @@ def _parse_date(date: str | None) -> datetime.date | None:
 
 
 def _read(path: str, key: str) -> str:
+    where = Path(path).expanduser()
+    if where.exists() and not where.is_file():
+        raise InputError(f"{key}={path} is no regular file; give the path of a text file")
     try:
-        return Path(path).expanduser().read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{key}={path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{key}={path} is not a text file in UTF-8") from error
+        return where.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, key, error) from error
+
+
+def _unreadable(path: str, key: str, error: OSError | ValueError) -> InputError:
+    if isinstance(error, UnicodeDecodeError):
+        return InputError(f"{key}={path} is not a text file in UTF-8")
+    return InputError(f"{key}={path} cannot be read: {getattr(error, 'strerror', None) or error}")

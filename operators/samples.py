@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
+from operators.sampling_rules import MOST_SAMPLES
 from pipeline.records import LINEAGE, Batch, Rejects
 
 SAMPLES = "n"
@@ -39,7 +40,10 @@ class Samples:
             asked = batch.data.column(SAMPLES).to_pylist()
             wrong = {i: n for i, n in enumerate(asked) if not _can_be(n)}
             if wrong:
-                reasons = [f"column '{SAMPLES}' has {n!r}; allowed: a whole number, 1 or more" for n in wrong.values()]
+                reasons = [
+                    f"column '{SAMPLES}' has {n!r}; allowed: a whole number, 1 to {MOST_SAMPLES}"
+                    for n in wrong.values()
+                ]
                 yield batch.reject(list(wrong), reasons)
 
     def of(self, batch: Batch) -> tuple[Batch, int]:
@@ -61,4 +65,4 @@ class Samples:
 
 
 def _can_be(n: object) -> bool:
-    return n is None or (isinstance(n, int | float) and n >= 1 and n == int(n))
+    return n is None or (isinstance(n, int | float) and 1 <= n <= MOST_SAMPLES and n == int(n))

@@ -21,6 +21,9 @@ STEP_ORDER = (
 )
 """The steps in llama.cpp's default order."""
 
+MOST_SAMPLES = 10_000
+"""Completions of a prompt: a batch of rows is made so many times as long at once."""
+
 Rule = tuple[bool, str]
 """Whether a value can work, and in words which can."""
 
@@ -112,7 +115,7 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, Rule]:
         "dynatemp_range": (0 <= values["dynatemp_range"] <= 100, "0 (off) to 100"),
         "dynatemp_exponent": (0 < values["dynatemp_exponent"] <= 100, "above 0, up to 100"),
         "top_k": (values["top_k"] >= 0, "0 (off) or more"),
-        "n": (values["n"] >= 1, "1 or more"),
+        "n": (1 <= values["n"] <= MOST_SAMPLES, f"1 to {MOST_SAMPLES}"),
         "top_p": (0 < values["top_p"] <= 1, "above 0, up to 1 (off)"),
         "min_p": (0 <= values["min_p"] < 1, "0 (off) up to, not including, 1"),
         "typical_p": (0 < values["typical_p"] <= 1, "above 0, up to 1 (off)"),

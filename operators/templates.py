@@ -1,14 +1,13 @@
 """Jinja templates that may come from a stranger's model file: sandboxed, bounded, and the same text every time.
 
-The sandbox keeps a template from reaching Python; what it may cost is bounded in size (the text, a range, a repeated
-sequence, a padded string), not in time: loops nested without output can still take minutes.
+The sandbox keeps a template from reaching Python. What a rendering may cost is bounded in work and in size
+(template_work.py), whatever its loops, macros and filters do.
 """
 
 from __future__ import annotations
 
 import datetime
 import json
-import re
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -17,20 +16,30 @@ import jinja2.ext
 import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
-import jinja2.sandbox
-from jinja2.exceptions import SecurityError
 
+from operators.template_metering import meter, metering_filters, price_of
+from operators.template_sandbox import Sandbox, Silent
+from operators.template_work import (
+    CALL_STEPS,
+    CHEAP,
+    LINEAR,
+    MAX_STEPS,
+    MAX_TEXT_CHARACTERS,
+    REFUSED_FILTERS,
+    TESTS,
+    TooCostly,
+    metered,
+)
 from pipeline.errors import ConfigError
 
-MAX_TEXT_CHARACTERS = 16 << 20
-MAX_ITEMS = jinja2.sandbox.MAX_RANGE
-MAX_EXPONENT = 64
-MAX_WIDTH_DIGITS = 3
-PADDING_METHODS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs", "format_map"})
+MAX_SOURCE_CHARACTERS = 1 << 20
+FREE = CHEAP | LINEAR
+"""Filters that are not metered themselves."""
+OTHER_TEMPLATES = (jinja2.nodes.Include, jinja2.nodes.Import, jinja2.nodes.FromImport, jinja2.nodes.Extends)
 
 
 class Template:
-    """A compiled template.
+    """A compiled template. Not for two threads at a time.
 
     Args:
         source: its text.
@@ -39,66 +48,66 @@ class Template:
             they are empty and `None`, as chat templates expect.
         date: what `strftime_now` formats. None: there is no `strftime_now`, for which the templates that ask for it
             (`is defined`) have a fixed date of their own. The clock's date would make every run another one.
+        max_steps: work that a rendering may cost.
 
     Raises:
-        ConfigError: it does not compile; names the line.
+        ConfigError: it does not compile, or takes in another template; names the line.
     """
 
-    def __init__(self, source: str, name: str, *, strict: bool, date: datetime.date | None = None) -> None:
-        environment = _environment(strict, date)
-        try:
-            self.unknown = frozenset(
-                jinja2.meta.find_undeclared_variables(environment.parse(source)) - environment.globals.keys()
+    def __init__(
+        self,
+        source: str,
+        name: str,
+        *,
+        strict: bool,
+        date: datetime.date | None = None,
+        max_steps: int = MAX_STEPS,
+    ) -> None:
+        environment = _environment(strict, date, max_steps)
+        self.name = name
+        self._work = environment.work
+        if len(source) > MAX_SOURCE_CHARACTERS:
+            raise ConfigError(
+                f"{name} has {len(source)} characters, more than {MAX_SOURCE_CHARACTERS}; is it a template?"
             )
-            self._template = environment.from_string(source)
+        try:
+            tree = environment.parse(source)
+            self.unknown = frozenset(jinja2.meta.find_undeclared_variables(tree) - environment.globals.keys())
+            environment.call_price = CALL_STEPS + price_of(list(tree.find_all((jinja2.nodes.Macro, jinja2.nodes.For))))
+            self._template = environment.from_string(meter(_alone(tree, name)))
+        except ConfigError:
+            raise
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(f"{name}, line {error.lineno}: {error.message}") from error
-        self.name = name
+        except RecursionError as error:
+            raise ConfigError(f"{name} is nested too deeply, or has an expression that is too long") from error
+        except Exception as error:  # a stranger's text goes through two compilers, Jinja's and Python's
+            raise ConfigError(f"{name} cannot be compiled: {type(error).__name__}: {error}") from error
 
     def render(self, values: dict[str, Any]) -> str:
         """The text.
 
         Raises:
-            jinja2.TemplateError: the template refuses (`raise_exception`), names what is not there, or its text grows
-                beyond MAX_TEXT_CHARACTERS. What its expressions raise (TypeError ...) comes through as it is.
+            jinja2.TemplateError: the template refuses (`raise_exception`) or names what is not there. What its
+                expressions raise (TypeError ...) comes through as it is.
+            jinja2.exceptions.SecurityError: it reaches for what the sandbox does not give.
+            TooCostly: it does more than MAX_STEPS of work, or its text grows beyond MAX_TEXT_CHARACTERS.
         """
+        self._work.begin()
+        try:
+            return self._text(values)
+        except RecursionError as error:
+            raise TooCostly("it calls itself too deeply, or its values are nested too deeply") from error
+
+    def _text(self, values: dict[str, Any]) -> str:
         pieces: list[str] = []
         room = MAX_TEXT_CHARACTERS
         for piece in self._template.root_render_func(self._template.new_context(values)):
             pieces.append(piece)
             room -= len(piece)
             if room < 0:
-                raise jinja2.TemplateRuntimeError(f"the text is longer than {MAX_TEXT_CHARACTERS} characters")
+                raise TooCostly(f"the text is longer than {MAX_TEXT_CHARACTERS} characters")
         return "".join(pieces)
-
-
-class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, without the ways to make a huge value in one step."""
-
-    intercepted_binops = frozenset({"*", "**", "%"})
-
-    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
-        """`*`, `**` and `%` up to a size."""
-        sizes = [len(v) for v in (left, right) if isinstance(v, str | list | tuple)]
-        counts = [v for v in (left, right) if isinstance(v, int)]
-        if operator == "*" and sizes and counts and sizes[0] * counts[0] > MAX_ITEMS:
-            raise SecurityError(f"repeats to more than {MAX_ITEMS} items")
-        if operator == "**" and (abs(left) > MAX_ITEMS or abs(right) > MAX_EXPONENT):
-            raise SecurityError("a power of numbers this large")
-        if operator == "%" and isinstance(left, str):
-            return _format(left, *(right if isinstance(right, tuple) else (right,)))
-        return super().call_binop(context, operator, left, right)
-
-    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Jinja's rule, and no padding of strings to any width."""
-        return super().is_safe_attribute(obj, attr, value) and not (isinstance(obj, str) and attr in PADDING_METHODS)
-
-    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """Jinja's sandboxed `str.format`, for fields without a width."""
-        wrapped = super().wrap_str_format(value)
-        if wrapped is not None and re.search(r"\{[^{}]*:", value.__self__):
-            raise SecurityError("format with a ':' in a field; use ~ to join strings")
-        return wrapped
 
 
 class GenerationTag(jinja2.ext.Extension):
@@ -113,18 +122,26 @@ class GenerationTag(jinja2.ext.Extension):
         return jinja2.nodes.Scope(body, lineno=line)
 
 
-def _environment(strict: bool, date: datetime.date | None) -> Sandbox:
+def _environment(strict: bool, date: datetime.date | None, max_steps: int) -> Sandbox:
     environment = Sandbox(
+        max_steps,
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=["jinja2.ext.loopcontrols", GenerationTag],
         undefined=jinja2.StrictUndefined if strict else jinja2.Undefined,
         finalize=_printable if strict else None,
     )
-    environment.filters["tojson"] = _to_json
-    environment.filters["format"] = _format
-    del environment.filters["center"]
-    environment.globals["raise_exception"] = _raise_exception
+    work = environment.work
+    for name in REFUSED_FILTERS:
+        del environment.filters[name]
+    environment.filters |= {"tojson": _to_json, "format": environment.format}
+    filters: dict[str, Any] = environment.filters
+    tests: dict[str, Any] = environment.tests
+    filters |= {name: metered(work, name, function) for name, function in filters.items() if name not in FREE}
+    filters |= metering_filters(work)
+    tests |= {name: metered(work, name, tests[name]) for name in TESTS & tests.keys()}
+    environment.globals |= {"raise_exception": _raise_exception, "namespace": Silent}
+    del environment.globals["lipsum"]  # random, and as long as it is asked for
     if date is not None:
         environment.globals["strftime_now"] = _formatter(date)
     return environment
@@ -136,11 +153,16 @@ def _printable(value: object) -> object:
     return value
 
 
-def _format(form: str, *values: Any) -> str:
-    """`form % values` with fields of at most 999 characters."""
-    if re.search(rf"%[^a-zA-Z%]*(\*|\d{{{MAX_WIDTH_DIGITS + 1}}})", form):
-        raise SecurityError(f"a field wider than {MAX_WIDTH_DIGITS} digits say")
-    return form % values
+def _alone(tree: jinja2.nodes.Template, name: str) -> jinja2.nodes.Template:
+    """`tree`, if it needs no other template.
+
+    Raises:
+        ConfigError: it names one, of whatever file.
+    """
+    for node in tree.find_all(OTHER_TEMPLATES):
+        what = type(node).__name__.lower().replace("fromimport", "from ... import")
+        raise ConfigError(f"{name}, line {node.lineno}: {{% {what} %}} takes in another template; write it out here")
+    return tree
 
 
 def _raise_exception(message: str) -> NoReturn:

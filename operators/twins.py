@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from operators.decoding.sequence import Sequence
-from operators.requests import key_parameters, setting_parameters
 
 
 class Twins:
@@ -52,5 +51,9 @@ class Twins:
 
 
 def _fate(row: Sequence) -> Hashable:
-    """What two rows have in common that come out the same: where they are cut, and the content key or what is in it."""
-    return row.max_tokens, row.key or (row.prompt.tobytes(), key_parameters(row, setting_parameters(row)))
+    """What two rows have in common that come out the same: where they are cut, and the content key or what is in it.
+    Rows with equal parameters mostly share them as one object, which need not be compared."""
+    if row.key:
+        return row.max_tokens, row.key
+    stops = None if row.stops is None else (tuple(row.stops.stops), row.stops.keep)
+    return row.max_tokens, row.prompt.tobytes(), id(row.params), stops, None if row.params.greedy else row.seed

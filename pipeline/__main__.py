@@ -6,6 +6,7 @@ import itertools
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,9 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with stopped_by_signals(_leave, NOTHING_RUNS):
             code = _dispatch(arguments)
-    except PipelineError as error:
-        print(f"error: {error}", file=sys.stderr)
-        code = error.exit_code
+    except Exception as error:
+        code = _told(error)
     except KeyboardInterrupt:
         code = ExitCode.INTERRUPTED
     # A process that was told to stop never says that all is well: it may have left out what was to come.
@@ -93,6 +93,16 @@ def worst(codes: Sequence[ExitCode]) -> ExitCode:
 def _leave() -> None:
     """Answers a signal where no run can be asked to stop. Not a PipelineError: nobody may take it for one."""
     raise KeyboardInterrupt
+
+
+def _told(error: Exception) -> ExitCode:
+    """Say on stderr what went wrong; with a traceback where no one has foreseen it."""
+    if isinstance(error, PipelineError):
+        print(f"error: {error}", file=sys.stderr)
+        return ExitCode(error.exit_code)
+    print(f"error: not foreseen: {type(error).__name__}: {error}; what led to it:", file=sys.stderr)
+    traceback.print_exception(error)
+    return ExitCode.FAILED
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -153,9 +163,12 @@ def _with_jobs(arguments: list[str], dirs: Sequence[Path]) -> list[str]:
 def _compose_and_run(arguments: list[str]) -> int:
     register()
     codes: list[ExitCode] = []
+    begun = False
     process = Resources()
 
     def task(config: DictConfig) -> None:
+        nonlocal begun
+        begun = True
         if ExitCode.INTERRUPTED not in codes and not signals_received():  # an interrupt ends the whole sweep
             codes.append(_run_one(config, process))
 
@@ -165,6 +178,11 @@ def _compose_and_run(arguments: list[str]) -> int:
             compose()
     except COMPOSITION_ERRORS as error:
         raise explained(error) from error
+    except Exception as error:
+        if begun or isinstance(error, PipelineError):
+            raise
+        # Hydra and OmegaConf trip over some files without an error of their own.
+        raise ConfigError(f"the job cannot be composed: {type(error).__name__}: {error}") from error
     except SystemExit as leave:  # Hydra's own ways out: its argument parser, --version
         return leave.code if isinstance(leave.code, int) else ExitCode.CONFIG
     finally:
@@ -184,9 +202,8 @@ def _run_one(config: DictConfig, process: Resources) -> ExitCode:
     try:
         settings = settings_of(config)
         return _show(settings) if settings.show or settings.dry_run else run_job(settings, process)
-    except PipelineError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return ExitCode(error.exit_code)
+    except Exception as error:
+        return _told(error)
 
 
 def _show(settings: JobSettings) -> ExitCode:

@@ -24,6 +24,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from pipeline.aliases import check_aliases
 from pipeline.construct import load_object
 from pipeline.errors import ConfigError
 from pipeline.jobs import PROJECT, Job, did_you_mean
@@ -56,8 +57,11 @@ def register_job(job: Job) -> None:
         ConfigError: the file is not YAML or not a mapping.
     """
     try:
+        check_aliases(job.path.read_text(encoding="utf-8"))
         node = OmegaConf.load(job.path)
-    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+    except ConfigError as error:
+        raise ConfigError(f"{job.path}: {error}") from error
+    except Exception as error:  # PyYAML and OmegaConf trip over some files without an error of their own
         raise ConfigError(f"{job.path} cannot be read as YAML: {error}") from error
     if not isinstance(node, DictConfig):
         raise ConfigError(f"{job.path} must hold keys and values, for example `data: {{path: prompts.jsonl}}`")
@@ -83,6 +87,8 @@ def settings_of(config: DictConfig) -> JobSettings:
         settings = OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
         raise explained(error) from error
+    except (TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"a value has a type or a size that cannot work: {error}") from error
     if not isinstance(settings, JobSettings):
         raise ConfigError("conf/config.yaml must start its defaults with `schema`")
     return _in_sweep(settings)

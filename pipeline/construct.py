@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pipeline.adapter import OnError
+from pipeline.annotations import fits, in_words
 from pipeline.errors import ConfigError, GraphError
 from pipeline.graph import Graph, Node
 from pipeline.protocols import Operator, StreamOperator
@@ -54,13 +55,18 @@ def load_object(target: str) -> Any:
     return getattr(module, name)
 
 
-def _node(name: str, settings: NodeSettings) -> Node:
+def _node(name: str, settings: object) -> Node:
+    # An interpolation (${data}) comes past the checks that hold for what is written out.
+    if not isinstance(settings, NodeSettings):
+        raise GraphError(name, f"is {settings!r}, and must be a mapping with op and inputs")
     return Node(
         _operator(name, settings.op), tuple(settings.inputs), settings.capacity_rows, OnError(settings.on_error)
     )
 
 
-def _operator(node: str, op: Mapping[str, Any]) -> Operator | StreamOperator:
+def _operator(node: str, op: object) -> Operator | StreamOperator:
+    if not isinstance(op, Mapping):
+        raise GraphError(node, f"op is {op!r}, and must be a mapping with {TARGET}")
     if not isinstance(op.get(TARGET), str):
         raise GraphError(node, f"op has no {TARGET}; write {TARGET}: package.module.Class")
     try:
@@ -99,28 +105,35 @@ def _bound(node: str, target: str, factory: Callable[..., object], arguments: di
             if a not in signature.parameters and (n := difflib.get_close_matches(a, signature.parameters, 1))
         ]
         raise GraphError(node, f"{target}: {error}; it accepts: {accepted}{''.join(near)}") from error
-    hints = _hints(factory)
+    constructor: Any = factory
+    hints = _hints(constructor.__init__ if isinstance(factory, type) else constructor)
     return {key: _converted(node, key, value, hints.get(key)) for key, value in arguments.items()}
 
 
-def _hints(factory: Callable[..., object]) -> dict[str, Any]:
-    constructor: Any = factory
+def _hints(annotated: Any) -> dict[str, Any]:
     try:
-        return typing.get_type_hints(constructor.__init__ if isinstance(factory, type) else constructor)
+        return typing.get_type_hints(annotated)
     except (NameError, TypeError, AttributeError):  # annotations that exist only for a type checker
         return {}
 
 
 def _converted(node: str, key: str, value: object, hint: object) -> object:
-    """A mapping that was written where a dataclass is expected, as that dataclass."""
+    """A mapping that was written where a dataclass is expected, as that dataclass; anything else as it is, if it fits.
+
+    Raises:
+        GraphError: it does not.
+    """
     wanted = dataclass_in(hint)
     if wanted is None or not isinstance(value, dict):
+        if not fits(value, hint):
+            raise GraphError(node, f"{key} is {value!r}, and must be {in_words(hint)}")
         return value
     names = [f.name for f in dataclasses.fields(wanted)]
     unknown = [k for k in value if k not in names]
     if unknown:
         raise GraphError(node, f"{key} has no key '{unknown[0]}'; its keys are {', '.join(names)}")
-    return _call(node, key, wanted, value)
+    hints = _hints(wanted)
+    return _call(node, key, wanted, {k: _converted(node, f"{key}.{k}", v, hints.get(k)) for k, v in value.items()})
 
 
 def dataclass_in(hint: object) -> type[Any] | None:

@@ -81,8 +81,10 @@ def database_damage(path: Path, application_id: int | None = None) -> str | None
         return "is missing"
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=10)) as db:
-            if application_id is not None and db.execute("PRAGMA application_id").fetchone()[0] != application_id:
-                return "is empty" if path.stat().st_size == 0 else "is not marked as the state of a run"
+            ours = application_id in (None, db.execute("PRAGMA application_id").fetchone()[0])
+            # Without a table it is what a process leaves that dies while it makes the database.
+            if not ours and db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]:
+                return "is not marked as the state of a run"
             said = str(db.execute("PRAGMA integrity_check(1)").fetchone()[0])
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
@@ -171,8 +173,10 @@ def _examine_config(directory: Path, state: RunState | None, found: Findings) ->
         whole, what = False, f"cannot be read: {error}"
     if whole:
         found.whole.append(CONFIG)
-    elif state is not None and kept is None and state.committed_chunks == 0:
-        found.remarks.append(f"{CONFIG} {what}; the run had not begun, and the next one writes it")
+    elif state is not None and (state.status is RunStatus.RUNNING or (kept is None and state.committed_chunks == 0)):
+        found.remarks.append(
+            f"{CONFIG} {what}; the last attempt was killed or had not begun, and the next one writes it"
+        )
     else:
         found.damaged.append(Damage(CONFIG, what, Kind.CONFIG))
 

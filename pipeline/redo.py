@@ -81,7 +81,7 @@ def remake(settings: JobSettings, graph: Graph, state: RunState, chunks: Sequenc
     with run_log(settings.directory, "none"):
         for first, last in spans:
             log.info("making chunks %d to %d again", first, last)
-            _Redo(settings, first, last, {k: records[k] for k in chunks}, process).run()
+            _Redo(settings, first, last, {k: records[k] for k in chunks}, process, state.run_id).run()
 
 
 def _spans(chunks: Sequence[int]) -> list[tuple[int, int]]:
@@ -105,11 +105,12 @@ class _Redo:
         last: int,
         wanted: Mapping[int, Sequence[ShardRecord]],
         process: Resources,
+        run_id: str,
     ) -> None:
         self._directory = settings.directory.absolute()
         self._wanted = wanted
         graph = _excerpt(build_graph(settings), first, last)
-        self._context = RunContext(self._directory, Resources(), process)
+        self._context = RunContext(self._directory, Resources(), process, run_id=run_id)
         rejects = RejectWriter(self._directory / REJECTS, RejectTally())
         limits = ExecutorSettings(settings.max_open_chunks, first)
         self._executor = Executor(graph, rejects, self._context, self._commit, limits)

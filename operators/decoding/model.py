@@ -215,8 +215,12 @@ def inspect_model(settings: ModelSettings) -> ModelFacts:
     Raises:
         ConfigError: the loader or the model file cannot work.
     """
-    found = loader(settings)
-    inspect: Callable[[ModelSettings], ModelFacts] = sys.modules[found.__module__].inspect
+    module = sys.modules.get(getattr(loader(settings), "__module__", None) or "")
+    inspect: Callable[[ModelSettings], ModelFacts] | None = getattr(module, "inspect", None)
+    if not callable(inspect):
+        raise ConfigError(
+            f"model.loader='{settings.loader}' is no loader: its module has no function inspect(settings)"
+        )
     return inspect(settings)
 
 
@@ -229,7 +233,7 @@ def loader(settings: ModelSettings) -> Callable[[ModelSettings], Model]:
     module, _, name = settings.loader.partition(":")
     try:
         found: Callable[[ModelSettings], Model] = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:  # the last two: no module's name at all
         raise ConfigError(f"model.loader='{settings.loader}' cannot be imported: {error}") from error
     return found
 

@@ -70,7 +70,7 @@ class SamplingParams:
         """The steps that act."""
         return chain_of(self)
 
-    @property
+    @cached_property
     def greedy(self) -> bool:
         """Whether the seed does not matter."""
         return not self.chain.random

@@ -124,6 +124,7 @@ def one_micro_batch(
     count = cut.piece(first, shape.n_ubatch)
     taken = [first]
     padding = 0
+    deepest = first.n_past
     for row in rows[1:] if grouped else ():
         if row.slot != taken[-1].slot + 1 or not cut.alike(row, first):
             break
@@ -135,7 +136,8 @@ def one_micro_batch(
             padding += (longest - count) * len(taken) + longest - row.prompt_left
             if padding > pad_tokens * len(taken) or longest * (len(taken) + 1) > shape.n_ubatch:
                 break
-            if any(other.n_past + longest > shape.max_sequence_tokens for other in (*taken, row)):
+            deepest = max(deepest, row.n_past)
+            if deepest + longest > shape.max_sequence_tokens:
                 break
             count = longest
         taken.append(row)

@@ -5,9 +5,9 @@ tokens. The tree is a radix tree whose edges are blocks of BLOCK tokens; how far
 common block is then seen by comparing the two.
 
 How a prompt may be cut. CPU flash attention has one kernel for 64 tokens and more of a row (KERNEL_TOKENS in
-operators/settings.py) and another for fewer, and a lone token has a third. So a prompt keeps its bits wherever it is
-cut as long as every piece is computed by the kernel that the whole would have been: pieces of 64 tokens or more for a
-prompt of 64 or more, of 2 to 63 for a shorter one (tests/llama/test_cuts.py). And a short prompt may not take the
+operators/engine_settings.py) and another for fewer, and a lone token has a third. So a prompt keeps its bits wherever
+it is cut as long as every piece is computed by the kernel that the whole would have been: pieces of 64 tokens or more
+for a prompt of 64 or more, of 2 to 63 for a shorter one (tests/llama/test_cuts.py). And a short prompt may not take the
 beginning of a long one, nor the reverse: the tree keeps them apart.
 """
 
@@ -17,8 +17,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from operators.decoding.model import Logits, TokenIds
+from operators.decoding.row_heap import RowHeap
 
 if TYPE_CHECKING:
+    from operators.decoding.row_heap import Order
     from operators.decoding.sequence import Sequence
     from operators.decoding.slots import Slot
 
@@ -47,8 +49,8 @@ class SamePrompt:
 
 
 class PrefixNode:
-    """A prefix of `depth` blocks. `waiting`: rows that begin with it, in the order of their arrival; `holders`: slots
-    that do."""
+    """A prefix of `depth` blocks. `waiting`: the rows of each line that begin with it; `holders`: slots that do, those
+    that have it for the longest time first."""
 
     __slots__ = ("children", "depth", "holders", "key", "parent", "waiting")
 
@@ -57,8 +59,8 @@ class PrefixNode:
         self.key = key
         self.depth: int = parent.depth + 1 if parent is not None else 0
         self.children: dict[bytes, PrefixNode] = {}
-        self.waiting: dict[Sequence, None] = {}
-        self.holders: set[Slot] = set()
+        self.waiting: dict[object, RowHeap] = {}
+        self.holders: dict[Slot, None] = {}
 
     @property
     def unused(self) -> bool:
@@ -87,8 +89,8 @@ class PrefixTree:
             nodes += node.children.values()
         return found
 
-    def enter(self, row: Sequence) -> None:
-        """`row` waits."""
+    def enter(self, row: Sequence, order: Order) -> None:
+        """`row` waits in its line."""
         ids = row.prompt
         if len(ids) <= BLOCK:
             return
@@ -99,26 +101,32 @@ class PrefixTree:
             child = node.children.get(key)
             if child is None:
                 child = node.children[key] = PrefixNode(node, key)
-            child.waiting[row] = None
+            heap = child.waiting.get(row.line)
+            if heap is None:
+                heap = child.waiting[row.line] = RowHeap()
+            heap.push(order, row)
             if child.holders:
                 self.at_hand[child] = None
             node = child
         row.prefix = node
 
     def leave(self, row: Sequence) -> None:
-        """`row` no longer waits. A slot that is given to it is said to `hold` its prefixes before."""
+        """`row` has left its line. A slot that is given to it is said to `hold` its prefixes before."""
         node = row.prefix
         while node is not None and node.parent is not None:
-            node.waiting.pop(row, None)
-            if not node.waiting:
-                self.at_hand.pop(node, None)
+            heap = node.waiting[row.line]
+            heap.left()
+            if not heap.count:
+                del node.waiting[row.line]
+                if not node.waiting:
+                    self.at_hand.pop(node, None)
             node = self._pruned(node)
 
     def hold(self, slot: Slot, end: PrefixNode | None) -> None:
         """`slot` has the prefixes that end in `end`."""
         node = end
         while node is not None and node.parent is not None:
-            node.holders.add(slot)
+            node.holders[slot] = None
             if node.waiting:
                 self.at_hand[node] = None
             node = node.parent
@@ -127,7 +135,7 @@ class PrefixTree:
         """`slot` no longer has them."""
         node = end
         while node is not None and node.parent is not None:
-            node.holders.discard(slot)
+            node.holders.pop(slot, None)
             if not node.holders:
                 self.at_hand.pop(node, None)
             node = self._pruned(node)

@@ -11,19 +11,18 @@ All contexts of an engine take their rows from one queue. The order among rows o
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from operators.decoding.prompts import PrefixNode, PrefixTree, SamePrompt
-from operators.decoding.sequence import Sequence, State
+from operators.decoding.row_heap import Order, RowHeap
+from operators.decoding.sequence import Sequence
 from operators.decoding.slots import SlotPool
 from operators.engine_settings import KERNEL_TOKENS, EngineSettings, OptimiseSettings
 
 CHUNKS_OF_ONE_AGE = 2
-Order = tuple[int, float, int, int]
 
 
 @dataclass(eq=False)
@@ -42,18 +41,13 @@ class Line:
     """Rows given a slot so far."""
     returned: int = 0
     """Finished rows that the node has taken back; written by the node's thread."""
-    waiting: int = 0
-    """Rows that wait."""
-    heap: list[tuple[Order, Sequence]] = field(default_factory=list)
-    """May hold rows that no longer wait."""
+    rows: RowHeap = field(default_factory=RowHeap)
+    """Those rows, in the order above but for prefixes."""
 
-    def first(self) -> tuple[Order, Sequence] | None:
-        """The first that waits, in the order above but for prefixes."""
-        while self.heap:
-            if self.heap[0][1].state is State.WAITING and self.heap[0][1].line is self:
-                return self.heap[0]
-            heapq.heappop(self.heap)
-        return None
+    @property
+    def waiting(self) -> int:
+        """Rows that wait."""
+        return self.rows.count
 
 
 class Queue:
@@ -86,20 +80,19 @@ class Queue:
         """No longer serve `line`; rows of it that are in slots go on."""
         with self.lock:
             self.lines = [other for other in self.lines if other is not line]
-            for _, row in line.heap:
-                if row.state is State.WAITING and row.line is line:
-                    self._forget(row)
-            line.heap.clear()
-            line.waiting = 0
+            for row in line.rows.rows():
+                self._take_out(row, line)
+                self.tree.leave(row)
+                self.settle(row)
 
     def submit(self, line: Line, rows: Iterable[Sequence]) -> None:
         """`rows` of `line` wait from now on."""
         with self.lock:
             for row in rows:
-                row.line = line
-                heapq.heappush(line.heap, (self._order(row), row))
-                line.waiting += 1
-                self._remember(row)
+                row.line, row.queued = line, True
+                order = self._order(row)
+                line.rows.push(order, row)
+                self._remember(row, order)
 
     @property
     def waiting(self) -> bool:
@@ -125,17 +118,20 @@ class Queue:
                     if row is None or not fits(row):
                         return None
                     line.admitted += 1
-                    line.waiting -= 1
-                    row.line = None
+                    self._take_out(row, line)
                     return row
         return None
+
+    def _take_out(self, row: Sequence, line: Line) -> None:
+        row.queued = False
+        line.rows.left()
 
     def _order(self, row: Sequence) -> Order:
         expected = row.max_tokens if self._optimise.longest_first else 0
         return (row.chunk // CHUNKS_OF_ONE_AGE, -row.priority, -expected, next(self._numbers))
 
     def _next(self, line: Line, pool: SlotPool) -> Sequence | None:
-        first = line.first()
+        first = line.rows.first()
         if first is None:
             return None
         order, row = first
@@ -148,17 +144,15 @@ class Queue:
         """Of the rows that are not behind in age and priority, the one that shares most with a row in `pool`."""
         for node in sorted(self.tree.at_hand, key=lambda node: -node.depth):
             if any(slot.pool is pool for slot in node.holders):
-                rows = [row for row in node.waiting if row.line is line and self._order_of(row) <= rank]
-                if rows:
-                    return min(rows, key=lambda row: -row.max_tokens if self._optimise.longest_first else 0)
+                rows = node.waiting.get(line)
+                first = None if rows is None else rows.first()
+                if first is not None and first[0][:2] <= rank:
+                    return first[1]
         return None
 
-    def _order_of(self, row: Sequence) -> tuple[int, float]:
-        return (row.chunk // CHUNKS_OF_ONE_AGE, -row.priority)
-
-    def _remember(self, row: Sequence) -> None:
+    def _remember(self, row: Sequence, order: Order) -> None:
         if self._optimise.prefix_sharing:
-            self.tree.enter(row)
+            self.tree.enter(row, order)
         if self._optimise.sample_sharing and len(row.prompt) > 1:
             key = row.prompt.tobytes()
             same = self._same.get(key)
@@ -166,10 +160,6 @@ class Queue:
                 same = self._same[key] = SamePrompt(key=key)
             same.waiting += 1
             row.same = same
-
-    def _forget(self, row: Sequence) -> None:
-        self.tree.leave(row)
-        self.settle(row)
 
     def settle(self, row: Sequence) -> None:
         """`row` has its prompt, or will never need it."""

@@ -124,7 +124,7 @@ def _draw_group(logits: Logits, rows: Seq[Sequence], places: list[int], draw: in
     changes = {i: made for i in places if (made := changes_of(rows[i]))}
     patches = {i: Patch(logits[i], made) for i, made in changes.items()}
     if chain.greedy:
-        return [_likeliest(logits[i], patches.get(i), scratch) for i in places]
+        return _likeliest(logits, places, patches, scratch)
     if fits(scratch, chain.top_k):
         return _draw_by_top_k(logits, rows, places, patches, draw, scratch)
     return [_draw_alone(logits[i], rows[i], patches.get(i), _uniform(rows[i], draw), scratch) for i in places]
@@ -182,9 +182,17 @@ def _finish(few: Few, steps: Seq[Step], rows: Seq[Sequence], uniforms: Seq[float
     return few.pick(np.array(uniforms))
 
 
-def _likeliest(logits: Logits, patch: Patch | None, scratch: Scratch) -> Drawn:
-    full = _patched(logits, patch, scratch)
-    return None if full is None else (int(full.values.argmax()), 1.0)
+def _likeliest(logits: Logits, places: list[int], patches: dict[int, Patch], scratch: Scratch) -> Iterable[Drawn]:
+    """The token with the largest logit of each of the rows at `places`. One pass: NaN counts as the largest of all."""
+    whole = len(places) == len(logits)
+    ids = logits.argmax(axis=1) if whole else np.array([logits[i].argmax() for i in places])
+    sane = np.isfinite(logits[places, ids])
+    drawn: list[Drawn] = [(token, 1.0) if ok else None for token, ok in zip(ids.tolist(), sane.tolist(), strict=True)]
+    for at, i in enumerate(places):
+        if i in patches:
+            full = _patched(logits[i], patches[i], scratch)
+            drawn[at] = None if full is None else (int(full.values.argmax()), 1.0)
+    return drawn
 
 
 def _patched(logits: Logits, patch: Patch | None, scratch: Scratch) -> Full | None:

@@ -106,7 +106,9 @@ class Sequence:
     owner: Owner | None = field(default=None, init=False)
     """Who submitted it."""
     line: object | None = field(default=None, init=False)
-    """The line it waits in, as long as it waits there."""
+    """The line in which it waits or has waited for its first slot."""
+    queued: bool = field(default=False, init=False)
+    """Whether it waits there."""
     key: bytes = field(default=b"", init=False)
     """Content key under which its completion is stored."""
     scored: Scored | None = field(default=None, init=False)

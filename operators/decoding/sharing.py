@@ -12,15 +12,20 @@ A row with the very same prompt takes all of it, and draws from the logits that 
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from operators.decoding.model import Decoder
 from operators.decoding.prefill import Cut
-from operators.decoding.prompts import BLOCK
+from operators.decoding.prompts import BLOCK, PrefixNode
 from operators.decoding.queue import Queue
 from operators.decoding.sequence import Sequence, State
 from operators.decoding.slots import Slot, SlotPool
+
+ENOUGH = 4
+"""So many of those that begin alike are compared: they differ by less than a block of the tree."""
 
 
 @dataclass
@@ -184,16 +189,17 @@ class Sharing:
                 return max(useful, key=lambda twin: (twin.ready, -twin.slot.index))
         node = row.prefix
         while node is not None and node.depth:
-            found = [
-                Source(slot, self._cut.shared(row, slot.prompt))
-                for slot in node.holders
-                if slot.prompt is not None and self._may_serve(slot, row)
-            ]
+            found = list(itertools.islice(self._sources(node, row), ENOUGH))
             if found:
                 best = max(found, key=lambda source: (source.count, source.ready, -source.slot.index))
                 return best if best.count >= BLOCK else None
             node = node.parent
         return None
+
+    def _sources(self, node: PrefixNode, row: Sequence) -> Iterator[Source]:
+        for slot in node.holders:
+            if slot.prompt is not None and self._may_serve(slot, row):
+                yield Source(slot, self._cut.shared(row, slot.prompt))
 
     def _may_serve(self, slot: Slot, row: Sequence) -> bool:
         return slot.pool is self._pool and (slot.row is None or slot.row.admission < row.admission)

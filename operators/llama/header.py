@@ -10,12 +10,14 @@ from pathlib import Path
 
 import llama_cpp
 
-from operators.llama.library import initialise
+from operators.llama.gguf_check import check_gguf
+from operators.llama.library import forget_errors, initialise, last_errors
+from pipeline.errors import InputError
 
 
 @dataclass(frozen=True)
 class Header:
-    """Facts of a GGUF file; None where it does not say, or cannot be read.
+    """Facts of a GGUF file; None where it does not say.
 
     Args:
         file_type: `general.file_type`, one of llama.cpp's LLAMA_FTYPE numbers.
@@ -29,19 +31,25 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """The header of a file; read once as long as its size and time of change are the same."""
+    """The header of a file; read once as long as its size and time of change are the same.
+
+    Raises:
+        InputError: it is damaged, cut off, or of an architecture that llama.cpp does not know.
+    """
     status = path.stat()
     return _read(path, status.st_size, status.st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=64)
 def _read(path: Path, size: int, changed: int) -> Header:
+    check_gguf(path)
     initialise()
+    forget_errors()
     params = llama_cpp.llama_model_default_params()
     params.vocab_only = True
     model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
-        return Header(None, None, None)
+        raise InputError(f"{path} could not be loaded: {last_errors()}")
     try:
         architecture = _value(model, "general.architecture")
         n_embd = _number(model, f"{architecture}.embedding_length_out")

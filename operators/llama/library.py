@@ -10,6 +10,7 @@ from collections import deque
 import llama_cpp
 
 log = logging.getLogger("llama.cpp")
+log.addHandler(logging.NullHandler())  # before a run has a log, what is wrong is told by the error that is raised
 _RECENT: deque[str] = deque(maxlen=50)
 _LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}
 """ggml's levels: debug, info, warn, error. Its info lines are our debug lines."""
@@ -28,6 +29,11 @@ def initialise() -> None:
     """Set the log callback and start the backends. The callback lives as long as this module."""
     llama_cpp.llama_log_set(_on_log, ctypes.c_void_p(0))
     llama_cpp.llama_backend_init()
+
+
+def forget_errors() -> None:
+    """What comes now is another matter."""
+    _RECENT.clear()
 
 
 def last_errors(count: int = 3) -> str:

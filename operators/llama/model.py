@@ -38,7 +38,7 @@ def inspect(settings: ModelSettings) -> ModelFacts:
     """What the model file says of itself.
 
     Raises:
-        InputError: it is missing or no GGUF file.
+        InputError: it is missing, no GGUF file, damaged, or of an architecture that llama.cpp does not know.
         ConfigError: no path is given.
     """
     return facts_of(gguf_path(settings))
@@ -50,7 +50,7 @@ def gguf_path(settings: ModelSettings) -> Path:
         raise ConfigError("model.path is not set; give the path of a GGUF file (model.path=/models/my.gguf)")
     path = Path(settings.path).expanduser()
     if not path.is_file():
-        what = "is a directory" if path.is_dir() else "does not exist"
+        what = "is a directory" if path.is_dir() else "is no regular file" if path.exists() else "does not exist"
         raise InputError(f"model.path={settings.path} {what}; give the path of a GGUF file")
     try:
         with path.open("rb") as file:

@@ -10,9 +10,10 @@ from typing import TypeAlias
 import pyarrow as pa
 import pyarrow.ipc
 
+from operators.sources.checked import checked
 from operators.sources.files import looks_like, unreadable
 from operators.sources.reader import Block, Types, refuse_types
-from operators.sources.schemas import cast_batch, plain_schema
+from operators.sources.schemas import plain_schema
 from pipeline.errors import InputError
 
 FILE_MAGIC = b"ARROW1"
@@ -44,7 +45,7 @@ class ArrowReader:
         with self._open() as (reader, source):
             for batch in _batches(reader):
                 self.bytes_read = source.tell()
-                yield Block(batch.num_rows, cast_batch(batch, schema) if batch.num_rows > skip else None)
+                yield checked(batch, schema) if batch.num_rows > skip else Block(batch.num_rows)
                 skip = max(0, skip - batch.num_rows)
 
     @contextmanager

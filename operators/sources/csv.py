@@ -22,12 +22,15 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from operators.sources.files import looks_like
+from operators.sources.marked import MARK, MarkedFile, shown
 from operators.sources.reader import BadRow, Block, Types, misfits
 from operators.sources.schemas import parse_schema
 from pipeline.errors import ConfigError, InputError
 
 BLOCK_BYTES = 1 << 20
 HEADER_RECORDS = 1
+MOST_SHOWN = 100
+"""Bytes of a value that a reason quotes."""
 SPELLED: tuple[tuple[pa.DataType, str], ...] = (
     (pa.int64(), r"^-?(0|[1-9][0-9]{0,18})$"),
     (pa.float64(), r"^[-+]?((0|[1-9][0-9]{0,14})(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?$"),
@@ -110,11 +113,12 @@ class CsvReader:
         """The fields of the file as binary columns. Rows with a wrong number of fields go to `invalid`."""
 
         def take_out(row: pa.csv.InvalidRow) -> str:
-            why = f"has {row.actual_columns} fields, the header has {row.expected_columns}"
-            invalid.append(BadRow(row.number - 1 - HEADER_RECORDS, why, row.number, row.text))
+            found = f"has {row.actual_columns} fields, the header has {row.expected_columns}"
+            why = f"{found}; a field with a delimiter or a line break needs quotes"
+            invalid.append(BadRow(row.number - 1 - HEADER_RECORDS, why, row.number, shown(row.text)))
             return "skip"
 
-        with self.path.open("rb") as file:
+        with MarkedFile(self.path) as file:
             try:
                 reader = pa.csv.open_csv(
                     file,
@@ -153,7 +157,7 @@ def convert(block: Block, schema: pa.Schema, first_row: int) -> Block:
     for field in schema:
         column = fields.column(field.name)
         for i in _misfits(column, field.type):
-            bad.setdefault(i, f"column '{field.name}' is {field.type}, the value is {_text(column[i].as_py())!r}")
+            bad.setdefault(i, _why_not(field, column[i].as_py()))
     good = fields if not bad else fields.filter(pa.array(i not in bad for i in range(fields.num_rows)))
     data = pa.record_batch([_cast(good.column(f.name), f.type) for f in schema], schema=schema)
     rows = [
@@ -163,10 +167,19 @@ def convert(block: Block, schema: pa.Schema, first_row: int) -> Block:
     return Block(block.rows, data, tuple(sorted([*block.bad, *rows], key=lambda b: b.offset)))
 
 
+def _why_not(field: pa.Field, value: bytes) -> str:
+    if field.type == pa.string():
+        return f"column '{field.name}' is not UTF-8: {_text(value[:MOST_SHOWN])!r}; convert the file to UTF-8"
+    shown = repr(_text(value[:MOST_SHOWN]))
+    return f"column '{field.name}' is {field.type}, the value is {shown}; data.schema can give another type"
+
+
 def _cast(fields: pa.Array, kind: pa.DataType) -> pa.Array | None:
     """Binary `fields` as `kind`, or None when one of them does not convert."""
     try:
         text = fields.cast(pa.string())
+        if pc.any(pc.match_substring(text, MARK)).as_py():
+            return None
         if kind == pa.string():
             return text
         return pc.if_else(pc.equal(text, ""), pa.scalar(None, pa.string()), text).cast(kind)
@@ -211,7 +224,7 @@ def _record(fields: pa.RecordBatch, index: int) -> str:
 
 
 def _text(value: bytes) -> str:
-    return value.decode("utf-8", "backslashreplace")
+    return shown(value.decode("utf-8", "backslashreplace"))
 
 
 def _unreadable(path: Path, error: Exception) -> InputError:

@@ -59,6 +59,8 @@ def find_files(data: DataSettings) -> tuple[list[Path], str]:
 def _files_at(path: Path, data: DataSettings) -> tuple[list[Path], str]:
     if path.is_dir():
         return _of_several(sorted(path.iterdir()), f"the directory {path}", data.format, trust_format=False)
+    if path.exists() and not path.is_file():
+        raise InputError(f"data.path={data.path} is no regular file; write what it gives into a file first")
     if path.exists():
         return [path], _format_of(path) if data.format == "auto" else data.format
     if glob.has_magic(str(path)):

@@ -15,7 +15,7 @@ import itertools
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -24,14 +24,22 @@ import pyarrow.json
 from operators.sources.files import looks_like
 from operators.sources.json_types import infer_schema
 from operators.sources.reader import BadRow, Block, Types, misfits
-from operators.sources.schemas import parse_schema
+from operators.sources.schemas import MAX_NESTING, parse_schema
 from pipeline.errors import InputError
 
 BLOCK_BYTES = 1 << 20
 MAX_LINE_BYTES = 64 << 20
+KEPT_BYTES = 4096
+"""Of a line that is longer than that: what the reject shows."""
+MOST_SHOWN = 200
+"""Characters of an error of Arrow, which quotes values whole."""
 COUNT_UP_TO_BYTES = 1 << 30
 JSON_SPACE = b" \t\r"
 BOM = b"\xef\xbb\xbf"
+
+
+class LongLine(bytes):
+    """The beginning of a line that is too long to be read."""
 
 
 class JsonlReader:
@@ -41,12 +49,20 @@ class JsonlReader:
         path: the file.
         types: `data.schema`; without it the types come from the first rows.
         block_bytes: how much is parsed at a time.
+        max_line_bytes: a line that is longer by two blocks and more is a bad row.
     """
 
     optional_columns = True
 
-    def __init__(self, path: Path, types: Types | None = None, block_bytes: int = BLOCK_BYTES) -> None:
+    def __init__(
+        self,
+        path: Path,
+        types: Types | None = None,
+        block_bytes: int = BLOCK_BYTES,
+        max_line_bytes: int = MAX_LINE_BYTES,
+    ) -> None:
         self.path = path
+        self._max_line_bytes = max_line_bytes
         self.bytes_read = 0
         self._types = types
         self._block_bytes = block_bytes
@@ -78,7 +94,9 @@ class JsonlReader:
         """See Reader.blocks."""
         for first_line, block in self._numbered_blocks():
             rows = count_rows(block) if skip else 0
-            if skip and rows <= skip:
+            if isinstance(block, LongLine) and not skip:
+                yield self._too_long(first_line, block)
+            elif skip and rows <= skip:
                 skip -= rows
                 yield Block(rows)
             else:
@@ -90,7 +108,7 @@ class JsonlReader:
         first = 1
         for block in self._blocks_of_bytes():
             yield first, block
-            first += block.count(b"\n")
+            first += 1 if isinstance(block, LongLine) else block.count(b"\n")
 
     def _blocks_of_bytes(self) -> Iterator[bytes]:
         self.bytes_read = 0
@@ -104,10 +122,29 @@ class JsonlReader:
                     rest = tail
                 else:
                     rest += data
-                if len(rest) > MAX_LINE_BYTES:
-                    raise InputError(f"{self.path} has a line of more than {MAX_LINE_BYTES >> 20} MiB; is it JSONL?")
+                if len(rest) > self._max_line_bytes:
+                    yield LongLine(rest[:KEPT_BYTES])
+                    whole, newline, rest = self._behind_line(file).rpartition(b"\n")
+                    if newline:
+                        yield whole + newline
             if rest:
                 yield rest
+
+    def _behind_line(self, file: BinaryIO) -> bytes:
+        """Read on to the end of a line; what was read of the next ones."""
+        while data := file.read(self._block_bytes):
+            self.bytes_read = file.tell()
+            _, newline, tail = data.partition(b"\n")
+            if newline:
+                return tail
+        return b""
+
+    def _too_long(self, number: int, line: LongLine) -> Block:
+        most = self._max_line_bytes
+        why = (
+            f"the line has more than {most} bytes; JSON over several lines is not JSONL, and Parquet takes longer rows"
+        )
+        return Block(1, None, (BadRow(0, why, number, line.decode("utf-8", "backslashreplace")),))
 
 
 def split_lines(first: int, block: bytes) -> list[tuple[int, bytes]]:
@@ -118,6 +155,8 @@ def split_lines(first: int, block: bytes) -> list[tuple[int, bytes]]:
 
 def count_rows(block: bytes) -> int:
     """How many lines are not blank."""
+    if isinstance(block, LongLine):
+        return 1
     data = np.frombuffer(block, np.uint8)
     starts = np.concatenate([np.zeros(1, np.int64), np.flatnonzero(data == ord("\n")) + 1])
     starts = starts[starts < len(data)]
@@ -167,10 +206,24 @@ def _parse_objects(lines: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch 
 
 
 def _loads(line: bytes) -> Any:
+    """The value, if columns can be read off it."""
     try:
-        return json.loads(line)
+        found = json.loads(line)
+        if b"\\ud" in line.lower():
+            json.dumps(found, ensure_ascii=False).encode()  # half a character, which Arrow does not take
     except (ValueError, RecursionError):
         return None
+    brackets = line.count(b"[") + line.count(b"{")
+    return None if brackets > MAX_NESTING and _depth(found) > MAX_NESTING else found
+
+
+def _depth(value: Any) -> int:
+    depth, inside = 0, [value]
+    while inside:
+        depth += 1
+        lists = (v.values() if isinstance(v, dict) else v for v in inside if isinstance(v, dict | list))
+        inside = [item for items in lists for item in items]
+    return depth
 
 
 def _why_not_json(line: bytes) -> str | None:
@@ -178,12 +231,12 @@ def _why_not_json(line: bytes) -> str | None:
     try:
         found = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
-        return f"not UTF-8: {error.reason} at byte {error.start + 1}"
+        return f"not UTF-8: {error.reason} at byte {error.start + 1}; convert the file to UTF-8"
     except json.JSONDecodeError as error:
-        return f"not JSON: {error.msg} at character {error.pos + 1}"
+        return f"not JSON: {error.msg} at character {error.pos + 1}; each line must be one JSON object"
     except (ValueError, RecursionError):  # a number of thousands of digits, thousands of brackets
         return None
-    return None if isinstance(found, dict) else f"a JSON {_kind(found)}, not an object"
+    return None if isinstance(found, dict) else f'a JSON {_kind(found)}, not an object; write it as {{"prompt": ...}}'
 
 
 def _why_not_schema(line: bytes, schema: pa.Schema) -> str:
@@ -192,8 +245,18 @@ def _why_not_schema(line: bytes, schema: pa.Schema) -> str:
         try:
             _parse_objects([line], pa.schema([field]))
         except pa.ArrowException as error:
-            return f"does not fit column '{field.name}' ({field.type}): {error}; data.schema can give another type"
-    return "does not fit the columns"
+            return _explained(str(error)[:MOST_SHOWN], field)
+    return "does not fit the columns; data.schema can give other types"
+
+
+def _explained(error: str, field: pa.Field) -> str:
+    if "surrogate" in error:
+        return (
+            "has half a character (an escape from \\ud800 to \\udfff without the other one); write the whole character"
+        )
+    if "specified twice" in error:
+        return f"has the key '{field.name}' twice; keep one"
+    return f"does not fit column '{field.name}' ({field.type}): {error}; data.schema can give another type"
 
 
 def _kind(value: object) -> str:

@@ -8,9 +8,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from operators.sources.checked import checked
 from operators.sources.files import looks_like, unreadable
 from operators.sources.reader import Block, Types, refuse_types
-from operators.sources.schemas import cast_batch, plain_schema
+from operators.sources.schemas import plain_schema
 from pipeline.errors import InputError
 
 READ_ROWS = 8192
@@ -47,7 +48,7 @@ class ParquetReader:
                     continue
                 skip = 0
                 for batch in file.iter_batches(READ_ROWS, row_groups=[group], use_threads=False):
-                    yield Block(batch.num_rows, cast_batch(batch, schema))
+                    yield checked(batch, schema)
 
     def _open(self) -> pq.ParquetFile:
         try:

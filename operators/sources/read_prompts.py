@@ -28,6 +28,8 @@ SAMPLE_ROWS = 10_000
 """Rows of the first file that types are read off, where the format has none."""
 FURTHER_ROWS = 1_000
 """The same for every further file: a directory may have thousands."""
+UNREADABLE = (pa.ArrowException, OSError, ValueError, OverflowError)
+"""What the libraries raise for bytes that are not what they should be."""
 READERS: Mapping[str, ReaderFactory] = {
     "parquet": ParquetReader,
     "jsonl": JsonlReader,
@@ -182,10 +184,7 @@ class ReadPrompts(BaseOperator):
     def _known_rows(self) -> int | None:
         total = 0
         for reader in self._readers:
-            try:
-                rows = reader.total_rows()
-            except (OSError, InputError):  # it only tells how far the run is; what is wrong is said where rows are read
-                rows = None
+            rows = _total_rows(reader)
             if rows is None:
                 return None
             total += rows
@@ -203,8 +202,12 @@ class ReadPrompts(BaseOperator):
                 for block in reader.blocks(self._columns, max(0, start - rows)):
                     rows += block.rows
                     yield reader, block
-            except OSError as error:
-                raise unreadable(reader.path, error) from error
+            except UNREADABLE as error:
+                if isinstance(error, OSError) and error.errno is not None:
+                    raise unreadable(reader.path, error) from error
+                raise InputError(
+                    f"{reader.path} cannot be read on from row {rows} of the input: {error}; write the file again"
+                ) from error
             self._refuse_changed(reader.path)
             self._current = None
             self._bytes_before += self._stamps[reader.path].size_bytes
@@ -229,11 +232,21 @@ class ReadPrompts(BaseOperator):
             yield Batch(chunk, pa.record_batch([*data.columns, rows], schema=self._columns.append(ROW)))
 
 
+def _total_rows(reader: Reader) -> int | None:
+    """None for a file that is damaged too: where, its rows will show."""
+    try:
+        return reader.total_rows()
+    except (*UNREADABLE, InputError):
+        return None
+
+
 def _schema_of(reader: Reader, sample_rows: int) -> pa.Schema:
     try:
         return reader.schema(sample_rows)
-    except OSError as error:
-        raise unreadable(reader.path, error) from error
+    except UNREADABLE as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise unreadable(reader.path, error) from error
+        raise InputError(f"{reader.path} cannot be read: {error}") from error
 
 
 def _utc(time_ns: int) -> str:

@@ -19,6 +19,8 @@ SCALARS: Mapping[str, pa.DataType] = {
     "string": pa.string(),
     "bool": pa.bool_(),
 }
+MAX_NESTING = 100
+"""Of the types of a column."""
 SPELLING = f"{', '.join(SCALARS)}, list<type> or struct<name: type, ...>"
 
 
@@ -43,6 +45,8 @@ def parse_type(text: str) -> pa.DataType:
     Raises:
         ValueError: it spells none.
     """
+    if text.count("<") > MAX_NESTING:
+        raise ValueError(f"it is nested more than {MAX_NESTING} deep")
     tokens = re.findall(r"[<>:,]|[^<>:,\s]+", text)
     parsed = _take_type(tokens)
     if tokens:

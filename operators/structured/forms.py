@@ -84,6 +84,8 @@ def _json_schema(settings: StructuredSettings) -> Form:
             return _fault(grammar(schema))
         except (TypeError, ValueError) as error:
             return str(error)
+        except RecursionError:
+            return "it is nested too deeply"
 
     if (reason := fault(schema)) is not None:
         raise ConfigError(f"{key} cannot be compiled at {place_of(schema, fault)}: {reason}")
@@ -127,6 +129,9 @@ def _fault(grammar: str) -> str | None:
 
 def _read(key: str, path: str) -> str:
     try:
-        return Path(path).expanduser().read_text(encoding="utf-8")
+        where = Path(path).expanduser()
+        if where.exists() and not where.is_file():
+            raise InputError(f"{key}: {path} is no regular file; give the path of a text file")
+        return where.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise InputError(f"{key}: the file {path} cannot be read: {error}") from error

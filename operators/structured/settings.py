@@ -65,6 +65,8 @@ def parse_schema(text: str, what: str) -> dict[str, Any] | bool:
         schema = json.loads(text)
     except ValueError as error:
         raise ConfigError(f"{what} is no JSON: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{what} is nested too deeply for a JSON schema") from error
     if not isinstance(schema, dict | bool):
         raise ConfigError(f"{what} is {text[:40]}, no JSON schema, which is an object, true or false")
     return schema

@@ -167,8 +167,8 @@ def test_the_tree_finds_the_deepest_common_block():
     tree = PrefixTree(0)
     head = np.arange(100, dtype=np.int32)
     rows = sequences([head, head[:50], np.concatenate([head[:40], head[:40]]), head[::-1].copy(), head[:BLOCK]])
-    for row in rows:
-        tree.enter(row)
+    for number, row in enumerate(rows):
+        tree.enter(row, (0, 0.0, 0, number))
     assert [row.prefix.depth if row.prefix else 0 for row in rows] == [6, 3, 5, 6, 0]
     assert len(tree) == 6 + 0 + 3 + 6
     for row in rows:

@@ -14,6 +14,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from pipeline.verify import main as verify
+
 
 def files(directory: Path) -> dict[str, bytes]:
     """Every file in data/ and rejects/, whatever its name."""
@@ -57,11 +59,22 @@ def copy_of(database: Path) -> Iterator[Path]:
 
 
 def committed_shards_are_whole(directory: Path) -> int:
-    """Check every file that state.sqlite names; returns how many."""
+    """Check every file that state.sqlite names, and that no other has a final name and is half; returns how many."""
+    for path in (directory / "data").rglob("*.parquet"):
+        assert pq.read_metadata(path).num_rows >= 0, path  # it has a footer
     shards = query(directory / "state.sqlite", "SELECT path, sha256 FROM shards")
     for path, digest in shards:
         assert hashlib.sha256((directory / path).read_bytes()).hexdigest() == digest, path
     return len(shards)
+
+
+def says_that_all_is_whole(directory: Path) -> bool:
+    """Whether `verify` finds nothing damaged; asked of a copy, since looking at a database mends it."""
+    if not (directory / "state.sqlite").exists():  # nothing was begun
+        return True
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(directory, Path(folder) / "out")
+        return verify([str(Path(folder) / "out")]) == 0
 
 
 def nothing_is_left_over(directory: Path) -> bool:

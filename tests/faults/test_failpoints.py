@@ -16,7 +16,13 @@ import pytest
 from pipeline.failpoints import VARIABLE, Failpoint
 from pipeline.jobs import PROJECT
 from tests.faults import toy
-from tests.faults.results import committed_shards_are_whole, files, lost_and_doubled, nothing_is_left_over
+from tests.faults.results import (
+    committed_shards_are_whole,
+    files,
+    lost_and_doubled,
+    nothing_is_left_over,
+    says_that_all_is_whole,
+)
 
 RUN = "tests.faults.toy:run"
 COMMAND_LINE = (Failpoint.PROCESS_STARTED, Failpoint.CONFIG_COMPOSED)
@@ -47,6 +53,7 @@ def dies(forks, matrix, tmp_path):
         matrix.saw(kills=ended.code != 0)
         if ended.code:
             committed_shards_are_whole(tmp_path / "out")
+            assert says_that_all_is_whole(tmp_path / "out")
         return bool(ended.code)
 
     return run
@@ -67,7 +74,8 @@ def resumes(forks, matrix, whole, tmp_path):
         assert manifest(directory) == manifest(whole)
         assert committed_shards_are_whole(directory) == len(files(whole))
         assert nothing_is_left_over(directory)
-        assert of_every_attempt_a_row_once(directory)
+        assert says_that_all_is_whole(directory)
+        assert no_metric_is_there_twice(directory)
 
     return run
 
@@ -76,10 +84,13 @@ def manifest(directory: Path) -> object:
     return json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
 
 
-def of_every_attempt_a_row_once(directory: Path) -> bool:
-    """Metrics that a kill left in parts are merged once: an attempt has one row in metrics/run.parquet at most."""
-    attempts = pq.read_table(directory / "metrics/run.parquet")["attempt"].to_pylist()
-    return len(attempts) == len(set(attempts))
+def no_metric_is_there_twice(directory: Path) -> bool:
+    """Whether metrics that a kill left in parts were merged once. Attempt and times make every row another one."""
+    for path in (directory / "metrics").glob("*.parquet"):
+        rows = [tuple(row.items()) for row in pq.read_table(path).to_pylist()]
+        if len(rows) != len(set(rows)):
+            return False
+    return True
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -106,7 +117,8 @@ def test_so_is_one_that_dies_there_later(point, dies, resumes, tmp_path):
 
 @pytest.mark.faults
 @pytest.mark.parametrize("point", POINTS)
-def test_so_is_one_that_dies_there_while_it_is_resumed(point, dies, resumes):
+def test_so_is_one_that_dies_there_while_it_is_resumed(point, matrix, dies, resumes):
+    matrix.fault = "SIGKILL twice more during a resume"
     assert dies(UNCOMMITTED)
     assert dies(point)
     assert dies(point) or point is Failpoint.ATTEMPT_ENDED  # it is done then

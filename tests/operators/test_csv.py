@@ -77,8 +77,16 @@ def test_rejects_say_what_was_there(tmp_path: Path) -> None:
         (4, '{"n": "x", "p": "b"}'),
         (5, '{"n": "3", "p": "\\\\xff"}'),
     ]
-    assert rejects[1].reason == "has 1 fields, the header has 2"
-    assert rejects[2].reason == "column 'n' is int64, the value is 'x'"
+    assert rejects[1].reason == "has 1 fields, the header has 2; a field with a delimiter or a line break needs quotes"
+    assert rejects[2].reason == "column 'n' is int64, the value is 'x'; data.schema can give another type"
+
+
+def test_a_row_that_is_wrong_in_both_ways_costs_itself(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"n,p\n1,a\n2\xff\n3,\xc3\xa9\n")
+    reading = read(path)
+    assert [(r.line, r.record) for r in reading.rejects.values()] == [(3, "2\\xff")]
+    assert reading.values == [{"n": 1, "p": "a"}, {"n": 3, "p": "é"}]
 
 
 def test_tabs_and_a_byte_order_mark(tmp_path: Path) -> None:

@@ -89,6 +89,24 @@ def test_seek_gives_the_tail(tmp_path_factory, lines: list[bytes], chunk_rows: i
     assert tail.rejects == {i: row for i, row in whole.rejects.items() if i >= first}
 
 
+@settings(max_examples=40, deadline=None)
+@given(sizes=st.lists(st.integers(9, 60), max_size=12), block_bytes=st.integers(1, 30), skip=st.integers(0, 12))
+def test_a_line_that_is_too_long_costs_itself(tmp_path_factory, sizes: list[int], block_bytes: int, skip: int) -> None:
+    lines = [b'{"p": "' + b"x" * (size - 9) + b'"}' for size in sizes]
+    path = written(tmp_path_factory.mktemp("long"), lines)
+    reader = JsonlReader(path, {"p": "string"}, block_bytes, max_line_bytes=10)
+    assert reader.total_rows() == len(lines)
+    blocks = list(reader.blocks(reader.schema(1), skip))
+    assert sum(block.rows for block in blocks) == len(lines)
+    bad = [row.line for block in blocks for row in block.bad]
+    good = [len(row["p"]) for block in blocks if block.data is not None for row in block.data.to_pylist()]
+    assert set(bad) <= {i for i, size in enumerate(sizes, 1) if size > 10}
+    assert set(bad) >= {i for i, size in enumerate(sizes, 1) if size > 10 + 2 * block_bytes and i > skip}
+    if not skip:
+        assert len(good) + len(bad) == len(lines)
+        assert good == [size - 9 for i, size in enumerate(sizes, 1) if i not in bad]
+
+
 def test_skipped_blocks_are_counted_and_not_parsed(tmp_path: Path) -> None:
     path = written(tmp_path, [b'{"n": 1}', b"", b'{"n": 2}', b"bad", b'{"n": 3}'])
     rows, bad = read_blocks(path, block_bytes=1, skip=3)
@@ -133,6 +151,15 @@ def test_types_are_read_off_the_first_rows(tmp_path: Path) -> None:
     assert reading.values[0]["x"] == 1.0
     assert reading.values[1]["nothing"] is None
     assert "empty" not in reading.values[1]
+
+
+@pytest.mark.parametrize(
+    "line", [b'{"a": ' + b"[" * 900 + b"]" * 900 + b"}", b'{"\\ud800": 1}', b'{"a": {"\\udfff": 1}}']
+)
+def test_no_types_are_read_off_what_no_column_can_hold(tmp_path: Path, line: bytes) -> None:
+    path = written(tmp_path, [line, b'{"a": "x"}'])
+    assert JsonlReader(path).schema(10) == pa.schema([("a", pa.string())])
+    assert list(read(path).rejects) == [0]
 
 
 def test_where_rows_disagree_the_first_decides(tmp_path: Path) -> None:

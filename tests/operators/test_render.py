@@ -78,7 +78,7 @@ def test_base_model_is_given_the_prompt_as_it_is(tmp_path: Path) -> None:
     texts, reasons = render(
         tmp_path, [{"prompt": "a {{ b"}, {"prompt": None}], PROMPT, Render(chat_model(), DataSettings())
     )
-    assert (texts, reasons) == (["a {{ b"], ["template: column '…' is null"])
+    assert (texts, reasons) == (["a {{ b"], ["template: column '…' is null; give it a text or drop the row"])
 
 
 @pytest.mark.parametrize(("settings", "data"), [(chat_model(), CHAT), (chat_model(system="s"), DataSettings())])

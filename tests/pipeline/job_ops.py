@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -59,7 +60,7 @@ class Numbers(BaseOperator):
 class Square(BaseOperator):
     """y = x * x + add. Rejects the rows named in `bad`; fails at x = `fail_at` while the file `broken` exists."""
 
-    def __init__(self, add: int = 0, bad: list[int] | None = None, fail_at: int = -1, broken: str = "") -> None:
+    def __init__(self, add: int = 0, bad: Any = None, fail_at: int = -1, broken: str = "") -> None:
         self.add, self.bad, self.fail_at, self.broken = add, bad or [], fail_at, broken
 
     def plan(self, schema: pa.Schema) -> pa.Schema:

@@ -1,0 +1,58 @@
+"""Record batches of files that say themselves what they hold: a row whose bytes are not what they say costs itself."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from operators.sources.reader import BadRow, Block, misfits
+from operators.sources.schemas import cast_batch
+from pipeline.records import record_json
+
+
+def checked(batch: pa.RecordBatch, schema: pa.Schema) -> Block:
+    """`batch` under `schema`, without the rows that are not valid (text that is no UTF-8, offsets outside the data).
+
+    Raises:
+        pyarrow.ArrowException: the batch is broken as a whole.
+    """
+    batch.validate()  # lengths and buffers: without these no row can be told from another
+    if _is_valid(batch):
+        return Block(batch.num_rows, cast_batch(batch, schema))
+    places = misfits(batch.num_rows, lambda start, stop: _is_valid(batch.slice(start, stop - start)))
+    bad = tuple(_bad_row(batch.slice(i, 1), i) for i in places)
+    taken = set(places)
+    good = batch.take(pa.array([i for i in range(batch.num_rows) if i not in taken], pa.int64()))
+    return Block(batch.num_rows, cast_batch(good, schema), bad)
+
+
+def _is_valid(data: pa.RecordBatch | pa.Array) -> bool:
+    try:
+        data.validate(full=True)
+    except pa.ArrowException:
+        return False
+    return True
+
+
+def _bad_row(row: pa.RecordBatch, offset: int) -> BadRow:
+    broken = [name for name, column in zip(row.schema.names, row.columns, strict=True) if not _is_valid(column)]
+    is_text = bool(broken) and _is_readable(row.column(broken[0]))
+    why = "is not text in UTF-8; write the file again in UTF-8" if is_text else "is damaged; write the file again"
+    record = {name: _shown(column) for name, column in zip(row.schema.names, row.columns, strict=True)}
+    return BadRow(offset, f"column '{broken[0] if broken else ''}' {why}", None, record_json(record))
+
+
+def _is_readable(column: pa.Array) -> bool:
+    """Whether a text that is not valid has bytes at all."""
+    kind = column.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return _is_valid(column.cast(pa.large_binary() if pa.types.is_large_string(kind) else pa.binary()))
+    return False
+
+
+def _shown(column: pa.Array) -> object:
+    if _is_valid(column):
+        return column.to_pylist()[0]
+    if not _is_readable(column):
+        return "(cannot be read)"
+    as_bytes = column.cast(pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary())
+    return as_bytes.to_pylist()[0].decode("utf-8", "backslashreplace")

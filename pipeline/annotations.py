@@ -1,0 +1,55 @@
+"""Whether a value from a job file is what the annotation of an operator's argument says."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+
+def fits(value: object, hint: object) -> bool:
+    """Whether `value` is what `hint` says; True where that cannot be told."""
+    origin, inside = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return any(fits(value, option) for option in inside)
+    if hint in (None, types.NoneType):
+        return value is None
+    if hint in (int, float):
+        return isinstance(value, int if hint is int else int | float) and not isinstance(value, bool)
+    if hint in (str, bool):
+        return isinstance(value, typing.cast("type[Any]", hint))
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return isinstance(value, hint)
+    kind = origin or hint
+    if kind in (dict, Mapping):
+        return isinstance(value, Mapping)
+    if kind in (list, tuple, Sequence, Iterable):
+        return isinstance(value, list | tuple) and all(
+            fits(v, h) for v, h in zip(value, _items(inside, value), strict=False)
+        )
+    return True
+
+
+def _items(inside: tuple[Any, ...], values: Sequence[object]) -> Sequence[Any]:
+    """The annotation of each of `values`."""
+    if len(inside) == 1 or (len(inside) == 2 and inside[1] is Ellipsis):
+        return [inside[0]] * len(values)
+    return inside or [Any] * len(values)
+
+
+def in_words(hint: object) -> str:
+    """What `hint` asks for."""
+    options = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+    return " or ".join(_in_words(option) for option in options)
+
+
+def _in_words(hint: object) -> str:
+    if hint in (None, types.NoneType):
+        return "null"
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return f"a mapping with keys of {', '.join(f.name for f in dataclasses.fields(hint))}"
+    named = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+    known = named.get(typing.cast("type[Any]", hint)) if isinstance(hint, type) else None
+    return known or str(hint).replace("collections.abc.", "")
