@@ -103,10 +103,12 @@ def main(arguments: Seq[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32], help="rows that decode (default: 1 8 32)")
     parser.add_argument("--tokens", type=int, default=128, help="tokens that each makes (default: 128)")
     parser.add_argument("--rounds", type=int, default=3, help="how often each case is timed (default: 3)")
+    parser.add_argument("--unified", action="store_true", help="runtime.kv=unified, where blocks share a call")
     parser.add_argument("--threads", type=int, default=None, help="CPU threads (default: all cores)")
     options = parser.parse_args(arguments)
     model = LlamaModel(ModelSettings(path=options.model))
-    settings = EngineSettings(threads=options.threads)
+    layout = "unified" if options.unified else "per_sequence"
+    settings = EngineSettings(threads=options.threads, kv=layout, deterministic=not options.unified)
     _print_rates(model, settings, options)
     _print_contexts(model, settings, options.length, options.rounds)
     model.close()
@@ -116,7 +118,7 @@ def _print_rates(model: LlamaModel, settings: EngineSettings, options: argparse.
     timed: dict[tuple[str, int], list[Outcome]] = {}
     for _ in range(options.rounds):
         for rows in options.rows:
-            tokens = max(settings.n_ubatch, rows * options.length)
+            tokens = max(settings.n_ubatch, 2 * rows * options.length)
             sized = replace(settings, slots=rows, n_ubatch=tokens, n_batch=max(settings.n_batch, tokens))
             for name, decode in cases(options.length).items():
                 timed.setdefault((name, rows), []).append(measure(model, decode, sized, rows, options.tokens))
