@@ -28,6 +28,15 @@ RUN = "tests.faults.toy:run"
 COMMAND_LINE = (Failpoint.PROCESS_STARTED, Failpoint.CONFIG_COMPOSED)
 """Points that only `python -m pipeline` comes to: tests/faults/test_signals.py."""
 POINTS = [point for point in Failpoint if point not in COMMAND_LINE]
+BRIEF = {
+    Failpoint.SHARD_WRITTEN,
+    Failpoint.SHARD_RENAMED,
+    Failpoint.STATE_COMMITTING,
+    Failpoint.JOURNAL_COMMITTING,
+    Failpoint.METRICS_MERGE_RENAMED,
+    Failpoint.MANIFEST_WRITTEN,
+}
+"""Those that are tried one by one in every test run; all of them in turn are, too."""
 UNCOMMITTED = f"{Failpoint.SHARD_RENAMED}:4"
 """Where a run dies that leaves files for the next one to remove: one shard of the second chunk has its name."""
 MANY_TIMES = 100
@@ -93,7 +102,7 @@ def no_metric_is_there_twice(directory: Path) -> bool:
     return True
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", [p if p in BRIEF else pytest.param(p, marks=pytest.mark.faults) for p in POINTS])
 def test_a_run_that_dies_there_is_resumed_to_the_same_bytes(point, dies, resumes):
     if point is Failpoint.LEFTOVER_REMOVED:
         assert dies(UNCOMMITTED)
