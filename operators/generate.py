@@ -181,8 +181,15 @@ class Generate:
         """However the block ends, what was finished and not collected is journaled; and within it, while the node waits
         for a slow reader."""
 
+        given = set[Row]()
+
         def uncollected() -> dict[bytes, StoredCompletion]:
-            return {} if recall is None else recall.stored(self._completed(client.uncollected()))
+            """What has come since the last call."""
+            nonlocal given
+            rows = client.uncollected()
+            fresh = [row for row in rows if row not in given]
+            given = set(rows)
+            return {} if recall is None else recall.stored(self._completed(fresh))
 
         recall, store = self._recall, self._store
         if store is not None:

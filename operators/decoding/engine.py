@@ -221,15 +221,16 @@ class Engine:
             worker.scheduler.computed(work)
 
         ended = self._clock()
-        worker.scheduler.expire(work.sequences, ended)
+        rows = work.sequences
+        worker.scheduler.expire(rows, ended)
         for meter in worker.meters:
             meter.batches += 1
-            meter.rows_in += len(work.sequences)
-            meter.rows_out += len(work.sequences)
+            meter.rows_in += len(rows)
+            meter.rows_out += len(rows)
         timing = Timing(began - self._began, filled - began, decoded - filled, ended - decoded)
         shared, moves = counts.shared_tokens - before[0], counts.moves - before[1]
         self._logs[number].add(work, tokens, timing, shared, moves)
-        self._hand_over(worker, work.sequences, ended)
+        self._hand_over(worker, rows, ended)
 
     def _hand_over(self, worker: Worker, rows: Iterable[Sequence], now: float) -> None:
         owners: dict[Client, None] = {}

@@ -209,15 +209,18 @@ def folders(root: Path) -> Iterator[Path]:
         yield root / str(number)
 
 
-def enough_kills(job: Job, whole: Whole, root: Path, seed: int, matrix: Case) -> None:
-    """Jobs one after the other, until as many kills as one job is to see have found their process alive."""
+def enough_kills(job: Job, whole: Whole, root: Path, seed: int, matrix: Case) -> int:
+    """Jobs one after the other, until as many kills as one job is to see have found their process alive. Each is
+    compared with `whole`. Returns how many kills that were."""
     draw, kills = random.Random(seed), 0
-    for folder in folders(root):
-        kills += killed_and_resumed(job, whole, folder, draw, matrix)
-        if kills >= len(job.kills):
-            return
+    fresh = folders(root)
+    while kills < len(job.kills):
+        kills += killed_and_resumed(job, whole, next(fresh), draw, matrix)
+    return kills
 
 
 @pytest.mark.parametrize(("job", "seed"), CASES)
 def test_a_killed_job_is_resumed_to_the_same_bytes(job, seed, whole_of, tmp_path, matrix):
-    enough_kills(job, whole_of(job), tmp_path, seed, matrix)
+    assert enough_kills(job, whole_of(job), tmp_path, seed, matrix) >= len(job.kills)
+    assert lost_and_doubled(tmp_path / "1/out", job.rows) == (0, 0)
+    assert files(tmp_path / "1/out") == files(whole_of(job).directory)

@@ -71,9 +71,10 @@ def whole(forks, settings, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def stopped_at(forks, settings, whole, matrix, tmp_path):
-    """Send signals at a place, look at what is left, and resume."""
+    """Send signals at a place, look at what is left, and resume. Returns the exit code, and whether the bytes are those
+    of a run that nothing happened to."""
 
-    def stop(place: str, signals: str) -> None:
+    def stop(place: str, signals: str) -> tuple[int, bool]:
         variable, point = PLACES[place]
         command = (MAIN, *settings, f"output_dir={tmp_path / 'out'}")
         ended = forks.run(*command, **{variable: f"{point}={signals}"})
@@ -86,30 +87,30 @@ def stopped_at(forks, settings, whole, matrix, tmp_path):
         lost, doubled = lost_and_doubled(tmp_path / "out", ROWS)
         matrix.saw(signals=1 + signals.count("+"), resumes=1, rows=ROWS, rows_lost=lost, rows_doubled=doubled)
         assert (lost, doubled) == (0, 0)
-        assert files(tmp_path / "out") == files(whole)
+        return ended.code, files(tmp_path / "out") == files(whole)
 
     return stop
 
 
 @pytest.mark.parametrize(("place", "name"), FEW)
 def test_a_signal_is_exit_code_4_and_the_run_resumes(stopped_at, place, name):
-    stopped_at(place, name)
+    assert stopped_at(place, name) == (4, True)
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize(("place", "name"), REST)
 def test_so_is_it_everywhere_with_either_signal_and_with_two(stopped_at, place, name):
-    stopped_at(place, name)
+    assert stopped_at(place, name) == (4, True)
 
 
 def test_a_second_ctrl_c_leaves_at_once(stopped_at, tmp_path):
-    stopped_at("decode", "INT+INT")
+    assert stopped_at("decode", "INT+INT") == (4, True)
     attempts = query(tmp_path / "out/state.sqlite", "SELECT status FROM attempts ORDER BY attempt")
     assert attempts == [("running",), ("done",)]  # the first did not get to say how it ended
 
 
 def test_a_signal_while_the_results_are_recorded_lets_them_be_recorded(stopped_at, tmp_path):
-    stopped_at("end accounting", "TERM")
+    assert stopped_at("end accounting", "TERM") == (4, True)
     attempts = query(tmp_path / "out/state.sqlite", "SELECT status FROM attempts ORDER BY attempt")
     assert attempts == [("done",)]  # so the second command found everything there
 

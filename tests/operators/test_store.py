@@ -41,6 +41,12 @@ def count(path: Path) -> int:
         return int(database.execute("SELECT COUNT(*) FROM completions").fetchone()[0])
 
 
+def keys_in(path: Path) -> set[bytes]:
+    """What another connection sees."""
+    with sqlite3.connect(path) as database:
+        return {key for (key,) in database.execute("SELECT key FROM completions")}
+
+
 def wait_for(holds: Callable[[], bool]) -> None:
     """Until it holds; a minute is more than it ever takes."""
     for _ in range(12_000):
@@ -93,6 +99,7 @@ def test_one_row_is_durable_though_nothing_else_happens(tmp_path):
     store = CompletionStore(tmp_path / "store.sqlite")
     store.put({key(1): stored(1)})
     wait_for(lambda: count(tmp_path / "store.sqlite") == 1)
+    assert keys_in(tmp_path / "store.sqlite") == {key(1)}
     store.close()
 
 
@@ -102,6 +109,7 @@ def test_what_a_node_has_not_put_yet_is_durable_too(tmp_path):
     source = waiting.copy
     store.watch(source)
     wait_for(lambda: count(tmp_path / "store.sqlite") == 3)
+    assert keys_in(tmp_path / "store.sqlite") == set(waiting)
     store.forget(source)
     store.close()
 
@@ -155,6 +163,8 @@ def test_rows_that_were_finished_and_not_collected_are_kept(tmp_path, blocked):
         time.sleep(0.001)
     if blocked:
         wait_for(lambda: count(tmp_path / "completions.sqlite") == 4)
+        assert op._store is not None
+        assert op._store._sources[0]() == {}, "what is written already is not written again"
     running.close()  # type: ignore[attr-defined]  # a generator, though its type does not say so
     context.resources.close()
     assert count(tmp_path / "completions.sqlite") == 4
