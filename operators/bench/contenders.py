@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from operators.bench import llama_tools, server
@@ -37,11 +37,12 @@ class Entry:
 
     def reason_to_skip(self) -> str | None:
         """Why it cannot be measured here; None if it can."""
-        if self.facts.longest > self.facts.n_ctx_train:
-            return (
-                f"the longest row has {self.facts.longest} tokens and the model was trained for"
-                f" {self.facts.n_ctx_train}"
-            )
+        facts, room = self.facts, self.contender.row_tokens or 0
+        if max(facts.longest, room) > facts.n_ctx_train:
+            what = "its context" if room > facts.longest else "the longest row"
+            return f"{what} has {max(facts.longest, room)} tokens and the model was trained for {facts.n_ctx_train}"
+        if self.contender.likely_threshold and facts.likely_threshold is None:
+            return "the model's vocabulary names no mask token"
         missing = next(filter(None, map(missing_setting, self.contender.overrides)), None)
         if missing:
             return f"this version has no setting {missing}"
@@ -61,7 +62,7 @@ class Entry:
             case Kind.JOB:
                 return self._job()
             case Kind.RUNG:
-                return _module("operators.bench.rungs", self.contender.name, self._saved())
+                return _module("operators.bench.rungs", self.contender.rung or self.contender.name, self._saved())
             case Kind.CREATE_COMPLETION:
                 return _module("operators.llama.create_completion", self._saved())
             case Kind.SERVER:
@@ -79,7 +80,8 @@ class Entry:
         """
         match self.contender.kind:
             case Kind.JOB:
-                return of_job(self.folder / "out")
+                note = ", ".join(self._threshold()) or None
+                return replace(of_job(self.folder / "out"), note=note)
             case Kind.BATCHED_BENCH:
                 return llama_tools.of_batched_bench(output, self.facts)
             case Kind.LLAMA_BENCH:
@@ -89,7 +91,8 @@ class Entry:
 
     def _saved(self) -> str:
         path = self.folder / "spec.json"
-        self.spec.save(path)
+        room = self.contender.row_tokens or self.spec.runtime.max_sequence_tokens
+        replace(self.spec, runtime=replace(self.spec.runtime, max_sequence_tokens=room)).save(path)
         return str(path)
 
     def _job(self) -> list[str]:
@@ -103,8 +106,13 @@ class Entry:
             *overrides_of("sampling", self.spec.sampling),
             *overrides_of("runtime", self.spec.runtime),
             *self.contender.overrides,
+            *self._threshold(),
             "progress=none",
         ]
+
+    def _threshold(self) -> list[str]:
+        likely = self.facts.likely_threshold
+        return [f"decode.confidence_threshold={likely:.6g}"] if self.contender.likely_threshold and likely else []
 
 
 def _module(name: str, *arguments: str) -> list[str]:

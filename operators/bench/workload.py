@@ -13,7 +13,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from operators.bench.confidence import likely_threshold
 from operators.bench.given import Given
 from operators.bench.scenarios import Recipe
 from operators.bench.spec import as_object
@@ -93,6 +94,8 @@ class Facts:
         mean_depth: tokens in a row's KV cache, on average over all decode steps.
         n_ctx_train: tokens that the model was trained for.
         stop: strings that end rows.
+        likely_threshold: what about two thirds of the tokens of a block are surer than; None where that was not asked
+            for, or the model has no mask token.
     """
 
     rows: int
@@ -102,6 +105,7 @@ class Facts:
     mean_depth: float
     n_ctx_train: int
     stop: list[str]
+    likely_threshold: float | None = None
 
 
 @dataclass(frozen=True)
@@ -154,6 +158,8 @@ def make(request: Request, folder: Path) -> Workload:
     pq.write_table(pa.table(arrays, schema=RENDERED_SCHEMA), unfinished / RENDERED)
     stop = (request.stop or [_stop_string(model)]) if request.recipe.stops else []
     facts = facts_of([len(ids[i]) for i in order], lengths[order].tolist(), model.n_ctx_train, stop)
+    if request.recipe.confident is not None:
+        facts = replace(facts, likely_threshold=likely_threshold(model, ids, request.recipe.confident))
     (unfinished / FACTS).write_text(json.dumps(asdict(facts)), encoding="utf-8")
     if not folder.exists():
         unfinished.rename(folder)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
 from operators.bench.contenders import Entry
-from operators.bench.scenarios import JOB, LADDER, PEERS, Contender, Kind
+from operators.bench.scenarios import JOB, LADDER, PEERS, SCENARIOS, Contender, Kind, Recipe
 from operators.bench.spec import Spec, as_object, missing_setting, overrides_of, written
 from operators.bench.workload import Workload, facts_of
 from operators.engine_settings import EngineSettings
 from operators.settings import ModelSettings, SamplingSettings
+from pipeline.__main__ import main
 from pipeline.config import CONF, register, register_job, settings_of
+from pipeline.errors import ExitCode
 from pipeline.jobs import find_job
 from tests.bench.work import spec
 
@@ -48,6 +51,37 @@ def test_a_setting_that_is_not_there_is_named(tmp_path):
 def test_rows_that_are_too_long_for_the_model_are_skipped(tmp_path):
     long = replace(FACTS, longest=513)
     assert "513" in (Entry(JOB, spec(tmp_path), long, tmp_path).reason_to_skip() or "")
+
+
+def test_a_context_that_is_too_long_for_the_model_is_skipped(tmp_path):
+    long = Contender("x", Kind.RUNG, rung="blocks-fresh", row_tokens=513)
+    assert "its context has 513 tokens" in (entry(long, spec(tmp_path), tmp_path).reason_to_skip() or "")
+    command = entry(replace(long, row_tokens=512), spec(tmp_path), tmp_path).command()
+    assert command[3] == "blocks-fresh"
+    assert Spec.load(Path(command[4])).runtime.max_sequence_tokens == 512
+
+
+def test_a_threshold_is_that_of_the_workload_and_the_figures_of_blocks_are_those_of_the_job(tmp_path):
+    """At a threshold that two thirds of the tokens pass, a step of a block commits about two."""
+    contender = next(c for c in SCENARIOS["diffusion"].contenders if c.likely_threshold)
+    made = spec(tmp_path, Recipe(16, 16, confident=4), slots=2)
+    facts = Workload(Path(made.workload)).facts
+    assert facts.likely_threshold is not None
+    dynamic = Entry(contender, made, facts, tmp_path)
+    assert main([*dynamic.command()[3:], "store.enabled=false"]) == ExitCode.DONE
+    figures = dynamic.figures("")
+    assert figures.note == f"decode.confidence_threshold={facts.likely_threshold:.6g}"
+    assert figures.tokens_per_pass is not None
+    assert figures.calls_per_block is not None
+    assert 1.5 < figures.tokens_per_pass < 2.7
+    sizes = [len(ids) for ids in Workload(Path(made.workload)).rendered()["prompt_ids"].to_pylist()]
+    made_tokens = sum(-(-(n + 16) // 4) * 4 - n for n in sizes)  # the last block whole
+    blocks = sum(-(-(n + 16) // 4) - n // 4 for n in sizes)
+    passes = made_tokens / figures.tokens_per_pass + blocks - len(sizes)  # the last block is not stored
+    assert figures.calls_per_block == pytest.approx(passes / blocks)
+    assert 0 < (figures.own_share or 0) < 1
+    blind = replace(facts, likely_threshold=None)
+    assert "no mask token" in (Entry(contender, made, blind, tmp_path).reason_to_skip() or "")
 
 
 @dataclass
