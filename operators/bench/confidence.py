@@ -1,55 +1,54 @@
-"""How sure a model is of the tokens of a block: what the threshold of low_confidence_dynamic is to be, so that it
-commits about two tokens of a block of four in a step.
+"""The threshold of low_confidence_dynamic for a benchmark: one with which a step commits about half of a block.
 
 A trained model passes 0.85 often; one with random weights never does, and how sure it is depends on its vocabulary. So
-the threshold of a benchmark is taken from the model itself.
+the threshold is looked for on the model itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from math import sqrt
 
-import numpy as np
-
-from operators.decoding.model import Decoder, Logits, Model, TokenIds
-from operators.decoding.remasking import Believing
+from operators.bench.loop import complete_by
+from operators.decoding.block_diffusion import BlockDiffusion
+from operators.decoding.model import Model, TokenIds
+from operators.decoding.params import SamplingParams
+from operators.diffusion_settings import BlockDiffusionSettings, Remasking
 from operators.engine_settings import EngineSettings
 
-PASSING = 2 / 3
-"""Of the tokens. In a step that commits those that pass, or the surest one, blocks of four then take two steps."""
-PROMPTS = 8
-_TOKENS = 256
+PROMPTS = 4
+BLOCKS = 32
+"""By which the first PROMPTS prompts are completed in a trial, together."""
+TRIALS = 8
+LEAST = 0.001
+"""A probability of which almost every token passes."""
+_PROMPT_TOKENS = 64
 
 
 def likely_threshold(model: Model, prompts: Sequence[TokenIds], length: int) -> float | None:
-    """The confidence that PASSING of the likeliest tokens of blocks of `length` masks are above, each block behind the
-    blocks before it of one of the first PROMPTS `prompts`; None if the model has no mask token.
-
-    Raises:
-        ValueError: no prompt has a token.
-    """
+    """The best of TRIALS thresholds from LEAST to 1, each in the middle of the range (of logarithms) that is left; None
+    if the model has no mask token."""
     if model.mask_id is None:
         return None
-    decoder, give_back = model.lease(EngineSettings(slots=1, max_sequence_tokens=_TOKENS), block=length)
-    found = [sure for ids in prompts[:PROMPTS] for sure in _confidences(decoder, ids[:_TOKENS], length, model.mask_id)]
+    texts = [ids[:_PROMPT_TOKENS] for ids in prompts[:PROMPTS]]
+    low, high, found = LEAST, 1.0, {}
+    for _ in range(TRIALS):
+        threshold = sqrt(low * high)
+        missed = _tokens_per_step(model, texts, length, threshold) - length / 2
+        found[threshold] = abs(missed)
+        low, high = (threshold, high) if missed > 0 else (low, threshold)
+    return min(found, key=lambda threshold: found[threshold])
+
+
+def _tokens_per_step(model: Model, texts: Sequence[TokenIds], length: int, threshold: float) -> float:
+    """Tokens committed in a denoising step of a block, on average over completions of `texts`."""
+    method = BlockDiffusion.method(
+        BlockDiffusionSettings(block_length=length, remasking=Remasking.DYNAMIC.value, confidence_threshold=threshold)
+    )
+    tokens = BLOCKS // len(texts) * length
+    runtime = EngineSettings(slots=len(texts), max_sequence_tokens=_PROMPT_TOKENS + tokens + length)
+    decoder, give_back = method.context(model, runtime)
+    rows = [method.rows()(i, ids, SamplingParams(), i, tokens) for i, ids in enumerate(texts)]
+    totals = complete_by(method, model, rows, decoder, runtime).totals
     give_back()
-    return float(np.quantile(np.concatenate(found), 1 - PASSING))
-
-
-def _confidences(decoder: Decoder, ids: TokenIds, length: int, mask_id: int) -> Iterator[Logits]:
-    """Of the likeliest tokens of a masked block in the place of each block of a prompt, float32 [length]."""
-    decoder.clear()
-    believing, ones = Believing(), np.ones(length, np.float32)
-    for first in range(0, max(1, len(ids) - length + 1), length):
-        logits = _decode(decoder, np.full(length, mask_id, np.int32), first, wanted=True)
-        logits[:, mask_id] = -np.inf
-        yield np.reciprocal(believing.beliefs(logits, ones, entropies=False).sums)
-        decoder.truncate(0, first)
-        if first + 2 * length <= len(ids):
-            _decode(decoder, ids[first : first + length], first, wanted=False)
-
-
-def _decode(decoder: Decoder, block: TokenIds, first: int, *, wanted: bool) -> Logits:
-    decoder.batch.clear()
-    decoder.batch.add_blocks(block[None], [first], [0], np.full((1, len(block)), wanted))
-    return decoder.decode()
+    return totals["committed_tokens"] / totals["denoise_passes"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
@@ -39,11 +39,13 @@ class NoSampler(Sampler):
 
 @dataclass(frozen=True)
 class Loop:
-    """What ran: the rows, finished, the steps (as metrics/steps.parquet has them), and what was shared and padded."""
+    """What ran: the rows, finished, the steps (as metrics/steps.parquet has them), what was shared and padded, and what
+    the strategy counted."""
 
     rows: list[Sequence]
     steps: list[dict[str, Any]]
     counts: Counts
+    totals: Mapping[str, float]
 
     @property
     def new_tokens(self) -> int:
@@ -99,7 +101,7 @@ def _run(rows: Seq[Sequence], decoder: Decoder, queue: Queue, scheduler: Schedul
     while worker.scheduler.runnable:
         engine.step()
     named = [dict(zip(STEPS_SCHEMA.names, values, strict=True)) for values in steps.rows]
-    return Loop(client.collect(), named, worker.scheduler.counts)
+    return Loop(client.collect(), named, scheduler.counts, strategy.totals())
 
 
 class _Steps:

@@ -62,7 +62,8 @@ class Recipe:
         words: words of the prompt that are kept; None keeps all.
         few_shot: put worked examples before each question.
         stops: choose a stop string from the vocabulary.
-        confident: measure how sure the model is of the tokens of a block of so many; see operators.bench.confidence.
+        confident: look for the threshold that commits about half of a block of so many tokens in a step; see
+            operators.bench.confidence.
     """
 
     low: int | None = None
@@ -199,7 +200,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     "tiny_rows": Scenario("many rows of a few tokens", (*LADDER, SERVER), Recipe(2, 6, words=4), rows=1000),
     "diffusion": Scenario(
         "block diffusion against one token a step: tokens of a block and the steps in which it is made; dynamic: all"
-        " tokens above a threshold that about two thirds of them pass; fused: with the unified KV cache, where a step"
+        " tokens above a threshold with which a step commits about two; fused: with the unified KV cache, where a step"
         " is a call and a prompt is read in few",
         (
             JOB,

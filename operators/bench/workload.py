@@ -94,8 +94,8 @@ class Facts:
         mean_depth: tokens in a row's KV cache, on average over all decode steps.
         n_ctx_train: tokens that the model was trained for.
         stop: strings that end rows.
-        likely_threshold: what about two thirds of the tokens of a block are surer than; None where that was not asked
-            for, or the model has no mask token.
+        likely_threshold: a confidence of which a step passes about half of a block; None where that was not asked for,
+            or the model has no mask token.
     """
 
     rows: int

@@ -10,9 +10,10 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
 from operators.bench.contenders import Entry
+from operators.bench.figures import Figures
 from operators.bench.scenarios import JOB, LADDER, PEERS, SCENARIOS, Contender, Kind, Recipe
 from operators.bench.spec import Spec, as_object, missing_setting, overrides_of, written
-from operators.bench.workload import Workload, facts_of
+from operators.bench.workload import Facts, Workload, facts_of
 from operators.engine_settings import EngineSettings
 from operators.settings import ModelSettings, SamplingSettings
 from pipeline.__main__ import main
@@ -61,25 +62,37 @@ def test_a_context_that_is_too_long_for_the_model_is_skipped(tmp_path):
     assert Spec.load(Path(command[4])).runtime.max_sequence_tokens == 512
 
 
-def test_a_threshold_is_that_of_the_workload_and_the_figures_of_blocks_are_those_of_the_job(tmp_path):
-    """At a threshold that two thirds of the tokens pass, a step of a block commits about two."""
+def measured(contender: Contender, made: Spec, facts: Facts, folder: Path) -> Figures:
+    """The figures of a job that ran in this process."""
+    entry = Entry(contender, made, facts, folder)
+    assert main([*entry.command()[3:], "store.enabled=false"]) == ExitCode.DONE
+    return entry.figures("")
+
+
+@pytest.mark.parametrize("name", ["4/4 dynamic", "4/2 fused"])
+def test_the_figures_of_blocks_are_those_of_the_calls(tmp_path, name):
+    """A block costs its steps and, unless that is fused, a call that stores it; the last one of a row is not stored."""
+    contender = next(c for c in SCENARIOS["diffusion"].contenders if c.name == name)
+    made = spec(tmp_path, Recipe(16, 16, confident=4), slots=2)
+    figures = measured(contender, made, Workload(Path(made.workload)).facts, tmp_path)
+    sizes = [len(ids) for ids in Workload(Path(made.workload)).rendered()["prompt_ids"].to_pylist()]
+    made_tokens = sum(-(-(n + 16) // 4) * 4 - n for n in sizes)  # the last block whole
+    blocks = sum(-(-(n + 16) // 4) - n // 4 for n in sizes)
+    assert figures.tokens_per_pass is not None
+    stored = 0 if "fused" in name else blocks - len(sizes)
+    assert figures.calls_per_block == pytest.approx((made_tokens / figures.tokens_per_pass + stored) / blocks)
+    assert 0 < (figures.own_share or 0) < 1
+
+
+def test_a_threshold_is_that_of_the_workload(tmp_path):
+    """With it a step of a block of four commits about two."""
     contender = next(c for c in SCENARIOS["diffusion"].contenders if c.likely_threshold)
     made = spec(tmp_path, Recipe(16, 16, confident=4), slots=2)
     facts = Workload(Path(made.workload)).facts
     assert facts.likely_threshold is not None
-    dynamic = Entry(contender, made, facts, tmp_path)
-    assert main([*dynamic.command()[3:], "store.enabled=false"]) == ExitCode.DONE
-    figures = dynamic.figures("")
+    figures = measured(contender, made, facts, tmp_path)
     assert figures.note == f"decode.confidence_threshold={facts.likely_threshold:.6g}"
-    assert figures.tokens_per_pass is not None
-    assert figures.calls_per_block is not None
-    assert 1.5 < figures.tokens_per_pass < 2.7
-    sizes = [len(ids) for ids in Workload(Path(made.workload)).rendered()["prompt_ids"].to_pylist()]
-    made_tokens = sum(-(-(n + 16) // 4) * 4 - n for n in sizes)  # the last block whole
-    blocks = sum(-(-(n + 16) // 4) - n // 4 for n in sizes)
-    passes = made_tokens / figures.tokens_per_pass + blocks - len(sizes)  # the last block is not stored
-    assert figures.calls_per_block == pytest.approx(passes / blocks)
-    assert 0 < (figures.own_share or 0) < 1
+    assert 1.7 < (figures.tokens_per_pass or 0) < 2.3
     blind = replace(facts, likely_threshold=None)
     assert "no mask token" in (Entry(contender, made, blind, tmp_path).reason_to_skip() or "")
 
