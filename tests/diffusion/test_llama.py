@@ -62,7 +62,7 @@ def watching(seen: dict[tuple[object, int, int], bytes]) -> type[BlockDiffusion]
     [
         ("f32", 1, True, SamplingParams(), False),
         ("f32", 4, True, WARM, False),
-        ("f32", 4, True, WARM, True),
+        ("f32", 4, True, SamplingParams(), True),
         ("f32", 8, False, SamplingParams(), False),
         ("q8_0", 1, False, WARM, False),
         ("q8_0", 4, True, SamplingParams(), False),

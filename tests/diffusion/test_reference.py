@@ -106,11 +106,19 @@ def test_a_wrong_reference_gives_other_ids(expected, model, wrong):
     assert done.ids != expected(replace(rules("low_confidence_static", 4, 4), **WRONG[wrong]))
 
 
-@pytest.mark.parametrize(("remasking", "length"), [*itertools.product(map(str, Remasking), (4, 8)), ("sequential", 1)])
+SHARED_CALLS: dict[str, Any] = {"slots": 5, "kv": "unified", "deterministic": False}
+
+
 @pytest.mark.parametrize(
-    "layout",
-    [{"slots": 3}, {"slots": 5, "kv": "unified", "deterministic": False}],
-    ids=["refilled", "blocks share a call"],
+    ("remasking", "length", "layout"),
+    [
+        *((remasking.value, 4, {"slots": 3}) for remasking in Remasking),
+        ("low_confidence_static", 8, {"slots": 3}),
+        ("sequential", 1, {"slots": 3}),
+        ("low_confidence_static", 4, SHARED_CALLS),
+        ("low_confidence_dynamic", 8, SHARED_CALLS),
+    ],
+    ids=str,
 )
 def test_logits_that_are_read_one_position_before_give_the_ids_of_the_reference(
     expected, model, remasking, length, layout
@@ -120,7 +128,7 @@ def test_logits_that_are_read_one_position_before_give_the_ids_of_the_reference(
     shifted = replace(settings(remasking, length, steps), shift_logits=True)
     done = complete(model, shifted, TEXTS, MAX_TOKENS, **layout, **EXACT)
     assert done.ids == expected(replace(rules(remasking, length, steps), shift=True))
-    assert (done.totals["fused_passes"] > 0) is ("kv" in layout)
+    assert (done.totals["fused_passes"] > 0) is (layout is SHARED_CALLS)
 
 
 def test_blocks_of_one_token_that_are_read_one_position_before_are_one_token_a_step(model):
