@@ -25,26 +25,32 @@ LEAST = 0.001
 _PROMPT_TOKENS = 64
 
 
-def likely_threshold(model: Model, prompts: Sequence[TokenIds], length: int) -> float | None:
+def likely_threshold(
+    model: Model, prompts: Sequence[TokenIds], length: int, mask_token_id: int | None = None
+) -> float | None:
     """The best of TRIALS thresholds from LEAST to 1, each in the middle of the range (of logarithms) that is left; None
-    if the model has no mask token."""
-    if model.mask_id is None:
+    where no `mask_token_id` is given and the model names none."""
+    if model.mask_id is None and mask_token_id is None:
         return None
     texts = [ids[:_PROMPT_TOKENS] for ids in prompts[:PROMPTS]]
     low, high, found = LEAST, 1.0, {}
     for _ in range(TRIALS):
         threshold = sqrt(low * high)
-        missed = _tokens_per_step(model, texts, length, threshold) - length / 2
+        decode = BlockDiffusionSettings(
+            block_length=length,
+            remasking=Remasking.DYNAMIC.value,
+            confidence_threshold=threshold,
+            mask_token_id=mask_token_id,
+        )
+        missed = _tokens_per_step(model, texts, decode) - length / 2
         found[threshold] = abs(missed)
         low, high = (threshold, high) if missed > 0 else (low, threshold)
     return min(found, key=lambda threshold: found[threshold])
 
 
-def _tokens_per_step(model: Model, texts: Sequence[TokenIds], length: int, threshold: float) -> float:
+def _tokens_per_step(model: Model, texts: Sequence[TokenIds], decode: BlockDiffusionSettings) -> float:
     """Tokens committed in a denoising step of a block, on average over completions of `texts`."""
-    method = BlockDiffusion.method(
-        BlockDiffusionSettings(block_length=length, remasking=Remasking.DYNAMIC.value, confidence_threshold=threshold)
-    )
+    method, length = BlockDiffusion.method(decode), decode.block_length
     tokens = BLOCKS // len(texts) * length
     runtime = EngineSettings(slots=len(texts), max_sequence_tokens=_PROMPT_TOKENS + tokens + length)
     decoder, give_back = method.context(model, runtime)

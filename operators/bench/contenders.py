@@ -8,7 +8,7 @@ from pathlib import Path
 
 from operators.bench import llama_tools, server
 from operators.bench.figures import Figures, of_job
-from operators.bench.scenarios import Contender, Kind
+from operators.bench.scenarios import BLOCK_DIFFUSION, Contender, Kind
 from operators.bench.spec import Spec, missing_setting, overrides_of, written
 from operators.bench.workload import Facts, Workload
 
@@ -41,8 +41,8 @@ class Entry:
         if max(facts.longest, room) > facts.n_ctx_train:
             what = "its context" if room > facts.longest else "the longest row"
             return f"{what} has {max(facts.longest, room)} tokens and the model was trained for {facts.n_ctx_train}"
-        if self.contender.likely_threshold and facts.likely_threshold is None:
-            return "the model's vocabulary names no mask token"
+        if self._makes_blocks and facts.likely_threshold is None:
+            return "the model's vocabulary names no mask token; give one with bench.mask_token_id="
         missing = next(filter(None, map(missing_setting, self.contender.overrides)), None)
         if missing:
             return f"this version has no setting {missing}"
@@ -80,7 +80,7 @@ class Entry:
         """
         match self.contender.kind:
             case Kind.JOB:
-                note = ", ".join(self._threshold()) or None
+                note = ", ".join(self._of_blocks()) or None
                 return replace(of_job(self.folder / "out"), note=note)
             case Kind.BATCHED_BENCH:
                 return llama_tools.of_batched_bench(output, self.facts)
@@ -106,13 +106,19 @@ class Entry:
             *overrides_of("sampling", self.spec.sampling),
             *overrides_of("runtime", self.spec.runtime),
             *self.contender.overrides,
-            *self._threshold(),
+            *self._of_blocks(),
             "progress=none",
         ]
 
-    def _threshold(self) -> list[str]:
-        likely = self.facts.likely_threshold
-        return [f"decode.confidence_threshold={likely:.6g}"] if self.contender.likely_threshold and likely else []
+    @property
+    def _makes_blocks(self) -> bool:
+        return BLOCK_DIFFUSION in self.contender.overrides
+
+    def _of_blocks(self) -> list[str]:
+        """Settings of block diffusion that are the case's and not the contender's."""
+        mask, likely = self.spec.mask_token_id, self.facts.likely_threshold
+        found = [f"decode.mask_token_id={mask}"] if self._makes_blocks and mask is not None else []
+        return found + ([f"decode.confidence_threshold={likely:.6g}"] if self.contender.likely_threshold else [])
 
 
 def _module(name: str, *arguments: str) -> list[str]:

@@ -206,6 +206,7 @@ class Measure(BaseOperator):
             shots=bench.shots,
             stop=bench.stop,
             model=self._model,
+            mask_token_id=bench.mask_token_id,
         )
         folder = Path(bench.cache) / "workloads" / request.key()
         if not folder.exists():
@@ -228,6 +229,7 @@ class Measure(BaseOperator):
             peers=self._bench.peers,
             share_prefix=plan.share_prefix,
             server_arguments=self._bench.server_arguments,
+            mask_token_id=self._bench.mask_token_id,
         )
 
     def _model_to_make(self, model: ModelSettings) -> ModelSettings:

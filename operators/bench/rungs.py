@@ -80,11 +80,15 @@ class Rungs:
 
     def blocks_reused(self) -> Figures:
         """See the module."""
-        return self._calls(decode_method(BlockDiffusionSettings()), fresh=False)
+        return self._calls(self._blocks, fresh=False)
 
     def blocks_fresh(self) -> Figures:
         """See the module."""
-        return self._calls(decode_method(BlockDiffusionSettings()), fresh=True)
+        return self._calls(self._blocks, fresh=True)
+
+    @property
+    def _blocks(self) -> Method:
+        return decode_method(BlockDiffusionSettings(mask_token_id=self._spec.mask_token_id))
 
     def _loop(self, sampler: Sampler) -> Figures:
         decoder = self._decoder()

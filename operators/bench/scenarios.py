@@ -99,6 +99,9 @@ class Scenario:
     share_prefix: bool = False
 
 
+BLOCK_DIFFUSION = "decode=block_diffusion"
+"""The override of a contender that makes blocks."""
+
 EXACT_LENGTHS: Mapping[str, Any] = {"per_row": ["max_tokens"], "ignore_eos": True}
 """Every row's length is known beforehand and is what comes out."""
 
@@ -142,7 +145,7 @@ def _outputs(low: int, high: int) -> Scenario:
 
 
 def _blocks(length: int, steps: int, *, fused: bool = False) -> Contender:
-    overrides = ["decode=block_diffusion", f"decode.block_length={length}", f"decode.denoising_steps={steps}"]
+    overrides = [BLOCK_DIFFUSION, f"decode.block_length={length}", f"decode.denoising_steps={steps}"]
     if fused:
         overrides += ["runtime.kv=unified", "runtime.deterministic=false"]
     return Contender(f"{length}/{steps}{' fused' if fused else ''}", Kind.JOB, tuple(overrides))

@@ -61,6 +61,7 @@ class Request:
         stop: stop strings of a recipe with stops; empty: one is chosen.
         model: gives the tokenizer.
         seed: of lengths that are drawn.
+        mask_token_id: of block diffusion; None: the mask that the model names.
     """
 
     recipe: Recipe
@@ -73,6 +74,7 @@ class Request:
     stop: list[str]
     model: ModelSettings
     seed: int = 0
+    mask_token_id: int | None = None
 
     def key(self) -> str:
         """Names the folder: the same rows, the same name, whatever the files are called."""
@@ -159,7 +161,8 @@ def make(request: Request, folder: Path) -> Workload:
     stop = (request.stop or [_stop_string(model)]) if request.recipe.stops else []
     facts = facts_of([len(ids[i]) for i in order], lengths[order].tolist(), model.n_ctx_train, stop)
     if request.recipe.confident is not None:
-        facts = replace(facts, likely_threshold=likely_threshold(model, ids, request.recipe.confident))
+        threshold = likely_threshold(model, ids, request.recipe.confident, request.mask_token_id)
+        facts = replace(facts, likely_threshold=threshold)
     (unfinished / FACTS).write_text(json.dumps(asdict(facts)), encoding="utf-8")
     if not folder.exists():
         unfinished.rename(folder)

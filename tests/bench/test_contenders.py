@@ -11,16 +11,19 @@ from hydra.core.global_hydra import GlobalHydra
 
 from operators.bench.contenders import Entry
 from operators.bench.figures import Figures
+from operators.bench.rungs import Rungs
 from operators.bench.scenarios import JOB, LADDER, PEERS, SCENARIOS, Contender, Kind, Recipe
 from operators.bench.spec import Spec, as_object, missing_setting, overrides_of, written
-from operators.bench.workload import Facts, Workload, facts_of
+from operators.bench.workload import Facts, Workload, facts_of, make
+from operators.decoding.fake import MASK_ID
 from operators.engine_settings import EngineSettings
 from operators.settings import ModelSettings, SamplingSettings
 from pipeline.__main__ import main
 from pipeline.config import CONF, register, register_job, settings_of
 from pipeline.errors import ExitCode
 from pipeline.jobs import find_job
-from tests.bench.work import spec
+from tests.bench.work import FAKE, request, spec
+from tests.diffusion.fakes import load
 
 FACTS = facts_of([60, 70], [10, 90], 512, [])
 
@@ -94,7 +97,23 @@ def test_a_threshold_is_that_of_the_workload(tmp_path):
     assert figures.note == f"decode.confidence_threshold={facts.likely_threshold:.6g}"
     assert 1.7 < (figures.tokens_per_pass or 0) < 2.3
     blind = replace(facts, likely_threshold=None)
-    assert "no mask token" in (Entry(contender, made, blind, tmp_path).reason_to_skip() or "")
+    for each in SCENARIOS["diffusion"].contenders:
+        reason = Entry(each, made, blind, tmp_path).reason_to_skip()
+        assert (reason is None) is (each is JOB), each.name
+
+
+def test_a_mask_may_be_given_for_a_model_that_names_none(tmp_path):
+    """To the jobs, the rungs and where the threshold is looked for."""
+    nameless = replace(FAKE, loader="tests.diffusion.fakes:load")
+    asked = replace(request(tmp_path, Recipe(8, 8, confident=4), rows=2), model=nameless)
+    assert make(asked, tmp_path / "blind").facts.likely_threshold is None
+    rows = make(replace(asked, mask_token_id=MASK_ID), tmp_path / "given")
+    assert rows.facts.likely_threshold is not None
+    made = replace(spec(tmp_path, slots=2), model=nameless, workload=str(rows.folder), mask_token_id=MASK_ID)
+    contender = next(c for c in SCENARIOS["diffusion"].contenders if c.likely_threshold)
+    figures = measured(contender, made, rows.facts, tmp_path)
+    assert (figures.note or "").startswith(f"decode.mask_token_id={MASK_ID}, decode.confidence_threshold=")
+    assert Rungs(made, load(nameless)).blocks_reused().new_tokens == 16
 
 
 @dataclass
