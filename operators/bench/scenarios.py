@@ -212,7 +212,7 @@ SCENARIOS: Mapping[str, Scenario] = {
             *(_blocks(4, steps, fused=True) for steps in (4, 2, 1)),
         ),
         Recipe(128, 128, words=4, confident=4),
-        slots=(1, 8),
+        slots=(1, 8, 32),
         rows_per_slot=1,
     ),
     "diffusion_contexts": Scenario(
