@@ -104,6 +104,7 @@ class Entry:
             *overrides_of("runtime", self.spec.runtime),
             *self.contender.overrides,
             "progress=none",
+            "report=false",  # drawing is no part of the work that is measured
         ]
 
 
