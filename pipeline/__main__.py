@@ -56,6 +56,7 @@ settings that matter most:
 
   doctor: is this machine set up.  jobs: the jobs.  verify outputs/NAME: are its results whole; with repair=true what
   is damaged is made again.  report outputs/NAME: make its report.html again (every run writes one; report=false: not).
+  compare outputs/A outputs/B: two runs side by side.
 
 exit codes: 0 done, 1 failed, 2 configuration or input that cannot work, 3 done but too many rows were rejected,
             4 interrupted (the same command resumes), 5 a budget was spent before the target was reached
@@ -131,12 +132,17 @@ def _report(arguments: list[str]) -> int:
     return int(load_object("pipeline.report.command:main")(arguments))
 
 
+def _compare(arguments: list[str]) -> int:
+    return int(load_object("pipeline.compare.command:main")(arguments))
+
+
 def _jobs(arguments: list[str]) -> int:
     print(jobs_table(_config_dirs(arguments)))
     return ExitCode.DONE
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "compare": _compare,
     "doctor": _doctor,
     "jobs": _jobs,
     "report": _report,
