@@ -13,6 +13,8 @@ from pipeline.results import Results
 Row = tuple[str, str, str, str]
 """What is compared, both values, and the change from the first to the second (empty where it says nothing)."""
 WIDEST = 40
+SMALLEST_CHANGE = 0.05
+"""Percent."""
 
 
 def figures(a: Results, b: Results) -> list[Row]:
@@ -130,7 +132,6 @@ def _rates(name: str, tokens: Sequence[int], walls: Sequence[float]) -> Row:
 
 
 def _change(a: float | None, b: float | None) -> str:
-    """`+12.3 %`; nothing where there is no change, or nothing to compare."""
-    if not a or b is None or a == b:
-        return ""
-    return f"{100 * (b / a - 1):+.1f} %"
+    """`+12.3 %`; nothing where there is as good as no change, or nothing to compare."""
+    percent = 100 * (b / a - 1) if a and b is not None else 0.0
+    return f"{percent:+.1f} %" if abs(percent) >= SMALLEST_CHANGE else ""

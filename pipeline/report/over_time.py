@@ -57,7 +57,10 @@ def _occupancy(results: Results, found: Sequence[AttemptFigures]) -> OverTime | 
         if table[column].sum():
             name, colour = CAUSES.get(column.removeprefix(UNFILLED), (column.removeprefix(UNFILLED), "c7"))
             series.append(Series(name, colour, _percent(table[column], slots)))
-    about = "Of all slots, those in which a row decoded, and why the others were empty; over the steps that generate."
+    about = (
+        "Of all slots, those in which a row decoded, and why the others were empty."
+        " Steps that generate count; where nothing is drawn there were none."
+    )
     return OverTime("Slots in use, %", about + _resumed(found), edges, series, "%", stacked=True, starts=_starts(found))
 
 

@@ -22,6 +22,13 @@ def seconds(value: float) -> str:
     return duration(value) if value >= 60 else f"{value:.1f} s"
 
 
+def unit_of_time(longest_s: float) -> tuple[str, float]:
+    """The unit in which a length of up to `longest_s` seconds reads well, and how many seconds it has."""
+    if longest_s >= 3 * 3600:
+        return "h", 3600.0
+    return ("min", 60.0) if longest_s >= 600 else ("s", 1.0)
+
+
 def at_time(value: float) -> str:
     """A moment of running time: `1:02:03`, `2:03`, or `7.3` seconds below a minute."""
     if value < 60:

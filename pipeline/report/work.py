@@ -10,7 +10,7 @@ import polars as pl
 from pipeline.measured import STEP_PARTS, stage_times, step_sums
 from pipeline.report.charts import Bars, Series, Table
 from pipeline.report.panel import Panel
-from pipeline.report.wording import number, seconds, share
+from pipeline.report.wording import number, seconds, share, unit_of_time
 from pipeline.results import Results
 
 CLOCKS = (("busy", "c1"), ("starved", "c7"), ("blocked", "c2"))
@@ -40,7 +40,8 @@ def _stages(results: Results) -> Bars | None:
     found = [stage for stage in stage_times(results) if stage["wall_s"] > 0]
     if not found:
         return None
-    series = [Series(name, colour, [stage[f"{name}_s"] for stage in found]) for name, colour in CLOCKS]
+    unit, length = unit_of_time(max(stage["wall_s"] for stage in found))
+    series = [Series(name, colour, [stage[f"{name}_s"] / length for stage in found]) for name, colour in CLOCKS]
     about = "Busy: it worked. Starved: it waited for input, look above it. Blocked: its readers were full, look below."
     columns = ["stage", "rows in", "rows out", "rejected", "busy", "starved", "blocked", "of its time busy"]
     rows = [
@@ -51,7 +52,7 @@ def _stages(results: Results) -> Bars | None:
         ]
         for s in found
     ]
-    return Bars("Seconds of each stage", about, [s["node"] for s in found], series, "s", Table(columns, rows))
+    return Bars("Time of each stage", about, [s["node"] for s in found], series, unit, Table(columns, rows))
 
 
 def _steps(results: Results) -> Bars | None:
@@ -59,11 +60,12 @@ def _steps(results: Results) -> Bars | None:
     if not any(group[part] for group in found for part in STEP_PARTS):
         return None
     names = ["computing prompts" if group["prompts"] else "generating" for group in found]
-    series = [Series(name, colour, [group[part] for group in found]) for part, (name, colour) in PARTS.items()]
+    unit, length = unit_of_time(max(sum(group[part] for part in STEP_PARTS) for group in found))
+    series = [Series(name, colour, [group[part] / length for group in found]) for part, (name, colour) in PARTS.items()]
     columns = ["calls", "number", "tokens", "tokens a call", *(name for name, _ in PARTS.values()), "a call"]
     rows = [[name, *_step_cells(group)] for name, group in zip(names, found, strict=True)]
     about = "The calls of the model by what they compute, and what they spent their time on."
-    return Bars("Seconds of the steps", about, names, series, "s", Table(columns, rows))
+    return Bars("Time of the steps", about, names, series, unit, Table(columns, rows))
 
 
 def _step_cells(group: dict[str, Any]) -> list[str]:
