@@ -28,7 +28,8 @@ SCANS: Mapping[str, Callable[[list[Path]], pl.LazyFrame]] = {
     ".jsonl": lambda files: pl.scan_ndjson(files),
     ".arrow": lambda files: pl.scan_ipc(files),
 }
-"""How the rows of a file are read, by the ending of its name."""
+"""How the rows of a file are read, by the ending of its name; one of COMPRESSED may stand behind it."""
+COMPRESSED = ("", ".gz", ".zst")
 
 
 @dataclass(frozen=True)
@@ -105,10 +106,13 @@ def read_results(directory: Path) -> Results:
 
 def scan(files: list[Path]) -> pl.LazyFrame | None:
     """The rows of `files`, which are of one format; None where there are no files or the format is not known."""
-    endings = {path.suffix for path in files}
-    if len(endings) != 1 or not endings <= SCANS.keys():
-        return None
-    return SCANS[endings.pop()](files)
+    formats = {_format(path.name) for path in files}
+    known = formats.pop() if len(formats) == 1 else None
+    return None if known is None else SCANS[known](files)
+
+
+def _format(name: str) -> str | None:
+    return next((end for end in SCANS if name.endswith(tuple(end + packed for packed in COMPRESSED))), None)
 
 
 def _manifest(directory: Path) -> Mapping[str, Any]:

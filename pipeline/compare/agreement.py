@@ -75,7 +75,7 @@ def joined(a: Results, b: Results, folder: str) -> Joined | None:
     right = _hashed(rows_b, keys, columns).drop("place").with_columns(pl.lit(True).alias("in_b"))
     pairs = left.join(right, on=_names(keys), how="full", coalesce=True, suffix="_b").collect(engine="streaming")
     both = pairs.filter(pl.col("in_a") & pl.col("in_b"))
-    same = {c: both[c].eq_missing(both[f"{c}_b"]) for c in columns}
+    same = {c: both[c] == both[f"{c}_b"] for c in columns}
     return Joined(
         folder,
         keys,

@@ -83,7 +83,7 @@ def draw(chart: Chart, name: str) -> str:
             case Histogram():
                 _draw_histogram(axes, chart)
         text = io.StringIO()
-        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+        figure.savefig(text, format="svg")
     return _for_the_page(text.getvalue(), chart, name)
 
 
@@ -166,7 +166,7 @@ def _draw_histogram(axes: Axes, chart: Histogram) -> None:
 
 
 def _for_the_page(text: str, chart: Chart, name: str) -> str:
-    """The <svg> element of matplotlib's file: without a size, in the colours of the page, with names of its own."""
+    """The <svg> element of matplotlib's file: without size and date, in the page's colours, with names of its own."""
     svg = text[text.index("<svg") :]
     head, _, rest = svg.partition(">")
     box = re.search(r'viewBox="[^"]*"', head)

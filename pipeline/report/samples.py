@@ -12,6 +12,7 @@ from pipeline.report.wording import shortened
 from pipeline.results import Results, scan
 
 ROWS = 5
+MOST_FIELDS = 60
 LONGEST_TEXT = 600
 LONGEST_LIST = 8
 
@@ -38,8 +39,14 @@ def _cards(results: Results, folder: str) -> list[Card]:
         table = scan([path])
         if table is not None:
             values = table.slice(place - (ends[shard] - rows), 1).collect().row(0, named=True)
-            cards.append(Card(_title(values, place), [(name, shown(value)) for name, value in values.items()]))
+            cards.append(Card(_title(values, place), _fields(values)))
     return cards
+
+
+def _fields(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    fields = [(name, shown(value)) for name, value in list(values.items())[:MOST_FIELDS]]
+    more = len(values) - MOST_FIELDS
+    return [*fields, ("", f"and {more} more columns")] if more > 0 else fields
 
 
 def _spread(rows: int) -> list[int]:

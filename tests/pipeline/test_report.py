@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
 import re
 import sys
@@ -24,7 +26,7 @@ from pipeline.report.page import page
 from pipeline.report.rejects import rejects
 from pipeline.report.samples import samples, shown
 from pipeline.report.written import VARIABLE, write_report
-from pipeline.results import read_results
+from pipeline.results import Results, read_results
 from tests.pipeline.test_run import job, run
 
 HOSTILE = '<script>alert(1)</script><img src=x onerror="alert(2)"> & \x07'
@@ -219,13 +221,24 @@ def test_long_values_are_cut_and_say_so():
     assert len(shown([{"role": "user", "content": "x" * 9000}])) < 700
 
 
-@pytest.mark.parametrize("ending", ["jsonl", "arrow"])
+def test_of_very_many_columns_the_first_are_shown(tmp_path):
+    (tmp_path / "data").mkdir()
+    pl.DataFrame({f"c{i}": [i] for i in range(500)}).write_parquet(tmp_path / "data/part-00000.parquet")
+    shard = {"path": "data/part-00000.parquet", "chunk": 0, "rows": 1}
+    (panel,) = samples(Results(tmp_path, {"shards": [shard]}, {}))
+    assert panel.cards[0].fields[-2:] == [("c59", "59"), ("", "and 440 more columns")]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz", "arrow"])
 def test_rows_in_another_format_are_read_too(tmp_path, ending):
     out = tmp_path / "out"
     run(job(out, rows=5))
     (out / "state.sqlite").unlink()  # only the results were copied, and made into another format
     table = pl.read_parquet(out / "data/part-00000.parquet")
-    (table.write_ndjson if ending == "jsonl" else table.write_ipc)(out / f"data/part-00000.{ending}")
+    content = io.BytesIO()
+    (table.write_ipc if ending == "arrow" else table.write_ndjson)(content)
+    written = gzip.compress(content.getvalue()) if ending.endswith("gz") else content.getvalue()
+    (out / f"data/part-00000.{ending}").write_bytes(written)
     manifest = (out / "manifest.json").read_text().replace("part-00000.parquet", f"part-00000.{ending}")
     (out / "manifest.json").write_text(manifest)
     (panel,) = samples(read_results(out))
@@ -278,12 +291,19 @@ def test_parts_that_were_merged_and_not_removed_count_once(tmp_path):
 def test_a_damaged_file_costs_its_panels_and_the_page_says_so(tmp_path):
     out = tmp_path / "out"
     run(job(out))
-    (out / "data/part-00001.parquet").unlink()
     (out / "data/part-00004.parquet").write_bytes(b"PAR1 and nothing else")
     text = page(read_results(out))
-    assert "1 committed files are missing: python -m pipeline verify" in text
     assert "A part of this page (samples) could not be made" in text
     assert "Where the time went" in headings(text)
+
+
+def test_a_file_that_is_gone_is_counted_and_the_others_are_read(tmp_path):
+    out = tmp_path / "out"
+    run(job(out))
+    (out / "data/part-00004.parquet").unlink()
+    text = page(read_results(out))
+    assert "1 committed files are missing: python -m pipeline verify" in text
+    assert "Row 39" in text
 
 
 @pytest.fixture
