@@ -13,6 +13,8 @@ from pipeline.results import Results
 Row = tuple[str, str, str, str]
 """What is compared, both values, and the change from the first to the second (empty where it says nothing)."""
 WIDEST = 40
+WORTH_COMPARING = 0.1
+"""Share of its time that a stage is busy: below it a change is noise, and changes nothing."""
 SMALLEST_CHANGE = 0.05
 """Percent."""
 
@@ -30,8 +32,9 @@ def stages(a: Results, b: Results) -> list[Row]:
     for node in dict.fromkeys([*times[0], *times[1]]):
         found = [side.get(node) for side in times]
         cells = [f"{seconds(s['busy_s'])} {share(s['busy_s'], s['wall_s'])}" if s else "" for s in found]
+        shares = [s["busy_s"] / s["wall_s"] if s and s["wall_s"] else 0.0 for s in found]
         busy = [s["busy_s"] if s else None for s in found]
-        rows.append((node, cells[0], cells[1], _change(busy[0], busy[1])))
+        rows.append((node, cells[0], cells[1], _change(*busy) if max(shares) >= WORTH_COMPARING else ""))
     return rows
 
 

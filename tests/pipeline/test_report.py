@@ -25,6 +25,7 @@ from pipeline.report.over_time import over_time
 from pipeline.report.page import page
 from pipeline.report.rejects import rejects
 from pipeline.report.samples import samples, shown
+from pipeline.report.work import reuse
 from pipeline.report.written import VARIABLE, write_report
 from pipeline.results import Results, read_results
 from tests.pipeline.test_run import job, run
@@ -87,7 +88,14 @@ def many(tmp_path_factory) -> Path:
     """120 rows from two contexts, some of which no one could read."""
     rows: list[dict[str, Any]] = [{"id": i, "prompt": f"{HOSTILE} {i}" + " word" * (i % 9)} for i in range(120)]
     rows[7] = {"id": 7, "prompt": None}
+    rows[100:] = [{**row, "prompt": "the same"} for row in rows[100:]]
     return generated(tmp_path_factory.mktemp("many"), rows, "runtime.contexts=2", "runtime.slots=8", "max_error_rate=1")
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Pages without drawings, which are most of the time that a page takes."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
 
 
 @pytest.fixture(scope="module")
@@ -138,8 +146,7 @@ def test_the_same_results_give_the_same_page(many, many_text):
     assert page(read_results(many)) == many_text
 
 
-def test_without_matplotlib_the_tables_are_open_and_the_extra_is_named(many, many_text, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+def test_without_matplotlib_the_tables_are_open_and_the_extra_is_named(many, many_text, undrawn):
     text = page(read_results(many))
     assert "<svg" not in text
     assert "pip install &#39;llama-batch-pipeline[report]&#39;" in text
@@ -168,6 +175,16 @@ def test_the_figures_are_those_of_the_files(many):
         own = stages.filter(pl.col("node") == stage["node"])
         assert stage["rows_in"] == own["rows_in"].sum()
         assert stage["busy_s"] == pytest.approx(own["busy_s"].sum())
+
+
+def test_what_was_computed_and_what_was_not_add_up(many):
+    (panel,) = reuse(read_results(many))
+    pieces = {chart.title: [s.values[0] for s in chart.series] for chart in panel.charts if isinstance(chart, Bars)}
+    steps, rows = (pl.read_parquet(many / f"metrics/{name}.parquet") for name in ("steps", "rows"))
+    prompts = steps["prefill_tokens"].sum() + steps["shared_tokens"].sum()
+    whole = {"Completions": len(rows), "Tokens of the prompts": prompts}
+    assert {title: sum(values) for title, values in pieces.items()} == {title: whole[title] for title in pieces}
+    assert all(value > 0 for values in pieces.values() for value in values)  # nothing is named that there was none of
 
 
 def test_the_bands_of_the_slots_fill_them(many):
@@ -201,6 +218,7 @@ def test_a_run_of_few_rows_shows_what_it_has(tmp_path, rows):
     assert not {"Over time", "Lengths and finish reasons", "Rejects"} & set(headings(text))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_whose_rows_were_all_rejected_shows_why(tmp_path):
     run(job(tmp_path / "out", rows=9, square={"bad": list(range(9))}))
     text = page(read_results(tmp_path / "out"))
@@ -254,6 +272,7 @@ def failed_then_resumed(out: Path) -> None:
     assert run(job(out, square=square, max_open_chunks=1)) is ExitCode.DONE
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_time_axis_counts_running_time_only(tmp_path):
     failed_then_resumed(tmp_path / "out")
     first, second = attempts(read_results(tmp_path / "out"))
@@ -288,6 +307,7 @@ def test_parts_that_were_merged_and_not_removed_count_once(tmp_path):
     assert [stage["rows_in"] for stage in stage_times(read_results(tmp_path))] == [10]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_damaged_file_costs_its_panels_and_the_page_says_so(tmp_path):
     out = tmp_path / "out"
     run(job(out))
@@ -297,6 +317,7 @@ def test_a_damaged_file_costs_its_panels_and_the_page_says_so(tmp_path):
     assert "Where the time went" in headings(text)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_file_that_is_gone_is_counted_and_the_others_are_read(tmp_path):
     out = tmp_path / "out"
     run(job(out))
@@ -312,7 +333,7 @@ def by_itself(monkeypatch):
     monkeypatch.delenv(VARIABLE)
 
 
-@pytest.mark.usefixtures("by_itself")
+@pytest.mark.usefixtures("by_itself", "undrawn")
 def test_every_attempt_writes_a_report_however_it_ends(tmp_path, capsys):
     failed_then_resumed(tmp_path / "out")
     assert capsys.readouterr().out.count(f"report      {tmp_path}/out/report.html") == 2
@@ -335,6 +356,7 @@ def test_report_false_writes_none(tmp_path):
     assert not (tmp_path / "out/report.html").exists()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_command_draws_a_report_again_and_refuses_what_is_no_run(tmp_path, capsys):
     run(job(tmp_path / "out"))
     capsys.readouterr()
