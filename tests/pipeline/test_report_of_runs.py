@@ -15,6 +15,8 @@ from pipeline.errors import ConfigError, ExitCode
 from pipeline.history import attempts, on_one_axis
 from pipeline.measured import stage_times
 from pipeline.metrics import STAGES_SCHEMA, MetricsTable
+from pipeline.report.charts import Histogram
+from pipeline.report.outcome import texts
 from pipeline.report.page import page
 from pipeline.report.rejects import rejects
 from pipeline.report.samples import samples, shown
@@ -74,6 +76,23 @@ def test_of_very_many_columns_the_first_are_shown(tmp_path):
     shard = {"path": "data/part-00000.parquet", "chunk": 0, "rows": 1}
     (panel,) = samples(Results(tmp_path, {"shards": [shard]}, {}))
     assert panel.cards[0].fields[-2:] == [("c59", "59"), ("", "and 440 more columns")]
+
+
+def test_the_rows_of_two_sinks_are_kept_apart(tmp_path):
+    shards = []
+    for folder, count in (("data", 3), ("data/long", 2)):
+        (tmp_path / folder).mkdir()
+        table = pl.DataFrame({"row": range(count), "token_count": range(count)})
+        table.write_parquet(tmp_path / folder / "part-00000.parquet")
+        shards.append({"path": f"{folder}/part-00000.parquet", "chunk": 0, "rows": count})
+    results = Results(tmp_path, {"shards": shards}, {})
+    assert [(p.title, len(p.cards)) for p in samples(results)] == [
+        ("Sample rows of data", 3),
+        ("Sample rows of data/long", 2),
+    ]
+    (panel,) = texts(results)
+    found = [(chart.title, sum(chart.counts)) for chart in panel.charts if isinstance(chart, Histogram)]
+    assert found == [("token_count in data", 3), ("token_count in data/long", 2)]
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz", "arrow"])
