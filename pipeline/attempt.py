@@ -21,6 +21,7 @@ from pipeline.progress import make_display
 from pipeline.protocols import Stateful
 from pipeline.records import ChunkEnd, Shard
 from pipeline.rejects import RejectTally, RejectWriter
+from pipeline.report.written import report_of_attempt
 from pipeline.runtime import Resources, RunContext
 from pipeline.saved_settings import dumped, origin
 from pipeline.settings import JobSettings
@@ -95,6 +96,7 @@ class Attempt:
         outcome = self._accounting.close(ending)
         lines = report_lines(self._graph, self._directory) if ending.status is RunStatus.DONE else []
         show([*lines, *summary_lines(outcome, self._executor.meters)])
+        show(report_of_attempt(self._directory, wanted=self._settings.report))
         if ending.error is not None and not isinstance(ending.error, PipelineError):
             raise ending.error
         return outcome.exit_code

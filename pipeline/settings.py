@@ -62,6 +62,7 @@ class JobSettings:
         show: graph prints the graph as Mermaid and stops.
         metrics_interval_s: seconds between two rows of a stage in metrics/stages.parquet.
         progress: bar, log (a line every ten seconds), none; auto takes the bar on a terminal and else log.
+        report: write report.html at the end of an attempt.
     """
 
     name: str = "job"
@@ -84,6 +85,7 @@ class JobSettings:
     show: str | None = None
     metrics_interval_s: float = 1.0
     progress: str = "auto"
+    report: bool = True
 
     def __post_init__(self) -> None:
         _check(self.chunk_rows >= 1, "chunk_rows", self.chunk_rows, "it is 1 or more")
