@@ -1,0 +1,116 @@
+"""Conversations: as nested columns of each format and as JSON text, with contents of texts or of parts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
+import pytest
+
+from operators.messages import conversation, require_messages
+from pipeline.__main__ import main
+from pipeline.errors import SchemaError
+
+PLAIN = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+PARTS = [{"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "text", "text": "there"}]}]
+IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]}]
+TOOL = [{"role": "assistant", "tool_calls": [{"id": "1"}]}, {"role": "tool", "content": "4"}]
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        (PLAIN, PLAIN),
+        (json.dumps(PLAIN), PLAIN),
+        (PARTS, [{"role": "user", "content": "Hi\nthere"}]),
+        (json.dumps(PARTS), [{"role": "user", "content": "Hi\nthere"}]),
+        ([{"role": "user", "content": ["Hi", None, "there"]}], [{"role": "user", "content": "Hi\nthere"}]),
+        ([{"role": "user", "content": "a", "name": None}], [{"role": "user", "content": "a"}]),
+        (TOOL, TOOL),
+    ],
+)
+def test_what_a_conversation_may_be(value: Any, wanted: Any) -> None:
+    assert conversation(value, "messages") == wanted
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ([], "column 'm' has no messages"),
+        ("hello", "column 'm' is text that is not JSON (Expecting value at character 1); write the list"),
+        ('{"role": "user"}', "column 'm' holds an object; messages are a list"),
+        ("[" * 100_000, "column 'm' is JSON that cannot be read"),
+        (["x"], "message 0 of column 'm' is a text"),
+        ([None], "message 0 of column 'm' has no role"),
+        ([{"role": "user"}], "message 0 of column 'm' has no content"),
+        ([{"role": 1, "content": "x"}], "message 0 of column 'm' has a role that is a number"),
+        ([*PLAIN, {"role": "user", "content": 3}], "message 2 of column 'm' has a content that is a number"),
+        (IMAGE, "message 0 of column 'm' has a part of type 'image_url', and only text can be read; drop the part"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "has a part of type 'text'"),
+        ([{"role": "user", "content": [7]}], "has a part that is a number"),
+    ],
+)
+def test_what_is_none_is_refused_with_the_message_and_the_reason(value: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=r"^\w") as caught:
+        conversation(value, "m")
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.int64(), pa.list_(pa.string()), pa.list_(pa.struct([("role", pa.string())])), pa.list_(pa.int64())]
+)
+def test_a_column_that_can_hold_none_is_refused_before_anything_runs(kind: pa.DataType) -> None:
+    with pytest.raises(SchemaError, match=r"column 'm' has type .*; messages are list<struct<"):
+        require_messages(pa.schema([("m", kind)]), "m")
+
+
+def write(path: Path, conversations: list[Any]) -> list[str]:
+    """The conversations in a file; further settings that reading it takes."""
+    nested = [{"id": i, "messages": messages} for i, messages in enumerate(conversations)]
+    as_text = [{"id": i, "messages": json.dumps(messages)} for i, messages in enumerate(conversations)]
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in nested))
+        return ["data.schema={id: int64, messages: json}"]
+    if path.suffix == ".csv":
+        pl.DataFrame(as_text).write_csv(path)
+    elif path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(nested), path)
+    else:
+        pa.feather.write_feather(pa.Table.from_pylist(as_text), path)
+    return []
+
+
+def prompts(path: Path, *settings: str) -> tuple[dict[int, str], dict[int, str]]:
+    """Of a job over the file: prompt texts and reasons of rejects, by row."""
+    fixed = ["job=generate", "model=fake", f"data.path={path}", f"output_dir={path.parent / 'out'}", "progress=none"]
+    template = path.parent / "chat.jinja"
+    template.write_text("{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}")
+    small = ["sampling.max_tokens=2", "output.prompt_text=true", "max_error_rate=1", "overwrite=true"]
+    chosen = ["data.messages_column=messages", f"model.chat_template={template}"]
+    assert main([*fixed, *small, *chosen, *settings]) == 0
+    data = pq.read_table(path.parent / "out/data").to_pylist()
+    rejects = pq.read_table(path.parent / "out/rejects").to_pylist()
+    return {r["row"]: r["prompt_text"] for r in data}, {r["row"]: r["reason"] for r in rejects}
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.arrow"])
+def test_texts_and_parts_mixed_in_one_file_reach_the_template(tmp_path: Path, name: str) -> None:
+    settings = write(tmp_path / name, [PLAIN, PARTS, IMAGE])
+    found, rejected = prompts(tmp_path / name, *settings)
+    assert found == {0: "system:Be brief.;user:Hi;", 1: "user:Hi\nthere;"}
+    assert list(rejected) == [2]
+    assert "a part of type 'image_url'" in rejected[2]
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_nested_parts_need_no_schema(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.{suffix}"
+    write(path, [PARTS, IMAGE, [{"role": "user", "content": [*PARTS[0]["content"], *IMAGE[0]["content"]]}]])
+    found, rejected = prompts(path)
+    assert found == {0: "user:Hi\nthere;"}
+    assert sorted(rejected) == [1, 2]

@@ -1,0 +1,193 @@
+"""URLs: every format from an object store, in ranges, resumed; what changes, is missing or does not answer; secrets."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from operators.settings import DataSettings
+from operators.sources import ReadPrompts
+from operators.sources.files import find_files
+from pipeline.__main__ import main
+from pipeline.errors import ConfigError, ExitCode, InputError
+from tests.operators.reading import drain, read
+from tests.operators.stores import KEY, Store, put
+from tests.operators.test_read_prompts import ROWS, WRITERS
+
+
+@pytest.fixture(autouse=True)
+def _empty():
+    Store.clear()
+    yield
+    Store.clear()
+
+
+def lines(rows: int) -> bytes:
+    return b"".join(b'{"prompt": "p%d"}\n' % i for i in range(rows))
+
+
+@pytest.mark.parametrize("suffix", [*WRITERS, "jsonl.gz", "csv.zst"])
+@pytest.mark.parametrize("url", ["bucket/rows.{}", "bucket", "bucket/r*.{}"])
+def test_every_format_gives_the_same_rows_and_tails(tmp_path: Path, suffix: str, url: str) -> None:
+    kind, _, packed = suffix.partition(".")
+    WRITERS[kind](tmp_path / "plain", pa.Table.from_pylist(ROWS))
+    with pa.output_stream(tmp_path / "rows", compression={"gz": "gzip", "zst": "zstd"}.get(packed)) as file:
+        file.write((tmp_path / "plain").read_bytes())
+    put(f"bucket/rows.{suffix}", (tmp_path / "rows").read_bytes())
+    for seek in range(4):
+        assert read(f"store://{url.format(suffix)}", 10, seek).values == ROWS[seek * 10 :]
+
+
+def test_several_paths_are_read_in_the_order_given(tmp_path: Path) -> None:
+    (tmp_path / "z.jsonl").write_bytes(b'{"n": 1}\n')
+    (tmp_path / "a.csv").write_text("n\n4\n")
+    put("b/2.jsonl", b'{"n": 3}\n')
+    put("b/1.jsonl", b'{"n": 2}\n')
+    paths = [str(tmp_path / "z.jsonl"), "store://b/*.jsonl", f"file://{tmp_path / 'a.csv'}"]
+    found = drain(ReadPrompts(DataSettings(path=paths), 2), 2)
+    assert [row["n"] for row in found.values] == [1, 2, 3, 4]
+    with pytest.raises(ConfigError, match=r"means store://b/1.jsonl twice; name it once"):
+        find_files(DataSettings(path=["store://b", "store://b/1*"]))
+
+
+def test_rejects_name_the_url_and_the_line(tmp_path: Path) -> None:
+    url = put("b/a.jsonl", b'{"n": 1}\n{"n"\n')
+    assert [(r.file, r.line) for r in read(url).rejects.values()] == [(url, 2)]
+
+
+def test_of_parquet_only_the_row_groups_that_are_needed_are_fetched() -> None:
+    noise = random.Random(0)
+    table = pa.table({"p": [noise.randbytes(100_000) for _ in range(80)]})
+    file = pa.BufferOutputStream()
+    pq.write_table(table, file, row_group_size=10, compression="none", use_dictionary=False, write_statistics=False)
+    url = put("a.parquet", file.getvalue().to_pybytes())
+    op = ReadPrompts(DataSettings(path=url), 10)
+    op.plan()
+    assert op.total_rows() == 80
+    assert Store.fetched_bytes < 500_000
+    assert len(read(url, 10, seek=7).rows) == 10
+    assert Store.fetched_bytes < 2_500_000
+
+
+def test_of_an_archive_no_more_is_fetched_than_is_read(tmp_path: Path) -> None:
+    noise = random.Random(0)
+    with pa.output_stream(tmp_path / "a", compression="gzip") as file:
+        file.write(b"".join(b'{"p": "%x"}\n' % noise.getrandbits(40_000) for _ in range(800)))
+    url = put("a.jsonl.gz", (tmp_path / "a").read_bytes())
+    assert len(read(url, limit=10, schema={"p": "string"}).rows) == 10
+    assert Store.fetched_bytes < (tmp_path / "a").stat().st_size / 2
+
+
+def test_the_fingerprint_follows_the_object() -> None:
+    def prints() -> dict[str, str]:
+        return ReadPrompts(DataSettings(path="store://a.jsonl"), 10).fingerprint()
+
+    put("a.jsonl", b'{"p": 1}\n')
+    before = prints()
+    assert prints() == before
+    assert before["files.0"].startswith("a.jsonl, 9 bytes, created ")
+    put("a.jsonl", b'{"p": 2}\n')
+    assert prints() != before
+
+
+def test_an_object_that_changes_while_it_is_read_ends_the_run() -> None:
+    op = ReadPrompts(DataSettings(path=put("a.jsonl", lines(3))), 10)
+    op.plan()
+    put("a.jsonl", lines(4))
+    with pytest.raises(InputError, match=r"store://a\.jsonl was written to while the run was reading it \(51 bytes"):
+        drain(op, 10)
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("store://b/c.jsonl", r"data.path=store://b/c.jsonl does not exist; the directory store://b has a.jsonl"),
+        ("store://nowhere/c.jsonl", "does not exist; nor does the directory store://nowhere"),
+        ("store://b/*.csv", r"the pattern store://b/\*.csv has no file ending in .* found nothing"),
+        ("store://b/d.txt", "has none of the extensions .* it begins like text: 'hello'"),
+        ("what://b/a.jsonl", "data.path=what://b/a.jsonl .*: Protocol not known: what"),
+        ("https://me:word@host/a.jsonl", r"data.path=https://host/a.jsonl has a password in it; .*options="),
+    ],
+)
+def test_urls_that_lead_nowhere(url: str, says: str) -> None:
+    put("b/a.jsonl", lines(1))
+    put("b/d.txt", b"hello")
+    with pytest.raises(ConfigError, match=says) as caught:
+        find_files(DataSettings(path=url))
+    assert "me:word" not in str(caught.value)
+
+
+def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(ConfigError, match=r"needs fsspec .*: pip install 'llama-batch-pipeline\[remote\]'"):
+        find_files(DataSettings(path="s3://b/a.jsonl"))
+
+
+def job(out: Path, *settings: str) -> int:
+    fixed = ["job=generate", "model=fake", "data.path=store://rows.jsonl", f"output_dir={out}", "progress=none"]
+    return main([*fixed, "chunk_rows=2000", "max_open_chunks=1", "sampling.max_tokens=2", *settings])
+
+
+def data(out: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (out / "data").iterdir()}
+
+
+def test_a_line_that_goes_dead_is_exit_1_and_the_same_command_goes_on_to_the_same_bytes(tmp_path, capsys) -> None:
+    rows = b"".join(b'{"prompt": "%d", "note": "%s"}\n' % (i % 7, b"x" * 600) for i in range(6000))
+    put("rows.jsonl", rows)
+    assert job(tmp_path / "whole") == ExitCode.DONE
+    Store.fails_behind = len(rows) * 2 // 3
+    assert job(tmp_path / "out", "data.schema={prompt: string, note: string}") == ExitCode.FAILED
+    told = capsys.readouterr()
+    assert "store://rows.jsonl cannot be reached: ConnectionResetError: the line went dead" in told.err + told.out
+    assert 1 <= len(data(tmp_path / "out")) < 3
+    Store.fails_behind = None
+    assert job(tmp_path / "out", "data.schema={prompt: string, note: string}") == ExitCode.DONE
+    assert data(tmp_path / "out") == data(tmp_path / "whole")
+    assert "resuming: " in (tmp_path / "out/run.log").read_text()
+
+
+def test_credentials_are_used_and_stand_nowhere(tmp_path, capsys) -> None:
+    put("rows.jsonl", lines(3000) * 3)
+    options = f"data.storage_options={{key: {KEY}}}"
+    Store.fails_behind = 100_000
+    assert job(tmp_path / "out", options, "data.schema={prompt: string}") == ExitCode.FAILED
+    assert "signed with (left out)" in (tmp_path / "out/run.log").read_text()
+    Store.fails_behind = None
+    assert job(tmp_path / "out", options, "data.schema={prompt: string}") == ExitCode.DONE
+    assert job(tmp_path / "other", "data.storage_options={key: wrong-one}") == ExitCode.CONFIG
+    told = capsys.readouterr()
+    assert "store://rows.jsonl may not be read (PermissionError: 403 for (left out))" in told.err
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert any(path.name == "config.yaml" for path in files)
+    assert [path for path in files if KEY.encode() in path.read_bytes()] == []
+    assert KEY not in told.out + told.err
+    # They say who reads, not what: another key finds the finished run.
+    assert job(tmp_path / "out", "data.schema={prompt: string}") == ExitCode.DONE
+
+
+def test_the_saved_settings_name_the_object_and_can_be_run_again(tmp_path) -> None:
+    put("rows.jsonl", lines(30))
+    assert job(tmp_path / "out", f"data.storage_options={{key: {KEY}}}") == ExitCode.DONE
+    before = data(tmp_path / "out")
+    (tmp_path / "out/data/part-00000.parquet").write_bytes(b"PAR1")
+    assert main(["verify", str(tmp_path / "out"), "repair=true"]) == ExitCode.DONE
+    assert data(tmp_path / "out") == before
+
+
+def test_rename_makes_the_output_of_one_job_the_input_of_the_next(tmp_path) -> None:
+    put("rows.jsonl", lines(3))
+    assert job(tmp_path / "one") == ExitCode.DONE
+    second = [f"data.path={tmp_path / 'one/data'}", "data.prompt_column=completion"]
+    again = ["data.rename={row: source_row}", "nodes.generate.op.as=second"]
+    assert job(tmp_path / "two", *second, again[1]) == ExitCode.CONFIG
+    assert job(tmp_path / "two", *second, *again) == ExitCode.DONE
+    rows = pq.read_table(tmp_path / "two/data").to_pylist()
+    assert [(row["row"], row["source_row"], row["prompt"]) for row in rows] == [(i, i, f"p{i}") for i in range(3)]
+    assert json.loads((tmp_path / "two/manifest.json").read_text())["fingerprint"]
