@@ -14,7 +14,8 @@ import pytest
 
 from operators.messages import conversation, require_messages
 from pipeline.__main__ import main
-from pipeline.errors import SchemaError
+from pipeline.errors import ExitCode, SchemaError
+from tests.operators.reading import read
 
 PLAIN = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
 PARTS = [{"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "text", "text": "there"}]}]
@@ -69,48 +70,69 @@ def test_a_column_that_can_hold_none_is_refused_before_anything_runs(kind: pa.Da
         require_messages(pa.schema([("m", kind)]), "m")
 
 
-def write(path: Path, conversations: list[Any]) -> list[str]:
-    """The conversations in a file; further settings that reading it takes."""
+def write(path: Path, conversations: list[Any]) -> dict[str, Any]:
+    """The conversations in a file; the settings of `data` that reading it takes."""
     nested = [{"id": i, "messages": messages} for i, messages in enumerate(conversations)]
     as_text = [{"id": i, "messages": json.dumps(messages)} for i, messages in enumerate(conversations)]
     if path.suffix == ".jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in nested))
-        return ["data.schema={id: int64, messages: json}"]
+        return {"schema": {"id": "int64", "messages": "json"}}
     if path.suffix == ".csv":
         pl.DataFrame(as_text).write_csv(path)
     elif path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(nested), path)
     else:
         pa.feather.write_feather(pa.Table.from_pylist(as_text), path)
-    return []
+    return {}
 
 
-def prompts(path: Path, *settings: str) -> tuple[dict[int, str], dict[int, str]]:
-    """Of a job over the file: prompt texts and reasons of rejects, by row."""
-    fixed = ["job=generate", "model=fake", f"data.path={path}", f"output_dir={path.parent / 'out'}", "progress=none"]
-    template = path.parent / "chat.jinja"
-    template.write_text("{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}")
-    small = ["sampling.max_tokens=2", "output.prompt_text=true", "max_error_rate=1", "overwrite=true"]
-    chosen = ["data.messages_column=messages", f"model.chat_template={template}"]
-    assert main([*fixed, *small, *chosen, *settings]) == 0
-    data = pq.read_table(path.parent / "out/data").to_pylist()
-    rejects = pq.read_table(path.parent / "out/rejects").to_pylist()
-    return {r["row"]: r["prompt_text"] for r in data}, {r["row"]: r["reason"] for r in rejects}
+def conversations(path: Path, **data: Any) -> list[Any]:
+    """What the rows of a file hold: messages, or why they are none."""
+    found: list[Any] = []
+    for row in read(path, **data).values:
+        try:
+            found.append(conversation(row["messages"], "messages"))
+        except ValueError as error:
+            found.append(str(error))
+    return found
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.arrow"])
-def test_texts_and_parts_mixed_in_one_file_reach_the_template(tmp_path: Path, name: str) -> None:
-    settings = write(tmp_path / name, [PLAIN, PARTS, IMAGE])
-    found, rejected = prompts(tmp_path / name, *settings)
-    assert found == {0: "system:Be brief.;user:Hi;", 1: "user:Hi\nthere;"}
-    assert list(rejected) == [2]
-    assert "a part of type 'image_url'" in rejected[2]
+def test_texts_and_parts_may_be_mixed_in_one_file(tmp_path: Path, name: str) -> None:
+    data = write(tmp_path / name, [PLAIN, PARTS, IMAGE])
+    plain, parts, image = conversations(tmp_path / name, **data)
+    assert (plain, parts) == (PLAIN, [{"role": "user", "content": "Hi\nthere"}])
+    assert "a part of type 'image_url'" in image
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
 def test_nested_parts_need_no_schema(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"a.{suffix}"
-    write(path, [PARTS, IMAGE, [{"role": "user", "content": [*PARTS[0]["content"], *IMAGE[0]["content"]]}]])
-    found, rejected = prompts(path)
-    assert found == {0: "user:Hi\nthere;"}
-    assert sorted(rejected) == [1, 2]
+    both = [{"role": "user", "content": [*PARTS[0]["content"], *IMAGE[0]["content"]]}]
+    write(tmp_path / f"a.{suffix}", [PARTS, IMAGE, both])
+    parts, image, mixed = conversations(tmp_path / f"a.{suffix}")
+    assert parts == [{"role": "user", "content": "Hi\nthere"}]
+    assert image == mixed != parts
+
+
+def test_a_line_that_is_no_json_is_a_reject_as_it_stands_where_others_become_text(tmp_path: Path) -> None:
+    lines = '{"id": 1, "messages": [1.50]}', '{"id": 2, "messages": [', '{"id": "x", "messages": []}'
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    found = read(tmp_path / "a.jsonl", schema={"id": "int64", "messages": "json"})
+    assert found.values == [{"id": 1, "messages": "[1.5]"}]
+    assert [(r.line, r.record) for r in found.rejects.values()] == [(2, lines[1]), (3, lines[2])]
+
+
+def test_a_job_renders_them_and_rejects_what_is_none(tmp_path: Path) -> None:
+    template, path, out = tmp_path / "chat.jinja", tmp_path / "a.csv", tmp_path / "out"
+    write(path, [PLAIN, PARTS, IMAGE])
+    template.write_text("{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}")
+    chosen = [f"data.path={path}", "data.messages_column=messages", f"model.chat_template={template}"]
+    small = ["sampling.max_tokens=1", "output.prompt_text=true", "max_error_rate=1", "progress=none"]
+    assert main(["job=generate", "model=fake", f"output_dir={out}", *chosen, *small]) == ExitCode.DONE
+    texts = [row["prompt_text"] for row in pq.read_table(out / "data").to_pylist()]
+    assert texts == ["system:Be brief.;user:Hi;", "user:Hi\nthere;"]
+    reasons = [row["reason"] for row in pq.read_table(out / "rejects").to_pylist()]
+    assert reasons == [
+        "template: message 0 of column 'messages' has a part of type 'image_url', and only text can be read;"
+        " drop the part or the row"
+    ]

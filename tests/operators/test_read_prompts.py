@@ -153,6 +153,31 @@ def test_reserved_names_are_refused(tmp_path: Path, name: str) -> None:
         read(tmp_path)
 
 
+def test_columns_get_the_names_that_they_are_given(path: Path) -> None:
+    found = read(path, 10, seek=1, rename={"n": "m", "x": "n"})
+    assert found.values == [{"prompt": row["prompt"], "m": row["n"], "n": row["x"]} for row in ROWS[10:]]
+
+
+def test_of_renamed_results_the_next_job_can_read(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"row": [7], "lineage": [[0]], "p": ["x"]}), tmp_path / "a.parquet")
+    found = read(tmp_path, rename={"row": "source_row", "lineage": "source_lineage"})
+    assert found.rows == {0: {"source_row": 7, "source_lineage": [0], "p": "x"}}
+
+
+@pytest.mark.parametrize(
+    ("rename", "message"),
+    [
+        ({"a": "b"}, "two columns 'b'; rename one, in the file or with data.rename="),
+        ({"a": "row"}, "column 'row', a name .*'data.rename={a: source_row}'"),
+        ({"c": "d"}, "data.rename names 'c'; the columns are a, b"),
+    ],
+)
+def test_names_that_cannot_be_given_are_refused(tmp_path: Path, rename: dict[str, str], message: str) -> None:
+    (tmp_path / "a.jsonl").write_text('{"a": 1, "b": 2}\n')
+    with pytest.raises(ConfigError, match=message):
+        read(tmp_path, rename=rename)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "data", "message"),
     [
