@@ -49,6 +49,16 @@ def test_the_etag_names_the_content(options) -> None:
     assert prints() == first
 
 
+def test_an_object_that_another_program_writes_to_is_noticed(options) -> None:
+    other = fsspec.filesystem("s3", **options, skip_instance_cache=True)
+    other.pipe("prompts/y/0.jsonl", b'{"p": 1}\n')
+    op = ReadPrompts(DataSettings(path="s3://prompts/y", storage_options=options), 10)
+    op.plan()
+    other.pipe("prompts/y/0.jsonl", b'{"p": 2}\n')
+    with pytest.raises(InputError, match=r"written to while the run was reading it \(9 bytes then, 9 now\)"):
+        drain(op, 10)
+
+
 @pytest.mark.parametrize(
     ("path", "says"),
     [

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import yaml
 
+from pipeline.__main__ import main
+from pipeline.errors import ExitCode
 from pipeline.redaction import LEFT_OUT, clean_url, for_keeping, usable, without_secrets
 from pipeline.saved_settings import dumped
 from pipeline.settings import JobSettings, NodeSettings
@@ -76,3 +78,10 @@ def test_neither_config_yaml_nor_the_fingerprint_has_them():
     for secret in ("AKIA1", "t0k3n", "b34r3r", "me:pw"):
         assert secret not in text + found
     assert "5ec2e7" not in text
+
+
+def test_a_slip_on_the_command_line_does_not_print_them(capsys):
+    assert main(["job=generate", "data.storage_options={key: AKIA1"]) == ExitCode.CONFIG
+    told = capsys.readouterr().err
+    assert "'data.storage_options=...' cannot be read as key=value" in told
+    assert "AKIA1" not in told
