@@ -17,6 +17,8 @@ KNOWN = ", ".join(EXTENSIONS)
 PACKED = ("jsonl", "csv")
 """Formats that may be compressed as a whole; the others are inside."""
 URL = re.compile(r"[a-z][a-z0-9+.-]*(::|://)", re.IGNORECASE)
+WEB = re.compile(r"https?://", re.IGNORECASE)
+"""Where `?` begins a query and is no part of a pattern."""
 ON_DISK = ("file://", "local://")
 
 
@@ -82,7 +84,7 @@ def _files_at(place: Place, path: str, wanted: str) -> list[InputFile]:
         if not place.is_file(path):
             raise InputError(f"data.path={shown} is no regular file; write what it gives into a file first")
         return [_one(InputFile(path, place), wanted)]
-    if glob.has_magic(path):
+    if glob.has_magic(path.partition("?")[0] if WEB.match(path) else path):
         return _of_several(place, place.matches(path), f"the pattern {shown}", wanted, trust_format=True)
     raise InputError(f"data.path={shown} does not exist{_near(place, path)}")
 

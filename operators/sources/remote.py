@@ -23,9 +23,11 @@ BLOCK_BYTES = 4 << 20
 BUFFER_BYTES = 1 << 16
 EXTRAS: Mapping[str, str] = {"s3": "s3", "s3a": "s3", "hf": "hub"}
 """Of our own extras those that bring a file system, by the beginning of the URL."""
-IDENTITIES = ("ETag", "etag", "md5Hash", "crc32c", "sha256", "blob_id", "content_md5", "checksum")
+IDENTITIES = (
+    *("ETag", "etag", "md5Hash", "crc32c", "sha256", "blob_id", "content_md5", "Content-MD5", "Digest", "checksum"),
+)
 """What file systems call something that changes whenever the content does, best first."""
-TIMES = ("LastModified", "last_modified", "mtime", "modified", "updated", "created")
+TIMES = ("LastModified", "Last-Modified", "last_modified", "mtime", "modified", "updated", "created")
 REFUSED = (
     *("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound"),
     *("ParamValidationError", "HFValidationError", "ValueError", "TypeError", "NotImplementedError"),
@@ -193,8 +195,10 @@ class _Remote(io.RawIOBase):
         return len(data)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to `offset`."""
-        return int(self._file.seek(offset, whence))
+        """Go to `offset`; where that is."""
+        with self._place._told(self._path):
+            self._file.seek(offset, whence)
+        return self.tell()
 
     def tell(self) -> int:
         """Where it is."""

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import http.server
 import random
+import re
 import sys
+import threading
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -195,3 +200,39 @@ def test_a_line_that_goes_dead_is_told_in_words_whatever_the_format(tmp_path: Pa
     Store.fails_behind = (tmp_path / "rows").stat().st_size * 3 // 4
     with pytest.raises(SourceError, match=rf"^store://rows.{suffix} cannot be reached: .* signed with {KEY}; what"):
         drain(op, 100)
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def web(tmp_path: Path):
+    """The URL of a web server over `tmp_path`. It knows no ranges, as many plain ones do not."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(tmp_path))) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_of_a_signed_url_the_signature_is_used_and_told_to_nobody(tmp_path: Path, web: str) -> None:
+    with pa.output_stream(tmp_path / "a.jsonl.gz", compression="gzip") as file:
+        file.write(b'{"p": 1}\n{"p"\n')
+    found = read(f"{web}/a.jsonl.gz?sig=5ec2e7")
+    assert found.values == [{"p": 1}]
+    assert found.rejects[1].file == f"{web}/a.jsonl.gz?(left out)"
+    named = ReadPrompts(DataSettings(path=f"{web}/a.jsonl.gz?sig=5ec2e7"), 10).fingerprint()["files.0"]
+    assert re.fullmatch(r"a\.jsonl\.gz, \d+ bytes, Last-Modified .*", named)
+    with pytest.raises(InputError, match=r"b\.jsonl\?\(left out\) does not exist") as caught:
+        read(f"{web}/b.jsonl?sig=5ec2e7")
+    assert "5ec2e7" not in str(caught.value)
+
+
+def test_a_web_server_without_ranges_cannot_give_parquet_and_the_error_says_so(tmp_path: Path, web: str) -> None:
+    table = pa.table({"p": [random.Random(i).randbytes(1000) for i in range(300)]})
+    pq.write_table(table, tmp_path / "a.parquet", write_statistics=False)
+    with pytest.raises(InputError, match=r"a\.parquet cannot be read: ValueError: The HTTP server doesn't appear to"):
+        read(f"{web}/a.parquet")
