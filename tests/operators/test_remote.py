@@ -20,6 +20,9 @@ from operators.sources import ReadPrompts
 from operators.sources.files import find_files
 from pipeline.__main__ import main
 from pipeline.errors import ConfigError, ExitCode, InputError, SourceError
+from pipeline.run import run_job
+from pipeline.runtime import Resources
+from pipeline.settings import JobSettings, NodeSettings
 from tests.operators.reading import drain, read
 from tests.operators.stores import KEY, Store, put
 from tests.operators.test_read_prompts import ROWS, WRITERS
@@ -134,56 +137,64 @@ def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.M
         find_files(DataSettings(path="s3://b/a.jsonl"))
 
 
-def job(out: Path, *settings: str) -> int:
-    fixed = ["job=generate", "model=fake", "data.path=store://rows.jsonl", f"output_dir={out}", "progress=none"]
-    return main([*fixed, "chunk_rows=20", "max_open_chunks=1", "sampling.max_tokens=1", *settings])
+def job(out: Path, key: str | None = KEY) -> JobSettings:
+    """Copies store://rows.jsonl in chunks of twenty rows."""
+    data = {"path": "store://rows.jsonl", "storage_options": {"key": key}, "schema": {"prompt": "string"}}
+    read = {"_target_": "operators.sources.read_prompts.ReadPrompts", "data": data, "chunk_rows": 20}
+    write = {"_target_": "tests.pipeline.job_ops.Parquet"}
+    nodes = {"read": NodeSettings(read), "write": NodeSettings(write, "read")}
+    return JobSettings(name="copy", nodes=nodes, output_dir=str(out), progress="none", max_open_chunks=1)
+
+
+def run(settings: JobSettings) -> ExitCode:
+    return run_job(settings, Resources())
 
 
 def data(out: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (out / "data").iterdir()}
 
 
-def test_a_line_that_goes_dead_is_exit_1_and_the_same_command_goes_on_to_the_same_bytes(tmp_path, capsys) -> None:
+def test_a_line_that_goes_dead_is_exit_1_and_the_same_command_goes_on_to_the_same_bytes(tmp_path) -> None:
     rows = lines(60, 60_000)
     put("rows.jsonl", rows)
-    assert job(tmp_path / "whole") == ExitCode.DONE
+    assert run(job(tmp_path / "whole")) is ExitCode.DONE
     Store.fails_behind = len(rows) * 2 // 3
-    assert job(tmp_path / "out", "data.schema={prompt: string, note: string}") == ExitCode.FAILED
-    told = capsys.readouterr()
-    assert "store://rows.jsonl cannot be reached: ConnectionResetError: the line went dead" in told.err + told.out
+    assert run(job(tmp_path / "out")) is ExitCode.FAILED
+    log = tmp_path / "out/run.log"
+    assert "store://rows.jsonl cannot be reached: ConnectionResetError: the line went dead" in log.read_text()
     assert 1 <= len(data(tmp_path / "out")) < 3
     Store.fails_behind = None
-    assert job(tmp_path / "out", "data.schema={prompt: string, note: string}") == ExitCode.DONE
+    assert run(job(tmp_path / "out")) is ExitCode.DONE
     assert data(tmp_path / "out") == data(tmp_path / "whole")
-    assert "resuming: " in (tmp_path / "out/run.log").read_text()
+    assert "resuming: " in log.read_text()
 
 
 def test_credentials_are_used_and_stand_nowhere(tmp_path, capsys) -> None:
     put("rows.jsonl", lines(30))
-    options = f"data.storage_options={{key: {KEY}}}"
     Store.fails_behind = 100
-    assert job(tmp_path / "out", options, "data.schema={prompt: string}") == ExitCode.FAILED
-    assert "signed with (left out)" in (tmp_path / "out/run.log").read_text()
+    assert run(job(tmp_path)) is ExitCode.FAILED
+    assert "signed with (left out)" in (tmp_path / "run.log").read_text()
     Store.fails_behind = None
-    assert job(tmp_path / "out", options, "data.schema={prompt: string}") == ExitCode.DONE
+    assert run(job(tmp_path)) is ExitCode.DONE
     with pytest.raises(InputError, match=r"rows.jsonl may not be read \(PermissionError: 403 for \(left out\)\)"):
         read("store://rows.jsonl", storage_options={"key": "wrong-one"})
-    told = capsys.readouterr()
+    assert "(left out)" in (tmp_path / "config.yaml").read_text()
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert any(path.name == "config.yaml" for path in files)
     assert [path for path in files if KEY.encode() in path.read_bytes()] == []
+    told = capsys.readouterr()
     assert KEY not in told.out + told.err
-    # They say who reads, not what: another key finds the finished run.
-    assert job(tmp_path / "out", "data.schema={prompt: string}") == ExitCode.DONE
+    # They say who reads, not what: the run is found finished without them.
+    assert run(job(tmp_path, None)) is ExitCode.DONE
+    assert "finished already" in capsys.readouterr().out
 
 
-def test_the_saved_settings_name_the_object_and_can_be_run_again(tmp_path) -> None:
+def test_a_repair_runs_from_the_saved_settings_with_credentials_of_the_environment(tmp_path) -> None:
     put("rows.jsonl", lines(30))
-    assert job(tmp_path / "out", f"data.storage_options={{key: {KEY}}}") == ExitCode.DONE
-    before = data(tmp_path / "out")
-    (tmp_path / "out/data/part-00000.parquet").write_bytes(b"PAR1")
-    assert main(["verify", str(tmp_path / "out"), "repair=true"]) == ExitCode.DONE
-    assert data(tmp_path / "out") == before
+    assert run(job(tmp_path)) is ExitCode.DONE
+    before = data(tmp_path)
+    (tmp_path / "data/part-00000.parquet").write_bytes(b"PAR1")
+    assert main(["verify", str(tmp_path), "repair=true"]) == ExitCode.DONE
+    assert data(tmp_path) == before
 
 
 @pytest.mark.parametrize("suffix", [*WRITERS, "jsonl.gz", "csv.zst"])
