@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import fsspec
 import pyarrow as pa
@@ -24,6 +25,8 @@ def serving(rows: int) -> Iterator[dict[str, Any]]:
     server.start()
     host, port = server.get_host_and_port()
     given = {"key": "me", "secret": SECRET, "endpoint_url": f"http://{host}:{port}"}
+    with urlopen(Request(f"{given['endpoint_url']}/moto-api/reset", method="POST")):
+        pass  # the servers of a process have their buckets in common: here is none of an earlier one
     fs = fsspec.filesystem("s3", **given)
     fs.mkdir("prompts")
     prompts = [f"p{i}" for i in range(rows)]
