@@ -18,6 +18,7 @@ OPERATORS_MAY_USE = {
     "metrics",
     "protocols",
     "records",
+    "redaction",
     "shards",
     "storage",
 }

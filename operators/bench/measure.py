@@ -25,7 +25,7 @@ from operators.decoding.model import inspect_model
 from operators.engine_settings import EngineSettings
 from operators.settings import DataSettings, ModelSettings, SamplingSettings
 from operators.sources.content import content_id
-from operators.sources.files import find_files
+from operators.sources.files import find_files, is_url
 from pipeline.errors import ConfigError, InputError
 from pipeline.protocols import BaseOperator, Runtime
 from pipeline.records import Batch, Output, add_columns, require_column
@@ -84,7 +84,12 @@ class Measure(BaseOperator):
         runtime: EngineSettings,
     ) -> None:
         self._bench = replace(bench, cache=_absolute(bench.cache), peers=_absolute(bench.peers))
-        self._data = replace(data, path=_absolute(data.path) if data.path else None)
+        if data.storage_options:
+            raise ConfigError(
+                "the benchmark keeps its settings in files, where data.storage_options must not be; give credentials"
+                " by the environment"
+            )
+        self._data = replace(data, path=_all_absolute(data.path))
         self._made = not model.path and model.loader == ModelSettings().loader
         if self._made:
             self._model = self._model_to_make(model)
@@ -119,7 +124,7 @@ class Measure(BaseOperator):
     def fingerprint(self) -> dict[str, Any]:
         """The content of the data and of the model."""
         model = Path(self._model.path or "").name if self._made else inspect_model(self._model).fingerprint
-        return {"data": [content_id(path) for path in find_files(self._data)[0]], "model": model}
+        return {"data": [file.content_id() for file in find_files(self._data)], "model": model}
 
     def open(self, runtime: Runtime) -> None:
         """Make the model if none is given and it is not there yet.
@@ -241,6 +246,13 @@ class Measure(BaseOperator):
 
 def _known(figures: Figures) -> dict[str, Any]:
     return {key: value for key, value in asdict(figures).items() if value is not None}
+
+
+def _all_absolute(path: str | list[str] | None) -> str | list[str] | None:
+    """`data.path` with its URLs as they are."""
+    if isinstance(path, list):
+        return [p if is_url(p) else _absolute(p) for p in path]
+    return path if path is None or is_url(path) else _absolute(path)
 
 
 def _absolute(path: str) -> str:

@@ -28,6 +28,7 @@ from operators.bench.spec import as_object
 from operators.decoding.model import Model, loader
 from operators.settings import DataSettings, ModelSettings
 from operators.sources.content import content_id
+from operators.sources.files import find_files
 from operators.sources.read_prompts import ReadPrompts
 from operators.templates import Template
 from pipeline.errors import PipelineError, SchemaError
@@ -79,9 +80,9 @@ class Request:
     def key(self) -> str:
         """Names the folder: the same rows, the same name, whatever the files are called."""
         values: dict[str, Any] = asdict(self)
-        for group in ("data", "model"):
-            path = values[group].pop("path")
-            values[group]["content"] = _identity(path)
+        del values["data"]["path"]
+        values["data"]["content"] = [file.content_id() for file in find_files(self.data)]
+        values["model"]["content"] = _identity(values["model"].pop("path"))
         return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
