@@ -41,7 +41,8 @@ def find_files(data: DataSettings) -> tuple[list[Path], str]:
     """The files of `data.path`, sorted, and their format.
 
     A directory means the files in it, a glob those that it matches; both without hidden files, names that begin with
-    `_` or end in `.tmp`, and files of unknown extensions (unless `data.format` says what a glob's files are).
+    `_` or end in `.tmp`, and files of unknown extensions (unless `data.format` says what a glob's files are). As lines
+    any file can be read.
 
     Raises:
         ConfigError: no path is set.
@@ -58,7 +59,8 @@ def find_files(data: DataSettings) -> tuple[list[Path], str]:
 
 def _files_at(path: Path, data: DataSettings) -> tuple[list[Path], str]:
     if path.is_dir():
-        return _of_several(sorted(path.iterdir()), f"the directory {path}", data.format, trust_format=False)
+        trusted = data.format == "lines"  # any file has lines
+        return _of_several(sorted(path.iterdir()), f"the directory {path}", data.format, trust_format=trusted)
     if path.exists() and not path.is_file():
         raise InputError(f"data.path={data.path} is no regular file; write what it gives into a file first")
     if path.exists():

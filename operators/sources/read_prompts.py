@@ -16,6 +16,7 @@ from operators.sources.content import SAMPLED, Stamp, content_id
 from operators.sources.csv import CsvReader
 from operators.sources.files import find_files, unreadable
 from operators.sources.jsonl import JsonlReader
+from operators.sources.lines import LinesReader
 from operators.sources.parquet import ParquetReader
 from operators.sources.reader import Block, Reader, ReaderFactory
 from operators.sources.schemas import common_schema
@@ -35,11 +36,12 @@ READERS: Mapping[str, ReaderFactory] = {
     "jsonl": JsonlReader,
     "csv": CsvReader,
     "arrow": ArrowReader,
+    "lines": LinesReader,
 }
 
 
 class ReadPrompts(BaseOperator):
-    """Reads Parquet, JSONL, CSV or Arrow IPC: one file, a directory or a glob, in the order of the file names.
+    """Reads Parquet, JSONL, CSV, Arrow IPC or lines of text: a file, a directory or a glob, by the order of file names.
 
     Output: the columns of the input and `row` int64, the position in the source over all files. A row that cannot be
     read is a reject with file and line, and uses up its number. An input without rows is one empty chunk.
