@@ -16,6 +16,7 @@ from operators.engine_settings import EngineSettings
 from operators.setting_checks import check
 from operators.settings import ModelSettings
 from operators.text_reader import TEXT_TYPES, TextReader, arithmetic_of, check_room, text_ids, why_unreadable
+from operators.where import Where, passed_by
 from pipeline.errors import ConfigError
 from pipeline.protocols import BaseOperator, Runtime
 from pipeline.records import Batch, Output, add_columns, require_column
@@ -44,6 +45,8 @@ class Embed(BaseOperator):
         pooling: mean, cls or last.
         normalize: scale every embedding to length 1.
         as_: prefix of the new column (`as` in a job file).
+        where: a condition in SQL on a row's columns. Rows for which it is false or null pass by as they are, with null
+            in the new column.
 
     Raises:
         ConfigError: there is no such pooling.
@@ -57,7 +60,9 @@ class Embed(BaseOperator):
         pooling: str = "mean",
         normalize: bool = True,
         as_: str | None = None,
+        where: str | None = None,
     ) -> None:
+        self._where = Where(where)
         check(pooling in POOLING, "pooling", pooling, f"it is one of {', '.join(POOLING)}")
         self._model = model
         self._settings = runtime
@@ -74,6 +79,7 @@ class Embed(BaseOperator):
         """
         check_room(self._model, self._settings)
         require_column(schema, self._text, TEXT_TYPES)
+        self._where.plan(schema)
         size = inspect_model(self._model).n_embd
         if size is None:
             raise ConfigError("the model does not say how long its embeddings are (GGUF key embedding_length)")
@@ -95,6 +101,11 @@ class Embed(BaseOperator):
 
     def process(self, batch: Batch) -> Iterable[Output]:
         """Embed the texts of one batch."""
+        batch, others = self._where.split(batch)
+        if others.num_rows:
+            yield passed_by(others, others.data.schema.names, self._schema)
+        if not batch.num_rows:
+            return
         found = self._texts(batch.data)
         texts = {i: ids for i, ids in enumerate(found) if not isinstance(ids, str)}
         refused = {i: why for i, why in enumerate(found) if isinstance(why, str)}
