@@ -75,8 +75,10 @@ class ParseBatch(BaseOperator):
         self._model = model
         self._models = models
         self._seen: set[bytes] = set()
-        self._seen_by: dict[int, set[bytes]] = {}
-        """By chunk that has not ended."""
+        self._committed = bytearray()
+        """The digests in `_seen` of chunks that have ended, in the order of their lines."""
+        self._fresh: dict[int, list[bytes]] = {}
+        """The others, by chunk."""
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
         """The columns of the requests, `row` and `lineage`.
@@ -108,11 +110,12 @@ class ParseBatch(BaseOperator):
 
     def state(self, chunk: int) -> bytes:
         """The digests of all custom_ids up to the end of `chunk`: 16 bytes each."""
-        self._seen.update(self._seen_by.pop(chunk, ()))
-        return b"".join(sorted(self._seen))
+        self._committed += b"".join(self._fresh.pop(chunk, ()))
+        return bytes(self._committed)
 
     def restore(self, state: bytes) -> None:
         """See Stateful.restore."""
+        self._committed = bytearray(state)
         self._seen = {state[i : i + _DIGEST_BYTES] for i in range(0, len(state), _DIGEST_BYTES)}
 
     def _made(self, batch: Batch, rows: list[dict[str, Any]], requests: int) -> Batch:
@@ -130,9 +133,10 @@ class ParseBatch(BaseOperator):
 
     def _note(self, custom_id: str, chunk: int) -> None:
         digest = hashlib.blake2b(custom_id.encode(), digest_size=_DIGEST_BYTES).digest()
-        if digest in self._seen or any(digest in seen for seen in self._seen_by.values()):
+        if digest in self._seen:
             raise Fault(Code.DUPLICATE_CUSTOM_ID, f"an earlier line has the custom_id '{custom_id}' too")
-        self._seen_by.setdefault(chunk, set()).add(digest)
+        self._seen.add(digest)
+        self._fresh.setdefault(chunk, []).append(digest)
 
 
 def _rows(request: Request, source: dict[str, Any]) -> Iterator[dict[str, Any]]:

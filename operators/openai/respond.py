@@ -13,7 +13,7 @@ from operators.openai.bodies import line_of, usage
 from operators.openai.faults import Code, Fault
 from operators.settings import ModelSettings
 from pipeline.protocols import BaseOperator, Runtime
-from pipeline.records import LINEAGE, ROW, Batch, Output, require_column
+from pipeline.records import LINEAGE, ROW, Batch, Output, RejectKind, require_column
 
 _TOKENS = pa.list_(pa.int32())
 _READ = {
@@ -56,7 +56,8 @@ class Respond(BaseOperator):
     """Makes the response of each request of ParseBatch, when all its choices have come.
 
     The rows of a request become one: `expanded` counts those that it lost, as a negative number. A request of which a
-    choice was rejected on the way has no response, and the rows that are left of it are rejected too.
+    choice was rejected on the way has no response, and the rows that are left of it are rejected too, as `filtered`:
+    the error is the other one.
 
     Args:
         model: whose tokens log-probabilities are about, and whose fingerprint responses carry.
@@ -107,7 +108,7 @@ class Respond(BaseOperator):
         for come in self._open.pop(chunk, {}).values():
             for batch, i, row in come:
                 why = f"{len(come)} of the {row['choices']} choices of its request were made, and the others rejected"
-                yield batch.reject([i], Fault(Code.INCOMPLETE, why).reason)
+                yield batch.reject([i], Fault(Code.INCOMPLETE, why).reason, RejectKind.FILTERED)
 
     def _answer(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         rows.sort(key=lambda row: row[LINEAGE.name][-1])

@@ -5,7 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import math
+import os
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +23,8 @@ from operators.openai.parameters import ALL, CHAT, COMPLETIONS, EMBEDDINGS, para
 from operators.openai.write_batch import ERRORS, OUTPUT, WriteBatch
 from pipeline.__main__ import main
 from pipeline.errors import ExitCode, StorageError
-from pipeline.jobs import JOBS
+from pipeline.failpoints import VARIABLE, Failpoint
+from pipeline.jobs import JOBS, PROJECT
 from tests.openai.cases import ACCEPTED, REFUSED, REQUIRED, cases, schema, user
 from tests.openai.shapes import ERROR_LINE, output_line
 
@@ -34,6 +39,8 @@ FAULTY = {
     "unknown-1": "unknown_parameter",
 }
 """Of the file that ships; the two that have no custom_id are named by what they say."""
+USUAL = ("chunk_rows=8", "runtime.slots=4", "progress=none")
+MOST_KILLS = 8
 STOPS = ["P", "q", "7", "!"]
 """Some of them come in what the fake model writes."""
 IDENTITY = r'"custom_id": "(.+?)".*"url": "(.+?)"'
@@ -73,8 +80,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 def answered(directory: Path, *overrides: str, job: str = "openai_batch", code: int = ExitCode.DONE) -> Answered:
     """Run the job, with 8 requests a chunk."""
-    usual = ("chunk_rows=8", "runtime.slots=4", "progress=none")
-    assert main([f"job={job}", f"output_dir={directory}", *usual, *overrides]) == code
+    assert main([f"job={job}", f"output_dir={directory}", *USUAL, *overrides]) == code
     if code == ExitCode.FAILED:
         return Answered(code, directory, {}, [])
     output = {line["custom_id"]: line for line in lines_of(directory / OUTPUT)}
@@ -83,11 +89,15 @@ def answered(directory: Path, *overrides: str, job: str = "openai_batch", code: 
 
 def on_fake(tmp_path: Path, lines: Sequence[str], *overrides: str, **kwargs: Any) -> Answered:
     """Answers of the fake model to `lines`."""
-    (tmp_path / "in.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    (tmp_path / "chat.jinja").write_text(TEMPLATE, encoding="utf-8")
-    given = (f"data.path={tmp_path / 'in.jsonl'}", "model=fake", f"model.chat_template={tmp_path / 'chat.jinja'}")
-    settings = ("runtime.max_sequence_tokens=400", "sampling.max_tokens=20", "max_error_rate=1")
-    return answered(tmp_path / "out", *given, *settings, *overrides, **kwargs)
+    return answered(tmp_path / "out", *fake_model(tmp_path, lines), *overrides, **kwargs)
+
+
+def fake_model(directory: Path, lines: Sequence[str]) -> list[str]:
+    """Overrides for a job over `lines`."""
+    (directory / "in.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    (directory / "chat.jinja").write_text(TEMPLATE, encoding="utf-8")
+    given = [f"data.path={directory / 'in.jsonl'}", "model=fake", f"model.chat_template={directory / 'chat.jinja'}"]
+    return [*given, "runtime.max_sequence_tokens=400", "sampling.max_tokens=20", "max_error_rate=1"]
 
 
 def requests(*asked: tuple[str, str, dict[str, Any]]) -> list[str]:
@@ -167,6 +177,34 @@ def test_a_run_that_fails_in_the_middle_and_at_the_end_is_resumed_to_the_same_by
         patched.setattr(WriteBatch, "conclude", full)
         assert run(ExitCode.FAILED).code == ExitCode.FAILED
     assert run(ExitCode.DONE).files == whole.files
+
+
+@pytest.mark.faults
+def test_a_run_that_is_killed_whenever_a_file_is_about_to_be_renamed_is_resumed_to_the_same_bytes(whole, tmp_path):
+    """Among these are output.jsonl and errors.jsonl: what has its name is whole."""
+    killed = 0
+    for nth in range(1, MOST_KILLS):
+        for point in (f"{Failpoint.FILE_WRITTEN}:{nth}", f"{Failpoint.SHARD_RENAMED}:{nth}"):
+            directory = tmp_path / point.replace(":", "-")
+            code = in_a_process(directory, point)
+            killed += code == -signal.SIGKILL
+            if code == ExitCode.DONE:
+                continue
+            for name in (OUTPUT, ERRORS):
+                path = directory / "out" / name
+                assert not path.exists() or path.read_bytes() == whole.files[name]
+            assert in_a_process(directory) == ExitCode.DONE
+            assert Answered(0, directory / "out", {}, []).files == whole.files
+    assert killed >= MOST_KILLS
+
+
+def in_a_process(directory: Path, failpoint: str = "") -> int:
+    """`on_fake` for the file that ships; the exit status."""
+    command = [sys.executable, "-m", "pipeline", "job=openai_batch", f"output_dir={directory / 'out'}"]
+    directory.mkdir(exist_ok=True)
+    command += [*USUAL, *fake_model(directory, SHIPPED)]
+    environment = {**os.environ, VARIABLE: failpoint}
+    return subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, check=False).returncode
 
 
 def test_neither_slots_nor_the_order_of_arrival_change_a_byte(whole, tmp_path):

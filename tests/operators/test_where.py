@@ -7,8 +7,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from operators.decoding.fake import FakeModel
+from operators.decoding.fake import inspect as facts
+from operators.decoding.model import ModelFacts
+from operators.embed import Embed
+from operators.engine_settings import EngineSettings
 from operators.render import Render
-from operators.settings import DataSettings
+from operators.settings import DataSettings, ModelSettings
 from operators.tokens import Tokenize
 from pipeline.errors import ConfigError, SchemaError
 from tests.operators.fakes import chat_model
@@ -69,6 +74,30 @@ def test_embed_passes_rows_by_too_and_a_column_that_overrides_may_have_another_t
     for row in Flow(tmp_path, chain(source, tokenize=Tokenize(FAKE), embed=embed, generate=op)).run():
         assert (row["embedding"] is None) == (row["completion"] is not None) == (row["kind"] is not None)
         assert (row["logprobs"] is None) == (row["kind"] is None)
+
+
+COUNTED = FakeModel()
+
+
+def load(settings: ModelSettings) -> FakeModel:
+    """A loader whose model can be asked for its contexts."""
+    return COUNTED
+
+
+def inspect(settings: ModelSettings) -> ModelFacts:
+    return facts(settings)
+
+
+@pytest.mark.parametrize(("where", "contexts"), [("text = 'b'", 1), ("text = 'c'", 0), (None, 1)])
+def test_embed_takes_no_context_for_rows_that_are_not_its_own(tmp_path, where, contexts):
+    before = len(COUNTED.decoders)
+    settings = ModelSettings(loader=f"{__name__}:load")
+    op = Embed(settings, EngineSettings(slots=4, max_sequence_tokens=64), where=where)
+    rows = Flow(
+        tmp_path, chain(Rows([{"text": "a"}, {"text": "b"}], pa.schema([("text", pa.string())])), embed=op)
+    ).run()
+    assert [row["text"] for row in rows] == ["a", "b"]
+    assert len(COUNTED.decoders) - before == contexts
 
 
 @pytest.mark.parametrize(("where", "error"), [("kind", SchemaError), ("nothing = 1", SchemaError), ("=", ConfigError)])
