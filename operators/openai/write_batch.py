@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -10,11 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from operators.openai.error_lines import error_lines
+from operators.settings import OutputSettings
 from operators.sinks.write_parquet import WriteParquet
-from pipeline.failpoints import Failpoint, reached
 from pipeline.records import require_column
-from pipeline.shards import TEMPORARY_SUFFIX, part_name, removed_on_failure
-from pipeline.storage import writing
+from pipeline.shards import part_name, write_atomically
 
 OUTPUT, ERRORS = "output.jsonl", "errors.jsonl"
 
@@ -23,9 +21,15 @@ class WriteBatch(WriteParquet):
     """Writes what Respond makes: the responses by chunk, as WriteParquet does, and when all chunks are committed two
     files in the output directory, in the order of the input: `output.jsonl` has the responses, `errors.jsonl` a line
     for each request that was rejected. They are made from data/ and rejects/ chunk by chunk, so memory does not grow.
+
+    Args:
+        output: what the Parquet files hold, and what is shown of them.
     """
 
     concluded = (OUTPUT, ERRORS)
+
+    def __init__(self, output: OutputSettings) -> None:
+        super().__init__(output)
 
     def plan(self, schema: pa.Schema) -> None:
         """A sink.
@@ -38,10 +42,11 @@ class WriteBatch(WriteParquet):
 
     def conclude(self, directory: Path) -> None:
         """See Concluder.conclude."""
-        data = directory / "data"
-        write_lines(directory / OUTPUT, (line for part in _parts(data) for line in _outputs(part)))
-        rejects = directory / "rejects"
-        write_lines(directory / ERRORS, (line for part in _parts(data) for line in _errors(rejects / part.name)))
+        data, rejects = directory / "data", directory / "rejects"
+        outputs = (line for part in _parts(data) for line in _outputs(part))
+        errors = (line for part in _parts(data) for line in _errors(rejects / part.name))
+        write_atomically(directory / OUTPUT, (f"{line}\n" for line in outputs))
+        write_atomically(directory / ERRORS, (f"{line}\n" for line in errors))
 
     def report(self, directory: Path) -> Iterable[str]:
         """Where the two files are."""
@@ -66,19 +71,3 @@ def _outputs(path: Path) -> Iterator[str]:
 def _errors(path: Path) -> Iterator[str]:
     if path.exists():
         yield from error_lines(pq.read_table(path).to_pylist())
-
-
-def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Replace `path` by `lines` in one step.
-
-    Raises:
-        StorageError: it cannot be written; `path` is as it was.
-    """
-    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
-    with writing(path), removed_on_failure(temporary):
-        with temporary.open("w", encoding="utf-8") as file:
-            file.writelines(f"{line}\n" for line in lines)
-            file.flush()
-            os.fsync(file.fileno())
-        reached(Failpoint.FILE_WRITTEN)
-        temporary.replace(path)

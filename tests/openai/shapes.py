@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from jsonschema import Draft202012Validator
+
 from operators.openai.parameters import CHAT, COMPLETIONS, EMBEDDINGS
 
 TEXT = {"type": "string"}
@@ -94,11 +96,15 @@ def output_line(url: str) -> dict[str, Any]:
     return closed({"id": ID, "custom_id": TEXT, "response": response, "error": NULL})
 
 
-ERROR_LINE = closed(
-    {
-        "id": ID,
-        "custom_id": either(TEXT, NULL),
-        "response": NULL,
-        "error": closed({"code": {"type": "string", "pattern": "^[a-z_]+$"}, "message": TEXT}),
-    }
+OUTPUT_LINES = {url: Draft202012Validator(output_line(url)) for url in BODIES}
+"""Validators of a line of output.jsonl, by the url of its request."""
+ERROR_LINE = Draft202012Validator(
+    closed(
+        {
+            "id": ID,
+            "custom_id": either(TEXT, NULL),
+            "response": NULL,
+            "error": closed({"code": {"type": "string", "pattern": "^[a-z_]+$"}, "message": TEXT}),
+        }
+    )
 )

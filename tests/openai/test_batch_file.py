@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import numpy as np
 import pytest
 
@@ -26,7 +25,7 @@ from pipeline.errors import ExitCode, StorageError
 from pipeline.failpoints import VARIABLE, Failpoint
 from pipeline.jobs import JOBS, PROJECT
 from tests.openai.cases import ACCEPTED, REFUSED, REQUIRED, cases, schema, user
-from tests.openai.shapes import ERROR_LINE, output_line
+from tests.openai.shapes import ERROR_LINE, OUTPUT_LINES
 
 SHIPPED = (JOBS / "data/openai_batch.jsonl").read_text(encoding="utf-8").splitlines()
 FAULTY = {
@@ -132,9 +131,9 @@ def test_every_line_has_the_shape_of_the_api(shipped):
     urls = {custom_id: url for line in SHIPPED for custom_id, url in re.findall(IDENTITY, line)}
     assert {urls[custom_id] for custom_id in shipped.output} == set(ALL)
     for custom_id, line in shipped.output.items():
-        jsonschema.validate(line, output_line(urls[custom_id]))
+        OUTPUT_LINES[urls[custom_id]].validate(line)
     for line in shipped.errors:
-        jsonschema.validate(line, ERROR_LINE)
+        ERROR_LINE.validate(line)
 
 
 def test_what_the_shipped_requests_ask_for_is_what_they_get(shipped):
@@ -238,7 +237,7 @@ def test_every_accepted_value_is_answered_in_the_shape_of_the_api_and_every_refu
     assert run.output.keys() | cut == {c for c, _, _ in tried if c.startswith("accepted")}
     for custom_id, url, _ in tried:
         if custom_id in run.output:
-            jsonschema.validate(run.output[custom_id], output_line(url))
+            OUTPUT_LINES[url].validate(run.output[custom_id])
 
 
 @pytest.fixture(scope="module")
