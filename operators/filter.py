@@ -21,6 +21,13 @@ class Filter(BaseOperator):
 
     Raises:
         ConfigError: `where` looks beyond its row.
+
+    Example:
+        long_enough:
+          inputs: generate
+          op:
+            _target_: operators.filter.Filter
+            where: length(completion) > 20 AND finish_reason = 'stop'
     """
 
     def __init__(self, where: str) -> None:

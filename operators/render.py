@@ -34,7 +34,7 @@ class ChatModel(Protocol):
 
 
 class Render(BaseOperator):
-    """Adds `prompt_text` (string).
+    """Makes the text of each row's prompt: adds `prompt_text` (string).
 
     With `template` or `template_file` it is that Jinja template over the row's columns (and `bos_token`, `eos_token`).
     Else it is the model's chat template over `data.messages_column`, or over one user message from
@@ -52,6 +52,15 @@ class Render(BaseOperator):
         raw_column: a column of texts that, where one is not null, are given to the model as they are: for rows that
             continue a text beside rows that are conversations.
         date: ISO date that a chat template gets when it asks for today's. None: it is told that there is none.
+
+    Example:
+        render:
+          inputs: read
+          op:
+            _target_: operators.render.Render
+            model: ${model}
+            data: ${data}
+            template: "Summarise in one sentence: {{ text }}"
     """
 
     def __init__(

@@ -26,6 +26,13 @@ class Tokenize(BaseOperator):
         model: whose tokenizer.
         ids_column: a column of token ids (list<int32>) that, where one is not null, are taken in place of the text. A
             row with one that the model does not know is a reject.
+
+    Example:
+        tokenize:
+          inputs: render
+          op:
+            _target_: operators.tokens.Tokenize
+            model: ${model}
     """
 
     def __init__(self, model: ModelSettings, ids_column: str | None = None) -> None:

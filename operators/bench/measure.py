@@ -48,6 +48,10 @@ ADDED = (
     pa.field("form_s", pa.float64()),
     pa.field("decode_s", pa.float64()),
     pa.field("sample_s", pa.float64()),
+    pa.field("call_ms", pa.float64()),
+    pa.field("own_share", pa.float64()),
+    pa.field("calls_per_block", pa.float64()),
+    pa.field("tokens_per_pass", pa.float64()),
     pa.field("texts", pa.string()),
     pa.field("note", pa.string()),
     pa.field("skipped_reason", pa.string()),
@@ -56,7 +60,8 @@ ADDED = (
 
 class Measure(BaseOperator):
     """Adds the figures of each case (see Figures), and `load_before` (load average), `busy_before` (share of the
-    cores that others used), `wall_s` (the whole process), `tokens_per_s` (new tokens by work_s), `skipped_reason`.
+    cores that others used), `wall_s` (the whole process), `tokens_per_s` (new tokens by work_s), `call_ms` (of a call
+    inside the model, on average), `own_share` (of work_s, outside of the model's calls), `skipped_reason`.
 
     A case that cannot be measured here (a program is not built, a setting is not there) keeps its row, with the
     reason. One that fails is a reject. Prompts and, where none is given, the model are made when they are first
@@ -175,7 +180,9 @@ class Measure(BaseOperator):
             done = run_child(entry.command(), self._bench.timeout_s, self._cancelled, ROOT)
             figures = entry.figures(done.output)
         costs = {"wall_s": done.wall_s, "cpu_s": done.cpu_s, "peak_rss_mb": done.peak_rss_mb}
-        return {**costs, **_known(figures), **before, "tokens_per_s": figures.new_tokens / figures.work_s}
+        shares = {"call_ms": figures.call_ms, "own_share": figures.own_share}
+        speed = {"tokens_per_s": figures.new_tokens / figures.work_s}
+        return {**costs, **_known(figures), **before, **shares, **speed}
 
     def _cancelled(self) -> bool:
         return self._run.cancelled
@@ -199,6 +206,7 @@ class Measure(BaseOperator):
             shots=bench.shots,
             stop=bench.stop,
             model=self._model,
+            mask_token_id=bench.mask_token_id,
         )
         folder = Path(bench.cache) / "workloads" / request.key()
         if not folder.exists():
@@ -221,6 +229,7 @@ class Measure(BaseOperator):
             peers=self._bench.peers,
             share_prefix=plan.share_prefix,
             server_arguments=self._bench.server_arguments,
+            mask_token_id=self._bench.mask_token_id,
         )
 
     def _model_to_make(self, model: ModelSettings) -> ModelSettings:

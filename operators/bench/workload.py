@@ -13,7 +13,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from operators.bench.confidence import likely_threshold
 from operators.bench.given import Given
 from operators.bench.scenarios import Recipe
 from operators.bench.spec import as_object
@@ -60,6 +61,7 @@ class Request:
         stop: stop strings of a recipe with stops; empty: one is chosen.
         model: gives the tokenizer.
         seed: of lengths that are drawn.
+        mask_token_id: of block diffusion; None: the mask that the model names.
     """
 
     recipe: Recipe
@@ -72,6 +74,7 @@ class Request:
     stop: list[str]
     model: ModelSettings
     seed: int = 0
+    mask_token_id: int | None = None
 
     def key(self) -> str:
         """Names the folder: the same rows, the same name, whatever the files are called."""
@@ -93,6 +96,8 @@ class Facts:
         mean_depth: tokens in a row's KV cache, on average over all decode steps.
         n_ctx_train: tokens that the model was trained for.
         stop: strings that end rows.
+        likely_threshold: a confidence of which a step passes about half of a block; None where that was not asked for,
+            or the model has no mask token.
     """
 
     rows: int
@@ -102,6 +107,7 @@ class Facts:
     mean_depth: float
     n_ctx_train: int
     stop: list[str]
+    likely_threshold: float | None = None
 
 
 @dataclass(frozen=True)
@@ -154,6 +160,9 @@ def make(request: Request, folder: Path) -> Workload:
     pq.write_table(pa.table(arrays, schema=RENDERED_SCHEMA), unfinished / RENDERED)
     stop = (request.stop or [_stop_string(model)]) if request.recipe.stops else []
     facts = facts_of([len(ids[i]) for i in order], lengths[order].tolist(), model.n_ctx_train, stop)
+    if request.recipe.confident is not None:
+        threshold = likely_threshold(model, ids, request.recipe.confident, request.mask_token_id)
+        facts = replace(facts, likely_threshold=threshold)
     (unfinished / FACTS).write_text(json.dumps(asdict(facts)), encoding="utf-8")
     if not folder.exists():
         unfinished.rename(folder)
