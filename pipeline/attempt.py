@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from pipeline.accounting import Accounting, Ending, show
+from pipeline.concluding import conclude, remove_concluded
 from pipeline.errors import ExitCode, GraphError, Interrupted, PipelineError
 from pipeline.executor import AccountingError, Executor, ExecutorSettings
 from pipeline.failpoints import Failpoint, reached
@@ -112,6 +113,7 @@ class Attempt:
                 self._executor.run()
                 if self._state.salvaged:
                     self._clear(temporary_only=False)
+                conclude(self._graph, self._directory)
         except Interrupted as error:
             return Ending(RunStatus.INTERRUPTED, error)
         except BaseException as error:
@@ -133,6 +135,7 @@ class Attempt:
         # Where the state took the place of a damaged one, what it does not know may be all that is left of the results:
         # a file stays until it is made again.
         self._clear(temporary_only=self._state.salvaged)
+        remove_concluded(self._graph, self._directory)
         text = dumped(self._settings)
         self._state.note_config(text, origin())
         write_atomically(self._directory / CONFIG, text)
