@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.errors import Cancelled
@@ -49,28 +49,50 @@ class ChunkWindow:
             self._changed.notify_all()
 
 
+@dataclass(frozen=True)
+class Remembered:
+    """What operators remember as of a chunk, by node: `whole` takes the place of what they kept before, `added` does
+    not."""
+
+    whole: dict[str, bytes] = field(default_factory=dict)
+    added: dict[str, bytes] = field(default_factory=dict)
+
+
 class ChunkStates:
-    """What stateful operators remember as of each chunk that they have ended and that is not committed yet."""
+    """What operators remember as of each chunk that they have ended and that is not committed yet."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._open: dict[int, dict[str, bytes]] = {}
+        self._open: dict[int, Remembered] = {}
 
     def keep(self, node: str, chunk: int, state: bytes) -> None:
-        """`node` is about to end `chunk`.
+        """`node`, which is Stateful, is about to end `chunk`.
 
         Raises:
             TypeError: `state` is not bytes.
         """
-        if not isinstance(state, bytes):
-            raise TypeError(f"state({chunk}) gave {type(state).__name__}; it must give bytes")
         with self._lock:
-            self._open.setdefault(chunk, {})[node] = state
+            self._open.setdefault(chunk, Remembered()).whole[node] = _checked(f"state({chunk})", state)
 
-    def take(self, chunk: int) -> Mapping[str, bytes]:
-        """The states of a chunk that is being committed, by node; handed out once."""
+    def add(self, node: str, chunk: int, added: bytes) -> None:
+        """`node`, which is Accumulating, is about to end `chunk`.
+
+        Raises:
+            TypeError: `added` is not bytes.
+        """
         with self._lock:
-            return self._open.pop(chunk, {})
+            self._open.setdefault(chunk, Remembered()).added[node] = _checked(f"added({chunk})", added)
+
+    def take(self, chunk: int) -> Remembered:
+        """What belongs to a chunk that is being committed; handed out once."""
+        with self._lock:
+            return self._open.pop(chunk, Remembered())
+
+
+def _checked(what: str, state: bytes) -> bytes:
+    if not isinstance(state, bytes):
+        raise TypeError(f"{what} gave {type(state).__name__}; it must give bytes")
+    return state
 
 
 @dataclass
