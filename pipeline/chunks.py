@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from pipeline.errors import Cancelled
+from pipeline.errors import Cancelled, Released
 from pipeline.meter import StageMeter, StageState
 from pipeline.records import ChunkEnd, Shard
 
@@ -20,6 +20,7 @@ class ChunkWindow:
         self._max_open = max_open
         self._committed = first
         self._cancelled = False
+        self._released = False
         self._changed = threading.Condition()
 
     def begin(self, chunk: int, meter: StageMeter) -> None:
@@ -27,14 +28,21 @@ class ChunkWindow:
 
         Raises:
             Cancelled: the run is being cancelled.
+            Released: every reader of the source has left, so no chunk will be committed any more.
         """
+
+        def must_wait() -> bool:
+            return chunk >= self._committed + self._max_open and not self._cancelled and not self._released
+
         with self._changed:
-            if chunk >= self._committed + self._max_open and not self._cancelled:
+            if must_wait():
                 with meter.clock.during(StageState.BLOCKED):
-                    while chunk >= self._committed + self._max_open and not self._cancelled:
+                    while must_wait():
                         self._changed.wait()
             if self._cancelled:
                 raise Cancelled
+            if self._released:
+                raise Released
 
     def committed(self, chunk: int) -> None:
         """`chunk` and all before it are done."""
@@ -42,8 +50,14 @@ class ChunkWindow:
             self._committed = max(self._committed, chunk + 1)
             self._changed.notify_all()
 
+    def release(self) -> None:
+        """Nobody reads the source any more."""
+        with self._changed:
+            self._released = True
+            self._changed.notify_all()
+
     def cancel(self) -> None:
-        """Release whoever waits."""
+        """End the wait of whoever waits."""
         with self._changed:
             self._cancelled = True
             self._changed.notify_all()

@@ -210,8 +210,18 @@ class Executor:
             self._fail(stage.name, error)
         finally:
             stage.inbox.leave()
+            self._release_unread()
             stage.outbox.close()
             stage.meter.clock.stop()
+
+    def _release_unread(self) -> None:
+        """Let nodes go that nobody reads any more. They may wait for rows or for a commit, and neither would come."""
+        for name in self._graph.order:
+            readers = [self._stages[reader].inbox for reader, _ in self._graph.readers(name)]
+            if readers and all(inbox.left for inbox in readers):
+                self._stages[name].inbox.release()
+                if name == self._graph.source:
+                    self._window.release()
 
     def _pump(self, stage: _Stage) -> None:
         op, items = stage.node.op, self._items(stage)
