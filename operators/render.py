@@ -34,7 +34,7 @@ class ChatModel(Protocol):
 
 
 class Render(BaseOperator):
-    """Adds `prompt_text` (string).
+    """Makes the text of each row's prompt: adds `prompt_text` (string).
 
     With `template` or `template_file` it is that Jinja template over the row's columns (and `bos_token`, `eos_token`).
     Else it is the model's chat template over `data.messages_column`, or over one user message from
@@ -50,6 +50,15 @@ class Render(BaseOperator):
         data: which columns hold prompts.
         template, template_file: a template over the columns, as text or as a file; at most one.
         date: ISO date that a chat template gets when it asks for today's. None: it is told that there is none.
+
+    Example:
+        render:
+          inputs: read
+          op:
+            _target_: operators.render.Render
+            model: ${model}
+            data: ${data}
+            template: "Summarise in one sentence: {{ text }}"
     """
 
     def __init__(
