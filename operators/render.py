@@ -15,7 +15,7 @@ from jinja2.exceptions import SecurityError
 from operators.decoding.model import load_model
 from operators.messages import conversation, require_messages
 from operators.settings import DataSettings, ModelSettings
-from operators.templates import Template
+from operators.templates import Template, used_columns
 from pipeline.errors import ConfigError, InputError, SchemaError
 from pipeline.protocols import BaseOperator, Runtime
 from pipeline.records import Batch, Output, add_columns, require_column
@@ -93,7 +93,7 @@ class Render(BaseOperator):
         self._row_template = self._user_template()
         self._chat = self._chat_file()
         if self._row_template is not None:
-            self._columns = _used_columns(self._row_template, schema)
+            self._columns = used_columns(self._row_template, schema, SPECIAL)
         elif self._data.messages_column is not None:
             require_messages(schema, self._data.messages_column)
             self._columns = [self._data.messages_column]
@@ -216,13 +216,6 @@ class Render(BaseOperator):
             return None
         source = _read(path, "model.chat_template")
         return Template(source, f"model.chat_template {path}", strict=False, date=self._date)
-
-
-def _used_columns(template: Template, schema: pa.Schema) -> list[str]:
-    unknown = sorted(template.unknown - set(schema.names) - set(SPECIAL))
-    if unknown:
-        raise SchemaError(f"{template.name} uses '{unknown[0]}'; the columns are {', '.join(schema.names)}")
-    return [name for name in schema.names if name in template.unknown]
 
 
 def _require_prompt(schema: pa.Schema, name: str) -> str:

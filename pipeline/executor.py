@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pipeline.adapter import run_operator
 from pipeline.channel import Channel, Inbox
-from pipeline.chunks import ChunkStates, ChunkWindow, CommitHook, Committer
+from pipeline.chunks import ChunkStates, ChunkWindow, CommitHook, Committer, Remembered
 from pipeline.errors import Cancelled, Interrupted, NodeFailed, PipelineError, Released
 from pipeline.graph import REJECT_WRITER, Graph, Node
 from pipeline.meter import StageMeter, StageState
 from pipeline.outbox import Outbox
-from pipeline.protocols import Stateful, StreamOperator
+from pipeline.protocols import Accumulating, Stateful, StreamOperator
 from pipeline.records import ChunkEnd, Item, Shard
 from pipeline.rejects import RejectWriter
 from pipeline.runtime import NodeRuntime, RunContext
@@ -50,6 +50,7 @@ class ExecutorSettings:
         max_open_chunks: chunks that may be begun and uncommitted.
         first_chunk: where the source begins (the number of committed chunks of a resumed run).
         states: by node, what a stateful operator kept with the chunk before.
+        additions: by node, what an accumulating one kept with each chunk before.
         tick_s: seconds between two calls of `tick`.
         tick: called from the main thread while the graph runs (progress, metrics).
     """
@@ -57,6 +58,7 @@ class ExecutorSettings:
     max_open_chunks: int = 8
     first_chunk: int = 0
     states: Mapping[str, bytes] = field(default_factory=dict)
+    additions: Mapping[str, Iterable[bytes]] = field(default_factory=dict)
     tick_s: float = 0.2
     tick: Callable[[], None] = field(default=lambda: None)
 
@@ -95,8 +97,8 @@ class Executor:
         """The meters of all nodes in topological order, with the parts that operators declared."""
         return [s.meter for s in self._stages.values() if s.name != REJECT_WRITER] + self._context.parts
 
-    def take_states(self, chunk: int) -> Mapping[str, bytes]:
-        """For the commit of `chunk`: what each stateful operator must remember with it, by node."""
+    def take_states(self, chunk: int) -> Remembered:
+        """For the commit of `chunk`: what the operators must remember with it."""
         return self._states.take(chunk)
 
     def run(self) -> None:
@@ -169,6 +171,8 @@ class Executor:
         try:
             if stage.name in self._settings.states and isinstance(op, Stateful):
                 op.restore(self._settings.states[stage.name])
+            if stage.name in self._settings.additions and isinstance(op, Accumulating):
+                op.restore_added(self._settings.additions[stage.name])
             op.open(NodeRuntime(self._context, stage.name, depth, stage.meter))
         except Exception as error:
             raise self._node_failed(stage.name, error) from error
@@ -206,19 +210,35 @@ class Executor:
             self._fail(stage.name, error)
         finally:
             stage.inbox.leave()
+            self._release_unread()
             stage.outbox.close()
             stage.meter.clock.stop()
+
+    def _release_unread(self) -> None:
+        """Let nodes go that nobody reads any more. They may wait for rows or for a commit, and neither would come."""
+        for name in self._graph.order:
+            readers = [self._stages[reader].inbox for reader, _ in self._graph.readers(name)]
+            if readers and all(inbox.left for inbox in readers):
+                self._stages[name].inbox.release()
+                if name == self._graph.source:
+                    self._window.release()
 
     def _pump(self, stage: _Stage) -> None:
         op, items = stage.node.op, self._items(stage)
         try:
             for item in items:
-                if isinstance(item, ChunkEnd) and isinstance(op, Stateful):
-                    self._states.keep(stage.name, item.chunk, op.state(item.chunk))
+                if isinstance(item, ChunkEnd):
+                    self._remember(stage.name, op, item.chunk)
                 stage.outbox.put(item)
             stage.complete = stage.inbox.exhausted
         finally:
             items.close()
+
+    def _remember(self, name: str, op: object, chunk: int) -> None:
+        if isinstance(op, Stateful):
+            self._states.keep(name, chunk, op.state(chunk))
+        if isinstance(op, Accumulating):
+            self._states.add(name, chunk, op.added(chunk))
 
     def _items(self, stage: _Stage) -> Generator[Item | Shard]:
         op = stage.node.op
