@@ -2,7 +2,7 @@
 
 A setting counts when an operator is given it. Where something lies does not count, only what it holds: fields called
 `path` are left out, and an operator that reads a file says what is in it through its own `fingerprint()`. Fields whose
-metadata says `fingerprint: False` are left out too.
+metadata says `fingerprint: False` are left out too, and so are credentials.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from pipeline.graph import Graph
-from pipeline.settings import GROUPS, JobSettings
+from pipeline.settings import GROUPS, SECRET_KEYS, JobSettings
 
 ABSENT = "(absent)"
 
@@ -63,6 +63,8 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _flat(key: str, value: object) -> Iterator[tuple[str, Any]]:
+    if key.rpartition(".")[2] in SECRET_KEYS:
+        return
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             if field.name != "path" and field.metadata.get("fingerprint", True):

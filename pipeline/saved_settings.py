@@ -17,14 +17,14 @@ import yaml
 
 from pipeline.construct import dataclass_in
 from pipeline.errors import ConfigError
-from pipeline.settings import GROUPS, JobSettings, NodeSettings
+from pipeline.settings import GROUPS, SECRET_KEYS, JobSettings, NodeSettings
 
 T = TypeVar("T")
 
 
 def dumped(settings: JobSettings) -> str:
-    """The text of config.yaml."""
-    return str(yaml.safe_dump(asdict(settings), sort_keys=False, allow_unicode=True))
+    """The text of config.yaml. Credentials are left out: who runs from it has them in the environment."""
+    return str(yaml.safe_dump(_without_secrets(asdict(settings)), sort_keys=False, allow_unicode=True))
 
 
 def origin() -> dict[str, Any]:
@@ -67,6 +67,12 @@ def settings_from(text: str, directory: Path, schemas: Mapping[str, Mapping[str,
     nodes = {name: _node(node, known) for name, node in values["nodes"].items()}
     settings = _made(JobSettings, {**values, **groups, "nodes": nodes})
     return replace(settings, output_dir=str(directory), overwrite=False, dry_run=False, show=None)
+
+
+def _without_secrets(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: {} if key in SECRET_KEYS and inner else _without_secrets(inner) for key, inner in value.items()}
+    return [_without_secrets(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _schema(options: Mapping[str, type[Any]], values: Mapping[str, Any]) -> type[Any]:

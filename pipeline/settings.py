@@ -12,6 +12,8 @@ from pipeline.errors import ConfigError
 PROGRESS = ("auto", "bar", "log", "none")
 SHOW = (None, "graph")
 OUTPUTS = "outputs"
+SECRET_KEYS = ("storage_options",)
+"""Keys, wherever they stand, whose values are credentials: they are written nowhere and count for no fingerprint."""
 GROUPS = ("data", "model", "sampling", "decode", "runtime", "output", "store", "bench")
 """The config groups whose schema is a dataclass of the operators (conf/schemas.yaml says which)."""
 

@@ -22,8 +22,8 @@ from pipeline.storage import using_database
 STATE_FILE = "state.sqlite"
 APPLICATION_ID = 0x6C6C6270
 """Marks a state.sqlite as ours (SQLite's application_id)."""
-FORMAT = 2
-"""2 has the table operator_state; a file of format 1 gets it when it is opened."""
+FORMAT = 3
+"""2 has the table operator_state, 3 published; an older file gets them when it is opened."""
 
 _TABLES = f"""
 BEGIN IMMEDIATE;
@@ -40,6 +40,7 @@ CREATE TABLE IF NOT EXISTS rejects (
     PRIMARY KEY (chunk, node, kind, reason)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS operator_state (node TEXT PRIMARY KEY, chunk INTEGER NOT NULL, state BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS published (url TEXT, path TEXT, sha256 TEXT NOT NULL, PRIMARY KEY (url, path));
 COMMIT;
 """
 
