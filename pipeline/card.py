@@ -10,6 +10,7 @@ import hashlib
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -24,6 +25,8 @@ from pipeline.state import RunState, RunStatus
 
 SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
 LARGER = ((10_000_000, "1M<n<10M"), (100_000_000, "10M<n<100M"), (1_000_000_000, "100M<n<1B"))
+SHOWN = ("temperature", "max_tokens")
+"""Sampling settings that are named even where they are what they are by default."""
 _FEATURES = {"float": "float32", "double": "float64", "halffloat": "float16"} | {
     same: same
     for same in ("bool", "string", "large_string", *(f"{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64)))
@@ -64,18 +67,20 @@ def card(settings: JobSettings, state: RunState, license: str | None, text: str 
         text: what the user says about the data.
     """
     found = manifest(state, RunStatus.DONE)
-    rows = found["counts"]["data_rows"]
+    folders = _folders(found)
+    rows = next(iter(folders.values())).rows if folders else 0
     front: dict[str, Any] = {} if license is None else {"license": license}
     front |= {"pretty_name": found["job"], "size_categories": [_size(rows)], "tags": ["synthetic"]}
-    folders = _folders(found)
+    # A dataset is read by one reader: folders of another format than the first are described and not listed.
+    listed = [folder for folder in folders.values() if folder.suffix == next(iter(folders.values())).suffix]
     front["configs"] = [
-        {"config_name": _config(folder), "data_files": [{"split": "train", "path": f"{folder}/*.{suffix}"}]}
-        for folder, suffix in folders.items()
+        {"config_name": folder.config, "data_files": [{"split": "train", "path": f"{folder.path}/*.{folder.suffix}"}]}
+        for folder in listed
     ]
     info = [
-        {"config_name": _config(folder), "features": features}
-        for folder in folders
-        if (features := _features(found["schema"].get(folder, {})))
+        {"config_name": folder.config, "features": features}
+        for folder in listed
+        if (features := _features(folder.columns))
     ]
     front |= {"dataset_info": info} if info else {}
     parts = [
@@ -84,25 +89,37 @@ def card(settings: JobSettings, state: RunState, license: str | None, text: str 
         *([text.strip()] if text else []),
         f"{rows:,} rows of text that a language model has generated, by the job `{found['job']}` of"
         " llama-batch-pipeline, with llama.cpp.",
-        *_columns(found, folders),
-        *_counts(found),
+        *_columns(folders.values()),
+        *_counts(found, folders.values()),
         *_making(settings, found["fingerprint"]),
     ]
     return "\n\n".join(parts) + "\n\n"
 
 
-def _folders(found: Mapping[str, Any]) -> dict[str, str]:
-    """The folders in data/ with the ending of their files, data/ itself first."""
-    paths = [PurePath(shard["path"]) for shard in found["shards"]]
-    return {
-        str(path.parent): path.name.partition(".")[2]
-        for path in sorted(paths, key=lambda p: (len(p.parts), p))
-        if path.parts[0] == DATA
-    }
+@dataclass
+class _Folder:
+    """A folder of shards. `suffix`: of their names, without the dot."""
+
+    path: str
+    suffix: str
+    columns: Mapping[str, str]
+    rows: int = 0
+
+    @property
+    def config(self) -> str:
+        """Its name as a part of the dataset."""
+        return "default" if self.path == DATA else self.path.removeprefix(f"{DATA}/").replace("/", "_")
 
 
-def _config(folder: str) -> str:
-    return "default" if folder == DATA else folder.removeprefix(f"{DATA}/").replace("/", "_")
+def _folders(found: Mapping[str, Any]) -> dict[str, _Folder]:
+    """The folders of the sinks, data/ itself first."""
+    folders: dict[str, _Folder] = {}
+    for shard in sorted(found["shards"], key=lambda shard: (shard["path"].count("/"), shard["path"])):
+        path, name = PurePath(shard["path"]).parent.as_posix(), PurePath(shard["path"]).name
+        if path.split("/")[0] == DATA:
+            columns = found["schema"].get(path, {})
+            folders.setdefault(path, _Folder(path, name.partition(".")[2], columns)).rows += shard["rows"]
+    return folders
 
 
 def _features(columns: Mapping[str, str]) -> list[dict[str, str]]:
@@ -112,23 +129,22 @@ def _features(columns: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"name": name, "dtype": _FEATURES[kind]} for name, kind in columns.items()]
 
 
-def _columns(found: Mapping[str, Any], folders: Mapping[str, str]) -> Iterator[str]:
+def _columns(folders: Iterable[_Folder]) -> Iterator[str]:
     for folder in folders:
-        yield f"## Columns of {folder}/"
-        columns = found["schema"].get(folder, {})
-        yield _table(("column", "type"), [(f"`{name}`", f"`{kind}`") for name, kind in columns.items()])
+        yield f"## Columns of {folder.path}/"
+        yield _table(("column", "type"), [(f"`{name}`", f"`{kind}`") for name, kind in folder.columns.items()])
 
 
-def _counts(found: Mapping[str, Any]) -> Iterator[str]:
+def _counts(found: Mapping[str, Any], folders: Iterable[_Folder]) -> Iterator[str]:
     counts = found["counts"]
-    names = {
-        "source_rows": "prompts read",
-        "data_rows": "rows in the data",
-        "error_rejects": "rejected: something was wrong with them",
-        "filtered_rejects": "rejected: filtered out",
-    }
     yield "## Rows"
-    yield _table(("", "rows"), [(what, f"{counts[key]:,}") for key, what in names.items()])
+    lines = [
+        ("prompts read", counts["source_rows"]),
+        *((f"rows in {folder.path}/", folder.rows) for folder in folders),
+        ("rejected: something was wrong with them", counts["error_rejects"]),
+        ("rejected: filtered out", counts["filtered_rejects"]),
+    ]
+    yield _table(("", "rows"), [(what, f"{rows:,}") for what, rows in lines])
     if found["rejects"]:
         reasons = [(r["node"], r["kind"], r["reason"], f"{r['rows']:,}") for r in found["rejects"]]
         yield _table(("rejected at", "kind", "reason", "rows"), reasons)
@@ -143,18 +159,25 @@ def _making(settings: JobSettings, fingerprint: Mapping[str, Any]) -> Iterator[s
     facts = [
         *([("model", f"`{named}`")] if named else []),
         ("prompt", f"`{template}`" if template else "the chat template of the model"),
-        *((key, f"`{keys[key]}`") for key in keys if key.startswith("sampling.") and _is_plain(keys[key])),
+        *((f"sampling.{name}", f"`{value}`") for name, value in _chosen(settings.sampling)),
         ("seed", f"`{settings.seed}`"),
     ]
     yield "## How it was made"
-    yield _table(("", ""), facts)
-    yield "The settings that decide every byte of the data, of which the same versions make the same files again:"
+    yield _table(("", ""), facts if settings.model is not None else facts[-1:])
+    yield (f"`python -m pipeline job={settings.name}` with these settings, which decide every byte of the data:")
     yield f"```yaml\n{yaml.safe_dump(keys, allow_unicode=True, sort_keys=True)}```"
     yield f"Fingerprint: `{fingerprint['sha256']}`"
 
 
-def _is_plain(value: object) -> bool:
-    return value is not None and not isinstance(value, list | dict)
+def _chosen(sampling: Any) -> Iterator[tuple[str, Any]]:
+    """The sampling settings that are asked for first, and those that are not what they are by default."""
+    if not is_dataclass(sampling) or isinstance(sampling, type):
+        return
+    plain = type(sampling)()
+    for field in fields(sampling):
+        value = getattr(sampling, field.name)
+        if field.name in SHOWN or value != getattr(plain, field.name):
+            yield field.name, asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
 def _private(value: Any) -> Any:

@@ -116,7 +116,7 @@ class Publisher:
             return ExitCode.INTERRUPTED
         if self._complete:
             files = len(self._state.shards())
-            print(f"published   {files:,} files at {self._place.url}, listed in its {MANIFEST}")
+            print(f"published   {files:,} file{'s' * (files != 1)} at {self._place.url}, listed in its {MANIFEST}")
             return ExitCode.DONE
         missing = len(self._published.missing(1_000_000))
         log.error(

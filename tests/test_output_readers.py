@@ -33,7 +33,8 @@ def prompts(tmp_path_factory) -> Path:
 
 
 def run(prompts: Path, out: Path, *settings: str) -> int:
-    fixed = ["job=generate", "model=fake", f"data.path={prompts}", f"output_dir={out}", "sampling.max_tokens=4"]
+    job = () if any(word.startswith("job=") for word in settings) else ("job=generate",)
+    fixed = [*job, "model=fake", f"data.path={prompts}", f"output_dir={out}", "sampling.max_tokens=4"]
     return main([*fixed, "chunk_rows=10", "progress=none", "runtime.threads=1", *settings])
 
 
@@ -96,6 +97,29 @@ def test_datasets_loads_the_folder_data_and_the_whole_by_its_card(made, suffix, 
     for folder in (made[suffix], made[suffix] / "data"):
         loaded = load_dataset(str(folder), cache_dir=str(tmp_path / "cache"), split="train")
         assert loaded.to_list() == wanted
+
+
+SINKS = """
+defaults: [override /flow: generate]
+nodes:
+  second:
+    inputs: render
+    op: {_target_: operators.sinks.write_rows.WriteRows, output: {}, directory: second}
+  lines:
+    inputs: render
+    op: {_target_: operators.sinks.write_rows.WriteRows, output: {format: jsonl}, directory: lines}
+"""
+
+
+def test_a_second_sink_is_a_part_of_the_dataset_of_its_own(prompts, load_dataset, tmp_path):
+    job = tmp_path / "sinks.yaml"
+    job.write_text(SINKS)
+    assert run(prompts, tmp_path / "out", f"job={job}") == ExitCode.DONE
+    for name, column in (("default", "completion"), ("second", "prompt")):
+        loaded = load_dataset(str(tmp_path / "out"), name, cache_dir=str(tmp_path / "cache"), split="train")
+        folder = tmp_path / "out/data" / ("" if name == "default" else name)
+        assert loaded[column] == scan(folder).collect()[column].to_list()
+        assert len(loaded) == ROWS
 
 
 def test_an_arrow_file_can_be_memory_mapped(made):

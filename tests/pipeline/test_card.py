@@ -38,7 +38,7 @@ def test_it_has_what_the_hub_reads_and_what_people_ask(tmp_path):
         ],
     }
     text = (tmp_path / "out" / CARD).read_text()
-    for said in ("Squares, by hand.", "| `y` | `int64` |", "| prompts read | 45 |", "| rows in the data | 43 |"):
+    for said in ("Squares, by hand.", "| `y` | `int64` |", "| prompts read | 45 |", "| rows in data/ | 43 |"):
         assert said in text
     assert "| square | error | unlucky number | 2 |" in text
     assert "| seed | `0` |" in text
