@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
+import pyarrow.parquet as pq
+
 from pipeline.accounting import Accounting, Ending, show
 from pipeline.errors import ExitCode, GraphError, Interrupted, PipelineError
 from pipeline.executor import AccountingError, Executor, ExecutorSettings
@@ -166,7 +168,9 @@ class Attempt:
         for shard in shards:
             folder = shard.path.parent.relative_to(self._directory).as_posix()
             if folder not in self._schemas:
-                found[folder] = {f.name: str(f.type) for f in shard.schema}
+                # As a reader of the file sees it: Parquet has names of its own for the items of a list.
+                schema = pq.read_schema(shard.path) if shard.path.suffix == ".parquet" else shard.schema
+                found[folder] = {f.name: str(f.type) for f in schema}
         return found
 
     def _seek_source(self) -> None:

@@ -79,7 +79,7 @@ class Publisher:
             if earlier is not None and not overwrite and _fingerprint(earlier) == _key(self._state):
                 self._published.note(MANIFEST, hashlib.sha256(earlier).hexdigest())
                 return
-            if there and not overwrite and not self._state.salvaged:
+            if there and not overwrite:
                 raise ConfigError(
                     f"output.publish={self._place.url} holds other files (for example {min(there)});"
                     " give an empty place, or overwrite=true to replace what a run has put there"
