@@ -9,6 +9,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
+import yaml
 
 from operators.sinks.formats import scan
 from pipeline.__main__ import main
@@ -125,6 +126,8 @@ def test_a_second_sink_is_a_part_of_the_dataset_of_its_own(prompts, load_dataset
         folder = tmp_path / "out/data" / ("" if name == "default" else name)
         assert loaded[column] == scan(folder).collect()[column].to_list()
         assert len(loaded) == ROWS
+    front = yaml.safe_load((tmp_path / "out/README.md").read_text().split("---\n")[1])
+    assert [config["config_name"] for config in front["configs"]] == ["default", "second"]  # of one format
 
 
 def test_an_arrow_file_can_be_memory_mapped(made):

@@ -85,11 +85,11 @@ def fails(*names: str, error: Exception | None = None) -> Callable[[str], None]:
 
 
 def waits_for(file: Path) -> Callable[[str], None]:
-    """Writing data waits until `file` is there, and fails after ten seconds."""
+    """Writing data waits until `file` is there, and fails after two minutes."""
 
     def before(path: str) -> None:
         waited = threading.Event()
-        for _ in range(1000):
+        for _ in range(12_000):
             if file.exists() or not path.startswith("data/"):
                 return
             waited.wait(0.01)

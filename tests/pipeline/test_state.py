@@ -96,12 +96,13 @@ def test_the_manifest_comes_from_the_state_alone(state):
 
 
 def test_uncommitted_parts_go_and_other_files_stay(tmp_path):
-    names = ["data/part-00000.parquet", "data/part-00001.parquet", "data/b/part-00000.parquet.tmp", "data/part-one.txt"]
+    gone = [f"data/part-00001.{end}" for end in ("parquet", "arrow", "jsonl", "jsonl.gz", "jsonl.zst.tmp")]
+    names = ["data/part-00000.parquet", *gone, "data/b/part-00000.parquet.tmp", "data/part-one.txt"]
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    assert remove_parts(tmp_path, {"data/part-00000.parquet"}) == 2
-    assert [(tmp_path / name).exists() for name in names] == [True, False, False, True]
+    assert remove_parts(tmp_path, {"data/part-00000.parquet"}) == 6
+    assert [name for name in names if (tmp_path / name).exists()] == ["data/part-00000.parquet", "data/part-one.txt"]
 
 
 def test_a_database_is_put_aside_with_its_log(tmp_path):
@@ -122,7 +123,7 @@ def test_wipe_leaves_the_lock_and_the_completions(tmp_path):
 def test_what_a_killed_wipe_leaves_is_no_obstacle(tmp_path):
     for name in ("data/second", "rejects", "metrics/stages"):
         (tmp_path / name).mkdir(parents=True)
-    for name in (".lock", "completions.sqlite", "completions.sqlite-wal"):
+    for name in (".lock", "completions.sqlite", "completions.sqlite-wal", "README.md"):
         (tmp_path / name).touch()
     refuse_foreign(tmp_path)
     (tmp_path / "data/second/thesis.tex").touch()
