@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -222,3 +223,12 @@ def test_a_place_that_cannot_be_used_is_told_with_its_url_and_without_its_creden
         Destination("nowhere://x", {}, 0)
     with pytest.raises(ConfigError, match=r"output.publish=faulty://place .*ValueError: \*\*\* is no key"):
         Destination(URL, {"key": WRONG_KEY}, 0)
+
+
+@pytest.mark.parametrize(
+    ("url", "package", "extra"), [("file:///x", "fsspec", "remote"), ("s3://bucket/new/x", "s3fs", "s3")]
+)
+def test_a_package_that_is_missing_is_named_with_its_extra(url, package, extra, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ConfigError, match=rf"output.publish={url}.*llama-batch-pipeline\[{extra}\]"):
+        Destination(url, {}, 0)

@@ -10,6 +10,7 @@ import pytest
 from pipeline.errors import ConfigError
 from pipeline.manifest import manifest
 from pipeline.output_dir import refuse_foreign, remove_parts, set_aside, wipe
+from pipeline.published import Published
 from pipeline.state import RunState, RunStatus, ShardRecord, errors_of
 
 
@@ -134,10 +135,13 @@ def test_what_a_killed_wipe_leaves_is_no_obstacle(tmp_path):
 def test_a_state_of_an_older_version_is_brought_up_to_date(tmp_path, state):
     state.commit(1, 0, 4, [shard(0)], {})
     with closing(sqlite3.connect(tmp_path / "state.sqlite")) as db:
-        db.executescript("DROP TABLE operator_state; PRAGMA user_version = 1;")
+        db.executescript("DROP TABLE operator_state; DROP TABLE published; PRAGMA user_version = 1;")
     with closing(RunState(tmp_path / "state.sqlite")) as again:
         again.commit(1, 1, 4, [shard(1)], {}, states={"dedup": b"seen"})
         assert (again.committed_chunks, again.operator_states()) == (2, {"dedup": b"seen"})
+    with closing(Published(tmp_path, "s3://bucket")) as published:
+        published.note(shard(0).path, shard(0).sha256)
+        assert published.missing(10) == [shard(1)]
 
 
 def test_a_file_is_no_output_directory(tmp_path):
