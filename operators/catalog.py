@@ -30,7 +30,7 @@ CATALOG = {
         "union.Union",
     ),
     "Your own": ("call.Call",),
-    "Sinks": ("sinks.write_parquet.WriteParquet",),
+    "Sinks": ("sinks.write_rows.WriteRows",),
 }
 """Paths below `operators.`, under what they are for."""
 

@@ -27,6 +27,7 @@ from pipeline.construct import build_graph, load_object
 from pipeline.errors import ConfigError, ExitCode, PipelineError
 from pipeline.jobs import did_you_mean, find_job, jobs_table
 from pipeline.plan import plan_lines
+from pipeline.redaction import STORAGE_OPTIONS
 from pipeline.run import run_job
 from pipeline.runtime import Resources
 from pipeline.settings import JobSettings
@@ -185,6 +186,7 @@ def _with_jobs(arguments: list[str], dirs: Sequence[Path]) -> list[str]:
 
 
 def _compose_and_run(arguments: list[str]) -> int:
+    _refuse_noted_credentials(arguments)
     register()
     codes: list[ExitCode] = []
     begun = False
@@ -212,6 +214,18 @@ def _compose_and_run(arguments: list[str]) -> int:
     finally:
         process.close()
     return worst(codes)
+
+
+def _refuse_noted_credentials(arguments: Sequence[str]) -> None:
+    """Hydra writes the command line of a sweep into a file."""
+    if {"-m", "--multirun"} & set(arguments):
+        for key, _, value in (argument.partition("=") for argument in arguments):
+            if STORAGE_OPTIONS in key.lstrip("+").split(".") and "${oc.env:" not in value:
+                raise ConfigError(
+                    f"{key}: in a sweep the command line is written to outputs/.hydra; name environment variables there"
+                    f" ('{key}={{key: ${{oc.env:MY_KEY}}}}'), or leave it out where the file system has variables of"
+                    " its own"
+                )
 
 
 def _options_last(arguments: Sequence[str]) -> list[str]:

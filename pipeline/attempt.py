@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -46,6 +46,7 @@ class Attempt:
         directory: where its results go; its lock is held.
         state: what is committed.
         process: what it shares with other jobs of this process.
+        committed: told of every chunk that is committed.
 
     Raises:
         GraphError: an operator cannot go on where the last attempt ended.
@@ -53,12 +54,19 @@ class Attempt:
     """
 
     def __init__(
-        self, settings: JobSettings, graph: Graph, directory: Path, state: RunState, process: Resources
+        self,
+        settings: JobSettings,
+        graph: Graph,
+        directory: Path,
+        state: RunState,
+        process: Resources,
+        committed: Callable[[], None] | None = None,
     ) -> None:
         self._settings = settings
         self._graph = graph
         self._directory = directory
         self._state = state
+        self._committed = committed
         self._first_chunk = state.committed_chunks
         states, additions = self._operator_states()
         self._seek_source()
@@ -157,13 +165,17 @@ class Attempt:
         rejects, kept = self._tally.take(end.chunk), self._executor.take_states(end.chunk)
         self._state.commit(self._context.attempt, end.chunk, end.rows, records, rejects, new, kept.whole, kept.added)
         self._schemas.update(new)
+        if self._committed is not None:
+            self._committed()
 
     def _new_schemas(self, shards: Sequence[Shard]) -> dict[str, dict[str, str]]:
         found: dict[str, dict[str, str]] = {}
         for shard in shards:
             folder = shard.path.parent.relative_to(self._directory).as_posix()
-            if folder not in self._schemas and shard.path.suffix == ".parquet":
-                found[folder] = {f.name: str(f.type) for f in pq.read_schema(shard.path)}
+            if folder not in self._schemas:
+                # As a reader of the file sees it: Parquet has names of its own for the items of a list.
+                schema = pq.read_schema(shard.path) if shard.path.suffix == ".parquet" else shard.schema
+                found[folder] = {f.name: str(f.type) for f in schema}
         return found
 
     def _seek_source(self) -> None:

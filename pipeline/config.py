@@ -36,7 +36,7 @@ SCHEMA = "schema"
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 """What Hydra raises for a config that cannot be composed; `explained` turns it into words."""
 
-_NOT_OF_A_SWEEP = ("overwrite", "dry_run", "show", "progress", "output_dir")
+_NOT_OF_A_SWEEP = ("overwrite", "dry_run", "show", "progress", "output_dir", "output.publish", "output.storage_options")
 _START = datetime.now()
 _job_files: dict[str, Path] = {}
 
@@ -139,9 +139,15 @@ def _in_sweep(settings: JobSettings) -> JobSettings:
     hydra = HydraConfig.get() if HydraConfig.initialized() else None
     if hydra is None or hydra.mode != RunMode.MULTIRUN:
         return settings
-    overrides = [o for o in hydra.overrides.task if o.partition("=")[0] not in _NOT_OF_A_SWEEP]
+    overrides = [o for o in hydra.overrides.task if not _is_of_one_run(o.partition("=")[0])]
     tag = hashlib.sha256(json.dumps(sorted(overrides)).encode()).hexdigest()[:8]
     return dataclasses.replace(settings, output_dir=f"{settings.directory}-{tag}")
+
+
+def _is_of_one_run(key: str) -> bool:
+    """Whether the setting says how a job is run rather than what it makes. `key`: as typed, perhaps with a + before."""
+    name = key.lstrip("+")
+    return any(name == other or name.startswith(f"{other}.") for other in _NOT_OF_A_SWEEP)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

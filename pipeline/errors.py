@@ -9,6 +9,7 @@
     ├── NodeFailed                1   an operator raised; names the node, keeps the cause
     ├── StorageError              1   a file cannot be written: full, read-only or failing disk
     ├── SourceError               1   an input behind a network cannot be reached now; the run can be resumed
+    ├── PublishError              1   the results are whole here, but not at output.publish
     └── Interrupted               4   SIGINT or SIGTERM; the run can be resumed
 
 `Cancelled` and `Released` are signals between threads, not errors: they never leave the executor.
@@ -89,6 +90,10 @@ class StorageError(PipelineError):
 
 class SourceError(PipelineError):
     """An input behind a network does not answer, after its file system's own retries. The same command resumes."""
+
+
+class PublishError(PipelineError):
+    """Something at `output.publish` cannot be listed, read or written. The message names it and the cause."""
 
 
 class Interrupted(PipelineError):

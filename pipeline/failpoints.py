@@ -59,6 +59,13 @@ class Failpoint(StrEnum):
     METRICS_PART_REMOVED = "metrics-part-removed"
     MANIFEST_WRITTEN = "manifest-written"
     ATTEMPT_ENDED = "attempt-ended"
+    CARD_WRITTEN = "card-written"
+    DESTINATION_CLAIMED = "destination-claimed"
+    """A manifest that lists nothing yet is at output.publish, and the state does not know of it."""
+    FILE_UPLOADED = "file-uploaded"
+    """A file is at output.publish, and the state does not know of it."""
+    UPLOAD_NOTED = "upload-noted"
+    MANIFEST_UPLOADED = "manifest-uploaded"
 
 
 class Trigger:

@@ -2,7 +2,8 @@
 
 A setting counts when an operator is given it. Where something lies does not count, only what it holds: fields called
 `path` are left out, and an operator that reads a file says what is in it through its own `fingerprint()`. Fields whose
-metadata says `fingerprint: False` are left out too. Operators and functions of a user's own count with their source.
+metadata says `fingerprint: False` are left out too, and so are credentials. Operators and functions of a user's own
+count with their source.
 """
 
 from __future__ import annotations
@@ -67,14 +68,15 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _flat(key: str, value: object) -> Iterator[tuple[str, Any]]:
+    if key.rpartition(".")[2] == STORAGE_OPTIONS:
+        return
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             if field.name != "path" and field.metadata.get("fingerprint", True):
                 yield from _flat(f"{key}.{field.name}", getattr(value, field.name))
     elif isinstance(value, Mapping) and value:
         for name, inner in value.items():
-            if name != STORAGE_OPTIONS:  # say where something lies, and hold credentials
-                yield from _flat(f"{key}.{name}", inner)
+            yield from _flat(f"{key}.{name}", inner)
     else:
         yield key, _plain(value)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,20 @@ def manifest(state: RunState, status: RunStatus) -> dict[str, Any]:
     }
 
 
+def begun(state: RunState) -> dict[str, Any]:
+    """The manifest of a place where files are on their way and none may be read yet."""
+    whole = manifest(state, RunStatus.RUNNING)
+    return {key: whole[key] for key in ("job", "status", "fingerprint")} | {"shards": []}
+
+
+def as_text(manifest: Mapping[str, Any]) -> str:
+    """The text of manifest.json."""
+    return json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
+
+
 def write_manifest(directory: Path, state: RunState, status: RunStatus) -> None:
     """Replace manifest.json."""
-    text = json.dumps(manifest(state, status), indent=1, ensure_ascii=False)
-    write_atomically(directory / MANIFEST, text + "\n")
+    write_atomically(directory / MANIFEST, as_text(manifest(state, status)))
     reached(Failpoint.MANIFEST_WRITTEN)
 
 

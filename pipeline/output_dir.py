@@ -17,18 +17,21 @@ from pipeline.storage import writing
 DATA, REJECTS, METRICS = "data", "rejects", "metrics"
 RUN_LOG, CONFIG, MANIFEST, STATUS, REPORT = "run.log", "config.yaml", "manifest.json", "status.json", "report.html"
 
+CARD = "README.md"
+"""The dataset card. Users may write into it, so it is not ours alone: pipeline.card says when it is replaced."""
+
 CHOICES = "autotune.json"
 """What an operator chose by measuring, so that a resumed run does the same."""
 
 COMPLETIONS = "completions.sqlite"
 """Where finished completions are kept unless the job says otherwise. They outlive the run that made them."""
 
-_PART = re.compile(r"part-\d+\.\w+(\.tmp)?")
+_PART = re.compile(r"part-\d+\.\w+(\.(gz|zst))?(\.tmp)?")
 _WITH_DATABASE = ("", "-wal", "-shm", "-journal")
 """Endings of the files that make up one SQLite database."""
 # The state comes last, and its log before it: a log beside a new database would be taken for that one's.
 _OURS = (RUN_LOG, CONFIG, MANIFEST, STATUS, REPORT, CHOICES, f"{STATE_FILE}-wal", f"{STATE_FILE}-shm", STATE_FILE)
-_OUTLIVES = {LOCK_FILE, *(COMPLETIONS + end for end in _WITH_DATABASE)}
+_OUTLIVES = {LOCK_FILE, CARD, *(COMPLETIONS + end for end in _WITH_DATABASE)}
 
 
 def refuse_foreign(directory: Path) -> None:
@@ -123,3 +126,8 @@ def parts(directory: Path) -> list[Path]:
     """Every file that is named like a shard, also under its temporary name."""
     found = (path for folder in (DATA, REJECTS) for path in sorted((directory / folder).rglob("part-*")))
     return [path for path in found if _PART.fullmatch(path.name)]
+
+
+def is_part(path: str) -> bool:
+    """Whether `path`, relative to the output directory, is named like a shard."""
+    return path.startswith((f"{DATA}/", f"{REJECTS}/")) and _PART.fullmatch(path.rpartition("/")[2]) is not None

@@ -17,4 +17,5 @@ def plan_lines(settings: JobSettings, graph: Graph) -> list[str]:
         source = f" <- {', '.join(node.inputs)}" if node.inputs else ""
         gives = "sink" if schema is None else ", ".join(f"{f.name}: {f.type}" for f in schema)
         lines.append(f"  {name:{width}}  {type(node.op).__name__}{source}: {gives}")
-    return [*lines, f"results would go to {settings.directory}"]
+    url = getattr(settings.output, "publish", None)
+    return [*lines, f"results would go to {settings.directory}" + (f" and {url}" if url else "")]

@@ -147,6 +147,7 @@ class Shard:
         temporary: where it lies now, on the same file system.
         rows: rows in it.
         size_bytes, sha256: of the file.
+        schema: the columns that were written; a file of some formats does not say.
     """
 
     chunk: int
@@ -155,6 +156,7 @@ class Shard:
     rows: int
     size_bytes: int
     sha256: str
+    schema: pa.Schema
 
 
 Item = Batch | Rejects | ChunkEnd

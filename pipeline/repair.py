@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
@@ -15,13 +15,16 @@ from pipeline.graph import Graph
 from pipeline.integrity import Findings, Kind
 from pipeline.manifest import read_manifest, write_manifest
 from pipeline.output_dir import COMPLETIONS, CONFIG, set_aside
+from pipeline.published import forget_everywhere
+from pipeline.publisher import destination_of, publishing
 from pipeline.redo import remake
 from pipeline.run import run_locked
+from pipeline.run_log import run_log
 from pipeline.runtime import Resources
 from pipeline.saved_settings import as_started, settings_from
 from pipeline.settings import JobSettings
 from pipeline.shards import write_atomically
-from pipeline.state import STATE_FILE, RunState
+from pipeline.state import STATE_FILE, RunState, RunStatus
 
 T = TypeVar("T")
 
@@ -30,7 +33,8 @@ def repair(directory: Path, found: Findings) -> ExitCode:
     """Mend what `found` says is damaged. The caller holds the lock, and looks again afterwards.
 
     Returns:
-        How a run ended that had to be made again because its state was lost; else DONE.
+        How a run ended that had to be made again because its state was lost, or how the files that were made again were
+        published; else DONE.
 
     Raises:
         ConfigError: it cannot be mended: the settings are lost, or the input or model is not what it was.
@@ -41,15 +45,29 @@ def repair(directory: Path, found: Findings) -> ExitCode:
         set_aside(directory / damage.path)
     if found.of(Kind.STATE):
         return _begin_anew(directory)
+    ended = ExitCode.DONE
     with closing(RunState(directory / STATE_FILE)) as state:
         if found.of(Kind.CONFIG) and state.config is not None:
             write_atomically(directory / CONFIG, state.config)
         chunks = sorted({damage.chunk for damage in found.of(Kind.SHARD) if damage.chunk is not None})
         if chunks:
-            _with_job(directory, state, lambda settings, graph, shared: remake(settings, graph, state, chunks, shared))
+            ended = _with_job(directory, state, lambda job, graph, shared: _remade(job, graph, shared, state, chunks))
         if found.of(Kind.MANIFEST):
             write_manifest(directory, state, state.status)
-    return ExitCode.DONE
+    return ended
+
+
+def _remade(
+    settings: JobSettings, graph: Graph, process: Resources, state: RunState, chunks: Sequence[int]
+) -> ExitCode:
+    """The chunks are made again, and published again where the run is done; else the run that goes on does that."""
+    remake(settings, graph, state, chunks, process)
+    forget_everywhere(settings.directory, chunks)
+    place = destination_of(settings)
+    if place is None or state.status is not RunStatus.DONE:
+        return ExitCode.DONE
+    with run_log(settings.directory, "none"), publishing(settings, settings.directory, state, place) as publisher:
+        return ExitCode.DONE if publisher is None else publisher.finish()
 
 
 def _begin_anew(directory: Path) -> ExitCode:

@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeline.accounting import exit_code_of
 from pipeline.attempt import Attempt
+from pipeline.card import keep_card
 from pipeline.concluding import conclude_missing
 from pipeline.construct import build_graph
 from pipeline.errors import ConfigError, DamagedError, ExitCode
@@ -18,6 +19,7 @@ from pipeline.graph import Graph
 from pipeline.integrity import missing_or_cut
 from pipeline.lock import locked
 from pipeline.output_dir import DATA, parts, refuse_foreign, wipe
+from pipeline.publisher import Publisher, destination_of, publishing
 from pipeline.run_log import run_log
 from pipeline.runtime import Resources
 from pipeline.settings import JobSettings
@@ -38,6 +40,7 @@ def run_job(settings: JobSettings, process: Resources) -> ExitCode:
     Raises:
         ConfigError: the graph, the output directory or the settings cannot work. No model has been loaded.
         StorageError: the run cannot be begun because nothing can be written.
+        PublishError: with `overwrite`, `output.publish` cannot be reached; nothing was removed.
     """
     graph = build_graph(settings)
     fingerprint = fingerprint_of(settings, graph)
@@ -50,15 +53,40 @@ def run_job(settings: JobSettings, process: Resources) -> ExitCode:
 def run_locked(settings: JobSettings, graph: Graph, fingerprint: Mapping[str, Any], process: Resources) -> ExitCode:
     """`run_job` for who holds the lock of the output directory and has built the graph."""
     directory = settings.directory.absolute()
-    with _admitted(directory, dict(fingerprint), settings) as state, run_log(directory, settings.progress):
+    place = destination_of(settings)
+    if place is not None and settings.overwrite:
+        place.sizes()  # what cannot be reached is said before results are removed
+    with (
+        _admitted(directory, dict(fingerprint), settings) as state,
+        run_log(directory, settings.progress),
+        publishing(settings, directory, state, place) as publisher,
+    ):
         if state.status is RunStatus.DONE:
-            return _already_done(settings, graph, directory, state)
-        if state.committed_chunks:
-            chunks, rows = state.committed_chunks, state.committed_rows
-            log.info("resuming: %d chunks with %d rows are reused", chunks, rows)
-        attempt = Attempt(settings, graph, directory, state, process)
-        with stopped_by_signals(lambda: None, RECORDS):
-            return attempt.run()
+            code = _already_done(settings, graph, directory, state)
+        else:
+            code = _attempt(settings, graph, directory, state, process, publisher)
+        if state.status is not RunStatus.DONE:
+            return code
+        keep_card(settings, directory, state)
+        published = ExitCode.DONE if publisher is None else publisher.finish()
+        return code if published is ExitCode.DONE else published
+
+
+def _attempt(
+    settings: JobSettings,
+    graph: Graph,
+    directory: Path,
+    state: RunState,
+    process: Resources,
+    publisher: Publisher | None,
+) -> ExitCode:
+    if state.committed_chunks:
+        chunks, rows = state.committed_chunks, state.committed_rows
+        log.info("resuming: %d chunks with %d rows are reused", chunks, rows)
+    committed = None if publisher is None else publisher.committed
+    attempt = Attempt(settings, graph, directory, state, process, committed)
+    with stopped_by_signals(lambda: None, RECORDS):
+        return attempt.run()
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 def dumped(settings: JobSettings) -> str:
-    """The text of config.yaml, without credentials."""
+    """The text of config.yaml, without credentials: who runs from it has them in the environment."""
     return str(yaml.safe_dump(for_keeping(asdict(settings)), sort_keys=False, allow_unicode=True))
 
 

@@ -36,12 +36,12 @@ def sorted_by_identity(table: pa.Table) -> pa.Table:
 
 
 def write_parquet_shard(table: pa.Table, path: Path, chunk: int, compression: str = "zstd") -> Shard:
-    """Write `table` beside `path` under a temporary name and fsync it."""
-    return write_shard(lambda f: pq.write_table(table, f, compression=compression), path, chunk, table.num_rows)
+    """Write `table` as Parquet beside `path` under a temporary name and fsync it."""
+    return write_table_shard(table, path, chunk, lambda t, f: pq.write_table(t, f, compression=compression))
 
 
-def write_shard(write: Callable[[BinaryIO], object], path: Path, chunk: int, rows: int) -> Shard:
-    """Have `write` fill a temporary file beside `path`, and fsync it.
+def write_table_shard(table: pa.Table, path: Path, chunk: int, write: Callable[[pa.Table, BinaryIO], object]) -> Shard:
+    """Have `write` put `table` into a temporary file beside `path`, and fsync it.
 
     Raises:
         StorageError: the disk is full or the directory cannot be written; nothing is left behind.
@@ -51,12 +51,13 @@ def write_shard(write: Callable[[BinaryIO], object], path: Path, chunk: int, row
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
             reached(Failpoint.SHARD_OPENED)
-            write(file)
+            write(table, file)
             file.flush()
             reached(Failpoint.SHARD_WRITTEN)
             os.fsync(file.fileno())
         reached(Failpoint.SHARD_FSYNCED)
-        return Shard(chunk, path, temporary, rows, temporary.stat().st_size, sha256_of(temporary))
+        size = temporary.stat().st_size
+        return Shard(chunk, path, temporary, table.num_rows, size, sha256_of(temporary), table.schema)
 
 
 def publish(shards: list[Shard]) -> None:

@@ -10,8 +10,8 @@ from pipeline.failpoints import Failpoint, reached
 
 APPLICATION_ID = 0x6C6C6270
 """Marks a state.sqlite as ours (SQLite's application_id)."""
-FORMAT = 3
-"""2 has the table operator_state, 3 also operator_additions; an older file gets them when it is opened."""
+FORMAT = 4
+"""2 has the table operator_state, 3 also operator_additions, 4 published; an older file gets them when it is opened."""
 
 _TABLES = f"""
 BEGIN IMMEDIATE;
@@ -31,6 +31,7 @@ CREATE TABLE IF NOT EXISTS operator_state (node TEXT PRIMARY KEY, chunk INTEGER 
 CREATE TABLE IF NOT EXISTS operator_additions (
     node TEXT NOT NULL, chunk INTEGER NOT NULL, added BLOB NOT NULL, PRIMARY KEY (node, chunk)
 );
+CREATE TABLE IF NOT EXISTS published (url TEXT, path TEXT, sha256 TEXT NOT NULL, PRIMARY KEY (url, path));
 COMMIT;
 """
 

@@ -28,6 +28,7 @@ PLAIN_ENGINE = {"scheduler", "slots", "sequence", "sampler", "recovery", "calls"
 MAY_USE_HYDRA = {"pipeline/__main__.py", "pipeline/config.py"}
 STARTS_THREADS = {
     "pipeline/executor.py",
+    "pipeline/publisher.py",
     "operators/decoding/engine.py",
     "operators/store.py",
     "operators/bench/server.py",

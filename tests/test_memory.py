@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from operators.sinks.write_parquet import WriteParquet
+from operators.sinks.write_rows import WriteRows
 from pipeline.jobs import PROJECT
 from pipeline.records import Batch, Output
 
@@ -42,7 +42,7 @@ FREED_IS_GIVEN_BACK = {
 """RSS is then what is in use, without what allocators keep for later (glibc; elsewhere the margin must do)."""
 
 
-class Hoarder(WriteParquet):
+class Hoarder(WriteRows):
     """A sink that forgets to forget."""
 
     kept: list[Batch] = []  # noqa: RUF012 - shared on purpose: nothing lets go of it

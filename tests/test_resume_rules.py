@@ -30,6 +30,7 @@ MAY_CHANGE = [
     "metrics_interval_s=0.2",
     "progress=log",
     "output.preview=2",
+    "output.retries=1 output.card.license=mit output.storage_options={key:secret}",
 ]
 MAY_NOT = [
     ("seed=1", "seed: 0 -> 1"),
@@ -50,6 +51,8 @@ MAY_NOT = [
     ('nodes.render.op.template="{{prompt}}!"', 'nodes.render.op.template: null -> "{{prompt}}!"'),
     ("model.gpu_layers=1", "model.gpu_layers: 0 -> 1"),
     ("output.completion_ids=true", "output.completion_ids: false -> true"),
+    ("output=jsonl", 'output.format: "parquet" -> "jsonl"'),
+    ("output.compression_level=5", "output.compression_level: null -> 5"),
     ("store.retry.finish_reason=[length]", 'store.retry.finish_reason: [] -> ["length"]'),
 ]
 

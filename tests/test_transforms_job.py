@@ -40,7 +40,7 @@ nodes:
   write: {inputs: slim}
   raw:
     inputs: generate
-    op: {_target_: operators.sinks.write_parquet.WriteParquet, output: "${output}", directory: raw}
+    op: {_target_: operators.sinks.write_rows.WriteRows, output: "${output}", directory: raw}
 """
 
 

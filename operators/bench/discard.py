@@ -12,10 +12,10 @@ from pipeline.records import ROW, Batch, Output, require_column
 
 
 class Discard(BaseOperator):
-    """Takes the place of WriteParquet and writes nothing.
+    """Takes the place of WriteRows and writes nothing.
 
     Args:
-        output: taken as WriteParquet takes it, and not looked at.
+        output: taken as WriteRows takes it, and not looked at.
     """
 
     def __init__(self, output: OutputSettings) -> None:

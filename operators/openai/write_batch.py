@@ -9,26 +9,31 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from operators.openai.error_lines import error_lines
+from operators.setting_checks import check
 from operators.settings import OutputSettings
-from operators.sinks.write_parquet import WriteParquet
+from operators.sinks.write_rows import WriteRows
 from pipeline.records import require_column
 from pipeline.shards import part_name, write_atomically
 
 OUTPUT, ERRORS = "output.jsonl", "errors.jsonl"
 
 
-class WriteBatch(WriteParquet):
-    """Writes what Respond makes: the responses by chunk, as WriteParquet does, and when all chunks are committed two
+class WriteBatch(WriteRows):
+    """Writes what Respond makes: the responses by chunk, as WriteRows does, and when all chunks are committed two
     files in the output directory, in the order of the input: `output.jsonl` has the responses, `errors.jsonl` a line
     for each request that was rejected. They are made from data/ and rejects/ chunk by chunk, so memory does not grow.
 
     Args:
         output: what the Parquet files hold, and what is shown of them.
+
+    Raises:
+        ConfigError: the files are to be of another format.
     """
 
     concluded = (OUTPUT, ERRORS)
 
     def __init__(self, output: OutputSettings) -> None:
+        check(output.format == "parquet", "output.format", output.format, "output.jsonl is made of Parquet files")
         super().__init__(output)
 
     def plan(self, schema: pa.Schema) -> None:

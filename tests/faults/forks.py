@@ -19,7 +19,7 @@ from typing import Any
 from pipeline.construct import load_object
 from pipeline.jobs import PROJECT
 
-PRELOADED = ("pipeline.__main__", "operators.generate", "operators.sinks.write_parquet", "tests.faults.toy")
+PRELOADED = ("pipeline.__main__", "operators.generate", "operators.sinks.write_rows", "tests.faults.toy")
 PRELOADED_TOO = (
     "operators.map",
     "operators.dedup",

@@ -56,7 +56,7 @@ nodes:
     op: {_target_: operators.sources.read_prompts.ReadPrompts, data: "${data}", chunk_rows: "${chunk_rows}"}
   write:
     inputs: read
-    op: {_target_: operators.sinks.write_parquet.WriteParquet, output: "${output}"}
+    op: {_target_: operators.sinks.write_rows.WriteRows, output: "${output}"}
 """
 RENDER_JOB = """
 defaults:

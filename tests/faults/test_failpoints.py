@@ -27,7 +27,15 @@ from tests.faults.results import (
 RUN = "tests.faults.toy:run"
 COMMAND_LINE = (Failpoint.PROCESS_STARTED, Failpoint.CONFIG_COMPOSED)
 """Points that only `python -m pipeline` comes to: tests/faults/test_signals.py."""
-POINTS = [point for point in Failpoint if point not in COMMAND_LINE]
+PUBLISHING = (
+    Failpoint.CARD_WRITTEN,
+    Failpoint.DESTINATION_CLAIMED,
+    Failpoint.FILE_UPLOADED,
+    Failpoint.UPLOAD_NOTED,
+    Failpoint.MANIFEST_UPLOADED,
+)
+"""Points that only a run with a card and a place to publish to comes to: tests/faults/test_publish.py."""
+POINTS = [point for point in Failpoint if point not in (*COMMAND_LINE, *PUBLISHING)]
 BRIEF = {
     Failpoint.SHARD_WRITTEN,
     Failpoint.SHARD_RENAMED,

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import pyarrow as pa
 import yaml
 
+from operators.settings import OutputSettings
 from pipeline.protocols import BaseOperator
 from pipeline.records import Batch, Output, add_columns
 from pipeline.run import run_job
@@ -20,7 +21,7 @@ numbers: {{op: {{_target_: tests.pipeline.job_ops.Numbers, rows: {ROWS}, chunk_r
 square: {{inputs: numbers, op: {{_target_: tests.pipeline.job_ops.Square, bad: [3, 4, 101]}}}}
 squares:
   inputs: square
-  op: {{_target_: operators.sinks.write_parquet.WriteParquet, output: {{}}, directory: squares}}
+  op: {{_target_: operators.sinks.write_rows.WriteRows, output: {{}}, directory: squares}}
 keyed: {{inputs: square, op: {{_target_: operators.map.Map, columns: {{key: "x % 250"}}}}}}
 distinct: {{inputs: keyed, op: {{_target_: operators.dedup.Dedup, columns: [key]}}}}
 prompts: {{inputs: distinct, op: {{_target_: tests.faults.toy.Prompts}}}}
@@ -33,7 +34,7 @@ generate:
     decode: {{}}
     runtime: {{slots: 8, threads: 1}}
     store: {{}}
-write: {{inputs: generate, op: {{_target_: operators.sinks.write_parquet.WriteParquet, output: {{}}}}}}
+write: {{inputs: generate, op: {{_target_: operators.sinks.write_rows.WriteRows, output: {{}}}}}}
 """
 
 
@@ -52,7 +53,18 @@ class Prompts(BaseOperator):
 
 def run(directory: str, *overwrite: str) -> int:
     """Run the job, or resume it, or with a second argument begin it anew; returns the exit code."""
-    nodes = {name: NodeSettings(**node) for name, node in yaml.safe_load(NODES).items()}
-    settings = JobSettings(name="toy", nodes=nodes, output_dir=directory, overwrite=bool(overwrite))
-    settings.max_open_chunks, settings.max_error_rate, settings.progress = 2, 1.0, "none"
+    return run_job(_settings(directory, overwrite=bool(overwrite)), Resources())
+
+
+def run_published(directory: str) -> int:
+    """The same, published to a folder beside `directory`, with a card."""
+    settings = _settings(directory, overwrite=False)
+    settings.output = OutputSettings(publish=f"file://{directory}.published", retries=0)
     return run_job(settings, Resources())
+
+
+def _settings(directory: str, *, overwrite: bool) -> JobSettings:
+    nodes = {name: NodeSettings(**node) for name, node in yaml.safe_load(NODES).items()}
+    settings = JobSettings(name="toy", nodes=nodes, output_dir=directory, overwrite=overwrite)
+    settings.max_open_chunks, settings.max_error_rate, settings.progress = 2, 1.0, "none"
+    return settings

@@ -225,6 +225,20 @@ def test_a_sweep_gives_each_job_its_own_directory_and_ends_with_the_worst_code(h
     assert sorted(p.name for p in here.iterdir()) == ["outputs", "squares.yaml"]
 
 
+def test_where_a_sweep_is_published_does_not_change_where_it_runs(here, capsys):
+    arguments = ["job=squares.yaml", "-m", "seed=1,2", "output.card=false"]
+    assert main([*arguments, f"output.publish=file://{here}/outputs/at/${{seed}}"]) == ExitCode.DONE
+    assert len(list((here / "outputs/at").glob("*/manifest.json"))) == 2
+    assert main(arguments) == ExitCode.DONE
+    assert len(list((here / "outputs").glob("squares-*"))) == 2
+
+
+def test_credentials_do_not_go_where_hydra_notes_a_sweep(here, capsys):
+    arguments = ["job=squares.yaml", "-m", "seed=1,2", "output.storage_options={key: hunter2}"]
+    assert "in a sweep the command line is written to outputs/.hydra" in refused(capsys, *arguments)
+    assert list(here.rglob("*.yaml")) == [here / "squares.yaml"]
+
+
 def test_a_job_of_a_sweep_that_cannot_work_does_not_stop_the_others(here, capsys):
     assert main(["job=squares.yaml", "-m", "chunk_rows=0,5"]) == ExitCode.CONFIG
     assert len(list((here / "outputs").glob("squares-*/manifest.json"))) == 1

@@ -10,6 +10,7 @@ import pytest
 from pipeline.errors import ConfigError
 from pipeline.manifest import manifest
 from pipeline.output_dir import refuse_foreign, remove_parts, set_aside, wipe
+from pipeline.published import Published
 from pipeline.state import RunState, RunStatus, ShardRecord, errors_of
 
 
@@ -96,12 +97,13 @@ def test_the_manifest_comes_from_the_state_alone(state):
 
 
 def test_uncommitted_parts_go_and_other_files_stay(tmp_path):
-    names = ["data/part-00000.parquet", "data/part-00001.parquet", "data/b/part-00000.parquet.tmp", "data/part-one.txt"]
+    gone = [f"data/part-00001.{end}" for end in ("parquet", "arrow", "jsonl", "jsonl.gz", "jsonl.zst.tmp")]
+    names = ["data/part-00000.parquet", *gone, "data/b/part-00000.parquet.tmp", "data/part-one.txt"]
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    assert remove_parts(tmp_path, {"data/part-00000.parquet"}) == 2
-    assert [(tmp_path / name).exists() for name in names] == [True, False, False, True]
+    assert remove_parts(tmp_path, {"data/part-00000.parquet"}) == 6
+    assert [name for name in names if (tmp_path / name).exists()] == ["data/part-00000.parquet", "data/part-one.txt"]
 
 
 def test_a_database_is_put_aside_with_its_log(tmp_path):
@@ -122,7 +124,7 @@ def test_wipe_leaves_the_lock_and_the_completions(tmp_path):
 def test_what_a_killed_wipe_leaves_is_no_obstacle(tmp_path):
     for name in ("data/second", "rejects", "metrics/stages"):
         (tmp_path / name).mkdir(parents=True)
-    for name in (".lock", "completions.sqlite", "completions.sqlite-wal"):
+    for name in (".lock", "completions.sqlite", "completions.sqlite-wal", "README.md"):
         (tmp_path / name).touch()
     refuse_foreign(tmp_path)
     (tmp_path / "data/second/thesis.tex").touch()
@@ -133,11 +135,16 @@ def test_what_a_killed_wipe_leaves_is_no_obstacle(tmp_path):
 def test_a_state_of_an_older_version_is_brought_up_to_date(tmp_path, state):
     state.commit(1, 0, 4, [shard(0)], {})
     with closing(sqlite3.connect(tmp_path / "state.sqlite")) as db:
-        db.executescript("DROP TABLE operator_state; DROP TABLE operator_additions; PRAGMA user_version = 1;")
+        db.executescript(
+            "DROP TABLE operator_state; DROP TABLE operator_additions; DROP TABLE published; PRAGMA user_version = 1;"
+        )
     with closing(RunState(tmp_path / "state.sqlite")) as again:
         again.commit(1, 1, 4, [shard(1)], {}, states={"limit": b"7"}, additions={"dedup": b"seen"})
         assert (again.committed_chunks, again.operator_states()) == (2, {"limit": b"7"})
         assert {node: list(added) for node, added in again.operator_additions().items()} == {"dedup": [b"seen"]}
+    with closing(Published(tmp_path, "s3://bucket")) as published:
+        published.note(shard(0).path, shard(0).sha256)
+        assert published.missing(10) == [shard(1)]
 
 
 def test_a_file_is_no_output_directory(tmp_path):

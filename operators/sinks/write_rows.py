@@ -1,4 +1,4 @@
-"""WriteParquet: one Parquet file a chunk, sorted by (row, lineage)."""
+"""WriteRows: one file a chunk, sorted by (row, lineage), in the format that output.format names."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import textwrap
 from collections.abc import Iterable
 from pathlib import Path, PurePath
 
-import polars as pl
 import pyarrow as pa
 
 from operators.settings import OutputSettings
+from operators.sinks.formats import format_of, refuse_unwritable, scan
 from pipeline.errors import ConfigError
 from pipeline.protocols import BaseOperator, Runtime
 from pipeline.records import ROW, Batch, Output, require_column
-from pipeline.shards import part_name, sorted_by_identity, write_parquet_shard
+from pipeline.shards import part_name, sorted_by_identity, write_table_shard
 
 PREVIEW_WIDTH = 300
 """Characters of a value that a preview shows."""
 
 
-class WriteParquet(BaseOperator):
-    """Writes data/part-NNNNN.parquet, an empty chunk too. Equal rows give equal bytes, in whatever order and batches
-    they come.
+class WriteRows(BaseOperator):
+    """Writes data/part-NNNNN.parquet (or .jsonl, .arrow ...), an empty chunk too. Equal rows give equal bytes, in
+    whatever order and batches they come.
 
     Columns that only serve other nodes are left out: `prompt_ids`, and, unless `output` asks for them, `prompt_text`
     and `completion_ids`.
@@ -34,7 +34,7 @@ class WriteParquet(BaseOperator):
         write:
           inputs: generate
           op:
-            _target_: operators.sinks.write_parquet.WriteParquet
+            _target_: operators.sinks.write_rows.WriteRows
             output: ${output}
     """
 
@@ -43,6 +43,7 @@ class WriteParquet(BaseOperator):
         if path.is_absolute() or ".." in path.parts:
             raise ConfigError(f"directory={directory!r} cannot work: it is a folder in data/, for example 'rejected'")
         self._output = output
+        self._format = format_of(output)
         self._directory = directory
         self._chunks: dict[int, list[pa.RecordBatch]] = {}
 
@@ -50,7 +51,7 @@ class WriteParquet(BaseOperator):
         """A sink.
 
         Raises:
-            SchemaError: there is no `row`.
+            SchemaError: there is no `row`, or a column that the format cannot hold.
         """
         require_column(schema, ROW.name, [ROW.type])
         helpers = {
@@ -60,6 +61,7 @@ class WriteParquet(BaseOperator):
         }
         fields = [pa.field(f.name, f.type, f.nullable) for f in schema if helpers.get(f.name, True)]
         self._schema = pa.schema(fields)
+        refuse_unwritable(self._schema, self._output)
         for name in self._output.preview_columns:
             require_column(self._schema, name)
 
@@ -75,10 +77,12 @@ class WriteParquet(BaseOperator):
 
     def finish(self, chunk: int) -> Iterable[Output]:
         """Write the chunk under a temporary name; the commit renames it."""
-        table = pa.Table.from_batches(self._chunks.pop(chunk, []), self._schema)
-        # One piece: the boundaries of Parquet pages follow the pieces that a table consists of.
+        # One piece before and after: what lies under a null, and the boundaries of Parquet pages, follow the pieces
+        # that a table consists of.
+        table = pa.Table.from_batches(self._chunks.pop(chunk, []), self._schema).combine_chunks()
         ordered = sorted_by_identity(table).combine_chunks()
-        yield write_parquet_shard(ordered, self._path / part_name(chunk), chunk, self._output.compression)
+        path = self._path / part_name(chunk, self._format.suffix)
+        yield write_table_shard(ordered, path, chunk, self._format.write)
 
     def report(self, directory: Path) -> Iterable[str]:
         """The first rows, as far as `output.preview` asks for them."""
@@ -86,8 +90,8 @@ class WriteParquet(BaseOperator):
             return
         names = self._output.preview_columns or self._schema.names
         width = max(map(len, names))
-        found = pl.scan_parquet(directory / "data" / self._directory / "*.parquet")
-        for row in found.select(names).head(self._output.preview).collect().iter_rows():
+        found = scan(directory / "data" / self._directory).head(self._output.preview).collect()
+        for row in found.select(names if found.width else []).iter_rows():
             for name, value in zip(names, row, strict=True):
                 yield f"{name:{width}}  {textwrap.shorten(str(value), PREVIEW_WIDTH)}"
             yield ""

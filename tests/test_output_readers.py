@@ -1,0 +1,138 @@
+"""What a run writes is read by Polars and by datasets, in each format, from data/ and by the card."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+import yaml
+
+from operators.sinks.formats import scan
+from pipeline.__main__ import main
+from pipeline.errors import ExitCode
+
+ROWS = 24
+FORMATS = {
+    "parquet": (),
+    "jsonl": ("output=jsonl",),
+    "jsonl.gz": ("output=jsonl", "output.compression=gzip"),
+    "jsonl.zst": ("output=jsonl", "output.compression=zstd", "output.compression_level=9"),
+    "arrow": ("output=arrow",),
+}
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    rows = [{"prompt": f"prompt {i} é", "meta": {"n": i, "tags": ["a", "b"][: i % 3]}} for i in range(ROWS)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def run(prompts: Path, out: Path, *settings: str) -> int:
+    job = () if any(word.startswith("job=") for word in settings) else ("job=generate",)
+    fixed = [*job, "model=fake", f"data.path={prompts}", f"output_dir={out}", "sampling.max_tokens=4"]
+    return main([*fixed, "chunk_rows=10", "progress=none", "runtime.threads=1", *settings])
+
+
+@pytest.fixture(scope="module")
+def made(prompts, tmp_path_factory) -> dict[str, Path]:
+    """A finished run in each format."""
+    folder = tmp_path_factory.mktemp("made")
+    for suffix, settings in FORMATS.items():
+        assert run(prompts, folder / suffix, *settings) == ExitCode.DONE
+    return {suffix: folder / suffix for suffix in FORMATS}
+
+
+def columns(out: Path) -> dict[str, str]:
+    """What the manifest says of data/; Parquet calls the items of a list elements."""
+    found: dict[str, str] = json.loads((out / "manifest.json").read_text())["schema"]["data"]
+    return {name: kind.replace("<element:", "<item:") for name, kind in found.items()}
+
+
+def rows(frame: pl.LazyFrame) -> list[dict[str, Any]]:
+    return frame.collect().to_dicts()
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_every_format_has_the_same_rows_and_the_state_knows_its_columns(made, suffix):
+    out = made[suffix]
+    assert sorted(p.name for p in (out / "data").iterdir()) == [f"part-{k:05d}.{suffix}" for k in range(3)]
+    found = rows(scan(out / "data"))
+    assert len(found) == ROWS
+    assert found == rows(scan(made["parquet"] / "data"))
+    assert columns(out) == columns(made["parquet"])
+
+
+@pytest.mark.parametrize("suffix", ["jsonl.gz", "arrow"])
+def test_a_damaged_file_of_another_format_is_made_again_with_the_same_bytes(prompts, tmp_path, made, suffix):
+    out = tmp_path / "out"
+    assert run(prompts, out, *FORMATS[suffix]) == ExitCode.DONE
+    shard = out / f"data/part-00001.{suffix}"
+    before = shard.read_bytes()
+    assert before == (made[suffix] / f"data/part-00001.{suffix}").read_bytes()
+    shard.write_bytes(before[:-3])
+    assert main(["verify", str(out)]) == ExitCode.FAILED
+    assert main(["verify", str(out), "repair=true"]) == ExitCode.DONE
+    assert shard.read_bytes() == before
+
+
+def test_polars_scans_the_folder_data(made):
+    assert pl.scan_parquet(f"{made['parquet']}/data/").collect().height == ROWS
+    assert pl.scan_ipc(f"{made['arrow']}/data/").collect().height == ROWS
+    assert pl.scan_ndjson(made["jsonl"] / "data/*.jsonl").collect().height == ROWS
+
+
+@pytest.fixture(scope="module")
+def load_dataset():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setenv("HF_DATASETS_OFFLINE", "1")
+        from datasets import load_dataset
+
+        yield load_dataset
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl.gz", "arrow"])
+def test_datasets_loads_the_folder_data_and_the_whole_by_its_card(made, suffix, load_dataset, tmp_path):
+    wanted = rows(scan(made["parquet"] / "data"))
+    for folder in (made[suffix], made[suffix] / "data"):
+        loaded = load_dataset(str(folder), cache_dir=str(tmp_path / "cache"), split="train")
+        assert loaded.to_list() == wanted
+
+
+SINKS = """
+defaults: [override /flow: generate]
+nodes:
+  second:
+    inputs: render
+    op: {_target_: operators.sinks.write_rows.WriteRows, output: {}, directory: second}
+  lines:
+    inputs: render
+    op: {_target_: operators.sinks.write_rows.WriteRows, output: {format: jsonl}, directory: lines}
+"""
+
+
+def test_a_second_sink_is_a_part_of_the_dataset_of_its_own(prompts, load_dataset, tmp_path):
+    job = tmp_path / "sinks.yaml"
+    job.write_text(SINKS)
+    assert run(prompts, tmp_path / "out", f"job={job}") == ExitCode.DONE
+    for name, column in (("default", "completion"), ("second", "prompt")):
+        loaded = load_dataset(str(tmp_path / "out"), name, cache_dir=str(tmp_path / "cache"), split="train")
+        folder = tmp_path / "out/data" / ("" if name == "default" else name)
+        assert loaded[column] == scan(folder).collect()[column].to_list()
+        assert len(loaded) == ROWS
+    front = yaml.safe_load((tmp_path / "out/README.md").read_text().split("---\n")[1])
+    assert [config["config_name"] for config in front["configs"]] == ["default", "second"]  # of one format
+
+
+def test_an_arrow_file_can_be_memory_mapped(made):
+    before = pa.total_allocated_bytes()
+    with pa.memory_map(str(made["arrow"] / "data/part-00000.arrow")) as file:
+        table = pa.ipc.open_file(file).read_all()
+        assert table.num_rows == 10
+        assert pa.total_allocated_bytes() == before
