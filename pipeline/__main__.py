@@ -21,7 +21,7 @@ if __name__ == "__main__":  # importing what follows takes a second, in which a 
 import hydra
 from omegaconf import DictConfig
 
-from pipeline import verify
+from pipeline import status, verify
 from pipeline.config import COMPOSITION_ERRORS, CONF, explained, register, register_job, settings_of
 from pipeline.construct import build_graph, load_object
 from pipeline.errors import ConfigError, ExitCode, PipelineError
@@ -54,8 +54,8 @@ settings that matter most:
   dry_run=true checks everything and prints the plan, show=graph prints the graph, --cfg job the composed settings.
   --config-dir DIR adds your own config groups and jobs (DIR/job/NAME.yaml).
 
-  doctor: is this machine set up.  jobs: the jobs.  verify outputs/NAME: are its results whole; with repair=true what
-  is damaged is made again.
+  doctor: is this machine set up.  jobs: the jobs.  status outputs/NAME: how far a run is, from another terminal
+  (--json for programs).  verify outputs/NAME: are its results whole; with repair=true what is damaged is made again.
 
 exit codes: 0 done, 1 failed, 2 configuration or input that cannot work, 3 done but too many rows were rejected,
             4 interrupted (the same command resumes), 5 a budget was spent before the target was reached
@@ -127,12 +127,21 @@ def _verify(arguments: list[str]) -> int:
     return verify.main(arguments)
 
 
+def _status(arguments: list[str]) -> int:
+    return status.main(arguments)
+
+
 def _jobs(arguments: list[str]) -> int:
     print(jobs_table(_config_dirs(arguments)))
     return ExitCode.DONE
 
 
-COMMANDS: dict[str, Callable[[list[str]], int]] = {"doctor": _doctor, "jobs": _jobs, "verify": _verify}
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "doctor": _doctor,
+    "jobs": _jobs,
+    "status": _status,
+    "verify": _verify,
+}
 
 
 def _config_dirs(arguments: Sequence[str]) -> list[Path]:

@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.adapter import OnError
 from pipeline.errors import ConfigError
 
-PROGRESS = ("auto", "bar", "log", "none")
+PROGRESS = ("auto", "bar", "log", "json", "none")
 SHOW = (None, "graph")
 OUTPUTS = "outputs"
 GROUPS = ("data", "model", "sampling", "decode", "runtime", "output", "store", "bench")
@@ -45,6 +45,27 @@ class NodeSettings:
 
 
 @dataclass
+class HookSettings:
+    """Who is told when an attempt has ended. Changes nothing in the results, and not how the run ends.
+
+    Args:
+        command: a program and its arguments, run without a shell; a JSON summary is on its standard input.
+        url: gets the same summary by POST.
+        timeout_s: seconds after which either is ended.
+    """
+
+    command: list[str] = field(default_factory=list)
+    url: str | None = None
+    timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        scheme = (self.url or "https://").partition("://")[0]
+        _check(scheme in ("http", "https"), "on_finish.url", f"{scheme}...", "it begins with https:// or http://")
+        _check(self.timeout_s > 0, "on_finish.timeout_s", self.timeout_s, "it is above 0 seconds")
+        _check("" not in self.command[:1], "on_finish.command", self.command, "its first element is a program")
+
+
+@dataclass
 class JobSettings:
     """A whole job.
 
@@ -60,8 +81,10 @@ class JobSettings:
         overwrite: replace the results of another configuration.
         dry_run: check everything that needs no model, print the graph and the plan, and stop.
         show: graph prints the graph as Mermaid and stops.
+        on_finish: who is told when an attempt has ended.
         metrics_interval_s: seconds between two rows of a stage in metrics/stages.parquet.
-        progress: bar, log (a line every ten seconds), none; auto takes the bar on a terminal and else log.
+        progress: bar, log (a line of key=value pairs every ten seconds), json (the same, and everything else on
+            stderr, as a JSON object a line), none; auto takes the bar on a terminal and else log.
     """
 
     name: str = "job"
@@ -82,6 +105,7 @@ class JobSettings:
     overwrite: bool = False
     dry_run: bool = False
     show: str | None = None
+    on_finish: HookSettings = field(default_factory=HookSettings)
     metrics_interval_s: float = 1.0
     progress: str = "auto"
 
