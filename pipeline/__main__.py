@@ -19,6 +19,7 @@ if __name__ == "__main__":  # importing what follows takes a second, in which a 
     reached(Failpoint.PROCESS_STARTED)
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from pipeline import status, verify
@@ -30,6 +31,7 @@ from pipeline.plan import plan_lines
 from pipeline.run import run_job
 from pipeline.runtime import Resources
 from pipeline.settings import JobSettings
+from pipeline.sweep import SweptJob, sweep_lines
 
 HELP = """\
 usage: python -m pipeline job=NAME [KEY=VALUE ...]        run a job
@@ -171,15 +173,13 @@ def _with_jobs(arguments: list[str], dirs: Sequence[Path]) -> list[str]:
 
 def _compose_and_run(arguments: list[str]) -> int:
     register()
-    codes: list[ExitCode] = []
-    begun = False
+    jobs: list[SweptJob] = []
     process = Resources()
 
     def task(config: DictConfig) -> None:
-        nonlocal begun
-        begun = True
-        if ExitCode.INTERRUPTED not in codes and not signals_received():  # an interrupt ends the whole sweep
-            codes.append(_run_one(config, process))
+        overrides = tuple(HydraConfig.get().overrides.task)
+        stopped = signals_received() or any(job.code is ExitCode.INTERRUPTED for job in jobs)
+        jobs.append(SweptJob(overrides, None) if stopped else _run_one(config, overrides, process))
 
     compose = hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)
     try:
@@ -188,7 +188,7 @@ def _compose_and_run(arguments: list[str]) -> int:
     except COMPOSITION_ERRORS as error:
         raise explained(error) from error
     except Exception as error:
-        if begun or isinstance(error, PipelineError):
+        if jobs or isinstance(error, PipelineError):
             raise
         # Hydra and OmegaConf trip over some files without an error of their own.
         raise ConfigError(f"the job cannot be composed: {type(error).__name__}: {error}") from error
@@ -196,7 +196,9 @@ def _compose_and_run(arguments: list[str]) -> int:
         return leave.code if isinstance(leave.code, int) else ExitCode.CONFIG
     finally:
         process.close()
-    return worst(codes)
+    if len(jobs) > 1:
+        print("\n".join(["", *sweep_lines(jobs)]))
+    return worst([job.code for job in jobs if job.code is not None])
 
 
 def _options_last(arguments: Sequence[str]) -> list[str]:
@@ -205,14 +207,17 @@ def _options_last(arguments: Sequence[str]) -> list[str]:
     return overrides + [a for a in arguments if a not in overrides]
 
 
-def _run_one(config: DictConfig, process: Resources) -> ExitCode:
+def _run_one(config: DictConfig, overrides: tuple[str, ...], process: Resources) -> SweptJob:
     """Run one job of a sweep, or the only one. Its error must not keep the others from running."""
     reached(Failpoint.CONFIG_COMPOSED)
+    directory = None
     try:
         settings = settings_of(config)
-        return _show(settings) if settings.show or settings.dry_run else run_job(settings, process)
+        directory = settings.directory
+        code = _show(settings) if settings.show or settings.dry_run else run_job(settings, process)
     except Exception as error:
-        return _told(error)
+        code = _told(error)
+    return SweptJob(overrides, code, directory)
 
 
 def _show(settings: JobSettings) -> ExitCode:

@@ -19,6 +19,7 @@ from pipeline.graph import Graph
 from pipeline.hooks import summary_of, tell
 from pipeline.output_dir import CONFIG, REJECTS, remove_parts
 from pipeline.progress import make_display
+from pipeline.prometheus import PrometheusFile
 from pipeline.protocols import Stateful
 from pipeline.records import ChunkEnd, Shard
 from pipeline.rejects import RejectTally, RejectWriter
@@ -212,10 +213,15 @@ class Attempt:
             lambda: self._executor.source_ended,
             Before(state.committed_rows, errors, rejects.total() - errors),
         )
-        display = make_display(self._settings.progress)
-        status = StatusFile(self._directory, state, context.attempt, started_at)
-        interval = self._settings.metrics_interval_s
-        return Telemetry(context, lambda: self._executor.meters, observer, display, status, interval)
+        return Telemetry(
+            context,
+            lambda: self._executor.meters,
+            observer,
+            make_display(self._settings.progress),
+            StatusFile(self._directory, state, context.attempt, started_at),
+            PrometheusFile(self._settings.prometheus_file),
+            self._settings.metrics_interval_s,
+        )
 
 
 def _cause(error: BaseException) -> BaseException | None:

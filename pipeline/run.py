@@ -17,6 +17,7 @@ from pipeline.graph import Graph
 from pipeline.integrity import missing_or_cut
 from pipeline.lock import locked
 from pipeline.output_dir import DATA, parts, refuse_foreign, wipe
+from pipeline.prometheus import refuse_nowhere
 from pipeline.run_log import run_log
 from pipeline.runtime import Resources
 from pipeline.settings import JobSettings
@@ -42,6 +43,7 @@ def run_job(settings: JobSettings, process: Resources) -> ExitCode:
     fingerprint = fingerprint_of(settings, graph)
     directory = settings.directory.absolute()
     refuse_foreign(directory)
+    refuse_nowhere(settings.prometheus_file)
     with locked(directory):
         return run_locked(settings, graph, fingerprint, process)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,9 @@ class JobSettings:
         overwrite: replace the results of another configuration.
         dry_run: check everything that needs no model, print the graph and the plan, and stop.
         show: graph prints the graph as Mermaid and stops.
+        now: what `${now:...}` is in this run, ISO 8601; null for the time at which the run was begun.
         on_finish: who is told when an attempt has ended.
+        prometheus_file: where to keep a file for node_exporter's textfile collector; null for none.
         metrics_interval_s: seconds between two rows of a stage in metrics/stages.parquet.
         progress: bar, log (a line of key=value pairs every ten seconds), json (the same, and everything else on
             stderr, as a JSON object a line), none; auto takes the bar on a terminal and else log.
@@ -105,7 +108,9 @@ class JobSettings:
     overwrite: bool = False
     dry_run: bool = False
     show: str | None = None
+    now: str | None = None
     on_finish: HookSettings = field(default_factory=HookSettings)
+    prometheus_file: str | None = None
     metrics_interval_s: float = 1.0
     progress: str = "auto"
 
@@ -116,6 +121,13 @@ class JobSettings:
         _check(self.metrics_interval_s > 0, "metrics_interval_s", self.metrics_interval_s, "it is above 0 seconds")
         _check(self.progress in PROGRESS, "progress", self.progress, f"it is one of {', '.join(PROGRESS)}")
         _check(self.show in SHOW, "show", self.show, "it is graph or null")
+        _check(self.now is None or _is_time(self.now), "now", self.now, "it is a date or a time, as 2026-01-31T06:00")
+        _check(
+            self.prometheus_file is None or self.prometheus_file.endswith(".prom"),
+            "prometheus_file",
+            self.prometheus_file,
+            "node_exporter reads only files whose names end in .prom",
+        )
         _check(self.output_dir != "", "output_dir", self.output_dir, "give a directory, or null for outputs/<job>")
         _check(
             self.name not in ("", ".", "..") and Path(self.name).name == self.name,
@@ -128,6 +140,14 @@ class JobSettings:
     def directory(self) -> Path:
         """Where the results go."""
         return Path(self.output_dir) if self.output_dir is not None else Path(OUTPUTS) / self.name
+
+
+def _is_time(text: str) -> bool:
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _check(holds: bool, key: str, value: object, allowed: str) -> None:

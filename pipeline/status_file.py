@@ -60,13 +60,13 @@ class StatusFile:
 
     def write(
         self, snapshot: Snapshot, counters: Counters, status: RunStatus, exit_code: ExitCode | None = None
-    ) -> None:
-        """Replace the file.
+    ) -> dict[str, Any]:
+        """Replace the file. Returns what it says.
 
         Raises:
             StorageError: it cannot be written.
         """
-        values = {
+        values: dict[str, Any] = {
             "state": status.value,
             "exit_code": exit_code,
             **self._about,
@@ -77,6 +77,7 @@ class StatusFile:
             "counters": counters,
         }
         write_atomically(self._path, json.dumps(values, indent=1) + "\n")
+        return values
 
     def _earlier_counters(self) -> Counters:
         before = read_status(self._path.parent)

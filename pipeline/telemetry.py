@@ -8,6 +8,7 @@ from pipeline.errors import ExitCode
 from pipeline.meter import StageMeter
 from pipeline.metrics import STAGES_SCHEMA, StageRecorder
 from pipeline.progress import Display
+from pipeline.prometheus import PrometheusFile
 from pipeline.runtime import RunContext
 from pipeline.snapshot import Observer, Snapshot
 from pipeline.state import RunStatus
@@ -40,7 +41,7 @@ class Telemetry:
         meters: gives the meters of all nodes and their parts.
         observer: takes the snapshots.
         display: where they are shown.
-        status: status.json.
+        status, prometheus: the files for other programs.
         metrics_interval_s: seconds between two rows of a stage.
     """
 
@@ -51,6 +52,7 @@ class Telemetry:
         observer: Observer,
         display: Display,
         status: StatusFile,
+        prometheus: PrometheusFile,
         metrics_interval_s: float,
     ) -> None:
         self._context = context
@@ -58,6 +60,7 @@ class Telemetry:
         self._observer = observer
         self._display = display
         self._status_file = status
+        self._prometheus = prometheus
         self._stages = StageRecorder(context.table("stages", STAGES_SCHEMA))
         self._record, self._flush = Timer(metrics_interval_s), Timer(FLUSH_INTERVAL_S)
         self._status = Timer(STATUS_INTERVAL_S)
@@ -95,5 +98,6 @@ class Telemetry:
         return snapshot
 
     def write_status(self, snapshot: Snapshot, status: RunStatus, exit_code: ExitCode | None = None) -> None:
-        """Replace status.json."""
-        self._status_file.write(snapshot, self._status_file.counters(self._meters()), status, exit_code)
+        """Replace status.json, and then the file for Prometheus: what that counts, status.json can go on from."""
+        counters = self._status_file.counters(self._meters())
+        self._prometheus.write(self._status_file.write(snapshot, counters, status, exit_code))
