@@ -1,8 +1,8 @@
 """Outlook: how much work a run has left, judged by what its rows have cost so far.
 
 The work of a graph that generates is its completion tokens; of stages that only read, what they read; without tokens,
-rows. For each stage: completions still to come x mean length of those that are finished, less what rows in flight have
-already. How many come follows from the rows of the source and the shares that the stages before it pass on.
+rows. For each stage: completions still to come x their mean length so far, less what rows in flight have already.
+How many come follows from the rows of the source and the shares that the stages before it pass on.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from pipeline.meter import StageMeter
 
 REST = 0.5
 """A row that has outlived the mean is taken to need that share of it still."""
+UNFINISHED = 0.5
+"""Short rows finish first, so the mean of those that are finished is too low for a while. Counting the tokens of rows in
+flight as well would be right if every token were as likely to be the last, and too high for rows of equal length."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,8 @@ class Outlook:
                 has_tokens = True
                 if not completed.rows and unfinished >= 1:
                     return Left(None, f"{name} has finished no row yet")
-                mean = completed.tokens / max(1, completed.rows)
                 in_flight = meter.tokens_out - completed.tokens
+                mean = (completed.tokens + UNFINISHED * in_flight) / max(1, completed.rows)
                 work += max(unfinished * mean - in_flight, unfinished * mean * REST)
             elif meter.tokens_in:
                 has_tokens = True

@@ -65,14 +65,14 @@ def test_time_left_is_the_tokens_that_are_left_by_their_rate():
     shot = run.at(10.0, read=50, written=20)
     assert (shot.rows, shot.rows_total, shot.fraction) == (20, 100, 0.2)
     assert shot.tokens_out_per_s == 80
-    assert shot.eta_s == (80 * 30 - 200) / 80
+    assert shot.eta_s == (80 * (600 + 200 / 2) / 20 - 200) / 80
     assert shot.statuses == ("slots 3/4",)
 
 
 def test_a_row_that_has_outlived_the_mean_still_needs_time():
     run = Run(Source(total=21))
     run.generated("generate", 21, 20, mean=30, in_flight=400)
-    assert run.at(10.0, read=21, written=20).eta_s == 0.5 * 30 / 100
+    assert run.at(10.0, read=21, written=20).eta_s == 0.5 * (600 + 400 / 2) / 20 / 100
 
 
 def test_before_the_first_row_is_finished_the_time_is_unknown_and_it_says_why():
