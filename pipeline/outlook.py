@@ -15,8 +15,8 @@ from pipeline.meter import StageMeter
 REST = 0.5
 """A row that has outlived the mean is taken to need that share of it still."""
 UNFINISHED = 0.5
-"""Short rows finish first, so the mean of those that are finished is too low for a while. Counting the tokens of rows in
-flight as well would be right if every token were as likely to be the last, and too high for rows of equal length."""
+"""Short rows finish first, so the mean of those that are finished is too low for a while. Counting all tokens of rows
+in flight would be right where every token is as likely to be the last, and too high for rows of equal length."""
 
 
 @dataclass(frozen=True)

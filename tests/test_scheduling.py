@@ -80,6 +80,9 @@ def test_a_night_generates_what_no_night_before_it_has(tmp_path):
     nights = [tmp_path / f"outputs/2026-01-{day}" for day in (30, 31)]
     counts = sub_totals(nights[1])
     assert (counts["generate/found_earlier"], counts["generate/missed_new"]) == (2, 1)
+    status = json.loads((nights[1] / "status.json").read_text())
+    made = pl.read_parquet(nights[1] / "metrics/rows.parquet").filter(~pl.col("from_store"))
+    assert (status["recalled"], status["tokens_out"]) == (2, made["completion_tokens"].sum())
     first, second = (dict(pl.read_parquet(n / "data/*.parquet").select("id", "completion").rows()) for n in nights)
     assert first == {name: second[name] for name in first}
 

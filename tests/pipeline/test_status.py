@@ -128,6 +128,18 @@ def test_counters_of_a_run_go_on_over_its_attempts_and_never_fall(tmp_path):
     assert values(tmp_path / "out")["counters"]["square"]["rows_in"] == 45
 
 
+def test_counters_of_another_run_are_not_taken_over(tmp_path):
+    """As where state.sqlite was lost and made again beside an old status.json."""
+    broken = tmp_path / "broken"
+    broken.touch()
+    settings = job(tmp_path / "out", square={"fail_at": 25, "broken": str(broken)}, max_open_chunks=1)
+    run_job(settings, Resources())
+    (tmp_path / "out/status.json").write_text(json.dumps({**values(tmp_path / "out"), "run_id": "another"}))
+    broken.unlink()
+    run_job(settings, Resources())
+    assert values(tmp_path / "out")["counters"]["square"]["rows_in"] == 25
+
+
 def test_who_looks_keeps_no_run_out(tmp_path):
     """The lock is shared for a moment by who looks: a run that begins just then waits for that moment."""
     (tmp_path / LOCK_FILE).touch()
