@@ -19,11 +19,10 @@ if __name__ == "__main__":  # importing what follows takes a second, in which a 
     reached(Failpoint.PROCESS_STARTED)
 
 import hydra
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from pipeline import status, verify
-from pipeline.config import COMPOSITION_ERRORS, CONF, explained, register, register_job, settings_of
+from pipeline.config import COMPOSITION_ERRORS, CONF, explained, overrides_given, register, register_job, settings_of
 from pipeline.construct import build_graph, load_object
 from pipeline.errors import ConfigError, ExitCode, PipelineError
 from pipeline.jobs import did_you_mean, find_job, jobs_table
@@ -177,7 +176,7 @@ def _compose_and_run(arguments: list[str]) -> int:
     process = Resources()
 
     def task(config: DictConfig) -> None:
-        overrides = tuple(HydraConfig.get().overrides.task)
+        overrides = overrides_given()
         stopped = signals_received() or any(job.code is ExitCode.INTERRUPTED for job in jobs)
         jobs.append(SweptJob(overrides, None) if stopped else _run_one(config, overrides, process))
 

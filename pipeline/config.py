@@ -118,6 +118,12 @@ def _first_time(saved: Path) -> datetime | None:
         return None
 
 
+def overrides_given() -> tuple[str, ...]:
+    """The overrides of the job that is being composed, as they were typed: an interpolation is not resolved."""
+    given = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+    return tuple(map(str, given)) if isinstance(given, list) else ()
+
+
 def explained(error: BaseException) -> ConfigError:
     """What is wrong and what to write instead, for an error of COMPOSITION_ERRORS."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
@@ -162,7 +168,7 @@ def _in_sweep(settings: JobSettings) -> JobSettings:
     hydra = HydraConfig.get() if HydraConfig.initialized() else None
     if hydra is None or hydra.mode != RunMode.MULTIRUN:
         return settings
-    overrides = [o for o in hydra.overrides.task if o.partition("=")[0] not in _NOT_OF_A_SWEEP]
+    overrides = [o for o in overrides_given() if o.partition("=")[0] not in _NOT_OF_A_SWEEP]
     tag = hashlib.sha256(json.dumps(sorted(overrides)).encode()).hexdigest()[:8]
     return dataclasses.replace(settings, output_dir=f"{settings.directory}-{tag}")
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
@@ -50,41 +51,50 @@ def ask(folder: Path, *questions: str) -> None:
     (folder / "questions.jsonl").write_text("\n".join(lines), encoding="utf-8")
 
 
-def sub_totals(out: Path) -> dict[str, float]:
-    found: dict[str, float] = json.loads(pl.read_parquet(out / "metrics/run.parquet")["totals"].item())
-    return found
+@dataclass(frozen=True)
+class Night:
+    """A night that cron has run, in `folder`."""
+
+    folder: Path
+    command: str
+    done: subprocess.CompletedProcess[str]
 
 
-def test_the_line_for_cron_runs_as_cron_runs_it(tmp_path):
-    """Under /bin/sh, with next to no environment."""
-    ask(tmp_path, "What is 2 plus 3?")
-    example("nightly.yaml", tmp_path)
-    lines = example("nightly.cron", tmp_path).read_text().splitlines()
+@pytest.fixture(scope="module")
+def night(tmp_path_factory) -> Night:
+    folder = tmp_path_factory.mktemp("nightly")
+    ask(folder, "What is 2 plus 3?", "What is 10 minus 4?")
+    example("nightly.yaml", folder)
+    lines = example("nightly.cron", folder).read_text().splitlines()
     (entry,) = [line for line in lines if re.match(r"\d", line)]
     command = entry.split(None, 5)[5]
-    assert "%" not in command
-    bare = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "SHELL": "/bin/sh"}
+    bare = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "SHELL": "/bin/sh"}
     done = subprocess.run(["/bin/sh", "-c", command], env=bare, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("nightly: done after")
-    (night,) = (tmp_path / "outputs").iterdir()
-    assert date.fromisoformat(night.name)
+    return Night(folder, command, done)
 
 
-def test_a_night_generates_what_no_night_before_it_has(tmp_path):
-    job = f"job={example('nightly.yaml', tmp_path)}"
-    ask(tmp_path, "What is 2 plus 3?", "What is 10 minus 4?")
-    assert main([job, "now=2026-01-30", "progress=none"]) == ExitCode.DONE
-    ask(tmp_path, "Reverse this list: fox, hen", "What is 2 plus 3?", "What is 10 minus 4?")
-    assert main([job, "now=2026-01-31", "progress=none"]) == ExitCode.DONE
-    nights = [tmp_path / f"outputs/2026-01-{day}" for day in (30, 31)]
-    counts = sub_totals(nights[1])
-    assert (counts["generate/found_earlier"], counts["generate/missed_new"]) == (2, 1)
-    status = json.loads((nights[1] / "status.json").read_text())
-    made = pl.read_parquet(nights[1] / "metrics/rows.parquet").filter(~pl.col("from_store"))
-    assert (status["recalled"], status["tokens_out"]) == (2, made["completion_tokens"].sum())
-    first, second = (dict(pl.read_parquet(n / "data/*.parquet").select("id", "completion").rows()) for n in nights)
-    assert first == {name: second[name] for name in first}
+def test_the_line_for_cron_runs_as_cron_runs_it(night):
+    """Under /bin/sh, with next to no environment."""
+    assert "%" not in night.command
+    assert night.done.returncode == 0, night.done.stderr
+    assert night.done.stdout.startswith("nightly: done after")
+    assert all(date.fromisoformat(path.name) for path in (night.folder / "outputs").iterdir())
+
+
+def test_a_night_generates_what_no_night_before_it_has(night):
+    (first,) = (night.folder / "outputs").iterdir()
+    ask(night.folder, "Reverse this list: fox, hen", "What is 2 plus 3?", "What is 10 minus 4?")
+    assert main([f"job={night.folder}/nightly.yaml", "now=2001-01-31", "progress=none"]) == ExitCode.DONE
+    second = night.folder / "outputs/2001-01-31"
+    (run,) = pl.read_parquet(second / "metrics/run.parquet").to_dicts()
+    totals = json.loads(run["totals"])
+    assert (totals["generate/found_earlier"], totals["generate/missed_new"]) == (2, 1)
+    status = json.loads((second / "status.json").read_text())
+    assert (status["recalled"], status["tokens_out"]) == (2, run["tokens_out"])
+    before, now = (
+        dict(pl.read_parquet(n / "data/*.parquet").select("id", "completion").rows()) for n in (first, second)
+    )
+    assert before == {name: now[name] for name in before}
 
 
 @pytest.mark.parametrize("name", ["nightly.service", "nightly.timer"])

@@ -273,12 +273,11 @@ def test_a_run_has_one_time_whenever_it_is_resumed(here, monkeypatch):
 
 def test_dated_outputs_are_one_run_a_day_and_a_day_can_be_named(here, monkeypatch):
     dated = "output_dir=outputs/nightly/${now:%Y-%m-%d}"
-    for day in (30, 31, 31):
-        monkeypatch.setattr("pipeline.config._START", datetime(2026, 1, day, 6))
+    for hour in (6, 18):
+        monkeypatch.setattr("pipeline.config._START", datetime(2026, 1, 31, hour))
         assert main(["job=squares.yaml", dated]) == ExitCode.DONE
     assert main(["job=squares.yaml", dated, "now=2026-01-29"]) == ExitCode.DONE
-    found = sorted(path.name for path in (here / "outputs/nightly").iterdir())
-    assert found == ["2026-01-29", "2026-01-30", "2026-01-31"]
+    assert sorted(path.name for path in (here / "outputs/nightly").iterdir()) == ["2026-01-29", "2026-01-31"]
 
 
 def test_a_time_that_is_none_is_refused(capsys):

@@ -56,6 +56,8 @@ class Keep(BaseHTTPRequestHandler):
         self.server.posted.append((self.path, self.headers["Content-Type"], user, json.loads(body)))
         self.server.hurry.wait()
         self.send_response(self.server.code)
+        if self.server.code == 302:
+            self.send_header("Location", "/elsewhere")
         self.end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
@@ -155,7 +157,9 @@ def test_a_command_that_fails_is_a_warning(tmp_path, capsys, command, fault):
     assert fault in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("code", "answers", "fault"), [(500, True, "HTTP 500"), (200, False, "timeout_s=")])
+@pytest.mark.parametrize(
+    ("code", "answers", "fault"), [(500, True, "HTTP 500"), (302, True, "HTTP 302"), (200, False, "timeout_s=")]
+)
 def test_a_url_that_fails_is_a_warning_without_its_secrets(tmp_path, capsys, code, answers, fault):
     with serving(code, answers=answers) as (server, url):
         settings = job(tmp_path / "out")
