@@ -163,7 +163,7 @@ def test_a_command_that_fails_is_a_warning(tmp_path, capsys, command, fault):
 def test_a_url_that_fails_is_a_warning_without_its_secrets(tmp_path, capsys, code, answers, fault):
     with serving(code, answers=answers) as (server, url):
         settings = job(tmp_path / "out")
-        settings.on_finish = HookSettings(url=url, timeout_s=30 if answers else 1.0)
+        settings.on_finish = HookSettings(url=url, timeout_s=30 if answers else 0.3)
         assert run(settings) is ExitCode.DONE
     where = f"on_finish url http://127.0.0.1:{server.server_port}/...: "
     shown = capsys.readouterr()
