@@ -38,6 +38,7 @@ from operators.tokens import PROMPT_IDS
 from operators.tuning import tuned
 from operators.twins import Twins
 from operators.where import Where, passed_by
+from pipeline.meter import Completed
 from pipeline.protocols import Inbox, Runtime
 from pipeline.records import Batch, ChunkEnd, Item, Rejects, add_columns, require_column
 
@@ -156,6 +157,7 @@ class Generate:
             self._take_engine(self._engine_settings)
         self._row_log = RowLog(runtime.table("rows", ROWS_SCHEMA), runtime.node)
         self._costs = Costs()
+        self._completed_rows = runtime.meter.completed = Completed()
         self._twins = Twins(enabled=self._engine_settings.optimise.identical_rows)
         runtime.totals(self._totals)
 
@@ -282,6 +284,7 @@ class Generate:
         self._rank(rows, batch)
         client.submit([row for row in rows if row not in known and not self._twins.joins(row)])
         yield from self._leave([self._recalled(row, stored) for row, stored in known.items()], chunks)
+        self._completed_rows.recalled += len(known)
         self._note(list(known), from_store=True)
 
     def _rank(self, rows: Sequence[Row], batch: Batch) -> None:
@@ -312,6 +315,9 @@ class Generate:
             self._costs.add(row.costs)
         self._note(rows)
         twins = [twin for row in rows for twin in self._twins.of(row)]
+        self._completed_rows.rows += len(rows)
+        self._completed_rows.tokens += sum(len(row.tokens) for row in rows)
+        self._completed_rows.recalled += len(twins)
         self._note(twins, identical=True)
         made = dict(done)
         outcomes = [self._outcome(row, made.get(row)) for row in rows]

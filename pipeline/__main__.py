@@ -21,8 +21,8 @@ if __name__ == "__main__":  # importing what follows takes a second, in which a 
 import hydra
 from omegaconf import DictConfig
 
-from pipeline import verify
-from pipeline.config import COMPOSITION_ERRORS, CONF, explained, register, register_job, settings_of
+from pipeline import status, verify
+from pipeline.config import COMPOSITION_ERRORS, CONF, explained, overrides_given, register, register_job, settings_of
 from pipeline.construct import build_graph, load_object
 from pipeline.errors import ConfigError, ExitCode, PipelineError
 from pipeline.jobs import did_you_mean, find_job, jobs_table
@@ -31,6 +31,7 @@ from pipeline.redaction import STORAGE_OPTIONS
 from pipeline.run import run_job
 from pipeline.runtime import Resources
 from pipeline.settings import JobSettings
+from pipeline.sweep import SweptJob, sweep_lines
 
 HELP = """\
 usage: python -m pipeline job=NAME [KEY=VALUE ...]        run a job
@@ -61,6 +62,7 @@ commands:
   jobs                          the jobs
   operators [NAME ...]          what jobs are made of
   report outputs/NAME           make its report.html again (every run writes one; report=false: not)
+  status outputs/NAME           how far a run is, from another terminal; --json for programs
   verify outputs/NAME           are its results whole; with repair=true what is damaged is made again
 
 exit codes: 0 done, 1 failed, 2 configuration or input that cannot work, 3 done but too many rows were rejected,
@@ -141,6 +143,10 @@ def _compare(arguments: list[str]) -> int:
     return int(load_object("pipeline.compare.command:main")(arguments))
 
 
+def _status(arguments: list[str]) -> int:
+    return status.main(arguments)
+
+
 def _jobs(arguments: list[str]) -> int:
     print(jobs_table(_config_dirs(arguments)))
     return ExitCode.DONE
@@ -156,6 +162,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "jobs": _jobs,
     "operators": _operators,
     "report": _report,
+    "status": _status,
     "verify": _verify,
 }
 
@@ -188,15 +195,13 @@ def _with_jobs(arguments: list[str], dirs: Sequence[Path]) -> list[str]:
 def _compose_and_run(arguments: list[str]) -> int:
     _refuse_noted_credentials(arguments)
     register()
-    codes: list[ExitCode] = []
-    begun = False
+    jobs: list[SweptJob] = []
     process = Resources()
 
     def task(config: DictConfig) -> None:
-        nonlocal begun
-        begun = True
-        if ExitCode.INTERRUPTED not in codes and not signals_received():  # an interrupt ends the whole sweep
-            codes.append(_run_one(config, process))
+        overrides = overrides_given()
+        stopped = signals_received() or any(job.code is ExitCode.INTERRUPTED for job in jobs)
+        jobs.append(SweptJob(overrides, None) if stopped else _run_one(config, overrides, process))
 
     compose = hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)
     try:
@@ -205,7 +210,7 @@ def _compose_and_run(arguments: list[str]) -> int:
     except COMPOSITION_ERRORS as error:
         raise explained(error) from error
     except Exception as error:
-        if begun or isinstance(error, PipelineError):
+        if jobs or isinstance(error, PipelineError):
             raise
         # Hydra and OmegaConf trip over some files without an error of their own.
         raise ConfigError(f"the job cannot be composed: {type(error).__name__}: {error}") from error
@@ -213,7 +218,9 @@ def _compose_and_run(arguments: list[str]) -> int:
         return leave.code if isinstance(leave.code, int) else ExitCode.CONFIG
     finally:
         process.close()
-    return worst(codes)
+    if len(jobs) > 1:
+        print("\n".join(["", *sweep_lines(jobs)]))
+    return worst([job.code for job in jobs if job.code is not None])
 
 
 def _refuse_noted_credentials(arguments: Sequence[str]) -> None:
@@ -234,14 +241,17 @@ def _options_last(arguments: Sequence[str]) -> list[str]:
     return overrides + [a for a in arguments if a not in overrides]
 
 
-def _run_one(config: DictConfig, process: Resources) -> ExitCode:
+def _run_one(config: DictConfig, overrides: tuple[str, ...], process: Resources) -> SweptJob:
     """Run one job of a sweep, or the only one. Its error must not keep the others from running."""
     reached(Failpoint.CONFIG_COMPOSED)
+    directory = None
     try:
         settings = settings_of(config)
-        return _show(settings) if settings.show or settings.dry_run else run_job(settings, process)
+        directory = settings.directory
+        code = _show(settings) if settings.show or settings.dry_run else run_job(settings, process)
     except Exception as error:
-        return _told(error)
+        code = _told(error)
+    return SweptJob(overrides, code, directory)
 
 
 def _show(settings: JobSettings) -> ExitCode:

@@ -20,7 +20,7 @@ from pipeline.settings import JobSettings
 from pipeline.snapshot import Snapshot
 from pipeline.state import RunState, RunStatus, errors_of
 from pipeline.summary import Outcome
-from pipeline.telemetry import Telemetry, write_status
+from pipeline.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class Accounting:
         for table in context.tables.values():
             ending.step(table.merge)
         ending.step(lambda: write_manifest(self._directory, state, ending.status))
-        ending.step(lambda: write_status(self._directory, snapshot, ending.status))
+        ending.step(lambda: self._telemetry.write_status(snapshot, ending.status, self._exit_code(ending)))
         ending.step(lambda: state.end_attempt(context.attempt, ending.status))
         reached(Failpoint.ATTEMPT_ENDED)
         if ending.unwritten:

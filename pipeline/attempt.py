@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 
@@ -17,8 +18,10 @@ from pipeline.errors import ExitCode, GraphError, Interrupted, PipelineError
 from pipeline.executor import AccountingError, Executor, ExecutorSettings
 from pipeline.failpoints import Failpoint, reached
 from pipeline.graph import Graph
+from pipeline.hooks import summary_of
 from pipeline.output_dir import CONFIG, REJECTS, remove_parts
 from pipeline.progress import make_display
+from pipeline.prometheus import PrometheusFile
 from pipeline.protocols import Accumulating, Stateful
 from pipeline.records import ChunkEnd, Shard
 from pipeline.rejects import RejectTally, RejectWriter
@@ -27,8 +30,9 @@ from pipeline.runtime import Resources, RunContext
 from pipeline.saved_settings import dumped, origin
 from pipeline.settings import JobSettings
 from pipeline.shards import publish, write_atomically
-from pipeline.snapshot import Observer
-from pipeline.state import RunState, RunStatus, ShardRecord
+from pipeline.snapshot import Before, Observer
+from pipeline.state import RunState, RunStatus, ShardRecord, errors_of
+from pipeline.status_file import StatusFile
 from pipeline.stopping import stopped_by_signals
 from pipeline.summary import report_lines, summary_lines
 from pipeline.telemetry import Telemetry
@@ -67,6 +71,8 @@ class Attempt:
         self._directory = directory
         self._state = state
         self._committed = committed
+        self.summary: dict[str, Any] | None = None
+        """What is told of it to others (`on_finish`), once it has ended."""
         self._first_chunk = state.committed_chunks
         states, additions = self._operator_states()
         self._seek_source()
@@ -78,7 +84,7 @@ class Attempt:
         limits = ExecutorSettings(settings.max_open_chunks, self._first_chunk, states, additions)
         rejects = RejectWriter(directory / REJECTS, self._tally)
         self._executor = Executor(graph, rejects, self._context, self._commit, limits)
-        telemetry = self._new_telemetry()
+        self._telemetry = telemetry = self._new_telemetry(started_at)
         self._watchdog = Watchdog(
             getattr(settings.runtime, "stall_timeout_s", None),
             lambda: self._executor.meters,
@@ -106,6 +112,8 @@ class Attempt:
         lines = report_lines(self._graph, self._directory) if ending.status is RunStatus.DONE else []
         show([*lines, *summary_lines(outcome, self._executor.meters)])
         show(report_of_attempt(self._directory, wanted=self._settings.report))
+        error = None if ending.error is None else str(ending.error) or type(ending.error).__name__
+        self.summary = summary_of(outcome, self._state.run_id, self._context.attempt, error)
         if ending.error is not None and not isinstance(ending.error, PipelineError):
             raise ending.error
         return outcome.exit_code
@@ -148,6 +156,7 @@ class Attempt:
         self._state.note_config(text, origin())
         write_atomically(self._directory / CONFIG, text)
         reached(Failpoint.CONFIG_WRITTEN)
+        self._telemetry.start()
 
     def _clear(self, *, temporary_only: bool) -> None:
         keep = {shard.path for shard in self._state.shards()}
@@ -210,20 +219,29 @@ class Attempt:
             )
         return kept, added
 
-    def _new_telemetry(self) -> Telemetry:
-        graph = self._graph
+    def _new_telemetry(self, started_at: str) -> Telemetry:
+        graph, state, context = self._graph, self._state, self._context
+        rejects = state.rejects()
+        errors = errors_of(rejects)
         observer = Observer(
             lambda: self._executor.meters,
-            graph.source,
+            {name: graph.nodes[name].inputs for name in graph.order},
             graph.sinks,
             self._tally,
-            self._context.statuses,
+            context.statuses,
             graph.nodes[graph.source].op,
-            self._state.committed_rows,
+            lambda: self._executor.source_ended,
+            Before(state.committed_rows, errors, rejects.total() - errors),
         )
-        display = make_display(self._settings.progress)
-        interval = self._settings.metrics_interval_s
-        return Telemetry(self._context, lambda: self._executor.meters, observer, display, interval)
+        return Telemetry(
+            context,
+            lambda: self._executor.meters,
+            observer,
+            make_display(self._settings.progress),
+            StatusFile(self._directory, state, context.attempt, started_at),
+            PrometheusFile(self._settings.prometheus_file),
+            self._settings.metrics_interval_s,
+        )
 
 
 def _cause(error: BaseException) -> BaseException | None:

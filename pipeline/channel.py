@@ -83,6 +83,7 @@ class Inbox:
         """A new input; only before the run starts."""
         channel = Channel(self, len(self._channels), capacity)
         self._channels.append(channel)
+        self._meter.queue_capacity += capacity
         return channel
 
     def queued_rows(self) -> int:

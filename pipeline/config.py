@@ -28,8 +28,9 @@ from pipeline.aliases import check_aliases
 from pipeline.construct import load_object
 from pipeline.errors import ConfigError
 from pipeline.jobs import PROJECT, Job, did_you_mean
+from pipeline.output_dir import CONFIG
 from pipeline.redaction import STORAGE_OPTIONS
-from pipeline.settings import GROUPS, JobSettings
+from pipeline.settings import GROUPS, HookSettings, JobSettings
 
 CONF = PROJECT / "conf"
 SCHEMA = "schema"
@@ -80,8 +81,22 @@ def settings_of(config: DictConfig) -> JobSettings:
     Raises:
         ConfigError: a value is missing (`???`), has the wrong type, or cannot work.
     """
-    # Hydra registers its own `now`, which reads the clock for every pattern; one run has one time.
-    OmegaConf.register_new_resolver("now", lambda pattern: _START.strftime(pattern), replace=True)
+    settings = _at(config, _START)
+    if "${now:" not in OmegaConf.to_yaml(config):
+        return settings
+    if settings.now is not None:
+        return _at(config, datetime.fromisoformat(settings.now))
+    # A run has one time, whenever it is resumed: that of its first attempt.
+    first = None if settings.overwrite else _first_time(settings.directory / CONFIG)
+    if first is not None:
+        settings = dataclasses.replace(_at(config, first), output_dir=settings.output_dir)
+    return dataclasses.replace(settings, now=(first or _START).isoformat())
+
+
+def _at(config: DictConfig, time: datetime) -> JobSettings:
+    """`settings_of`, where `${now:...}` is `time`."""
+    # Hydra registers its own `now`, which reads the clock for every pattern.
+    OmegaConf.register_new_resolver("now", lambda pattern: time.strftime(pattern), replace=True)
     try:
         # `to_object` would hand a `???` below `nodes` on as it is.
         OmegaConf.to_container(config.nodes, resolve=True, throw_on_missing=True)
@@ -93,6 +108,21 @@ def settings_of(config: DictConfig) -> JobSettings:
     if not isinstance(settings, JobSettings):
         raise ConfigError("conf/config.yaml must start its defaults with `schema`")
     return _in_sweep(settings)
+
+
+def _first_time(saved: Path) -> datetime | None:
+    """What `${now:...}` was in the run with that config.yaml; None where there is none, or it does not say."""
+    try:
+        values = yaml.safe_load(saved.read_text(encoding="utf-8"))
+        return datetime.fromisoformat(values["now"])
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        return None
+
+
+def overrides_given() -> tuple[str, ...]:
+    """The overrides of the job that is being composed, as they were typed: an interpolation is not resolved."""
+    given = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+    return tuple(map(str, given)) if isinstance(given, list) else ()
 
 
 def explained(error: BaseException) -> ConfigError:
@@ -119,6 +149,7 @@ def known_keys() -> list[str]:
     """Every key that can be typed, but for those below `nodes`."""
     top = [f.name for f in dataclasses.fields(JobSettings) if f.name not in (*GROUPS, "nodes")]
     listed = [(group, cls) for group, options in schemas().items() for cls in options.values()]
+    top += [f"on_finish.{f.name}" for f in dataclasses.fields(HookSettings)]
     return list(dict.fromkeys(top + [f"{group}.{f.name}" for group, cls in listed for f in dataclasses.fields(cls)]))
 
 
@@ -139,7 +170,7 @@ def _in_sweep(settings: JobSettings) -> JobSettings:
     hydra = HydraConfig.get() if HydraConfig.initialized() else None
     if hydra is None or hydra.mode != RunMode.MULTIRUN:
         return settings
-    overrides = [o for o in hydra.overrides.task if not _is_of_one_run(o.partition("=")[0])]
+    overrides = [o for o in overrides_given() if not _is_of_one_run(o.partition("=")[0])]
     tag = hashlib.sha256(json.dumps(sorted(overrides)).encode()).hexdigest()[:8]
     return dataclasses.replace(settings, output_dir=f"{settings.directory}-{tag}")
 

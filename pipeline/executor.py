@@ -97,6 +97,11 @@ class Executor:
         """The meters of all nodes in topological order, with the parts that operators declared."""
         return [s.meter for s in self._stages.values() if s.name != REJECT_WRITER] + self._context.parts
 
+    @property
+    def source_ended(self) -> bool:
+        """Whether the source has sent all that it has."""
+        return self._stages[self._graph.source].complete
+
     def take_states(self, chunk: int) -> Remembered:
         """For the commit of `chunk`: what the operators must remember with it."""
         return self._states.take(chunk)

@@ -8,7 +8,8 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -19,14 +20,16 @@ from pipeline.failpoints import Failpoint, reached
 from pipeline.storage import storage_error, writing
 
 LOCK_FILE = ".lock"
+LOOK_S = 0.005
 log = logging.getLogger(__name__)
 
 
 @contextmanager
-def locked(directory: Path) -> Iterator[None]:
+def locked(directory: Path, wait: Callable[[float], None] = time.sleep) -> Iterator[None]:
     """Hold the lock of `directory`, which is made if need be.
 
-    The kernel drops the lock when its holder dies, however it dies; who held it stands in the file.
+    The kernel drops the lock when its holder dies, however it dies; who held it stands in the file. Those that only
+    look (`is_held`) have it for a moment and are waited for with `wait`.
 
     Raises:
         ConfigError: another run holds it (named in the message), or the directory cannot be made or written.
@@ -34,9 +37,8 @@ def locked(directory: Path) -> Iterator[None]:
     """
     with _opened(directory) as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError(_held(directory, _holder(file))) from error
+            if not _taken(file, wait):
+                raise ConfigError(_held(directory, _holder(file)))
         except OSError as error:
             raise ConfigError(
                 f"{directory / LOCK_FILE} cannot be locked: {error.strerror}; give an output_dir= elsewhere"
@@ -52,6 +54,43 @@ def locked(directory: Path) -> Iterator[None]:
         finally:
             with suppress(OSError):  # the kernel's lock goes with the file; a name that stays behind is void
                 os.ftruncate(file.fileno(), 0)
+
+
+def is_held(directory: Path) -> bool:
+    """Whether a process works in `directory`. To look keeps nobody out."""
+    try:
+        file = (directory / LOCK_FILE).open("rb", buffering=0)
+    except OSError:
+        return False
+    with file:
+        return not _locks(file, fcntl.LOCK_SH)
+
+
+def holder(directory: Path) -> Mapping[str, Any]:
+    """`pid`, `host` and `since` of who took the lock last and has not given it back; empty where nobody has."""
+    try:
+        with (directory / LOCK_FILE).open("rb", buffering=0) as file:
+            return _holder(file)
+    except OSError:
+        return {}
+
+
+def _taken(file: IO[bytes], wait: Callable[[float], None]) -> bool:
+    """Take the lock for this process; False where another one has it."""
+    while not _locks(file, fcntl.LOCK_EX):
+        if not _locks(file, fcntl.LOCK_SH):
+            return False
+        fcntl.flock(file, fcntl.LOCK_UN)
+        wait(LOOK_S)
+    return True
+
+
+def _locks(file: IO[bytes], kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _opened(directory: Path) -> IO[bytes]:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import StrEnum
 
 Clock = Callable[[], float]
@@ -85,6 +86,21 @@ class StageClock:
         self._since, self._state, self._wall = now, state, now - self._started
 
 
+@dataclass
+class Completed:
+    """What a stage that generates has finished: by this it is known what the rows to come will cost.
+
+    Args:
+        rows: completions that were computed to their end.
+        tokens: completion tokens of these.
+        recalled: rows that were complete without computing: from a store, or identical to another one.
+    """
+
+    rows: int = 0
+    tokens: int = 0
+    recalled: int = 0
+
+
 class StageMeter:
     """The counters of one stage. Written by the stage's own thread only; read by the metrics."""
 
@@ -102,6 +118,10 @@ class StageMeter:
         """Completion tokens made."""
         self.queue_rows: Callable[[], int] = lambda: 0
         """Rows that wait in the inbox now."""
+        self.queue_capacity = 0
+        """Rows that may wait there; 0 for a source."""
+        self.completed: Completed | None = None
+        """None for a stage that generates nothing."""
 
     def counts(self) -> dict[str, int]:
         """All counters by column name."""

@@ -1,9 +1,11 @@
-"""Shows a run while it runs: a line on a terminal, log lines elsewhere."""
+"""Shows a run while it runs: a line on a terminal, log lines for programs elsewhere."""
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
+from collections.abc import Mapping
 from typing import Protocol, TextIO
 
 from tqdm import tqdm
@@ -35,7 +37,7 @@ class Silent:
 
 
 class Lines:
-    """A log line every ten seconds."""
+    """A log line of key=value pairs every ten seconds. Its `fields` are there for who formats it in another way."""
 
     def __init__(self) -> None:
         self._next_s = LOG_INTERVAL_S
@@ -44,7 +46,8 @@ class Lines:
         """Log if it is time."""
         if snapshot.elapsed_s >= self._next_s:
             self._next_s = snapshot.elapsed_s + LOG_INTERVAL_S
-            log.info("%s | %s", rows_text(snapshot), details_text(snapshot))
+            values = fields(snapshot)
+            log.info("progress %s", pairs_text(values), extra={"fields": values})
 
     def close(self) -> None:
         """Nothing."""
@@ -68,7 +71,7 @@ class Bar:
 
 
 def make_display(progress: str, stream: TextIO | None = None) -> Display:
-    """The display for the setting `progress`: auto, bar, log or none."""
+    """The display for the setting `progress`: auto, bar, log, json or none."""
     stream = stream or sys.stderr
     if progress == "none":
         return Silent()
@@ -89,21 +92,71 @@ class TerminalHandler(logging.Handler):
 
 
 def rows_text(s: Snapshot) -> str:
-    """`1,234/5,000 rows 24.7%`."""
-    total = "" if s.rows_total is None else f"/{s.rows_total:,}"
+    """`1,234/5,000 rows 24.7%`; `~` before a total that is not exact."""
+    total = "" if s.rows_total is None else f"/{'' if s.rows_total_exact else '~'}{s.rows_total:,}"
     percent = "" if s.fraction is None else f" {s.fraction:.1%}"
     return f"{s.rows:,}{total} rows{percent}"
 
 
 def details_text(s: Snapshot) -> str:
-    """Rates, what operators say, time left and rejects."""
+    """Rates, what operators say, the fullest queue, time left and rejects."""
     texts = [f"in {s.tokens_in_per_s:,.0f} out {s.tokens_out_per_s:,.0f} tok/s"] if s.tokens_in + s.tokens_out else []
     texts += [] if texts else [f"{s.rows_per_s:,.0f} rows/s"]
     texts += s.statuses
-    texts.append(f"{duration(s.eta_s)} left" if s.eta_s is not None else f"{duration(s.elapsed_s)} so far")
+    texts += [f"queue {queue}"] if (queue := queue_text(s)) else []
+    texts.append(left_text(s))
+    texts += [f"{s.recalled:,} not computed"] if s.recalled else []
     texts += [f"{s.errors:,} errors"] if s.errors else []
     texts += [f"{s.filtered:,} filtered"] if s.filtered else []
     return ", ".join(texts)
+
+
+def left_text(s: Snapshot) -> str:
+    """`16m30s left`, `at most 4m05s left` where rows have cost nothing, or that it is not known."""
+    if s.eta_s is None:
+        return "time left unknown"
+    return f"{'at most ' if s.recalled else ''}{duration(s.eta_s)} left"
+
+
+def queue_text(s: Snapshot) -> str:
+    """`generate 812/1,024`: rows that wait before the stage that the others wait for; empty where nothing waits."""
+    found = next((node for node in s.nodes if node.name == s.queue), None)
+    return "" if found is None else f"{found.name} {found.queue_rows:,}/{found.queue_capacity:,}"
+
+
+def fields(s: Snapshot) -> dict[str, object]:
+    """A snapshot for programs: flat keys, plain values, None for what is not known. What operators say stands under its
+    first word."""
+    said = dict(status.split(" ", 1) for status in s.statuses if " " in status)
+    return {
+        "rows": s.rows,
+        "rows_total": s.rows_total,
+        "rows_total_exact": s.rows_total_exact,
+        "percent": None if s.fraction is None else round(100 * s.fraction, 1),
+        "eta_s": None if s.eta_s is None else round(s.eta_s, 1),
+        "elapsed_s": round(s.elapsed_s, 1),
+        "tokens_in": s.tokens_in,
+        "tokens_out": s.tokens_out,
+        "tokens_in_per_s": round(s.tokens_in_per_s, 1),
+        "tokens_out_per_s": round(s.tokens_out_per_s, 1),
+        "rows_per_s": round(s.rows_per_s, 2),
+        "recalled": s.recalled,
+        "errors": s.errors,
+        "filtered": s.filtered,
+        "queue": queue_text(s).replace(" ", ":").replace(",", "") or None,
+        **said,
+    }
+
+
+def pairs_text(values: Mapping[str, object]) -> str:
+    """`rows=82 rows_total=200 ...`; values as in JSON, quoted only where they hold a space, a quote or `=`."""
+    return " ".join(f"{key}={_value(value)}" for key, value in values.items())
+
+
+def _value(value: object) -> str:
+    if isinstance(value, str) and not any(c in value for c in ' "='):
+        return value
+    return json.dumps(value, ensure_ascii=False)
 
 
 def duration(seconds: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ from pipeline.attempt import Attempt
 from pipeline.card import keep_card
 from pipeline.concluding import conclude_missing
 from pipeline.construct import build_graph
-from pipeline.errors import ConfigError, DamagedError, ExitCode
+from pipeline.errors import ConfigError, DamagedError, ExitCode, PipelineError
 from pipeline.fingerprint import differences, fingerprint_of
 from pipeline.graph import Graph
+from pipeline.hooks import tell
 from pipeline.integrity import missing_or_cut
 from pipeline.lock import locked
 from pipeline.output_dir import DATA, parts, refuse_foreign, wipe
+from pipeline.prometheus import refuse_nowhere
 from pipeline.publisher import Publisher, destination_of, publishing
 from pipeline.run_log import run_log
 from pipeline.runtime import Resources
@@ -46,6 +49,7 @@ def run_job(settings: JobSettings, process: Resources) -> ExitCode:
     fingerprint = fingerprint_of(settings, graph)
     directory = settings.directory.absolute()
     refuse_foreign(directory)
+    refuse_nowhere(settings.prometheus_file)
     with locked(directory):
         return run_locked(settings, graph, fingerprint, process)
 
@@ -61,32 +65,55 @@ def run_locked(settings: JobSettings, graph: Graph, fingerprint: Mapping[str, An
         run_log(directory, settings.progress),
         publishing(settings, directory, state, place) as publisher,
     ):
-        if state.status is RunStatus.DONE:
+        if _is_done(state):
             code = _already_done(settings, graph, directory, state)
-        else:
-            code = _attempt(settings, graph, directory, state, process, publisher)
-        if state.status is not RunStatus.DONE:
-            return code
-        keep_card(settings, directory, state)
-        published = ExitCode.DONE if publisher is None else publisher.finish()
-        return code if published is ExitCode.DONE else published
+            return _completed(settings, directory, state, publisher, code)
+        if state.committed_chunks:
+            chunks, rows = state.committed_chunks, state.committed_rows
+            log.info("resuming: %d chunks with %d rows are reused", chunks, rows)
+        committed = None if publisher is None else publisher.committed
+        attempt = Attempt(settings, graph, directory, state, process, committed)
+        with _telling(settings, attempt) as told:
+            with stopped_by_signals(lambda: None, RECORDS):
+                told.code = attempt.run()
+            if _is_done(state):
+                told.code = _completed(settings, directory, state, publisher, told.code)
+        return told.code
 
 
-def _attempt(
-    settings: JobSettings,
-    graph: Graph,
-    directory: Path,
-    state: RunState,
-    process: Resources,
-    publisher: Publisher | None,
+def _is_done(state: RunState) -> bool:
+    return state.status is RunStatus.DONE
+
+
+@dataclass
+class _Told:
+    """How the process is about to end, for `on_finish`."""
+
+    code: ExitCode = ExitCode.FAILED
+
+
+@contextlib.contextmanager
+def _telling(settings: JobSettings, attempt: Attempt) -> Iterator[_Told]:
+    """Tell `on_finish` at the end of the block how it ended, publishing included. Nothing is told of an attempt that
+    gave no account of itself."""
+    told = _Told()
+    try:
+        yield told
+    except PipelineError as error:
+        told.code = ExitCode(error.exit_code)
+        raise
+    finally:
+        if attempt.summary is not None:
+            tell(settings.on_finish, {**attempt.summary, "exit_code": int(told.code)})
+
+
+def _completed(
+    settings: JobSettings, directory: Path, state: RunState, publisher: Publisher | None, code: ExitCode
 ) -> ExitCode:
-    if state.committed_chunks:
-        chunks, rows = state.committed_chunks, state.committed_rows
-        log.info("resuming: %d chunks with %d rows are reused", chunks, rows)
-    committed = None if publisher is None else publisher.committed
-    attempt = Attempt(settings, graph, directory, state, process, committed)
-    with stopped_by_signals(lambda: None, RECORDS):
-        return attempt.run()
+    """What is done when all rows are committed: the card, and the rest of publishing. `code`: of the run itself."""
+    keep_card(settings, directory, state)
+    published = ExitCode.DONE if publisher is None else publisher.finish()
+    return code if published is ExitCode.DONE else published
 
 
 @contextlib.contextmanager

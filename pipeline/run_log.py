@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 
 from pipeline.output_dir import RUN_LOG
@@ -19,6 +21,20 @@ class _OneLine(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         level = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
         return level + record.getMessage()
+
+
+class _Json(logging.Formatter):
+    """An object a line: time, level, logger, message, and the fields of a progress line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        values = {
+            "time": datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+        }
+        fields: dict[str, object] | None = getattr(record, "fields", None)
+        said = {"message": record.getMessage()} if fields is None else {"message": "progress", **fields}
+        return json.dumps({**values, **said}, ensure_ascii=False)
 
 
 class _File(logging.FileHandler):
@@ -50,7 +66,7 @@ def run_log(directory: Path, progress: str) -> Iterator[None]:
         file = _File(directory / RUN_LOG, encoding="utf-8")
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     terminal = TerminalHandler(logging.WARNING if progress == "none" else logging.INFO)
-    terminal.setFormatter(_OneLine())
+    terminal.setFormatter(_Json() if progress == "json" else _OneLine())
     root, ours = logging.getLogger(), logging.getLogger("pipeline")
     levels = root.level, ours.level
     root.setLevel(logging.INFO)

@@ -17,15 +17,24 @@ import yaml
 
 from pipeline.construct import dataclass_in
 from pipeline.errors import ConfigError
+from pipeline.hooks import shown_url
 from pipeline.redaction import for_keeping
-from pipeline.settings import GROUPS, JobSettings, NodeSettings
+from pipeline.settings import GROUPS, HookSettings, JobSettings, NodeSettings
 
 T = TypeVar("T")
 
 
 def dumped(settings: JobSettings) -> str:
-    """The text of config.yaml, without credentials: who runs from it has them in the environment."""
-    return str(yaml.safe_dump(for_keeping(asdict(settings)), sort_keys=False, allow_unicode=True))
+    """The text of config.yaml, without credentials and what may be secret in `on_finish`: who runs from it has them in
+    the environment."""
+    values = asdict(settings)
+    told = settings.on_finish
+    values["on_finish"] = {
+        **values["on_finish"],
+        "command": [*told.command[:1], *("..." for _ in told.command[1:])],
+        "url": None if told.url is None else shown_url(told.url),
+    }
+    return str(yaml.safe_dump(for_keeping(values), sort_keys=False, allow_unicode=True))
 
 
 def origin() -> dict[str, Any]:
@@ -67,7 +76,10 @@ def settings_from(text: str, directory: Path, schemas: Mapping[str, Mapping[str,
     known = [pair for g, whole in groups.items() for pair in _pairs(values[g], whole)]
     nodes = {name: _node(node, known) for name, node in values["nodes"].items()}
     settings = _made(JobSettings, {**values, **groups, "nodes": nodes})
-    return replace(settings, output_dir=str(directory), overwrite=False, dry_run=False, show=None)
+    # Who mends a run is there to see how it ends, and of `on_finish` not all is in config.yaml.
+    return replace(
+        settings, on_finish=HookSettings(), output_dir=str(directory), overwrite=False, dry_run=False, show=None
+    )
 
 
 def _schema(options: Mapping[str, type[Any]], values: Mapping[str, Any]) -> type[Any]:

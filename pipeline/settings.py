@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from pipeline.adapter import OnError
 from pipeline.errors import ConfigError
 
-PROGRESS = ("auto", "bar", "log", "none")
+PROGRESS = ("auto", "bar", "log", "json", "none")
 SHOW = (None, "graph")
 OUTPUTS = "outputs"
 GROUPS = ("data", "model", "sampling", "decode", "runtime", "output", "store", "bench")
@@ -45,6 +46,27 @@ class NodeSettings:
 
 
 @dataclass
+class HookSettings:
+    """Who is told when an attempt has ended. Changes nothing in the results, and not how the run ends.
+
+    Args:
+        command: a program and its arguments, run without a shell; a JSON summary is on its standard input.
+        url: gets the same summary by POST.
+        timeout_s: seconds after which either is ended.
+    """
+
+    command: list[str] = field(default_factory=list)
+    url: str | None = None
+    timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        scheme = (self.url or "https://").partition("://")[0]
+        _check(scheme in ("http", "https"), "on_finish.url", f"{scheme}...", "it begins with https:// or http://")
+        _check(self.timeout_s > 0, "on_finish.timeout_s", self.timeout_s, "it is above 0 seconds")
+        _check("" not in self.command[:1], "on_finish.command", self.command, "its first element is a program")
+
+
+@dataclass
 class JobSettings:
     """A whole job.
 
@@ -60,8 +82,12 @@ class JobSettings:
         overwrite: replace the results of another configuration.
         dry_run: check everything that needs no model, print the graph and the plan, and stop.
         show: graph prints the graph as Mermaid and stops.
+        now: what `${now:...}` is in this run, ISO 8601; null for the time at which the run was begun.
+        on_finish: who is told when an attempt has ended.
+        prometheus_file: where to keep a file for node_exporter's textfile collector; null for none.
         metrics_interval_s: seconds between two rows of a stage in metrics/stages.parquet.
-        progress: bar, log (a line every ten seconds), none; auto takes the bar on a terminal and else log.
+        progress: bar, log (a line of key=value pairs every ten seconds), json (the same, and everything else on
+            stderr, as a JSON object a line), none; auto takes the bar on a terminal and else log.
         report: write report.html at the end of an attempt.
     """
 
@@ -83,6 +109,9 @@ class JobSettings:
     overwrite: bool = False
     dry_run: bool = False
     show: str | None = None
+    now: str | None = None
+    on_finish: HookSettings = field(default_factory=HookSettings)
+    prometheus_file: str | None = None
     metrics_interval_s: float = 1.0
     progress: str = "auto"
     report: bool = True
@@ -94,6 +123,13 @@ class JobSettings:
         _check(self.metrics_interval_s > 0, "metrics_interval_s", self.metrics_interval_s, "it is above 0 seconds")
         _check(self.progress in PROGRESS, "progress", self.progress, f"it is one of {', '.join(PROGRESS)}")
         _check(self.show in SHOW, "show", self.show, "it is graph or null")
+        _check(self.now is None or _is_time(self.now), "now", self.now, "it is a date or a time, as 2026-01-31T06:00")
+        _check(
+            self.prometheus_file is None or self.prometheus_file.endswith(".prom"),
+            "prometheus_file",
+            self.prometheus_file,
+            "node_exporter reads only files whose names end in .prom",
+        )
         _check(self.output_dir != "", "output_dir", self.output_dir, "give a directory, or null for outputs/<job>")
         _check(
             self.name not in ("", ".", "..") and Path(self.name).name == self.name,
@@ -106,6 +142,14 @@ class JobSettings:
     def directory(self) -> Path:
         """Where the results go."""
         return Path(self.output_dir) if self.output_dir is not None else Path(OUTPUTS) / self.name
+
+
+def _is_time(text: str) -> bool:
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _check(holds: bool, key: str, value: object, allowed: str) -> None:

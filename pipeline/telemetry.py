@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
+from pipeline.errors import ExitCode
 from pipeline.meter import StageMeter
 from pipeline.metrics import STAGES_SCHEMA, StageRecorder
-from pipeline.output_dir import STATUS
 from pipeline.progress import Display
+from pipeline.prometheus import PrometheusFile
 from pipeline.runtime import RunContext
-from pipeline.shards import write_atomically
 from pipeline.snapshot import Observer, Snapshot
 from pipeline.state import RunStatus
+from pipeline.status_file import StatusFile
 
 FLUSH_INTERVAL_S = 10.0
 STATUS_INTERVAL_S = 1.0
@@ -44,6 +41,7 @@ class Telemetry:
         meters: gives the meters of all nodes and their parts.
         observer: takes the snapshots.
         display: where they are shown.
+        status, prometheus: the files for other programs.
         metrics_interval_s: seconds between two rows of a stage.
     """
 
@@ -53,12 +51,16 @@ class Telemetry:
         meters: Callable[[], Sequence[StageMeter]],
         observer: Observer,
         display: Display,
+        status: StatusFile,
+        prometheus: PrometheusFile,
         metrics_interval_s: float,
     ) -> None:
         self._context = context
         self._meters = meters
         self._observer = observer
         self._display = display
+        self._status_file = status
+        self._prometheus = prometheus
         self._stages = StageRecorder(context.table("stages", STAGES_SCHEMA))
         self._record, self._flush = Timer(metrics_interval_s), Timer(FLUSH_INTERVAL_S)
         self._status = Timer(STATUS_INTERVAL_S)
@@ -68,6 +70,10 @@ class Telemetry:
     def elapsed_s(self) -> float:
         """Seconds since the attempt began."""
         return self._context.clock() - self._began
+
+    def start(self) -> None:
+        """Say that the attempt has begun: loading a model may take minutes."""
+        self.write_status(self._observer.take(self.elapsed_s), RunStatus.RUNNING)
 
     def tick(self) -> None:
         """Do what is due."""
@@ -79,11 +85,11 @@ class Telemetry:
                 table.flush()
         snapshot = self._observer.take(now)
         if self._status.due(now):
-            write_status(self._context.output_dir, snapshot, RunStatus.RUNNING)
+            self.write_status(snapshot, RunStatus.RUNNING)
         self._display.show(snapshot)
 
     def finish(self) -> Snapshot:
-        """Record the last interval. The caller merges the metrics tables and writes status.json."""
+        """Record the last interval. The caller merges the metrics tables and has status.json written."""
         now = self.elapsed_s
         self._stages.record(now, list(self._meters()))
         snapshot = self._observer.take(now)
@@ -91,8 +97,7 @@ class Telemetry:
         self._display.close()
         return snapshot
 
-
-def write_status(directory: Path, snapshot: Snapshot, status: RunStatus) -> None:
-    """Replace status.json."""
-    values = {"state": status.value, "pid": os.getpid(), **dataclasses.asdict(snapshot)}
-    write_atomically(directory / STATUS, json.dumps(values, indent=1) + "\n")
+    def write_status(self, snapshot: Snapshot, status: RunStatus, exit_code: ExitCode | None = None) -> None:
+        """Replace status.json, and then the file for Prometheus: what that counts, status.json can go on from."""
+        counters = self._status_file.counters(self._meters())
+        self._prometheus.write(self._status_file.write(snapshot, counters, status, exit_code))

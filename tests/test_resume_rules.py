@@ -28,7 +28,8 @@ MAY_CHANGE = [
     "max_open_chunks=2",
     "max_error_rate=0.5",
     "metrics_interval_s=0.2",
-    "progress=log",
+    "progress=json",
+    "on_finish.timeout_s=5",
     "output.preview=2",
     "output.retries=1 output.card.license=mit output.storage_options={key:secret}",
 ]

@@ -67,6 +67,7 @@ class ReadPrompts(BaseOperator):
         self._first_chunk = 0
         self._rows_read = 0
         self._bytes_before = 0
+        self._bytes_sent = 0.0
         self._current: Reader | None = None
 
     def plan(self) -> pa.Schema:
@@ -107,15 +108,19 @@ class ReadPrompts(BaseOperator):
         position = 0
         for reader, block in self._blocks(start):
             stop = self._limited(position + block.rows)
+            before, after = self._bytes_sent, self._bytes_before + reader.bytes_read
             for first, last in self._spans(max(position, start), stop):
                 yield from self._items(reader.file, block, position, first, last)
                 self._rows_read = last
+                # A block may be the whole file: what was read of it says nothing of how far its rows are.
+                self._bytes_sent = before + (after - before) * (last - position) / block.rows
                 if last % self._chunk_rows == 0:
                     self._refuse_changed(reader.file)
                     yield ChunkEnd(last // self._chunk_rows - 1, self._chunk_rows)
-            position = stop
+            position, self._bytes_sent = stop, after
             if position == self._data.limit:
                 break
+        self._bytes_sent = max(self._bytes_sent, self._bytes_before)
         chunk, rest = divmod(position, self._chunk_rows)
         if (rest and position > start) or position == start == 0:
             if self._current is not None:  # left before its end, for `limit`
@@ -123,11 +128,10 @@ class ReadPrompts(BaseOperator):
             yield ChunkEnd(chunk, rest)
 
     def fraction_read(self) -> float | None:
-        """How much has been read: by rows where their number is in the files, else by bytes or `limit`."""
+        """How much has been sent on: by rows where their number is in the files, else by bytes or `limit`."""
         if self._known_rows is not None:
             return self._rows_read / self._known_rows if self._known_rows else 1.0
-        done = self._bytes_before + (self._current.bytes_read if self._current else 0)
-        by_bytes = done / self._total_bytes if self._total_bytes else 1.0
+        by_bytes = self._bytes_sent / self._total_bytes if self._total_bytes else 1.0
         return min(1.0, max(by_bytes, self._rows_read / self._data.limit if self._data.limit else 0.0))
 
     def total_rows(self) -> int | None:

@@ -55,6 +55,21 @@ def test_one_output_row_for_each_input_row(tmp_path):
     assert {row["finish_reason"] for row in rows} == {"length", "stop"}
 
 
+def test_its_meter_says_what_completions_cost_and_which_cost_nothing(tmp_path):
+    """What the time left is judged by: rows from the store and twins are no computed completions."""
+    store = StoreSettings(path=str(tmp_path / "all.sqlite"))
+    rows = [*prompts(20), *prompts(5)]
+    seen = []
+    for name in ("first", "second"):
+        run = flow(tmp_path / name, rows, generate(store=store), chunk_rows=32)
+        out = run.run()
+        (meter,) = [m for m in run.executor.meters if m.name == "generate"]
+        assert meter.completed is not None
+        made = {row["prompt_text"]: row["completion_token_count"] for row in out}
+        seen.append((meter.completed.rows, meter.completed.recalled, meter.completed.tokens, meter.tokens_out))
+    assert seen == [(20, 5, sum(made.values()), sum(made.values())), (0, 25, 0, 0)]
+
+
 EVERYTHING = {
     "temperature": 1.2,
     "dynatemp_range": 0.3,

@@ -18,7 +18,10 @@ from hypothesis import strategies as st
 from operators.settings import DataSettings
 from operators.sources import ReadPrompts
 from operators.sources.content import SAMPLE_BYTES, content_id
+from pipeline.channel import Inbox
 from pipeline.errors import ConfigError, InputError, SchemaError
+from pipeline.meter import StageMeter
+from pipeline.records import ChunkEnd
 from tests.operators.flow import Flow, chain
 from tests.operators.reading import drain, read
 
@@ -79,6 +82,18 @@ def test_progress_is_by_rows_where_they_are_known(path: Path) -> None:
         assert op.total_rows() == known.get(path.suffix, total)
         drain(op, 10)
         assert op.fraction_read() == 1
+
+
+def test_what_was_read_and_not_sent_is_not_done(tmp_path: Path) -> None:
+    """The file is one block: after its first chunk a fifth of it is done, not all."""
+    WRITERS["csv"](tmp_path / "a.csv", pa.Table.from_pylist(ROWS))
+    op = ReadPrompts(DataSettings(path=str(tmp_path)), 5)
+    op.plan()
+    for item in op.run(Inbox(StageMeter("read"))):
+        if isinstance(item, ChunkEnd):
+            done = op.fraction_read()
+            assert done is not None
+            assert 0.1 < done / (item.chunk + 1) <= 0.2
 
 
 def test_seek_counts_as_read(tmp_path: Path) -> None:

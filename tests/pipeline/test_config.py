@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -85,7 +86,7 @@ def test_a_job_file_that_is_no_job(capsys, text, says):
         ("chunk_rows=many", "chunk_rows: Value 'many'"),
         ("chunk_rows=0", "chunk_rows=0 cannot work: it is 1 or more"),
         ("sampling.temperature=-1", "sampling.temperature=-1.0 cannot work"),
-        ("progress=loud", "it is one of auto, bar, log, none"),
+        ("progress=loud", "it is one of auto, bar, log, json, none"),
         ("max_error_rate=2", "it is a share"),
         ("name=a/b", "it becomes the name of a directory"),
         ("nodes.square.on_error=explode", "on_error='explode' cannot work"),
@@ -221,6 +222,14 @@ def test_a_sweep_gives_each_job_its_own_directory_and_ends_with_the_worst_code(h
     found = sorted(p.name for p in (here / "outputs").iterdir())
     assert len([name for name in found if name.startswith("squares-")]) == 4
     assert {name for name in found if not name.startswith("squares-")} <= {".hydra"}
+    head, *lines = capsys.readouterr().out.splitlines()[-5:]
+    assert head == "sweep: 4 jobs; exit code, settings, results"
+    assert [line.split()[:-1] for line in lines] == [
+        [str(int(code)), f"seed={seed}", f"sampling.stop_token_ids={ids}"]
+        for seed in (1, 2)
+        for ids, code in (("[]", ExitCode.DONE), ("[3]", ExitCode.REJECTS))
+    ]
+    assert sorted(Path(line.split()[-1]).name for line in lines) == [n for n in found if n.startswith("squares-")]
     assert main([*arguments, "max_error_rate=1"]) == ExitCode.DONE
     assert sorted(p.name for p in here.iterdir()) == ["outputs", "squares.yaml"]
 
@@ -239,9 +248,60 @@ def test_credentials_do_not_go_where_hydra_notes_a_sweep(here, capsys):
     assert list(here.rglob("*.yaml")) == [here / "squares.yaml"]
 
 
+def test_an_interrupt_ends_a_sweep_and_says_what_was_not_begun(here, capsys):
+    stop = f"  stop: {{inputs: square, op: {{_target_: {OPS}.InterruptAt, at: 15, flag: flag}}}}\n"
+    write_job("stops", "progress: none\n" + NODES.replace("inputs: square", "inputs: stop") + stop)
+    (here / "flag").touch()
+    assert main(["job=stops.yaml", "-m", "seed=1,2"]) == ExitCode.INTERRUPTED
+    first, second = capsys.readouterr().out.splitlines()[-2:]
+    assert first.split()[:2] == ["4", "seed=1"]
+    assert second.split(None, 2) == ["-", "seed=2", "not begun; the same command goes on"]
+    assert main(["job=stops.yaml", "-m", "seed=1,2"]) == ExitCode.DONE
+
+
 def test_a_job_of_a_sweep_that_cannot_work_does_not_stop_the_others(here, capsys):
     assert main(["job=squares.yaml", "-m", "chunk_rows=0,5"]) == ExitCode.CONFIG
+    first, second = capsys.readouterr().out.splitlines()[-2:]
+    assert first.split(None, 2) == ["2", "chunk_rows=0", "not run: its settings cannot work, see above"]
+    assert second.split()[:2] == ["0", "chunk_rows=5"]
     assert len(list((here / "outputs").glob("squares-*/manifest.json"))) == 1
+
+
+def test_a_run_has_one_time_whenever_it_is_resumed(here, monkeypatch):
+    text = NODES.replace("add: 0", "add: 0, fail_at: 15, broken: broken").replace(
+        "rows: 25,", 'rows: 25, content: "${now:%Y-%m-%d %H:%M:%S.%f}",'
+    )
+    write_job("dated", "chunk_rows: 10\nmax_open_chunks: 1\nprogress: none\n" + text)
+    (here / "broken").touch()
+    assert main(["job=dated.yaml"]) == ExitCode.FAILED
+    (here / "broken").unlink()
+    saved = yaml.safe_load((here / "outputs/dated/config.yaml").read_text())
+    monkeypatch.setattr("pipeline.config._START", datetime(2031, 1, 31, 6))
+    assert main(["job=dated.yaml"]) == ExitCode.DONE
+    again = yaml.safe_load((here / "outputs/dated/config.yaml").read_text())
+    assert again["now"] == saved["now"] < "2031"
+    assert again["nodes"]["numbers"] == saved["nodes"]["numbers"]
+    assert main(["job=dated.yaml", "overwrite=true"]) == ExitCode.DONE
+    assert yaml.safe_load((here / "outputs/dated/config.yaml").read_text())["now"] == "2031-01-31T06:00:00"
+
+
+def test_dated_outputs_are_one_run_a_day_and_a_day_can_be_named(here, monkeypatch):
+    dated = "output_dir=outputs/nightly/${now:%Y-%m-%d}"
+    for hour in (6, 18):
+        monkeypatch.setattr("pipeline.config._START", datetime(2026, 1, 31, hour))
+        assert main(["job=squares.yaml", dated]) == ExitCode.DONE
+    assert main(["job=squares.yaml", dated, "now=2026-01-29"]) == ExitCode.DONE
+    assert sorted(path.name for path in (here / "outputs/nightly").iterdir()) == ["2026-01-29", "2026-01-31"]
+
+
+def test_a_time_that_is_none_is_refused(capsys):
+    assert "now='yesterday' cannot work" in refused(capsys, "job=squares.yaml", "now=yesterday")
+
+
+def test_on_finish_is_told_from_the_command_line_and_its_keys_are_known(here, capsys):
+    assert main(["job=squares.yaml", "on_finish.command=[touch,told]"]) == ExitCode.DONE
+    assert (here / "told").exists()
+    assert "did you mean on_finish.timeout_s?" in refused(capsys, "job=squares.yaml", "on_finish.timeout=3")
 
 
 def test_the_worst_code():

@@ -15,6 +15,7 @@ import yaml
 from pipeline.__main__ import main
 from pipeline.destination import Destination
 from pipeline.errors import ConfigError, ExitCode, PublishError
+from pipeline.settings import HookSettings
 from tests.pipeline.damage import cut, files, job, run
 from tests.pipeline.faulty import URL, WRONG_KEY, Faulty, fails, interrupts, register, to, waits_for
 
@@ -96,6 +97,13 @@ def test_an_upload_that_fails_is_exit_code_1_and_the_same_command_finishes_it_wi
     assert run(settings) is ExitCode.DONE
     assert (attempts(tmp_path / "out"), files(tmp_path / "out")) == (1, before)
     assert published(tmp_path / "out", Faulty.files())
+
+
+def test_who_is_told_of_the_end_is_told_what_became_of_the_uploads_too(tmp_path):
+    hook = HookSettings(["/bin/sh", "-c", f'echo "$PIPELINE_STATE $PIPELINE_EXIT_CODE" >> {tmp_path}/told'])
+    Faulty.before = staticmethod(lambda path: fails("part-00002")(path) if Faulty.written else None)
+    assert run(job(tmp_path / "out", output=to(URL), on_finish=hook)) is ExitCode.FAILED
+    assert (tmp_path / "told").read_text() == "done 1\n"
 
 
 def test_a_run_that_was_finished_before_is_published_without_generating(tmp_path):

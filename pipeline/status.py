@@ -1,0 +1,113 @@
+"""`python -m pipeline status DIR [--json]`: how far a run is, from its files, on one screen.
+
+Exit codes: 0 it runs or is done, 4 it is neither (the same command resumes it), 2 there is no run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import ConfigError, ExitCode
+from pipeline.lock import holder, is_held
+from pipeline.output_dir import STATUS
+from pipeline.progress import duration, left_text, queue_text, rows_text
+from pipeline.snapshot import NodeView, Snapshot
+from pipeline.state import STATE_FILE, RunStatus
+from pipeline.status_file import Counters, read_status
+
+USAGE = "write python -m pipeline status outputs/NAME, and --json behind it for status.json as it is"
+BAR = 30
+QUIET_S = 30.0
+"""A live run writes every second."""
+
+
+def main(arguments: Sequence[str]) -> ExitCode:
+    """The command.
+
+    Raises:
+        ConfigError: there is no run.
+    """
+    options, folders = [a for a in arguments if a == "--json"], [a for a in arguments if a != "--json"]
+    if len(folders) != 1 or folders[0].startswith("-") or "=" in folders[0]:
+        raise ConfigError(f"status cannot make sense of '{' '.join(arguments)}'; {USAGE}")
+    directory = Path(folders[0])
+    if not (directory / STATE_FILE).is_file():
+        raise ConfigError(f"there is no run in {directory}: it has no {STATE_FILE}; {USAGE}")
+    alive, values = is_held(directory), read_status(directory)
+    if options:
+        text = (directory / STATUS).read_text(encoding="utf-8").rstrip() if values is not None else "{}"
+        print(text)
+    else:
+        print("\n".join(_lines(directory, values, alive, datetime.now().astimezone())))
+    done = values is not None and values["state"] == RunStatus.DONE
+    return ExitCode.DONE if alive or done else ExitCode.INTERRUPTED
+
+
+def _lines(directory: Path, values: Mapping[str, Any] | None, alive: bool, now: datetime) -> list[str]:
+    """The screen."""
+    if values is None:
+        named = "starting" if alive else "not running, and it has not said how far it came; the same command resumes"
+        return [f"{directory}: {named}"]
+    snapshot = _snapshot(values)
+    return [
+        f"{values['job']}  {_standing(directory, values, alive, now)}",
+        *_progress(snapshot, values, alive),
+        f"rejects   {snapshot.errors:,} errors, {snapshot.filtered:,} filtered",
+        f"committed {values['committed_rows']:,} rows in {values['committed_chunks']:,} chunks",
+        *_table(snapshot.nodes, values["counters"]),
+        f"results   {directory}",
+    ]
+
+
+def _standing(directory: Path, values: Mapping[str, Any], alive: bool, now: datetime) -> str:
+    state, attempt = values["state"], values["attempt"]
+    if alive:
+        who = holder(directory)
+        silent = (now - datetime.fromisoformat(values["updated_at"])).total_seconds()
+        named = "running" if state == RunStatus.RUNNING else f"{state}, and a process still works in it"
+        quiet = f", silent for {duration(silent)}: see run.log" if silent > QUIET_S else ""
+        return f"{named}: pid {who.get('pid')} on {who.get('host')}, attempt {attempt}{quiet}"
+    if state == RunStatus.DONE:
+        return f"done after {duration(values['elapsed_s'])}, exit code {values['exit_code']}, attempt {attempt}"
+    how = "it was killed" if state == RunStatus.RUNNING else f"it was {state}, exit code {values['exit_code']}"
+    if state == RunStatus.FAILED:
+        how = f"it failed, exit code {values['exit_code']}: see run.log"
+    return f"not running; the same command resumes ({how}; last sign {values['updated_at']}, attempt {attempt})"
+
+
+def _progress(s: Snapshot, values: Mapping[str, Any], alive: bool) -> list[str]:
+    filled = round(BAR * (s.fraction or 0.0))
+    lines = [f"|{'#' * filled}{'-' * (BAR - filled)}| {rows_text(s)}"]
+    if alive and values["state"] == RunStatus.RUNNING:
+        why = f": {s.eta_unknown}" if s.eta_unknown else ""
+        lines.append(f"time      {duration(s.elapsed_s)} so far, {left_text(s)}{why}")
+        lines += [f"operators {', '.join(s.statuses)}"] if s.statuses else []
+        lines += [f"queue     {queue_text(s)} rows wait before the slowest stage"] if s.queue else []
+    if s.tokens_in + s.tokens_out:
+        rates = f" ({s.tokens_in_per_s:,.0f} and {s.tokens_out_per_s:,.0f} tokens/s lately)"
+        lines.append(f"tokens    {s.tokens_in:,} in, {s.tokens_out:,} out{rates if alive else ''}")
+    lines += [f"recalled  {s.recalled:,} rows came from the store or from an identical row"] if s.recalled else []
+    return lines
+
+
+def _table(nodes: Sequence[NodeView], counters: Counters) -> list[str]:
+    """A line a node: counts of all attempts, clocks of the last 20 seconds that it ran."""
+    width = max(10, *(len(node.name) for node in nodes))
+    lines = [f"{'node':{width}}  {'rows in':>11} {'rows out':>11} {'rejected':>9} busy starved blocked {'queue':>13}"]
+    for node in nodes:
+        count = counters[node.name]
+        rows = f"{count['rows_in']:11,.0f} {count['rows_out']:11,.0f} {count['rejected']:9,.0f}"
+        queue = f"{node.queue_rows:,}/{node.queue_capacity:,}" if node.queue_capacity else ""
+        clocks = f"{node.busy:4.0%} {node.starved:7.0%} {node.blocked:7.0%}"
+        lines.append(f"{node.name:{width}}  {rows} {clocks} {queue:>13}".rstrip())
+    return lines
+
+
+def _snapshot(values: Mapping[str, Any]) -> Snapshot:
+    found = {field.name: values[field.name] for field in fields(Snapshot)}
+    nodes = tuple(NodeView(**node) for node in values["nodes"])
+    return Snapshot(**{**found, "statuses": tuple(values["statuses"]), "nodes": nodes})

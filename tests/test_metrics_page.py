@@ -1,0 +1,124 @@
+"""docs/metrics.md names every column of the metrics as it is written, and its queries answer on a real run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow.parquet as pq
+import pytest
+
+from operators.decoding.step_log import STEPS_SCHEMA
+from operators.row_log import ROWS_SCHEMA
+from pipeline.__main__ import main
+from pipeline.errors import ExitCode
+from pipeline.jobs import PROJECT
+from pipeline.metrics import STAGES_SCHEMA
+from pipeline.provenance import RUN_SCHEMA
+
+PAGE = (PROJECT / "docs/metrics.md").read_text(encoding="utf-8")
+SCHEMAS = {"stages": STAGES_SCHEMA, "steps": STEPS_SCHEMA, "rows": ROWS_SCHEMA, "run": RUN_SCHEMA}
+TABLE = re.compile(r"<!-- schema: (\w+) -->\n\|.*\n\|.*\n((?:\|.*\n)+)")
+QUERY = re.compile(r"### (.+?)\n.*?```python\n(.*?)```", re.S)
+QUERIES = dict(QUERY.findall(PAGE))
+NAMED = {name for line in re.findall(r"^\| (`.+?) \|", PAGE, re.M) for name in re.findall(r"`([\w/]+)`", line)}
+JOB = """
+defaults: [{override /flow: generate_checked}]
+data: {path: "${project:jobs/data/quickstart.jsonl}", limit: 24}
+model: {system: "One short question at a time; answer it in as few words as you can and say no more than that."}
+sampling: {max_tokens: 24}
+nodes:
+  keep: {inputs: check, op: {_target_: operators.filter.Filter, where: correct}}
+  write: {inputs: keep}
+"""
+SETTINGS = ("runtime.slots=4", "metrics_interval_s=0.05", "progress=none", "output_dir=outputs/quickstart")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Where outputs/quickstart is a finished run with rejects."""
+    here = tmp_path_factory.mktemp("metrics")
+    (here / "checked.yaml").write_text(JOB)
+    with contextlib.chdir(here):
+        assert main(["job=checked.yaml", *SETTINGS]) == ExitCode.DONE
+    assert list((here / "outputs/quickstart/rejects").iterdir())
+    return here
+
+
+@pytest.fixture
+def answers(folder, monkeypatch):
+    """What a query of the page says of that run."""
+    monkeypatch.chdir(folder)
+
+    def ask(question: str) -> pl.DataFrame:
+        names: dict[str, Any] = {}
+        exec(compile(QUERIES[question], question, "exec"), names)
+        answer = names["answer"]
+        assert isinstance(answer, pl.DataFrame)
+        assert len(answer)
+        return answer
+
+    return ask
+
+
+def totals(folder: Path) -> dict[str, float]:
+    (attempt,) = pq.read_table(folder / "outputs/quickstart/metrics/run.parquet").to_pylist()
+    found: dict[str, float] = json.loads(attempt["totals"])
+    return found
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_the_columns_of_a_table_are_those_that_are_written(name, folder):
+    table = dict(TABLE.findall(PAGE))[name]
+    columns = [tuple(cell.strip() for cell in line.split("|")[1:5]) for line in table.splitlines()]
+    assert [(c[0], c[1]) for c in columns] == [(f"`{f.name}`", str(f.type)) for f in SCHEMAS[name]]
+    assert all(len(c[3]) > 5 for c in columns)
+    written = pq.read_schema(folder / f"outputs/quickstart/metrics/{name}.parquet")
+    assert written.names == ["attempt", *SCHEMAS[name].names]
+
+
+def test_every_key_of_the_totals_is_explained(folder):
+    assert {key.rpartition("/")[2] for key in totals(folder)} - {name.rpartition("/")[2] for name in NAMED} == set()
+
+
+def test_there_are_five_queries_and_each_is_tried_below():
+    assert len(QUERIES) == 5
+
+
+def test_the_bottleneck_is_the_stage_that_is_busiest(answers):
+    answer = answers("What is the bottleneck?")
+    assert {"read", "generate", "write", "generate/decode"} <= set(answer["node"])
+    assert answer["busy_s"].is_sorted(descending=True)
+    whole = answer.select(pl.sum_horizontal("busy_s", "starved_s", "blocked_s")).to_series()
+    assert whole.is_between(0.99, 1.01).all()
+
+
+def test_the_slots_are_judged_by_every_step_that_decodes(answers):
+    answer = answers("What would more slots bring?")
+    assert answer["rows"].is_between(1, 4).all()
+    assert (answer["tokens_per_s"] > 0).all()
+
+
+def test_slow_rows_come_first_and_none_is_missing(answers):
+    answer = answers("Which rows were slow?")
+    assert sorted(answer["row"]) == list(range(24))
+    assert answer["slot_s"].is_sorted(descending=True)
+
+
+def test_reuse_is_what_the_engine_counted(answers, folder):
+    (answer,) = answers("How much of the prompts was not computed?").to_dicts()
+    assert answer["completions"] == 24
+    assert answer["shared_tokens"] == totals(folder)["shared_tokens"] > 0
+    assert 0 < answer["reuse"] < 1
+
+
+def test_what_rejects_cost_and_what_was_kept_is_all_that_was_made(answers, folder):
+    answer = answers("What did rejects cost?")
+    (attempt,) = pq.read_table(folder / "outputs/quickstart/metrics/run.parquet").to_pylist()
+    assert answer["completion_tokens"].sum() == attempt["tokens_out"]
+    assert set(answer["by"]) == {None, "keep"}
+    assert answer.filter(by="keep")["rows"].item() == attempt["rejects_filtered"]
