@@ -83,7 +83,9 @@ class Attempt:
             self._watchdog.check()
 
         limits.tick = tick
-        self._accounting = Accounting(settings, directory, state, self._context, self._tally, telemetry, started_at)
+        self._accounting = Accounting(
+            settings, directory, state, self._context, self._tally, telemetry, started_at, graph
+        )
 
     def run(self) -> ExitCode:
         """Execute, then account for it however it ended."""
@@ -93,7 +95,8 @@ class Attempt:
             why = str(ending.error)
             ending.step(lambda: self._state.note_defect(why))
         outcome = self._accounting.close(ending)
-        lines = report_lines(self._graph, self._directory) if ending.status is RunStatus.DONE else []
+        ended = ending.status in (RunStatus.DONE, RunStatus.BUDGET)
+        lines = report_lines(self._graph, self._directory) if ended else []
         show([*lines, *summary_lines(outcome, self._executor.meters)])
         if ending.error is not None and not isinstance(ending.error, PipelineError):
             raise ending.error
@@ -108,7 +111,8 @@ class Attempt:
             with stopped_by_signals(self._executor.interrupt):
                 self._prepare()
                 self._executor.run()
-                if self._state.salvaged:
+                # Under a target there may be files of chunks that were abandoned when there was enough.
+                if self._state.salvaged or self._graph.goal is not None:
                     self._clear(temporary_only=False)
         except Interrupted as error:
             return Ending(RunStatus.INTERRUPTED, error)
@@ -118,7 +122,8 @@ class Attempt:
         finally:
             sys.setswitchinterval(interval)
             self._context.resources.close()
-        return Ending(RunStatus.DONE)
+        goal = self._graph.goal
+        return Ending(RunStatus.DONE if goal is None or goal.reached else RunStatus.BUDGET)
 
     def _abandon(self) -> None:
         """Leave though threads still run: nothing will ever wake them. What is committed or journaled is safe."""
@@ -150,7 +155,8 @@ class Attempt:
         ]
         new = self._new_schemas(shards)
         rejects, states = self._tally.take(end.chunk), self._executor.take_states(end.chunk)
-        self._state.commit(self._context.attempt, end.chunk, end.rows, records, rejects, new, states)
+        accounts = self._executor.take_accounts(end.chunk)
+        self._state.commit(self._context.attempt, end.chunk, end.rows, records, rejects, new, states, accounts)
         self._schemas.update(new)
 
     def _new_schemas(self, shards: Sequence[Shard]) -> dict[str, dict[str, str]]:
@@ -202,6 +208,7 @@ class Attempt:
             self._context.statuses,
             graph.nodes[graph.source].op,
             self._state.committed_rows,
+            graph.goal,
         )
         display = make_display(self._settings.progress)
         interval = self._settings.metrics_interval_s

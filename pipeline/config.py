@@ -28,7 +28,7 @@ from pipeline.aliases import check_aliases
 from pipeline.construct import load_object
 from pipeline.errors import ConfigError
 from pipeline.jobs import PROJECT, Job, did_you_mean
-from pipeline.settings import GROUPS, JobSettings
+from pipeline.settings import GROUPS, JobSettings, TargetSettings
 
 CONF = PROJECT / "conf"
 SCHEMA = "schema"
@@ -115,9 +115,11 @@ def explained(error: BaseException) -> ConfigError:
 
 def known_keys() -> list[str]:
     """Every key that can be typed, but for those below `nodes`."""
-    top = [f.name for f in dataclasses.fields(JobSettings) if f.name not in (*GROUPS, "nodes")]
+    top = [f.name for f in dataclasses.fields(JobSettings) if f.name not in (*GROUPS, "nodes", "target")]
     listed = [(group, cls) for group, options in schemas().items() for cls in options.values()]
-    return list(dict.fromkeys(top + [f"{group}.{f.name}" for group, cls in listed for f in dataclasses.fields(cls)]))
+    of_target = [f"target.{f.name}" for f in dataclasses.fields(TargetSettings)]
+    of_groups = [f"{group}.{f.name}" for group, cls in listed for f in dataclasses.fields(cls)]
+    return list(dict.fromkeys(top + of_groups + of_target))
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from pipeline.channel import Channel, Inbox
 from pipeline.chunks import ChunkStates, ChunkWindow, CommitHook, Committer
 from pipeline.errors import Cancelled, Interrupted, NodeFailed, PipelineError, Released
 from pipeline.graph import REJECT_WRITER, Graph, Node
-from pipeline.meter import StageMeter, StageState
+from pipeline.meter import RowCounts, StageMeter, StageState
 from pipeline.outbox import Outbox
 from pipeline.protocols import Stateful, StreamOperator
 from pipeline.records import ChunkEnd, Item, Shard
@@ -21,6 +22,7 @@ from pipeline.runtime import NodeRuntime, RunContext
 from pipeline.storage import explained
 
 REJECT_CAPACITY_ROWS = 4096
+log = logging.getLogger(__name__)
 GRACE_S = 2.0
 """A run that is told to stop finishes its step; what takes longer is cut off, where it can be."""
 
@@ -83,12 +85,19 @@ class Executor:
         self._context = context
         self._settings = settings or ExecutorSettings()
         self._window = ChunkWindow(self._settings.max_open_chunks, self._settings.first_chunk)
-        self._committer = Committer(graph.sinks, REJECT_WRITER, commit, self._window)
+        self._committer = Committer(graph.sinks, REJECT_WRITER, commit, self._window, self._leave_early)
         self._states = ChunkStates()
+        self._accounts: dict[str, RowCounts] = {}
         self._failure: PipelineError | None = None
+        self._enough = False
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._stages = self._build(rejects)
+        context.enough = self._committer.stop_after
+        if graph.goal is not None:
+            goal = graph.goal
+            goal.measure(context.clock, lambda: sum(m.tokens_out for m in self.meters))
+            context.round_rows = lambda: goal.round_rows
 
     @property
     def meters(self) -> list[StageMeter]:
@@ -98,6 +107,16 @@ class Executor:
     def take_states(self, chunk: int) -> Mapping[str, bytes]:
         """For the commit of `chunk`: what each stateful operator must remember with it, by node."""
         return self._states.take(chunk)
+
+    def take_accounts(self, chunk: int) -> Mapping[str, RowCounts]:
+        """For the commit of `chunk`: what became of its rows, by node."""
+        found = {}
+        for name, stage in self._stages.items():
+            counts = stage.meter.take_chunk(chunk)
+            if name != REJECT_WRITER and stage.outbox.has_ended(chunk):
+                found[name] = counts
+                self._accounts.setdefault(name, RowCounts()).add(counts)
+        return found
 
     def run(self) -> None:
         """Run the graph to its end.
@@ -127,8 +146,7 @@ class Executor:
 
     def stop(self, why: PipelineError) -> None:
         """End the run with `why`. Returns at once."""
-        # In its own thread: a signal may have come while the main thread held one of the locks that this takes.
-        threading.Thread(target=self._stop, args=(why,), name="stop").start()
+        self._begin_to_stop(why)
 
     def describe(self) -> list[str]:
         """What every node is doing and what waits on its inputs, a line each."""
@@ -232,7 +250,15 @@ class Executor:
         failure.__cause__ = error
         self._cancel(failure)
 
-    def _stop(self, why: PipelineError) -> None:
+    def _leave_early(self) -> None:
+        """All that is needed is committed: end what still runs, as a run that is stopped does."""
+        self._begin_to_stop(None)
+
+    def _begin_to_stop(self, why: PipelineError | None) -> None:
+        # In its own thread: a signal may have come while the main thread held one of the locks that this takes.
+        threading.Thread(target=self._stop, args=(why,), name="stop").start()
+
+    def _stop(self, why: PipelineError | None) -> None:
         self._cancel(why)
         if not self._ended.wait(GRACE_S):
             for cut_off in list(self._context.when_stuck):
@@ -241,9 +267,14 @@ class Executor:
     def _node_failed(self, name: str, error: BaseException) -> NodeFailed:
         return NodeFailed(name, explained(error, self._context.output_dir))
 
-    def _cancel(self, why: PipelineError) -> None:
+    def _cancel(self, why: PipelineError | None) -> None:
+        """Release all nodes. `why`: None where nothing more is needed; what goes wrong after that spoils nothing."""
         with self._lock:
-            if self._failure is None:
+            if why is None:
+                self._enough = self._failure is None
+            elif self._enough:
+                log.info("after the last chunk was committed: %s", why)
+            elif self._failure is None:
                 self._failure = why
         self._context.cancelled.set()
         self._window.cancel()
@@ -251,9 +282,10 @@ class Executor:
             stage.inbox.cancel()
 
     def _check_accounting(self) -> None:
+        """Over all rows that a node was given, or, where it was left early, over those of the committed chunks."""
         for stage in self._stages.values():
-            m = stage.meter
-            if stage.complete and stage.outbox.counted and m.rows_in + m.expanded != m.rows_out + m.rejected:
+            m = stage.meter if stage.complete else self._accounts.get(stage.name, RowCounts())
+            if stage.outbox.counted and m.rows_in + m.expanded != m.rows_out + m.rejected:
                 raise AccountingError(
                     f"node '{stage.name}': {m.rows_in} rows in + {m.expanded} expanded"
                     f" are not {m.rows_out} rows out + {m.rejected} rejected"

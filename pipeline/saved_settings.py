@@ -17,7 +17,7 @@ import yaml
 
 from pipeline.construct import dataclass_in
 from pipeline.errors import ConfigError
-from pipeline.settings import GROUPS, JobSettings, NodeSettings
+from pipeline.settings import GROUPS, JobSettings, NodeSettings, TargetSettings
 
 T = TypeVar("T")
 
@@ -65,7 +65,8 @@ def settings_from(text: str, directory: Path, schemas: Mapping[str, Mapping[str,
     # Where a node is given a group, it was that very object, and so it stands under the group's key in the fingerprint.
     known = [pair for g, whole in groups.items() for pair in _pairs(values[g], whole)]
     nodes = {name: _node(node, known) for name, node in values["nodes"].items()}
-    settings = _made(JobSettings, {**values, **groups, "nodes": nodes})
+    target = _made(TargetSettings, values.get("target") or {})
+    settings = _made(JobSettings, {**values, **groups, "nodes": nodes, "target": target})
     return replace(settings, output_dir=str(directory), overwrite=False, dry_run=False, show=None)
 
 

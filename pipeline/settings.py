@@ -12,6 +12,9 @@ from pipeline.errors import ConfigError
 PROGRESS = ("auto", "bar", "log", "none")
 SHOW = (None, "graph")
 OUTPUTS = "outputs"
+LEAST_CHUNK_ROWS = 16
+CHUNKS_OF_A_TARGET = 8
+"""As many chunks at least are looked at before a target is reached."""
 GROUPS = ("data", "model", "sampling", "decode", "runtime", "output", "store", "bench")
 """The config groups whose schema is a dataclass of the operators (conf/schemas.yaml says which)."""
 
@@ -45,6 +48,43 @@ class NodeSettings:
 
 
 @dataclass
+class TargetSettings:
+    """Until when rows are made (`target`). Off unless `accepted_rows` is given.
+
+    Args:
+        accepted_rows: rows that are to reach the sink. The source is gone through round after round until then.
+        sink: the node whose rows count, where a graph has several sinks.
+        chunk_rows: source rows of a chunk; null: an eighth of accepted_rows, but 16 at least and the job's chunk_rows
+            at most. What is made beyond the target is about a chunk.
+        max_rows: source rows at most, over all rounds.
+        max_rounds: rounds at most; null for any number.
+        max_tokens: completion tokens at most, over all attempts. Looked at when a chunk ends.
+        max_minutes: minutes at most, over all attempts. Looked at when a chunk ends.
+    """
+
+    accepted_rows: int | None = None
+    sink: str | None = None
+    chunk_rows: int | None = None
+    max_rows: int | None = None
+    max_rounds: int | None = 100
+    max_tokens: int | None = None
+    max_minutes: float | None = None
+
+    def __post_init__(self) -> None:
+        for key in ("accepted_rows", "chunk_rows", "max_rows", "max_rounds", "max_tokens"):
+            value = getattr(self, key)
+            _check(value is None or value >= 1, f"target.{key}", value, "it is 1 or more, or null")
+        minutes = self.max_minutes
+        _check(minutes is None or minutes > 0, "target.max_minutes", minutes, "it is above 0, or null")
+
+    def rows_of_chunk(self, chunk_rows: int) -> int:
+        """Source rows of a chunk under this target, in a job with `chunk_rows`."""
+        if self.chunk_rows is not None:
+            return self.chunk_rows
+        return min(chunk_rows, max(LEAST_CHUNK_ROWS, (self.accepted_rows or 0) // CHUNKS_OF_A_TARGET))
+
+
+@dataclass
 class JobSettings:
     """A whole job.
 
@@ -60,6 +100,7 @@ class JobSettings:
         overwrite: replace the results of another configuration.
         dry_run: check everything that needs no model, print the graph and the plan, and stop.
         show: graph prints the graph as Mermaid and stops.
+        target: makes rows until there are enough of them.
         metrics_interval_s: seconds between two rows of a stage in metrics/stages.parquet.
         progress: bar, log (a line every ten seconds), none; auto takes the bar on a terminal and else log.
     """
@@ -82,6 +123,7 @@ class JobSettings:
     overwrite: bool = False
     dry_run: bool = False
     show: str | None = None
+    target: TargetSettings = field(default_factory=TargetSettings)
     metrics_interval_s: float = 1.0
     progress: str = "auto"
 

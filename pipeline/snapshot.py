@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from pipeline.goal import Goal
 from pipeline.meter import StageMeter
 from pipeline.rejects import RejectTally
 
@@ -26,6 +27,7 @@ class Snapshot:
         eta_s: seconds to the end; None while unknown.
         errors, filtered: rows rejected in this attempt.
         statuses: what operators say, for example "slots 15/16".
+        accepted, wanted: under a target, rows that have come to its end and how many are wanted; else None.
     """
 
     elapsed_s: float
@@ -41,6 +43,8 @@ class Snapshot:
     errors: int
     filtered: int
     statuses: tuple[str, ...]
+    accepted: int | None = None
+    wanted: int | None = None
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,7 @@ class Observer:
         statuses: what operators have to say.
         operator: the source; its `total_rows()` and `fraction_read()` are asked where it has them.
         committed_rows: source rows that earlier attempts have finished.
+        goal: the target, where there is one. Then progress is that of accepted rows.
     """
 
     def __init__(
@@ -75,6 +80,7 @@ class Observer:
         statuses: Sequence[Callable[[], str]],
         operator: object,
         committed_rows: int = 0,
+        goal: Goal | None = None,
     ) -> None:
         self._meters = meters
         self._source = source
@@ -84,6 +90,8 @@ class Observer:
         self._total: Callable[[], int | None] = getattr(operator, "total_rows", lambda: None)
         self._read: Callable[[], float | None] = getattr(operator, "fraction_read", lambda: None)
         self._base = committed_rows
+        self._goal = goal
+        self._arrived_before: int | None = None
         self._marks: deque[_Mark] = deque()
 
     def take(self, now_s: float) -> Snapshot:
@@ -96,7 +104,7 @@ class Observer:
         total = self._rows_total(meters)
         rows = self._base + mark.rows if total is None else min(self._base + mark.rows, total)
         errors, rejected = self._tally.errors, self._tally.by_kind.total()
-        return Snapshot(
+        shot = Snapshot(
             elapsed_s=now_s,
             rows=rows,
             rows_total=total,
@@ -110,6 +118,22 @@ class Observer:
             errors=errors,
             filtered=rejected - errors,
             statuses=tuple(text for text in (status() for status in self._statuses) if text),
+        )
+        return shot if self._goal is None else self._towards(self._goal, shot)
+
+    def _towards(self, goal: Goal, shot: Snapshot) -> Snapshot:
+        """`shot` as progress towards a target: source rows say nothing of how many more it will take."""
+        arrived = min(goal.arrived, goal.wanted)
+        if self._arrived_before is None:
+            self._arrived_before = arrived
+        new = arrived - self._arrived_before
+        return replace(
+            shot,
+            rows_total=None,
+            fraction=arrived / goal.wanted,
+            eta_s=(goal.wanted - arrived) * shot.elapsed_s / new if new else None,
+            accepted=arrived,
+            wanted=goal.wanted,
         )
 
     def _finished(self, meters: Sequence[StageMeter]) -> int:

@@ -16,14 +16,15 @@ from typing import Any
 
 from pipeline.errors import ConfigError, StorageError
 from pipeline.failpoints import Failpoint, reached
+from pipeline.meter import RowCounts
 from pipeline.records import RejectKind
 from pipeline.storage import using_database
 
 STATE_FILE = "state.sqlite"
 APPLICATION_ID = 0x6C6C6270
 """Marks a state.sqlite as ours (SQLite's application_id)."""
-FORMAT = 2
-"""2 has the table operator_state; a file of format 1 gets it when it is opened."""
+FORMAT = 3
+"""2 has the table operator_state, 3 accounts; a file of an older format gets them when it is opened."""
 
 _TABLES = f"""
 BEGIN IMMEDIATE;
@@ -40,6 +41,10 @@ CREATE TABLE IF NOT EXISTS rejects (
     PRIMARY KEY (chunk, node, kind, reason)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS operator_state (node TEXT PRIMARY KEY, chunk INTEGER NOT NULL, state BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS accounts (
+    node TEXT PRIMARY KEY, rows_in INTEGER NOT NULL, expanded INTEGER NOT NULL, rejected INTEGER NOT NULL,
+    rows_out INTEGER NOT NULL
+) WITHOUT ROWID;
 COMMIT;
 """
 
@@ -54,6 +59,8 @@ class RunStatus(StrEnum):
     RUNNING = "running"
     INTERRUPTED = "interrupted"
     FAILED = "failed"
+    BUDGET = "budget"
+    """A budget was spent before the target was reached."""
     DONE = "done"
 
 
@@ -188,12 +195,14 @@ class RunState:
         rejects: RejectCounts,
         schemas: Mapping[str, Mapping[str, str]] | None = None,
         states: Mapping[str, bytes] | None = None,
+        accounts: Mapping[str, RowCounts] | None = None,
     ) -> None:
         """Record chunk `chunk` of `rows` source rows in one transaction, after all its files have their final names.
 
         Args:
             schemas: column names and types by directory, for directories that had none yet.
             states: by node, what its operator must remember as of this chunk; takes the place of what it kept before.
+            accounts: by node, what became of the rows of this chunk.
 
         Raises:
             ConfigError: the chunk is not the next one.
@@ -216,10 +225,21 @@ class RunState:
                 "INSERT OR REPLACE INTO operator_state VALUES (?, ?, ?)",
                 [(node, chunk, kept) for node, kept in (states or {}).items()],
             )
+            self._db.executemany(
+                "INSERT INTO accounts VALUES (?, ?, ?, ?, ?) ON CONFLICT (node) DO UPDATE SET"
+                " rows_in = rows_in + excluded.rows_in, expanded = expanded + excluded.expanded,"
+                " rejected = rejected + excluded.rejected, rows_out = rows_out + excluded.rows_out",
+                [(node, c.rows_in, c.expanded, c.rejected, c.rows_out) for node, c in (accounts or {}).items()],
+            )
 
     def operator_states(self) -> dict[str, bytes]:
         """What the operators keep, by node, as of the last committed chunk that the node ended."""
         return dict(self._all("SELECT node, state FROM operator_state ORDER BY node"))
+
+    def accounts(self) -> dict[str, RowCounts]:
+        """What became of the rows of all committed chunks, by node."""
+        found = self._all("SELECT node, rows_in, expanded, rejected, rows_out FROM accounts ORDER BY node")
+        return {node: RowCounts(*counts) for node, *counts in found}
 
     @property
     def committed_chunks(self) -> int:

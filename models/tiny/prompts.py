@@ -2,7 +2,8 @@
 
 quickstart.jsonl and evaluate_tiny.jsonl hold held-out prompts of all families, in turn, as JSONL with the columns id,
 family, prompt, answer (one right completion) and meta (what the checker needs, as a JSON string: its keys differ by
-family). extract.jsonl asks for the same two fields of every record: id, prompt and answer.
+family). extract.jsonl asks for the same two fields of every record: id, prompt and answer. self_instruct_seeds.jsonl
+shows three instructions of a kind and asks for one more: id, kind and prompt.
 """
 
 from __future__ import annotations
@@ -10,17 +11,23 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable, Iterator
+from itertools import cycle
 from pathlib import Path
 from random import Random
 
-from models.tiny.tasks import Example, generate, split_of
+from models.tiny.tasks import Example, generate, instruct, split_of
 from models.tiny.tasks.extract import laid_out, person
+from models.tiny.tasks.kinds import KINDS, instruction
 
 EVALUATION_SEED = 7
 EVALUATION_ROWS = 500
 QUICKSTART_ROWS = 200
 EXTRACT_SEED = 11
 EXTRACT_ROWS = 40
+SEEDS_SEED = 13
+SEEDS_ROWS = 50
+GIVEN = 3
+"""Instructions in a prompt that asks for one more."""
 
 
 def row(identifier: str, example: Example) -> dict[str, str]:
@@ -53,13 +60,29 @@ def extract_rows(count: int) -> Iterator[dict[str, str]]:
             made += 1
 
 
+def seed_rows(count: int) -> Iterator[dict[str, str]]:
+    """Prompts that ask for one more instruction like three held-out ones, of all kinds in turn."""
+    rng = Random(SEEDS_SEED)
+    for number, kind in zip(range(count), cycle(KINDS), strict=False):
+        given: list[str] = []
+        while len(given) < GIVEN:
+            text = instruction(rng, kind, "heldout").text
+            if text not in given:
+                given.append(text)
+        shown = "\n".join(f"{n}. {text}" for n, text in enumerate(given, 1))
+        yield {"id": f"seed-{number:02d}", "kind": kind, "prompt": instruct.PROMPTS[0].format(given=shown)}
+
+
 def write_all(directory: Path) -> None:
-    """Write quickstart.jsonl and evaluate_tiny.jsonl, which share no prompt, and extract.jsonl."""
+    """Write quickstart.jsonl and evaluate_tiny.jsonl, which share no prompt, extract.jsonl and
+    self_instruct_seeds.jsonl."""
     drawn = generate(EVALUATION_SEED, EVALUATION_ROWS + QUICKSTART_ROWS, "heldout")
     write_rows(directory / "evaluate_tiny.jsonl", "eval", drawn[:EVALUATION_ROWS])
     write_rows(directory / "quickstart.jsonl", "quick", drawn[EVALUATION_ROWS:])
     lines = map(json.dumps, extract_rows(EXTRACT_ROWS))
     (directory / "extract.jsonl").write_text("\n".join(lines) + "\n")
+    lines = map(json.dumps, seed_rows(SEEDS_ROWS))
+    (directory / "self_instruct_seeds.jsonl").write_text("\n".join(lines) + "\n")
 
 
 def main() -> None:

@@ -7,10 +7,12 @@ import logging
 
 import pytest
 
+from pipeline.goal import Goal, Spent
 from pipeline.meter import StageMeter
 from pipeline.progress import Bar, Lines, Silent, details_text, duration, make_display, rows_text
 from pipeline.records import Reject, Rejects
 from pipeline.rejects import RejectTally
+from pipeline.settings import TargetSettings
 from pipeline.snapshot import Observer, Snapshot
 
 
@@ -25,12 +27,12 @@ class Source:
 class Run:
     """Three meters and an observer."""
 
-    def __init__(self, source: object, committed: int = 0) -> None:
+    def __init__(self, source: object, committed: int = 0, goal: Goal | None = None) -> None:
         self.read, self.generate, self.write = (StageMeter(n) for n in ("read", "generate", "write"))
         self.tally = RejectTally()
         meters = [self.read, self.generate, self.write]
         self.observer = Observer(
-            lambda: meters, "read", ["write"], self.tally, [lambda: "slots 3/4", lambda: ""], source, committed
+            lambda: meters, "read", ["write"], self.tally, [lambda: "slots 3/4", lambda: ""], source, committed, goal
         )
         self.observer.take(0.0)
 
@@ -86,6 +88,20 @@ def test_the_texts():
     assert rows_text(shot) == "20/2,000 rows 1.0%"
     assert details_text(shot) == "in 0 out 40 tok/s, slots 3/4, 16m30s left"
     assert [duration(s) for s in (7, 245, 7380)] == ["7s", "4m05s", "2h03m"]
+
+
+def test_under_a_target_progress_is_that_of_accepted_rows():
+    """Of 60 rows 20 were there before; 10 more took 5 s, so the other 30 take 15 s, whatever the source's."""
+    goal = Goal(TargetSettings(accepted_rows=60))
+    goal.go_on_from(Spent(accepted=20))
+    run = Run(Source(fraction=0.5), committed=100, goal=goal)
+    assert run.at(1.0, read=10, written=0, tokens=100).eta_s is None
+    goal.arrived += 10
+    shot = run.at(5.0, read=90, written=70, tokens=900)
+    assert (shot.fraction, shot.eta_s, shot.accepted, shot.wanted) == (0.5, 15.0, 30, 60)
+    assert rows_text(shot) == "30/60 accepted 50.0% of 170 rows"
+    goal.arrived += 99  # of which the target will let no more than 30 pass
+    assert run.at(6.0, read=90, written=70, tokens=900).fraction == 1.0
 
 
 def test_log_lines_come_every_ten_seconds(caplog):
