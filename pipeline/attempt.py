@@ -29,6 +29,7 @@ from pipeline.snapshot import Observer
 from pipeline.state import RunState, RunStatus, ShardRecord
 from pipeline.stopping import stopped_by_signals
 from pipeline.summary import report_lines, summary_lines
+from pipeline.target import NODE as TARGET
 from pipeline.telemetry import Telemetry
 from pipeline.watchdog import Watchdog
 
@@ -203,7 +204,7 @@ class Attempt:
         observer = Observer(
             lambda: self._executor.meters,
             graph.source,
-            graph.sinks,
+            graph.sinks if graph.goal is None else (TARGET,),  # which holds the rows that the sink gets
             self._tally,
             self._context.statuses,
             graph.nodes[graph.source].op,

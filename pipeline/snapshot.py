@@ -123,7 +123,7 @@ class Observer:
 
     def _towards(self, goal: Goal, shot: Snapshot) -> Snapshot:
         """`shot` as progress towards a target: source rows say nothing of how many more it will take."""
-        arrived = min(goal.arrived, goal.wanted)
+        arrived = goal.wanted if goal.reached else min(goal.arrived, goal.wanted - 1)
         if self._arrived_before is None:
             self._arrived_before = arrived
         new = arrived - self._arrived_before
@@ -131,7 +131,8 @@ class Observer:
             shot,
             rows_total=None,
             fraction=arrived / goal.wanted,
-            eta_s=(goal.wanted - arrived) * shot.elapsed_s / new if new else None,
+            # When enough rows are there that are not the first ones, what is still to come is not known.
+            eta_s=(goal.wanted - arrived) * shot.elapsed_s / new if new and goal.arrived < goal.wanted else None,
             accepted=arrived,
             wanted=goal.wanted,
         )

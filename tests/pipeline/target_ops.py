@@ -6,10 +6,11 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
 from pipeline.protocols import BaseOperator, Runtime
-from pipeline.records import Batch, Output, RejectKind
+from pipeline.records import Batch, Output, RejectKind, add_columns
 from tests.pipeline.job_ops import Parquet
 
 
@@ -33,6 +34,21 @@ class Picky(BaseOperator):
 def passes(row: int) -> bool:
     """Whether Picky keeps a row."""
     return row * 7 % 10 < 4
+
+
+class AddRound(BaseOperator):
+    """Adds the round of each row, as `round`."""
+
+    def plan(self, schema: pa.Schema) -> pa.Schema:
+        self.schema = add_columns(schema, pa.field("round", pa.int64()))
+        return self.schema
+
+    def open(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+
+    def process(self, batch: Batch) -> Iterable[Output]:
+        rounds = pa.array(self.runtime.round_of(np.asarray(batch.data.column("row"))))
+        yield batch.with_data(pa.record_batch([*batch.data.columns, rounds], schema=self.schema))
 
 
 class FailAtRow(BaseOperator):

@@ -100,8 +100,11 @@ def test_under_a_target_progress_is_that_of_accepted_rows():
     shot = run.at(5.0, read=90, written=70, tokens=900)
     assert (shot.fraction, shot.eta_s, shot.accepted, shot.wanted) == (0.5, 15.0, 30, 60)
     assert rows_text(shot) == "30/60 accepted 50.0% of 170 rows"
-    goal.arrived += 99  # of which the target will let no more than 30 pass
-    assert run.at(6.0, read=90, written=70, tokens=900).fraction == 1.0
+    goal.arrived += 99  # of which none may be among the first
+    shot = run.at(6.0, read=90, written=70, tokens=900)
+    assert (shot.accepted, shot.eta_s) == (59, None)
+    goal.accepted = 60
+    assert run.at(7.0, read=90, written=70, tokens=900).fraction == 1.0
 
 
 def test_log_lines_come_every_ten_seconds(caplog):

@@ -187,8 +187,17 @@ def test_an_input_without_rows_ends(tmp_path, capsys):
     assert "the input, which has no rows, is spent" in capsys.readouterr().out
 
 
+def test_a_node_that_loses_rows_is_found_out(tmp_path, caplog):
+    """Also where it is left before it has ended: then over the chunks that are committed."""
+    loses, waits = {"_target_": f"{OPS}.Loses"}, {"_target_": f"{TARGET_OPS}.WaitsForEver", "row": 350}
+    settings = job(tmp_path, middle={"loses": loses, "waits": waits}, max_open_chunks=30)
+    assert run(settings) is ExitCode.FAILED
+    assert "node 'loses': " in caplog.text
+
+
 def test_a_damaged_chunk_of_a_later_round_is_made_again(tmp_path):
-    assert run(job(tmp_path)) is ExitCode.DONE
+    assert run(job(tmp_path, middle={"round": {"_target_": f"{TARGET_OPS}.AddRound"}})) is ExitCode.DONE
+    assert [row["round"] for row in rows(tmp_path)] == [row["row"] // N for row in first_passing(60)]
     before = files(tmp_path)
     shard = tmp_path / "data/part-00005.parquet"
     shard.write_bytes(b"?")
