@@ -190,7 +190,7 @@ def test_an_input_without_rows_ends(tmp_path, capsys):
 def test_a_node_that_loses_rows_is_found_out(tmp_path, caplog):
     """Also where it is left before it has ended: then over the chunks that are committed."""
     loses, waits = {"_target_": f"{OPS}.Loses"}, {"_target_": f"{TARGET_OPS}.WaitsForEver", "row": 350}
-    settings = job(tmp_path, middle={"loses": loses, "waits": waits}, max_open_chunks=30)
+    settings = job(tmp_path, middle={"loses": loses, "waits": waits}, max_open_chunks=30, batch_rows=10)
     assert run(settings) is ExitCode.FAILED
     assert "node 'loses': " in caplog.text
 
