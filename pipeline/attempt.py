@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -13,14 +13,15 @@ import pyarrow.parquet as pq
 
 from pipeline.accounting import Accounting, Ending, show
 from pipeline.errors import ExitCode, GraphError, Interrupted, PipelineError
-from pipeline.executor import AccountingError, Executor, ExecutorSettings
+from pipeline.executor import Executor, ExecutorSettings
 from pipeline.failpoints import Failpoint, reached
 from pipeline.graph import Graph
 from pipeline.output_dir import CONFIG, REJECTS, remove_parts
 from pipeline.progress import make_display
-from pipeline.protocols import Stateful
+from pipeline.protocols import Accumulating, Stateful
 from pipeline.records import ChunkEnd, Shard
 from pipeline.rejects import RejectTally, RejectWriter
+from pipeline.row_law import AccountingError
 from pipeline.runtime import Resources, RunContext
 from pipeline.saved_settings import dumped, origin
 from pipeline.settings import JobSettings
@@ -59,14 +60,14 @@ class Attempt:
         self._directory = directory
         self._state = state
         self._first_chunk = state.committed_chunks
-        states = self._operator_states()
+        states, additions = self._operator_states()
         self._seek_source()
         started_at = datetime.now().astimezone().isoformat(timespec="seconds")
         self._tally = RejectTally()
         self._context = RunContext(directory, Resources(), process, state.start_attempt(started_at), state.run_id)
         reached(Failpoint.ATTEMPT_STARTED)
         self._schemas = state.schemas()
-        limits = ExecutorSettings(settings.max_open_chunks, self._first_chunk, states)
+        limits = ExecutorSettings(settings.max_open_chunks, self._first_chunk, states, additions)
         rejects = RejectWriter(directory / REJECTS, self._tally)
         self._executor = Executor(graph, rejects, self._context, self._commit, limits)
         telemetry = self._new_telemetry()
@@ -112,9 +113,8 @@ class Attempt:
             with stopped_by_signals(self._executor.interrupt):
                 self._prepare()
                 self._executor.run()
-                # Under a target there may be files of chunks that were abandoned when there was enough.
-                if self._state.salvaged or self._graph.goal is not None:
-                    self._clear(temporary_only=False)
+                # Of chunks that no sink ended because a node had left early, rejects may have been written.
+                self._clear(temporary_only=not self._state.salvaged)
         except Interrupted as error:
             return Ending(RunStatus.INTERRUPTED, error)
         except BaseException as error:
@@ -145,7 +145,7 @@ class Attempt:
     def _clear(self, *, temporary_only: bool) -> None:
         keep = {shard.path for shard in self._state.shards()}
         if removed := remove_parts(self._directory, keep, temporary_only=temporary_only):
-            log.info("removed %d files that an earlier attempt had not committed", removed)
+            log.info("removed %d files that were not committed", removed)
 
     def _commit(self, end: ChunkEnd, shards: Sequence[Shard]) -> None:
         """Give the files of a chunk their names, then record it. In this order: what is recorded is there."""
@@ -155,9 +155,11 @@ class Attempt:
             for s in shards
         ]
         new = self._new_schemas(shards)
-        rejects, states = self._tally.take(end.chunk), self._executor.take_states(end.chunk)
+        rejects, kept = self._tally.take(end.chunk), self._executor.take_states(end.chunk)
         accounts = self._executor.take_accounts(end.chunk)
-        self._state.commit(self._context.attempt, end.chunk, end.rows, records, rejects, new, states, accounts)
+        self._state.commit(
+            self._context.attempt, end.chunk, end.rows, records, rejects, new, kept.whole, kept.added, accounts
+        )
         self._schemas.update(new)
 
     def _new_schemas(self, shards: Sequence[Shard]) -> dict[str, dict[str, str]]:
@@ -184,20 +186,21 @@ class Attempt:
         if self._first_chunk and seek is not None:
             seek(self._first_chunk)
 
-    def _operator_states(self) -> dict[str, bytes]:
-        """What each stateful operator kept with the last committed chunk.
+    def _operator_states(self) -> tuple[dict[str, bytes], dict[str, Iterator[bytes]]]:
+        """What each stateful operator kept with the last committed chunk, and each accumulating one with all of them.
 
         Raises:
             GraphError: an operator is stateful now and was not when the chunks were committed, or the other way round.
         """
-        kept = self._state.operator_states()
-        stateful = {name for name, node in self._graph.nodes.items() if isinstance(node.op, Stateful)}
-        for node in sorted(stateful ^ kept.keys()) if self._first_chunk else ():
+        kept, added = self._state.operator_states(), self._state.operator_additions()
+        operators = {name: node.op for name, node in self._graph.nodes.items()}
+        stateful = {name for name, op in operators.items() if isinstance(op, Stateful | Accumulating)}
+        for node in sorted(stateful ^ (kept.keys() | added.keys())) if self._first_chunk else ():
             what = "keeps state between chunks, but none is" if node in stateful else "keeps no state, but some is"
             raise GraphError(
                 node, f"{what} in {self._directory}, so the run cannot be resumed; begin anew: overwrite=true"
             )
-        return kept
+        return kept, added
 
     def _new_telemetry(self) -> Telemetry:
         graph = self._graph

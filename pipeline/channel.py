@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 
-from pipeline.errors import Cancelled
+from pipeline.errors import Cancelled, Released
 from pipeline.meter import StageMeter, StageState
 from pipeline.records import Batch, ChunkEnd, Item, Rejects
 
@@ -75,6 +75,7 @@ class Inbox:
         self._aligned: deque[ChunkEnd] = deque()
         self._woken = False
         self._cancelled = False
+        self._released = False
         self.left = False
         meter.queue_rows = self.queued_rows
 
@@ -126,6 +127,12 @@ class Inbox:
             self._readable.notify_all()
             self._writable.notify_all()
 
+    def release(self) -> None:
+        """Make the reader's waits raise Released: nobody takes what it makes of what would come."""
+        with self._lock:
+            self._released = True
+            self._readable.notify_all()
+
     def leave(self) -> None:
         """The reader takes no more; its writers are released."""
         with self._lock:
@@ -146,22 +153,22 @@ class Inbox:
 
         Raises:
             Cancelled: the run is being cancelled.
+            Released: every reader of this node has left.
         """
 
         def ready() -> bool:
-            return self._woken or self._cancelled or (for_items and bool(self._items or self._aligned))
+            ended = self._woken or self._cancelled or self._released
+            return ended or (for_items and bool(self._items or self._aligned))
 
         with self._lock, self._meter.clock.during(StageState.STARVED if idle else StageState.BUSY):
             self._readable.wait_for(ready, timeout_s)
             self._woken = False
-            if self._cancelled:
-                raise Cancelled
+            self._refuse_ended()
 
     def poll(self) -> Item | None:
         """The next item if one is there."""
         with self._lock:
-            if self._cancelled:
-                raise Cancelled
+            self._refuse_ended()
             while self._items and not self._aligned:
                 channel, item = self._items.popleft()
                 if isinstance(item, ChunkEnd):
@@ -190,6 +197,12 @@ class Inbox:
                 return
             else:
                 self.wait()
+
+    def _refuse_ended(self) -> None:
+        if self._cancelled:
+            raise Cancelled
+        if self._released:
+            raise Released
 
     def _must_wait(self, channel: Channel, rows: int) -> bool:
         full = channel.rows > 0 and rows > 0 and channel.rows + rows > channel.capacity

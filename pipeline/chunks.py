@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from pipeline.errors import Cancelled
+from pipeline.errors import Cancelled, Released
 from pipeline.meter import StageMeter, StageState
 from pipeline.records import ChunkEnd, Shard
 
@@ -20,6 +20,7 @@ class ChunkWindow:
         self._max_open = max_open
         self._committed = first
         self._cancelled = False
+        self._released = False
         self._changed = threading.Condition()
 
     def begin(self, chunk: int, meter: StageMeter) -> None:
@@ -27,14 +28,21 @@ class ChunkWindow:
 
         Raises:
             Cancelled: the run is being cancelled.
+            Released: every reader of the source has left, so no chunk will be committed any more.
         """
+
+        def must_wait() -> bool:
+            return chunk >= self._committed + self._max_open and not self._cancelled and not self._released
+
         with self._changed:
-            if chunk >= self._committed + self._max_open and not self._cancelled:
+            if must_wait():
                 with meter.clock.during(StageState.BLOCKED):
-                    while chunk >= self._committed + self._max_open and not self._cancelled:
+                    while must_wait():
                         self._changed.wait()
             if self._cancelled:
                 raise Cancelled
+            if self._released:
+                raise Released
 
     def committed(self, chunk: int) -> None:
         """`chunk` and all before it are done."""
@@ -42,35 +50,63 @@ class ChunkWindow:
             self._committed = max(self._committed, chunk + 1)
             self._changed.notify_all()
 
+    def release(self) -> None:
+        """Nobody reads the source any more."""
+        with self._changed:
+            self._released = True
+            self._changed.notify_all()
+
     def cancel(self) -> None:
-        """Release whoever waits."""
+        """End the wait of whoever waits."""
         with self._changed:
             self._cancelled = True
             self._changed.notify_all()
 
 
+@dataclass(frozen=True)
+class Remembered:
+    """What operators remember as of a chunk, by node: `whole` takes the place of what they kept before, `added` does
+    not."""
+
+    whole: dict[str, bytes] = field(default_factory=dict)
+    added: dict[str, bytes] = field(default_factory=dict)
+
+
 class ChunkStates:
-    """What stateful operators remember as of each chunk that they have ended and that is not committed yet."""
+    """What operators remember as of each chunk that they have ended and that is not committed yet."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._open: dict[int, dict[str, bytes]] = {}
+        self._open: dict[int, Remembered] = {}
 
     def keep(self, node: str, chunk: int, state: bytes) -> None:
-        """`node` is about to end `chunk`.
+        """`node`, which is Stateful, is about to end `chunk`.
 
         Raises:
             TypeError: `state` is not bytes.
         """
-        if not isinstance(state, bytes):
-            raise TypeError(f"state({chunk}) gave {type(state).__name__}; it must give bytes")
         with self._lock:
-            self._open.setdefault(chunk, {})[node] = state
+            self._open.setdefault(chunk, Remembered()).whole[node] = _checked(f"state({chunk})", state)
 
-    def take(self, chunk: int) -> Mapping[str, bytes]:
-        """The states of a chunk that is being committed, by node; handed out once."""
+    def add(self, node: str, chunk: int, added: bytes) -> None:
+        """`node`, which is Accumulating, is about to end `chunk`.
+
+        Raises:
+            TypeError: `added` is not bytes.
+        """
         with self._lock:
-            return self._open.pop(chunk, {})
+            self._open.setdefault(chunk, Remembered()).added[node] = _checked(f"added({chunk})", added)
+
+    def take(self, chunk: int) -> Remembered:
+        """What belongs to a chunk that is being committed; handed out once."""
+        with self._lock:
+            return self._open.pop(chunk, Remembered())
+
+
+def _checked(what: str, state: bytes) -> bytes:
+    if not isinstance(state, bytes):
+        raise TypeError(f"{what} gave {type(state).__name__}; it must give bytes")
+    return state
 
 
 @dataclass

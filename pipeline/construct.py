@@ -43,7 +43,7 @@ def load_object(target: str) -> Any:
     Raises:
         ConfigError: there is no such module, it fails to import, or it has no such name.
     """
-    module_name, _, name = target.replace(":", ".").rpartition(".")
+    module_name, name = _parts(target)
     if not module_name:
         raise ConfigError(f"'{target}' names no module; write package.module.Class")
     try:
@@ -56,20 +56,28 @@ def load_object(target: str) -> Any:
         raise ConfigError(f"cannot import '{target}': {type(error).__name__}: {error}") from error
     if not hasattr(module, name):
         near = difflib.get_close_matches(name, dir(module), 1)
-        raise ConfigError(f"module '{module_name}' has no '{name}'" + (f"; did you mean '{near[0]}'?" if near else ""))
+        where = f" ({module.__file__})" if getattr(module, "__file__", None) else ""
+        hint = f"; did you mean '{near[0]}'?" if near else "; a file beside the job comes after all others of its name"
+        raise ConfigError(f"module '{module_name}'{where} has no '{name}'{hint}")
     return getattr(module, name)
+
+
+def _parts(target: str) -> tuple[str, str]:
+    """Module and name."""
+    module, _, name = target.replace(":", ".").rpartition(".")
+    return module, name
 
 
 def _node(name: str, settings: object) -> Node:
     # An interpolation (${data}) comes past the checks that hold for what is written out.
     if not isinstance(settings, NodeSettings):
         raise GraphError(name, f"is {settings!r}, and must be a mapping with op and inputs")
-    return Node(
-        _operator(name, settings.op), tuple(settings.inputs), settings.capacity_rows, OnError(settings.on_error)
-    )
+    operator, modules = _operator(name, settings.op)
+    return Node(operator, tuple(settings.inputs), settings.capacity_rows, OnError(settings.on_error), modules)
 
 
-def _operator(node: str, op: object) -> Operator | StreamOperator:
+def _operator(node: str, op: object) -> tuple[Operator | StreamOperator, tuple[str, ...]]:
+    """The operator, and the modules that it and its functions are from."""
     if not isinstance(op, Mapping):
         raise GraphError(node, f"op is {op!r}, and must be a mapping with {TARGET}")
     if not isinstance(op.get(TARGET), str):
@@ -86,7 +94,8 @@ def _operator(node: str, op: object) -> Operator | StreamOperator:
         raise GraphError(
             node, f"'{op[TARGET]}' is no operator: it needs plan, open, close, and process + finish or run"
         )
-    return operator
+    functions = [v for k, v in arguments.items() if isinstance(v, str) and _takes_function(_hints_of(factory).get(k))]
+    return operator, tuple(_parts(target)[0] for target in (op[TARGET], *functions))
 
 
 def _python_name(key: str) -> str:
@@ -110,9 +119,27 @@ def _bound(node: str, target: str, factory: Callable[..., object], arguments: di
             if a not in signature.parameters and (n := difflib.get_close_matches(a, signature.parameters, 1))
         ]
         raise GraphError(node, f"{target}: {error}; it accepts: {accepted}{''.join(near)}") from error
-    constructor: Any = factory
-    hints = _hints(constructor.__init__ if isinstance(factory, type) else constructor)
+    hints = _hints_of(factory)
     return {key: _converted(node, key, value, hints.get(key)) for key, value in arguments.items()}
+
+
+def _hints_of(factory: Callable[..., object]) -> dict[str, Any]:
+    constructor: Any = factory
+    return _hints(constructor.__init__ if isinstance(factory, type) else constructor)
+
+
+def _takes_function(hint: object) -> bool:
+    return typing.get_origin(hint) is Callable
+
+
+def _function(node: str, key: str, target: str) -> object:
+    try:
+        found = load_object(target)
+    except ConfigError as error:
+        raise GraphError(node, f"{key}: {error}") from error
+    if not callable(found):
+        raise GraphError(node, f"{key}: '{target}' is a {type(found).__name__}, not a function")
+    return found
 
 
 def _hints(annotated: Any) -> dict[str, Any]:
@@ -123,11 +150,14 @@ def _hints(annotated: Any) -> dict[str, Any]:
 
 
 def _converted(node: str, key: str, value: object, hint: object) -> object:
-    """A mapping that was written where a dataclass is expected, as that dataclass; anything else as it is, if it fits.
+    """What the constructor is given: a mapping as the dataclass and a `module.name` as the function that it asks for;
+    anything else as it is, if it fits.
 
     Raises:
         GraphError: it does not.
     """
+    if _takes_function(hint) and isinstance(value, str):
+        return _function(node, key, value)
     wanted = dataclass_in(hint)
     if wanted is None or not isinstance(value, dict):
         if not fits(value, hint):

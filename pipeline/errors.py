@@ -97,4 +97,4 @@ class Cancelled(Exception):
 
 
 class Released(Exception):
-    """Raised out of `Outbox.put` when every reader of the node has left."""
+    """Raised out of `Outbox.put`, and of every wait of a node, when all its readers have left."""

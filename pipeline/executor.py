@@ -5,43 +5,28 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pipeline.adapter import run_operator
 from pipeline.channel import Channel, Inbox
-from pipeline.chunks import ChunkStates, ChunkWindow, CommitHook, Committer
+from pipeline.chunks import ChunkStates, ChunkWindow, CommitHook, Committer, Remembered
 from pipeline.errors import Cancelled, Interrupted, NodeFailed, PipelineError, Released
 from pipeline.graph import REJECT_WRITER, Graph, Node
 from pipeline.meter import RowCounts, StageMeter, StageState
 from pipeline.outbox import Outbox
-from pipeline.protocols import Stateful, StreamOperator
+from pipeline.protocols import Accumulating, Stateful, StreamOperator
 from pipeline.records import ChunkEnd, Item, Shard
 from pipeline.rejects import RejectWriter
+from pipeline.row_law import RowLaw
 from pipeline.runtime import NodeRuntime, RunContext
+from pipeline.stage import Stage
 from pipeline.storage import explained
 
 REJECT_CAPACITY_ROWS = 4096
 log = logging.getLogger(__name__)
 GRACE_S = 2.0
 """A run that is told to stop finishes its step; what takes longer is cut off, where it can be."""
-
-
-class AccountingError(PipelineError):
-    """rows_in + expanded differs from rows_out + rejected at a node: rows were lost or made up."""
-
-
-@dataclass
-class _Stage:
-    """A node while it runs. `complete`: it has read all its input and ended by itself."""
-
-    name: str
-    node: Node
-    meter: StageMeter
-    inbox: Inbox
-    outbox: Outbox
-    is_sink: bool
-    complete: bool = False
 
 
 @dataclass
@@ -52,6 +37,7 @@ class ExecutorSettings:
         max_open_chunks: chunks that may be begun and uncommitted.
         first_chunk: where the source begins (the number of committed chunks of a resumed run).
         states: by node, what a stateful operator kept with the chunk before.
+        additions: by node, what an accumulating one kept with each chunk before.
         tick_s: seconds between two calls of `tick`.
         tick: called from the main thread while the graph runs (progress, metrics).
     """
@@ -59,6 +45,7 @@ class ExecutorSettings:
     max_open_chunks: int = 8
     first_chunk: int = 0
     states: Mapping[str, bytes] = field(default_factory=dict)
+    additions: Mapping[str, Iterable[bytes]] = field(default_factory=dict)
     tick_s: float = 0.2
     tick: Callable[[], None] = field(default=lambda: None)
 
@@ -87,12 +74,12 @@ class Executor:
         self._window = ChunkWindow(self._settings.max_open_chunks, self._settings.first_chunk)
         self._committer = Committer(graph.sinks, REJECT_WRITER, commit, self._window, self._leave_early)
         self._states = ChunkStates()
-        self._accounts: dict[str, RowCounts] = {}
         self._failure: PipelineError | None = None
         self._enough = False
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._stages = self._build(rejects)
+        self._row_law = RowLaw(list(self._stages.values()))
         context.enough = self._committer.stop_after
         if graph.goal is not None:
             goal = graph.goal
@@ -104,19 +91,13 @@ class Executor:
         """The meters of all nodes in topological order, with the parts that operators declared."""
         return [s.meter for s in self._stages.values() if s.name != REJECT_WRITER] + self._context.parts
 
-    def take_states(self, chunk: int) -> Mapping[str, bytes]:
-        """For the commit of `chunk`: what each stateful operator must remember with it, by node."""
+    def take_states(self, chunk: int) -> Remembered:
+        """For the commit of `chunk`: what the operators must remember with it."""
         return self._states.take(chunk)
 
     def take_accounts(self, chunk: int) -> Mapping[str, RowCounts]:
         """For the commit of `chunk`: what became of its rows, by node."""
-        found = {}
-        for name, stage in self._stages.items():
-            counts = stage.meter.take_chunk(chunk)
-            if name != REJECT_WRITER and stage.outbox.has_ended(chunk):
-                found[name] = counts
-                self._accounts.setdefault(name, RowCounts()).add(counts)
-        return found
+        return self._row_law.take(chunk)
 
     def run(self) -> None:
         """Run the graph to its end.
@@ -126,7 +107,7 @@ class Executor:
             Interrupted: `interrupt` was called.
             AccountingError: a node lost rows.
         """
-        opened: list[_Stage] = []
+        opened: list[Stage] = []
         try:
             for stage in self._stages.values():
                 self._open(stage)
@@ -138,7 +119,7 @@ class Executor:
                 stage.node.op.close()
         if self._failure is not None:
             raise self._failure
-        self._check_accounting()
+        self._row_law.check()
 
     def interrupt(self) -> None:
         """Stop: what runs finishes its step, nothing more is begun. Safe in a signal handler."""
@@ -156,7 +137,7 @@ class Executor:
             for stage in self._stages.values()
         ]
 
-    def _build(self, rejects: RejectWriter) -> dict[str, _Stage]:
+    def _build(self, rejects: RejectWriter) -> dict[str, Stage]:
         nodes = {**{n: self._graph.nodes[n] for n in self._graph.order}, REJECT_WRITER: Node(rejects)}
         meters = {name: StageMeter(name, self._context.clock) for name in nodes}
         inboxes = {name: Inbox(meters[name]) for name in nodes}
@@ -168,7 +149,7 @@ class Executor:
 
     def _stage(
         self, name: str, node: Node, meter: StageMeter, inboxes: dict[str, Inbox], readers: list[Channel]
-    ) -> _Stage:
+    ) -> Stage:
         is_rejects = name == REJECT_WRITER
         is_sink = is_rejects or name in self._graph.sinks
         outbox = Outbox(
@@ -179,14 +160,16 @@ class Executor:
             begin_chunk=(lambda chunk: self._window.begin(chunk, meter)) if name == self._graph.source else None,
             end_chunk=(lambda end, shards: self._committer.chunk_done(name, end, shards)) if is_sink else None,
         )
-        return _Stage(name, node, meter, inboxes[name], outbox, is_sink)
+        return Stage(name, node, meter, inboxes[name], outbox, is_sink)
 
-    def _open(self, stage: _Stage) -> None:
+    def _open(self, stage: Stage) -> None:
         depth = 0 if stage.name == REJECT_WRITER else self._graph.depth(stage.name)
         op = stage.node.op
         try:
             if stage.name in self._settings.states and isinstance(op, Stateful):
                 op.restore(self._settings.states[stage.name])
+            if stage.name in self._settings.additions and isinstance(op, Accumulating):
+                op.restore_added(self._settings.additions[stage.name])
             op.open(NodeRuntime(self._context, stage.name, depth, stage.meter))
         except Exception as error:
             raise self._node_failed(stage.name, error) from error
@@ -211,7 +194,7 @@ class Executor:
                 thread.join()
             raise
 
-    def _run_stage(self, stage: _Stage) -> None:
+    def _run_stage(self, stage: Stage) -> None:
         stage.meter.clock.start(StageState.BUSY)
         try:
             with contextlib.suppress(Released):
@@ -224,21 +207,37 @@ class Executor:
             self._fail(stage.name, error)
         finally:
             stage.inbox.leave()
+            self._release_unread()
             stage.outbox.close()
             stage.meter.clock.stop()
 
-    def _pump(self, stage: _Stage) -> None:
+    def _release_unread(self) -> None:
+        """Let nodes go that nobody reads any more. They may wait for rows or for a commit, and neither would come."""
+        for name in self._graph.order:
+            readers = [self._stages[reader].inbox for reader, _ in self._graph.readers(name)]
+            if readers and all(inbox.left for inbox in readers):
+                self._stages[name].inbox.release()
+                if name == self._graph.source:
+                    self._window.release()
+
+    def _pump(self, stage: Stage) -> None:
         op, items = stage.node.op, self._items(stage)
         try:
             for item in items:
-                if isinstance(item, ChunkEnd) and isinstance(op, Stateful):
-                    self._states.keep(stage.name, item.chunk, op.state(item.chunk))
+                if isinstance(item, ChunkEnd):
+                    self._remember(stage.name, op, item.chunk)
                 stage.outbox.put(item)
             stage.complete = stage.inbox.exhausted
         finally:
             items.close()
 
-    def _items(self, stage: _Stage) -> Generator[Item | Shard]:
+    def _remember(self, name: str, op: object, chunk: int) -> None:
+        if isinstance(op, Stateful):
+            self._states.keep(name, chunk, op.state(chunk))
+        if isinstance(op, Accumulating):
+            self._states.add(name, chunk, op.added(chunk))
+
+    def _items(self, stage: Stage) -> Generator[Item | Shard]:
         op = stage.node.op
         if isinstance(op, StreamOperator):
             yield from op.run(stage.inbox)
@@ -280,13 +279,3 @@ class Executor:
         self._window.cancel()
         for stage in self._stages.values():
             stage.inbox.cancel()
-
-    def _check_accounting(self) -> None:
-        """Over all rows that a node was given, or, where it was left early, over those of the committed chunks."""
-        for stage in self._stages.values():
-            m = stage.meter if stage.complete else self._accounts.get(stage.name, RowCounts())
-            if stage.outbox.counted and m.rows_in + m.expanded != m.rows_out + m.rejected:
-                raise AccountingError(
-                    f"node '{stage.name}': {m.rows_in} rows in + {m.expanded} expanded"
-                    f" are not {m.rows_out} rows out + {m.rejected} rejected"
-                )

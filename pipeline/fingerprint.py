@@ -2,7 +2,7 @@
 
 A setting counts when an operator is given it. Where something lies does not count, only what it holds: fields called
 `path` are left out, and an operator that reads a file says what is in it through its own `fingerprint()`. Fields whose
-metadata says `fingerprint: False` are left out too.
+metadata says `fingerprint: False` are left out too. Operators and functions of a user's own count with their source.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from pipeline.graph import Graph
 from pipeline.settings import GROUPS, JobSettings
+from pipeline.user_code import code_of
 
 ABSENT = "(absent)"
 
@@ -49,6 +50,8 @@ def fingerprint_of(settings: JobSettings, graph: Graph) -> dict[str, Any]:
             found.update(_flat(group or f"nodes.{name}.op.{key}", value))
         found[f"nodes.{name}.inputs"] = list(node.inputs)
         found[f"nodes.{name}.on_error"] = node.on_error
+        for module in graph.nodes[name].modules:
+            found.update({f"nodes.{name}.code.{file}": sha256 for file, sha256 in code_of(module).items()})
         operator = graph.nodes[name].op
         if isinstance(operator, Fingerprinted):
             found.update({f"nodes.{name}.{key}": _plain(value) for key, value in operator.fingerprint().items()})

@@ -24,12 +24,14 @@ class Node:
         inputs: names of the nodes that it reads; empty for the source.
         capacity_rows: rows that may wait on each of its inputs.
         on_error: what an exception of an Operator does to the run.
+        modules: where the job found the operator, and functions that it is given.
     """
 
     op: Operator | StreamOperator
     inputs: tuple[str, ...] = ()
     capacity_rows: int = 1024
     on_error: OnError = OnError.FAIL
+    modules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

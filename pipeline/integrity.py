@@ -18,7 +18,8 @@ from pipeline.errors import ConfigError
 from pipeline.manifest import manifest
 from pipeline.output_dir import COMPLETIONS, CONFIG, MANIFEST, METRICS, parts
 from pipeline.shards import sha256_of
-from pipeline.state import APPLICATION_ID, STATE_FILE, RunState, RunStatus, ShardRecord
+from pipeline.state import STATE_FILE, RunState, RunStatus, ShardRecord
+from pipeline.state_tables import APPLICATION_ID
 
 
 class Kind(StrEnum):

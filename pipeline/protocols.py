@@ -171,6 +171,19 @@ class Stateful(Protocol):
 
 
 @runtime_checkable
+class Accumulating(Protocol):
+    """As Stateful, for what grows with the rows: only what a chunk adds is committed with it, and all of that is given
+    back on a resume. `Stateful` would write everything again at every chunk."""
+
+    def added(self, chunk: int) -> bytes:
+        """What is to be remembered of `chunk`, and of no other. Called as `Stateful.state` is."""
+
+    def restore_added(self, additions: Iterable[bytes]) -> None:
+        """Go on from what `added` gave for each committed chunk, in their order. Called before `open`, and only on a
+        resume."""
+
+
+@runtime_checkable
 class Reporter(Protocol):
     """An operator that has something to say at the end of a finished run."""
 

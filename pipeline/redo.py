@@ -14,7 +14,7 @@ from pipeline.errors import PipelineError
 from pipeline.executor import Executor, ExecutorSettings
 from pipeline.graph import Graph
 from pipeline.output_dir import REJECTS
-from pipeline.protocols import Inbox, Runtime, Stateful, StreamOperator
+from pipeline.protocols import Accumulating, Inbox, Runtime, Stateful, StreamOperator
 from pipeline.records import ChunkEnd, Item, Shard
 from pipeline.rejects import RejectTally, RejectWriter
 from pipeline.run_log import run_log
@@ -73,7 +73,7 @@ def remake(settings: JobSettings, graph: Graph, state: RunState, chunks: Sequenc
         RemadeDiffers: the bytes are not those that were committed; nothing was replaced by them.
         NodeFailed, StorageError, Interrupted: as a run. What was made until then is there.
     """
-    stateful = any(isinstance(node.op, Stateful) for node in graph.nodes.values())
+    stateful = any(isinstance(node.op, Stateful | Accumulating) for node in graph.nodes.values())
     spans = [(0, chunks[-1])] if stateful else _spans(chunks)
     records: dict[int, list[ShardRecord]] = {}
     for shard in state.shards():

@@ -18,36 +18,10 @@ from pipeline.errors import ConfigError, StorageError
 from pipeline.failpoints import Failpoint, reached
 from pipeline.meter import RowCounts
 from pipeline.records import RejectKind
+from pipeline.state_tables import set_up
 from pipeline.storage import using_database
 
 STATE_FILE = "state.sqlite"
-APPLICATION_ID = 0x6C6C6270
-"""Marks a state.sqlite as ours (SQLite's application_id)."""
-FORMAT = 3
-"""2 has the table operator_state, 3 accounts; a file of an older format gets them when it is opened."""
-
-_TABLES = f"""
-BEGIN IMMEDIATE;
-PRAGMA application_id = {APPLICATION_ID};
-PRAGMA user_version = {FORMAT};
-CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS attempts (attempt INTEGER PRIMARY KEY, started_at TEXT NOT NULL, status TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS chunks (chunk INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, rows INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS shards (
-    path TEXT PRIMARY KEY, chunk INTEGER NOT NULL, rows INTEGER NOT NULL, bytes INTEGER NOT NULL, sha256 TEXT NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS rejects (
-    chunk INTEGER NOT NULL, node TEXT NOT NULL, kind TEXT NOT NULL, reason TEXT NOT NULL, rows INTEGER NOT NULL,
-    PRIMARY KEY (chunk, node, kind, reason)
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS operator_state (node TEXT PRIMARY KEY, chunk INTEGER NOT NULL, state BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS accounts (
-    node TEXT PRIMARY KEY, rows_in INTEGER NOT NULL, expanded INTEGER NOT NULL, rejected INTEGER NOT NULL,
-    rows_out INTEGER NOT NULL
-) WITHOUT ROWID;
-COMMIT;
-"""
-
 RejectCounts = Mapping[tuple[str, str, str], int]
 """Rows by (node, kind, reason)."""
 
@@ -98,7 +72,7 @@ class RunState:
             raise ConfigError(f"{path} cannot be used: {error}; give another output_dir=") from error
         try:
             with using_database(path):
-                self._set_up(path)
+                set_up(self._db, path)
         except BaseException as error:
             self._db.close()
             if isinstance(error, StorageError) and not error.full:
@@ -195,6 +169,7 @@ class RunState:
         rejects: RejectCounts,
         schemas: Mapping[str, Mapping[str, str]] | None = None,
         states: Mapping[str, bytes] | None = None,
+        additions: Mapping[str, bytes] | None = None,
         accounts: Mapping[str, RowCounts] | None = None,
     ) -> None:
         """Record chunk `chunk` of `rows` source rows in one transaction, after all its files have their final names.
@@ -202,6 +177,7 @@ class RunState:
         Args:
             schemas: column names and types by directory, for directories that had none yet.
             states: by node, what its operator must remember as of this chunk; takes the place of what it kept before.
+            additions: by node, what its operator must remember besides what it kept before.
             accounts: by node, what became of the rows of this chunk.
 
         Raises:
@@ -226,6 +202,10 @@ class RunState:
                 [(node, chunk, kept) for node, kept in (states or {}).items()],
             )
             self._db.executemany(
+                "INSERT INTO operator_additions VALUES (?, ?, ?)",
+                [(node, chunk, added) for node, added in (additions or {}).items()],
+            )
+            self._db.executemany(
                 "INSERT INTO accounts VALUES (?, ?, ?, ?, ?) ON CONFLICT (node) DO UPDATE SET"
                 " rows_in = rows_in + excluded.rows_in, expanded = expanded + excluded.expanded,"
                 " rejected = rejected + excluded.rejected, rows_out = rows_out + excluded.rows_out",
@@ -235,6 +215,16 @@ class RunState:
     def operator_states(self) -> dict[str, bytes]:
         """What the operators keep, by node, as of the last committed chunk that the node ended."""
         return dict(self._all("SELECT node, state FROM operator_state ORDER BY node"))
+
+    def operator_additions(self) -> dict[str, Iterator[bytes]]:
+        """What the operators added chunk by chunk, by node. Read a chunk at a time: all of it may be large."""
+        nodes = self._all("SELECT DISTINCT node FROM operator_additions ORDER BY node")
+        return {node: self._added_by(node) for (node,) in nodes}
+
+    def _added_by(self, node: str) -> Iterator[bytes]:
+        for (chunk,) in self._all("SELECT chunk FROM operator_additions WHERE node = ? ORDER BY chunk", node):
+            found = self._one("SELECT added FROM operator_additions WHERE node = ? AND chunk = ?", node, chunk)
+            yield found[0]
 
     def accounts(self) -> dict[str, RowCounts]:
         """What became of the rows of all committed chunks, by node."""
@@ -265,21 +255,6 @@ class RunState:
         found = self._all("SELECT key, value FROM meta WHERE key LIKE 'schema:%' ORDER BY key")
         return {key.removeprefix("schema:"): json.loads(value) for key, value in found}
 
-    def _set_up(self, path: Path) -> None:
-        self._db.execute("PRAGMA busy_timeout = 10000")
-        tables = self._db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
-        ours = self._db.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID
-        if tables and not ours:
-            raise ConfigError(f"{path} belongs to another program; give another output_dir=")
-        version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if version > FORMAT:
-            raise ConfigError(f"{path} was written by a newer version (format {version}, this one knows {FORMAT})")
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = FULL")
-        reached(Failpoint.STATE_OPENED)
-        if version < FORMAT:
-            self._db.executescript(_TABLES)
-
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         with self._lock, using_database(self._path):
@@ -306,9 +281,9 @@ class RunState:
         with self._lock, using_database(self._path):
             return self._db.execute(query, values).fetchone()
 
-    def _all(self, query: str) -> list[Any]:
+    def _all(self, query: str, *values: object) -> list[Any]:
         with self._lock, using_database(self._path):
-            return self._db.execute(query).fetchall()
+            return self._db.execute(query, values).fetchall()
 
 
 def errors_of(rejects: RejectCounts) -> int:

@@ -114,6 +114,23 @@ class Collect(BaseOperator):
         return [v for b in self.batches for v in b.data.column(name).to_pylist()]
 
 
+class Buffer(BaseOperator):
+    """Gives the rows of a chunk when it ends, as one that sorts does."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, list[Batch]] = {}
+
+    def plan(self, schema: pa.Schema) -> pa.Schema:
+        return schema
+
+    def process(self, batch: Batch) -> Iterable[Output]:
+        self.held.setdefault(batch.chunk, []).append(batch)
+        return ()
+
+    def finish(self, chunk: int) -> Iterable[Output]:
+        return self.held.pop(chunk, [])
+
+
 class TakeChunks(BaseOperator):
     """Leaves after `chunks` chunks."""
 

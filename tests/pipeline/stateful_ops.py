@@ -78,6 +78,34 @@ class FirstOfEach(BaseOperator):
         self.seen = set(json.loads(state))
 
 
+class SumByChunk(BaseOperator):
+    """RunningSum, remembered as the x of each chunk."""
+
+    def __init__(self) -> None:
+        self.running = RunningSum()
+        self.of_chunk: dict[int, list[int]] = {}
+
+    def plan(self, schema: pa.Schema) -> pa.Schema:
+        return self.running.plan(schema)
+
+    def process(self, batch: Batch) -> Iterable[Output]:
+        self.of_chunk.setdefault(batch.chunk, []).extend(batch.data.column("x").to_pylist())
+        return self.running.process(batch)
+
+    def added(self, chunk: int) -> bytes:
+        return json.dumps(self.of_chunk.pop(chunk)).encode()
+
+    def restore_added(self, additions: Iterable[bytes]) -> None:
+        self.running.sum = sum(sum(json.loads(added)) for added in additions)
+
+
+class WrongAddition(SumByChunk):
+    """Gives no bytes."""
+
+    def added(self, chunk: int) -> bytes:
+        return "x"  # type: ignore[return-value]  # which is the point
+
+
 class WrongState(RunningSum):
     """Gives no bytes."""
 

@@ -11,14 +11,15 @@ import pytest
 
 from pipeline import executor
 from pipeline.errors import Interrupted, NodeFailed
-from pipeline.executor import AccountingError, Executor, ExecutorSettings
+from pipeline.executor import Executor, ExecutorSettings
 from pipeline.graph import Graph, Node
 from pipeline.meter import StageMeter
 from pipeline.records import ChunkEnd
 from pipeline.rejects import RejectTally, RejectWriter
+from pipeline.row_law import AccountingError
 from pipeline.runtime import Resources, RunContext
 from pipeline.shards import publish
-from tests.pipeline.ops import Apply, Collect, Count, Join, KeepEven, TakeChunks, Twice
+from tests.pipeline.ops import Apply, Buffer, Collect, Count, Join, KeepEven, TakeChunks, Twice
 
 
 class Run:
@@ -116,6 +117,23 @@ def test_an_early_leaving_reader_releases_its_writers_and_what_it_ended_is_commi
     assert sorted(sink.column("x")) == list(range(30))
     assert run.committed == [0, 1, 2]
     assert source.sent < 1_000_000
+
+
+@pytest.mark.parametrize("max_open_chunks", [1, 2, 8])
+def test_a_leaving_reader_ends_the_run_also_where_nothing_moves_any_more(tmp_path: Path, max_open_chunks: int) -> None:
+    """The source waits for a commit that will not come, and the nodes behind it for rows."""
+    sink = Collect()
+    nodes = {
+        "count": Node(Count(1_000_000)),
+        "even": Node(KeepEven(), ("count",)),
+        "buffer": Node(Buffer(), ("even",)),
+        "take": Node(TakeChunks(3), ("buffer",)),
+        "sink": Node(sink, ("take",)),
+    }
+    run = Run(tmp_path, nodes, max_open_chunks)
+    run.executor.run()
+    assert sorted(sink.column("x")) == list(range(0, 30, 2))
+    assert run.committed == [0, 1, 2]
 
 
 def test_one_of_two_readers_may_leave(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from pipeline.settings import JobSettings, NodeSettings
 
 OPS, STATEFUL = "tests.pipeline.job_ops", "tests.pipeline.stateful_ops"
 SUM = {"_target_": f"{STATEFUL}.RunningSum"}
+BY_CHUNK = {"_target_": f"{STATEFUL}.SumByChunk"}
 FIRST = {"_target_": f"{STATEFUL}.FirstOfEach", "modulo": 41}
 
 
@@ -52,7 +53,9 @@ def chunks(directory: Path) -> int:
 
 
 # FirstOfEach is a chunk ahead of what it ends, so at least two chunks must be open.
-@pytest.mark.parametrize(("op", "max_open_chunks"), [(SUM, 1), (SUM, 8), (FIRST, 2), (FIRST, 3)])
+@pytest.mark.parametrize(
+    ("op", "max_open_chunks"), [(SUM, 1), (SUM, 8), (BY_CHUNK, 1), (BY_CHUNK, 8), (FIRST, 2), (FIRST, 3)]
+)
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, op, max_open_chunks):
     broken = tmp_path / "broken"
     assert run(job(tmp_path / "whole", op, broken, max_open_chunks)) is ExitCode.DONE
@@ -71,6 +74,16 @@ def test_the_state_is_that_of_the_last_committed_chunk_and_no_older_one_is_kept(
     assert kept(tmp_path / "out") == [("remembers", 2, str(sum(range(30))).encode())]
 
 
+def test_what_is_added_is_written_with_its_chunk_and_never_again(tmp_path):
+    """So what is written at a chunk does not grow with the run."""
+    (tmp_path / "broken").touch()
+    assert run(job(tmp_path / "out", BY_CHUNK, tmp_path / "broken")) is ExitCode.FAILED
+    with closing(sqlite3.connect(tmp_path / "out/state.sqlite")) as db:
+        found = db.execute("SELECT node, chunk, added FROM operator_additions ORDER BY chunk").fetchall()
+    assert found == [("remembers", k, str(list(range(10 * k, 10 * k + 10))).encode()) for k in range(3)]
+    assert kept(tmp_path / "out") == []
+
+
 def test_an_operator_that_is_ahead_is_asked_for_the_chunk_that_it_ends(tmp_path):
     """It ends chunk 2 when it has seen all rows of chunk 3, where the next node fails."""
     (tmp_path / "broken").touch()
@@ -80,18 +93,19 @@ def test_an_operator_that_is_ahead_is_asked_for_the_chunk_that_it_ends(tmp_path)
     assert state == str(list(range(10 * chunk + 10))).encode()
 
 
-def test_a_state_that_is_no_bytes_is_refused_with_the_node(tmp_path, caplog):
-    op = {"_target_": f"{STATEFUL}.WrongState"}
-    assert run(job(tmp_path, op, tmp_path / "broken")) is ExitCode.FAILED
-    assert "node 'remembers' failed: TypeError: state(0) gave str; it must give bytes" in caplog.text
+@pytest.mark.parametrize(("op", "method"), [("WrongState", "state"), ("WrongAddition", "added")])
+def test_a_state_that_is_no_bytes_is_refused_with_the_node(tmp_path, caplog, op, method):
+    assert run(job(tmp_path, {"_target_": f"{STATEFUL}.{op}"}, tmp_path / "broken")) is ExitCode.FAILED
+    assert f"node 'remembers' failed: TypeError: {method}(0) gave str; it must give bytes" in caplog.text
 
 
-def test_an_operator_whose_state_was_never_kept_cannot_go_on(tmp_path):
+@pytest.mark.parametrize(("op", "table"), [(SUM, "operator_state"), (BY_CHUNK, "operator_additions")])
+def test_an_operator_whose_state_was_never_kept_cannot_go_on(tmp_path, op, table):
     broken, out = tmp_path / "broken", tmp_path / "out"
     broken.touch()
-    run(job(out, SUM, broken))
+    run(job(out, op, broken))
     with closing(sqlite3.connect(out / "state.sqlite")) as db:
-        db.execute("DELETE FROM operator_state")
+        db.execute(f"DELETE FROM {table}")
         db.commit()
     with pytest.raises(ConfigError, match=r"node 'remembers': keeps state between chunks, but none is in .*overwrite="):
-        run(job(out, SUM, broken))
+        run(job(out, op, broken))

@@ -133,10 +133,11 @@ def test_what_a_killed_wipe_leaves_is_no_obstacle(tmp_path):
 def test_a_state_of_an_older_version_is_brought_up_to_date(tmp_path, state):
     state.commit(1, 0, 4, [shard(0)], {})
     with closing(sqlite3.connect(tmp_path / "state.sqlite")) as db:
-        db.executescript("DROP TABLE operator_state; PRAGMA user_version = 1;")
+        db.executescript("DROP TABLE operator_state; DROP TABLE operator_additions; PRAGMA user_version = 1;")
     with closing(RunState(tmp_path / "state.sqlite")) as again:
-        again.commit(1, 1, 4, [shard(1)], {}, states={"dedup": b"seen"})
-        assert (again.committed_chunks, again.operator_states()) == (2, {"dedup": b"seen"})
+        again.commit(1, 1, 4, [shard(1)], {}, states={"limit": b"7"}, additions={"dedup": b"seen"})
+        assert (again.committed_chunks, again.operator_states()) == (2, {"limit": b"7"})
+        assert {node: list(added) for node, added in again.operator_additions().items()} == {"dedup": [b"seen"]}
 
 
 def test_a_file_is_no_output_directory(tmp_path):
