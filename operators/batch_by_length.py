@@ -25,6 +25,13 @@ class BatchByLength(BaseOperator):
 
     Args:
         runtime: lookahead_rows, slots and shuffle_window are read.
+
+    Example:
+        batch:
+          inputs: tokenize
+          op:
+            _target_: operators.batch_by_length.BatchByLength
+            runtime: ${runtime}
     """
 
     def __init__(self, runtime: EngineSettings) -> None:

@@ -25,6 +25,14 @@ class BestOf(BaseOperator):
         by: a column of numbers, or of lists of numbers whose mean counts: `logprobs` (with `sampling.logprobs=0`) gives
             the mean log-probability. A value that is null, NaN or an empty list comes last.
         keep: samples of a prompt that are kept.
+
+    Example:
+        best:
+          inputs: generate
+          op:
+            _target_: operators.best_of.BestOf
+            by: logprobs
+            keep: 1
     """
 
     def __init__(self, by: str = "logprobs", keep: int = 1) -> None:

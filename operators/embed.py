@@ -47,6 +47,16 @@ class Embed(BaseOperator):
 
     Raises:
         ConfigError: there is no such pooling.
+
+    Example:
+        embed:
+          inputs: read
+          op:
+            _target_: operators.embed.Embed
+            model: ${model}
+            runtime: ${runtime}
+            text_column: prompt
+            pooling: mean
     """
 
     def __init__(

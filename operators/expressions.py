@@ -12,7 +12,9 @@ from polars.exceptions import ColumnNotFoundError, PolarsError, SQLInterfaceErro
 from pipeline.errors import ConfigError, SchemaError
 
 _BEYOND_THE_ROW = re.compile(
-    r"\b(avg|corr|count|covar\w*|first|last|max|median|min|quantile\w*|std\w*|sum|var\w*)\s*\(|\b(over|select)\b", re.I
+    r"\b(array_agg|avg|corr|count|covar\w*|first|last|max|median|min|quantile\w*|std\w*|sum|unnest|var\w*)\s*\("
+    r"|\b(over|select)\b",
+    re.I,
 )
 
 
@@ -36,8 +38,13 @@ class RowExpression:
                 f"{self._name} looks beyond its row with '{beyond.group()}'; such an expression is about one row"
             )
 
-    def plan(self, schema: pa.Schema, fits: Callable[[pl.DataType], bool], wanted: str) -> None:
-        """Check it against the columns, and remember which it uses. `wanted`: in words what `fits` accepts.
+    def plan(self, schema: pa.Schema, fits: Callable[[pl.DataType], bool], wanted: str) -> pa.DataType:
+        """Check it against the columns, and remember which it uses. Returns the type of its values in Arrow.
+
+        Args:
+            schema: the columns.
+            fits: whether a type is accepted.
+            wanted: in words what `fits` accepts.
 
         Raises:
             ConfigError: it is not SQL.
@@ -50,10 +57,21 @@ class RowExpression:
             raise SchemaError(f"{self._name} names no column; the columns are {', '.join(schema.names)}")
         if not fits(kind):
             raise SchemaError(f"{self._name} gives {kind}, not {wanted}")
+        return pl.Series(dtype=kind).to_arrow().type
 
     def values(self, data: pa.RecordBatch) -> pl.Series:
-        """Its value for each row."""
-        return self._evaluate(data.select(self._columns))
+        """Its value for each row.
+
+        Raises:
+            ValueError: it cannot be computed of these rows (a text that is no number, say).
+        """
+        try:
+            found = self._evaluate(data.select(self._columns))
+        except PolarsError as error:
+            raise ValueError(f"{self._name}: {error}") from error
+        if len(found) != data.num_rows:
+            raise ValueError(f"{self._name} gives {len(found)} values for {data.num_rows} rows; it must give one a row")
+        return found
 
     def _checked(self, schema: pa.Schema) -> pl.DataType:
         try:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
 import polars as pl
 import pyarrow as pa
 
 from operators.expressions import RowExpression
+from operators.splitting import split
 from pipeline.protocols import BaseOperator
-from pipeline.records import Batch, Output, RejectKind
+from pipeline.records import Batch, Output
 
 
 class Filter(BaseOperator):
@@ -21,6 +21,13 @@ class Filter(BaseOperator):
 
     Raises:
         ConfigError: `where` looks beyond its row.
+
+    Example:
+        long_enough:
+          inputs: generate
+          op:
+            _target_: operators.filter.Filter
+            where: length(completion) > 20 AND finish_reason = 'stop'
     """
 
     def __init__(self, where: str) -> None:
@@ -41,10 +48,4 @@ class Filter(BaseOperator):
     def process(self, batch: Batch) -> Iterable[Output]:
         """Split the batch."""
         keep = self._condition.values(batch.data).fill_null(False).to_numpy()
-        out = np.flatnonzero(~keep)
-        if not len(out):
-            yield batch
-            return
-        yield batch.reject(out.tolist(), f"where: {self._where}", RejectKind.FILTERED)
-        if len(out) < batch.num_rows:
-            yield batch.with_data(batch.data.take(pa.array(np.flatnonzero(keep))))
+        yield from split(batch, keep, f"where: {self._where}")

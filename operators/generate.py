@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from operators.batch_by_length import list_lengths
 from operators.completions import FIELDS, IDS_FIELD, Completion, OpenChunks, to_batches
+from operators.decoding.autotune import FEW_ROWS
 from operators.decoding.client import Client
 from operators.decoding.constraint import Costs
 from operators.decoding.model import inspect_model, load_model, max_sequence_tokens
@@ -24,6 +25,7 @@ from operators.engine_settings import EngineSettings
 from operators.engines import arithmetic, decode_method, shared_engine, shared_store
 from operators.expressions import RowExpression
 from operators.logprobs import LOGPROBS, logprob_fields
+from operators.look_ahead import LookAhead
 from operators.recall import CompletionKeys, Recall
 from operators.requests import Place, Refused, Requests, completion_text, misfit
 from operators.row_log import ROWS_SCHEMA, RowLog
@@ -57,6 +59,19 @@ class Generate:
         id_column: column that identifies a row to its random numbers, instead of its position.
         completion_ids: whether to keep the token ids.
         as_: prefix of the new columns (`as` in a job file), for a second Generate in a graph.
+
+    Example:
+        judge:
+          inputs: batch
+          op:
+            _target_: operators.generate.Generate
+            model: ${model}
+            sampling: {max_tokens: 4, temperature: 0}
+            decode: ${decode}
+            runtime: ${runtime}
+            store: ${store}
+            seed: ${seed}
+            as: judge
     """
 
     parts = ("decode", "sample")
@@ -132,7 +147,7 @@ class Generate:
         self._model = model
         self._store = shared_store(runtime, self._store_settings)
         self._recall: Recall | None = None
-        self._ahead: deque[Item] = deque()
+        self._ahead = LookAhead()
         if not self._engine_settings.open_keys():
             self._take_engine(self._engine_settings)
         self._row_log = RowLog(runtime.table("rows", ROWS_SCHEMA), runtime.node)
@@ -212,17 +227,10 @@ class Generate:
             self._recall = Recall(self._store, keys, self._pieces, retry, self._runtime.run_id)
 
     def _tune(self, inbox: Inbox) -> None:
-        """Have what the settings leave open chosen for the first prompts."""
-        while not any(isinstance(item, Batch) for item in self._ahead):
-            item = inbox.poll()
-            if item is not None:
-                self._ahead.append(item)
-            elif inbox.exhausted:
-                break
-            else:
-                inbox.wait()
-        batches = [item.data for item in self._ahead if isinstance(item, Batch)]
-        lengths = [n for data in batches for n in list_lengths(data.column(PROMPT_IDS.name)).tolist()]
+        """Have what the settings leave open chosen for the first prompts, and for all where they are few."""
+        each = self._samples.each
+        rows = self._ahead.gather(inbox, FEW_ROWS // (each or 1))
+        lengths = [n for data in self._ahead.data() for n in list_lengths(data.column(PROMPT_IDS.name)).tolist()]
         runtime = self._runtime
         self._take_engine(
             runtime.resource(
@@ -234,19 +242,17 @@ class Generate:
                     self._sampling.max_tokens,
                     runtime.output_dir,
                     runtime.log,
+                    None if rows is None or each is None else rows * each,
                 ),
             )
         )
-
-    def _next_item(self, inbox: Inbox) -> Item | None:
-        return self._ahead.popleft() if self._ahead else inbox.poll()
 
     def _wants_rows(self, client: Client) -> bool:
         # What waits here is memory; what waits in the inbox is backpressure.
         return client.waiting + self._twins.waiting < self._engine_settings.lookahead_rows
 
     def _take(self, inbox: Inbox, client: Client, chunks: OpenChunks) -> Iterator[Item]:
-        while self._wants_rows(client) and (item := self._next_item(inbox)) is not None:
+        while self._wants_rows(client) and (item := self._ahead.poll(inbox)) is not None:
             if isinstance(item, ChunkEnd):
                 chunks.end(item)
             elif isinstance(item, Batch):

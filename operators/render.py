@@ -14,7 +14,7 @@ from jinja2.exceptions import SecurityError
 
 from operators.decoding.model import load_model
 from operators.settings import DataSettings, ModelSettings
-from operators.templates import Template
+from operators.templates import Template, used_columns
 from pipeline.errors import ConfigError, InputError, SchemaError
 from pipeline.protocols import BaseOperator, Runtime
 from pipeline.records import Batch, Output, add_columns, require_column
@@ -34,7 +34,7 @@ class ChatModel(Protocol):
 
 
 class Render(BaseOperator):
-    """Adds `prompt_text` (string).
+    """Makes the text of each row's prompt: adds `prompt_text` (string).
 
     With `template` or `template_file` it is that Jinja template over the row's columns (and `bos_token`, `eos_token`).
     Else it is the model's chat template over `data.messages_column`, or over one user message from
@@ -50,6 +50,15 @@ class Render(BaseOperator):
         data: which columns hold prompts.
         template, template_file: a template over the columns, as text or as a file; at most one.
         date: ISO date that a chat template gets when it asks for today's. None: it is told that there is none.
+
+    Example:
+        render:
+          inputs: read
+          op:
+            _target_: operators.render.Render
+            model: ${model}
+            data: ${data}
+            template: "Summarise in one sentence: {{ text }}"
     """
 
     def __init__(
@@ -79,7 +88,7 @@ class Render(BaseOperator):
         self._row_template = self._user_template()
         self._chat = self._chat_file()
         if self._row_template is not None:
-            self._columns = _used_columns(self._row_template, schema)
+            self._columns = used_columns(self._row_template, schema, SPECIAL)
         elif self._data.messages_column is not None:
             _require_messages(schema, self._data.messages_column)
             self._columns = [self._data.messages_column]
@@ -187,13 +196,6 @@ class Render(BaseOperator):
             return None
         source = _read(path, "model.chat_template")
         return Template(source, f"model.chat_template {path}", strict=False, date=self._date)
-
-
-def _used_columns(template: Template, schema: pa.Schema) -> list[str]:
-    unknown = sorted(template.unknown - set(schema.names) - set(SPECIAL))
-    if unknown:
-        raise SchemaError(f"{template.name} uses '{unknown[0]}'; the columns are {', '.join(schema.names)}")
-    return [name for name in schema.names if name in template.unknown]
 
 
 def _require_prompt(schema: pa.Schema, name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
@@ -16,13 +15,14 @@ from operators.decoding.model import Model, TokenIds
 from operators.decoding.params import SamplingParams
 from operators.decoding.sequence import Sequence
 from operators.decoding.stops import StopWatcher
+from operators.row_hash import hash_of, row_hashes
 from operators.sampling_rules import plain_value, sampling_rules
 from operators.sampling_values import ParamsMaker
 from operators.settings import SamplingSettings
 from operators.structured.settings import StructuredSettings, parse_schema
 from operators.tokens import PROMPT_IDS, list_views
 from pipeline.errors import ConfigError
-from pipeline.records import LINEAGE, ROW, Batch
+from pipeline.records import ROW, Batch
 
 SEED_BITS = 63
 MOST_DRAWINGS = 10_000
@@ -90,7 +90,7 @@ class Requests:
         self._round_of = round_of
         self._sampling = sampling
         self._room = max_sequence_tokens
-        self._base = np.uint64(hash_of(f"{seed}|{node}"))
+        self._base = hash_of(f"{seed}|{node}")
         self._id_column = id_column
         self._pieces = model.pieces()
         self._maker = ParamsMaker(model)
@@ -169,11 +169,7 @@ class Requests:
 
     def _seeds(self, data: pa.RecordBatch) -> list[int]:
         """The seed of each row: the one its `seed` column gives, else a hash of job seed, node, id and lineage."""
-        seeds = mix(self._identities(data) ^ self._base)
-        if LINEAGE.name in data.schema.names:
-            for i, lineage in enumerate(data.column(LINEAGE.name).to_pylist()):
-                for number in lineage or ():
-                    seeds[i : i + 1] = mix(seeds[i : i + 1] + np.uint64(number + 1))
+        seeds = row_hashes(data, self._identities(data), self._base)
         made: list[int] = (seeds >> np.uint64(1)).tolist()
         if "seed" in self._sampling.per_row:
             given = data.column("seed").to_pylist()
@@ -186,20 +182,6 @@ class Requests:
         ids = np.array([hash_of(str(i)) for i in data.column(self._id_column).to_pylist()], np.uint64)
         rounds = self._round_of(np.asarray(data.column(ROW.name)))
         return np.where(rounds == 0, ids, mix(ids + rounds.astype(np.uint64)))
-
-
-def hash_of(text: str) -> int:
-    """64 bits of a text, the same on every machine."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
-
-
-def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """A bijection of uint64 in which each bit depends on every bit: SplitMix64's finaliser (Steele et al. 2014)."""
-    values = values + np.uint64(0x9E3779B97F4A7C15)
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: npt.NDArray[np.uint64] = values ^ (values >> np.uint64(31))
-    return mixed
 
 
 def key_parameters(row: Sequence, settings: bytes) -> bytes:

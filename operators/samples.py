@@ -24,6 +24,8 @@ class Samples:
 
     def __init__(self, n: int, *, per_row: bool) -> None:
         self._n = n
+        self.each = None if per_row else n
+        """Rows for each row, None if they say it themselves."""
         self._per_row = per_row
         self.expand = per_row or n > 1
         """Whether there is anything to do."""

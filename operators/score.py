@@ -66,6 +66,16 @@ class Score(BaseOperator):
         given_column: what comes before the text and is not scored, as text or token ids. The two are tokenized apart,
             as a completion follows its prompt.
         as_: prefix of the new columns (`as` in a job file).
+
+    Example:
+        score:
+          inputs: render
+          op:
+            _target_: operators.score.Score
+            model: ${model}
+            runtime: ${runtime}
+            text_column: answer
+            given_column: prompt_text
     """
 
     def __init__(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 import jinja2
@@ -16,6 +16,7 @@ import jinja2.ext
 import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
+import pyarrow as pa
 
 from operators.template_metering import meter, metering_filters, price_of
 from operators.template_sandbox import Sandbox, Silent
@@ -30,7 +31,7 @@ from operators.template_work import (
     TooCostly,
     metered,
 )
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, SchemaError
 
 MAX_SOURCE_CHARACTERS = 1 << 20
 FREE = CHEAP | LINEAR
@@ -108,6 +109,21 @@ class Template:
             if room < 0:
                 raise TooCostly(f"the text is longer than {MAX_TEXT_CHARACTERS} characters")
         return "".join(pieces)
+
+
+def used_columns(template: Template, schema: pa.Schema, given: Iterable[str] = ()) -> list[str]:
+    """The columns of `schema` that `template` names, in their order.
+
+    Args:
+        given: names that it may use besides.
+
+    Raises:
+        SchemaError: it names something else.
+    """
+    unknown = sorted(template.unknown - set(schema.names) - set(given))
+    if unknown:
+        raise SchemaError(f"{template.name} uses '{unknown[0]}'; the columns are {', '.join(schema.names)}")
+    return [name for name in schema.names if name in template.unknown]
 
 
 class GenerationTag(jinja2.ext.Extension):

@@ -24,6 +24,13 @@ class Tokenize(BaseOperator):
 
     Args:
         model: whose tokenizer.
+
+    Example:
+        tokenize:
+          inputs: render
+          op:
+            _target_: operators.tokens.Tokenize
+            model: ${model}
     """
 
     def __init__(self, model: ModelSettings) -> None:

@@ -14,13 +14,14 @@ from pathlib import Path
 from operators.decoding.autotune import Calibration, Choice
 from operators.decoding.model import Model
 from operators.engine_settings import EngineSettings
+from operators.machine_load import Ticks, ticks
 from operators.setting_checks import usable_cores
 
 CHOICE_FILE = "autotune.json"
 """In the output directory: what was chosen for this run, so that a resumed one does the same."""
 CACHE_VARIABLE = "LLAMA_PIPELINE_CACHE"
-_BUSY_LOAD = 0.6
-"""Load average a core (over the last minute; this process has hardly begun) above which the machine is not quiet."""
+_NOISY = 0.15
+"""Share of all cores that other work may take during a calibration, for its outcome to hold later."""
 _GRAIN = 64
 """Prompts whose lengths fall into one step of this many tokens are taken for alike."""
 
@@ -32,6 +33,7 @@ def tuned(
     new_tokens: int,
     output_dir: Path,
     log: logging.Logger,
+    rows: int | None = None,
 ) -> EngineSettings:
     """`settings` with a value for all that they leave open (0 or `auto`).
 
@@ -41,11 +43,12 @@ def tuned(
     Args:
         prompt_tokens: lengths of the first prompts.
         new_tokens: length of a completion at most.
+        rows: all that are to be generated, where they are so few that this is known; None for many.
     """
     if not settings.open_keys():
         return settings
     pinned = output_dir / CHOICE_FILE
-    cached = _cache_file(settings, model, prompt_tokens, new_tokens)
+    cached = _cache_file(settings, model, prompt_tokens, new_tokens, rows)
     for path, whence in ((pinned, "an earlier attempt of this run"), (cached, "an earlier run")):
         choice = _read(path, settings)
         if choice is not None:
@@ -53,12 +56,15 @@ def tuned(
             break
     else:
         log.info("runtime: calibrating %s", ", ".join(settings.open_keys()))
-        busy = is_busy()
-        choice = Calibration(model.lease_apart, settings, prompt_tokens, new_tokens, free_memory()).choose()
+        before = ticks()
+        choice = Calibration(model.lease_apart, settings, prompt_tokens, new_tokens, free_memory(), rows=rows).choose()
+        others = others_share(before)
         for reason in choice.reasons:
             log.info("runtime.%s", reason)
-        if busy:
-            log.warning("other processes kept the machine busy meanwhile: the choice is for this run alone")
+        if others > _NOISY:
+            log.warning(
+                "other processes took %.0f%% of the cores meanwhile: the choice is for this run alone", 100 * others
+            )
         else:
             _write(cached, choice)
     _write(pinned, choice)
@@ -81,9 +87,10 @@ def free_memory() -> int:
     return max(available, 0)
 
 
-def is_busy() -> bool:
-    """Whether other work keeps the cores busy, so that what is measured now does not hold later."""
-    return hasattr(os, "getloadavg") and os.getloadavg()[0] > usable_cores() * _BUSY_LOAD
+def others_share(before: Ticks | None) -> float:
+    """Share of all cores that other processes took since `before`; 0 where the kernel does not tell."""
+    after = ticks()
+    return after.others_since(before) if before is not None and after is not None else 0.0
 
 
 def cache_folder() -> Path:
@@ -95,13 +102,16 @@ def cache_folder() -> Path:
     return (Path(home) if home else Path.home() / ".cache") / "llama-pipeline"
 
 
-def _cache_file(settings: EngineSettings, model: Model, prompt_tokens: Sequence[int], new_tokens: int) -> Path:
+def _cache_file(
+    settings: EngineSettings, model: Model, prompt_tokens: Sequence[int], new_tokens: int, rows: int | None
+) -> Path:
     middle = sorted(prompt_tokens)[len(prompt_tokens) // 2] if len(prompt_tokens) else 0
     what = (
         asdict(settings),
         model.fingerprint(),
         middle // _GRAIN,
         new_tokens // _GRAIN,
+        rows,
         platform.machine(),
         platform.processor(),
     )

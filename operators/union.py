@@ -16,6 +16,12 @@ class Union(BaseOperator):
     """Passes on the rows of all its inputs, which must have the same columns (in any order; lineage aside).
 
     The branches of one row come together again with one `row` each, told apart by lineage. Its place: after `row`.
+
+    Example:
+        both:
+          inputs: [short_answers, long_answers]
+          op:
+            _target_: operators.union.Union
     """
 
     def plan(self, *inputs: pa.Schema) -> pa.Schema:

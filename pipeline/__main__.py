@@ -55,8 +55,8 @@ settings that matter most:
   dry_run=true checks everything and prints the plan, show=graph prints the graph, --cfg job the composed settings.
   --config-dir DIR adds your own config groups and jobs (DIR/job/NAME.yaml).
 
-  doctor: is this machine set up.  jobs: the jobs.  verify outputs/NAME: are its results whole; with repair=true what
-  is damaged is made again.
+  doctor: is this machine set up.  jobs: the jobs.  operators [NAME ...]: what jobs are made of.
+  verify outputs/NAME: are its results whole; with repair=true what is damaged is made again.
 
 exit codes: 0 done, 1 failed, 2 configuration or input that cannot work, 3 done but too many rows were rejected,
             4 interrupted (the same command resumes), 5 a budget was spent before the target was reached
@@ -133,7 +133,16 @@ def _jobs(arguments: list[str]) -> int:
     return ExitCode.DONE
 
 
-COMMANDS: dict[str, Callable[[list[str]], int]] = {"doctor": _doctor, "jobs": _jobs, "verify": _verify}
+def _operators(arguments: list[str]) -> int:
+    return int(load_object("operators.catalog:main")(arguments))
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "doctor": _doctor,
+    "jobs": _jobs,
+    "operators": _operators,
+    "verify": _verify,
+}
 
 
 def _config_dirs(arguments: Sequence[str]) -> list[Path]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
 
-_STAT = Path("/proc/stat")
+from operators.machine_load import ticks
+
 _WATCH_S = 0.5
 NOISY = 0.1
 """Share of all cores from which a warning is due."""
@@ -19,22 +19,9 @@ def load_average() -> float | None:
 
 def busy_share(watch_s: float = _WATCH_S) -> float | None:
     """Share of all cores that is busy now, watched for `watch_s` seconds; None where the kernel does not tell."""
-    before = _ticks()
+    before = ticks()
     if before is None:
         return None
     time.sleep(watch_s)
-    after = _ticks()
-    if after is None:
-        return None
-    idle, total = (a - b for a, b in zip(after, before, strict=True))
-    return 1 - idle / total if total else 0.0
-
-
-def _ticks() -> tuple[int, int] | None:
-    """(idle, all) ticks of all cores since the machine was started."""
-    try:
-        words = _STAT.read_text().split("\n", 1)[0].split()
-    except OSError:
-        return None
-    ticks = [int(word) for word in words[1:9]]
-    return ticks[3] + ticks[4], sum(ticks)
+    after = ticks()
+    return None if after is None else after.busy_since(before)

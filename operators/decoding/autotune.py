@@ -6,6 +6,7 @@ of the best, because more slots mean a longer tail and more memory. A value that
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,8 @@ from pipeline.meter import Clock
 
 TOLERANCE = 1.04
 SLOTS = (4, 8, 16, 32, 64)
+FEW_ROWS = 2 * SLOTS[-1]
+"""So many rows at most are looked at one by one: the number of slots then depends on how many there are."""
 UBATCHES = (128, 256, 512, 1024)
 MOST_PAD_TOKENS = 32
 _LONGEST_CALL_S = 1.5
@@ -57,6 +60,7 @@ class Calibration:
         new_tokens: length of a completion at most.
         free_bytes: memory that may be used.
         clock: seconds.
+        rows: rows that there are in all, where they are few; None for many.
     """
 
     def __init__(
@@ -67,6 +71,7 @@ class Calibration:
         new_tokens: int,
         free_bytes: int,
         clock: Clock = time.perf_counter,
+        rows: int | None = None,
     ) -> None:
         self._lease = lease
         self._settings = settings
@@ -75,6 +80,7 @@ class Calibration:
         self._depth = int(np.clip(middle, 2, _DEPTH))
         self._free_bytes = free_bytes
         self._clock = clock
+        self._rows = rows
         self._open = settings.open_keys()
 
     def choose(self) -> Choice:
@@ -127,15 +133,22 @@ class Calibration:
     def _choose_slots(self, known: EngineSettings, choice: Choice) -> None:
         row_bytes = self._row_bytes(known)
         fit = max(1, int(_MEMORY_SHARE * self._free_bytes // row_bytes))
-        sizes = [n for n in SLOTS if n <= min(fit, MAX_SLOTS)] or [fit]
+        # Never more than rows, and with few of them as many: each further round of a few rows costs whole steps.
+        most = min(fit, MAX_SLOTS, self._rows or MAX_SLOTS)
+        sizes = sorted({n for n in (*SLOTS, self._rows or 0) if 0 < n <= min(most, SLOTS[-1])} or {most})
         steps = self._step_s(replace(known, slots=sizes[-1]), sizes)
         each = {n: seconds / n for n, seconds in steps.items()}
-        best = _least_within(each)
+        best = _least_within({n: seconds * self._rounds(n) for n, seconds in steps.items()})
         choice.values["slots"] = best
         choice.reasons.append(
             f"slots={best}: a token of one row takes {_milliseconds(each)} at as many rows;"
             f" {row_bytes / 2**20:.0f} MiB of KV cache a slot, and room for {fit} in half of the free memory"
+            + (f"; there are {self._rows} rows" if self._rows else "")
         )
+
+    def _rounds(self, slots: int) -> float:
+        """How often so many slots are filled until all rows are done, of unknown many: relative to one slot."""
+        return 1 / slots if self._rows is None else math.ceil(self._rows / slots)
 
     def _choose_prefill(self, known: EngineSettings, choice: Choice) -> None:
         largest = UBATCHES[-1]

@@ -29,6 +29,13 @@ class WriteParquet(BaseOperator):
     Args:
         output: what the files hold.
         directory: a folder in data/, for a job with a second sink.
+
+    Example:
+        write:
+          inputs: generate
+          op:
+            _target_: operators.sinks.write_parquet.WriteParquet
+            output: ${output}
     """
 
     def __init__(self, output: OutputSettings, directory: str = "") -> None:

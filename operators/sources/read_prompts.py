@@ -47,6 +47,13 @@ class ReadPrompts(BaseOperator):
     Args:
         data: what to read (`data`).
         chunk_rows: source rows of a chunk, bad ones included.
+
+    Example:
+        read:
+          op:
+            _target_: operators.sources.read_prompts.ReadPrompts
+            data: {path: prompts.jsonl, prompt_column: question}
+            chunk_rows: ${chunk_rows}
     """
 
     def __init__(self, data: DataSettings, chunk_rows: int) -> None:

@@ -32,7 +32,10 @@ class Costly(FakeDecoder):
 
 
 def choose(
-    cost: Callable[[int, int, EngineSettings], float], settings: EngineSettings = AUTO, free_bytes: int = GIGABYTE
+    cost: Callable[[int, int, EngineSettings], float],
+    settings: EngineSettings = AUTO,
+    free_bytes: int = GIGABYTE,
+    rows: int | None = None,
 ) -> Choice:
     opened: list[int] = []
 
@@ -40,7 +43,7 @@ def choose(
         opened.append(1)
         return Costly(settings, cost), opened.clear
 
-    choice = Calibration(lease, settings, [50, 70, 90], 64, free_bytes, lambda: Costly.clock).choose()
+    choice = Calibration(lease, settings, [50, 70, 90], 64, free_bytes, lambda: Costly.clock, rows).choose()
     assert not opened  # every context is freed
     return choice
 
@@ -61,6 +64,14 @@ def test_the_least_number_of_slots_within_the_tolerance():
     # (f + 0.01 n) / n for f = 0.1: 8: 0.0225, 16: 0.01625, 32: 0.0131, 64: 0.0116; for f = 0.02: 16: 0.0113, 32: 0.0106
     assert choose(linear(0.1, 0.01)).values["slots"] == 64
     assert choose(linear(0.02, 0.01)).values["slots"] == 32
+
+
+def test_few_rows_need_few_slots():
+    assert choose(linear(1.0, 0.0001), rows=16).values["slots"] == 16
+    assert choose(linear(1.0, 0.0001), rows=20).values["slots"] == 20  # in 16 a second round would be made for 4 rows
+    assert choose(linear(1.0, 0.0001), rows=1).values["slots"] == 1
+    assert choose(linear(1.0, 0.0001), rows=100).values["slots"] == 64
+    assert choose(linear(0.0, 0.01), rows=100).values["slots"] == 4
 
 
 def test_memory_bounds_the_slots():

@@ -21,6 +21,8 @@ from pipeline.jobs import PROJECT
 
 PRELOADED = ("pipeline.__main__", "operators.generate", "operators.sinks.write_parquet", "tests.faults.toy")
 PRELOADED_TOO = (
+    "operators.map",
+    "operators.dedup",
     "operators.sources.read_prompts",
     "operators.render",
     "operators.batch_by_length",

@@ -1,4 +1,5 @@
-"""A job that comes to every failpoint in a tenth of a second: two sinks, rejects, and a Generate without weights."""
+"""A job that comes to every failpoint in a tenth of a second: two sinks, rejects, operators that remember, and a
+Generate without weights."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ square: {{inputs: numbers, op: {{_target_: tests.pipeline.job_ops.Square, bad: [
 squares:
   inputs: square
   op: {{_target_: operators.sinks.write_parquet.WriteParquet, output: {{}}, directory: squares}}
-prompts: {{inputs: square, op: {{_target_: tests.faults.toy.Prompts}}}}
+keyed: {{inputs: square, op: {{_target_: operators.map.Map, columns: {{key: "x % 250"}}}}}}
+distinct: {{inputs: keyed, op: {{_target_: operators.dedup.Dedup, columns: [key]}}}}
+prompts: {{inputs: distinct, op: {{_target_: tests.faults.toy.Prompts}}}}
 generate:
   inputs: prompts
   op:

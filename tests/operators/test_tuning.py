@@ -8,9 +8,10 @@ import logging
 import pytest
 
 from operators import tuning
-from operators.decoding.autotune import Calibration, Choice
+from operators.decoding.autotune import FEW_ROWS, Calibration, Choice
 from operators.decoding.fake import FakeModel
 from operators.engine_settings import OPEN, EngineSettings, OptimiseSettings
+from operators.machine_load import Ticks
 from pipeline.output_dir import CHOICES, wipe
 from tests.operators.test_generate import flow, generate, prompts
 
@@ -26,7 +27,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
-    monkeypatch.setattr(tuning, "is_busy", lambda: False)
+    monkeypatch.setattr(tuning, "others_share", lambda before: 0.0)
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def test_the_next_run_with_like_prompts_needs_no_calibration(tmp_path, calibrati
 
 
 def test_a_choice_made_beside_other_work_is_for_that_run_alone(tmp_path, cache, calibrations, monkeypatch, caplog):
-    monkeypatch.setattr(tuning, "is_busy", lambda: True)
+    monkeypatch.setattr(tuning, "others_share", lambda before: 0.5)
     tuning.tuned(AUTO, FakeModel(), [60], 20, tmp_path / "a", LOG)
     assert "for this run alone" in caplog.text
     tuning.tuned(AUTO, FakeModel(), [60], 20, tmp_path / "b", LOG)
@@ -103,6 +104,29 @@ def test_a_job_that_leaves_all_open_gives_the_same_rows(tmp_path):
     assert [row["completion"] for row in flow(tmp_path / "b", prompts(30), op).run()] == expected
     assert not op._engine_settings.open_keys()
     assert (tmp_path / "b" / tuning.CHOICE_FILE).exists()
+
+
+@pytest.mark.parametrize(("rows", "samples", "most"), [(3, 1, 3), (5, 2, 10), (40, 1, 40)])
+def test_no_job_gets_more_slots_than_it_has_rows(tmp_path, rows, samples, most):
+    op = generate(runtime=dict(OPEN), sampling={"n": samples, "temperature": 1.0})
+    assert len(flow(tmp_path, prompts(rows), op).run()) == rows * samples
+    assert 1 <= op._engine_settings.slots <= most
+    reasons = json.loads((tmp_path / tuning.CHOICE_FILE).read_text())["reasons"]
+    assert any(f"there are {rows * samples} rows" in reason for reason in reasons)
+
+
+def test_many_rows_are_not_counted(tmp_path):
+    op = generate(runtime=dict(OPEN))
+    assert len(flow(tmp_path, prompts(FEW_ROWS + 1), op).run()) == FEW_ROWS + 1
+    assert "there are" not in (tmp_path / tuning.CHOICE_FILE).read_text()
+
+
+def test_what_other_processes_compute_is_told_from_what_we_do():
+    before = Ticks(busy=100, total=1000, own=50.0)
+    assert Ticks(busy=300, total=1200, own=250.0).others_since(before) == 0.0
+    assert Ticks(busy=300, total=1200, own=150.0).others_since(before) == 0.5
+    assert Ticks(busy=300, total=1400, own=50.0).busy_since(before) == 0.5
+    assert before.others_since(before) == before.busy_since(before) == 0.0
 
 
 def test_an_input_without_rows_is_no_problem(tmp_path):

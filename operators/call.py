@@ -1,0 +1,151 @@
+"""Call: a function of the user's own, row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from operators.sources.schemas import SPELLING, parse_type
+from operators.union import append_to_lineage
+from pipeline.errors import ConfigError, SchemaError
+from pipeline.protocols import BaseOperator
+from pipeline.records import LINEAGE, ROW, Batch, Output, RejectKind, require_column
+
+IDENTITY = (ROW.name, LINEAGE.name)
+
+
+class Call(BaseOperator):
+    """Calls a Python function for each row, with the row as a dict. What it returns decides what becomes of the row:
+
+    - a dict: the row with these values. What is not in it stays as it was.
+    - None: the row becomes a reject of kind `filtered`.
+    - with `many: true` an iterable of dicts: a row for each. Their number, from 0, is appended to `lineage`. Without
+      any the row becomes a reject of kind `filtered`.
+
+    The same row must give the same values, whenever it is called: a row may be computed again after a restart. What the
+    function raises is treated as the node's `on_error` says. The files that the function comes from are part of the
+    run's fingerprint.
+
+    Args:
+        function: module.name; a module beside the job file or on PYTHONPATH is found.
+        columns: name to type of the columns that it adds, or whose type it changes.
+        arguments: further keyword arguments for it.
+        many: it returns several rows for one.
+
+    Raises:
+        ConfigError: a type is misspelt, or a column is `row` or `lineage`.
+
+    Example:
+        score:
+          inputs: generate
+          on_error: reject
+          op:
+            _target_: operators.call.Call
+            function: my_functions.score
+            columns: {score: double}
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        columns: dict[str, str] | None = None,
+        arguments: dict[str, Any] | None = None,
+        many: bool = False,
+    ) -> None:
+        self._function = function
+        self._name = getattr(function, "__qualname__", type(function).__name__)
+        self._declared = {name: _type(name, text) for name, text in (columns or {}).items()}
+        self._arguments = arguments or {}
+        self._many = many
+
+    def plan(self, schema: pa.Schema) -> pa.Schema:
+        """The columns, with those that the function adds, and with `many` a lineage.
+
+        Raises:
+            SchemaError: there is no `row`.
+        """
+        require_column(schema, ROW.name, [ROW.type])
+        added = dict(self._declared)
+        fields = [f.with_type(added.pop(f.name, f.type)) for f in schema]
+        if self._many:
+            fields = [f for f in fields if f.name != LINEAGE.name]
+            fields.insert([f.name for f in fields].index(ROW.name) + 1, LINEAGE)
+        self._schema = pa.schema([*fields, *(pa.field(name, kind) for name, kind in added.items())])
+        return self._schema
+
+    def process(self, batch: Batch) -> Iterable[Output]:
+        """Call the function for each row."""
+        made: list[dict[str, Any]] = []
+        parents: list[int] = []
+        numbers: list[int] = []
+        for i, row in enumerate(batch.data.to_pylist()):
+            results = self._results(row)
+            made += results
+            parents += [i] * len(results)
+            numbers += range(len(results))
+        dropped = sorted(set(range(batch.num_rows)) - set(parents))
+        if dropped:
+            yield batch.reject(dropped, f"{self._name} returned nothing", RejectKind.FILTERED)
+        if made or not dropped:
+            expanded = len(made) - (batch.num_rows - len(dropped))
+            yield batch.with_data(self._data(batch.data, made, parents, numbers), expanded=expanded)
+
+    def _results(self, row: dict[str, Any]) -> list[dict[str, Any]]:
+        identity = {name: row[name] for name in IDENTITY if name in row}
+        result = self._function(dict(row), **self._arguments)
+        if result is None:
+            return []
+        if self._many and (isinstance(result, Mapping | str) or not isinstance(result, Iterable)):
+            raise TypeError(
+                f"{self._name} returned {type(result).__name__}; with many: true it returns a list of dicts"
+            )
+        return [self._checked(row, one, identity) for one in (result if self._many else [result])]
+
+    def _checked(self, row: dict[str, Any], result: object, identity: dict[str, Any]) -> dict[str, Any]:
+        """The row with the values of `result`.
+
+        Raises:
+            TypeError: it is no dict.
+            ValueError: it has a key that is no column, or another `row` or `lineage`.
+        """
+        if not isinstance(result, Mapping):
+            more = "; to return several rows write many: true" if isinstance(result, list | tuple) else ""
+            raise TypeError(f"{self._name} returned {type(result).__name__}; it returns a dict or None{more}")
+        merged = {**row, **result}
+        unknown = [key for key in result if key not in self._schema.names]
+        if unknown:
+            raise ValueError(
+                f"{self._name} returned the key '{unknown[0]}', which is no column; declare it:"
+                f" columns: {{{unknown[0]}: string}}"
+            )
+        if {name: merged[name] for name in identity} != identity:
+            raise ValueError(f"{self._name} changed 'row' or 'lineage', which say which row it is")
+        return merged
+
+    def _data(
+        self, data: pa.RecordBatch, made: list[dict[str, Any]], parents: list[int], numbers: list[int]
+    ) -> pa.RecordBatch:
+        columns = {f.name: self._column(f, made) for f in self._schema if f.name not in IDENTITY}
+        for name in (n for n in IDENTITY if n in data.schema.names):
+            columns[name] = data.column(name).take(pa.array(parents, pa.int64()))
+        if self._many:
+            columns[LINEAGE.name] = append_to_lineage(columns.get(LINEAGE.name), np.array(numbers, np.int32))
+        return pa.record_batch([columns[name] for name in self._schema.names], schema=self._schema)
+
+    def _column(self, field: pa.Field, made: list[dict[str, Any]]) -> pa.Array:
+        try:
+            return pa.array([row.get(field.name) for row in made], field.type)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"{self._name}: column '{field.name}' is {field.type}: {error}") from error
+
+
+def _type(name: str, text: str) -> pa.DataType:
+    if name in IDENTITY:
+        raise SchemaError(f"columns has '{name}', which says which row it is; use another name")
+    try:
+        return parse_type(text)
+    except ValueError as error:
+        raise ConfigError(f"columns.{name}={text!r} is not a type: {error}; write {SPELLING}") from error

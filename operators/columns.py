@@ -1,0 +1,115 @@
+"""Select and Rename: which columns there are, and under which names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pyarrow as pa
+
+from pipeline.errors import ConfigError, SchemaError
+from pipeline.protocols import BaseOperator
+from pipeline.records import LINEAGE, ROW, Batch, Output, require_column
+
+IDENTITY = (ROW.name, LINEAGE.name)
+"""Columns that say which row it is: they always stay, under their names."""
+
+
+class Select(BaseOperator):
+    """Keeps some columns, in the order in which they are named, or all but some. `row` and `lineage` always stay.
+
+    Args:
+        columns: those that stay.
+        drop: those that go, instead.
+
+    Raises:
+        ConfigError: both or neither are given, or `drop` names `row` or `lineage`.
+
+    Example:
+        slim:
+          inputs: generate
+          op:
+            _target_: operators.columns.Select
+            columns: [id, prompt, completion]
+    """
+
+    def __init__(self, columns: list[str] | None = None, drop: list[str] | None = None) -> None:
+        if (columns is None) == (drop is None):
+            raise ConfigError("give columns, the names that stay, or drop, the names that go")
+        _refuse_identity(drop or (), "dropped")
+        _refuse_twice(columns or drop or ())
+        self._keep = columns
+        self._drop = drop or []
+
+    def plan(self, schema: pa.Schema) -> pa.Schema:
+        """The columns that stay.
+
+        Raises:
+            SchemaError: a name is no column.
+        """
+        for name in self._keep or self._drop:
+            require_column(schema, name)
+        chosen = [n for n in schema.names if n not in self._drop] if self._keep is None else self._keep
+        identity = [n for n in schema.names if n in IDENTITY and n not in chosen]
+        self._schema = pa.schema([schema.field(name) for name in (*identity, *chosen)])
+        return self._schema
+
+    def process(self, batch: Batch) -> Iterable[Output]:
+        """Nothing is copied."""
+        yield batch.with_data(batch.data.select(self._schema.names))
+
+
+class Rename(BaseOperator):
+    """Gives columns other names, so that what one node writes is what another one reads. Two may change places.
+
+    Args:
+        columns: the name that a column has to the one that it gets.
+
+    Raises:
+        ConfigError: nothing is renamed, two columns get one name, or `row` or `lineage` is in it.
+
+    Example:
+        second_round:
+          inputs: generate
+          op:
+            _target_: operators.columns.Rename
+            columns:
+              prompt: first_prompt
+              completion: prompt
+    """
+
+    def __init__(self, columns: dict[str, str]) -> None:
+        if not columns:
+            raise ConfigError("columns is empty; write columns: {old_name: new_name}")
+        _refuse_identity((*columns, *columns.values()), "renamed, nor another column given their name")
+        _refuse_twice(list(columns.values()))
+        self._names = dict(columns)
+
+    def plan(self, schema: pa.Schema) -> pa.Schema:
+        """The same columns under their new names.
+
+        Raises:
+            SchemaError: a name is no column, or a new one is taken.
+        """
+        for old, new in self._names.items():
+            require_column(schema, old)
+            if new in schema.names and new not in self._names:
+                raise SchemaError(
+                    f"'{old}' cannot become '{new}': there is such a column already; rename that one too"
+                    f" ({new}: another_name), or drop it before (operators.columns.Select, drop: [{new}])"
+                )
+        self._schema = pa.schema([f.with_name(self._names.get(f.name, f.name)) for f in schema])
+        return self._schema
+
+    def process(self, batch: Batch) -> Iterable[Output]:
+        """Nothing is copied."""
+        yield batch.with_data(pa.record_batch(batch.data.columns, schema=self._schema))
+
+
+def _refuse_identity(names: Iterable[str], what: str) -> None:
+    if taken := [name for name in names if name in IDENTITY]:
+        raise ConfigError(f"'{taken[0]}' says which row it is; `row` and `lineage` cannot be {what}")
+
+
+def _refuse_twice(names: Sequence[str]) -> None:
+    if twice := [name for name in names if list(names).count(name) > 1]:
+        raise ConfigError(f"'{twice[0]}' is named twice; each column has a name of its own")

@@ -1,0 +1,159 @@
+"""Dedup: the first of rows that are equal, or nearly so."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from operators.held_rows import HeldRows
+from operators.near_duplicates import SIGNATURE, Near, NearTexts, Signature
+from operators.seen_hashes import HASH, HASH_BYTES, SeenHashes
+from operators.splitting import split
+from pipeline.errors import ConfigError
+from pipeline.protocols import BaseOperator
+from pipeline.records import ROW, Batch, Output, require_column
+
+TEXTS = (pa.string(),)
+
+
+class Dedup(BaseOperator):
+    """Keeps the first of rows that are equal, or nearly so, over the whole run; the others become rejects of kind
+    `filtered`. First is who has the smallest (row, lineage), not who comes first: rows are held back until their chunk
+    ends. A row is compared with rows that are kept, and with no others.
+
+    What it remembers is committed with each chunk, and only what the chunk adds is written. Memory grows with the rows
+    that are kept: 16 bytes each for `columns`, and about 5 kB each for `near` (128 permutations). Columns are kept as
+    hashes of 128 bits, and never as texts.
+
+    Args:
+        columns: rows are equal if these columns are. Null equals null.
+        near: column, threshold, words and permutations: see operators.near_duplicates.Near. Needs the extra `dedup`.
+
+    Raises:
+        ConfigError: neither is given, or datasketch is missing.
+
+    Example:
+        distinct:
+          inputs: generate
+          op:
+            _target_: operators.dedup.Dedup
+            columns: [prompt, completion]
+            near: {column: completion, threshold: 0.8, words: 3}
+    """
+
+    def __init__(self, columns: list[str] | None = None, near: Near | None = None) -> None:
+        if not columns and near is None:
+            raise ConfigError("give columns, near or both; columns: [prompt] keeps the first row of each prompt")
+        self._columns = columns or []
+        self._near = near
+        self._texts = None if near is None else NearTexts(near)
+        self._seen = SeenHashes()
+        self._hash_bytes = HASH_BYTES if columns else 0
+        self._signature_bytes = 0 if near is None else near.permutations * SIGNATURE.itemsize
+        self._held = HeldRows()
+        self._added: dict[int, bytes] = {}
+
+    def plan(self, schema: pa.Schema) -> pa.Schema:
+        """Leaves the columns as they are.
+
+        Raises:
+            SchemaError: a column is not there, or that of `near` holds no texts.
+        """
+        require_column(schema, ROW.name, [ROW.type])
+        for name in self._columns:
+            require_column(schema, name)
+        if self._near is not None:
+            require_column(schema, self._near.column, TEXTS)
+        return schema
+
+    def process(self, batch: Batch) -> Iterable[Output]:
+        """Keep the rows until their chunk ends."""
+        self._held.hold(batch)
+        return ()
+
+    def finish(self, chunk: int) -> Iterable[Output]:
+        """Decide."""
+        batch = self._held.take(chunk)
+        if batch is None:
+            self._added[chunk] = b""
+            return
+        decided = _Decided()
+        keys = self._keys(batch)
+        seen = self._seen.contain(np.array(keys, HASH))
+        texts = batch.data.column(self._near.column).to_pylist() if self._near is not None else keys
+        for key, is_seen, text in zip(keys, seen.tolist(), texts, strict=True):
+            self._decide(decided, key, is_seen, text or "")
+        hashes = b"".join(decided.keys)
+        self._seen.add(np.frombuffer(hashes, HASH))
+        self._added[chunk] = hashes + b"".join(s.tobytes() for s in decided.signatures)
+        yield from split(batch, np.array(decided.keep), decided.reasons)
+
+    def added(self, chunk: int) -> bytes:
+        """The hashes of the rows of `chunk` that are kept, and behind them their signatures."""
+        return self._added.pop(chunk)
+
+    def restore_added(self, additions: Iterable[bytes]) -> None:
+        """Go on from them."""
+        for added in additions:
+            rows = len(added) // (self._hash_bytes + self._signature_bytes)
+            hashes = rows * self._hash_bytes
+            self._seen.add(np.frombuffer(added[:hashes], HASH))
+            if self._texts is not None and rows:
+                for signature in np.frombuffer(added[hashes:], SIGNATURE).reshape(rows, -1):
+                    self._texts.keep(signature)
+
+    def _decide(self, decided: _Decided, key: bytes, seen: bool, text: Any) -> None:
+        """Whether the next row stays, given those before it."""
+        if seen or (key and key in decided.keys):
+            decided.drop(f"equal to an earlier row in {', '.join(self._columns)}")
+            return
+        if self._near is not None and self._texts is not None:
+            signature = self._texts.signature(text)
+            if self._texts.has_like(signature):
+                decided.drop(f"nearly equal to an earlier row in {self._near.column}")
+                return
+            self._texts.keep(signature)
+            decided.signatures.append(signature)
+        decided.keep.append(True)
+        if key:
+            decided.keys[key] = None
+
+    def _keys(self, batch: Batch) -> list[bytes]:
+        """What stands for each row; empty where rows are not compared as a whole."""
+        if not self._columns:
+            return [b""] * batch.num_rows
+        columns = [batch.data.column(name).to_pylist() for name in self._columns]
+        return [_hash(values) for values in zip(*columns, strict=True)]
+
+
+def _hash(values: Sequence[Any]) -> bytes:
+    # JSON tells 1 from "1" and null; what it does not know (bytes, times, decimals) Python writes as one writes it.
+    written = json.dumps(values, default=repr).encode()
+    return hashlib.blake2b(written, digest_size=HASH_BYTES).digest()
+
+
+@dataclass
+class _Decided:
+    """What has been decided of the rows of a chunk.
+
+    Args:
+        keep: of each row, whether it stays.
+        reasons: of each that does not.
+        keys, signatures: of each that does, as far as it has them. The keys are a set in their order.
+    """
+
+    keep: list[bool] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    keys: dict[bytes, None] = field(default_factory=dict)
+    signatures: list[Signature] = field(default_factory=list)
+
+    def drop(self, reason: str) -> None:
+        """The next row does not stay."""
+        self.keep.append(False)
+        self.reasons.append(reason)

@@ -1,0 +1,99 @@
+"""Explode: the elements of a list as rows of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from operators.setting_checks import check
+from operators.union import append_to_lineage
+from pipeline.errors import SchemaError
+from pipeline.protocols import BaseOperator
+from pipeline.records import LINEAGE, ROW, Batch, Output, RejectKind, add_columns, require_column
+
+EMPTY = ("reject", "keep")
+
+
+class Explode(BaseOperator):
+    """Makes of each row as many as its list has elements. The other columns are repeated, and the position of the
+    element, from 0, is appended to `lineage`, which comes to stand after `row`.
+
+    Args:
+        column: a column of lists.
+        as_: the name that the element gets (`as` in a job file); that of the list where none is given.
+        empty: what becomes of a row whose list is empty or null: reject (it leaves with kind `filtered`) or keep (it
+            stays, as element 0 that is null).
+
+    Example:
+        questions:
+          inputs: parse
+          op:
+            _target_: operators.explode.Explode
+            column: questions
+            as: question
+    """
+
+    def __init__(self, column: str, as_: str | None = None, empty: str = "reject") -> None:
+        check(empty in EMPTY, "empty", empty, f"it is one of {', '.join(EMPTY)}")
+        for name in (column, as_):
+            check(name not in (ROW.name, LINEAGE.name), "column", name, "it says which row it is; name another one")
+        self._column = column
+        self._name = as_ or column
+        self._keep_empty = empty == "keep"
+
+    def plan(self, schema: pa.Schema) -> pa.Schema:
+        """The columns with the element in place of the list, and `lineage`.
+
+        Raises:
+            SchemaError: the column is not there or holds no lists, or there is a column of the new name.
+        """
+        kind = require_column(schema, self._column).type
+        if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
+            raise SchemaError(f"column '{self._column}' has type {kind}; it must be a list")
+        require_column(schema, ROW.name, [ROW.type])
+        element = pa.field(self._name, kind.value_type)
+        if self._name != self._column:
+            add_columns(schema, element)
+        fields = [element if f.name == self._column else f for f in schema if f.name != LINEAGE.name]
+        fields.insert([f.name for f in fields].index(ROW.name) + 1, LINEAGE)
+        self._schema = pa.schema(fields)
+        return self._schema
+
+    def process(self, batch: Batch) -> Iterable[Output]:
+        """A row an element."""
+        lists = batch.data.column(self._column)
+        lengths = np.asarray(pc.fill_null(pc.list_value_length(lists), 0)).astype(np.int64)
+        empty = np.flatnonzero(lengths == 0)
+        if len(empty) and not self._keep_empty:
+            yield batch.reject(empty.tolist(), f"the list '{self._column}' is empty", RejectKind.FILTERED)
+        kept = batch.num_rows if self._keep_empty else batch.num_rows - len(empty)
+        if kept:
+            yield batch.with_data(self._exploded(batch.data, lists, lengths), expanded=self._rows(lengths) - kept)
+
+    def _rows(self, lengths: np.ndarray) -> int:
+        return int(np.maximum(lengths, 1).sum() if self._keep_empty else lengths.sum())
+
+    def _exploded(self, data: pa.RecordBatch, lists: pa.Array, lengths: np.ndarray) -> pa.RecordBatch:
+        each = np.maximum(lengths, 1) if self._keep_empty else lengths
+        parents = np.repeat(np.arange(len(lengths)), each)
+        positions = np.arange(len(parents)) - np.repeat(np.cumsum(each) - each, each)
+        repeated = data.take(pa.array(parents))
+        before = repeated.column(LINEAGE.name) if LINEAGE.name in data.schema.names else None
+        made = {
+            LINEAGE.name: append_to_lineage(before, positions.astype(np.int32)),
+            self._name: _elements(lists, lengths, parents),
+        }
+        return pa.record_batch(
+            [made[f.name] if f.name in made else repeated.column(f.name) for f in self._schema], schema=self._schema
+        )
+
+
+def _elements(lists: pa.Array, lengths: np.ndarray, parents: np.ndarray) -> pa.Array:
+    """The element of each row; null for that of a list that has none."""
+    elements = pc.list_flatten(lists)  # without those that lie under a null
+    has = lengths[parents] > 0
+    places = np.cumsum(has) - 1
+    return elements.take(pa.array(places, pa.int64(), mask=~has))

@@ -1,0 +1,125 @@
+"""Map: columns made of other columns of the same row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+import jinja2
+import polars as pl
+import pyarrow as pa
+
+from operators.expressions import RowExpression
+from operators.setting_checks import check
+from operators.sources.schemas import plain_type
+from operators.templates import Template, used_columns
+from pipeline.errors import ConfigError
+from pipeline.protocols import BaseOperator
+from pipeline.records import LINEAGE, ROW, Batch, Output
+
+
+class Map(BaseOperator):
+    """Adds columns, or replaces those of the same name in their place. Each is made of the columns of its row as they
+    come in: an expression does not see what the others make.
+
+    An expression that cannot be computed of a row (CAST of a text that is no number; TRY_CAST gives null) fails as the
+    node's `on_error` says. A template that cannot be rendered (it prints a null) makes its row a reject.
+
+    Args:
+        columns: name to an expression in the SQL of polars, about one row.
+        templates: name to a Jinja template over the columns, which gives a text.
+
+    Raises:
+        ConfigError: neither is given, both give a column, a column is `row` or `lineage`, an expression looks beyond
+            its row, or a template does not compile.
+
+    Example:
+        shape:
+          inputs: read
+          op:
+            _target_: operators.map.Map
+            columns:
+              words: ARRAY_LENGTH(STRING_TO_ARRAY(text, ' '))
+              language: COALESCE(language, 'en')
+            templates:
+              prompt: "Translate from {{ language }}: {{ text }}"
+    """
+
+    def __init__(self, columns: dict[str, str] | None = None, templates: dict[str, str] | None = None) -> None:
+        expressions, sources = columns or {}, templates or {}
+        check(bool(expressions or sources), "columns", columns, "give columns, templates or both")
+        for name in expressions.keys() & sources.keys():
+            raise ConfigError(f"'{name}' is in columns and in templates; keep one of them")
+        for name in (n for n in (*expressions, *sources) if n in (ROW.name, LINEAGE.name)):
+            raise ConfigError(f"'{name}' says which row it is and cannot be made; use another name")
+        self._made: dict[str, _Made] = {n: _Expression(f"columns.{n}", text) for n, text in expressions.items()}
+        self._made |= {n: _Text(f"templates.{n}", text) for n, text in sources.items()}
+
+    def plan(self, schema: pa.Schema) -> pa.Schema:
+        """The columns with those that are made.
+
+        Raises:
+            ConfigError: an expression is not SQL.
+            SchemaError: an expression or template names an unknown column, or does not fit the types.
+        """
+        made = {name: pa.field(name, column.plan(schema)) for name, column in self._made.items()}
+        self._schema = pa.schema([*(made.pop(f.name, f) for f in schema), *made.values()])
+        return self._schema
+
+    def process(self, batch: Batch) -> Iterable[Output]:
+        """Make the columns."""
+        failed: dict[int, str] = {}
+        made = {name: column.values(batch.data, failed) for name, column in self._made.items()}
+        columns = [made[f.name].cast(f.type) if f.name in made else batch.data.column(f.name) for f in self._schema]
+        data = pa.record_batch(columns, schema=self._schema)
+        if failed:
+            yield batch.reject(sorted(failed), [failed[i] for i in sorted(failed)])
+            data = data.take(pa.array([i for i in range(batch.num_rows) if i not in failed], pa.int64()))
+        if data.num_rows or not failed:
+            yield batch.with_data(data)
+
+
+class _Made(Protocol):
+    """A column that is made."""
+
+    def plan(self, schema: pa.Schema) -> pa.DataType:
+        """Its type."""
+
+    def values(self, data: pa.RecordBatch, failed: dict[int, str]) -> pa.Array:
+        """Its values; rows that have none are put into `failed` with the reason."""
+
+
+class _Expression:
+    def __init__(self, key: str, text: str) -> None:
+        self._expression = RowExpression(key, text)
+
+    def plan(self, schema: pa.Schema) -> pa.DataType:
+        wanted = "a type that can be written; CAST it"
+        kind = plain_type(self._expression.plan(schema, lambda kind: kind not in (pl.Null, pl.Object), wanted))
+        # polars takes 0.5 in SQL for a decimal, whose digits differ by version; who writes it means a number.
+        return pa.float64() if pa.types.is_decimal(kind) else kind
+
+    def values(self, data: pa.RecordBatch, failed: dict[int, str]) -> pa.Array:
+        return self._expression.values(data).to_arrow()
+
+
+class _Text:
+    def __init__(self, key: str, source: str) -> None:
+        self._template = Template(source, key, strict=True)
+
+    def plan(self, schema: pa.Schema) -> pa.DataType:
+        self._columns = used_columns(self._template, schema)
+        return pa.string()
+
+    def values(self, data: pa.RecordBatch, failed: dict[int, str]) -> pa.Array:
+        rows = data.select(self._columns).to_pylist() if self._columns else [{}] * data.num_rows
+        return pa.array([self._rendered(row, i, failed) for i, row in enumerate(rows)], pa.string())
+
+    def _rendered(self, row: Mapping[str, Any], index: int, failed: dict[int, str]) -> str | None:
+        try:
+            return self._template.render(dict(row))
+        except jinja2.TemplateError as error:
+            failed.setdefault(index, f"{self._template.name}: {error.message}")
+        except Exception as error:  # whatever an expression of the template makes of this row's values
+            failed.setdefault(index, f"{self._template.name}: {type(error).__name__}: {error}")
+        return None

@@ -1,0 +1,133 @@
+"""Call: a function of the user's own, and what becomes of the rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from operators.call import Call
+from pipeline.adapter import OnError
+from pipeline.construct import build_graph
+from pipeline.errors import ConfigError, GraphError, NodeFailed
+from pipeline.graph import Node
+from pipeline.settings import JobSettings, NodeSettings
+from tests.operators.flow import Flow, Rows, chain
+
+SCHEMA = pa.schema([("text", pa.string()), ("n", pa.int64())])
+ROWS: list[dict[str, Any]] = [{"text": "ab", "n": 1}, {"text": "c", "n": 2}, {"text": None, "n": 3}]
+HERE = "tests.operators.test_call"
+
+Row = dict[str, Any]
+
+
+def size(row: Row) -> Row:
+    return {"size": len(row["text"])}
+
+
+def with_text_only(row: Row) -> Row | None:
+    return row if row["text"] else None
+
+
+def letters(row: Row) -> list[Row]:
+    return [{**row, "text": letter} for letter in row["text"] or ""]
+
+
+def returns(row: Row, value: Any) -> Any:
+    return value
+
+
+def called(tmp_path: Path, op: Call, on_error: OnError = OnError.FAIL) -> tuple[list[tuple[Any, ...]], Flow]:
+    nodes = chain(Rows(ROWS, SCHEMA, batch=2))
+    flow = Flow(tmp_path, {**nodes, "call": Node(op, ("source",), on_error=on_error)})
+    return [tuple(row.values()) for row in flow.run()], flow
+
+
+def test_a_dict_adds_and_replaces_and_the_rest_stays(tmp_path):
+    op = Call(lambda row: {"n": row["n"] * 10, "size": 1.0}, {"size": "double"})
+    assert called(tmp_path, op)[0] == [(0, "ab", 10, 1.0), (1, "c", 20, 1.0), (2, None, 30, 1.0)]
+
+
+def test_a_type_may_change(tmp_path):
+    assert called(tmp_path, Call(lambda row: {"n": str(row["n"])}, {"n": "string"}))[0][0] == (0, "ab", "1")
+
+
+def test_none_is_a_reject_that_was_asked_for(tmp_path):
+    rows, flow = called(tmp_path, Call(with_text_only))
+    assert rows == [(0, "ab", 1), (1, "c", 2)]
+    assert flow.tally.by_reason == {("call", "filtered", "with_text_only returned nothing"): 1}
+
+
+def test_many_gives_a_row_for_each_with_its_number_in_the_lineage(tmp_path):
+    rows, flow = called(tmp_path, Call(letters, many=True))
+    assert rows == [(0, [0], "a", 1), (0, [1], "b", 1), (1, [0], "c", 2)]
+    assert flow.tally.by_reason == {("call", "filtered", "letters returned nothing"): 1}
+
+
+def test_what_it_raises_is_for_on_error(tmp_path):
+    with pytest.raises(NodeFailed, match=r"node 'call' failed: TypeError: object of type 'NoneType'"):
+        called(tmp_path / "fail", Call(size, {"size": "int64"}))
+    rows, flow = called(tmp_path / "reject", Call(size, {"size": "int64"}), OnError.REJECT)
+    assert rows == [(0, "ab", 1, 2), (1, "c", 2, 1)]
+    assert flow.tally.errors == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "many", "message"),
+    [
+        (
+            {"sise": 1},
+            False,
+            "returned the key 'sise', which is no column; declare it: columns: {sise: string}",
+        ),
+        ({"row": 9}, False, "changed 'row' or 'lineage'"),
+        ({"n": "x"}, False, "column 'n' is int64: "),
+        ("x", False, "returned str; it returns a dict or None"),
+        ([{}], False, "returned list; .* write many: true"),
+        ({}, True, "returned dict; with many: true it returns a list of dicts"),
+        ("x", True, "returned str; with many: true"),
+        ([3], True, "returned int; it returns a dict or None"),
+    ],
+)
+def test_what_cannot_be_a_row_is_said(tmp_path, value, many, message):
+    with pytest.raises(NodeFailed, match=message):
+        called(tmp_path, Call(returns, arguments={"value": value}, many=many))
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [({"a": "text"}, "columns.a='text' is not a type: unknown type 'text'"), ({"row": "int64"}, "columns has 'row'")],
+)
+def test_columns_that_cannot_be_are_refused(columns, message):
+    with pytest.raises(ConfigError, match=message):
+        Call(size, columns)
+
+
+def graph_of(**op: Any) -> Any:
+    nodes = {
+        "numbers": NodeSettings({"_target_": "tests.pipeline.job_ops.Numbers", "rows": 5}),
+        "call": NodeSettings({"_target_": "operators.call.Call", **op}, "numbers"),
+        "write": NodeSettings({"_target_": "tests.pipeline.job_ops.Parquet"}, "call"),
+    }
+    return build_graph(JobSettings(nodes=nodes))
+
+
+def test_a_job_names_the_function_by_its_module():
+    node = graph_of(function=f"{HERE}.size", columns={"size": "int64"}).nodes["call"]
+    assert node.modules == ("operators.call", HERE)
+    assert isinstance(node.op, Call)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (f"{HERE}.sise", "node 'call': function: module .* has no 'sise'; did you mean 'size'"),
+        (f"{HERE}.HERE", "node 'call': function: .* is a str, not a function"),
+        ("nowhere.at_all", "there is no module 'nowhere'"),
+    ],
+)
+def test_a_function_that_is_not_there_is_refused(function, message):
+    with pytest.raises(GraphError, match=message):
+        graph_of(function=function)

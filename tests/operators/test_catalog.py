@@ -1,0 +1,80 @@
+"""What operators say of themselves is whole, true, and what docs/operators.md says."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from pathlib import Path
+
+import pytest
+import yaml
+
+from operators import catalog
+from pipeline.__main__ import main
+from pipeline.construct import load_object
+from pipeline.protocols import Operator, StreamOperator
+
+ROOT = Path(__file__).parents[2]
+ENTRIES = [entry for members in catalog.entries().values() for entry in members]
+INTERNAL = {"operators.bench"}
+"""Operators of these packages are parts of one job, and nothing to build another from."""
+
+
+def operator_classes():
+    """Targets of all classes in operators/ that have what makes an operator."""
+    for path in sorted((ROOT / "operators").rglob("*.py")):
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        if any(module.startswith(package) for package in INTERNAL):
+            continue
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                methods = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
+                if "plan" in methods and methods & {"process", "run"}:
+                    yield f"{module}.{node.name}"
+
+
+def test_every_operator_is_listed():
+    assert {entry.target for entry in ENTRIES} == set(operator_classes())
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def test_an_operator_says_what_each_argument_is_and_gives_an_example(entry):
+    explained = [name for argument in entry.arguments for name in argument.names]
+    taken = inspect.signature(entry.operator).parameters
+    assert explained == sorted(explained, key=[catalog._as_written(name) for name in taken].index)
+    assert set(explained) == {catalog._as_written(name) for name in taken}
+    ((node, content),) = yaml.safe_load(entry.example).items()
+    assert node
+    op = content["op"]
+    assert op.pop("_target_") == entry.target
+    assert set(op) <= set(explained)
+    required = {
+        name
+        for argument in entry.arguments
+        for name, default in zip(argument.names, argument.defaults, strict=True)
+        if default is None
+    }
+    assert required <= set(op)
+    operator = load_object(entry.target)
+    assert issubclass(operator, Operator) or issubclass(operator, StreamOperator)
+
+
+def test_the_docs_are_what_the_docstrings_say():
+    assert (ROOT / "docs/operators.md").read_text() == catalog.markdown(), (
+        "python -m pipeline operators --markdown > docs/operators.md"
+    )
+
+
+def test_the_command_lists_and_explains(capsys):
+    assert main(["operators"]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"  {entry.name} " in printed for entry in ENTRIES)
+    assert main(["operators", "filter"]) == 0
+    printed = capsys.readouterr().out
+    assert "_target_: operators.filter.Filter" in printed
+    assert "  where\n" in printed
+
+
+def test_an_operator_that_does_not_exist_is_told_with_one_that_does(capsys):
+    assert main(["operators", "Filtre"]) == 2
+    assert "did you mean Filter?" in capsys.readouterr().err

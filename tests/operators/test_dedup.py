@@ -1,0 +1,158 @@
+"""Dedup: the first of equal rows, and of rows that are nearly equal."""
+
+from __future__ import annotations
+
+import sys
+import tracemalloc
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from operators.dedup import Dedup
+from operators.near_duplicates import Near, NearTexts, shingles
+from operators.seen_hashes import HASH_BYTES
+from pipeline.errors import ConfigError, SchemaError
+from pipeline.records import ROW
+from tests.operators.arrivals import Outcome, Row, in_order
+
+SCHEMA = pa.schema([ROW, ("a", pa.string()), ("b", pa.float64()), ("c", pa.list_(pa.binary()))])
+SENTENCE = "the cat sat on the mat and looked at the dog that lay in the sun by the old red door"
+WORDS = SENTENCE.split()
+
+
+def run(op: Dedup, rows: list[Row], chunk_rows: int = 3) -> Outcome:
+    op.plan(SCHEMA)
+    numbered = [{"row": i, "a": None, "b": None, "c": None, **row} for i, row in enumerate(rows)]
+    return Outcome().take(op, in_order([numbered[i : i + chunk_rows] for i in range(0, len(rows), chunk_rows)], SCHEMA))
+
+
+def kept(op: Dedup, rows: list[Row]) -> list[int]:
+    return sorted(row for row, _ in run(op, rows).rows)
+
+
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "a": st.none() | st.sampled_from(["", "x", "null", '"x"', "1"]),
+    "b": st.none() | st.sampled_from([0.0, 1.0, 0.1]),
+    "c": st.none() | st.lists(st.none() | st.sampled_from([b"", b"x", b"\xff"]), max_size=2),
+}
+
+
+@settings(deadline=None)
+@given(st.lists(st.fixed_dictionaries(VALUES), max_size=12), st.sets(st.sampled_from("abc"), min_size=1))
+def test_equal_rows_are_those_whose_values_are_equal_and_the_first_stays(rows, columns):
+    names = sorted(columns)
+    first: dict[str, int] = {}
+    for i, row in enumerate(rows):
+        first.setdefault(repr([row[name] for name in names]), i)
+    assert kept(Dedup(names), rows) == sorted(first.values())
+
+
+def test_a_row_is_compared_with_rows_that_are_kept_and_no_others():
+    """Row 1 is nearly row 0, so it is gone; row 2 equals row 1 in `b` and is like no row that is kept."""
+    rows = [
+        {"a": SENTENCE, "b": 1.0},
+        {"a": " ".join([*WORDS, "again"]), "b": 2.0},
+        {"a": "something else", "b": 2.0},
+    ]
+    assert kept(Dedup(["b"], Near("a")), rows) == [0, 2]
+
+
+def test_the_reasons_say_which_columns():
+    rows: list[Row] = [{"a": SENTENCE}, {"a": SENTENCE}, {"a": SENTENCE.upper() + " "}]
+    outcome = run(Dedup(["a", "b"], Near("a")), rows)
+    assert outcome.rejects == {
+        (1, ()): ("filtered", "equal to an earlier row in a, b"),
+        (2, ()): ("filtered", "nearly equal to an earlier row in a"),
+    }
+
+
+@pytest.mark.parametrize(("changed", "expected"), [(0, [0]), (1, [0]), (12, [0, 1])])
+def test_near_is_how_many_shingles_are_shared(changed, expected):
+    other = [f"w{i}" if i < changed else word for i, word in enumerate(WORDS)]
+    assert kept(Dedup(near=Near("a", 0.7, words=2)), [{"a": SENTENCE}, {"a": " ".join(other)}]) == expected
+
+
+def test_shingles_are_runs_of_words_in_any_case_and_space():
+    assert list(shingles("A b\n C", 2)) == [b"a b", b"b c"]
+    assert list(shingles("a b", 3)) == [b"a b"]
+    assert list(shingles("", 3)) == [b""]
+
+
+def test_what_is_committed_with_a_chunk_grows_with_the_chunk_and_not_with_the_run():
+    outcome = run(Dedup(["a"]), [{"a": str(i // 2)} for i in range(40)], chunk_rows=4)
+    assert {len(added) for added in outcome.added.values()} == {2 * HASH_BYTES}
+    near = run(Dedup(near=Near("a", permutations=32)), [{"a": str(i // 2)} for i in range(8)], chunk_rows=4)
+    assert {len(added) for added in near.added.values()} == {2 * 32 * 4}
+
+
+def test_texts_are_not_kept():
+    rows = [{"a": f"{i} " + "x" * 10_000} for i in range(200)]
+    op = Dedup(["a"])
+    run(op, rows[:3])
+    tracemalloc.start()
+    try:
+        run(op, rows)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 200 * 1_000
+
+
+def test_a_near_text_costs_what_the_docstring_says():
+    texts = NearTexts(Near("a"))
+    tracemalloc.start()
+    try:
+        for i in range(200):
+            texts.keep(texts.signature(" ".join(f"{word}{i}" for word in WORDS)))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 200 * 6_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "give columns, near or both"),
+        ({"columns": []}, "give columns, near or both"),
+    ],
+)
+def test_what_cannot_work_is_refused(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        Dedup(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("near", "message"),
+    [
+        ({"threshold": 1.5}, "near.threshold=1.5 cannot work"),
+        ({"words": 0}, "near.words=0 cannot work"),
+        ({"permutations": 1}, "near.permutations=1 cannot work: it is 16 or more"),
+        ({"threshold": 0.999, "permutations": 16}, "near.threshold=0.999 is too high for 16 permutations"),
+    ],
+)
+def test_a_near_that_cannot_work_is_refused(near, message):
+    with pytest.raises(ConfigError, match=message):
+        Dedup(near=Near("a", **near))
+
+
+@pytest.mark.parametrize(
+    ("op", "message"),
+    [
+        (Dedup(["z"]), "needs a column 'z'"),
+        (Dedup(near=Near("z")), "needs a column 'z'"),
+        (Dedup(near=Near("b")), "column 'b' has type double; it must be string"),
+    ],
+)
+def test_what_does_not_fit_the_columns_is_refused(op, message):
+    with pytest.raises(SchemaError, match=message):
+        op.plan(SCHEMA)
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasketch", None)
+    with pytest.raises(ConfigError, match=r"pip install 'llama-batch-pipeline\[dedup\]'"):
+        Dedup(near=Near("a"))

@@ -1,0 +1,102 @@
+"""Map: columns of columns, in SQL and in Jinja."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from operators.map import Map
+from pipeline.adapter import OnError
+from pipeline.errors import ConfigError, NodeFailed, SchemaError
+from pipeline.graph import Node
+from tests.operators.flow import Flow, Rows, chain
+
+SCHEMA = pa.schema([("text", pa.string()), ("n", pa.int64())])
+WORDS = "ARRAY_LENGTH(STRING_TO_ARRAY(text, ' '))"
+ROWS = [{"text": t, "n": i} for i, t in enumerate(("7", "one two", None, "x"))]
+
+
+def mapped(tmp_path: Path, op: Map, on_error: OnError = OnError.FAIL) -> tuple[list[dict[str, Any]], Flow]:
+    nodes = chain(Rows(ROWS, SCHEMA, chunk_rows=3, batch=2))
+    flow = Flow(tmp_path, {**nodes, "map": Node(op, ("source",), on_error=on_error)})
+    return flow.run(), flow
+
+
+def test_columns_are_added_at_the_end_and_replaced_in_their_place(tmp_path):
+    op = Map({"n": "n * 10", "words": WORDS}, {"says": "{{ n }}: {{ text or '-' }}"})
+    rows, _ = mapped(tmp_path, op)
+    assert list(rows[1]) == ["row", "text", "n", "words", "says"]
+    assert [r["n"] for r in rows] == [0, 10, 20, 30]
+    assert [r["words"] for r in rows] == [1, 2, None, 1]
+    assert [r["says"] for r in rows] == ["0: 7", "1: one two", "2: -", "3: x"]  # of the columns as they came in
+
+
+@pytest.mark.parametrize(
+    ("sql", "kind"),
+    [
+        ("n + 1", pa.int64()),
+        ("n / 2.0", pa.float64()),
+        ("n > 1", pa.bool_()),
+        ("text || '!'", pa.string()),
+        ("COALESCE(text, 'none')", pa.string()),
+        ("CASE WHEN n > 1 THEN 'big' ELSE 'small' END", pa.string()),
+        ("STRING_TO_ARRAY(text, ' ')", pa.list_(pa.string())),
+    ],
+)
+def test_the_type_that_is_planned_is_that_of_the_rows(tmp_path, sql, kind):
+    op = Map({"made": sql})
+    assert op.plan(pa.schema([("row", pa.int64()), *SCHEMA])).field("made").type == kind
+    _, flow = mapped(tmp_path, Map({"made": sql}))
+    assert {b.data.schema.field("made").type for b in flow.sink.batches} == {kind}
+
+
+def test_a_row_whose_template_fails_is_a_reject_and_the_others_stay(tmp_path):
+    rows, flow = mapped(tmp_path, Map(templates={"prompt": "Say {{ text }}"}))
+    assert [r["prompt"] for r in rows] == ["Say 7", "Say one two", "Say x"]
+    ((node, kind, reason),) = flow.tally.by_reason
+    assert (node, kind) == ("map", "error")
+    assert reason.startswith("templates.prompt: prints a null")
+
+
+def test_an_expression_that_fails_names_itself_and_honours_on_error(tmp_path):
+    op = {"number": "CAST(text AS BIGINT)"}
+    with pytest.raises(NodeFailed, match=r"node 'map' failed: ValueError: columns.number='CAST.*conversion"):
+        mapped(tmp_path / "fail", Map(op))
+    rows, flow = mapped(tmp_path / "reject", Map(op), OnError.REJECT)
+    assert [(r["row"], r["number"]) for r in rows] == [(0, 7), (2, None)]
+    assert flow.tally.errors == 2
+    rows, _ = mapped(tmp_path / "try", Map({"number": "TRY_CAST(text AS BIGINT)"}))
+    assert [r["number"] for r in rows] == [7, None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "give columns, templates or both"),
+        ({"columns": {"a": "n"}, "templates": {"a": "x"}}, "'a' is in columns and in templates"),
+        ({"columns": {"row": "n"}}, "'row' says which row it is"),
+        ({"columns": {"a": "max(n)"}}, "columns.a='max.n.' looks beyond its row"),
+        ({"columns": {"a": "UNNEST(x)"}}, "looks beyond its row"),
+        ({"columns": {"a": "n +"}}, "columns.a='n .' is not an expression in SQL"),
+        ({"templates": {"a": "{{ n"}}, "templates.a, line 1"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_its_key(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        Map(**arguments).plan(SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"columns": {"a": "m + 1"}}, "columns.a='m . 1': unable to find column .m.; the columns are text, n"),
+        ({"columns": {"a": "LENGTH(n)"}}, "columns.a=.* does not fit the columns"),
+        ({"templates": {"a": "{{ m }}"}}, "templates.a uses 'm'; the columns are text, n"),
+    ],
+)
+def test_what_does_not_fit_the_columns_is_refused(arguments, message):
+    with pytest.raises(SchemaError, match=message):
+        Map(**arguments).plan(SCHEMA)

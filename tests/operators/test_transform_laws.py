@@ -1,0 +1,122 @@
+"""What holds for every transform: neither batches nor the order of arrival show, no row is lost, and a restart is not
+seen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from operators.call import Call
+from operators.columns import Rename, Select
+from operators.dedup import Dedup
+from operators.explode import Explode
+from operators.filter import Filter
+from operators.limit import Limit
+from operators.map import Map
+from operators.near_duplicates import Near
+from operators.parse_json import ParseJson
+from operators.sample_rows import Sample
+from pipeline.records import LINEAGE, ROW
+from tests.operators.arrivals import Outcome, Row, in_order, mixed, resumed
+
+SCHEMA = pa.schema([ROW, LINEAGE, ("n", pa.int64()), ("text", pa.string()), ("many", pa.list_(pa.int64()))])
+TEXTS = ["the quick brown fox jumps over the lazy dog", "The quick brown fox jumps over the lazy cat", "else", None]
+
+
+def row(i: int) -> Row:
+    """Number `i`: two of each `row`, few different values, lists of 0 to 2 elements and null."""
+    lists: list[Any] = [[i, i + 1], [], None, [i]]
+    return {"row": i // 2, "lineage": [i % 2], "n": i * 7 % 5, "text": TEXTS[i * 3 % 4], "many": lists[i % 4]}
+
+
+CHUNKS = [[row(i) for i in range(first, min(first + 6, 22))] for first in range(0, 22, 6)]
+ROWS = sum(map(len, CHUNKS))
+
+
+def call_once(row: Row, least: int) -> Row | None:
+    return {"text": f"{row['n']}!"} if row["n"] >= least else None
+
+
+def call_many(row: Row) -> list[Row]:
+    return [{"n": value} for value in row["many"] or []]
+
+
+TRANSFORMS: Mapping[str, Callable[[], Any]] = {
+    "call": lambda: Call(call_once, arguments={"least": 2}),
+    "call-many": lambda: Call(call_many, many=True),
+    "dedup": lambda: Dedup(["n", "text"]),
+    "dedup-near": lambda: Dedup(near=Near("text", threshold=0.5, words=2, permutations=32)),
+    "dedup-both": lambda: Dedup(["n"], Near("text", threshold=0.5, words=2, permutations=32)),
+    "explode": lambda: Explode("many"),
+    "explode-keep": lambda: Explode("many", as_="one", empty="keep"),
+    "filter": lambda: Filter("n > 2"),
+    "limit": lambda: Limit(9),
+    "limit-beyond": lambda: Limit(1000),
+    "map": lambda: Map({"n": "n + 1", "twice": "n * 2"}, {"line": "{{ n }} {{ text }}"}),
+    "parse": lambda: ParseJson("text", {"a": "int64"}),
+    "rename": lambda: Rename({"n": "text", "text": "n"}),
+    "sample-share": lambda: Sample(fraction=0.4, seed=3),
+    "sample-chunk": lambda: Sample(per_chunk=2),
+    "select": lambda: Select(["n"]),
+}
+REMEMBER = ["dedup", "dedup-near", "dedup-both", "limit", "limit-beyond"]
+
+
+def planned(name: str) -> Any:
+    op = TRANSFORMS[name]()
+    op.plan(SCHEMA)
+    return op
+
+
+@pytest.fixture(scope="module", params=TRANSFORMS)
+def transform(request) -> tuple[str, Outcome]:
+    """Its name, and what it makes of the rows as they stand."""
+    return request.param, Outcome().take(planned(request.param), in_order(CHUNKS, SCHEMA))
+
+
+def test_no_row_is_lost_or_made_up(transform):
+    name, outcome = transform
+    read = sum(len(CHUNKS[chunk]) for chunk in outcome.ended)
+    assert read + outcome.expanded == len(outcome.rows) + len(outcome.rejects)
+    assert read == ROWS or name == "limit"
+
+
+def test_the_rows_have_the_planned_columns(transform):
+    name, outcome = transform
+    schema = TRANSFORMS[name]().plan(SCHEMA)
+    assert all(list(row) == schema.names for row in outcome.rows.values())
+
+
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_batches_and_the_order_of_arrival_do_not_show(transform, data):
+    name, outcome = transform
+    items = data.draw(mixed(CHUNKS, SCHEMA))
+    assert Outcome().take(planned(name), items).told == outcome.told
+
+
+@pytest.mark.parametrize("name", REMEMBER)
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_a_run_that_was_killed_behind_any_chunk_ends_as_one_that_was_not(name, data):
+    """Also when rows of the next chunk had been seen."""
+    whole = Outcome().take(planned(name), in_order(CHUNKS, SCHEMA))
+    last = data.draw(st.integers(0, len(CHUNKS) - 1))
+    before = Outcome().take(planned(name), data.draw(mixed(CHUNKS, SCHEMA)), until=last)
+    op = resumed(planned(name), before)
+    rest = data.draw(mixed(CHUNKS, SCHEMA, first=before.ended[-1] + 1))
+    assert before.take(op, rest).told == whole.told
+
+
+def test_the_transforms_do_something(transform):
+    """Else the laws above would hold of operators that pass everything on."""
+    name, outcome = transform
+    before = {(r["row"], tuple(r["lineage"])): json.dumps(r) for rows in CHUNKS for r in rows}
+    after = {key: json.dumps(row) for key, row in outcome.rows.items()}
+    assert (before != after) != (name == "limit-beyond")
