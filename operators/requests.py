@@ -15,7 +15,7 @@ from operators.decoding.model import Model, TokenIds
 from operators.decoding.params import SamplingParams
 from operators.decoding.sequence import Sequence
 from operators.decoding.stops import StopWatcher
-from operators.row_hash import hash_of, row_hashes
+from operators.row_hash import hash_of, mix, row_hashes
 from operators.sampling_rules import plain_value, sampling_rules
 from operators.sampling_values import ParamsMaker
 from operators.settings import SamplingSettings
