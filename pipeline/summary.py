@@ -171,7 +171,9 @@ def _remedy(o: Outcome) -> list[str]:
 
 def _after_budget(o: Outcome) -> str:
     """What to do when a budget was spent. Tokens and minutes decide no row, so the run can go on; the others do."""
-    spent = (o.goal.spent if o.goal else None) or "a budget"
+    spent = o.goal.spent if o.goal else None
+    if spent is None:
+        return "exit code 5: a node took no more rows before the target was reached; one that limits them does that"
     if spent.startswith(("target.max_tokens", "target.max_minutes")):
         how = f"the same command with a larger {spent.partition('=')[0]}= goes on"
     elif spent.startswith("target."):
