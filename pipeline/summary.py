@@ -99,14 +99,20 @@ def _target_lines(o: Outcome) -> list[str]:
 
 
 def _account_lines(accounts: Mapping[str, RowCounts]) -> list[str]:
-    """What became of the rows at each node; nothing where every row went through all of them."""
-    if not any(counts.expanded or counts.rejected for counts in accounts.values()):
+    """What became of the rows at the source, the last node, and each between them that did not pass on all as they
+    came; nothing where there is none."""
+    ends = {*list(accounts)[:1], *list(accounts)[-1:]}
+    changed = {name for name, counts in accounts.items() if counts.expanded or counts.rejected}
+    if not changed:
         return []
-    width = max(10, *(len(name) for name in accounts))
+    shown = [name for name in accounts if name in ends | changed]
+    width = max(10, *(len(name) for name in shown))
     lines = [f"{'accounts':{width}}  {'rows in':>11} {'expanded':>9} {'rejected':>9} {'rows out':>11}"]
-    for name, c in accounts.items():
+    for name in shown:
+        c = accounts[name]
         lines.append(f"{name:{width}}  {c.rows_in:11,} {c.expanded:9,} {c.rejected:9,} {c.rows_out:11,}")
-    return lines
+    left = len(accounts) - len(shown)
+    return lines + ([f"            {left} other node(s) passed on every row that they got"] if left else [])
 
 
 def _reject_lines(rejects: RejectCounts) -> list[str]:

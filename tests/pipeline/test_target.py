@@ -135,6 +135,8 @@ def test_the_accounts_of_all_attempts_add_up(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "60 of 60 rows accepted, from 160 source rows, 3.6 rounds of 45" in shown
     assert "picky               160         0        96          64\n" in shown
+    assert "1 other node(s) passed on every row" in shown
+    assert "\nfails      " not in shown.partition("rejects")[0]
     assert "4  filtered at target: target of 60 rows was reached" in shown
 
 
