@@ -189,6 +189,13 @@ def test_an_input_without_rows_ends(tmp_path, capsys):
     assert "the input, which has no rows, is spent" in capsys.readouterr().out
 
 
+def test_a_node_that_takes_no_more_rows_ends_the_rounds(tmp_path, capsys):
+    takes = {"takes": {"_target_": "tests.pipeline.ops.TakeChunks", "chunks": 2}}
+    assert run(job(tmp_path, middle=takes)) is ExitCode.BUDGET
+    assert "exit code 5: a node took no more rows before the target was reached" in capsys.readouterr().out
+    assert rows(tmp_path) == [row for row in first_passing(60) if row["row"] < 32]
+
+
 def test_a_node_that_loses_rows_is_found_out(tmp_path, caplog):
     """Also where it is left before it has ended: then over the chunks that are committed."""
     loses, waits = {"_target_": f"{OPS}.Loses"}, {"_target_": f"{TARGET_OPS}.WaitsForEver", "row": 350}
