@@ -36,6 +36,8 @@ class BlockDiffusionSettings(DecodeSettings):
         confidence_threshold: of low_confidence_dynamic; confidences above it are committed.
         eb_threshold: of entropy_bounded, in nats.
         mask_token_id: what stands where a token is not known yet; null: the mask token that the GGUF names.
+        shift_logits: read what is said of a token one position before it, as in models that were trained from ones that
+            predict the next token (Dream, Fast-dLLM v2). SDAR reads it at its own position.
         prefill: block (a call a block of a prompt) or nested (several blocks in one call).
         commit: separate (a complete block is computed once more, and then the next is begun) or fused (in one call).
             nested and fused need runtime.kv=unified and an order inside llama.cpp that is tried at the start; where it
@@ -49,6 +51,7 @@ class BlockDiffusionSettings(DecodeSettings):
     confidence_threshold: float = 0.85
     eb_threshold: float = 0.35
     mask_token_id: int | None = None
+    shift_logits: bool = False
     prefill: str = field(default="auto", metadata=NOT_IN_DATA)
     commit: str = field(default="auto", metadata=NOT_IN_DATA)
 

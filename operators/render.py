@@ -13,6 +13,7 @@ import pyarrow as pa
 from jinja2.exceptions import SecurityError
 
 from operators.decoding.model import load_model
+from operators.messages import conversation, require_messages
 from operators.settings import DataSettings, ModelSettings
 from operators.templates import Template, used_columns
 from pipeline.errors import ConfigError, InputError, SchemaError
@@ -37,10 +38,10 @@ class Render(BaseOperator):
     """Makes the text of each row's prompt: adds `prompt_text` (string).
 
     With `template` or `template_file` it is that Jinja template over the row's columns (and `bos_token`, `eos_token`).
-    Else it is the model's chat template over `data.messages_column`, or over one user message from
-    `data.prompt_column`, after `model.system` where a conversation has no system message. A model without a chat
-    template is given the prompt column as it is. A row that cannot be rendered (a null, an empty conversation,
-    `raise_exception`) is a reject.
+    Else it is the model's chat template over `data.messages_column` (`operators.messages` says what that may hold), or
+    over one user message from `data.prompt_column`, after `model.system` where a conversation has no system message. A
+    model without a chat template is given the prompt column as it is. A row that cannot be rendered (a null, an empty
+    conversation, `raise_exception`) is a reject.
 
     BOS never twice: where the tokenizer puts a BOS first (`add_bos`) and the text begins with the BOS token's text,
     that is taken off here.
@@ -90,7 +91,7 @@ class Render(BaseOperator):
         if self._row_template is not None:
             self._columns = used_columns(self._row_template, schema, SPECIAL)
         elif self._data.messages_column is not None:
-            _require_messages(schema, self._data.messages_column)
+            require_messages(schema, self._data.messages_column)
             self._columns = [self._data.messages_column]
         else:
             self._columns = [_require_prompt(schema, self._data.prompt_column)]
@@ -163,7 +164,10 @@ class Render(BaseOperator):
         column = self._columns[0]
         if value is None:
             raise jinja2.TemplateError(_null(column))
-        messages = [{"role": "user", "content": value}] if isinstance(value, str) else _checked(value, column)
+        if self._data.messages_column is None:
+            messages = [{"role": "user", "content": value}]
+        else:
+            messages = _conversation(value, column)
         if self._model.system is not None and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": self._model.system})
         return messages
@@ -208,29 +212,11 @@ def _require_prompt(schema: pa.Schema, name: str) -> str:
     return name
 
 
-def _require_messages(schema: pa.Schema, name: str) -> None:
-    wanted = "list<struct<role: string, content: string>>"
-    if name not in schema.names:
-        raise SchemaError(f"data.messages_column={name} is no column; the input has {', '.join(schema.names)}")
-    kind = schema.field(name).type
-    message = kind.value_type if pa.types.is_list(kind) else None
-    if message is None or not pa.types.is_struct(message):
-        raise SchemaError(f"column '{name}' has type {kind}; messages are {wanted}")
-    found = {f.name: f.type for f in message}
-    if found.get("role") != pa.string() or "content" not in found:
-        raise SchemaError(f"column '{name}' has type {kind}; messages are {wanted}")
-
-
-def _checked(messages: list[dict[str, Any] | None], column: str) -> list[dict[str, Any]]:
-    """The messages without the keys that other rows' messages have."""
-    given = [{k: v for k, v in (m or {}).items() if v is not None} for m in messages]
-    if not given:
-        raise jinja2.TemplateError(f"column '{column}' has no messages; give it one or drop the row")
-    for i, message in enumerate(given):
-        lacks = [key for key in ("role", "content") if key not in message]
-        if lacks and not (lacks == ["content"] and "tool_calls" in message):
-            raise jinja2.TemplateError(f"message {i} of column '{column}' has no {lacks[0]}")
-    return given
+def _conversation(value: Any, column: str) -> list[dict[str, Any]]:
+    try:
+        return conversation(value, column)
+    except ValueError as error:
+        raise jinja2.TemplateError(str(error)) from error
 
 
 def _null(column: str) -> str:

@@ -40,7 +40,7 @@ usage: python -m pipeline job=NAME [KEY=VALUE ...]        run a job
 {jobs}
 
 settings that matter most:
-  data.path=FILE             prompts: Parquet, JSONL, CSV or Arrow; a file, a directory or a glob
+  data.path=FILE             prompts: Parquet, JSONL, CSV or Arrow; a file, a directory, a glob or a URL
   data.prompt_column=NAME    the column that holds the prompt (default: prompt)
   model.path=FILE            the GGUF file (with model=gguf)
   model.system=TEXT          a system prompt for every row
@@ -55,8 +55,13 @@ settings that matter most:
   dry_run=true checks everything and prints the plan, show=graph prints the graph, --cfg job the composed settings.
   --config-dir DIR adds your own config groups and jobs (DIR/job/NAME.yaml).
 
-  doctor: is this machine set up.  jobs: the jobs.  operators [NAME ...]: what jobs are made of.
-  verify outputs/NAME: are its results whole; with repair=true what is damaged is made again.
+commands:
+  compare outputs/A outputs/B   two runs side by side
+  doctor                        is this machine set up
+  jobs                          the jobs
+  operators [NAME ...]          what jobs are made of
+  report outputs/NAME           make its report.html again (every run writes one; report=false: not)
+  verify outputs/NAME           are its results whole; with repair=true what is damaged is made again
 
 exit codes: 0 done, 1 failed, 2 configuration or input that cannot work, 3 done but too many rows were rejected,
             4 interrupted (the same command resumes), 5 a budget was spent before the target was reached
@@ -128,6 +133,14 @@ def _verify(arguments: list[str]) -> int:
     return verify.main(arguments)
 
 
+def _report(arguments: list[str]) -> int:
+    return int(load_object("pipeline.report.command:main")(arguments))
+
+
+def _compare(arguments: list[str]) -> int:
+    return int(load_object("pipeline.compare.command:main")(arguments))
+
+
 def _jobs(arguments: list[str]) -> int:
     print(jobs_table(_config_dirs(arguments)))
     return ExitCode.DONE
@@ -138,9 +151,11 @@ def _operators(arguments: list[str]) -> int:
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "compare": _compare,
     "doctor": _doctor,
     "jobs": _jobs,
     "operators": _operators,
+    "report": _report,
     "verify": _verify,
 }
 

@@ -21,6 +21,7 @@ from pipeline.progress import make_display
 from pipeline.protocols import Accumulating, Stateful
 from pipeline.records import ChunkEnd, Shard
 from pipeline.rejects import RejectTally, RejectWriter
+from pipeline.report.written import report_of_attempt
 from pipeline.row_law import AccountingError
 from pipeline.runtime import Resources, RunContext
 from pipeline.saved_settings import dumped, origin
@@ -100,6 +101,7 @@ class Attempt:
         ended = ending.status in (RunStatus.DONE, RunStatus.BUDGET)
         lines = report_lines(self._graph, self._directory) if ended else []
         show([*lines, *summary_lines(outcome, self._executor.meters)])
+        show(report_of_attempt(self._directory, wanted=self._settings.report))
         if ending.error is not None and not isinstance(ending.error, PipelineError):
             raise ending.error
         return outcome.exit_code

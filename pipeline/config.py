@@ -28,6 +28,7 @@ from pipeline.aliases import check_aliases
 from pipeline.construct import load_object
 from pipeline.errors import ConfigError
 from pipeline.jobs import PROJECT, Job, did_you_mean
+from pipeline.redaction import STORAGE_OPTIONS
 from pipeline.settings import GROUPS, JobSettings, TargetSettings
 
 CONF = PROJECT / "conf"
@@ -99,7 +100,8 @@ def explained(error: BaseException) -> ConfigError:
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
         return ConfigError(_unknown_option(error.missing_cfg_file, error.options))
     if isinstance(error, OverrideParseException):
-        return ConfigError(f"'{error.override}' cannot be read as key=value; put quotes around special characters")
+        shown = error.override if STORAGE_OPTIONS not in str(error.override) else f"data.{STORAGE_OPTIONS}=..."
+        return ConfigError(f"'{shown}' cannot be read as key=value; put quotes around special characters")
     text = "\n".join(str(e) for e in _chain(error))
     key = re.search(r"full_key: (\S+)", text)
     where = re.match(r"In '([^']+)'", text)

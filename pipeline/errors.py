@@ -8,6 +8,7 @@
     │   └── DamagedError          2   results or the state of a run are not as they were written
     ├── NodeFailed                1   an operator raised; names the node, keeps the cause
     ├── StorageError              1   a file cannot be written: full, read-only or failing disk
+    ├── SourceError               1   an input behind a network cannot be reached now; the run can be resumed
     └── Interrupted               4   SIGINT or SIGTERM; the run can be resumed
 
 `Cancelled` and `Released` are signals between threads, not errors: they never leave the executor.
@@ -84,6 +85,10 @@ class StorageError(PipelineError):
         super().__init__(message)
         self.path = path
         self.full = full
+
+
+class SourceError(PipelineError):
+    """An input behind a network does not answer, after its file system's own retries. The same command resumes."""
 
 
 class Interrupted(PipelineError):

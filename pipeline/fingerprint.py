@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from pipeline.graph import Graph
+from pipeline.redaction import STORAGE_OPTIONS
 from pipeline.settings import GROUPS, JobSettings
 from pipeline.user_code import code_of
 
@@ -77,7 +78,8 @@ def _flat(key: str, value: object) -> Iterator[tuple[str, Any]]:
                 yield from _flat(f"{key}.{field.name}", getattr(value, field.name))
     elif isinstance(value, Mapping) and value:
         for name, inner in value.items():
-            yield from _flat(f"{key}.{name}", inner)
+            if name != STORAGE_OPTIONS:  # say where something lies, and hold credentials
+                yield from _flat(f"{key}.{name}", inner)
     else:
         yield key, _plain(value)
 

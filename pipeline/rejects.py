@@ -14,6 +14,8 @@ from pipeline.records import REJECT_SCHEMA, ChunkEnd, Item, Reject, RejectKind, 
 from pipeline.shards import part_name, sorted_by_identity, write_parquet_shard
 
 MAX_REASONS = 100
+VALUES_OF_A_ROW = ((r"'[^']*'", "'…'"), (r"\d+", "N"))
+"""What differs from row to row in the reason of an error, and what stands in its place when reasons are counted."""
 
 
 class RejectTally:
@@ -48,7 +50,10 @@ def _without_values(reject: Reject) -> str:
     """The reason of an error without the numbers and quoted values of its row; a filter's reason is the user's own."""
     if reject.kind is RejectKind.FILTERED:
         return reject.reason
-    return re.sub(r"\d+", "N", re.sub(r"'[^']*'", "'…'", reject.reason))
+    reason = reject.reason
+    for pattern, instead in VALUES_OF_A_ROW:
+        reason = re.sub(pattern, instead, reason)
+    return reason
 
 
 def _other(key: tuple[str, str, str]) -> tuple[str, str, str]:

@@ -17,14 +17,15 @@ import yaml
 
 from pipeline.construct import dataclass_in
 from pipeline.errors import ConfigError
+from pipeline.redaction import for_keeping
 from pipeline.settings import GROUPS, JobSettings, NodeSettings, TargetSettings
 
 T = TypeVar("T")
 
 
 def dumped(settings: JobSettings) -> str:
-    """The text of config.yaml."""
-    return str(yaml.safe_dump(asdict(settings), sort_keys=False, allow_unicode=True))
+    """The text of config.yaml, without credentials."""
+    return str(yaml.safe_dump(for_keeping(asdict(settings)), sort_keys=False, allow_unicode=True))
 
 
 def origin() -> dict[str, Any]:

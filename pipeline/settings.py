@@ -103,6 +103,7 @@ class JobSettings:
         target: makes rows until there are enough of them.
         metrics_interval_s: seconds between two rows of a stage in metrics/stages.parquet.
         progress: bar, log (a line every ten seconds), none; auto takes the bar on a terminal and else log.
+        report: write report.html at the end of an attempt.
     """
 
     name: str = "job"
@@ -126,6 +127,7 @@ class JobSettings:
     target: TargetSettings = field(default_factory=TargetSettings)
     metrics_interval_s: float = 1.0
     progress: str = "auto"
+    report: bool = True
 
     def __post_init__(self) -> None:
         _check(self.chunk_rows >= 1, "chunk_rows", self.chunk_rows, "it is 1 or more")

@@ -86,17 +86,13 @@ def test_the_changelog_has_the_version_of_the_project():
     assert version[1] in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
-PAGES = (
-    "README.md",
-    *(f"docs/{name}.md" for name in ("architecture", "performance", "sampling", "scoring", "structured_output")),
-)
+PAGES = ("README.md", *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md"))))
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_files_that_a_page_names_are_there(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     named = re.findall(r"`((?:pipeline|operators|conf|jobs|models|tests|docs)/[\w./-]+)`", text)
-    assert named
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 

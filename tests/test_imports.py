@@ -18,6 +18,7 @@ OPERATORS_MAY_USE = {
     "metrics",
     "protocols",
     "records",
+    "redaction",
     "shards",
     "storage",
 }
@@ -87,6 +88,20 @@ def test_llama_cpp_stays_in_its_folder(path):
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_llguidance_stays_in_its_folder(path):
     assert "llguidance" not in packages(path) or name_of(path).startswith("operators/structured/")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_matplotlib_is_imported_by_what_draws_and_only_when_it_does(path):
+    assert "matplotlib" not in packages(path) or name_of(path) == "pipeline/report/drawing.py"
+    statements = ast.parse(path.read_text(encoding="utf-8")).body
+    at_the_top = [node for node in statements if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert not [node for node in at_the_top if "matplotlib" in ast.unparse(node)]
+
+
+def test_a_run_loads_nothing_for_its_report_before_its_end():
+    tops = ast.parse((ROOT / "pipeline/report/written.py").read_text(encoding="utf-8")).body
+    found = {node.module for node in tops if isinstance(node, ast.ImportFrom)}
+    assert found <= {"__future__", "pathlib", "pipeline.output_dir", "pipeline.shards"}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)

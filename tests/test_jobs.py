@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import math
+import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ import yaml
 from pipeline.__main__ import main
 from pipeline.errors import ExitCode
 from pipeline.jobs import JOBS
+from pipeline.report.page import page
+from pipeline.results import read_results
 
 ROWS, SLOTS = 20, 4
 SMALL = (f"data.limit={ROWS}", f"runtime.slots={SLOTS}", "sampling.max_tokens=24", "chunk_rows=8", "progress=none")
@@ -175,6 +178,14 @@ def test_the_rows_of_the_metrics_are_those_of_the_data(generated):
     made = Counter((row["row"], row["completion_tokens"]) for row in generated.metrics("rows"))  # a line a sample
     kept = Counter(zip(*(generated.data[c].to_pylist() for c in ("row", "completion_token_count")), strict=True))
     assert kept <= made
+
+
+def test_its_report_is_whole_and_has_no_empty_panel(finished):
+    text = page(read_results(finished.directory))
+    assert "could not be" not in text
+    panels = dict(re.findall(r"<h2>(.*?)</h2>(.*?)</section>", text, re.S))
+    assert {"Where the time went", "Sample rows", "Made with"} <= panels.keys()
+    assert all(re.search(r"<svg|<td|<dd|<pre", panel) for panel in panels.values())
 
 
 def test_a_damaged_chunk_is_made_again_with_the_same_bytes(finished):

@@ -59,7 +59,7 @@ def _of_scenario(name: str, settings: BenchSettings) -> Iterator[Case]:
     plan = scenario(name)
     taken = [c for c in plan.contenders if not settings.contenders or c.name in settings.contenders]
     for slots in plan.slots or tuple(settings.slots):
-        rows = min(plan.rows or settings.rows_per_slot * slots, settings.max_rows)
+        rows = min(plan.rows or (plan.rows_per_slot or settings.rows_per_slot) * slots, settings.max_rows)
         for repeat in range(settings.repeats):
             for contender in taken:
                 if repeat == 0 or not contender.once:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from operators.bench import llama_tools, server
 from operators.bench.figures import Figures, of_job
-from operators.bench.scenarios import Contender, Kind
+from operators.bench.scenarios import BLOCK_DIFFUSION, Contender, Kind
 from operators.bench.spec import Spec, missing_setting, overrides_of, written
 from operators.bench.workload import Facts, Workload
 
@@ -37,11 +37,12 @@ class Entry:
 
     def reason_to_skip(self) -> str | None:
         """Why it cannot be measured here; None if it can."""
-        if self.facts.longest > self.facts.n_ctx_train:
-            return (
-                f"the longest row has {self.facts.longest} tokens and the model was trained for"
-                f" {self.facts.n_ctx_train}"
-            )
+        facts, room = self.facts, self.contender.row_tokens or 0
+        if max(facts.longest, room) > facts.n_ctx_train:
+            what = "its context" if room > facts.longest else "the longest row"
+            return f"{what} has {max(facts.longest, room)} tokens and the model was trained for {facts.n_ctx_train}"
+        if self._makes_blocks and facts.likely_threshold is None:
+            return "the model's vocabulary names no mask token; give one with bench.mask_token_id="
         missing = next(filter(None, map(missing_setting, self.contender.overrides)), None)
         if missing:
             return f"this version has no setting {missing}"
@@ -61,7 +62,7 @@ class Entry:
             case Kind.JOB:
                 return self._job()
             case Kind.RUNG:
-                return _module("operators.bench.rungs", self.contender.name, self._saved())
+                return _module("operators.bench.rungs", self.contender.rung or self.contender.name, self._saved())
             case Kind.CREATE_COMPLETION:
                 return _module("operators.llama.create_completion", self._saved())
             case Kind.SERVER:
@@ -79,7 +80,8 @@ class Entry:
         """
         match self.contender.kind:
             case Kind.JOB:
-                return of_job(self.folder / "out")
+                note = ", ".join(self._of_blocks()) or None
+                return replace(of_job(self.folder / "out"), note=note)
             case Kind.BATCHED_BENCH:
                 return llama_tools.of_batched_bench(output, self.facts)
             case Kind.LLAMA_BENCH:
@@ -89,7 +91,8 @@ class Entry:
 
     def _saved(self) -> str:
         path = self.folder / "spec.json"
-        self.spec.save(path)
+        room = self.contender.row_tokens or self.spec.runtime.max_sequence_tokens
+        replace(self.spec, runtime=replace(self.spec.runtime, max_sequence_tokens=room)).save(path)
         return str(path)
 
     def _job(self) -> list[str]:
@@ -103,8 +106,20 @@ class Entry:
             *overrides_of("sampling", self.spec.sampling),
             *overrides_of("runtime", self.spec.runtime),
             *self.contender.overrides,
+            *self._of_blocks(),
             "progress=none",
+            "report=false",  # drawing is no part of the work that is measured
         ]
+
+    @property
+    def _makes_blocks(self) -> bool:
+        return BLOCK_DIFFUSION in self.contender.overrides
+
+    def _of_blocks(self) -> list[str]:
+        """Settings of block diffusion that are the case's and not the contender's."""
+        mask, likely = self.spec.mask_token_id, self.facts.likely_threshold
+        found = [f"decode.mask_token_id={mask}"] if self._makes_blocks and mask is not None else []
+        return found + ([f"decode.confidence_threshold={likely:.6g}"] if self.contender.likely_threshold else [])
 
 
 def _module(name: str, *arguments: str) -> list[str]:

@@ -24,6 +24,8 @@ class Figures:
         decode_step_ms: the median call that only generates.
         prefill_s: in calls that compute prompts.
         form_s, decode_s, sample_s: filling batches, in the model, choosing tokens; over all calls.
+        calls_per_block: of a row with block diffusion; a call that stores a block and begins the next one counts once.
+        tokens_per_pass: committed in a denoising step of a block.
         texts: names what was written, the same for the same completions of the same rows.
         cpu_s, peak_rss_mb: of the process that did the work, where that is not the child itself.
         note: what else is to be known.
@@ -38,10 +40,22 @@ class Figures:
     form_s: float | None = None
     decode_s: float | None = None
     sample_s: float | None = None
+    calls_per_block: float | None = None
+    tokens_per_pass: float | None = None
     texts: str | None = None
     cpu_s: float | None = None
     peak_rss_mb: float | None = None
     note: str | None = None
+
+    @property
+    def call_ms(self) -> float | None:
+        """Milliseconds of a call inside the model, on average."""
+        return 1000 * self.decode_s / self.steps if self.decode_s is not None and self.steps else None
+
+    @property
+    def own_share(self) -> float | None:
+        """The share of work_s that is not spent in calls of the model: our Python, sampling, files."""
+        return 1 - self.decode_s / self.work_s if self.decode_s is not None else None
 
     def to_json(self) -> str:
         """One line, as a child prints it."""
@@ -97,7 +111,20 @@ def of_job(directory: Path) -> Figures:
         new_tokens=run["tokens_out"],
         texts=_digest(directory / "data"),
         **of_steps(steps),
+        **_of_blocks(json.loads(run["totals"]), run["rows"]),
     )
+
+
+def _of_blocks(totals: Mapping[str, float], rows: int) -> dict[str, Any]:
+    """The fields of Figures for block diffusion, none for another strategy. The last block of each of `rows` rows is
+    not stored."""
+    if "denoise_passes" not in totals:
+        return {}
+    passes = totals["denoise_passes"] + totals["store_passes"] - totals["fused_passes"]
+    return {
+        "calls_per_block": passes / (totals["store_passes"] + rows),
+        "tokens_per_pass": totals["committed_tokens"] / totals["denoise_passes"],
+    }
 
 
 def _digest(data: Path) -> str | None:

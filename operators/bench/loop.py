@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
@@ -13,12 +14,13 @@ from operators.bench.given import Given
 from operators.decoding.autoregressive import Autoregressive
 from operators.decoding.engine import Engine
 from operators.decoding.model import Decoder, Logits, Model
-from operators.decoding.queue import queue_for
+from operators.decoding.queue import Queue, queue_for
 from operators.decoding.sampler import Sampler
 from operators.decoding.scheduler import Scheduler
 from operators.decoding.sequence import Sequence
 from operators.decoding.sharing import Counts
 from operators.decoding.step_log import STEPS_SCHEMA
+from operators.decoding.strategy import Method, Strategy
 from operators.decoding.worker import Worker
 from operators.engine_settings import EngineSettings
 from operators.requests import Requests
@@ -37,11 +39,13 @@ class NoSampler(Sampler):
 
 @dataclass(frozen=True)
 class Loop:
-    """What ran: the rows, finished, the steps (as metrics/steps.parquet has them), and what was shared and padded."""
+    """What ran: the rows, finished, the steps (as metrics/steps.parquet has them), what was shared and padded, and what
+    the strategy counted."""
 
     rows: list[Sequence]
     steps: list[dict[str, Any]]
     counts: Counts
+    totals: Mapping[str, float]
 
     @property
     def new_tokens(self) -> int:
@@ -50,16 +54,21 @@ class Loop:
 
 
 def sequences(
-    rows: pa.Table, model: Model, sampling: SamplingSettings, runtime: EngineSettings, room: int
+    rows: pa.Table,
+    model: Model,
+    sampling: SamplingSettings,
+    runtime: EngineSettings,
+    room: int,
+    make: Callable[..., Sequence] = Sequence,
 ) -> list[Sequence]:
-    """The sequences that Generate would make of `rows` (`prompt_ids`, `max_tokens`), in the order of BatchByLength.
+    """The sequences that Generate would `make` of `rows` (`prompt_ids`, `max_tokens`), in the order of BatchByLength.
 
     Raises:
         ValueError: a row cannot be generated.
     """
     numbered = rows.append_column(ROW, pa.array(range(len(rows)), ROW.type)).combine_chunks().to_batches()
     batches = BatchByLength(runtime).run(Given(Batch(0, data) for data in numbered))
-    requests = Requests(sampling, model, room, 0, "generate", None)
+    requests = Requests(sampling, model, room, 0, "generate", None, make)
     made = [row for batch in batches if isinstance(batch, Batch) for row in requests.sequences(batch)]
     refused = [row for row in made if not isinstance(row, Sequence)]
     if refused:
@@ -68,11 +77,22 @@ def sequences(
 
 
 def complete(rows: Seq[Sequence], decoder: Decoder, sampler: Sampler, runtime: EngineSettings) -> Loop:
-    """Complete `rows` on `decoder` in this thread."""
-    steps = _Steps()
+    """Complete `rows` on `decoder` in this thread, one token a step."""
     queue = queue_for(runtime)
+    return _run(rows, decoder, queue, Scheduler(decoder, queue, runtime), Autoregressive(decoder, sampler))
+
+
+def complete_by(method: Method, model: Model, rows: Seq[Sequence], decoder: Decoder, runtime: EngineSettings) -> Loop:
+    """Complete `rows`, which are such as `method` makes, on `decoder`, a context that it has from `model`."""
+    queue = method.queue(runtime)
+    scheduler = Scheduler(decoder, queue, runtime, method.cut(decoder.shape))
+    return _run(rows, decoder, queue, scheduler, method.strategy(decoder, model))
+
+
+def _run(rows: Seq[Sequence], decoder: Decoder, queue: Queue, scheduler: Scheduler, strategy: Strategy) -> Loop:
+    steps = _Steps()
     meters = (StageMeter("decode"), StageMeter("sample"))
-    worker = Worker(decoder, Scheduler(decoder, queue, runtime), Autoregressive(decoder, sampler), meters)
+    worker = Worker(decoder, scheduler, strategy, meters)
     engine = Engine([worker], queue, steps)
     client = engine.client(StageMeter("generate"), 1, len(rows), lambda: None)
     engine.add(client)
@@ -81,7 +101,7 @@ def complete(rows: Seq[Sequence], decoder: Decoder, sampler: Sampler, runtime: E
     while worker.scheduler.runnable:
         engine.step()
     named = [dict(zip(STEPS_SCHEMA.names, values, strict=True)) for values in steps.rows]
-    return Loop(client.collect(), named, worker.scheduler.counts)
+    return Loop(client.collect(), named, scheduler.counts, strategy.totals())
 
 
 class _Steps:

@@ -25,7 +25,7 @@ from operators.decoding.model import inspect_model
 from operators.engine_settings import EngineSettings
 from operators.settings import DataSettings, ModelSettings, SamplingSettings
 from operators.sources.content import content_id
-from operators.sources.files import find_files
+from operators.sources.files import find_files, is_url
 from pipeline.errors import ConfigError, InputError
 from pipeline.protocols import BaseOperator, Runtime
 from pipeline.records import Batch, Output, add_columns, require_column
@@ -48,6 +48,10 @@ ADDED = (
     pa.field("form_s", pa.float64()),
     pa.field("decode_s", pa.float64()),
     pa.field("sample_s", pa.float64()),
+    pa.field("call_ms", pa.float64()),
+    pa.field("own_share", pa.float64()),
+    pa.field("calls_per_block", pa.float64()),
+    pa.field("tokens_per_pass", pa.float64()),
     pa.field("texts", pa.string()),
     pa.field("note", pa.string()),
     pa.field("skipped_reason", pa.string()),
@@ -56,7 +60,8 @@ ADDED = (
 
 class Measure(BaseOperator):
     """Adds the figures of each case (see Figures), and `load_before` (load average), `busy_before` (share of the
-    cores that others used), `wall_s` (the whole process), `tokens_per_s` (new tokens by work_s), `skipped_reason`.
+    cores that others used), `wall_s` (the whole process), `tokens_per_s` (new tokens by work_s), `call_ms` (of a call
+    inside the model, on average), `own_share` (of work_s, outside of the model's calls), `skipped_reason`.
 
     A case that cannot be measured here (a program is not built, a setting is not there) keeps its row, with the
     reason. One that fails is a reject. Prompts and, where none is given, the model are made when they are first
@@ -79,7 +84,12 @@ class Measure(BaseOperator):
         runtime: EngineSettings,
     ) -> None:
         self._bench = replace(bench, cache=_absolute(bench.cache), peers=_absolute(bench.peers))
-        self._data = replace(data, path=_absolute(data.path) if data.path else None)
+        if data.storage_options:
+            raise ConfigError(
+                "the benchmark keeps its settings in files, where data.storage_options must not be; give credentials"
+                " by the environment"
+            )
+        self._data = replace(data, path=_all_absolute(data.path))
         self._made = not model.path and model.loader == ModelSettings().loader
         if self._made:
             self._model = self._model_to_make(model)
@@ -114,7 +124,7 @@ class Measure(BaseOperator):
     def fingerprint(self) -> dict[str, Any]:
         """The content of the data and of the model."""
         model = Path(self._model.path or "").name if self._made else inspect_model(self._model).fingerprint
-        return {"data": [content_id(path) for path in find_files(self._data)[0]], "model": model}
+        return {"data": [file.content_id() for file in find_files(self._data)], "model": model}
 
     def open(self, runtime: Runtime) -> None:
         """Make the model if none is given and it is not there yet.
@@ -175,7 +185,9 @@ class Measure(BaseOperator):
             done = run_child(entry.command(), self._bench.timeout_s, self._cancelled, ROOT)
             figures = entry.figures(done.output)
         costs = {"wall_s": done.wall_s, "cpu_s": done.cpu_s, "peak_rss_mb": done.peak_rss_mb}
-        return {**costs, **_known(figures), **before, "tokens_per_s": figures.new_tokens / figures.work_s}
+        shares = {"call_ms": figures.call_ms, "own_share": figures.own_share}
+        speed = {"tokens_per_s": figures.new_tokens / figures.work_s}
+        return {**costs, **_known(figures), **before, **shares, **speed}
 
     def _cancelled(self) -> bool:
         return self._run.cancelled
@@ -199,6 +211,7 @@ class Measure(BaseOperator):
             shots=bench.shots,
             stop=bench.stop,
             model=self._model,
+            mask_token_id=bench.mask_token_id,
         )
         folder = Path(bench.cache) / "workloads" / request.key()
         if not folder.exists():
@@ -221,6 +234,7 @@ class Measure(BaseOperator):
             peers=self._bench.peers,
             share_prefix=plan.share_prefix,
             server_arguments=self._bench.server_arguments,
+            mask_token_id=self._bench.mask_token_id,
         )
 
     def _model_to_make(self, model: ModelSettings) -> ModelSettings:
@@ -232,6 +246,13 @@ class Measure(BaseOperator):
 
 def _known(figures: Figures) -> dict[str, Any]:
     return {key: value for key, value in asdict(figures).items() if value is not None}
+
+
+def _all_absolute(path: str | list[str] | None) -> str | list[str] | None:
+    """`data.path` with its URLs as they are."""
+    if isinstance(path, list):
+        return [p if is_url(p) else _absolute(p) for p in path]
+    return path if path is None or is_url(path) else _absolute(path)
 
 
 def _absolute(path: str) -> str:

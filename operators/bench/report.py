@@ -15,10 +15,11 @@ from typing import Any
 
 import polars as pl
 
-from operators.bench.scenarios import LADDER, scenario
+from operators.bench.block_report import batching, blocks
+from operators.bench.scenarios import LADDER, Scenario, scenario
+from operators.bench.tables import Row, paired_ratio, spread, table
 
 REPORT = "report.md"
-Row = dict[str, Any]
 _LADDER = tuple(c.name for c in LADDER)
 
 
@@ -40,25 +41,10 @@ def report(directory: Path) -> str:
         lines += ["", f"## {name}", "", f"{scenario(name).about}."]
         for slots in dict.fromkeys(row["slots"] for row in of_scenario):
             lines += ["", *_group(name, slots, [row for row in of_scenario if row["slots"] == slots])]
+        lines += batching(of_scenario)
     if failed:
         lines += ["", "## Failed cases", "", *(f"- {line}" for line in failed)]
     return "\n".join(lines) + "\n"
-
-
-def spread(values: Sequence[float], form: str = ",.1f") -> str:
-    """`median (lowest-highest)`, or the value alone where there is one; `-` for none."""
-    if not values:
-        return "-"
-    middle = f"{statistics.median(values):{form}}"
-    return middle if len(values) == 1 else f"{middle} ({min(values):{form}}-{max(values):{form}})"
-
-
-def paired_ratio(rows: Sequence[Row], one: str, other: str) -> float | None:
-    """tokens_per_s of `one` by that of `other`: the median over the repeats that have both; None if there is none."""
-    speeds = {(row["contender"], row["repeat"]): row["tokens_per_s"] for row in rows if row["tokens_per_s"]}
-    repeats = {repeat for _, repeat in speeds}
-    ratios = [speeds[one, r] / speeds[other, r] for r in repeats if (one, r) in speeds and (other, r) in speeds]
-    return statistics.median(ratios) if ratios else None
 
 
 def _group(name: str, slots: int, rows: Sequence[Row]) -> Iterator[str]:
@@ -68,9 +54,10 @@ def _group(name: str, slots: int, rows: Sequence[Row]) -> Iterator[str]:
     yield f"{slots} {'slot' if slots == 1 else 'slots'}, {rows[0]['rows']} prompts"
     yield ""
     if measured:
-        ratios = _ratio_columns(measured)
+        ratios = _ratio_columns(measured, scenario(name))
         titles = ["work s", "prompt tokens", "new tokens", "ms a step", "CPU s", "peak MiB"]
-        yield from _table(["contender", "t/s", *ratios, *titles], ([n, *_cells(rows, n, ratios)] for n in measured))
+        yield from table(["contender", "t/s", *ratios, *titles], ([n, *_cells(rows, n, ratios)] for n in measured))
+        yield from blocks(rows, measured)
     notes = [(n, _first(rows, n, "note")) for n in measured]
     skipped = [(n, _first(rows, n, "skipped_reason")) for n in names]
     lines = [f"- {n}: {note}" for n, note in notes if note] + [f"- {n}: skipped, {why}" for n, why in skipped if why]
@@ -89,9 +76,12 @@ Pairing = Callable[[str], tuple[str, str] | None]
 """Gives for a contender the two whose ratio stands in its row: the first by the second; None for no ratio."""
 
 
-def _ratio_columns(measured: Sequence[str]) -> dict[str, Pairing]:
+def _ratio_columns(measured: Sequence[str], plan: Scenario) -> dict[str, Pairing]:
     """Titles of the columns with ratios, and what stands in them."""
     first = measured[0]
+    against = {c.name: c.against for c in plan.contenders if c.against}
+    if against:
+        return {"its other by this": lambda n: (against[n], n) if against.get(n, n) != n else None}
     if first != _LADDER[0]:
         return {f"{first} by this": lambda n: (first, n) if n != first else None}
     rungs = [n for n in measured if n in _LADDER]
@@ -122,13 +112,6 @@ def _cells(rows: Sequence[Row], name: str, ratios: Mapping[str, Pairing]) -> Ite
 def _median(rows: Iterable[Row], key: str) -> str:
     values = [row[key] for row in rows if row[key] is not None]
     return f"{statistics.median(values):,.0f}" if values else "-"
-
-
-def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    yield f"| {' | '.join(titles)} |"
-    yield f"|---|{'---:|' * (len(titles) - 1)}"
-    for row in rows:
-        yield f"| {' | '.join(row)} |"
 
 
 def _first(rows: Iterable[Row], name: str, key: str) -> str | None:

@@ -7,6 +7,7 @@
 | sampling | the same with the sampler |
 | context-reused | a call for every slots' worth of rows, on one context that is cleared between them |
 | context-fresh | the same with a new context a call |
+| blocks-reused, blocks-fresh | the same two with block diffusion |
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from operators.bench.figures import Figures, of_steps
-from operators.bench.loop import Loop, NoSampler, complete, sequences
+from operators.bench.loop import Loop, NoSampler, complete, complete_by, sequences
 from operators.bench.recorder import Recorder, replay, tokens_of
 from operators.bench.spec import Spec
 from operators.bench.workload import Workload
@@ -27,6 +28,10 @@ from operators.decoding.fake import FakeDecoder
 from operators.decoding.model import Decoder, Model, close_model, loader
 from operators.decoding.sampler import Sampler
 from operators.decoding.sequence import Sequence as Row
+from operators.decoding.strategy import Method
+from operators.diffusion_settings import BlockDiffusionSettings
+from operators.engines import decode_method
+from operators.settings import DecodeSettings
 from pipeline.errors import PipelineError
 
 
@@ -67,12 +72,23 @@ class Rungs:
 
     def context_reused(self) -> Figures:
         """See the module."""
-        decoder = self._decoder()
-        return self._calls(lambda: (decoder, decoder.clear))
+        return self._calls(decode_method(DecodeSettings()), fresh=False)
 
     def context_fresh(self) -> Figures:
         """See the module."""
-        return self._calls(lambda: (made := self._decoder(), lambda: close_model(made)))  # type: ignore[arg-type]
+        return self._calls(decode_method(DecodeSettings()), fresh=True)
+
+    def blocks_reused(self) -> Figures:
+        """See the module."""
+        return self._calls(self._blocks, fresh=False)
+
+    def blocks_fresh(self) -> Figures:
+        """See the module."""
+        return self._calls(self._blocks, fresh=True)
+
+    @property
+    def _blocks(self) -> Method:
+        return decode_method(BlockDiffusionSettings(mask_token_id=self._spec.mask_token_id))
 
     def _loop(self, sampler: Sampler) -> Figures:
         decoder = self._decoder()
@@ -81,15 +97,19 @@ class Rungs:
         loop = complete(rows, decoder, sampler, self._spec.runtime)
         return self._figures(time.perf_counter() - began, [loop])
 
-    def _calls(self, take: Callable[[], tuple[Decoder, Callable[[], None]]]) -> Figures:
-        slots = self._spec.runtime.slots
+    def _calls(self, method: Method, *, fresh: bool) -> Figures:
+        runtime, loops = self._spec.runtime, []
+        if not fresh:
+            method.context(self._model, runtime)[1]()  # made and given back: the pool has it from now on
         began = time.perf_counter()
-        loops = []
-        for start in range(0, len(self._table), slots):
-            decoder, give_back = take()
-            rows = self._rows(decoder, self._table.slice(start, slots))
-            loops.append(complete(rows, decoder, Sampler(), self._spec.runtime))
-            give_back()
+        for start in range(0, len(self._table), runtime.slots):
+            decoder, give_back = method.context(self._model, runtime)
+            rows = self._rows(decoder, self._table.slice(start, runtime.slots), method.rows())
+            loops.append(complete_by(method, self._model, rows, decoder, runtime))
+            if fresh:
+                close_model(decoder)  # type: ignore[arg-type]  # whatever has a `close`
+            else:
+                give_back()
         return self._figures(time.perf_counter() - began, loops)
 
     def _figures(self, took: float, loops: Sequence[Loop]) -> Figures:
@@ -103,10 +123,10 @@ class Rungs:
     def _decoder(self) -> Decoder:
         return self._model.lease(self._spec.runtime)[0]
 
-    def _rows(self, decoder: Decoder, table: pa.Table | None = None) -> list[Row]:
+    def _rows(self, decoder: Decoder, table: pa.Table | None = None, make: Callable[..., Row] = Row) -> list[Row]:
         room = decoder.shape.max_sequence_tokens
         rows = self._table if table is None else table
-        return sequences(rows, self._model, self._spec.sampling, self._spec.runtime, room)
+        return sequences(rows, self._model, self._spec.sampling, self._spec.runtime, room, make)
 
 
 RUNGS: Mapping[str, Callable[[Rungs], Figures]] = {
@@ -115,6 +135,8 @@ RUNGS: Mapping[str, Callable[[Rungs], Figures]] = {
     "sampling": Rungs.sampling,
     "context-reused": Rungs.context_reused,
     "context-fresh": Rungs.context_fresh,
+    "blocks-reused": Rungs.blocks_reused,
+    "blocks-fresh": Rungs.blocks_fresh,
 }
 
 

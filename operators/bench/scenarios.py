@@ -6,7 +6,7 @@ All contenders of a scenario get the same work: the same prompts as the same tex
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -35,6 +35,10 @@ class Contender:
         overrides: settings of a job (`key=value`) that make it another contender than the plain job.
         copies: how many rows with the same text each prompt is given as.
         once: takes so long that it runs in the first repeat only.
+        rung: what `operators.bench.rungs` calls it, where that is not its name.
+        row_tokens: room of a row (of a rung); None: as much as the rows need.
+        against: who stands in its ratio, where that is not the first contender.
+        likely_threshold: a job whose decode.confidence_threshold is that of the workload (operators.bench.confidence).
     """
 
     name: str
@@ -42,6 +46,10 @@ class Contender:
     overrides: tuple[str, ...] = ()
     copies: int = 1
     once: bool = False
+    rung: str = ""
+    row_tokens: int | None = None
+    against: str = ""
+    likely_threshold: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,8 @@ class Recipe:
         words: words of the prompt that are kept; None keeps all.
         few_shot: put worked examples before each question.
         stops: choose a stop string from the vocabulary.
+        confident: look for the threshold that commits about half of a block of so many tokens in a step; see
+            operators.bench.confidence.
     """
 
     low: int | None = None
@@ -61,6 +71,7 @@ class Recipe:
     words: int | None = None
     few_shot: bool = False
     stops: bool = False
+    confident: int | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +84,8 @@ class Scenario:
         recipe: the rows.
         sampling: sampling settings that differ from the job's own.
         slots: its own numbers of slots; empty for those of `bench.slots`.
-        rows: its own number of rows; None for `bench.rows_per_slot` a slot.
+        rows: its own number of rows; None for `rows_per_slot` a slot.
+        rows_per_slot: its own; None for `bench.rows_per_slot`.
         share_prefix: whether llama-server may use its prompt cache.
     """
 
@@ -83,8 +95,12 @@ class Scenario:
     sampling: Mapping[str, Any] = field(default_factory=lambda: EXACT_LENGTHS)
     slots: tuple[int, ...] = ()
     rows: int | None = None
+    rows_per_slot: int | None = None
     share_prefix: bool = False
 
+
+BLOCK_DIFFUSION = "decode=block_diffusion"
+"""The override of a contender that makes blocks."""
 
 EXACT_LENGTHS: Mapping[str, Any] = {"per_row": ["max_tokens"], "ignore_eos": True}
 """Every row's length is known beforehand and is what comes out."""
@@ -129,11 +145,21 @@ def _outputs(low: int, high: int) -> Scenario:
 
 
 def _blocks(length: int, steps: int, *, fused: bool = False) -> Contender:
-    overrides = ["decode=block_diffusion", f"decode.block_length={length}", f"decode.denoising_steps={steps}"]
+    overrides = [BLOCK_DIFFUSION, f"decode.block_length={length}", f"decode.denoising_steps={steps}"]
     if fused:
         overrides += ["runtime.kv=unified", "runtime.deterministic=false"]
     return Contender(f"{length}/{steps}{' fused' if fused else ''}", Kind.JOB, tuple(overrides))
 
+
+def _contexts(tokens: int) -> tuple[Contender, ...]:
+    reused, fresh = f"reused, {tokens:,}", f"fresh, {tokens:,}"
+    return (
+        Contender(reused, Kind.RUNG, rung="blocks-reused", row_tokens=tokens, against=reused),
+        Contender(fresh, Kind.RUNG, rung="blocks-fresh", row_tokens=tokens, against=reused),
+    )
+
+
+DYNAMIC = (*_blocks(4, 4).overrides, "decode.remasking=low_confidence_dynamic")
 
 FEW_SHOT = Scenario(
     "worked examples before every question: a long prefix that all rows share",
@@ -176,15 +202,26 @@ SCENARIOS: Mapping[str, Scenario] = {
     "outputs_200_500": _outputs(200, 500),
     "tiny_rows": Scenario("many rows of a few tokens", (*LADDER, SERVER), Recipe(2, 6, words=4), rows=1000),
     "diffusion": Scenario(
-        "block diffusion against one token a step: tokens of a block and the steps in which it is made; fused: with"
-        " the unified KV cache, where a step is a call and a prompt is read in few",
+        "block diffusion against one token a step: tokens of a block and the steps in which it is made; dynamic: all"
+        " tokens above a threshold with which a step commits about two; fused: with the unified KV cache, where a step"
+        " is a call and a prompt is read in few",
         (
             JOB,
             *(_blocks(length, steps) for length, steps in ((1, 1), (2, 2), (4, 4), (4, 2), (4, 1))),
+            replace(_blocks(4, 4), name="4/4 dynamic", overrides=DYNAMIC, likely_threshold=True),
             *(_blocks(4, steps, fused=True) for steps in (4, 2, 1)),
         ),
-        Recipe(128, 128, words=4),
+        Recipe(128, 128, words=4, confident=4),
         slots=(1, 8, 32),
+        rows_per_slot=1,
+    ),
+    "diffusion_contexts": Scenario(
+        "one context with room for so many tokens, cleared between calls of one row of 32 tokens in blocks of 4,"
+        " against a new one a call",
+        tuple(contender for tokens in (512, 4096, 32_768) for contender in _contexts(tokens)),
+        Recipe(32, 32, words=4),
+        slots=(1,),
+        rows=6,
     ),
     "contexts": Scenario(
         "one context, cleared between calls of a slot's worth of rows, against a new one a call",

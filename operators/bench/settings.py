@@ -26,6 +26,8 @@ class BenchSettings:
         answer_column: reference answers, whose token counts are the output lengths; null or missing: lengths are drawn.
         shape, file_type, vocab: the model that is made when model.path is null (`operators.llama.make_model`); vocab is
             a GGUF file whose tokenizer it gets, null for the small built-in one.
+        mask_token_id: the mask of block diffusion, for a model whose vocabulary names none; with random weights any
+            token will do.
         cache: where the made model and the prepared prompts are kept.
         peers: the folder with llama-server, llama-batched-bench and llama-bench (`make peers` makes it).
         server_arguments: further arguments of llama-server, such as [--kv-unified].
@@ -45,6 +47,7 @@ class BenchSettings:
     shape: str = "qwen3-0.6b"
     file_type: str = "q8_0"
     vocab: str | None = None
+    mask_token_id: int | None = None
     cache: str = field(default=".cache/bench", metadata=NOT_IN_DATA)
     peers: str = field(default=".cache/peers/bin", metadata=NOT_IN_DATA)
     server_arguments: list[str] = field(default_factory=list)
@@ -59,4 +62,6 @@ class BenchSettings:
         check(bool(self.slots) and all(1 <= n <= 255 for n in self.slots), "bench.slots", self.slots, "each 1 to 255")
         for key in ("repeats", "rows_per_slot", "max_rows", "shots"):
             check(getattr(self, key) >= 1, f"bench.{key}", getattr(self, key), "it is 1 or more")
+        mask = self.mask_token_id
+        check(mask is None or mask >= 0, "bench.mask_token_id", mask, "a token id, 0 or more, or null for the model's")
         check(self.timeout_s > 0, "bench.timeout_s", self.timeout_s, "it is above 0 seconds")

@@ -26,6 +26,7 @@ class Spec:
         peers: folder of llama.cpp's programs.
         share_prefix: whether llama-server may use its prompt cache.
         server_arguments: further arguments of llama-server.
+        mask_token_id: of block diffusion; None: the mask that the model names.
     """
 
     workload: str
@@ -35,6 +36,7 @@ class Spec:
     peers: str
     share_prefix: bool
     server_arguments: list[str] = field(default_factory=list)
+    mask_token_id: int | None = None
 
     def save(self, path: Path) -> None:
         """Write it as JSON."""

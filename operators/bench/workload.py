@@ -13,7 +13,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from operators.bench.confidence import likely_threshold
 from operators.bench.given import Given
 from operators.bench.scenarios import Recipe
 from operators.bench.spec import as_object
 from operators.decoding.model import Model, loader
 from operators.settings import DataSettings, ModelSettings
 from operators.sources.content import content_id
+from operators.sources.files import find_files
 from operators.sources.read_prompts import ReadPrompts
 from operators.templates import Template
 from pipeline.errors import PipelineError, SchemaError
@@ -60,6 +62,7 @@ class Request:
         stop: stop strings of a recipe with stops; empty: one is chosen.
         model: gives the tokenizer.
         seed: of lengths that are drawn.
+        mask_token_id: of block diffusion; None: the mask that the model names.
     """
 
     recipe: Recipe
@@ -72,13 +75,14 @@ class Request:
     stop: list[str]
     model: ModelSettings
     seed: int = 0
+    mask_token_id: int | None = None
 
     def key(self) -> str:
         """Names the folder: the same rows, the same name, whatever the files are called."""
         values: dict[str, Any] = asdict(self)
-        for group in ("data", "model"):
-            path = values[group].pop("path")
-            values[group]["content"] = _identity(path)
+        del values["data"]["path"]
+        values["data"]["content"] = [file.content_id() for file in find_files(self.data)]
+        values["model"]["content"] = _identity(values["model"].pop("path"))
         return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
@@ -93,6 +97,8 @@ class Facts:
         mean_depth: tokens in a row's KV cache, on average over all decode steps.
         n_ctx_train: tokens that the model was trained for.
         stop: strings that end rows.
+        likely_threshold: a confidence of which a step passes about half of a block; None where that was not asked for,
+            or the model has no mask token.
     """
 
     rows: int
@@ -102,6 +108,7 @@ class Facts:
     mean_depth: float
     n_ctx_train: int
     stop: list[str]
+    likely_threshold: float | None = None
 
 
 @dataclass(frozen=True)
@@ -154,6 +161,9 @@ def make(request: Request, folder: Path) -> Workload:
     pq.write_table(pa.table(arrays, schema=RENDERED_SCHEMA), unfinished / RENDERED)
     stop = (request.stop or [_stop_string(model)]) if request.recipe.stops else []
     facts = facts_of([len(ids[i]) for i in order], lengths[order].tolist(), model.n_ctx_train, stop)
+    if request.recipe.confident is not None:
+        threshold = likely_threshold(model, ids, request.recipe.confident, request.mask_token_id)
+        facts = replace(facts, likely_threshold=threshold)
     (unfinished / FACTS).write_text(json.dumps(asdict(facts)), encoding="utf-8")
     if not folder.exists():
         unfinished.rename(folder)

@@ -19,7 +19,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from operators.decoding.blocks import Block, BlockRow
+from operators.decoding.blocks import Before, Block, BlockRow
 from operators.decoding.blockwise import Blockwise
 from operators.decoding.calls import Call, Draw
 from operators.decoding.model import Decoder, Logits, TokenIds
@@ -60,7 +60,8 @@ class Pass:
         row: None for what keeps a lone row company.
         slot, first: where it is, and the position of its first token.
         tokens: int32 [blocks, L].
-        wanted: bool [blocks, L], where logits are wanted.
+        wanted: bool [blocks, L], where logits are wanted. With decode.shift_logits that is one position before the
+            tokens that are to be made, for the first of a block in the block before it.
         block: the block that is denoised or stored; None for blocks of the prompt.
         ahead: the block behind the one that is stored, which is begun in the same call.
     """
@@ -163,13 +164,16 @@ class BlockDiffusion:
         for span in call.spans:
             row = _of_blocks(span.row)
             tokens = row.feed[row.n_past : row.n_past + span.count].reshape(-1, row.block_length)
-            yield Pass(row, row.slot, row.n_past, tokens, np.zeros(tokens.shape, np.bool_))
+            wanted = np.zeros(tokens.shape, np.bool_)
+            wanted[-1, -1] = self._settings.shift_logits and span.completes
+            yield Pass(row, row.slot, row.n_past, tokens, wanted)
         for row in map(_of_blocks, call.rows):
             block = row.block or row.begin_block(self._mask_id)
             ahead = row.next_block(self._mask_id) if self._fused and block.is_complete else None
             brought = [block] if ahead is None else [block, ahead]
             ids, known = np.stack([one.ids for one in brought]), np.stack([one.known for one in brought])
-            yield Pass(row, row.slot, row.n_past, ids, ~known, block, ahead)
+            wanted = _one_before(~known) if self._settings.shift_logits else ~known
+            yield Pass(row, row.slot, row.n_past, ids, wanted, block, ahead)
         if call.beside is not None:
             tokens = np.zeros((1, self._settings.block_length), np.int32)
             yield Pass(None, call.beside.slot, call.beside.position, tokens, np.ones(tokens.shape, np.bool_))
@@ -182,6 +186,9 @@ class BlockDiffusion:
             return
         row.n_past += one.kept * row.block_length
         row.settle()
+        if one.wanted[one.kept - 1, -1]:
+            row.before = Before(logits[lines[0]].copy(), beliefs.alone(lines[0]))
+            lines = lines[1:]
         if one.block is None:
             self.counts.prompt_passes += one.kept
             return
@@ -194,20 +201,23 @@ class BlockDiffusion:
     def _denoise(self, row: BlockRow, block: Block, logits: Logits, beliefs: Beliefs, lines: Seq[int]) -> None:
         """Commit some of the tokens that `block` lacks, and take all of it once it is complete."""
         places = np.flatnonzero(~block.known).tolist()
+        said = [(logits[line], beliefs, line) for line in lines]
+        if row.before is not None and not block.known[0]:
+            said.insert(0, (row.before.logits, row.before.beliefs, 0))
         tokens: list[int] = []
-        for place, line in zip(places, lines, strict=True):
-            token = self._candidate(row, row.n_past + place, block.step, logits[line], int(beliefs.tops[line]))
-            if token is None or not np.isfinite(beliefs.maxima[line]):
-                row.error = f"the logits at position {row.n_past + place} are no distribution (NaN or -inf everywhere)"
+        for place, (own, of, line) in zip(places, said, strict=True):
+            token = self._candidate(row, row.n_past + place, block.step, own, int(of.tops[line]))
+            if token is None or not np.isfinite(of.maxima[line]):
+                row.error = f"the logits for position {row.n_past + place} are no distribution (NaN or -inf everywhere)"
                 return
             tokens.append(token)
         temperature = _temperature(row)
         sure = [
-            beliefs.confidence(line, float(logits[line, token]), temperature)
-            for line, token in zip(lines, tokens, strict=True)
+            of.confidence(line, float(own[token]), temperature)
+            for (own, of, line), token in zip(said, tokens, strict=True)
         ]
-        nats = None if beliefs.entropies is None else [float(beliefs.entropies[line]) for line in lines]
-        chosen = committed(self._settings, block.step, sure, nats)
+        nats = [float(of.entropies[line]) for _, of, line in said if of.entropies is not None]
+        chosen = committed(self._settings, block.step, sure, nats or None)
         for place in chosen:
             block.ids[places[place]] = tokens[place]
             block.known[places[place]] = True
@@ -234,6 +244,12 @@ def no_lone_output(outputs: Flags, slots: Seq[int]) -> None:
         run = outputs[start:end].reshape(-1)  # a view
         if run.sum() == 1 and len(run) > 1:
             run[int(run.argmin())] = True
+
+
+def _one_before(unknown: Flags) -> Flags:
+    """Where logits are wanted if what is said of a token is read one position before it; `unknown`, bool [blocks, L],
+    are the tokens. The last token of a block that is complete says what comes behind it."""
+    return np.append(unknown.ravel()[1:], not unknown.any()).reshape(unknown.shape)
 
 
 def _of_blocks(row: object) -> BlockRow:

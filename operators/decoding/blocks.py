@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from operators.decoding.model import TokenIds
+from operators.decoding.model import Logits, TokenIds
 from operators.decoding.prompts import common_length
+from operators.decoding.remasking import Beliefs
 from operators.decoding.sequence import Sequence, State
 
 
@@ -38,6 +39,20 @@ class Block:
         return bool(self.known.all())
 
 
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What the token before a block says, where logits are read one position before their token: of the first of the
+    block, and the same in each of its steps.
+
+    Args:
+        logits: float32 [n_vocab], a copy.
+        beliefs: of this one position.
+    """
+
+    logits: Logits
+    beliefs: Beliefs
+
+
 @dataclass(slots=True, eq=False)
 class BlockRow(Sequence):
     """A sequence that grows by whole blocks. `n_past`, the tokens in the KV cache, is always a number of blocks.
@@ -49,6 +64,8 @@ class BlockRow(Sequence):
     block_length: int = 1
     block: Block | None = field(default=None, init=False)
     """The one that is being made; None before it has begun, and once it is in the KV cache."""
+    before: Before | None = field(default=None, init=False)
+    """Of what is in the KV cache, where decode.shift_logits asks for it."""
 
     @property
     def feed(self) -> TokenIds:
@@ -111,11 +128,14 @@ class BlockCut:
         prompt_blocks: blocks of a prompt that a row may bring to a call. More than one need a context that can chain
             them: a block sees itself and those before it, and nothing behind.
         ahead: whether a row that has its block stored brings the next one as well.
+        shift: whether the last token of a prompt's blocks says what comes first behind them, so that a row computes the
+            last block itself.
     """
 
     length: int
     prompt_blocks: int = 1
     ahead: bool = False
+    shift: bool = False
     mixes = True
 
     @property
@@ -145,4 +165,6 @@ class BlockCut:
         if self.length == 1:
             return 0
         count = common_length(row.prompt, prompt)
+        if self.shift:
+            count = min(count, max(0, len(row.feed) - self.length))
         return count - count % self.length

@@ -108,7 +108,7 @@ class Blockwise:
         """See Method.cut."""
         nested = shape.chain > 1 and self._settings.prefill != "block"
         ahead = shape.chain > 1 and self._settings.commit != "separate"
-        return BlockCut(self._length, shape.chain if nested else 1, ahead=ahead)
+        return BlockCut(self._length, shape.chain if nested else 1, ahead=ahead, shift=self._settings.shift_logits)
 
     def context(self, model: Model, settings: EngineSettings) -> tuple[Decoder, Callable[[], None]]:
         """See Method.context. It can chain blocks where that is wanted and seen to work."""

@@ -37,6 +37,12 @@ class Beliefs:
     sums: Floats
     entropies: Floats | None
 
+    def alone(self, position: int) -> Beliefs:
+        """A copy of what is said of one position."""
+        one = slice(position, position + 1)
+        entropies = None if self.entropies is None else self.entropies[one].copy()
+        return Beliefs(self.tops[one].copy(), self.maxima[one].copy(), self.sums[one].copy(), entropies)
+
     def confidence(self, position: int, logit: float, temperature: float) -> float:
         """The probability of a token with this `logit`."""
         return float(np.exp((logit - float(self.maxima[position])) / temperature) / float(self.sums[position]))

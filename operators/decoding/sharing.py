@@ -24,6 +24,9 @@ from operators.decoding.queue import Queue
 from operators.decoding.sequence import Sequence, State
 from operators.decoding.slots import Slot, SlotPool
 
+CELLS_A_TOKEN = 200
+"""To copy a row's stream takes as long as to compute one token for so many of its cells, used or not: between 150 and
+500 on two machines (docs/performance.md)."""
 ENOUGH = 4
 """So many of those that begin alike are compared: they differ by less than a block of the tree."""
 
@@ -81,6 +84,8 @@ class Sharing:
         # What is left of a row costs nothing where every slot has cells of its own. In the unified layout it would take
         # room that others need, and time of every step.
         self._keeps = decoder.shape.per_sequence and decoder.partial and queue.shares
+        # In the unified layout cells are shared, not copied.
+        self._worth_a_copy = decoder.shape.max_sequence_tokens // CELLS_A_TOKEN if decoder.shape.per_sequence else 0
         self._fresh: dict[Sequence, None] = {}
         self._drawing: list[Sequence] = []
 
@@ -106,7 +111,7 @@ class Sharing:
             with self._queue.lock:
                 for row in sorted(self._fresh, key=lambda row: row.admission):
                     source = self._source(row)
-                    if source is None:
+                    if source is None or source.count < self._worth_a_copy:
                         del self._fresh[row]
                     elif source.ready:
                         del self._fresh[row]

@@ -19,6 +19,7 @@ LOGIT_STD = 3.0
 ATTENTION_GAIN = 2.0  # standard deviation of the attention scores: above 1, so that a token looks at few others
 NORM_SPREAD = 0.1  # relative; norms of exactly one would hide a norm that is applied in the wrong place
 BIAS_STD = 0.1
+_ROUTER = "ffn_gate_inp.weight"
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,14 @@ class Architecture:
     qkv_bias: bool = False
     qk_norm: bool = False
     free_head_dim: bool = True  # n_head * head_dim may differ from n_embd
+    experts: bool = False  # a token is fed forward by a few of many blocks, which a router chooses
 
 
 ARCHITECTURES = {
     "llama": Architecture(),
     "qwen2": Architecture(qkv_bias=True, free_head_dim=False),
     "qwen3": Architecture(qk_norm=True),
+    "qwen3moe": Architecture(qk_norm=True, experts=True),
 }
 
 
@@ -42,7 +45,8 @@ class Shape:
     """The sizes of a decoder-only transformer, in llama.cpp's words.
 
     `arch` is a key of `ARCHITECTURES`; `n_ctx_train` is in tokens; `n_ff` is the width of the gated feed-forward
-    block; with `tied_embeddings` the output matrix is the embedding matrix and is not stored.
+    block, of each expert where there are some; `n_expert_used` of `n_expert` work on a token; with `tied_embeddings`
+    the output matrix is the embedding matrix and is not stored.
 
     Raises ValueError for sizes that cannot be a model, naming the field, what came and what is allowed.
     """
@@ -54,6 +58,8 @@ class Shape:
     n_head_kv: int = 2
     head_dim: int = 32
     n_ff: int = 128
+    n_expert: int = 1
+    n_expert_used: int = 1
     n_ctx_train: int = 4096
     rope_theta: float = 10_000.0
     rms_eps: float = 1e-6
@@ -71,6 +77,11 @@ class Shape:
             raise ValueError(f"n_head={self.n_head} must be a multiple of n_head_kv={self.n_head_kv}")
         if self.head_dim % 2:
             raise ValueError(f"head_dim={self.head_dim} must be even: rotary embeddings turn pairs")
+        if (self.n_expert > 1) is not ARCHITECTURES[self.arch].experts:
+            wanted = "above 1" if ARCHITECTURES[self.arch].experts else "1: the architecture has no experts"
+            raise ValueError(f"{self.arch} needs n_expert {wanted}, found {self.n_expert}")
+        if self.n_expert_used > self.n_expert:
+            raise ValueError(f"n_expert_used={self.n_expert_used} must not be above n_expert={self.n_expert}")
         if not ARCHITECTURES[self.arch].free_head_dim and self.q_dim != self.n_embd:
             raise ValueError(
                 f"{self.arch} needs n_head * head_dim = n_embd, found {self.n_head} * {self.head_dim} = {self.q_dim} "
@@ -97,6 +108,7 @@ SHAPES = {
     "tiny": Shape(),
     "tiny-llama": Shape(arch="llama", tied_embeddings=False, rms_eps=1e-5),
     "tiny-qwen2": Shape(arch="qwen2", head_dim=16),
+    "tiny-qwen3moe": Shape(arch="qwen3moe", n_ff=64, n_expert=8, n_expert_used=2),
     "tiny-256": Shape(n_embd=256, head_dim=64, n_ff=512),
     "llama-5m": Shape(arch="llama", n_layer=6, n_embd=256, n_head=8, n_head_kv=4, n_ff=768, rms_eps=1e-5),
     "qwen3-0.6b": Shape(
@@ -158,7 +170,8 @@ def _parse(name: str, text: str, kind: type) -> object:
 class TensorSpec:
     """One tensor and the normal distribution its weights are drawn from.
 
-    `dims` is in NumPy order, (rows, row length) for a matrix: GGUF stores them the other way round.
+    `dims` is in NumPy order, (rows, row length) for a matrix and (experts, rows, row length) for those of all experts:
+    GGUF stores them the other way round.
     """
 
     name: str
@@ -168,8 +181,8 @@ class TensorSpec:
 
     @property
     def is_matrix(self) -> bool:
-        """Matrices take the file's type; vectors (norms and biases) stay F32, as llama.cpp has it."""
-        return len(self.dims) == 2
+        """Matrices take the file's type; vectors (norms and biases) and routers stay F32, as llama.cpp has it."""
+        return len(self.dims) > 1 and not self.name.endswith(_ROUTER)
 
 
 def tensor_specs(shape: Shape, n_vocab: int) -> Iterator[TensorSpec]:
@@ -201,6 +214,12 @@ def _attention(shape: Shape, block: str) -> Iterator[TensorSpec]:
 
 def _feed_forward(shape: Shape, block: str) -> Iterator[TensorSpec]:
     yield _norm(block + "ffn_norm.weight", shape.n_embd)
+    if ARCHITECTURES[shape.arch].experts:
+        yield _matrix(block + _ROUTER, shape.n_expert, shape.n_embd)
+        yield _experts(block + "ffn_gate_exps.weight", shape.n_expert, shape.n_ff, shape.n_embd)
+        yield _experts(block + "ffn_up_exps.weight", shape.n_expert, shape.n_ff, shape.n_embd)
+        yield _experts(block + "ffn_down_exps.weight", shape.n_expert, shape.n_embd, shape.n_ff)
+        return
     yield _matrix(block + "ffn_gate.weight", shape.n_ff, shape.n_embd)
     yield _matrix(block + "ffn_up.weight", shape.n_ff, shape.n_embd)
     yield _matrix(block + "ffn_down.weight", shape.n_embd, shape.n_ff)
@@ -208,6 +227,10 @@ def _feed_forward(shape: Shape, block: str) -> Iterator[TensorSpec]:
 
 def _matrix(name: str, n_out: int, n_in: int, gain: float = 1.0) -> TensorSpec:
     return TensorSpec(name, (n_out, n_in), 0.0, gain / sqrt(n_in))
+
+
+def _experts(name: str, n_expert: int, n_out: int, n_in: int) -> TensorSpec:
+    return TensorSpec(name, (n_expert, n_out, n_in), 0.0, 1 / sqrt(n_in))
 
 
 def _norm(name: str, size: int, gain: float = 1.0) -> TensorSpec:

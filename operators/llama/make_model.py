@@ -143,13 +143,14 @@ def _tensor_type(spec: TensorSpec, kind: FileType) -> GGMLQuantizationType:
 def draw_weights(
     spec: TensorSpec, seed: int, stored: GGMLQuantizationType, at_once: int = _DRAWN_AT_ONCE
 ) -> NDArray[np.uint8]:
-    """The weights of one tensor as the bytes of its GGML type: uint8 [rows, bytes a row], one row for a vector.
+    """The weights of one tensor as the bytes of its GGML type: uint8 [rows, bytes a row], one row for a vector, the
+    rows of all experts one after the other.
 
     The generator is seeded by `seed` and the tensor's name, so a tensor does not depend on those written before it.
     `at_once` is how many weights are held in F32 (at least a row); it does not change them.
     """
     rng = np.random.Generator(np.random.PCG64([seed, *spec.name.encode()]))
-    n_rows, n_columns = (1, *spec.dims)[-2:]
+    n_rows, n_columns = prod(spec.dims[:-1]), spec.dims[-1]
     packed = np.empty(quant_shape_to_byte_shape((n_rows, n_columns), stored), np.uint8)
     step = max(1, at_once // n_columns)
     for start in range(0, n_rows, step):
@@ -170,6 +171,10 @@ def _add_metadata(writer: GGUFWriter, shape: Shape, kind: FileType, vocabulary: 
     writer.add_block_count(shape.n_layer)
     writer.add_embedding_length(shape.n_embd)
     writer.add_feed_forward_length(shape.n_ff)
+    if shape.n_expert > 1:
+        writer.add_expert_count(shape.n_expert)
+        writer.add_expert_used_count(shape.n_expert_used)
+        writer.add_expert_feed_forward_length(shape.n_ff)
     writer.add_head_count(shape.n_head)
     writer.add_head_count_kv(shape.n_head_kv)
     writer.add_key_length(shape.head_dim)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.ipc
 
 from operators.sources.checked import checked
-from operators.sources.files import looks_like, unreadable
+from operators.sources.input_file import InputFile
+from operators.sources.places import unreadable
 from operators.sources.reader import Block, Types, refuse_types
 from operators.sources.schemas import plain_schema
 from pipeline.errors import InputError
@@ -25,9 +25,9 @@ class ArrowReader:
 
     optional_columns = False
 
-    def __init__(self, path: Path, types: Types | None = None) -> None:
-        refuse_types(path, types)
-        self.path = path
+    def __init__(self, file: InputFile, types: Types | None = None) -> None:
+        refuse_types(file, types)
+        self.file = file
         self.bytes_read = 0
 
     def schema(self, sample_rows: int) -> pa.Schema:
@@ -49,19 +49,18 @@ class ArrowReader:
                 skip = max(0, skip - batch.num_rows)
 
     @contextmanager
-    def _open(
-        self,
-    ) -> Iterator[tuple[IpcReader, pa.MemoryMappedFile]]:
+    def _open(self) -> Iterator[tuple[IpcReader, pa.NativeFile]]:
+        path = self.file.local
         try:
-            source = pa.memory_map(str(self.path))
+            source = pa.PythonFile(self.file.open(), mode="r") if path is None else pa.memory_map(str(path))
             is_file = source.read(len(FILE_MAGIC)) == FILE_MAGIC
             source.seek(0)
             reader = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
         except (pa.ArrowException, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:  # Arrow's own have none
-                raise unreadable(self.path, error) from error
+                raise unreadable(self.file, error) from error
             raise InputError(
-                f"{self.path} is not an Arrow IPC file or stream ({error}); it begins like {looks_like(self.path)}."
+                f"{self.file} is not an Arrow IPC file or stream ({error}); it begins like {self.file.looks_like()}."
                 " If it is another format, write data.format="
             ) from error
         with source, reader:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 WHOLE_UP_TO_BYTES = 1 << 30
@@ -15,10 +16,17 @@ SAMPLED = "sampled:"
 
 @dataclass(frozen=True)
 class Stamp:
-    """What changes when a file is written to: cheap to look at again. `changed_ns`: its modification time."""
+    """What changes when a file is written to: cheap to look at again.
+
+    Args:
+        size_bytes: of the file as it lies there.
+        changed_ns: its modification time; 0 where its place says instead
+        tag: what it holds (an object store's ETag or checksum).
+    """
 
     size_bytes: int
-    changed_ns: int
+    changed_ns: int = 0
+    tag: str = ""
 
     @classmethod
     def of(cls, path: Path) -> Stamp:
@@ -29,6 +37,11 @@ class Stamp:
         """
         status = path.stat()
         return cls(status.st_size, status.st_mtime_ns)
+
+    @property
+    def changed_utc(self) -> str:
+        """The modification time, ISO 8601."""
+        return datetime.fromtimestamp(self.changed_ns / 1e9, UTC).isoformat(timespec="microseconds")
 
 
 def content_id(path: Path, whole_up_to_bytes: int = WHOLE_UP_TO_BYTES) -> str:

@@ -11,17 +11,18 @@ breaks inside quotes.
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from operators.sources.files import looks_like
+from operators.sources.input_file import Content, InputFile
 from operators.sources.marked import MARK, MarkedFile, shown
 from operators.sources.reader import BadRow, Block, Types, misfits
 from operators.sources.schemas import parse_schema
@@ -44,15 +45,15 @@ class CsvReader:
     """Reads a CSV file; see Reader.
 
     Args:
-        path: the file.
+        file: the file; may be compressed.
         types: `data.schema`; only the columns that it names are read.
         block_bytes: how much is parsed at a time; also the longest row.
     """
 
     optional_columns = False
 
-    def __init__(self, path: Path, types: Types | None = None, block_bytes: int = BLOCK_BYTES) -> None:
-        self.path = path
+    def __init__(self, file: InputFile, types: Types | None = None, block_bytes: int = BLOCK_BYTES) -> None:
+        self.file = file
         self.bytes_read = 0
         self._types = types
         self._block_bytes = block_bytes
@@ -64,8 +65,8 @@ class CsvReader:
             return self._given(names)
         if not names:
             return pa.schema([])
-        with self._open(names, []) as reader:
-            first = next(_batches(reader, self.path), None)
+        with self._open(names, []) as (reader, source):
+            first = next(_batches(reader, self.file, source), None)
         types = [pa.null()] * len(names) if first is None else [infer_type(column) for column in first.columns]
         return pa.schema(list(zip(names, types, strict=True)))
 
@@ -79,9 +80,9 @@ class CsvReader:
             return
         invalid: list[BadRow] = []
         done = self.bytes_read = 0
-        with self._open(names, invalid) as reader:
-            for fields in _batches(reader, self.path):
-                self.bytes_read += _text_bytes(fields)
+        with self._open(names, invalid) as (reader, source):
+            for fields in _batches(reader, self.file, source):
+                self.bytes_read = source.position if self.file.codec else self.bytes_read + _text_bytes(fields)
                 bad = _take_invalid(invalid, done, fields.num_rows)
                 block = Block(fields.num_rows + len(bad), fields, bad)
                 yield convert(block, schema, done) if done + block.rows > skip else Block(block.rows)
@@ -92,25 +93,31 @@ class CsvReader:
     def _header(self) -> list[str]:
         """The column names; none for an empty file."""
         try:
-            with self.path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-                names = next((row for row in csv.reader(file, delimiter=self._delimiter) if row), [])
+            with (
+                io.BufferedReader(Content(self.file)) as content,
+                io.TextIOWrapper(content, encoding="utf-8-sig", errors="surrogateescape", newline="") as text,
+            ):
+                names = next((row for row in csv.reader(text, delimiter=self._delimiter) if row), [])
             "".join(names).encode("utf-8")
         except (UnicodeEncodeError, csv.Error) as error:
-            raise _unreadable(self.path, error) from error
+            raise _unreadable(self.file, error) from error
         return names
 
     def _given(self, names: list[str]) -> pa.Schema:
         schema = parse_schema(self._types or {})
         for field in schema if names else ():
             if field.name not in names:
-                raise ConfigError(f"data.schema names '{field.name}'; {self.path} has {', '.join(names)}")
+                raise ConfigError(f"data.schema names '{field.name}'; {self.file} has {', '.join(names)}")
             if field.type not in CONVERTIBLE:
                 raise ConfigError(f"data.schema.{field.name}={field.type} cannot be read from CSV; use JSONL")
         return schema
 
     @contextmanager
-    def _open(self, names: list[str], invalid: list[BadRow]) -> Iterator[pa.csv.CSVStreamingReader]:
-        """The fields of the file as binary columns. Rows with a wrong number of fields go to `invalid`."""
+    def _open(self, names: list[str], invalid: list[BadRow]) -> Iterator[tuple[Any, MarkedFile]]:
+        """A CSVStreamingReader of the fields as binary columns, and what it reads from.
+
+        Rows with a wrong number of fields go to `invalid`.
+        """
 
         def take_out(row: pa.csv.InvalidRow) -> str:
             found = f"has {row.actual_columns} fields, the header has {row.expected_columns}"
@@ -118,10 +125,10 @@ class CsvReader:
             invalid.append(BadRow(row.number - 1 - HEADER_RECORDS, why, row.number, shown(row.text)))
             return "skip"
 
-        with MarkedFile(self.path) as file:
+        with MarkedFile(Content(self.file)) as source:
             try:
                 reader = pa.csv.open_csv(
-                    file,
+                    source,
                     pa.csv.ReadOptions(use_threads=False, block_size=self._block_bytes),
                     pa.csv.ParseOptions(
                         delimiter=self._delimiter, newlines_in_values=True, invalid_row_handler=take_out
@@ -129,13 +136,13 @@ class CsvReader:
                     pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.binary()), check_utf8=False),
                 )
             except pa.ArrowException as error:
-                raise _unreadable(self.path, error) from error
+                raise source.failure or _unreadable(self.file, error) from error
             with reader:
-                yield reader
+                yield reader, source
 
     @property
     def _delimiter(self) -> str:
-        return "\t" if self.path.suffix.lower() == ".tsv" else ","
+        return "\t" if self.file.suffix == ".tsv" else ","
 
 
 def infer_type(fields: pa.Array) -> pa.DataType:
@@ -201,15 +208,25 @@ def _take_invalid(invalid: list[BadRow], done: int, rows: int) -> tuple[BadRow, 
     return bad
 
 
-def _batches(reader: pa.csv.CSVStreamingReader, path: Path) -> Iterator[pa.RecordBatch]:
-    while True:
+def _batches(reader: pa.csv.CSVStreamingReader, file: InputFile, source: MarkedFile) -> Iterator[pa.RecordBatch]:
+    """The batches, each when the next one is known: the last before a read that failed may end in half a row."""
+    held: pa.RecordBatch | None = None
+    error: Exception | None = None
+    while error is None:
         try:
             batch = reader.read_next_batch()
-        except StopIteration:
-            return
-        except pa.ArrowException as error:
-            raise _unreadable(path, error) from error
-        yield batch
+        except (StopIteration, pa.ArrowException) as end:
+            error = end
+        else:
+            if held is not None:
+                yield held
+            held = batch
+    if source.failure is not None:
+        raise source.failure
+    if held is not None:
+        yield held
+    if not isinstance(error, StopIteration):
+        raise _unreadable(file, error) from error
 
 
 def _text_bytes(fields: pa.RecordBatch) -> int:
@@ -227,8 +244,8 @@ def _text(value: bytes) -> str:
     return shown(value.decode("utf-8", "backslashreplace"))
 
 
-def _unreadable(path: Path, error: Exception) -> InputError:
+def _unreadable(file: InputFile, error: Exception) -> InputError:
     return InputError(
-        f"{path} cannot be read as CSV ({error}); it begins like {looks_like(path)}. A quote that is not closed"
+        f"{file} cannot be read as CSV ({error}); it begins like {file.looks_like()}. A quote that is not closed"
         f" and a row of more than {BLOCK_BYTES >> 20} MiB do this too; Parquet and JSONL take longer rows"
     )

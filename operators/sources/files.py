@@ -1,133 +1,142 @@
-"""Which files a `data.path` means, in which format."""
+"""Which files `data.path` or `data.dataset` mean, in which format."""
 
 from __future__ import annotations
 
 import glob
-import os
+import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
 
 from operators.settings import DataSettings
+from operators.sources.input_file import CODECS, EXTENSIONS, InputFile
+from operators.sources.places import LocalPlace, Place, in_order, unreadable
 from pipeline.errors import ConfigError, InputError
 
-EXTENSIONS: Mapping[str, str] = {
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".arrow": "arrow",
-    ".arrows": "arrow",
-    ".feather": "arrow",
-    ".ipc": "arrow",
-}
 KNOWN = ", ".join(EXTENSIONS)
-MAGIC: Mapping[bytes, str] = {
-    b"PAR1": "Parquet",
-    b"ARROW1": "an Arrow IPC file",
-    b"\xff\xff\xff\xff": "an Arrow IPC stream",
-    b"\x1f\x8b": "gzip; unpack it first",
-    b"\x28\xb5\x2f\xfd": "zstd; unpack it first",
-    b"PK\x03\x04": "a zip archive; unpack it first",
-    b"GGUF": "a GGUF model",
-    b"\xff\xfe": "UTF-16 text; convert it to UTF-8",
-    b"{": "JSON",
-    b"[": "a JSON array; make lines of it with `jq -c '.[]'`",
-}
+PACKED = ("jsonl", "csv")
+"""Formats that may be compressed as a whole; the others are inside."""
+URL = re.compile(r"[a-z][a-z0-9+.-]*(::|://)", re.IGNORECASE)
+WEB = re.compile(r"https?://", re.IGNORECASE)
+"""Where `?` begins a query and is no part of a pattern."""
+ON_DISK = ("file://", "local://")
 
 
-def find_files(data: DataSettings) -> tuple[list[Path], str]:
-    """The files of `data.path`, sorted, and their format.
+def find_files(data: DataSettings) -> list[InputFile]:
+    """The files of `data.path`, path by path in the order given, each path's files sorted; or those of `data.dataset`.
 
     A directory means the files in it, a glob those that it matches; both without hidden files, names that begin with
     `_` or end in `.tmp`, and files of unknown extensions (unless `data.format` says what a glob's files are).
 
     Raises:
-        ConfigError: no path is set.
+        ConfigError: no path is set, or a file is meant twice.
         InputError: there is no such file, it may not be read, or its format is not known; says what was found.
+        SourceError: a network does not answer.
     """
-    if data.path is None:
-        raise ConfigError("data.path is not set; write data.path=prompts.jsonl (a file, a directory or a glob)")
-    path = Path(data.path).expanduser()
+    if data.dataset is not None:
+        from operators.sources.hub_dataset import resolve  # an extra
+
+        paths, data = resolve(data)
+    else:
+        paths = [data.path] if isinstance(data.path, str) else list(data.path or ())
+    if not paths:
+        raise ConfigError(
+            "data.path is not set; write data.path=prompts.jsonl (a file, a directory, a glob or a URL), or data=hf"
+            " data.dataset=owner/name"
+        )
+    files = [file for path in paths for file in _files_of(path, data)]
+    named = [str(file) for file in files]
+    if len(set(named)) < len(named):
+        twice = next(name for i, name in enumerate(named) if name in named[:i])
+        raise ConfigError(f"data.path={data.path} means {twice} twice; name it once, or narrow a glob")
+    return files
+
+
+def is_url(path: str) -> bool:
+    """Whether a path leads elsewhere than to this machine's disks, or spells such a path as a URL."""
+    return URL.match(path) is not None
+
+
+def _files_of(path: str, data: DataSettings) -> list[InputFile]:
+    place: Place = LocalPlace()
+    if is_url(path) and not path.startswith(ON_DISK):
+        from operators.sources.remote import remote  # an extra
+
+        place, path = remote(path, data.storage_options or {})
+    else:
+        prefix = next((p for p in ON_DISK if path.startswith(p)), "")
+        path = str(Path(path.removeprefix(prefix)).expanduser())
     try:
-        return _files_at(path, data)
+        found = _files_at(place, path, data.format)
     except OSError as error:
-        raise unreadable(path, error) from error
+        raise unreadable(place.shown(path), error) from error
+    for file in found:
+        if file.codec and file.format not in PACKED:
+            raise InputError(f"{file} is compressed as a whole, which {file.format} files do inside; unpack it")
+    return found
 
 
-def _files_at(path: Path, data: DataSettings) -> tuple[list[Path], str]:
-    if path.is_dir():
-        return _of_several(sorted(path.iterdir()), f"the directory {path}", data.format, trust_format=False)
-    if path.exists() and not path.is_file():
-        raise InputError(f"data.path={data.path} is no regular file; write what it gives into a file first")
-    if path.exists():
-        return [path], _format_of(path) if data.format == "auto" else data.format
-    if glob.has_magic(str(path)):
-        matches = sorted(Path(p) for p in glob.glob(str(path), recursive=True))  # noqa: PTH207 - absolute patterns too
-        return _of_several(matches, f"the pattern {path}", data.format, trust_format=True)
-    raise InputError(f"data.path={data.path} does not exist{_near(path)}")
+def _files_at(place: Place, path: str, wanted: str) -> list[InputFile]:
+    shown = place.shown(path)
+    if place.is_dir(path):
+        return _of_several(place, place.listing(path), f"the directory {shown}", wanted, trust_format=False)
+    if place.exists(path):
+        if not place.is_file(path):
+            raise InputError(f"data.path={shown} is no regular file; write what it gives into a file first")
+        return [_one(InputFile(path, place), wanted)]
+    if glob.has_magic(path.partition("?")[0] if WEB.match(path) else path):
+        return _of_several(place, place.matches(path), f"the pattern {shown}", wanted, trust_format=True)
+    raise InputError(f"data.path={shown} does not exist{_near(place, path)}")
 
 
-def _format_of(path: Path) -> str:
-    if path.suffix.lower() not in EXTENSIONS:
+def _one(file: InputFile, wanted: str) -> InputFile:
+    kind = EXTENSIONS.get(file.suffix) if wanted == "auto" else wanted
+    if kind is None:
         raise InputError(
-            f"{path} has none of the extensions {KNOWN}; it begins like {looks_like(path)}:"
+            f"{file} has none of the extensions {KNOWN}; it begins like {file.looks_like()}:"
             " say what it is with data.format=parquet, jsonl, csv or arrow"
         )
-    return EXTENSIONS[path.suffix.lower()]
+    return replace(file, format=kind)
 
 
-def _of_several(found: Sequence[Path], where: str, wanted: str, *, trust_format: bool) -> tuple[list[Path], str]:
-    files = [p for p in found if p.is_file() and not p.name.startswith((".", "_")) and p.suffix != ".tmp"]
-    if wanted != "auto" and trust_format:
-        chosen = dict.fromkeys(files, wanted)
-    else:
-        chosen = {p: kind for p in files if (kind := EXTENSIONS.get(p.suffix.lower())) and wanted in ("auto", kind)}
-    formats = sorted(set(chosen.values()))
+def _of_several(
+    place: Place, found: Mapping[str, bool], where: str, wanted: str, *, trust_format: bool
+) -> list[InputFile]:
+    files = [InputFile(path, place) for path in sorted(found, key=in_order) if found[path]]
+    files = [f for f in files if not f.name.startswith((".", "_")) and not f.name.endswith(".tmp")]
+    kinds = {file: _format(file, wanted, trust_format) for file in files}
+    chosen = [replace(file, format=kind) for file, kind in kinds.items() if kind is not None]
+    formats = sorted({file.format for file in chosen})
     if not chosen:
-        raise InputError(f"{where} has no file ending in {_endings(wanted)}; found {_some(found)}")
+        names = [PurePosixPath(path).name for path in sorted(found, key=in_order)]
+        raise InputError(f"{where} has no file ending in {_endings(wanted)}; found {_some(names)}")
     if len(formats) > 1:
         raise InputError(f"{where} has files of several formats ({', '.join(formats)}); choose with data.format")
-    return list(chosen), formats[0]
+    return chosen
+
+
+def _format(file: InputFile, wanted: str, trust_format: bool) -> str | None:
+    if wanted != "auto" and trust_format:
+        return wanted
+    kind = EXTENSIONS.get(file.suffix)
+    return kind if wanted in ("auto", kind) and (file.codec is None or kind in PACKED) else None
 
 
 def _endings(wanted: str) -> str:
-    return ", ".join(e for e, kind in EXTENSIONS.items() if wanted in ("auto", kind))
+    known = [e for e, kind in EXTENSIONS.items() if wanted in ("auto", kind)]
+    packed = f" (or {', '.join(CODECS)} behind it)" if wanted in ("auto", *PACKED) else ""
+    return ", ".join(known) + packed
 
 
-def _some(found: Sequence[Path]) -> str:
-    names = [p.name for p in found[:5]]
-    return ", ".join(names) + (f" and {len(found) - 5} more" if len(found) > 5 else "") if names else "nothing"
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") if names else "nothing"
 
 
-def _near(path: Path) -> str:
-    parent = path.parent
-    if not parent.is_dir():
-        return f"; nor does the directory {parent}"
-    return f"; the directory {parent} has {_some(sorted(parent.iterdir()))}"
-
-
-def unreadable(path: Path, error: OSError) -> InputError:
-    """The error for an input that is not there any more, or may not be read."""
-    if isinstance(error, FileNotFoundError):
-        return InputError(f"{path} is not there any more; put it back as it was and run the same command again")
-    remedy = "let this user read it" if isinstance(error, PermissionError) else "see to the disk"
-    why = os.strerror(error.errno) if error.errno else str(error)  # the text of Arrow's errors names the file once more
-    return InputError(f"{path} cannot be read: {why}; {remedy} and run the same command again")
-
-
-def looks_like(path: Path) -> str:
-    """What the file's first bytes say it is, for error messages."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(512)
-    except OSError as error:
-        return f"nothing that can be read ({error.strerror})"
-    if not head:
-        return "nothing: it is empty"
-    start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
-    for magic, name in MAGIC.items():
-        if start.startswith(magic):
-            return name
-    return "binary data" if b"\0" in head else f"text: {start[:40].decode('utf-8', 'replace')!r}"
+def _near(place: Place, path: str) -> str:
+    parent = str(Path(path).parent) if place.local(path) is not None else path.rpartition("/")[0]
+    if not parent:
+        return ""
+    if not place.is_dir(parent):
+        return f"; nor does the directory {place.shown(parent)}"
+    names = [PurePosixPath(p).name for p in sorted(place.listing(parent), key=in_order)]
+    return f"; the directory {place.shown(parent)} has {_some(names)}"

@@ -14,14 +14,13 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.json
 
-from operators.sources.files import looks_like
+from operators.sources.input_file import Content, InputFile
 from operators.sources.json_types import infer_schema
 from operators.sources.reader import BadRow, Block, Types, misfits
 from operators.sources.schemas import MAX_NESTING, parse_schema
@@ -46,7 +45,7 @@ class JsonlReader:
     """Reads a JSONL file; see Reader. A row is a line that is not blank.
 
     Args:
-        path: the file.
+        file: the file; may be compressed.
         types: `data.schema`; without it the types come from the first rows.
         block_bytes: how much is parsed at a time.
         max_line_bytes: a line that is longer by two blocks and more is a bad row.
@@ -56,20 +55,21 @@ class JsonlReader:
 
     def __init__(
         self,
-        path: Path,
+        file: InputFile,
         types: Types | None = None,
         block_bytes: int = BLOCK_BYTES,
         max_line_bytes: int = MAX_LINE_BYTES,
     ) -> None:
-        self.path = path
+        self.file = file
         self._max_line_bytes = max_line_bytes
         self.bytes_read = 0
         self._types = types
+        self._as_json = [name for name, kind in (types or {}).items() if kind.strip() == "json"]
         self._block_bytes = block_bytes
 
     def schema(self, sample_rows: int) -> pa.Schema:
         """See Reader.schema."""
-        with self.path.open("rb"):
+        with self.file.open():
             if self._types is not None:
                 return parse_schema(self._types)
         numbered = (pair for block in self._numbered_blocks() for pair in split_lines(*block))
@@ -79,14 +79,15 @@ class JsonlReader:
         if lines and not schema.names:
             why = "it has no keys" if objects else _why_not_json(lines[0])
             raise InputError(
-                f"{self.path} is not JSONL: none of its first {len(lines)} lines is a JSON object with values"
-                f" (the first: {why}); it begins like {looks_like(self.path)}"
+                f"{self.file} is not JSONL: none of its first {len(lines)} lines is a JSON object with values"
+                f" (the first: {why}); it begins like {self.file.looks_like()}"
             )
         return schema
 
     def total_rows(self) -> int | None:
-        """By counting lines, about 1 GB/s; None for a file of more than COUNT_UP_TO_BYTES."""
-        if self.path.stat().st_size > COUNT_UP_TO_BYTES:
+        """By counting lines, about 1 GB/s; None for a file that is larger, packed or far away."""
+        path = self.file.local
+        if path is None or self.file.codec or path.stat().st_size > COUNT_UP_TO_BYTES:
             return None
         return sum(count_rows(block) for _, block in self._numbered_blocks())
 
@@ -101,7 +102,7 @@ class JsonlReader:
                 yield Block(rows)
             else:
                 skip = 0
-                yield parse_lines(split_lines(first_line, block), schema)
+                yield parse_lines(split_lines(first_line, block), schema, self._as_json)
 
     def _numbered_blocks(self) -> Iterator[tuple[int, bytes]]:
         """The file cut after line ends, each block with the number of its first line (from 1)."""
@@ -112,10 +113,10 @@ class JsonlReader:
 
     def _blocks_of_bytes(self) -> Iterator[bytes]:
         self.bytes_read = 0
-        with self.path.open("rb") as file:
+        with Content(self.file) as file:
             rest = file.read(len(BOM)).removeprefix(BOM)
             while data := file.read(self._block_bytes):
-                self.bytes_read = file.tell()
+                self.bytes_read = file.position
                 whole, newline, tail = data.rpartition(b"\n")
                 if newline:
                     yield rest + whole + newline
@@ -130,10 +131,10 @@ class JsonlReader:
             if rest:
                 yield rest
 
-    def _behind_line(self, file: BinaryIO) -> bytes:
+    def _behind_line(self, file: Content) -> bytes:
         """Read on to the end of a line; what was read of the next ones."""
         while data := file.read(self._block_bytes):
-            self.bytes_read = file.tell()
+            self.bytes_read = file.position
             _, newline, tail = data.partition(b"\n")
             if newline:
                 return tail
@@ -165,9 +166,12 @@ def count_rows(block: bytes) -> int:
     return int(surely.sum()) + sum(1 for start in rest if block[start:].split(b"\n", 1)[0].strip(JSON_SPACE))
 
 
-def parse_lines(lines: Sequence[tuple[int, bytes]], schema: pa.Schema) -> Block:
-    """The (number, line) pairs as a block: those that fit `schema`, and the others with the reason."""
-    texts = [text for _, text in lines]
+def parse_lines(lines: Sequence[tuple[int, bytes]], schema: pa.Schema, as_json: Sequence[str] = ()) -> Block:
+    """The (number, line) pairs as a block: those that fit `schema`, and the others with the reason.
+
+    `as_json`: keys whose values of any type become string columns of JSON.
+    """
+    texts = [_with_json(text, as_json) if as_json else text for _, text in lines]
     data = _parse(texts, schema)
     if data is not None:
         return Block(len(lines), data)
@@ -177,9 +181,22 @@ def parse_lines(lines: Sequence[tuple[int, bytes]], schema: pa.Schema) -> Block:
         reasons[maybe[k]] = _why_not_schema(texts[maybe[k]], schema)
     good = [text for i, text in enumerate(texts) if i not in reasons]
     bad = tuple(
-        BadRow(i, reasons[i], lines[i][0], texts[i].decode("utf-8", "backslashreplace")) for i in sorted(reasons)
+        BadRow(i, reasons[i], lines[i][0], lines[i][1].decode("utf-8", "backslashreplace")) for i in sorted(reasons)
     )
     return Block(len(lines), _parse(good, schema) if good else None, bad)
+
+
+def _with_json(line: bytes, keys: Sequence[str]) -> bytes:
+    """`line` with the values of `keys` as texts; a line that is not JSON as it is."""
+    try:
+        found = json.loads(line)
+        if not isinstance(found, dict):
+            return line
+        values = {k: found[k] for k in keys if not isinstance(found.get(k), str | None)}
+        texts = {k: json.dumps(value, ensure_ascii=False) for k, value in values.items()}
+        return json.dumps({**found, **texts}, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        return line
 
 
 def _parse(lines: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch | None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from operators.sources.checked import checked
-from operators.sources.files import looks_like, unreadable
+from operators.sources.input_file import InputFile
+from operators.sources.places import unreadable
 from operators.sources.reader import Block, Types, refuse_types
 from operators.sources.schemas import plain_schema
 from pipeline.errors import InputError
@@ -22,20 +22,24 @@ class ParquetReader:
 
     optional_columns = False
 
-    def __init__(self, path: Path, types: Types | None = None) -> None:
-        refuse_types(path, types)
-        self.path = path
+    def __init__(self, file: InputFile, types: Types | None = None) -> None:
+        refuse_types(file, types)
+        self.file = file
         self.bytes_read = 0
+        self._rows: int | None = None
 
     def schema(self, sample_rows: int) -> pa.Schema:
         """See Reader.schema."""
         with self._open() as file:
+            self._rows = file.metadata.num_rows  # so that a footer far away is fetched once for both
             return plain_schema(file.schema_arrow)
 
     def total_rows(self) -> int:
         """From the footer."""
-        with self._open() as file:
-            return int(file.metadata.num_rows)
+        if self._rows is None:
+            with self._open() as file:
+                self._rows = int(file.metadata.num_rows)
+        return self._rows
 
     def blocks(self, schema: pa.Schema, skip: int) -> Iterator[Block]:
         """See Reader.blocks."""
@@ -51,12 +55,16 @@ class ParquetReader:
                     yield checked(batch, schema)
 
     def _open(self) -> pq.ParquetFile:
+        """The footer is read, the rest as it is asked for: of an object store in few, larger ranges."""
+        path = self.file.local
         try:
-            return pq.ParquetFile(self.path)
+            if path is not None:
+                return pq.ParquetFile(path)
+            return pq.ParquetFile(pa.PythonFile(self.file.open(), mode="r"), pre_buffer=True)
         except (pa.ArrowException, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:  # Arrow's own have none
-                raise unreadable(self.path, error) from error
+                raise unreadable(self.file, error) from error
             raise InputError(
-                f"{self.path} is not a Parquet file ({error}); it begins like {looks_like(self.path)}."
+                f"{self.file} is not a Parquet file ({error}); it begins like {self.file.looks_like()}."
                 " If it is another format, write data.format="
             ) from error

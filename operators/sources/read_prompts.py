@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from operators.settings import DataSettings
 from operators.sources.arrow import ArrowReader
-from operators.sources.content import SAMPLED, Stamp, content_id
+from operators.sources.content import Stamp
 from operators.sources.csv import CsvReader
-from operators.sources.files import find_files, unreadable
+from operators.sources.files import find_files
+from operators.sources.input_file import InputFile
 from operators.sources.jsonl import JsonlReader
 from operators.sources.parquet import ParquetReader
+from operators.sources.places import unreadable
 from operators.sources.reader import Block, Reader, ReaderFactory
 from operators.sources.schemas import common_schema
 from pipeline.errors import ConfigError, InputError
@@ -39,10 +39,11 @@ READERS: Mapping[str, ReaderFactory] = {
 
 
 class ReadPrompts(BaseOperator):
-    """Reads Parquet, JSONL, CSV or Arrow IPC: one file, a directory or a glob, in the order of the file names.
+    """Reads Parquet, JSONL, CSV or Arrow IPC from disks, behind URLs, or of a dataset of the Hub (`find_files`).
 
-    Output: the columns of the input and `row` int64, the position in the source over all files. A row that cannot be
-    read is a reject with file and line, and uses up its number. An input without rows is one empty chunk.
+    Output: the columns of the input, renamed by `data.rename`, and `row` int64, the position in the source over all
+    files. A row that cannot be read is a reject with file and line, and uses up its number. An input without rows is
+    one empty chunk.
 
     Args:
         data: what to read (`data`).
@@ -73,9 +74,10 @@ class ReadPrompts(BaseOperator):
             InputError: no such file, or not what its name says.
             SchemaError: the files differ in their columns.
             ConfigError: a column is called `row` or `lineage`.
+            SourceError: a network does not answer.
         """
         _ = self._stamps  # before the first look inside: what changes from now on is noticed
-        return self._columns.append(ROW)
+        return self._schema
 
     def open(self, runtime: Runtime) -> None:
         """Says what will be read.
@@ -84,7 +86,7 @@ class ReadPrompts(BaseOperator):
             InputError: a file is not there any more, or not what it was when the run was planned.
         """
         for reader in self._readers:
-            self._refuse_changed(reader.path)
+            self._refuse_changed(reader.file)
         runtime.log.info("reading %d file(s), %d bytes", len(self._readers), self._total_bytes)
 
     def seek(self, chunk: int) -> None:
@@ -104,10 +106,10 @@ class ReadPrompts(BaseOperator):
         for reader, block in self._blocks(start):
             stop = self._limited(position + block.rows)
             for first, last in self._spans(max(position, start), stop):
-                yield from self._items(reader.path, block, position, first, last)
+                yield from self._items(reader.file, block, position, first, last)
                 self._rows_read = last
                 if last % self._chunk_rows == 0:
-                    self._refuse_changed(reader.path)
+                    self._refuse_changed(reader.file)
                     yield ChunkEnd(last // self._chunk_rows - 1, self._chunk_rows)
             position = stop
             if position == self._data.limit:
@@ -115,7 +117,7 @@ class ReadPrompts(BaseOperator):
         chunk, rest = divmod(position, self._chunk_rows)
         if (rest and position > start) or position == start == 0:
             if self._current is not None:  # left before its end, for `limit`
-                self._refuse_changed(self._current.path)
+                self._refuse_changed(self._current.file)
             yield ChunkEnd(chunk, rest)
 
     def fraction_read(self) -> float | None:
@@ -133,55 +135,45 @@ class ReadPrompts(BaseOperator):
     def fingerprint(self) -> dict[str, Any]:
         """Names the content of the input: for each file, in order, name without directory, size and content id.
 
-        Where the content is only sampled the modification time counts too: to the sample an edit may be invisible.
+        What that is depends on where the file lies: `Place.content_id`.
 
         Raises:
             InputError: a file is not there any more.
         """
-        found: dict[str, Any] = {}
-        for i, (path, stamp) in enumerate(self._stamps.items()):
-            try:
-                content = content_id(path)
-            except OSError as error:
-                raise unreadable(path, error) from error
-            changed = f", changed {_utc(stamp.changed_ns)}" if content.startswith(SAMPLED) else ""
-            found[f"files.{i}"] = f"{path.name}, {stamp.size_bytes} bytes, {content}{changed}"
-        return found
+        return {
+            f"files.{i}": f"{file.name}, {stamp.size_bytes} bytes, {file.content_id(stamp)}"
+            for i, (file, stamp) in enumerate(self._stamps.items())
+        }
 
     @cached_property
     def _readers(self) -> list[Reader]:
-        paths, kind = find_files(self._data)
-        return [READERS[kind](path, self._data.schema) for path in paths]
+        return [READERS[file.format](file, self._data.schema) for file in find_files(self._data)]
 
     @cached_property
-    def _stamps(self) -> dict[Path, Stamp]:
+    def _stamps(self) -> dict[InputFile, Stamp]:
         """What each file was when the run was planned."""
-        found = {}
-        for reader in self._readers:
-            try:
-                found[reader.path] = Stamp.of(reader.path)
-            except OSError as error:
-                raise unreadable(reader.path, error) from error
-        return found
+        return {reader.file: reader.file.stamp() for reader in self._readers}
 
-    def _refuse_changed(self, path: Path) -> None:
-        try:
-            now = Stamp.of(path)
-        except OSError as error:
-            raise unreadable(path, error) from error
-        before = self._stamps[path]
+    def _refuse_changed(self, file: InputFile) -> None:
+        now, before = file.stamp(), self._stamps[file]
         if now != before:
             raise InputError(
-                f"{path} was written to while the run was reading it ({before.size_bytes:,} bytes then,"
+                f"{file} was written to while the run was reading it ({before.size_bytes:,} bytes then,"
                 f" {now.size_bytes:,} now); put it back as it was and run the same command again, or begin anew with"
                 " overwrite=true"
             )
 
     @cached_property
     def _columns(self) -> pa.Schema:
-        return common_schema(
-            self._readers, [_schema_of(r, FURTHER_ROWS if i else SAMPLE_ROWS) for i, r in enumerate(self._readers)]
-        )
+        """As the files call them."""
+        found = [_schema_of(r, FURTHER_ROWS if i else SAMPLE_ROWS) for i, r in enumerate(self._readers)]
+        return common_schema(self._readers, found, self._data.rename or {})
+
+    @cached_property
+    def _schema(self) -> pa.Schema:
+        rename = self._data.rename or {}
+        names = [rename.get(name, name) for name in self._columns.names]
+        return pa.schema([f.with_name(name) for f, name in zip(self._columns, names, strict=True)]).append(ROW)
 
     @cached_property
     def _total_bytes(self) -> int:
@@ -211,13 +203,13 @@ class ReadPrompts(BaseOperator):
                     yield reader, block
             except UNREADABLE as error:
                 if isinstance(error, OSError) and error.errno is not None:
-                    raise unreadable(reader.path, error) from error
+                    raise unreadable(reader.file, error) from error
                 raise InputError(
-                    f"{reader.path} cannot be read on from row {rows} of the input: {error}; write the file again"
+                    f"{reader.file} cannot be read on from row {rows} of the input: {error}; write the file again"
                 ) from error
-            self._refuse_changed(reader.path)
+            self._refuse_changed(reader.file)
             self._current = None
-            self._bytes_before += self._stamps[reader.path].size_bytes
+            self._bytes_before += self._stamps[reader.file].size_bytes
 
     def _spans(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """[start, stop) cut at the ends of chunks and after BATCH_ROWS."""
@@ -227,16 +219,16 @@ class ReadPrompts(BaseOperator):
             yield start, end
             start = end
 
-    def _items(self, path: Path, block: Block, position: int, first: int, last: int) -> Iterator[Item]:
+    def _items(self, file: InputFile, block: Block, position: int, first: int, last: int) -> Iterator[Item]:
         """Rows [first, last) of the source, from the block that begins at `position`."""
         chunk = first // self._chunk_rows
         data, offsets, bad = block.part(first - position, last - position)
         if bad:
-            rejects = (Reject(position + b.offset, b.reason, b.record, file=str(path), line=b.line) for b in bad)
+            rejects = (Reject(position + b.offset, b.reason, b.record, file=str(file), line=b.line) for b in bad)
             yield Rejects(chunk, tuple(rejects))
         if data is not None and len(offsets):
             rows = pa.array(offsets + position)
-            yield Batch(chunk, pa.record_batch([*data.columns, rows], schema=self._columns.append(ROW)))
+            yield Batch(chunk, pa.record_batch([*data.columns, rows], schema=self._schema))
 
 
 def _total_rows(reader: Reader) -> int | None:
@@ -252,9 +244,5 @@ def _schema_of(reader: Reader, sample_rows: int) -> pa.Schema:
         return reader.schema(sample_rows)
     except UNREADABLE as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise unreadable(reader.path, error) from error
-        raise InputError(f"{reader.path} cannot be read: {error}") from error
-
-
-def _utc(time_ns: int) -> str:
-    return datetime.fromtimestamp(time_ns / 1e9, UTC).isoformat(timespec="microseconds")
+            raise unreadable(reader.file, error) from error
+        raise InputError(f"{reader.file} cannot be read: {error}") from error

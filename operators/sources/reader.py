@@ -5,12 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
+from operators.sources.input_file import InputFile
 from pipeline.errors import ConfigError
 
 Types = Mapping[str, str]
@@ -64,7 +64,7 @@ class Block:
 class Reader(Protocol):
     """Reads one file. `ReadPrompts` makes one for each file, asks for its schema, and later for its blocks."""
 
-    path: Path
+    file: InputFile
     bytes_read: int
     """How far into the file the last block reached; may be ahead by what the reader holds in memory."""
     optional_columns: bool
@@ -86,17 +86,17 @@ class Reader(Protocol):
         """All rows, in order, under `schema`. Blocks that lie wholly in the first `skip` rows may come without data."""
 
 
-def refuse_types(path: Path, types: Types | None) -> None:
+def refuse_types(file: InputFile, types: Types | None) -> None:
     """For formats that say themselves what their columns are.
 
     Raises:
         ConfigError: `data.schema` is given.
     """
     if types is not None:
-        raise ConfigError(f"data.schema is for JSONL and CSV; {path} has a schema of its own")
+        raise ConfigError(f"data.schema is for JSONL and CSV; {file} has a schema of its own")
 
 
-ReaderFactory = Callable[[Path, Types | None], Reader]
+ReaderFactory = Callable[[InputFile, Types | None], Reader]
 
 
 def misfits(count: int, fits: Callable[[int, int], bool]) -> list[int]:

@@ -44,6 +44,11 @@ def test_a_scenario_may_have_its_own_slots_and_rows():
     assert {(case.slots, case.rows) for case in found} == {(5, 160)}
 
 
+def test_a_scenario_may_have_its_own_rows_a_slot():
+    found = cases(BenchSettings(scenarios=["diffusion"], repeats=1))
+    assert {(case.slots, case.rows) for case in found} == {(1, 1), (8, 8)}
+
+
 @pytest.mark.parametrize("name", TOGGLES)
 def test_a_toggle_is_a_pair_on_the_same_work(name):
     found = cases(BenchSettings(scenarios=[], toggle=[name], slots=[4], repeats=2))

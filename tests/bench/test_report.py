@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from operators.bench.cases import CASE_SCHEMA
 from operators.bench.measure import ADDED
-from operators.bench.report import main, paired_ratio, report, spread
+from operators.bench.report import main, report
+from operators.bench.tables import paired_ratio, spread
 
 SCHEMA = pa.schema([*CASE_SCHEMA, *ADDED])
 
@@ -64,6 +65,28 @@ def test_peers_are_told_by_how_much_ours_is_faster(tmp_path):
     text = report(write(tmp_path, [measured("peers", name, 0, speed) for name, speed in speeds.items()]))
     assert "| contender | t/s | job by this |" in text
     assert [cells(text, name)[2] for name in speeds] == ["-", "1.250", "5.000"]
+
+
+def test_contenders_may_have_a_ratio_to_another_than_the_first(tmp_path):
+    speeds = {"reused, 512": 100.0, "fresh, 512": 80.0, "reused, 4,096": 90.0, "fresh, 4,096": 45.0}
+    text = report(write(tmp_path, [measured("diffusion_contexts", name, 0, speed) for name, speed in speeds.items()]))
+    assert [cells(text, name)[2] for name in speeds] == ["-", "1.250", "-", "2.000"]
+
+
+def test_block_diffusion_has_its_calls_and_what_batching_gives(tmp_path):
+    """8 slots make 4.5 times the tokens of one, in calls that take 1.6 times as long: these allow 5 times as many."""
+    blocks = {"calls_per_block": 4.0, "tokens_per_pass": 1.25, "steps": 160, "own_share": 0.031}
+    rows = [
+        measured("diffusion", "job", 0, 50.0, slots=1, call_ms=5.0, own_share=0.02, steps=128),
+        measured("diffusion", "4/4", 0, 20.0, slots=1, call_ms=10.0, **blocks),
+        measured("diffusion", "4/4", 0, 90.0, slots=8, call_ms=16.0, **blocks),
+    ]
+    text = report(write(tmp_path, rows))
+    _, calls = (line for line in text.splitlines() if line.startswith("| 4/4 | 20.0"))
+    assert calls == "| 4/4 | 20.0 | 0.40 | 160 | 10.00 | 4.00 | 1.25 | 3.1% |"
+    assert "| job | 50.0 | - | 128 | 5.00 | - | - | 2.0% |" in text
+    assert "8 slots against 1" in text
+    assert "| 4/4 | 4.50 | 5.00 | 0.90 |" in text
 
 
 def test_medians_and_spread(tmp_path):

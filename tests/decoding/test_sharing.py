@@ -9,6 +9,7 @@ from operators.decoding.params import SamplingParams
 from operators.decoding.prefill import Cutting
 from operators.decoding.prompts import BLOCK, PrefixTree, common_length
 from operators.decoding.sequence import Sequence
+from operators.decoding.sharing import CELLS_A_TOKEN
 from operators.engine_settings import KERNEL_TOKENS, OptimiseSettings
 from tests.decoding.fixtures import GREEDY, WARM, Bench, only, prompts, sequences, shape
 
@@ -61,6 +62,20 @@ def test_a_common_prefix_is_computed_once():
     own = sum(len(t) - 128 for t in texts)
     assert tokens_computed(bench) - bench.scheduler.counts.padding_tokens == 128 + own
     assert bench.scheduler.counts.shared_tokens == 128 * (len(texts) - 1)
+
+
+@pytest.mark.parametrize(("per_sequence", "copied"), [(True, False), (False, True)])
+def test_a_prefix_that_takes_less_to_compute_than_to_copy_is_computed(per_sequence, copied):
+    texts = [t for t in family(9, 128) if len(t) >= 192]
+
+    def run(cells: int) -> int:
+        sizes = shape(len(texts), max_sequence_tokens=cells, per_sequence=per_sequence, deterministic=per_sequence)
+        bench = Bench(sizes)
+        bench.run(sequences(texts))
+        return bench.scheduler.counts.copies
+
+    assert bool(run(129 * CELLS_A_TOKEN)) == copied
+    assert run(128 * CELLS_A_TOKEN)
 
 
 def test_a_slot_that_is_refilled_needs_no_copy():

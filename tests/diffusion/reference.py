@@ -1,19 +1,19 @@
 """Block diffusion as it is defined: float64, the text computed anew in every step under an explicit mask, no cache.
 
-The model is Qwen3's architecture, with the weights of a GGUF file. Written apart from the engine: it shares no code
-with it, and it is the law for what the engine has to give.
+The model is Qwen3's architecture, dense or with experts, with the weights of a GGUF file. Written apart from the
+engine: it shares no code with it, and it is the law for what the engine has to give.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from gguf import GGUFReader
 
-Mask = Callable[[int, int], np.ndarray]
+WEIGHTS = ("gate", "up", "down")
 
 
 @dataclass(frozen=True)
@@ -38,16 +38,18 @@ class Qwen3:
 
     def __init__(self, path: Path) -> None:
         reader = GGUFReader(path)
+        arch = reader.fields["general.architecture"].contents()
         self._t = {t.name: np.asarray(t.data, np.float64) for t in reader.tensors}
 
         def number(key: str) -> float:
-            return float(reader.fields[f"qwen3.{key}"].contents())
+            return float(reader.fields[f"{arch}.{key}"].contents())
 
         self.layers = int(number("block_count"))
         self.heads, self.kv_heads = int(number("attention.head_count")), int(number("attention.head_count_kv"))
         self.dim = int(number("attention.key_length"))
         self.theta, self.eps = number("rope.freq_base"), number("attention.layer_norm_rms_epsilon")
         self.n_vocab = len(self._t["token_embd.weight"])
+        self.used = int(number("expert_used_count")) if arch == "qwen3moe" else 0
 
     def logits(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """float64 [tokens, n_vocab]."""
@@ -57,10 +59,21 @@ class Qwen3:
             name = f"blk.{layer}."
             x = x + self._attention(self._norm(x, t[name + "attn_norm.weight"]), name, mask)
             h = self._norm(x, t[name + "ffn_norm.weight"])
-            gate = h @ t[name + "ffn_gate.weight"].T
-            x = x + (gate / (1 + np.exp(-gate)) * (h @ t[name + "ffn_up.weight"].T)) @ t[name + "ffn_down.weight"].T
+            x = x + (self._experts(h, name) if self.used else _fed(h, *(t[name + f"ffn_{w}.weight"] for w in WEIGHTS)))
         out = t.get("output.weight", t["token_embd.weight"])
         return self._norm(x, t["output_norm.weight"]) @ out.T
+
+    def _experts(self, h: np.ndarray, name: str) -> np.ndarray:
+        """The router's likeliest experts work on a token, weighted by its probabilities for them, which sum to one."""
+        every = [self._t[name + f"ffn_{w}_exps.weight"] for w in WEIGHTS]
+        odds = np.exp(h @ self._t[name + "ffn_gate_inp.weight"].T)
+        out = np.zeros_like(h)
+        for i in range(len(h)):
+            best = np.argsort(-odds[i])[: self.used]
+            for expert in best:
+                own = _fed(h[i : i + 1], *(weights[expert] for weights in every))[0]
+                out[i] += odds[i, expert] / odds[i, best].sum() * own
+        return out
 
     def _attention(self, h: np.ndarray, name: str, mask: np.ndarray) -> np.ndarray:
         t, n = self._t, len(h)
@@ -87,6 +100,11 @@ class Qwen3:
         cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
         one, other = x[..., :half], x[..., half:]
         return np.concatenate([one * cos - other * sin, one * sin + other * cos], axis=-1)
+
+
+def _fed(h: np.ndarray, gate: np.ndarray, up: np.ndarray, down: np.ndarray) -> np.ndarray:
+    opened = h @ gate.T
+    return (opened / (1 + np.exp(-opened)) * (h @ up.T)) @ down.T
 
 
 def generate(

@@ -18,6 +18,7 @@ from tests.decoding.fixtures import only
 from tests.diffusion.rows import Done, complete, prompts
 
 FOUR = BlockDiffusionSettings(block_length=4, denoising_steps=3)
+SHIFTED = replace(FOUR, shift_logits=True)
 ENDING = SamplingParams(stop_ids=frozenset({END_ID}))
 WARM = SamplingParams(temperature=0.9, top_k=20, min_p=0.02, stop_ids=frozenset({END_ID}))
 POISON = 300
@@ -71,22 +72,24 @@ def test_ids_depend_on_the_row_alone(remasking, length):
     ids=str,
 )
 @pytest.mark.parametrize("params", [ENDING, WARM], ids=["greedy", "warm"])
-def test_how_rows_are_scheduled_changes_no_id(settings, params):
-    done = complete(FakeModel(), FOUR, TEXTS, RAGGED, params, slots=6, **settings)
-    expected = complete(FakeModel(), FOUR, TEXTS, RAGGED, params, slots=30, optimise=only())
+@pytest.mark.parametrize("decode", [FOUR, SHIFTED], ids=["", "shifted"])
+def test_how_rows_are_scheduled_changes_no_id(settings, params, decode):
+    done = complete(FakeModel(), decode, TEXTS, RAGGED, params, slots=6, **settings)
+    expected = complete(FakeModel(), decode, TEXTS, RAGGED, params, slots=30, optimise=only())
     assert done.ids == expected.ids
     assert done.worker.scheduler.counts.preempted_saved or "preempt_every" not in settings
 
 
 @pytest.mark.parametrize("swap_mb", [0, 1024])
-def test_a_row_that_gave_up_its_slot_goes_on_in_the_middle_of_its_block(swap_mb):
+@pytest.mark.parametrize("settings", [FOUR, SHIFTED], ids=["", "shifted"])
+def test_a_row_that_gave_up_its_slot_goes_on_in_the_middle_of_its_block(swap_mb, settings):
     """From what was saved of it, or by computing its blocks again: what was known of the block at hand stays known."""
-    expected = complete(FakeModel(), FOUR, TEXTS, RAGGED, slots=30)
+    expected = complete(FakeModel(), settings, TEXTS, RAGGED, slots=30)
     for commit in ("separate", "fused"):
-        decode = replace(FOUR, commit=commit)
+        decode = replace(settings, commit=commit)
         model = FakeModel(every(5, 1, after=20))
-        settings = UNIFIED | {"admission": "optimistic", "swap_mb": swap_mb}
-        done = complete(model, decode, TEXTS, RAGGED, slots=6, **settings)
+        tight = UNIFIED | {"admission": "optimistic", "swap_mb": swap_mb}
+        done = complete(model, decode, TEXTS, RAGGED, slots=6, **tight)
         assert done.ids == expected.ids
         counts = done.worker.scheduler.counts
         assert counts.preempted_anew if swap_mb == 0 else counts.preempted_saved
@@ -179,6 +182,15 @@ def test_whole_blocks_of_a_prompt_are_shared_and_nothing_else(length):
     taken = [row.shared_tokens for row in shared.rows.values()]
     assert all(count % length == 0 for count in taken)
     assert max(taken) == (0 if length == 1 else 50 - 50 % length)
+
+
+def test_a_block_that_says_what_comes_behind_it_is_computed_by_each_row():
+    """Where what is said of a token is read one position before it: of 48 tokens in whole blocks 44 are shared."""
+    text = np.arange(50, dtype=np.int32)
+    for size, taken in ((50, 44), (48, 44), (45, 40)):
+        done = complete(FakeModel(), SHIFTED, [text[:size]] * 4, 20, WARM, slots=2)
+        assert done.ids == complete(FakeModel(), SHIFTED, [text[:size]] * 4, 20, WARM, slots=6, optimise=only()).ids
+        assert max(row.shared_tokens for row in done.rows.values()) == taken
 
 
 def test_a_slot_of_a_step_is_used_or_has_a_cause():

@@ -152,7 +152,7 @@ def test_the_contenders_of_the_benchmark_are_jobs_and_fused_ones_say_the_same(tm
     contenders = [each for each in SCENARIOS["diffusion"].contenders if each.name.startswith("4/")]
     small = ("data.limit=4", "sampling.max_tokens=10")
     made = {each.name: run(tmp_path / each.name.replace("/", "-"), *each.overrides, *small) for each in contenders}
-    assert len(made) == 6
+    assert len(made) == 7
     assert all(made[name] == made[f"{name} fused"] for name in ("4/4", "4/2", "4/1"))
     assert made["4/4"] != made["4/2"]
 

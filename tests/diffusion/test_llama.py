@@ -31,7 +31,8 @@ WARM = SamplingParams(temperature=0.9, top_k=20)
 @pytest.fixture(scope="module", params=["f32", "q8_0", "q4_k_m"])
 def model(request, tmp_path_factory) -> Iterator[LlamaModel]:
     path = tmp_path_factory.mktemp("model") / "tiny.gguf"
-    write_model(path, file_type=request.param, shape="tiny-256" if "_k" in request.param else "tiny")
+    file_type, _, experts = request.param.partition(" ")
+    write_model(path, file_type=file_type, shape=experts or ("tiny-256" if "_k" in file_type else "tiny"))
     loaded = LlamaModel(ModelSettings(path=str(path)))
     yield loaded
     loaded.close()
@@ -57,20 +58,31 @@ def watching(seen: dict[tuple[object, int, int], bytes]) -> type[BlockDiffusion]
 
 
 @pytest.mark.parametrize(
-    ("model", "length", "flash", "params"),
+    ("model", "length", "flash", "params", "shift"),
     [
-        ("f32", 1, True, SamplingParams()),
-        ("f32", 4, True, WARM),
-        ("f32", 8, False, SamplingParams()),
-        ("q8_0", 1, False, WARM),
-        ("q8_0", 4, True, SamplingParams()),
-        ("q4_k_m", 4, False, SamplingParams()),
+        ("f32", 1, True, SamplingParams(), False),
+        ("f32", 4, True, WARM, False),
+        ("f32", 4, True, SamplingParams(), True),
+        ("f32", 8, False, SamplingParams(), False),
+        ("q8_0", 1, False, WARM, False),
+        ("q8_0", 4, True, SamplingParams(), False),
+        ("q8_0 tiny-qwen3moe", 4, True, SamplingParams(), False),
+        ("q4_k_m", 4, False, SamplingParams(), False),
     ],
-    ids=["f32-1-flash", "f32-4-flash-warm", "f32-8", "q8_0-1-warm", "q8_0-4-flash", "q4_k_m-4"],
+    ids=[
+        "f32-1-flash",
+        "f32-4-flash-warm",
+        "f32-4-shifted",
+        "f32-8",
+        "q8_0-1-warm",
+        "q8_0-4-flash",
+        "q8_0-4-experts",
+        "q4_k_m-4",
+    ],
     indirect=["model"],
 )
-def test_bits_do_not_depend_on_the_neighbours(model, length, flash, params):
-    check_bits(model, length, flash, params)
+def test_bits_do_not_depend_on_the_neighbours(model, length, flash, params, shift):
+    check_bits(model, length, flash, params, shift=shift)
 
 
 @pytest.mark.faults
@@ -81,8 +93,8 @@ def test_bits_do_not_depend_on_the_neighbours_whatever_the_settings(model, lengt
     check_bits(model, length, flash, params)
 
 
-def check_bits(model: LlamaModel, length: int, flash: bool, params: SamplingParams) -> None:
-    decode = BlockDiffusionSettings(block_length=length, denoising_steps=3)
+def check_bits(model: LlamaModel, length: int, flash: bool, params: SamplingParams, *, shift: bool = False) -> None:
+    decode = BlockDiffusionSettings(block_length=length, denoising_steps=3, shift_logits=shift)
     count = 8 if length == 1 else 14
     results: list[tuple[Mapping[object, list[int]], dict[tuple[object, int, int], bytes]]] = []
     for more in ({"slots": 16}, {"slots": 1}, {"slots": 3}, {"slots": 5, "preempt_every": 4}):

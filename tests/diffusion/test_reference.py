@@ -9,8 +9,12 @@ from typing import Any
 
 import pytest
 
+from operators.bench.loop import complete as one_token_a_step
 from operators.decoding.params import SamplingParams
+from operators.decoding.sampler import Sampler
+from operators.decoding.sequence import Sequence
 from operators.diffusion_settings import BlockDiffusionSettings, Remasking
+from operators.engine_settings import EngineSettings
 from operators.llama.make_model import write_model
 from operators.llama.model import LlamaModel
 from operators.settings import ModelSettings
@@ -100,6 +104,41 @@ def test_a_wrong_reference_gives_other_ids(expected, model, wrong):
     """What the comparison would show, if the engine did it so."""
     done = complete(model, settings("low_confidence_static", 4, 4), TEXTS, MAX_TOKENS, slots=16, **EXACT)
     assert done.ids != expected(replace(rules("low_confidence_static", 4, 4), **WRONG[wrong]))
+
+
+SHARED_CALLS: dict[str, Any] = {"slots": 5, "kv": "unified", "deterministic": False}
+
+
+@pytest.mark.parametrize(
+    ("remasking", "length", "layout"),
+    [
+        *((remasking.value, 4, {"slots": 3}) for remasking in Remasking),
+        ("low_confidence_static", 8, {"slots": 3}),
+        ("sequential", 1, {"slots": 3}),
+        ("low_confidence_static", 4, SHARED_CALLS),
+        ("low_confidence_dynamic", 8, SHARED_CALLS),
+    ],
+    ids=str,
+)
+def test_logits_that_are_read_one_position_before_give_the_ids_of_the_reference(
+    expected, model, remasking, length, layout
+):
+    """What is said of the first token of a block comes from the call that stored the one before."""
+    steps = STEPS[length][0]
+    shifted = replace(settings(remasking, length, steps), shift_logits=True)
+    done = complete(model, shifted, TEXTS, MAX_TOKENS, **layout, **EXACT)
+    assert done.ids == expected(replace(rules(remasking, length, steps), shift=True))
+    assert (done.totals["fused_passes"] > 0) is (layout is SHARED_CALLS)
+
+
+def test_blocks_of_one_token_that_are_read_one_position_before_are_one_token_a_step(model):
+    shifted = BlockDiffusionSettings(block_length=1, shift_logits=True)
+    runtime = EngineSettings(slots=3, max_sequence_tokens=256, **EXACT)
+    decoder, give_back = model.lease(runtime)
+    rows = [Sequence(i, text, SamplingParams(), i, MAX_TOKENS[i]) for i, text in enumerate(TEXTS)]
+    loop = one_token_a_step(rows, decoder, Sampler(), runtime)
+    give_back()
+    assert complete(model, shifted, TEXTS, MAX_TOKENS, slots=3, **EXACT).ids == {r.handle: r.tokens for r in loop.rows}
 
 
 def test_a_block_longer_than_the_text_is_one_block(path, model):

@@ -109,6 +109,7 @@ CASES = [
     *((shape, name) for shape in ("tiny", "tiny-llama", "tiny-qwen2") for name in UNIFORM_TYPES),
     *((shape, name) for shape in ("tiny-256", "llama-5m") for name in ("f32", "q4_k_m")),
     *(("tiny-256", name) for name in K_QUANTS if name != "q4_k_m"),
+    *(("tiny-qwen3moe", name) for name in ("f32", "q8_0")),
 ]
 
 
@@ -219,6 +220,9 @@ def _with_bytes(vocabulary: Any) -> Any:
         (["--set", "head_dim=33"], ["head_dim=33", "even"]),
         (["--set", "arch=rwkv"], ["'rwkv'", "llama", "qwen3"]),
         (["--set", "arch=qwen2"], ["n_head * head_dim", "128"]),
+        (["--set", "arch=qwen3moe"], ["qwen3moe needs n_expert above 1, found 1"]),
+        (["--set", "n_expert=4"], ["qwen3 needs n_expert 1", "found 4"]),
+        (["--shape", "tiny-qwen3moe", "--set", "n_expert_used=9"], ["n_expert_used=9", "n_expert=8"]),
         (["--vocab", "missing.gguf"], ["missing.gguf", "does not exist"]),
         (["--seed", "-1"], ["seed=-1"]),
     ],

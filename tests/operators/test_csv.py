@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operators.sources.csv import CsvReader
+from operators.sources.input_file import InputFile
 from pipeline.errors import InputError
 from tests.operators.reading import read
 
@@ -48,7 +49,7 @@ def test_any_mix_of_rows_gives_every_row_its_own_fate(
     tail = read(path, chunk_rows, seek, schema=types)
     assert tail.rows == {i: row for i, row in whole.rows.items() if i >= seek * chunk_rows}
     assert tail.rejects == {i: row for i, row in whole.rejects.items() if i >= seek * chunk_rows}
-    reader = CsvReader(path, types, block_bytes)
+    reader = CsvReader(InputFile(str(path)), types, block_bytes)
     blocks = list(reader.blocks(reader.schema(1), 0))
     assert sum(b.rows for b in blocks) == len(rows)
     assert [row for b in blocks if b.data is not None for row in b.data.to_pylist()] == whole.values
@@ -59,7 +60,7 @@ def test_types_are_as_narrow_as_the_values(tmp_path: Path) -> None:
     path.write_text(
         "i,d,b,zip,date,long,none\n1,1,true,01234,2020-01-01,123456789012345678901,\n,2.5,FALSE,99999,2021-01-01,1,\n"
     )
-    schema = CsvReader(path).schema(1)
+    schema = CsvReader(InputFile(str(path))).schema(1)
     assert {f.name: str(f.type) for f in schema} == {
         "i": "int64", "d": "double", "b": "bool", "zip": "string", "date": "string", "long": "string", "none": "null",
     }  # fmt: skip
@@ -98,6 +99,6 @@ def test_tabs_and_a_byte_order_mark(tmp_path: Path) -> None:
 def test_an_unclosed_quote_is_an_input_error(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text('a,b\n1,2\n"3,' + "4,5\n" * 100)
-    reader = CsvReader(path, None, block_bytes=64)
+    reader = CsvReader(InputFile(str(path)), None, block_bytes=64)
     with pytest.raises(InputError, match="quote that is not closed"):
         list(reader.blocks(pa.schema([("a", pa.int64())]), 0))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from operators.sources.input_file import InputFile
 from operators.sources.jsonl import JsonlReader, count_rows, split_lines
 from operators.sources.schemas import parse_type
 from tests.operators.reading import Reading, read
@@ -53,7 +54,7 @@ def written(folder: Path, lines: list[bytes]) -> Path:
 
 def read_blocks(path: Path, block_bytes: int, skip: int = 0) -> tuple[list[dict[str, object]], list[int | None]]:
     """Rows, and line numbers of bad rows, through the reader alone."""
-    reader = JsonlReader(path, SCHEMA, block_bytes)
+    reader = JsonlReader(InputFile(str(path)), SCHEMA, block_bytes)
     blocks = list(reader.blocks(reader.schema(1), skip))
     assert sum(b.rows for b in blocks) == reader.total_rows()
     return (
@@ -94,7 +95,7 @@ def test_seek_gives_the_tail(tmp_path_factory, lines: list[bytes], chunk_rows: i
 def test_a_line_that_is_too_long_costs_itself(tmp_path_factory, sizes: list[int], block_bytes: int, skip: int) -> None:
     lines = [b'{"p": "' + b"x" * (size - 9) + b'"}' for size in sizes]
     path = written(tmp_path_factory.mktemp("long"), lines)
-    reader = JsonlReader(path, {"p": "string"}, block_bytes, max_line_bytes=10)
+    reader = JsonlReader(InputFile(str(path)), {"p": "string"}, block_bytes, max_line_bytes=10)
     assert reader.total_rows() == len(lines)
     blocks = list(reader.blocks(reader.schema(1), skip))
     assert sum(block.rows for block in blocks) == len(lines)
@@ -134,7 +135,7 @@ def test_a_reject_says_where_and_why(tmp_path: Path) -> None:
 
 def inferred(tmp_path: Path, *objects: object) -> tuple[dict[str, pa.DataType], Reading]:
     path = written(tmp_path, [json.dumps(o).encode() for o in objects])
-    schema = JsonlReader(path).schema(10_000)
+    schema = JsonlReader(InputFile(str(path))).schema(10_000)
     return {f.name: f.type for f in schema}, read(path)
 
 
@@ -158,7 +159,7 @@ def test_types_are_read_off_the_first_rows(tmp_path: Path) -> None:
 )
 def test_no_types_are_read_off_what_no_column_can_hold(tmp_path: Path, line: bytes) -> None:
     path = written(tmp_path, [line, b'{"a": "x"}'])
-    assert JsonlReader(path).schema(10) == pa.schema([("a", pa.string())])
+    assert JsonlReader(InputFile(str(path))).schema(10) == pa.schema([("a", pa.string())])
     assert list(read(path).rejects) == [0]
 
 

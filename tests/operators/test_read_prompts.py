@@ -108,7 +108,7 @@ def test_a_directory_is_read_in_order_without_what_is_not_data(tmp_path: Path) -
     (tmp_path / "README.md").write_text("not data")
     assert [row["n"] for row in read(tmp_path).values] == [1, 2]
     assert [row["n"] for row in read(tmp_path / "[ab].*").values] == [1, 2]
-    with pytest.raises(InputError, match=r"no file ending in .jsonl, .ndjson; found e.jsonl.tmp"):
+    with pytest.raises(InputError, match=r"ending in .jsonl, .ndjson \(or .gz, .zst behind it\); found e.jsonl.tmp"):
         read(tmp_path / "*.tmp", format="jsonl")
 
 
@@ -149,8 +149,33 @@ def test_order_of_columns_nulls_and_large_types_do_not_matter(tmp_path: Path) ->
 @pytest.mark.parametrize("name", ["row", "lineage"])
 def test_reserved_names_are_refused(tmp_path: Path, name: str) -> None:
     pq.write_table(pa.table({name: [1]}), tmp_path / "a.parquet")
-    with pytest.raises(ConfigError, match=f"column '{name}', a name .* 'source_{name}'"):
+    with pytest.raises(ConfigError, match=f"column '{name}', a name .* 'data.rename={{{name}: source_{name}}}'"):
         read(tmp_path)
+
+
+def test_columns_get_the_names_that_they_are_given(path: Path) -> None:
+    found = read(path, 10, seek=1, rename={"n": "m", "x": "n"})
+    assert found.values == [{"prompt": row["prompt"], "m": row["n"], "n": row["x"]} for row in ROWS[10:]]
+
+
+def test_of_renamed_results_the_next_job_can_read(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"row": [7], "lineage": [[0]], "p": ["x"]}), tmp_path / "a.parquet")
+    found = read(tmp_path, rename={"row": "source_row", "lineage": "source_lineage"})
+    assert found.rows == {0: {"source_row": 7, "source_lineage": [0], "p": "x"}}
+
+
+@pytest.mark.parametrize(
+    ("rename", "message"),
+    [
+        ({"a": "b"}, "two columns 'b'; rename one, in the file or with data.rename="),
+        ({"a": "row"}, "column 'row', a name .*'data.rename={a: source_row}'"),
+        ({"c": "d"}, "data.rename names 'c'; the columns are a, b"),
+    ],
+)
+def test_names_that_cannot_be_given_are_refused(tmp_path: Path, rename: dict[str, str], message: str) -> None:
+    (tmp_path / "a.jsonl").write_text('{"a": 1, "b": 2}\n')
+    with pytest.raises(ConfigError, match=message):
+        read(tmp_path, rename=rename)
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def test_unknown_column_is_named_before_anything_runs() -> None:
         op.plan(PROMPT)
 
 
-@pytest.mark.parametrize("kind", [pa.string(), pa.list_(pa.string()), pa.list_(pa.struct([("text", pa.string())]))])
+@pytest.mark.parametrize("kind", [pa.int64(), pa.list_(pa.string()), pa.list_(pa.struct([("text", pa.string())]))])
 def test_wrong_types_are_schema_errors(kind: pa.DataType) -> None:
     with pytest.raises(SchemaError, match="messages are list<struct<role"):
         Render(chat_model(), CHAT).plan(pa.schema([("chat", kind)]))

@@ -52,8 +52,8 @@ READ = "operators.sources.read_prompts.ReadPrompts"
 @pytest.mark.parametrize(
     ("op", "reason"),
     [
-        ({"data": 5, "chunk_rows": 8}, "data is 5, and must be a mapping with keys of path, format"),
-        ({"data": {"path": 5}, "chunk_rows": 8}, "data.path is 5, and must be a text or null"),
+        ({"data": 5, "chunk_rows": 8}, "data is 5, and must be a mapping with keys of path, storage_options"),
+        ({"data": {"format": 5}, "chunk_rows": 8}, "data.format is 5, and must be a text"),
         ({"data": {"path": "x"}, "chunk_rows": "many"}, "chunk_rows is 'many', and must be a whole number"),
     ],
 )

@@ -79,7 +79,7 @@ def test_a_job_file_that_is_no_job(capsys, text, says):
         ("sampling.temprature=1", "unknown key 'sampling.temprature'; did you mean sampling.temperature?"),
         ("temperature=1", "did you mean sampling.temperature?"),
         ("sede=1", "did you mean seed?"),
-        ("data.nonsense=1", "the keys of data are path, format"),
+        ("data.nothing_known=1", "the keys of data are path, storage_options"),
         ("nodes.square.op.ad=1", "unknown key 'nodes.square.op.ad'"),
         ("sampling.top_k=many", "sampling.top_k: Value 'many'"),
         ("chunk_rows=many", "chunk_rows: Value 'many'"),

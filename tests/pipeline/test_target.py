@@ -159,6 +159,7 @@ def test_a_spent_budget_is_exit_code_5_and_says_which(tmp_path, capsys, budget, 
     read = {row["row"] for folder in ("data", "rejects") for row in rows(tmp_path, folder)}
     assert read == set(range(source_rows))
     assert json.loads((tmp_path / "manifest.json").read_text())["status"] == "budget"
+    assert "ended by a budget" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("budget", [{"max_tokens": 1}, {"max_minutes": 1e-9}])

@@ -1,0 +1,211 @@
+"""Files behind URLs, through fsspec: s3://, gs://, hf://, https://, memory:// and what else is installed.
+
+A read that fails is tried again by the file system itself (s3fs five times, with growing pauses; huggingface_hub and
+gcsfs alike; plain https not): a second layer here would only multiply the waits. What it gives up on ends the run with
+SourceError, and the same command goes on. Nothing is fetched as a whole: files are read in ranges of BLOCK_BYTES.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from operators.sources.content import Stamp
+from pipeline.errors import ConfigError, InputError, PipelineError, SourceError
+from pipeline.redaction import clean_url, has_password, usable, without_secrets
+
+BLOCK_BYTES = 4 << 20
+"""What is fetched at a time, and again ahead of what is asked for."""
+BUFFER_BYTES = 1 << 16
+EXTRAS: Mapping[str, str] = {"s3": "s3", "s3a": "s3", "hf": "hub"}
+"""Of our own extras those that bring a file system, by the beginning of the URL."""
+IDENTITIES = (
+    *("ETag", "etag", "md5Hash", "crc32c", "sha256", "blob_id", "content_md5", "Content-MD5", "Digest", "checksum"),
+)
+"""What file systems call something that changes whenever the content does, best first."""
+TIMES = ("LastModified", "Last-Modified", "last_modified", "mtime", "modified", "updated", "created")
+REFUSED = (
+    *("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound"),
+    *("ParamValidationError", "HFValidationError", "ValueError", "TypeError", "NotImplementedError"),
+)
+"""Errors that trying again does not mend, by the names of their classes: the libraries are not ours to import."""
+
+
+def remote(url: str, options: Mapping[str, Any]) -> tuple[RemotePlace, str]:
+    """The place that `url` names, and the path of `url` there.
+
+    Raises:
+        ConfigError: nothing that is installed reads such URLs, or it does not take these `storage_options`.
+    """
+    if has_password(url):
+        raise ConfigError(f"data.path={clean_url(url)} has a password in it; give it with data.storage_options=")
+    try:
+        import fsspec
+    except ImportError as error:
+        raise ConfigError(
+            f"data.path={clean_url(url)} needs fsspec ({error}): pip install 'llama-batch-pipeline[remote]'"
+        ) from error
+    scheme = url.partition(":")[0].lower()
+    options = usable(options)
+    try:
+        fs, path = fsspec.core.url_to_fs(url, **options)
+    except ImportError as error:
+        extra = EXTRAS.get(scheme)
+        remedy = f": pip install 'llama-batch-pipeline[{extra}]'" if extra else ""
+        raise ConfigError(f"data.path={clean_url(url)} needs another package: {error}{remedy}") from error
+    except (ValueError, TypeError) as error:
+        why = without_secrets(str(error), options)
+        raise ConfigError(f"data.path={clean_url(url)} with these data.storage_options: {why}") from None
+    return RemotePlace(fs, options), path
+
+
+class RemotePlace:
+    """A file system of fsspec; see Place.
+
+    Args:
+        fs: the file system.
+        options: `storage_options`: what they hold stands in no message.
+    """
+
+    def __init__(self, fs: Any, options: Mapping[str, Any]) -> None:
+        self._fs = fs
+        self._options = options
+
+    def shown(self, path: str) -> str:
+        """See Place.shown."""
+        return clean_url(str(self._fs.unstrip_protocol(path)))
+
+    def is_dir(self, path: str) -> bool:
+        """See Place.is_dir."""
+        return self._kind(path) == "directory"
+
+    def exists(self, path: str) -> bool:
+        """See Place.exists."""
+        return self._kind(path) is not None
+
+    def is_file(self, path: str) -> bool:
+        """See Place.is_file."""
+        return self._kind(path) == "file"
+
+    def listing(self, path: str) -> Mapping[str, bool]:
+        """See Place.listing."""
+        with self._told(path):
+            found = self._fs.ls(path, detail=True)
+        return {entry["name"]: entry["type"] == "file" for entry in found}
+
+    def matches(self, pattern: str) -> Mapping[str, bool]:
+        """See Place.matches."""
+        with self._told(pattern):
+            found = self._fs.glob(pattern, detail=True)
+        return {name: entry["type"] == "file" for name, entry in found.items()}
+
+    def open(self, path: str) -> BinaryIO:
+        """See Place.open."""
+        with self._told(path):
+            file = self._fs.open(path, "rb", block_size=BLOCK_BYTES, cache_type="readahead")
+        return io.BufferedReader(_Remote(file, self, path), BUFFER_BYTES)
+
+    def stamp(self, path: str) -> Stamp:
+        """See Place.stamp: the size, and what the store gives to tell contents apart.
+
+        That is an ETag or checksum where there is one, else the time of change, else nothing: reading an object only to
+        hash it would cost as much as the job's own reading. So an object that was copied within a store may count as
+        another one, and where a server tells the size alone, a change that keeps it goes unseen.
+        """
+        with self._told(path):
+            self._fs.invalidate_cache()  # listings are kept, and would tell of the object that was
+            info = self._fs.info(path)
+        tag = next((f"{key} {info[key]}" for key in (*IDENTITIES, *TIMES) if info.get(key)), "")
+        tag = f"sha256 {info['lfs']['sha256']}" if isinstance(info.get("lfs"), Mapping) else tag
+        return Stamp(int(info.get("size") or 0), tag=tag)
+
+    def content_id(self, path: str, stamp: Stamp) -> str:
+        """See Place.content_id: what `stamp` says."""
+        return stamp.tag or "known by its size alone"
+
+    def local(self, path: str) -> Path | None:
+        """See Place.local: it is not there."""
+        return None
+
+    def _kind(self, path: str) -> str | None:
+        try:
+            with self._told(path):
+                return str(self._fs.info(path)["type"])
+        except _Missing:
+            return None
+
+    @contextmanager
+    def _told(self, path: str) -> Iterator[None]:
+        """Errors in words. Their causes are not kept: they may quote signed URLs and keys."""
+        try:
+            yield
+        except PipelineError:
+            raise
+        except FileNotFoundError:
+            raise _Missing(f"{self.shown(path)} is not there; see to its name and run the same command again") from None
+        except Exception as error:  # each file system has classes of its own
+            why = without_secrets(f"{type(error).__name__}: {error}".strip(), self._options)
+            raise _explained(self.shown(path), error, why) from None
+
+
+class _Missing(InputError):
+    """There is no such thing."""
+
+
+def _explained(shown: str, error: Exception, why: str) -> PipelineError:
+    names = {cls.__name__ for cls in type(error).__mro__ if cls is not OSError}
+    if isinstance(error, PermissionError):
+        return InputError(
+            f"{shown} may not be read ({why}); give other credentials (the environment, or data.storage_options)"
+            " and run the same command again"
+        )
+    if names & set(REFUSED) or (isinstance(error, OSError) and error.errno == errno.EINVAL):
+        return InputError(f"{shown} cannot be read: {why}; see to the address, the credentials and storage_options")
+    if "FileExpired" in names:
+        return InputError(f"{shown} was written to while the run was reading it; begin anew with overwrite=true")
+    return SourceError(f"{shown} cannot be reached: {why}; what is finished is kept, run the same command again")
+
+
+class _Remote(io.RawIOBase):
+    """An open file of fsspec whose errors are told in words."""
+
+    def __init__(self, file: Any, place: RemotePlace, path: str) -> None:
+        super().__init__()
+        self._file = file
+        self._place = place
+        self._path = path
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """As the file is."""
+        return bool(self._file.seekable())
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill `buffer`; how many bytes that were."""
+        with self._place._told(self._path):
+            data = self._file.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to `offset`; where that is."""
+        with self._place._told(self._path):
+            self._file.seek(offset, whence)
+        return self.tell()
+
+    def tell(self) -> int:
+        """Where it is."""
+        return int(self._file.tell())
+
+    def close(self) -> None:
+        """Close the file."""
+        if not self.closed:
+            self._file.close()
+        super().close()

@@ -1,0 +1,1 @@
+"""`python -m pipeline compare A B`: two runs side by side."""

@@ -1,0 +1,25 @@
+"""`python -m pipeline report DIR ...`: report.html is made again, also of a run that works or was killed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.errors import ConfigError, ExitCode
+from pipeline.report.written import write_report
+
+USAGE = "write python -m pipeline report outputs/NAME"
+
+
+def main(arguments: Sequence[str]) -> ExitCode:
+    """The command; takes directories of runs.
+
+    Raises:
+        ConfigError: there is none, or one is no run's.
+        StorageError: a report cannot be written.
+    """
+    if not arguments or any("=" in a or a.startswith("-") for a in arguments):
+        raise ConfigError(f"report cannot make sense of '{' '.join(arguments)}'; {USAGE}")
+    for directory in arguments:
+        print(write_report(Path(directory)))
+    return ExitCode.DONE
