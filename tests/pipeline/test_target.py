@@ -19,10 +19,11 @@ from pipeline.graph import Node
 from pipeline.meter import StageMeter
 from pipeline.plan import plan_lines
 from pipeline.records import LINEAGE, ROW, Batch, Rejects
+from pipeline.report.standing import WORDS
 from pipeline.run import run_job
 from pipeline.runtime import NodeRuntime, Resources, RunContext
 from pipeline.settings import JobSettings, NodeSettings, TargetSettings
-from pipeline.state import RunState
+from pipeline.state import RunState, RunStatus
 from pipeline.target import Target
 from tests.operators.flow import Flow
 from tests.pipeline.job_ops import Numbers
@@ -159,7 +160,10 @@ def test_a_spent_budget_is_exit_code_5_and_says_which(tmp_path, capsys, budget, 
     read = {row["row"] for folder in ("data", "rejects") for row in rows(tmp_path, folder)}
     assert read == set(range(source_rows))
     assert json.loads((tmp_path / "manifest.json").read_text())["status"] == "budget"
-    assert "ended by a budget" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_report_has_words_for_every_state_of_a_run():
+    assert set(WORDS) == set(RunStatus)
 
 
 @pytest.mark.parametrize("budget", [{"max_tokens": 1}, {"max_minutes": 1e-9}])
