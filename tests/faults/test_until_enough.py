@@ -17,7 +17,7 @@ from tests.faults.hooks import AT, WATCHED
 from tests.faults.results import files, nothing_is_left_over, says_that_all_is_whole
 
 RUN = "tests.faults.hooks:command_line"
-SMALL = ("target.accepted_rows=8", "target.chunk_rows=6", "data.limit=5")
+SMALL = ("target.accepted_rows=5", "target.chunk_rows=4", "data.limit=3")
 """Five seeds that ask for short texts, so that there are several rounds."""
 LARGE = ("target.accepted_rows=60",)
 CASES = [
