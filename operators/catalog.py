@@ -19,7 +19,17 @@ CATALOG = {
     "Sources": ("sources.read_prompts.ReadPrompts",),
     "From rows to token ids": ("render.Render", "tokens.Tokenize", "batch_by_length.BatchByLength"),
     "With the model": ("generate.Generate", "score.Score", "embed.Embed"),
-    "Transforms": ("filter.Filter", "best_of.BestOf", "union.Union"),
+    "Columns": ("map.Map", "columns.Select", "columns.Rename", "parse_json.ParseJson"),
+    "Rows": (
+        "filter.Filter",
+        "dedup.Dedup",
+        "sample_rows.Sample",
+        "limit.Limit",
+        "best_of.BestOf",
+        "explode.Explode",
+        "union.Union",
+    ),
+    "Your own": ("call.Call",),
     "Sinks": ("sinks.write_parquet.WriteParquet",),
 }
 """Paths below `operators.`, under what they are for."""

@@ -10,13 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from operators.decoding.model import Logits, TokenIds, Wanted, inspect_model
+from operators.decoding.model import Logits, TokenIds, Wanted, inspect_model, load_model
 from operators.decoding.reading import Part
 from operators.engine_settings import EngineSettings
 from operators.setting_checks import check
 from operators.settings import ModelSettings
 from operators.text_reader import TEXT_TYPES, TextReader, arithmetic_of, check_room, text_ids, why_unreadable
-from pipeline.errors import ConfigError
+from operators.where import Where, passed_by
+from pipeline.errors import Cancelled, ConfigError
 from pipeline.protocols import BaseOperator, Runtime
 from pipeline.records import Batch, Output, add_columns, require_column
 
@@ -44,6 +45,9 @@ class Embed(BaseOperator):
         pooling: mean, cls or last.
         normalize: scale every embedding to length 1.
         as_: prefix of the new column (`as` in a job file).
+        where: a condition in SQL on a row's columns. Rows for which it is false or null pass by as they are, with null
+            in the new column. The context, which can be as large as that of a Generate, is then taken when the first
+            row comes that needs it.
 
     Raises:
         ConfigError: there is no such pooling.
@@ -67,7 +71,11 @@ class Embed(BaseOperator):
         pooling: str = "mean",
         normalize: bool = True,
         as_: str | None = None,
+        where: str | None = None,
     ) -> None:
+        self._where = Where(where)
+        self._all_rows = where is None
+        self._taken: TextReader | None = None
         check(pooling in POOLING, "pooling", pooling, f"it is one of {', '.join(POOLING)}")
         self._model = model
         self._settings = runtime
@@ -84,6 +92,7 @@ class Embed(BaseOperator):
         """
         check_room(self._model, self._settings)
         require_column(schema, self._text, TEXT_TYPES)
+        self._where.plan(schema)
         size = inspect_model(self._model).n_embd
         if size is None:
             raise ConfigError("the model does not say how long its embeddings are (GGUF key embedding_length)")
@@ -96,15 +105,25 @@ class Embed(BaseOperator):
         return arithmetic_of(self._model, self._settings)
 
     def open(self, runtime: Runtime) -> None:
-        """Load the model, if no other node has, and take a context."""
-        self._reader = TextReader(runtime, self._model, self._settings, Wanted.EMBEDDINGS)
-        found = self._reader.model.n_embd
-        if found != self._size:
-            raise ConfigError(f"the model's embeddings have {found} numbers, and its file says {self._size}")
-        self._closing = np.array(self._reader.model.closing_ids, np.int32)
+        """Load the model, if no other node has, and take a context, unless `where` may leave nothing to do."""
+        self._runtime = runtime
+        model = load_model(runtime, self._model)
+        if model.n_embd != self._size:
+            raise ConfigError(f"the model's embeddings have {model.n_embd} numbers, and its file says {self._size}")
+        self._closing = np.array(model.closing_ids, np.int32)
+        if self._all_rows:
+            self._take_context()
 
     def process(self, batch: Batch) -> Iterable[Output]:
         """Embed the texts of one batch."""
+        batch, others = self._where.split(batch)
+        if others.num_rows:
+            yield passed_by(others, others.data.schema.names, self._schema)
+        if not batch.num_rows:
+            return
+        if self._runtime.cancelled:
+            raise Cancelled  # a new context would let calls go on that are being cut off
+        self._take_context()
         found = self._texts(batch.data)
         texts = {i: ids for i, ids in enumerate(found) if not isinstance(ids, str)}
         refused = {i: why for i, why in enumerate(found) if isinstance(why, str)}
@@ -123,7 +142,18 @@ class Embed(BaseOperator):
 
     def close(self) -> None:
         """Give the context back."""
-        self._reader.close()
+        if self._taken is not None:
+            self._taken.close()
+
+    @property
+    def _reader(self) -> TextReader:
+        if self._taken is None:
+            raise RuntimeError("no context has been taken")
+        return self._taken
+
+    def _take_context(self) -> None:
+        if self._taken is None:
+            self._taken = TextReader(self._runtime, self._model, self._settings, Wanted.EMBEDDINGS)
 
     def _texts(self, data: pa.RecordBatch) -> list[TokenIds | str]:
         """For each row the ids of its text, or why it cannot be embedded."""

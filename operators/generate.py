@@ -37,6 +37,7 @@ from operators.store import StoredCompletion
 from operators.tokens import PROMPT_IDS
 from operators.tuning import tuned
 from operators.twins import Twins
+from operators.where import Where, passed_by
 from pipeline.protocols import Inbox, Runtime
 from pipeline.records import Batch, ChunkEnd, Item, Rejects, add_columns, require_column
 
@@ -59,6 +60,8 @@ class Generate:
         id_column: column that identifies a row to its random numbers, instead of its position.
         completion_ids: whether to keep the token ids.
         as_: prefix of the new columns (`as` in a job file), for a second Generate in a graph.
+        where: a condition in SQL on a row's columns. Rows for which it is false or null pass by as they are, with null
+            in the new columns.
 
     Example:
         judge:
@@ -87,7 +90,9 @@ class Generate:
         id_column: str | None = None,
         completion_ids: bool = False,
         as_: str | None = None,
+        where: str | None = None,
     ) -> None:
+        self._where = Where(where)
         self._model_settings = model
         self._sampling = sampling
         self._decode = decode
@@ -108,6 +113,7 @@ class Generate:
             max_sequence_tokens(self._engine_settings, facts.n_ctx_train)
         decode_method(self._decode).check(self._sampling, self._engine_settings)
         require_column(schema, PROMPT_IDS.name, [PROMPT_IDS.type])
+        self._where.plan(schema)
         if self._priority is not None:
             self._priority.plan(schema, lambda kind: kind.is_numeric(), "a number")
         if self._id_column is not None:
@@ -259,7 +265,12 @@ class Generate:
                 yield from self._submit(item, client, chunks)
 
     def _submit(self, batch: Batch, client: Client, chunks: OpenChunks) -> Iterator[Item]:
-        """Give the rows of `batch` to the engine; pass on those that are refused or known already."""
+        """Give the rows of `batch` to the engine; pass on those that are refused, known already, or none of its own."""
+        batch, others = self._where.split(batch)
+        if others.num_rows:
+            yield passed_by(others, self._kept, self._schema)
+        if not batch.num_rows:
+            return
         yield from self._samples.refused(batch)
         batch, before = self._samples.of(batch)
         self._runtime.meter.count(batch.chunk, expanded=batch.num_rows - before)

@@ -50,6 +50,8 @@ class Render(BaseOperator):
         model: its chat template, unless `model.chat_template` names a file; its special tokens.
         data: which columns hold prompts.
         template, template_file: a template over the columns, as text or as a file; at most one.
+        raw_column: a column of texts that, where one is not null, are given to the model as they are: for rows that
+            continue a text beside rows that are conversations.
         date: ISO date that a chat template gets when it asks for today's. None: it is told that there is none.
 
     Example:
@@ -68,6 +70,7 @@ class Render(BaseOperator):
         data: DataSettings,
         template: str | None = None,
         template_file: str | None = None,
+        raw_column: str | None = None,
         date: str | None = None,
     ) -> None:
         if template is not None and template_file is not None:
@@ -76,6 +79,7 @@ class Render(BaseOperator):
         self._data = data
         self._source = template
         self._file = template_file
+        self._raw_column = raw_column
         self._date = _parse_date(date)
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
@@ -95,6 +99,8 @@ class Render(BaseOperator):
             self._columns = [self._data.messages_column]
         else:
             self._columns = [_require_prompt(schema, self._data.prompt_column)]
+        if self._raw_column is not None:
+            require_column(schema, self._raw_column, [pa.string()])
         self._schema = add_columns(schema, PROMPT_TEXT)
         return self._schema
 
@@ -121,22 +127,32 @@ class Render(BaseOperator):
         if self._chat is not None:
             _probe(self._chat, self._chat_values(PROBE))
             self._text = self._from_chat
+        elif self._raw_column is not None:
+            self._text = _no_template
         else:
             self._text = self._raw(runtime)
 
     def process(self, batch: Batch) -> Iterable[Output]:
         """Render each row."""
         columns = [batch.data.column(name).to_pylist() for name in self._columns]
+        raw = self._raw_texts(batch)
         texts: list[str] = []
         failed: dict[int, str] = {}
         for i, values in enumerate(zip(*columns, strict=True) if columns else [()] * batch.num_rows):
             try:
-                texts.append(self._text(values).removeprefix(self._bos))
+                text = raw[i]
+                texts.append((self._text(values) if text is None else text).removeprefix(self._bos))
             except jinja2.TemplateError as error:
                 failed[i] = f"template: {error.message}"
             except Exception as error:  # whatever an expression of the template makes of this row's values
                 failed[i] = f"template: {type(error).__name__}: {error}"
         yield from self._outputs(batch, texts, failed)
+
+    def _raw_texts(self, batch: Batch) -> list[str | None]:
+        if self._raw_column is None:
+            return [None] * batch.num_rows
+        texts: list[str | None] = batch.data.column(self._raw_column).to_pylist()
+        return texts
 
     def _outputs(self, batch: Batch, texts: list[str], failed: Mapping[int, str]) -> Iterator[Output]:
         data = batch.data
@@ -217,6 +233,12 @@ def _conversation(value: Any, column: str) -> list[dict[str, Any]]:
         return conversation(value, column)
     except ValueError as error:
         raise jinja2.TemplateError(str(error)) from error
+
+
+def _no_template(values: tuple[Any, ...]) -> str:
+    raise jinja2.TemplateError(
+        "the model has no chat template, so it can only continue texts; name a template with model.chat_template="
+    )
 
 
 def _null(column: str) -> str:

@@ -158,10 +158,12 @@ class Requests:
 
     def _of_row(self, column: str, schema: str | None) -> StructuredSettings:
         """What the text of a row whose `column` has `schema` has to be."""
+        if schema is None and self._sampling.structured.optional:
+            return StructuredSettings()
         if schema is None:
             raise ConfigError(f"column '{column}' is null; it has to hold the JSON schema of the row")
         parsed = parse_schema(schema, "its value")
-        return replace(self._sampling.structured, json_schema=parsed, json_schema_column=None)
+        return replace(self._sampling.structured, json_schema=parsed, json_schema_column=None, optional=False)
 
     def _drawing(self, values: Mapping[str, Any]) -> Drawing:
         stops = [stop.encode() for stop in values["stop"]]

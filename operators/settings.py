@@ -15,7 +15,7 @@ from operators.setting_checks import NOT_IN_DATA, check
 from operators.structured.settings import StructuredSettings
 
 FINISH_REASONS = ("stop", "stop_string", "length")
-DATA_FORMATS = ("auto", "parquet", "jsonl", "csv", "arrow")
+DATA_FORMATS = ("auto", "parquet", "jsonl", "csv", "arrow", "lines")
 
 
 @dataclass
@@ -27,7 +27,8 @@ class DataSettings:
         storage_options: what fsspec takes for URLs: endpoint, keys. Credentials in it are never written down.
         dataset: instead of a path, a dataset on the Hugging Face Hub (owner/name) or a folder laid out like one.
         config, split, revision: of the dataset.
-        format: parquet, jsonl, csv or arrow; auto goes by the file's extension.
+        format: parquet, jsonl, csv, arrow, or lines (each line of a text file as the column `text`); auto goes by the
+            file's extension.
         prompt_column: column with the text of the prompt.
         messages_column: column with a list of {role, content}, instead of a prompt column.
         id_column: column whose value, rather than the row's position, seeds the row's random numbers.

@@ -24,6 +24,8 @@ class Tokenize(BaseOperator):
 
     Args:
         model: whose tokenizer.
+        ids_column: a column of token ids (list<int32>) that, where one is not null, are taken in place of the text. A
+            row with one that the model does not know is a reject.
 
     Example:
         tokenize:
@@ -33,13 +35,16 @@ class Tokenize(BaseOperator):
             model: ${model}
     """
 
-    def __init__(self, model: ModelSettings) -> None:
+    def __init__(self, model: ModelSettings, ids_column: str | None = None) -> None:
         self._settings = model
+        self._ids_column = ids_column
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
         """Adds `prompt_ids`."""
         inspect_model(self._settings)
         require_column(schema, PROMPT_TEXT, [pa.string()])
+        if self._ids_column is not None:
+            require_column(schema, self._ids_column, [PROMPT_IDS.type])
         self._schema = add_columns(schema, PROMPT_IDS)
         return self._schema
 
@@ -53,10 +58,38 @@ class Tokenize(BaseOperator):
 
     def process(self, batch: Batch) -> Iterable[Output]:
         """Tokenize one batch."""
-        texts = batch.data.column(PROMPT_TEXT).cast(pa.binary()).to_pylist()
+        unknown = self._unknown(batch)
+        data = batch.data
+        if unknown:
+            yield batch.reject(list(unknown), list(unknown.values()))
+            data = data.take(pa.array([i for i in range(batch.num_rows) if i not in unknown], pa.int64()))
+        texts = data.column(PROMPT_TEXT).cast(pa.binary()).to_pylist()
         ids, offsets = self._model.tokenize([text or b"" for text in texts])
-        column = list_column(ids, offsets)
-        yield batch.with_data(pa.record_batch([*batch.data.columns, column], schema=self._schema))
+        column = self._with_given(list_column(ids, offsets), data)
+        yield batch.with_data(pa.record_batch([*data.columns, column], schema=self._schema))
+
+    def _with_given(self, made: pa.ListArray, data: pa.RecordBatch) -> pa.ListArray:
+        """`made`, and in its place the ids that a row brings."""
+        if self._ids_column is None or data.column(self._ids_column).null_count == data.num_rows:
+            return made
+        given = data.column(self._ids_column).to_pylist()
+        pairs = zip(list_views(made), given, strict=True)
+        views = [own if ids is None else np.array(ids, np.int32) for own, ids in pairs]
+        offsets = np.zeros(len(views) + 1, np.int32)
+        np.cumsum([len(ids) for ids in views], out=offsets[1:])
+        return list_column(np.concatenate(views), offsets)
+
+    def _unknown(self, batch: Batch) -> dict[int, str]:
+        """The rows that bring an id which the model does not know, each with the reason."""
+        if self._ids_column is None:
+            return {}
+        known = range(self._model.n_vocab)
+        found: dict[int, str] = {}
+        for i, ids in enumerate(batch.data.column(self._ids_column).to_pylist()):
+            wrong = next((token for token in ids or () if token is None or token not in known), -1)
+            if wrong != -1 or -1 in (ids or ()):
+                found[i] = f"column '{self._ids_column}' has the token id {wrong}; the model's ids are 0 to {known[-1]}"
+        return found
 
 
 def list_column(ids: TokenIds, offsets: TokenIds) -> pa.ListArray:

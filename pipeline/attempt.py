@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from pipeline.accounting import Accounting, Ending, show
+from pipeline.concluding import conclude, remove_concluded
 from pipeline.errors import ExitCode, GraphError, Interrupted, PipelineError
 from pipeline.executor import Executor, ExecutorSettings
 from pipeline.failpoints import Failpoint, reached
@@ -117,6 +118,7 @@ class Attempt:
                 self._executor.run()
                 # Of chunks that no sink ended because a node had left early, rejects may have been written.
                 self._clear(temporary_only=not self._state.salvaged)
+                conclude(self._graph, self._directory)
         except Interrupted as error:
             return Ending(RunStatus.INTERRUPTED, error)
         except BaseException as error:
@@ -139,6 +141,7 @@ class Attempt:
         # Where the state took the place of a damaged one, what it does not know may be all that is left of the results:
         # a file stays until it is made again.
         self._clear(temporary_only=self._state.salvaged)
+        remove_concluded(self._graph, self._directory)
         text = dumped(self._settings)
         self._state.note_config(text, origin())
         write_atomically(self._directory / CONFIG, text)

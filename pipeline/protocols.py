@@ -191,6 +191,22 @@ class Reporter(Protocol):
         """Lines for the summary, read from the results in `directory`: so they speak of all attempts of the run."""
 
 
+@runtime_checkable
+class Concluder(Protocol):
+    """An operator that makes files of all results of a run, beside them, when everything is committed."""
+
+    concluded: Sequence[str]
+    """Names of these files, in the output directory. They are there only when the run is done."""
+
+    def conclude(self, directory: Path) -> None:
+        """Make them from data/ and rejects/ in `directory`. Called when all chunks are committed and before the run
+        counts as done, so a run that is killed meanwhile calls it again, and so does a finished run that has lost one.
+
+        Raises:
+            StorageError: one cannot be written.
+        """
+
+
 class BaseOperator:
     """Empty `open`, `finish` and `close`, for operators that need none of them."""
 

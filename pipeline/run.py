@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeline.accounting import exit_code_of
 from pipeline.attempt import Attempt
+from pipeline.concluding import conclude_missing
 from pipeline.construct import build_graph
 from pipeline.errors import ConfigError, DamagedError, ExitCode
 from pipeline.fingerprint import differences, fingerprint_of
@@ -51,7 +52,7 @@ def run_locked(settings: JobSettings, graph: Graph, fingerprint: Mapping[str, An
     directory = settings.directory.absolute()
     with _admitted(directory, dict(fingerprint), settings) as state, run_log(directory, settings.progress):
         if state.status is RunStatus.DONE:
-            return _already_done(settings, directory, state)
+            return _already_done(settings, graph, directory, state)
         if state.committed_chunks:
             chunks, rows = state.committed_chunks, state.committed_rows
             log.info("resuming: %d chunks with %d rows are reused", chunks, rows)
@@ -127,8 +128,14 @@ def _refuse_damaged(directory: Path, state: RunState) -> None:
         )
 
 
-def _already_done(settings: JobSettings, directory: Path, state: RunState) -> ExitCode:
-    """The exit code is decided anew: max_error_rate may have been raised since."""
+def _already_done(settings: JobSettings, graph: Graph, directory: Path, state: RunState) -> ExitCode:
+    """The exit code is decided anew: max_error_rate may have been raised since.
+
+    Raises:
+        StorageError: what is lost of the files at its end cannot be written.
+    """
+    if lost := conclude_missing(graph, directory):
+        print(f"{' and '.join(lost)} had gone, and {'is' if len(lost) == 1 else 'are'} made again")
     code = exit_code_of(RunStatus.DONE, state, settings.max_error_rate)
     rows = state.committed_rows
     print(f"{settings.name} is finished already: {rows:,} rows, results in {directory / DATA}")

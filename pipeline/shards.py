@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -75,8 +75,8 @@ def publish(shards: list[Shard]) -> None:
         reached(Failpoint.DIRECTORY_FSYNCED)
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` by `text` in one step.
+def write_atomically(path: Path, text: str | Iterable[str]) -> None:
+    """Replace `path` by `text`, or by its pieces one after the other, in one step.
 
     Raises:
         StorageError: it cannot be written; `path` is as it was.
@@ -84,7 +84,7 @@ def write_atomically(path: Path, text: str) -> None:
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     with writing(path), removed_on_failure(temporary):
         with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
+            file.writelines([text] if isinstance(text, str) else text)
             file.flush()
             os.fsync(file.fileno())
         reached(Failpoint.FILE_WRITTEN)

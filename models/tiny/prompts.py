@@ -2,8 +2,9 @@
 
 quickstart.jsonl and evaluate_tiny.jsonl hold held-out prompts of all families, in turn, as JSONL with the columns id,
 family, prompt, answer (one right completion) and meta (what the checker needs, as a JSON string: its keys differ by
-family). extract.jsonl asks for the same two fields of every record: id, prompt and answer. self_instruct_seeds.jsonl
-shows three instructions of a kind and asks for one more: id, kind and prompt.
+family). extract.jsonl asks for the same two fields of every record: id, prompt and answer. classify.jsonl has reviews
+whose sentiment is asked for, chat.jsonl conversations (id, messages, answer) whose last word is the user's.
+self_instruct_seeds.jsonl shows three instructions of a kind and asks for one more: id, kind and prompt.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from itertools import cycle
 from pathlib import Path
 from random import Random
 
-from models.tiny.tasks import Example, generate, instruct, split_of
+from models.tiny.tasks import Example, generate, instruct, label, split_of
 from models.tiny.tasks.extract import laid_out, person
 from models.tiny.tasks.kinds import KINDS, instruction
 
@@ -28,6 +29,12 @@ SEEDS_SEED = 13
 SEEDS_ROWS = 50
 GIVEN = 3
 """Instructions in a prompt that asks for one more."""
+CLASSIFY_SEED = 13
+CLASSIFY_ROWS = 40
+CHAT_SEED = 17
+CHAT_ROWS = 24
+SYSTEM = ("You answer briefly.", None)
+"""System prompts of the conversations, in turn."""
 
 
 def row(identifier: str, example: Example) -> dict[str, str]:
@@ -73,9 +80,34 @@ def seed_rows(count: int) -> Iterator[dict[str, str]]:
         yield {"id": f"seed-{number:02d}", "kind": kind, "prompt": instruct.PROMPTS[0].format(given=shown)}
 
 
+def classify_examples(count: int) -> Iterator[Example]:
+    """Held-out reviews whose sentiment is asked for, all different."""
+    rng = Random(CLASSIFY_SEED)
+    made: set[str] = set()
+    while len(made) < count:
+        example = label.make(rng, "heldout")
+        whole = example.completion in label.SENTIMENTS  # neither a topic nor with a reason before it
+        if whole and split_of(example.prompt) == "heldout" and example.prompt not in made:
+            made.add(example.prompt)
+            yield example
+
+
+def chat_rows(count: int) -> Iterator[dict[str, object]]:
+    """Conversations of two questions, the first with its answer; every second one has a system prompt."""
+    drawn = generate(CHAT_SEED, 2 * count, "heldout")
+    for n, (first, second) in enumerate(zip(drawn[:count], drawn[count:], strict=True)):
+        system = SYSTEM[n % len(SYSTEM)]
+        messages = [{"role": "system", "content": system}] if system else []
+        messages += [
+            {"role": "user", "content": first.prompt},
+            {"role": "assistant", "content": first.completion},
+            {"role": "user", "content": second.prompt},
+        ]
+        yield {"id": f"chat-{n:03d}", "messages": messages, "answer": second.completion}
+
+
 def write_all(directory: Path) -> None:
-    """Write quickstart.jsonl and evaluate_tiny.jsonl, which share no prompt, extract.jsonl and
-    self_instruct_seeds.jsonl."""
+    """Write quickstart.jsonl and evaluate_tiny.jsonl, which share no prompt, and the smaller files."""
     drawn = generate(EVALUATION_SEED, EVALUATION_ROWS + QUICKSTART_ROWS, "heldout")
     write_rows(directory / "evaluate_tiny.jsonl", "eval", drawn[:EVALUATION_ROWS])
     write_rows(directory / "quickstart.jsonl", "quick", drawn[EVALUATION_ROWS:])
@@ -83,6 +115,8 @@ def write_all(directory: Path) -> None:
     (directory / "extract.jsonl").write_text("\n".join(lines) + "\n")
     lines = map(json.dumps, seed_rows(SEEDS_ROWS))
     (directory / "self_instruct_seeds.jsonl").write_text("\n".join(lines) + "\n")
+    write_rows(directory / "classify.jsonl", "review", classify_examples(CLASSIFY_ROWS))
+    (directory / "chat.jsonl").write_text("\n".join(map(json.dumps, chat_rows(CHAT_ROWS))) + "\n")
 
 
 def main() -> None:

@@ -14,8 +14,10 @@ from operators.sources.places import LocalPlace, Place, in_order, unreadable
 from pipeline.errors import ConfigError, InputError
 
 KNOWN = ", ".join(EXTENSIONS)
-PACKED = ("jsonl", "csv")
+PACKED = ("jsonl", "csv", "lines")
 """Formats that may be compressed as a whole; the others are inside."""
+LINES = "lines"
+"""A format that any file has."""
 URL = re.compile(r"[a-z][a-z0-9+.-]*(::|://)", re.IGNORECASE)
 WEB = re.compile(r"https?://", re.IGNORECASE)
 """Where `?` begins a query and is no part of a pattern."""
@@ -26,7 +28,8 @@ def find_files(data: DataSettings) -> list[InputFile]:
     """The files of `data.path`, path by path in the order given, each path's files sorted; or those of `data.dataset`.
 
     A directory means the files in it, a glob those that it matches; both without hidden files, names that begin with
-    `_` or end in `.tmp`, and files of unknown extensions (unless `data.format` says what a glob's files are).
+    `_` or end in `.tmp`, and files of unknown extensions (unless `data.format` says what a glob's files are). As lines
+    any file can be read.
 
     Raises:
         ConfigError: no path is set, or a file is meant twice.
@@ -79,7 +82,7 @@ def _files_of(path: str, data: DataSettings) -> list[InputFile]:
 def _files_at(place: Place, path: str, wanted: str) -> list[InputFile]:
     shown = place.shown(path)
     if place.is_dir(path):
-        return _of_several(place, place.listing(path), f"the directory {shown}", wanted, trust_format=False)
+        return _of_several(place, place.listing(path), f"the directory {shown}", wanted, trust_format=wanted == LINES)
     if place.exists(path):
         if not place.is_file(path):
             raise InputError(f"data.path={shown} is no regular file; write what it gives into a file first")
@@ -94,7 +97,7 @@ def _one(file: InputFile, wanted: str) -> InputFile:
     if kind is None:
         raise InputError(
             f"{file} has none of the extensions {KNOWN}; it begins like {file.looks_like()}:"
-            " say what it is with data.format=parquet, jsonl, csv or arrow"
+            " say what it is with data.format=parquet, jsonl, csv, arrow or lines"
         )
     return replace(file, format=kind)
 

@@ -49,7 +49,7 @@ class InputFile:
     Args:
         path: as its place knows it.
         place: where it lies.
-        format: parquet, jsonl, csv or arrow.
+        format: parquet, jsonl, csv, arrow or lines.
     """
 
     path: str

@@ -102,7 +102,10 @@ class JsonlReader:
                 yield Block(rows)
             else:
                 skip = 0
-                yield parse_lines(split_lines(first_line, block), schema, self._as_json)
+                yield self._parsed(split_lines(first_line, block), schema)
+
+    def _parsed(self, lines: Sequence[tuple[int, bytes]], schema: pa.Schema) -> Block:
+        return parse_lines(lines, schema, self._as_json)
 
     def _numbered_blocks(self) -> Iterator[tuple[int, bytes]]:
         """The file cut after line ends, each block with the number of its first line (from 1)."""

@@ -15,6 +15,7 @@ from operators.sources.csv import CsvReader
 from operators.sources.files import find_files
 from operators.sources.input_file import InputFile
 from operators.sources.jsonl import JsonlReader
+from operators.sources.lines import LinesReader
 from operators.sources.parquet import ParquetReader
 from operators.sources.places import unreadable
 from operators.sources.reader import Block, Reader, ReaderFactory
@@ -35,11 +36,12 @@ READERS: Mapping[str, ReaderFactory] = {
     "jsonl": JsonlReader,
     "csv": CsvReader,
     "arrow": ArrowReader,
+    "lines": LinesReader,
 }
 
 
 class ReadPrompts(BaseOperator):
-    """Reads Parquet, JSONL, CSV or Arrow IPC from disks, behind URLs, or of a dataset of the Hub (`find_files`).
+    """Reads Parquet, JSONL, CSV, Arrow IPC or lines of text from disks, URLs or a dataset of the Hub (`find_files`).
 
     Output: the columns of the input, renamed by `data.rename`, and `row` int64, the position in the source over all
     files. A row that cannot be read is a reject with file and line, and uses up its number. An input without rows is

@@ -20,6 +20,7 @@ class StructuredSettings:
     Args:
         json_schema: a JSON Schema: a mapping, JSON text, or the path of a file.
         json_schema_column: a column with the schema of each row, as JSON text.
+        optional: a row whose `json_schema_column` is null may have any text; else it is a reject.
         regex: the whole text matches it.
         choices: the text is one of these.
         grammar: a grammar in Lark's or llama.cpp's (GBNF) notation: text, or the path of a .lark or .gbnf file.
@@ -30,6 +31,7 @@ class StructuredSettings:
 
     json_schema: Any = None
     json_schema_column: str | None = None
+    optional: bool = False
     regex: str | None = None
     choices: list[str] | None = None
     grammar: str | None = None
@@ -44,6 +46,8 @@ class StructuredSettings:
             raise ConfigError(
                 f"sampling.structured.choices={self.choices!r} cannot work: one string or more, none of them empty"
             )
+        if self.optional and self.json_schema_column is None:
+            raise ConfigError("sampling.structured.optional=true is about json_schema_column, which is not given")
         if self.whitespace not in WHITESPACE:
             raise ConfigError(
                 f"sampling.structured.whitespace={self.whitespace!r} cannot work: it is one of {', '.join(WHITESPACE)}"

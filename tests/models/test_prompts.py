@@ -49,7 +49,21 @@ def test_the_seeds_ask_for_one_more_of_every_kind():
         assert {split_of(text) for text in given} == {"heldout"}
 
 
+def test_the_reviews_to_classify_are_held_out_and_have_each_sentiment():
+    rows = rows_of("classify.jsonl")
+    assert {split_of(row["prompt"]) for row in rows} == {"heldout"}
+    assert len({row["prompt"] for row in rows}) == len({row["id"] for row in rows}) == len(rows) == 40
+    assert {row["answer"] for row in rows} == {"positive", "negative", "mixed"}
+    assert all(check(row["family"], row["prompt"], row["answer"], row["meta"]) for row in rows)
+
+
+def test_the_conversations_end_with_the_user_and_some_have_a_system_prompt():
+    roles = [tuple(message["role"] for message in row["messages"]) for row in rows_of("chat.jsonl")]
+    assert len(roles) == 24
+    assert set(roles) == {("system", "user", "assistant", "user"), ("user", "assistant", "user")}
+
+
 def test_the_files_can_be_made_again(tmp_path):
     write_all(tmp_path)
-    for name in (*ROWS, "extract.jsonl", "self_instruct_seeds.jsonl"):
+    for name in (*ROWS, "extract.jsonl", "classify.jsonl", "chat.jsonl", "self_instruct_seeds.jsonl"):
         assert (tmp_path / name).read_bytes() == (SHIPPED / name).read_bytes()

@@ -16,7 +16,7 @@ from pipeline.protocols import Operator, StreamOperator
 
 ROOT = Path(__file__).parents[2]
 ENTRIES = [entry for members in catalog.entries().values() for entry in members]
-INTERNAL = {"operators.bench"}
+INTERNAL = {"operators.bench", "operators.openai"}
 """Operators of these packages are parts of one job, and nothing to build another from."""
 
 

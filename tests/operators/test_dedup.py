@@ -40,7 +40,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(st.lists(st.fixed_dictionaries(VALUES), max_size=12), st.sets(st.sampled_from("abc"), min_size=1))
 def test_equal_rows_are_those_whose_values_are_equal_and_the_first_stays(rows, columns):
     names = sorted(columns)

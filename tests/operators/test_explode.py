@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operators.explode import Explode
@@ -33,6 +33,7 @@ def test_rows_without_elements_stay_where_that_is_asked_for(tmp_path):
     assert not flow.tally.by_reason
 
 
+@settings(deadline=None, max_examples=50)
 @given(
     st.lists(st.none() | st.lists(st.none() | st.integers(0, 9), max_size=3), max_size=8),
     st.integers(0, 3),

@@ -81,7 +81,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(VALUES, st.sampled_from(["string", "int32", "float", "double", "list<int64>", "struct<x: bool>", "json"]))
 def test_every_value_is_a_column_or_a_reject(value, kind):
     """What passes the check is what pyarrow takes."""

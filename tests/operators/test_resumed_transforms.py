@@ -42,7 +42,7 @@ def files(directory: Path) -> dict[str, bytes]:
     return {p.relative_to(directory).as_posix(): p.read_bytes() for p in found}
 
 
-@pytest.mark.parametrize(("fail_at", "max_open_chunks"), [(12, 1), (30, 2), (50, 8), (55, 1)])
+@pytest.mark.parametrize(("fail_at", "max_open_chunks"), [(12, 1), (30, 2), (55, 8)])
 def test_a_run_that_broke_off_ends_with_the_same_files(tmp_path, fail_at, max_open_chunks):
     broken, out, whole = tmp_path / "broken", tmp_path / "out", tmp_path / "whole"
     assert run(job(whole, fail_at, broken, 4)) is ExitCode.DONE
@@ -59,8 +59,13 @@ def test_a_run_that_broke_off_ends_with_the_same_files(tmp_path, fail_at, max_op
 
 
 def test_a_damaged_chunk_is_made_again_from_the_chunks_before_it(tmp_path):
+    """Alone it would be another one: all that is in it had been seen."""
     out = tmp_path / "out"
-    assert run(job(out, -1, tmp_path / "broken", 4)) is ExitCode.DONE
+    settings = job(out, -1, tmp_path / "broken", 4)
+    settings.nodes["key"].op["columns"] = {"key": "x % 25"}
+    settings.nodes["square"].inputs = ["distinct"]
+    del settings.nodes["limit"]
+    assert run(settings) is ExitCode.DONE
     before = files(out)
     (out / "data/part-00003.parquet").write_bytes(b"gone")
     assert verify([str(out)]) == ExitCode.FAILED

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tracemalloc
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operators.seen_hashes import HASH, HASH_BYTES, SeenHashes
@@ -21,6 +21,7 @@ KEYS = st.binary(min_size=1, max_size=3).map(lambda b: b.ljust(HASH_BYTES, b"\0"
 """Also such that end in zero bytes, or differ in nothing else."""
 
 
+@settings(deadline=None, max_examples=40)
 @given(st.lists(st.sets(KEYS, max_size=9), max_size=9), st.lists(KEYS, max_size=9))
 def test_it_is_a_set(added, others):
     seen, known = SeenHashes(), set[bytes]()

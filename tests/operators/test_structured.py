@@ -231,6 +231,16 @@ def test_each_row_has_a_schema_of_its_own(tmp_path):
         assert part in said, part
 
 
+def test_a_row_without_a_schema_may_have_any_text_where_that_is_said(tmp_path):
+    rows = [row | {"schema": '{"enum": ["yes"]}' if i % 2 else None} for i, row in enumerate(prompts(12))]
+    free = {row["row"]: row["completion"] for row in flow(tmp_path / "free", rows, generate(), SCHEMA_COLUMN).run()}
+    op = generate(structured(json_schema_column="schema", optional=True) | {"max_tokens": 20})
+    for row in flow(tmp_path / "some", rows, op, SCHEMA_COLUMN).run():
+        assert row["completion"] == (free[row["row"]] if row["schema"] is None else '"yes"')
+    with pytest.raises(ConfigError, match="json_schema_column, which is not given"):
+        StructuredSettings(regex="a", optional=True)
+
+
 def test_the_column_of_schemas_must_be_there(tmp_path):
     with pytest.raises(SchemaError, match="needs a column 'schema'"):
         flow(tmp_path, [], generate(structured(json_schema_column="schema")))

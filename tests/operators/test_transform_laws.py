@@ -93,7 +93,7 @@ def test_the_rows_have_the_planned_columns(transform):
     assert all(list(row) == schema.names for row in outcome.rows.values())
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(data=st.data())
 def test_batches_and_the_order_of_arrival_do_not_show(transform, data):
     name, outcome = transform
@@ -102,7 +102,7 @@ def test_batches_and_the_order_of_arrival_do_not_show(transform, data):
 
 
 @pytest.mark.parametrize("name", REMEMBER)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(data=st.data())
 def test_a_run_that_was_killed_behind_any_chunk_ends_as_one_that_was_not(name, data):
     """Also when rows of the next chunk had been seen."""

@@ -129,6 +129,21 @@ class Hangs(BaseOperator):
         yield batch
 
 
+class LeavesLate(BaseOperator):
+    """Passes chunk 0 on when it has read chunk 2 to its end, and leaves."""
+
+    def plan(self, schema: pa.Schema) -> pa.Schema:
+        return schema
+
+    def run(self, inbox: Inbox) -> Iterator[Item]:
+        seen: list[Item] = []
+        for item in inbox:
+            seen.append(item)
+            if isinstance(item, ChunkEnd) and item.chunk == 2:
+                break
+        yield from (item for item in seen if item.chunk == 0)
+
+
 class Parquet(BaseOperator):
     """data/part-NNNNN.parquet, one a chunk."""
 

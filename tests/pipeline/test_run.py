@@ -122,6 +122,15 @@ def test_a_run_that_committed_nothing_is_replaced_without_asking(tmp_path):
     assert column(tmp_path / "out", "y") == [x * x for x in range(45)]
 
 
+def test_what_was_written_of_chunks_that_nobody_ended_is_removed(tmp_path):
+    """Rejects of chunks 1 and 2 come to their writer before it is known that a node will have left."""
+    settings = job(tmp_path, square={"bad": [3, 13, 23]}, max_error_rate=1.0)
+    settings.nodes["leaves"] = NodeSettings({"_target_": f"{OPS}.LeavesLate"}, "square")
+    settings.nodes["write"].inputs = ["leaves"]
+    assert run(settings) is ExitCode.DONE
+    assert sorted(data(tmp_path)) == ["data/part-00000.parquet", "rejects/part-00000.parquet"]
+
+
 def test_a_run_that_lost_rows_is_never_taken_for_done(tmp_path):
     settings = job(tmp_path / "out")
     settings.nodes["square"] = NodeSettings({"_target_": f"{OPS}.Loses"}, "numbers")

@@ -1,0 +1,172 @@
+"""ParseBatch: the lines of a batch file to rows that can be rendered, generated and embedded."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from operators.decoding.model import inspect_model
+from operators.openai.faults import Code, Fault
+from operators.openai.requests import Request, custom_id_of, read_line, request_of
+from operators.openai.values import unsupported
+from operators.requests import SEED_BITS, hash_of
+from operators.setting_checks import check
+from operators.settings import ModelSettings
+from operators.sources.lines import LINE, TEXT
+from pipeline.protocols import BaseOperator
+from pipeline.records import LINEAGE, ROW, Batch, Output, require_column
+
+_MESSAGE = pa.struct([pa.field("role", pa.string()), pa.field("content", pa.string())])
+_BIAS = pa.struct([pa.field("token", pa.int64()), pa.field("bias", pa.float64())])
+FIELDS = (
+    pa.field("custom_id", pa.string()),
+    pa.field("url", pa.string()),
+    pa.field("choices", pa.int32()),
+    pa.field("sample", pa.int32()),
+    pa.field("model", pa.string()),
+    pa.field("messages", pa.list_(_MESSAGE)),
+    pa.field("prompt", pa.string()),
+    pa.field("given_ids", pa.list_(pa.int32())),
+    pa.field("max_tokens", pa.int64()),
+    pa.field("min_tokens", pa.int64()),
+    pa.field("temperature", pa.float64()),
+    pa.field("top_p", pa.float64()),
+    pa.field("top_k", pa.int64()),
+    pa.field("min_p", pa.float64()),
+    pa.field("repetition_penalty", pa.float64()),
+    pa.field("frequency_penalty", pa.float64()),
+    pa.field("presence_penalty", pa.float64()),
+    pa.field("logit_bias", pa.list_(_BIAS)),
+    pa.field("stop", pa.list_(pa.string())),
+    pa.field("logprobs", pa.int64()),
+    pa.field("seed", pa.int64()),
+    pa.field("json_schema", pa.string()),
+    pa.field("echo", pa.bool_()),
+    pa.field("encoding_format", pa.string()),
+)
+"""What a request says; null where it says nothing. `choices`: the rows that it has become. `sample`: which of the
+completions of its text a row is."""
+_DIGEST_BYTES = 16
+_MOST_SEED: int = 2**SEED_BITS - 1
+_BATCH_ROWS = 1024
+"""A line may ask for 2048 texts, so what a batch of lines becomes leaves in parts."""
+
+
+class ParseBatch(BaseOperator):
+    """Reads a request from each line, and makes a row of each text and sample that it asks for.
+
+    The last number of a row's `lineage` is the index of its choice (or embedding). A line that is no request, that asks
+    for something that cannot be done, or whose custom_id an earlier line has used, is a reject: `code: what is wrong`.
+    Stands directly behind the source, whose rows come in order: the first of two equal custom_ids is the earlier line.
+
+    Args:
+        model: how long its embeddings are.
+        models: the values of `model` that are answered; None: any.
+
+    Raises:
+        ConfigError: `models` is empty.
+    """
+
+    def __init__(self, model: ModelSettings, models: list[str] | None = None) -> None:
+        check(models is None or bool(models), "models", models, "names of models, or null for any name")
+        self._model = model
+        self._models = models
+        self._seen: set[bytes] = set()
+        self._committed = bytearray()
+        """The digests in `_seen` of chunks that have ended, in the order of their lines."""
+        self._fresh: dict[int, list[bytes]] = {}
+        """The others, by chunk."""
+
+    def plan(self, schema: pa.Schema) -> pa.Schema:
+        """The columns of the requests, `row` and `lineage`.
+
+        Raises:
+            SchemaError: the input is not that of data.format=lines.
+        """
+        for field in (TEXT, LINE):
+            require_column(schema, field.name, [field.type])
+        self._n_embd = inspect_model(self._model).n_embd
+        self._schema = pa.schema([*FIELDS, LINE, ROW, LINEAGE])
+        return self._schema
+
+    def process(self, batch: Batch) -> Iterable[Output]:
+        """Parse the lines of one batch."""
+        rows: list[dict[str, Any]] = []
+        requests = 0
+        for i, source in enumerate(batch.data.to_pylist()):
+            try:
+                rows += _rows(self._request(source[TEXT.name], batch.chunk), source)
+                requests += 1
+            except Fault as fault:
+                yield batch.reject([i], fault.reason)
+            if len(rows) >= _BATCH_ROWS:
+                yield self._made(batch, rows, requests)
+                rows, requests = [], 0
+        if rows:
+            yield self._made(batch, rows, requests)
+
+    def state(self, chunk: int) -> bytes:
+        """The digests of all custom_ids up to the end of `chunk`: 16 bytes each."""
+        self._committed += b"".join(self._fresh.pop(chunk, ()))
+        return bytes(self._committed)
+
+    def restore(self, state: bytes) -> None:
+        """See Stateful.restore."""
+        self._committed = bytearray(state)
+        self._seen = {state[i : i + _DIGEST_BYTES] for i in range(0, len(state), _DIGEST_BYTES)}
+
+    def _made(self, batch: Batch, rows: list[dict[str, Any]], requests: int) -> Batch:
+        data = pa.RecordBatch.from_pylist(rows, schema=self._schema)
+        return batch.with_data(data, expanded=len(rows) - requests)
+
+    def _request(self, text: str, chunk: int) -> Request:
+        line = read_line(text)
+        self._note(custom_id_of(line), chunk)
+        request = request_of(line, self._models)
+        wanted = request.columns.pop("dimensions", self._n_embd)
+        if wanted != self._n_embd:
+            raise unsupported(f"dimensions={wanted}", f"the model's embeddings have {self._n_embd} numbers")
+        return request
+
+    def _note(self, custom_id: str, chunk: int) -> None:
+        digest = hashlib.blake2b(custom_id.encode(), digest_size=_DIGEST_BYTES).digest()
+        if digest in self._seen:
+            raise Fault(Code.DUPLICATE_CUSTOM_ID, f"an earlier line has the custom_id '{custom_id}' too")
+        self._seen.add(digest)
+        self._fresh.setdefault(chunk, []).append(digest)
+
+
+def _rows(request: Request, source: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A row for each choice: the samples of the first text, those of the second, and so on."""
+    texts: Sequence[str | list[int] | None] = request.texts or [None]
+    choices = len(texts) * request.samples
+    own = {
+        **request.columns,
+        "custom_id": request.custom_id,
+        "url": request.url,
+        "choices": choices,
+        LINE.name: source[LINE.name],
+        ROW.name: source[ROW.name],
+    }
+    for choice in range(choices):
+        text, sample = texts[choice // request.samples], choice % request.samples
+        ids = None if isinstance(text, str) else text
+        yield {
+            **own,
+            "sample": sample,
+            "prompt": "" if ids is not None else text,
+            "given_ids": ids,
+            "seed": _seed(request.columns.get("seed"), sample),
+            LINEAGE.name: [choice],
+        }
+
+
+def _seed(given: int | None, sample: int) -> int | None:
+    """Of the samples of a text the first has the seed that is given, and the others one that follows from it."""
+    if given is None:
+        return None
+    own = given if not sample else hash_of(f"{given}|{sample}")
+    return own & _MOST_SEED

@@ -1,0 +1,122 @@
+"""Respond: the rows of a request back to one row with its response."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+
+from operators.decoding.model import inspect_model, load_model
+from operators.openai.bodies import line_of, usage
+from operators.openai.faults import Code, Fault
+from operators.settings import ModelSettings
+from pipeline.protocols import BaseOperator, Runtime
+from pipeline.records import LINEAGE, ROW, Batch, Output, RejectKind, require_column
+
+_TOKENS = pa.list_(pa.int32())
+_READ = {
+    "custom_id": pa.string(),
+    "url": pa.string(),
+    "choices": pa.int32(),
+    "sample": pa.int32(),
+    "model": pa.string(),
+    "prompt": pa.string(),
+    "given_ids": _TOKENS,
+    "echo": pa.bool_(),
+    "encoding_format": pa.string(),
+    "prompt_ids": _TOKENS,
+    "embedding": None,
+    "completion": pa.string(),
+    "completion_ids": _TOKENS,
+    "completion_token_count": pa.int32(),
+    "finish_reason": pa.string(),
+    "logprobs": None,
+    "top_logprobs": None,
+    LINEAGE.name: LINEAGE.type,
+    ROW.name: ROW.type,
+}
+"""Columns that are read, with their types where these are always the same."""
+SCHEMA = pa.schema(
+    [
+        pa.field("custom_id", pa.string()),
+        pa.field("url", pa.string()),
+        pa.field("model", pa.string()),
+        pa.field("prompt_tokens", pa.int64()),
+        pa.field("completion_tokens", pa.int64()),
+        pa.field("output", pa.string()),
+        ROW,
+    ]
+)
+"""`output`: the line of output.jsonl."""
+
+
+class Respond(BaseOperator):
+    """Makes the response of each request of ParseBatch, when all its choices have come.
+
+    The rows of a request become one: `expanded` counts those that it lost, as a negative number. A request of which a
+    choice was rejected on the way has no response, and the rows that are left of it are rejected too, as `filtered`:
+    the error is the other one.
+
+    Args:
+        model: whose tokens log-probabilities are about, and whose fingerprint responses carry.
+    """
+
+    def __init__(self, model: ModelSettings) -> None:
+        self._settings = model
+        self._open: dict[int, dict[int, list[tuple[Batch, int, dict[str, Any]]]]] = {}
+        """By chunk and source row what has come: batch, index in it, and the row."""
+
+    def plan(self, schema: pa.Schema) -> pa.Schema:
+        """Other columns, and no lineage.
+
+        Raises:
+            SchemaError: what ParseBatch, Tokenize, Embed and Generate add is not there.
+        """
+        for name, kind in _READ.items():
+            require_column(schema, name, None if kind is None else [kind])
+        return SCHEMA
+
+    def fingerprint(self) -> dict[str, Any]:
+        """The model's content."""
+        return {"model": inspect_model(self._settings).fingerprint}
+
+    def open(self, runtime: Runtime) -> None:
+        """Load the model, if no other node has."""
+        model = load_model(runtime, self._settings)
+        self._pieces = model.pieces()
+        self._fingerprint = f"fp_{model.fingerprint()[-10:]}"
+
+    def process(self, batch: Batch) -> Iterable[Output]:
+        """Send the requests that are whole."""
+        waiting = self._open.setdefault(batch.chunk, {})
+        whole: list[dict[str, Any]] = []
+        merged = 0
+        for i, row in enumerate(batch.data.select(list(_READ)).to_pylist()):
+            come = waiting.setdefault(row[ROW.name], [])
+            come.append((batch, i, row))
+            if len(come) == row["choices"]:
+                del waiting[row[ROW.name]]
+                whole.append(self._answer([row for _, _, row in come]))
+                merged += len(come) - 1
+        if whole:
+            yield batch.with_data(pa.RecordBatch.from_pylist(whole, schema=SCHEMA), expanded=-merged)
+
+    def finish(self, chunk: int) -> Iterable[Output]:
+        """Reject what is left of requests that will not become whole."""
+        for come in self._open.pop(chunk, {}).values():
+            for batch, i, row in come:
+                why = f"{len(come)} of the {row['choices']} choices of its request were made, and the others rejected"
+                yield batch.reject([i], Fault(Code.INCOMPLETE, why).reason, RejectKind.FILTERED)
+
+    def _answer(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        rows.sort(key=lambda row: row[LINEAGE.name][-1])
+        first, tokens = rows[0], usage(rows)
+        line = line_of(rows, self._pieces, self._fingerprint)
+        return {
+            **{name: first[name] for name in ("custom_id", "url", "model", ROW.name)},
+            "prompt_tokens": tokens["prompt_tokens"],
+            "completion_tokens": tokens.get("completion_tokens", 0),
+            "output": json.dumps(line, ensure_ascii=False),
+        }
