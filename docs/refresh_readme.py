@@ -1,4 +1,4 @@
-"""Run the commands that README.md and docs/architecture.md show the output of, and put what they print in its place.
+"""Run the commands that README.md and pages of docs/ show the output of, and put what they print in its place.
 
     .venv/bin/python docs/refresh_readme.py
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = (ROOT / "README.md", ROOT / "docs" / "architecture.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "architecture.md", ROOT / "docs" / "synthesis.md")
 PYTHON = ".venv/bin/python"
 BLOCK = re.compile(r"(<!-- run: (?P<command>.+?) -->\n```(?P<language>\w+)\n)(?P<output>.*?)(?=```)", re.S)
 

@@ -148,7 +148,9 @@ class Generate:
         method = decode_method(self._decode)
         room = method.room(max_sequence_tokens(self._engine_settings, model.n_ctx_train))
         self._pieces = model.pieces()
-        self._requests = Requests(self._sampling, model, room, self._seed, runtime.node, self._id_column, method.rows())
+        self._requests = Requests(
+            self._sampling, model, room, self._seed, runtime.node, self._id_column, method.rows(), runtime.round_of
+        )
         self._model = model
         self._store = shared_store(runtime, self._store_settings)
         self._recall: Recall | None = None
@@ -273,7 +275,7 @@ class Generate:
             return
         yield from self._samples.refused(batch)
         batch, before = self._samples.of(batch)
-        self._runtime.meter.expanded += batch.num_rows - before
+        self._runtime.meter.count(batch.chunk, expanded=batch.num_rows - before)
         made = self._requests.sequences(batch)
         refused = [r for r in made if isinstance(r, Refused)]
         if refused:

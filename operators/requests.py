@@ -15,7 +15,7 @@ from operators.decoding.model import Model, TokenIds
 from operators.decoding.params import SamplingParams
 from operators.decoding.sequence import Sequence
 from operators.decoding.stops import StopWatcher
-from operators.row_hash import hash_of, row_hashes
+from operators.row_hash import hash_of, mix, row_hashes
 from operators.sampling_rules import plain_value, sampling_rules
 from operators.sampling_values import ParamsMaker
 from operators.settings import SamplingSettings
@@ -68,6 +68,8 @@ class Requests:
         node: the node's name; two nodes draw different numbers for the same row.
         id_column: whose value seeds the row, instead of its position.
         make: makes a sequence, as the decode strategy has it.
+        round_of: the round over the source to which rows (int64) belong. Ids come again in every round, and the numbers
+            that are drawn must not.
 
     Raises:
         ConfigError: a token id of the job's values is not in the vocabulary, or a text has no tokens.
@@ -82,8 +84,10 @@ class Requests:
         node: str,
         id_column: str | None,
         make: Callable[..., Sequence] = Sequence,
+        round_of: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]] = np.zeros_like,
     ) -> None:
         self._make = make
+        self._round_of = round_of
         self._sampling = sampling
         self._room = max_sequence_tokens
         self._base = hash_of(f"{seed}|{node}")
@@ -177,7 +181,9 @@ class Requests:
     def _identities(self, data: pa.RecordBatch) -> npt.NDArray[np.uint64]:
         if self._id_column is None:
             return np.asarray(data.column(ROW.name)).astype(np.uint64)
-        return np.array([hash_of(str(i)) for i in data.column(self._id_column).to_pylist()], np.uint64)
+        ids = np.array([hash_of(str(i)) for i in data.column(self._id_column).to_pylist()], np.uint64)
+        rounds = self._round_of(np.asarray(data.column(ROW.name)))
+        return np.where(rounds == 0, ids, mix(ids + rounds.astype(np.uint64)))
 
 
 def key_parameters(row: Sequence, settings: bytes) -> bytes:

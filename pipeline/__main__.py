@@ -50,6 +50,7 @@ settings that matter most:
   sampling.temperature=X     0 always takes the most likely token
   runtime.slots=N            rows that decode at the same time
   seed=N                     of everything that is drawn
+  target.accepted_rows=N     go through the prompts again and again until N rows have passed (docs/synthesis.md)
   output_dir=DIR             where the results go (default: outputs/NAME); the same command resumes there
   overwrite=true             replace results that were made with other settings
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from pipeline.errors import ExitCode, StorageError
 from pipeline.failpoints import Failpoint, reached
 from pipeline.fingerprint import digest
+from pipeline.graph import Graph
 from pipeline.manifest import write_manifest
 from pipeline.output_dir import DATA
 from pipeline.provenance import RUN_SCHEMA, machine, versions
@@ -26,10 +27,11 @@ log = logging.getLogger(__name__)
 
 
 def exit_code_of(status: RunStatus, state: RunState, max_error_rate: float) -> ExitCode:
-    """DONE, unless the run is done and has too many errors."""
-    if status is RunStatus.DONE and errors_of(state.rejects()) > max_error_rate * state.committed_rows:
+    """DONE, unless the run has come to its end and has too many errors, or too few rows for its target."""
+    ended = status in (RunStatus.DONE, RunStatus.BUDGET)
+    if ended and errors_of(state.rejects()) > max_error_rate * state.committed_rows:
         return ExitCode.REJECTS
-    return ExitCode.DONE
+    return ExitCode.BUDGET if status is RunStatus.BUDGET else ExitCode.DONE
 
 
 @dataclass
@@ -62,6 +64,7 @@ class Accounting:
         settings, directory, state, context, tally: of the run.
         telemetry: of the attempt.
         started_at: when it began, ISO 8601.
+        graph: that is executed.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Accounting:
         tally: RejectTally,
         telemetry: Telemetry,
         started_at: str,
+        graph: Graph,
     ) -> None:
         self._settings = settings
         self._directory = directory
@@ -81,6 +85,7 @@ class Accounting:
         self._tally = tally
         self._telemetry = telemetry
         self._started_at = started_at
+        self._graph = graph
         self._rows_before = state.committed_rows
 
     def close(self, ending: Ending) -> Outcome:
@@ -109,6 +114,7 @@ class Accounting:
         for values in self._context.totals:
             for key, value in values().items():
                 totals[key] = totals.get(key, 0) + value
+        accounts = self._state.accounts()
         return Outcome(
             job=self._settings.name,
             status=ending.status,
@@ -122,6 +128,8 @@ class Accounting:
             wall_s=snapshot.elapsed_s,
             totals=totals,
             max_error_rate=self._settings.max_error_rate,
+            accounts={node: accounts[node] for node in self._graph.order if node in accounts},
+            goal=self._graph.goal,
         )
 
     def _record(self, o: Outcome) -> None:

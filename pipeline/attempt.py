@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from pipeline.accounting import Accounting, Ending, show
 from pipeline.concluding import conclude, remove_concluded
 from pipeline.errors import ExitCode, GraphError, Interrupted, PipelineError
-from pipeline.executor import AccountingError, Executor, ExecutorSettings
+from pipeline.executor import Executor, ExecutorSettings
 from pipeline.failpoints import Failpoint, reached
 from pipeline.graph import Graph
 from pipeline.hooks import summary_of
@@ -26,6 +26,7 @@ from pipeline.protocols import Accumulating, Stateful
 from pipeline.records import ChunkEnd, Shard
 from pipeline.rejects import RejectTally, RejectWriter
 from pipeline.report.written import report_of_attempt
+from pipeline.row_law import AccountingError
 from pipeline.runtime import Resources, RunContext
 from pipeline.saved_settings import dumped, origin
 from pipeline.settings import JobSettings
@@ -35,6 +36,7 @@ from pipeline.state import RunState, RunStatus, ShardRecord, errors_of
 from pipeline.status_file import StatusFile
 from pipeline.stopping import stopped_by_signals
 from pipeline.summary import report_lines, summary_lines
+from pipeline.target import NODE as TARGET
 from pipeline.telemetry import Telemetry
 from pipeline.watchdog import Watchdog
 
@@ -99,7 +101,9 @@ class Attempt:
             self._watchdog.check()
 
         limits.tick = tick
-        self._accounting = Accounting(settings, directory, state, self._context, self._tally, telemetry, started_at)
+        self._accounting = Accounting(
+            settings, directory, state, self._context, self._tally, telemetry, started_at, graph
+        )
 
     def run(self) -> ExitCode:
         """Execute, then account for it however it ended."""
@@ -109,7 +113,8 @@ class Attempt:
             why = str(ending.error)
             ending.step(lambda: self._state.note_defect(why))
         outcome = self._accounting.close(ending)
-        lines = report_lines(self._graph, self._directory) if ending.status is RunStatus.DONE else []
+        ended = ending.status in (RunStatus.DONE, RunStatus.BUDGET)
+        lines = report_lines(self._graph, self._directory) if ended else []
         show([*lines, *summary_lines(outcome, self._executor.meters)])
         show(report_of_attempt(self._directory, wanted=self._settings.report))
         error = None if ending.error is None else str(ending.error) or type(ending.error).__name__
@@ -138,7 +143,8 @@ class Attempt:
         finally:
             sys.setswitchinterval(interval)
             self._context.resources.close()
-        return Ending(RunStatus.DONE)
+        goal = self._graph.goal
+        return Ending(RunStatus.DONE if goal is None or goal.reached else RunStatus.BUDGET)
 
     def _abandon(self) -> None:
         """Leave though threads still run: nothing will ever wake them. What is committed or journaled is safe."""
@@ -172,7 +178,10 @@ class Attempt:
         ]
         new = self._new_schemas(shards)
         rejects, kept = self._tally.take(end.chunk), self._executor.take_states(end.chunk)
-        self._state.commit(self._context.attempt, end.chunk, end.rows, records, rejects, new, kept.whole, kept.added)
+        accounts = self._executor.take_accounts(end.chunk)
+        self._state.commit(
+            self._context.attempt, end.chunk, end.rows, records, rejects, new, kept.whole, kept.added, accounts
+        )
         self._schemas.update(new)
         if self._committed is not None:
             self._committed()
@@ -226,12 +235,13 @@ class Attempt:
         observer = Observer(
             lambda: self._executor.meters,
             {name: graph.nodes[name].inputs for name in graph.order},
-            graph.sinks,
+            graph.sinks if graph.goal is None else (TARGET,),  # which holds the rows that the sink gets
             self._tally,
             context.statuses,
             graph.nodes[graph.source].op,
             lambda: self._executor.source_ended,
             Before(state.committed_rows, errors, rejects.total() - errors),
+            graph.goal,
         )
         return Telemetry(
             context,

@@ -212,7 +212,7 @@ class Inbox:
     def _taken(self, channel: Channel, item: Batch | Rejects) -> Batch | Rejects:
         channel.rows -= item.num_rows
         self._writable.notify_all()
-        self._meter.rows_in += item.num_rows
+        self._meter.count(item.chunk, rows_in=item.num_rows)
         self._meter.batches += 1
         return item.at_port(channel.port) if isinstance(item, Batch) else item
 

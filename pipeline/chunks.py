@@ -127,13 +127,23 @@ class Committer:
         reject_writer: the name under which the writer of rejects reports.
         commit: called once a chunk, in order.
         window: told of every commit.
+        on_last: called when the chunk that `stop_after` named is committed.
     """
 
-    def __init__(self, sinks: Sequence[str], reject_writer: str, commit: CommitHook, window: ChunkWindow) -> None:
+    def __init__(
+        self,
+        sinks: Sequence[str],
+        reject_writer: str,
+        commit: CommitHook,
+        window: ChunkWindow,
+        on_last: Callable[[], None] = lambda: None,
+    ) -> None:
         self._sinks = frozenset(sinks)
         self._live = {*sinks, reject_writer}
         self._commit = commit
         self._window = window
+        self._on_last = on_last
+        self._last: int | None = None
         self._lock = threading.Lock()
         self._pending: dict[int, _Pending] = {}
 
@@ -151,11 +161,20 @@ class Committer:
             self._live.discard(sink)
             self._commit_ready()
 
+    def stop_after(self, chunk: int) -> None:
+        """Commit no chunk after `chunk`, which is not committed yet. The first call counts."""
+        with self._lock:
+            self._last = chunk if self._last is None else self._last
+
     def _commit_ready(self) -> None:
         for chunk in sorted(self._pending):
             pending = self._pending[chunk]
+            if self._last is not None and chunk > self._last:
+                return
             if not self._live <= pending.done or not self._sinks & pending.done:
                 return
             self._commit(pending.end, pending.shards)
             del self._pending[chunk]
             self._window.committed(chunk)
+            if chunk == self._last:
+                self._on_last()

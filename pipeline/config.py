@@ -30,7 +30,7 @@ from pipeline.errors import ConfigError
 from pipeline.jobs import PROJECT, Job, did_you_mean
 from pipeline.output_dir import CONFIG
 from pipeline.redaction import STORAGE_OPTIONS
-from pipeline.settings import GROUPS, HookSettings, JobSettings
+from pipeline.settings import GROUPS, HookSettings, JobSettings, TargetSettings
 
 CONF = PROJECT / "conf"
 SCHEMA = "schema"
@@ -147,10 +147,12 @@ def explained(error: BaseException) -> ConfigError:
 
 def known_keys() -> list[str]:
     """Every key that can be typed, but for those below `nodes`."""
-    top = [f.name for f in dataclasses.fields(JobSettings) if f.name not in (*GROUPS, "nodes")]
+    top = [f.name for f in dataclasses.fields(JobSettings) if f.name not in (*GROUPS, "nodes", "target")]
     listed = [(group, cls) for group, options in schemas().items() for cls in options.values()]
     top += [f"on_finish.{f.name}" for f in dataclasses.fields(HookSettings)]
-    return list(dict.fromkeys(top + [f"{group}.{f.name}" for group, cls in listed for f in dataclasses.fields(cls)]))
+    of_target = [f"target.{f.name}" for f in dataclasses.fields(TargetSettings)]
+    of_groups = [f"{group}.{f.name}" for group, cls in listed for f in dataclasses.fields(cls)]
+    return list(dict.fromkeys(top + of_groups + of_target))
 
 
 @cache

@@ -18,6 +18,7 @@ from pipeline.errors import ConfigError, GraphError
 from pipeline.graph import Graph, Node
 from pipeline.protocols import Operator, StreamOperator
 from pipeline.settings import JobSettings, NodeSettings
+from pipeline.target import aimed
 
 TARGET = "_target_"
 
@@ -29,7 +30,11 @@ def build_graph(settings: JobSettings) -> Graph:
         GraphError: a `_target_` cannot be imported, an argument does not fit its constructor, or a rule of Graph.
         ConfigError: an operator refuses its arguments or its input columns; the message names the node.
     """
-    return Graph({name: _node(name, node) for name, node in settings.nodes.items()})
+    nodes = {name: _node(name, node) for name, node in settings.nodes.items()}
+    if settings.target.accepted_rows is None:
+        return Graph(nodes)
+    Graph(nodes)  # what is wrong with the graph itself is said of what the user wrote
+    return aimed(nodes, settings.target, settings.target.rows_of_chunk(settings.chunk_rows))
 
 
 def load_object(target: str) -> Any:

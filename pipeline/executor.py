@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,34 +13,20 @@ from pipeline.channel import Channel, Inbox
 from pipeline.chunks import ChunkStates, ChunkWindow, CommitHook, Committer, Remembered
 from pipeline.errors import Cancelled, Interrupted, NodeFailed, PipelineError, Released
 from pipeline.graph import REJECT_WRITER, Graph, Node
-from pipeline.meter import StageMeter, StageState
+from pipeline.meter import RowCounts, StageMeter, StageState
 from pipeline.outbox import Outbox
 from pipeline.protocols import Accumulating, Stateful, StreamOperator
 from pipeline.records import ChunkEnd, Item, Shard
 from pipeline.rejects import RejectWriter
+from pipeline.row_law import RowLaw
 from pipeline.runtime import NodeRuntime, RunContext
+from pipeline.stage import Stage
 from pipeline.storage import explained
 
 REJECT_CAPACITY_ROWS = 4096
+log = logging.getLogger(__name__)
 GRACE_S = 2.0
 """A run that is told to stop finishes its step; what takes longer is cut off, where it can be."""
-
-
-class AccountingError(PipelineError):
-    """rows_in + expanded differs from rows_out + rejected at a node: rows were lost or made up."""
-
-
-@dataclass
-class _Stage:
-    """A node while it runs. `complete`: it has read all its input and ended by itself."""
-
-    name: str
-    node: Node
-    meter: StageMeter
-    inbox: Inbox
-    outbox: Outbox
-    is_sink: bool
-    complete: bool = False
 
 
 @dataclass
@@ -85,12 +72,19 @@ class Executor:
         self._context = context
         self._settings = settings or ExecutorSettings()
         self._window = ChunkWindow(self._settings.max_open_chunks, self._settings.first_chunk)
-        self._committer = Committer(graph.sinks, REJECT_WRITER, commit, self._window)
+        self._committer = Committer(graph.sinks, REJECT_WRITER, commit, self._window, self._leave_early)
         self._states = ChunkStates()
         self._failure: PipelineError | None = None
+        self._enough = False
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._stages = self._build(rejects)
+        self._row_law = RowLaw(list(self._stages.values()))
+        context.enough = self._committer.stop_after
+        if graph.goal is not None:
+            goal = graph.goal
+            goal.measure(context.clock, lambda: sum(m.tokens_out for m in self.meters))
+            context.round_rows = lambda: goal.round_rows
 
     @property
     def meters(self) -> list[StageMeter]:
@@ -106,6 +100,10 @@ class Executor:
         """For the commit of `chunk`: what the operators must remember with it."""
         return self._states.take(chunk)
 
+    def take_accounts(self, chunk: int) -> Mapping[str, RowCounts]:
+        """For the commit of `chunk`: what became of its rows, by node."""
+        return self._row_law.take(chunk)
+
     def run(self) -> None:
         """Run the graph to its end.
 
@@ -114,7 +112,7 @@ class Executor:
             Interrupted: `interrupt` was called.
             AccountingError: a node lost rows.
         """
-        opened: list[_Stage] = []
+        opened: list[Stage] = []
         try:
             for stage in self._stages.values():
                 self._open(stage)
@@ -126,7 +124,7 @@ class Executor:
                 stage.node.op.close()
         if self._failure is not None:
             raise self._failure
-        self._check_accounting()
+        self._row_law.check()
 
     def interrupt(self) -> None:
         """Stop: what runs finishes its step, nothing more is begun. Safe in a signal handler."""
@@ -134,8 +132,7 @@ class Executor:
 
     def stop(self, why: PipelineError) -> None:
         """End the run with `why`. Returns at once."""
-        # In its own thread: a signal may have come while the main thread held one of the locks that this takes.
-        threading.Thread(target=self._stop, args=(why,), name="stop").start()
+        self._begin_to_stop(why)
 
     def describe(self) -> list[str]:
         """What every node is doing and what waits on its inputs, a line each."""
@@ -145,7 +142,7 @@ class Executor:
             for stage in self._stages.values()
         ]
 
-    def _build(self, rejects: RejectWriter) -> dict[str, _Stage]:
+    def _build(self, rejects: RejectWriter) -> dict[str, Stage]:
         nodes = {**{n: self._graph.nodes[n] for n in self._graph.order}, REJECT_WRITER: Node(rejects)}
         meters = {name: StageMeter(name, self._context.clock) for name in nodes}
         inboxes = {name: Inbox(meters[name]) for name in nodes}
@@ -157,7 +154,7 @@ class Executor:
 
     def _stage(
         self, name: str, node: Node, meter: StageMeter, inboxes: dict[str, Inbox], readers: list[Channel]
-    ) -> _Stage:
+    ) -> Stage:
         is_rejects = name == REJECT_WRITER
         is_sink = is_rejects or name in self._graph.sinks
         outbox = Outbox(
@@ -168,9 +165,9 @@ class Executor:
             begin_chunk=(lambda chunk: self._window.begin(chunk, meter)) if name == self._graph.source else None,
             end_chunk=(lambda end, shards: self._committer.chunk_done(name, end, shards)) if is_sink else None,
         )
-        return _Stage(name, node, meter, inboxes[name], outbox, is_sink)
+        return Stage(name, node, meter, inboxes[name], outbox, is_sink)
 
-    def _open(self, stage: _Stage) -> None:
+    def _open(self, stage: Stage) -> None:
         depth = 0 if stage.name == REJECT_WRITER else self._graph.depth(stage.name)
         op = stage.node.op
         try:
@@ -202,7 +199,7 @@ class Executor:
                 thread.join()
             raise
 
-    def _run_stage(self, stage: _Stage) -> None:
+    def _run_stage(self, stage: Stage) -> None:
         stage.meter.clock.start(StageState.BUSY)
         try:
             with contextlib.suppress(Released):
@@ -228,7 +225,7 @@ class Executor:
                 if name == self._graph.source:
                     self._window.release()
 
-    def _pump(self, stage: _Stage) -> None:
+    def _pump(self, stage: Stage) -> None:
         op, items = stage.node.op, self._items(stage)
         try:
             for item in items:
@@ -245,7 +242,7 @@ class Executor:
         if isinstance(op, Accumulating):
             self._states.add(name, chunk, op.added(chunk))
 
-    def _items(self, stage: _Stage) -> Generator[Item | Shard]:
+    def _items(self, stage: Stage) -> Generator[Item | Shard]:
         op = stage.node.op
         if isinstance(op, StreamOperator):
             yield from op.run(stage.inbox)
@@ -257,7 +254,15 @@ class Executor:
         failure.__cause__ = error
         self._cancel(failure)
 
-    def _stop(self, why: PipelineError) -> None:
+    def _leave_early(self) -> None:
+        """All that is needed is committed: end what still runs, as a run that is stopped does."""
+        self._begin_to_stop(None)
+
+    def _begin_to_stop(self, why: PipelineError | None) -> None:
+        # In its own thread: a signal may have come while the main thread held one of the locks that this takes.
+        threading.Thread(target=self._stop, args=(why,), name="stop").start()
+
+    def _stop(self, why: PipelineError | None) -> None:
         self._cancel(why)
         if not self._ended.wait(GRACE_S):
             for cut_off in list(self._context.when_stuck):
@@ -266,20 +271,16 @@ class Executor:
     def _node_failed(self, name: str, error: BaseException) -> NodeFailed:
         return NodeFailed(name, explained(error, self._context.output_dir))
 
-    def _cancel(self, why: PipelineError) -> None:
+    def _cancel(self, why: PipelineError | None) -> None:
+        """Release all nodes. `why`: None where nothing more is needed; what goes wrong after that spoils nothing."""
         with self._lock:
-            if self._failure is None:
+            if why is None:
+                self._enough = self._failure is None
+            elif self._enough:
+                log.info("after the last chunk was committed: %s", why)
+            elif self._failure is None:
                 self._failure = why
         self._context.cancelled.set()
         self._window.cancel()
         for stage in self._stages.values():
             stage.inbox.cancel()
-
-    def _check_accounting(self) -> None:
-        for stage in self._stages.values():
-            m = stage.meter
-            if stage.complete and stage.outbox.counted and m.rows_in + m.expanded != m.rows_out + m.rejected:
-                raise AccountingError(
-                    f"node '{stage.name}': {m.rows_in} rows in + {m.expanded} expanded"
-                    f" are not {m.rows_out} rows out + {m.rejected} rejected"
-                )

@@ -38,6 +38,11 @@ def fingerprint_of(settings: JobSettings, graph: Graph) -> dict[str, Any]:
     """
     top: dict[str, Any] = {"seed": settings.seed, "chunk_rows": settings.chunk_rows}
     found = dict(top)
+    if (target := settings.target).accepted_rows is not None:
+        rows = target.rows_of_chunk(settings.chunk_rows)
+        # Tokens and minutes are left out: they end a run between two chunks, and the next one goes on from there.
+        found |= {"target.accepted_rows": target.accepted_rows, "target.chunk_rows": rows, "target.sink": target.sink}
+        found |= {"target.max_rows": target.max_rows, "target.max_rounds": target.max_rounds}
     groups = [(name, getattr(settings, name)) for name in GROUPS if getattr(settings, name) is not None]
     for name, node in settings.nodes.items():
         for key, value in node.op.items():

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from pipeline.adapter import OnError
 from pipeline.errors import ConfigError, GraphError
+from pipeline.goal import Goal
 from pipeline.protocols import Operator, StreamOperator, inputs_fit
 
 REJECT_WRITER = "rejects"
@@ -35,9 +36,13 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """Checked nodes in topological order (`order`), with the schema that each gives (`schemas`, None for a sink)."""
+    """Checked nodes in topological order (`order`), with the schema that each gives (`schemas`, None for a sink).
+
+    `goal`: where rows are made until there are enough, what the nodes that see to that share.
+    """
 
     nodes: Mapping[str, Node]
+    goal: Goal | None = None
     order: tuple[str, ...] = field(init=False)
     schemas: Mapping[str, pa.Schema | None] = field(init=False)
 
@@ -65,13 +70,18 @@ class Graph:
         """Edges on the longest path from the source to `name`."""
         return 1 + max(self.depth(i) for i in self.nodes[name].inputs) if self.nodes[name].inputs else 0
 
+    def title(self, name: str) -> str:
+        """What the operator of a node is called where it is shown."""
+        op = self.nodes[name].op
+        return str(getattr(op, "title", type(op).__name__))
+
     def to_mermaid(self) -> str:
         """The graph as a Mermaid flowchart."""
         lines = ["flowchart LR"]
         for name in self.order:
             left, right = ("([", "])") if name == self.source or name in self.sinks else ("[", "]")
             parts = "".join(f"<br/><small>{name}/{p}</small>" for p in getattr(self.nodes[name].op, "parts", ()))
-            lines.append(f'    {name}{left}"<b>{name}</b><br/>{type(self.nodes[name].op).__name__}{parts}"{right}')
+            lines.append(f'    {name}{left}"<b>{name}</b><br/>{self.title(name)}{parts}"{right}')
         lines += [f"    {src} --> {name}" for name in self.order for src in self.nodes[name].inputs]
         return "\n".join(lines)
 

@@ -101,6 +101,23 @@ class Completed:
     recalled: int = 0
 
 
+@dataclass(slots=True)
+class RowCounts:
+    """What became of rows at a node. Nothing is lost: rows_in + expanded = rows_out + rejected."""
+
+    rows_in: int = 0
+    expanded: int = 0
+    rejected: int = 0
+    rows_out: int = 0
+
+    def add(self, other: RowCounts) -> None:
+        """Count the rows of `other` too."""
+        self.rows_in += other.rows_in
+        self.expanded += other.expanded
+        self.rejected += other.rejected
+        self.rows_out += other.rows_out
+
+
 class StageMeter:
     """The counters of one stage. Written by the stage's own thread only; read by the metrics."""
 
@@ -122,6 +139,23 @@ class StageMeter:
         """Rows that may wait there; 0 for a source."""
         self.completed: Completed | None = None
         """None for a stage that generates nothing."""
+        self._chunks: dict[int, RowCounts] = {}
+
+    def count(self, chunk: int, *, rows_in: int = 0, expanded: int = 0, rejected: int = 0, rows_out: int = 0) -> None:
+        """Count rows of `chunk`, in the totals and for the account of that chunk."""
+        self.rows_in += rows_in
+        self.expanded += expanded
+        self.rejected += rejected
+        self.rows_out += rows_out
+        counts = RowCounts(rows_in, expanded, rejected, rows_out)
+        if chunk in self._chunks:
+            self._chunks[chunk].add(counts)
+        else:
+            self._chunks[chunk] = counts
+
+    def take_chunk(self, chunk: int) -> RowCounts:
+        """The account of a chunk that the stage has ended; handed out once."""
+        return self._chunks.pop(chunk, RowCounts())
 
     def counts(self) -> dict[str, int]:
         """All counters by column name."""

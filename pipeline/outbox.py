@@ -60,14 +60,13 @@ class Outbox:
             self._begin_chunk(item.chunk)
         match item:
             case Batch():
-                self._meter.rows_out += item.num_rows
-                self._meter.expanded += item.expanded
+                self._meter.count(item.chunk, rows_out=item.num_rows, expanded=item.expanded)
                 self._to_readers(item)
             case Rejects():
-                self._meter.rejected += item.num_rows
+                self._meter.count(item.chunk, rejected=item.num_rows)
                 self._to_reject_writer(replace(item, node=self._node))
             case Shard():
-                self._meter.rows_out += item.rows
+                self._meter.count(item.chunk, rows_out=item.rows)
                 self._shards.append(item)
             case ChunkEnd():
                 self._end(item)
@@ -76,6 +75,10 @@ class Outbox:
     def counted(self) -> bool:
         """True when everything that came in must show in what went out: not so for a sink that writes no shards."""
         return bool(self._readers) or self._meter.rows_out > 0
+
+    def has_ended(self, chunk: int) -> bool:
+        """True when the end of `chunk` has left."""
+        return self._ended is not None and self._ended >= chunk
 
     def close(self) -> None:
         """No more items will come."""
@@ -86,7 +89,7 @@ class Outbox:
         # The reject writer hears of the end first: a reader that leaves at this end then leaves nobody waiting.
         self._ended = end.chunk
         if self._begin_chunk is not None:
-            self._meter.rows_in += end.rows
+            self._meter.count(end.chunk, rows_in=end.rows)
         self._to_reject_writer(end)
         if self._end_chunk is not None:
             shards, self._shards = self._shards, []

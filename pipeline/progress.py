@@ -92,7 +92,10 @@ class TerminalHandler(logging.Handler):
 
 
 def rows_text(s: Snapshot) -> str:
-    """`1,234/5,000 rows 24.7%`; `~` before a total that is not exact."""
+    """`1,234/5,000 rows 24.7%`; `~` before a total that is not exact. Under a target `412/500 accepted 82.4% of 1,234
+    rows`."""
+    if s.wanted is not None:
+        return f"{s.accepted:,}/{s.wanted:,} accepted {s.fraction or 0:.1%} of {s.rows:,} rows"
     total = "" if s.rows_total is None else f"/{'' if s.rows_total_exact else '~'}{s.rows_total:,}"
     percent = "" if s.fraction is None else f" {s.fraction:.1%}"
     return f"{s.rows:,}{total} rows{percent}"

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from pipeline.meter import StageMeter
@@ -70,6 +72,13 @@ class Runtime(Protocol):
 
     def when_stuck(self, cut_off: Callable[[], None]) -> None:
         """Have `cut_off()` called, by any thread, when the run was told to stop and computes on: it ends long calls."""
+
+    def enough(self, chunk: int) -> None:
+        """No chunk after `chunk` is needed: once it is committed the run ends, and what it does for later chunks is
+        abandoned. To be called before the end of `chunk` is sent."""
+
+    def round_of(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """To which round over the source each of `rows` (column `row`) belongs; 0 where there is only one."""
 
 
 class Inbox(Protocol):
@@ -131,7 +140,10 @@ class StreamOperator(Protocol):
 
 
 class Source(StreamOperator, Protocol):
-    """A StreamOperator without inputs. `seek` is called before `run` when a run is resumed."""
+    """A StreamOperator without inputs. `seek` is called before `run` when a run is resumed.
+
+    Under a target the source is gone through again and again: `seek(0)` and `run` come once more for every round.
+    """
 
     def seek(self, chunk: int) -> None:
         """Begin at `chunk`, as if the ones before it had been sent."""

@@ -109,7 +109,7 @@ class _Redo:
     ) -> None:
         self._directory = settings.directory.absolute()
         self._wanted = wanted
-        graph = _excerpt(build_graph(settings), first, last)
+        graph = _excerpt(build_graph(_unhurried(settings)), first, last)
         self._context = RunContext(self._directory, Resources(), process, run_id=run_id)
         rejects = RejectWriter(self._directory / REJECTS, RejectTally())
         limits = ExecutorSettings(settings.max_open_chunks, first)
@@ -132,6 +132,7 @@ class _Redo:
 
     def _commit(self, end: ChunkEnd, shards: Sequence[Shard]) -> None:
         self._executor.take_states(end.chunk)
+        self._executor.take_accounts(end.chunk)
         known = {s.path: (s.rows, s.sha256) for s in self._wanted.get(end.chunk, ())}
         made = {s.path.relative_to(self._directory).as_posix(): (s.rows, s.sha256) for s in shards}
         if known and known == made:
@@ -148,4 +149,9 @@ def _excerpt(graph: Graph, first: int, last: int) -> Graph:
     if not isinstance(node.op, StreamOperator):
         raise TypeError(f"the source '{graph.source}' is no StreamOperator")
     nodes: dict[str, Any] = {**graph.nodes, graph.source: replace(node, op=Excerpt(node.op, first, last))}
-    return Graph(nodes)
+    return Graph(nodes, graph.goal)
+
+
+def _unhurried(settings: JobSettings) -> JobSettings:
+    """The job without the budgets that go by what a run costs: which chunks are made again is known."""
+    return replace(settings, target=replace(settings.target, max_tokens=None, max_minutes=None))

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from pipeline.meter import Clock, StageMeter
@@ -63,6 +65,10 @@ class RunContext:
     totals: list[Callable[[], dict[str, float]]] = field(default_factory=list)
     statuses: list[Callable[[], str]] = field(default_factory=list)
     when_stuck: list[Callable[[], None]] = field(default_factory=list)
+    enough: Callable[[int], None] = lambda chunk: None
+    """Set by the executor: ends the run when a chunk is committed."""
+    round_rows: Callable[[], int | None] = lambda: None
+    """Source rows of a round, as soon as they are known and there is more than one round."""
 
     def table(self, name: str, schema: pa.Schema) -> MetricsTable:
         """The metrics table `name`, made on first use."""
@@ -123,3 +129,12 @@ class NodeRuntime:
     def when_stuck(self, cut_off: Callable[[], None]) -> None:
         """Have `cut_off()` called when the run does not stop in time."""
         self.context.when_stuck.append(cut_off)
+
+    def enough(self, chunk: int) -> None:
+        """No chunk after `chunk` is needed."""
+        self.context.enough(chunk)
+
+    def round_of(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The round of each row: all rows are of the first one until it is known how many rows that has."""
+        per_round = self.context.round_rows()
+        return rows // per_round if per_round else np.zeros_like(rows)

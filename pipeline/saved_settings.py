@@ -19,7 +19,7 @@ from pipeline.construct import dataclass_in
 from pipeline.errors import ConfigError
 from pipeline.hooks import shown_url
 from pipeline.redaction import for_keeping
-from pipeline.settings import GROUPS, HookSettings, JobSettings, NodeSettings
+from pipeline.settings import GROUPS, HookSettings, JobSettings, NodeSettings, TargetSettings
 
 T = TypeVar("T")
 
@@ -75,7 +75,8 @@ def settings_from(text: str, directory: Path, schemas: Mapping[str, Mapping[str,
     # Where a node is given a group, it was that very object, and so it stands under the group's key in the fingerprint.
     known = [pair for g, whole in groups.items() for pair in _pairs(values[g], whole)]
     nodes = {name: _node(node, known) for name, node in values["nodes"].items()}
-    settings = _made(JobSettings, {**values, **groups, "nodes": nodes})
+    target = _made(TargetSettings, values.get("target") or {})
+    settings = _made(JobSettings, {**values, **groups, "nodes": nodes, "target": target})
     # Who mends a run is there to see how it ends, and of `on_finish` not all is in config.yaml.
     return replace(
         settings, on_finish=HookSettings(), output_dir=str(directory), overwrite=False, dry_run=False, show=None

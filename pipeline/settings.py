@@ -13,6 +13,9 @@ from pipeline.errors import ConfigError
 PROGRESS = ("auto", "bar", "log", "json", "none")
 SHOW = (None, "graph")
 OUTPUTS = "outputs"
+LEAST_CHUNK_ROWS = 16
+CHUNKS_OF_A_TARGET = 8
+"""As many chunks at least are looked at before a target is reached."""
 GROUPS = ("data", "model", "sampling", "decode", "runtime", "output", "store", "bench")
 """The config groups whose schema is a dataclass of the operators (conf/schemas.yaml says which)."""
 
@@ -67,6 +70,43 @@ class HookSettings:
 
 
 @dataclass
+class TargetSettings:
+    """Until when rows are made (`target`). Off unless `accepted_rows` is given.
+
+    Args:
+        accepted_rows: rows that are to reach the sink. The source is gone through round after round until then.
+        sink: the node whose rows count, where a graph has several sinks.
+        chunk_rows: source rows of a chunk; null: an eighth of accepted_rows, but 16 at least and the job's chunk_rows
+            at most. What is made beyond the target is about a chunk.
+        max_rows: source rows at most, over all rounds.
+        max_rounds: rounds at most; null for any number.
+        max_tokens: completion tokens at most, over all attempts. Looked at when a chunk ends.
+        max_minutes: minutes at most, over all attempts. Looked at when a chunk ends.
+    """
+
+    accepted_rows: int | None = None
+    sink: str | None = None
+    chunk_rows: int | None = None
+    max_rows: int | None = None
+    max_rounds: int | None = 100
+    max_tokens: int | None = None
+    max_minutes: float | None = None
+
+    def __post_init__(self) -> None:
+        for key in ("accepted_rows", "chunk_rows", "max_rows", "max_rounds", "max_tokens"):
+            value = getattr(self, key)
+            _check(value is None or value >= 1, f"target.{key}", value, "it is 1 or more, or null")
+        minutes = self.max_minutes
+        _check(minutes is None or minutes > 0, "target.max_minutes", minutes, "it is above 0, or null")
+
+    def rows_of_chunk(self, chunk_rows: int) -> int:
+        """Source rows of a chunk under this target, in a job with `chunk_rows`."""
+        if self.chunk_rows is not None:
+            return self.chunk_rows
+        return min(chunk_rows, max(LEAST_CHUNK_ROWS, (self.accepted_rows or 0) // CHUNKS_OF_A_TARGET))
+
+
+@dataclass
 class JobSettings:
     """A whole job.
 
@@ -85,6 +125,7 @@ class JobSettings:
         now: what `${now:...}` is in this run, ISO 8601; null for the time at which the run was begun.
         on_finish: who is told when an attempt has ended.
         prometheus_file: where to keep a file for node_exporter's textfile collector; null for none.
+        target: makes rows until there are enough of them.
         metrics_interval_s: seconds between two rows of a stage in metrics/stages.parquet.
         progress: bar, log (a line of key=value pairs every ten seconds), json (the same, and everything else on
             stderr, as a JSON object a line), none; auto takes the bar on a terminal and else log.
@@ -112,6 +153,7 @@ class JobSettings:
     now: str | None = None
     on_finish: HookSettings = field(default_factory=HookSettings)
     prometheus_file: str | None = None
+    target: TargetSettings = field(default_factory=TargetSettings)
     metrics_interval_s: float = 1.0
     progress: str = "auto"
     report: bool = True

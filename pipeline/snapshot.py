@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from pipeline.goal import Goal
 from pipeline.meter import StageMeter
 from pipeline.outlook import Outlook
 from pipeline.rejects import RejectTally
@@ -52,6 +53,7 @@ class Snapshot:
         queue: the node whose input is fullest, of several the last: that stage is what the others wait for. None
             where nothing waits.
         nodes: all nodes and parts.
+        accepted, wanted: under a target, rows that have come to its end and how many are wanted; else None.
     """
 
     elapsed_s: float
@@ -72,6 +74,8 @@ class Snapshot:
     statuses: tuple[str, ...]
     queue: str | None
     nodes: tuple[NodeView, ...]
+    accepted: int | None = None
+    wanted: int | None = None
 
 
 @dataclass(frozen=True)
@@ -85,13 +89,15 @@ class Before:
 
 @dataclass(frozen=True)
 class _Mark:
-    """The counters at one moment. `rows`: finished in this attempt. `work`: see pipeline.outlook."""
+    """The counters at one moment. `rows`: finished in this attempt. `work`: see pipeline.outlook. `accepted`: under a
+    target, rows that count towards it."""
 
     t_s: float
     rows: int
     tokens_in: int
     tokens_out: int
     work: int
+    accepted: int
     clocks: Mapping[str, Mapping[str, float]]
 
     @property
@@ -111,6 +117,7 @@ class Observer:
         operator: the source; its `total_rows()` and `fraction_read()` are asked where it has them.
         source_ended: whether the source has sent all that it has.
         before: what earlier attempts have finished.
+        goal: the target, where there is one. Then progress is that of accepted rows.
     """
 
     def __init__(
@@ -123,6 +130,7 @@ class Observer:
         operator: object,
         source_ended: Callable[[], bool],
         before: Before,
+        goal: Goal | None = None,
     ) -> None:
         self._meters = meters
         self._source = next(iter(inputs))
@@ -134,6 +142,7 @@ class Observer:
         self._read: Callable[[], float | None] = getattr(operator, "fraction_read", lambda: None)
         self._source_ended = source_ended
         self._before = before
+        self._goal = goal
         self._marks: deque[_Mark] = deque()
 
     def take(self, now_s: float) -> Snapshot:
@@ -146,7 +155,7 @@ class Observer:
         eta_s, unknown = self._eta(meters, mark, total)
         errors, rejected = self._tally.errors, self._tally.by_kind.total()
         nodes = tuple(self._view(meter, mark) for meter in listed)
-        return Snapshot(
+        shot = Snapshot(
             elapsed_s=now_s,
             rows=rows,
             rows_total=total,
@@ -166,6 +175,27 @@ class Observer:
             queue=_fullest(nodes),
             nodes=nodes,
         )
+        return shot if self._goal is None else self._towards(self._goal, shot)
+
+    def _towards(self, goal: Goal, shot: Snapshot) -> Snapshot:
+        """`shot` as progress towards a target: source rows say nothing of how many more it will take."""
+        accepted, rate = self._accepted(), self._rate(lambda m: m.accepted)
+        # When enough rows are there that are not the first ones, what is still to come is not known.
+        known = rate > 0 and goal.arrived < goal.wanted
+        return replace(
+            shot,
+            rows_total=None,
+            fraction=accepted / goal.wanted,
+            eta_s=(goal.wanted - accepted) / rate if known else None,
+            eta_unknown="" if known else "how many rows pass is not known yet",
+            accepted=accepted,
+            wanted=goal.wanted,
+        )
+
+    def _accepted(self) -> int:
+        """Rows that count towards the target: all that are wanted only when these are the first ones."""
+        goal = self._goal
+        return 0 if goal is None else goal.wanted if goal.reached else min(goal.arrived, goal.wanted - 1)
 
     def _mark(self, now_s: float, meters: Mapping[str, StageMeter]) -> _Mark:
         """The counters now. While nothing has happened yet only the last moment is kept: the time in which a model is
@@ -174,7 +204,9 @@ class Observer:
         each = meters.values()
         tokens_in, tokens_out = sum(m.tokens_in for m in each), sum(m.tokens_out for m in each)
         clocks = {m.name: m.clock.seconds() for m in each}
-        mark = _Mark(now_s, finished, tokens_in, tokens_out, self._outlook.done(meters, finished), clocks)
+        mark = _Mark(
+            now_s, finished, tokens_in, tokens_out, self._outlook.done(meters, finished), self._accepted(), clocks
+        )
         if not mark.moved:
             self._marks.clear()
         self._marks.append(mark)

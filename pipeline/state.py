@@ -16,6 +16,7 @@ from typing import Any
 
 from pipeline.errors import ConfigError, StorageError
 from pipeline.failpoints import Failpoint, reached
+from pipeline.meter import RowCounts
 from pipeline.records import RejectKind
 from pipeline.state_tables import set_up
 from pipeline.storage import using_database
@@ -32,6 +33,8 @@ class RunStatus(StrEnum):
     RUNNING = "running"
     INTERRUPTED = "interrupted"
     FAILED = "failed"
+    BUDGET = "budget"
+    """A budget was spent before the target was reached."""
     DONE = "done"
 
 
@@ -167,6 +170,7 @@ class RunState:
         schemas: Mapping[str, Mapping[str, str]] | None = None,
         states: Mapping[str, bytes] | None = None,
         additions: Mapping[str, bytes] | None = None,
+        accounts: Mapping[str, RowCounts] | None = None,
     ) -> None:
         """Record chunk `chunk` of `rows` source rows in one transaction, after all its files have their final names.
 
@@ -174,6 +178,7 @@ class RunState:
             schemas: column names and types by directory, for directories that had none yet.
             states: by node, what its operator must remember as of this chunk; takes the place of what it kept before.
             additions: by node, what its operator must remember besides what it kept before.
+            accounts: by node, what became of the rows of this chunk.
 
         Raises:
             ConfigError: the chunk is not the next one.
@@ -200,6 +205,12 @@ class RunState:
                 "INSERT INTO operator_additions VALUES (?, ?, ?)",
                 [(node, chunk, added) for node, added in (additions or {}).items()],
             )
+            self._db.executemany(
+                "INSERT INTO accounts VALUES (?, ?, ?, ?, ?) ON CONFLICT (node) DO UPDATE SET"
+                " rows_in = rows_in + excluded.rows_in, expanded = expanded + excluded.expanded,"
+                " rejected = rejected + excluded.rejected, rows_out = rows_out + excluded.rows_out",
+                [(node, c.rows_in, c.expanded, c.rejected, c.rows_out) for node, c in (accounts or {}).items()],
+            )
 
     def operator_states(self) -> dict[str, bytes]:
         """What the operators keep, by node, as of the last committed chunk that the node ended."""
@@ -214,6 +225,11 @@ class RunState:
         for (chunk,) in self._all("SELECT chunk FROM operator_additions WHERE node = ? ORDER BY chunk", node):
             found = self._one("SELECT added FROM operator_additions WHERE node = ? AND chunk = ?", node, chunk)
             yield found[0]
+
+    def accounts(self) -> dict[str, RowCounts]:
+        """What became of the rows of all committed chunks, by node."""
+        found = self._all("SELECT node, rows_in, expanded, rejected, rows_out FROM accounts ORDER BY node")
+        return {node: RowCounts(*counts) for node, *counts in found}
 
     @property
     def committed_chunks(self) -> int:

@@ -11,7 +11,8 @@ from pipeline.failpoints import Failpoint, reached
 APPLICATION_ID = 0x6C6C6270
 """Marks a state.sqlite as ours (SQLite's application_id)."""
 FORMAT = 4
-"""2 has the table operator_state, 3 also operator_additions, 4 published; an older file gets them when it is opened."""
+"""2 has the table operator_state, 3 also operator_additions, 4 published and accounts; an older file gets them when it
+is opened."""
 
 _TABLES = f"""
 BEGIN IMMEDIATE;
@@ -32,6 +33,10 @@ CREATE TABLE IF NOT EXISTS operator_additions (
     node TEXT NOT NULL, chunk INTEGER NOT NULL, added BLOB NOT NULL, PRIMARY KEY (node, chunk)
 );
 CREATE TABLE IF NOT EXISTS published (url TEXT, path TEXT, sha256 TEXT NOT NULL, PRIMARY KEY (url, path));
+CREATE TABLE IF NOT EXISTS accounts (
+    node TEXT PRIMARY KEY, rows_in INTEGER NOT NULL, expanded INTEGER NOT NULL, rejected INTEGER NOT NULL,
+    rows_out INTEGER NOT NULL
+) WITHOUT ROWID;
 COMMIT;
 """
 

@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import ExitCode
+from pipeline.goal import Goal
 from pipeline.graph import Graph
-from pipeline.meter import StageMeter
+from pipeline.meter import RowCounts, StageMeter
 from pipeline.output_dir import DATA, REJECTS
 from pipeline.progress import duration
 from pipeline.protocols import Reporter
 from pipeline.state import RejectCounts, RunStatus
+from pipeline.target import NODE as TARGET
 
-MAX_REASONS = 8
+MAX_REASONS = 12
 log = logging.getLogger(__name__)
 
 
@@ -34,6 +36,8 @@ class Outcome:
         wall_s: of this attempt.
         totals: what operators added up.
         max_error_rate: the limit that the run was given.
+        accounts: what became of the committed rows at each node, in the order of the graph.
+        goal: the target, where there is one.
     """
 
     job: str
@@ -48,6 +52,8 @@ class Outcome:
     wall_s: float
     totals: Mapping[str, float]
     max_error_rate: float
+    accounts: Mapping[str, RowCounts]
+    goal: Goal | None
 
 
 def report_lines(graph: Graph, directory: Path) -> list[str]:
@@ -69,12 +75,44 @@ def summary_lines(outcome: Outcome, meters: Sequence[StageMeter]) -> list[str]:
     return [
         f"{outcome.job}: {outcome.status} after {duration(outcome.wall_s)}",
         f"rows        {outcome.rows:,} read and finished, {outcome.data_rows:,} rows in {DATA}/",
+        *_target_lines(outcome),
+        *_account_lines(outcome.accounts),
         *_reject_lines(outcome.rejects),
         *_token_lines(outcome),
         *_time_lines(meters),
         f"results     {outcome.directory / DATA}",
         *_remedy(outcome),
     ]
+
+
+def _target_lines(o: Outcome) -> list[str]:
+    """How many rows were wanted, how many there are, and what they took."""
+    if o.goal is None:
+        return []
+    accepted = o.accounts[TARGET].rows_out if TARGET in o.accounts else 0
+    per_round = o.goal.round_rows
+    rounds = f", {o.rows / per_round:.1f} rounds of {per_round:,}" if per_round else ""
+    lines = [f"target      {accepted:,} of {o.goal.wanted:,} rows accepted, from {o.rows:,} source rows{rounds}"]
+    if o.goal.spent:
+        lines.append(f"            {o.goal.spent} is spent")
+    return lines
+
+
+def _account_lines(accounts: Mapping[str, RowCounts]) -> list[str]:
+    """What became of the rows at the source, the last node, and each between them that did not pass on all as they
+    came; nothing where there is none."""
+    ends = {*list(accounts)[:1], *list(accounts)[-1:]}
+    changed = {name for name, counts in accounts.items() if counts.expanded or counts.rejected}
+    if not changed:
+        return []
+    shown = [name for name in accounts if name in ends | changed]
+    width = max(10, *(len(name) for name in shown))
+    lines = [f"{'accounts':{width}}  {'rows in':>11} {'expanded':>9} {'rejected':>9} {'rows out':>11}"]
+    for name in shown:
+        c = accounts[name]
+        lines.append(f"{name:{width}}  {c.rows_in:11,} {c.expanded:9,} {c.rejected:9,} {c.rows_out:11,}")
+    left = len(accounts) - len(shown)
+    return lines + ([f"            {left} other node(s) passed on every row that they got"] if left else [])
 
 
 def _reject_lines(rejects: RejectCounts) -> list[str]:
@@ -131,5 +169,24 @@ def _remedy(o: Outcome) -> list[str]:
             return [
                 "exit code 2: the configuration or the input cannot work, see above; nothing that is committed is lost"
             ]
+        case ExitCode.BUDGET:
+            return [_after_budget(o)]
         case _:
             return [f"exit code {int(o.exit_code)}: what is committed is kept; the same command resumes"]
+
+
+def _after_budget(o: Outcome) -> str:
+    """What to do when a budget was spent. Tokens and minutes decide no row, so the run can go on; the others do."""
+    spent = o.goal.spent if o.goal else None
+    if spent is None:
+        return "exit code 5: a node took no more rows before the target was reached; one that limits them does that"
+    if spent.startswith(("target.max_tokens", "target.max_minutes")):
+        how = f"the same command with a larger {spent.partition('=')[0]}= goes on"
+    elif spent.startswith("target."):
+        how = (
+            f"a larger {spent.partition('=')[0]}= and overwrite=true make the whole again, with the stored completions,"
+            " and go on. Or let more rows pass: the accounts above say where they are lost"
+        )
+    else:
+        how = "give it rows"
+    return f"exit code 5: {spent} is spent and the target is not reached; {how}"

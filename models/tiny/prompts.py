@@ -4,6 +4,7 @@ quickstart.jsonl and evaluate_tiny.jsonl hold held-out prompts of all families, 
 family, prompt, answer (one right completion) and meta (what the checker needs, as a JSON string: its keys differ by
 family). extract.jsonl asks for the same two fields of every record: id, prompt and answer. classify.jsonl has reviews
 whose sentiment is asked for, chat.jsonl conversations (id, messages, answer) whose last word is the user's.
+self_instruct_seeds.jsonl shows three instructions of a kind and asks for one more: id, kind and prompt.
 """
 
 from __future__ import annotations
@@ -11,17 +12,23 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable, Iterator
+from itertools import cycle
 from pathlib import Path
 from random import Random
 
-from models.tiny.tasks import Example, generate, label, split_of
+from models.tiny.tasks import Example, generate, instruct, label, split_of
 from models.tiny.tasks.extract import laid_out, person
+from models.tiny.tasks.kinds import KINDS, instruction
 
 EVALUATION_SEED = 7
 EVALUATION_ROWS = 500
 QUICKSTART_ROWS = 200
 EXTRACT_SEED = 11
 EXTRACT_ROWS = 40
+SEEDS_SEED = 13
+SEEDS_ROWS = 50
+GIVEN = 3
+"""Instructions in a prompt that asks for one more."""
 CLASSIFY_SEED = 13
 CLASSIFY_ROWS = 40
 CHAT_SEED = 17
@@ -60,6 +67,19 @@ def extract_rows(count: int) -> Iterator[dict[str, str]]:
             made += 1
 
 
+def seed_rows(count: int) -> Iterator[dict[str, str]]:
+    """Prompts that ask for one more instruction like three held-out ones, of all kinds in turn."""
+    rng = Random(SEEDS_SEED)
+    for number, kind in zip(range(count), cycle(KINDS), strict=False):
+        given: list[str] = []
+        while len(given) < GIVEN:
+            text = instruction(rng, kind, "heldout").text
+            if text not in given:
+                given.append(text)
+        shown = "\n".join(f"{n}. {text}" for n, text in enumerate(given, 1))
+        yield {"id": f"seed-{number:02d}", "kind": kind, "prompt": instruct.PROMPTS[0].format(given=shown)}
+
+
 def classify_examples(count: int) -> Iterator[Example]:
     """Held-out reviews whose sentiment is asked for, all different."""
     rng = Random(CLASSIFY_SEED)
@@ -93,6 +113,8 @@ def write_all(directory: Path) -> None:
     write_rows(directory / "quickstart.jsonl", "quick", drawn[EVALUATION_ROWS:])
     lines = map(json.dumps, extract_rows(EXTRACT_ROWS))
     (directory / "extract.jsonl").write_text("\n".join(lines) + "\n")
+    lines = map(json.dumps, seed_rows(SEEDS_ROWS))
+    (directory / "self_instruct_seeds.jsonl").write_text("\n".join(lines) + "\n")
     write_rows(directory / "classify.jsonl", "review", classify_examples(CLASSIFY_ROWS))
     (directory / "chat.jsonl").write_text("\n".join(map(json.dumps, chat_rows(CHAT_ROWS))) + "\n")
 

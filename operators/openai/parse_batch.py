@@ -12,6 +12,7 @@ from operators.decoding.model import inspect_model
 from operators.openai.faults import Code, Fault
 from operators.openai.requests import Request, custom_id_of, read_line, request_of
 from operators.openai.values import unsupported
+from operators.requests import SEED_BITS
 from operators.row_hash import hash_of
 from operators.setting_checks import check
 from operators.settings import ModelSettings

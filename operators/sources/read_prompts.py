@@ -105,7 +105,7 @@ class ReadPrompts(BaseOperator):
                 is committed.
         """
         start = self._first_chunk * self._chunk_rows
-        position = 0
+        position = self._bytes_before = 0
         for reader, block in self._blocks(start):
             stop = self._limited(position + block.rows)
             before, after = self._bytes_sent, self._bytes_before + reader.bytes_read

@@ -21,6 +21,7 @@ WORDS: Mapping[str, str] = {
     RunStatus.RUNNING: "running, or killed",
     RunStatus.INTERRUPTED: "interrupted",
     RunStatus.FAILED: "failed",
+    RunStatus.BUDGET: "ended by a budget, before its target was reached",
     RunStatus.DONE: "done",
 }
 

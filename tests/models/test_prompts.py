@@ -7,6 +7,7 @@ import pytest
 
 from models.tiny.prompts import write_all
 from models.tiny.tasks import FAMILIES, check, split_of
+from models.tiny.tasks.kinds import KINDS, kind_of
 
 SHIPPED = Path(__file__).parents[2] / "jobs" / "data"
 ROWS = {"quickstart.jsonl": 200, "evaluate_tiny.jsonl": 500}
@@ -38,6 +39,16 @@ def test_the_records_to_extract_from_are_held_out_and_all_different():
     assert all(json.loads(row["answer"])["name"] in row["prompt"] for row in rows)
 
 
+def test_the_seeds_ask_for_one_more_of_every_kind():
+    rows = rows_of("self_instruct_seeds.jsonl")
+    assert len({row["prompt"] for row in rows}) == len({row["id"] for row in rows}) == len(rows) == 50
+    assert {row["kind"] for row in rows} == set(KINDS)
+    for row in rows:
+        given = [line.partition(". ")[2] for line in row["prompt"].splitlines()[1:-1]]
+        assert [kind_of(text) for text in given] == [row["kind"]] * 3
+        assert {split_of(text) for text in given} == {"heldout"}
+
+
 def test_the_reviews_to_classify_are_held_out_and_have_each_sentiment():
     rows = rows_of("classify.jsonl")
     assert {split_of(row["prompt"]) for row in rows} == {"heldout"}
@@ -54,5 +65,5 @@ def test_the_conversations_end_with_the_user_and_some_have_a_system_prompt():
 
 def test_the_files_can_be_made_again(tmp_path):
     write_all(tmp_path)
-    for name in (*ROWS, "extract.jsonl", "classify.jsonl", "chat.jsonl"):
+    for name in (*ROWS, "extract.jsonl", "classify.jsonl", "chat.jsonl", "self_instruct_seeds.jsonl"):
         assert (tmp_path / name).read_bytes() == (SHIPPED / name).read_bytes()

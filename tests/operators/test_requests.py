@@ -27,12 +27,16 @@ def rows(
     seed: int = 0,
     node: str = "generate",
     id_column: str | None = None,
+    round_rows: int = 100,
     **sampling: Any,
 ) -> list[Sequence]:
     data = {"row": list(numbers), "name": [f"r{i}" for i in numbers], "prompt_ids": [[i + 1] for i in numbers]}
     batch = pa.RecordBatch.from_pydict(data | (columns or {}))
     batch = batch.set_column(2, "prompt_ids", batch.column("prompt_ids").cast(pa.list_(pa.int32())))
-    made = Requests(SamplingSettings(**sampling), FakeModel(), 64, seed, node, id_column).sequences(Batch(0, batch))
+    requests = Requests(
+        SamplingSettings(**sampling), FakeModel(), 64, seed, node, id_column, round_of=lambda rows: rows // round_rows
+    )
+    made = requests.sequences(Batch(0, batch))
     refused.clear()
     refused.extend(row.reason for row in made if isinstance(row, Refused))
     return [row for row in made if isinstance(row, Sequence)]
@@ -51,6 +55,15 @@ def test_seeds_differ_by_row_job_seed_and_node():
     assert len(set(made)) == 18
     assert seeds() == seeds()
     assert all(0 <= s < 2**63 for s in made)
+
+
+def test_an_id_comes_with_another_seed_in_every_round():
+    ids = {"name": ["a", "b", "a", "b", "a", "b"]}
+    made = seeds(ids, id_column="name", round_rows=2)
+    assert len(set(made)) == 6
+    assert made[:2] == seeds(ids, id_column="name")[:2]  # the first round is what there is without a target
+    moved = seeds(ids, numbers=[102, 103, 104, 105, 106, 107], id_column="name", round_rows=34)
+    assert moved[:2] == seeds(ids, numbers=[6, 7, 8, 9, 10, 11], id_column="name", round_rows=2)[:2]
 
 
 def test_an_id_column_seeds_a_row_wherever_it_stands():

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 
-from pipeline.chunks import ChunkWindow
+from pipeline.chunks import ChunkWindow, Committer
 from pipeline.meter import StageMeter
+from pipeline.records import ChunkEnd
 
 
 def test_a_chunk_is_held_back_until_an_earlier_one_is_committed():
@@ -23,3 +24,21 @@ def test_a_chunk_is_held_back_until_an_earlier_one_is_committed():
     window.committed(0)
     assert began.wait(10)
     thread.join()
+
+
+def test_nothing_after_the_last_chunk_is_committed_whoever_has_ended_it_before():
+    committed: list[int] = []
+    told: list[str] = []
+    committer = Committer(
+        ["a", "b"], "rejects", lambda end, _: committed.append(end.chunk), ChunkWindow(9), lambda: told.append("last")
+    )
+    for chunk in range(3):
+        committer.chunk_done("a", ChunkEnd(chunk, 1), [])
+    committer.stop_after(1)
+    committer.stop_after(2)  # too late: the first call counts
+    for chunk in range(3):
+        committer.chunk_done("rejects", ChunkEnd(chunk, 1), [])
+        committer.chunk_done("b", ChunkEnd(chunk, 1), [])
+    committer.sink_left("b")
+    assert committed == [0, 1]
+    assert told == ["last"]

@@ -11,11 +11,12 @@ import pytest
 
 from pipeline import executor
 from pipeline.errors import Interrupted, NodeFailed
-from pipeline.executor import AccountingError, Executor, ExecutorSettings
+from pipeline.executor import Executor, ExecutorSettings
 from pipeline.graph import Graph, Node
 from pipeline.meter import StageMeter
 from pipeline.records import ChunkEnd
 from pipeline.rejects import RejectTally, RejectWriter
+from pipeline.row_law import AccountingError
 from pipeline.runtime import Resources, RunContext
 from pipeline.shards import publish
 from tests.pipeline.ops import Apply, Buffer, Collect, Count, Join, KeepEven, TakeChunks, Twice

@@ -8,11 +8,13 @@ import logging
 
 import pytest
 
+from pipeline.goal import Goal, Spent
 from pipeline.meter import Completed, StageMeter, StageState
 from pipeline.progress import Bar, Lines, Silent, details_text, duration, fields, make_display, pairs_text, rows_text
 from pipeline.records import Reject, Rejects
 from pipeline.rejects import RejectTally
 from pipeline.run_log import run_log
+from pipeline.settings import TargetSettings
 from pipeline.snapshot import Before, Observer, Snapshot
 
 
@@ -27,7 +29,13 @@ class Source:
 class Run:
     """Three meters in a row, and an observer."""
 
-    def __init__(self, source: object, before: Before | None = None, names: str = "read generate write") -> None:
+    def __init__(
+        self,
+        source: object,
+        before: Before | None = None,
+        names: str = "read generate write",
+        goal: Goal | None = None,
+    ) -> None:
         self.meters = {name: StageMeter(name) for name in names.split()}
         for meter in list(self.meters.values())[1:]:
             meter.queue_capacity = 100
@@ -43,6 +51,7 @@ class Run:
             source,
             lambda: self.ended,
             before or Before(),
+            goal,
         )
         self.observer.take(0.0)
 
@@ -228,6 +237,23 @@ def test_a_log_line_is_pairs_that_a_program_can_take_apart():
     }
     assert (values["rows"], values["eta_s"], values["slots"], values["queue"]) == (20, 990.0, "3/4", None)
     assert pairs_text({"a": "b c", "d": 'e"'}) == 'a="b c" d="e\\""'
+
+
+def test_under_a_target_progress_is_that_of_accepted_rows():
+    """Of 60 rows 20 were there before; 10 more took 4 s, so the other 30 take 12 s, whatever the source's."""
+    goal = Goal(TargetSettings(accepted_rows=60))
+    goal.go_on_from(Spent(accepted=20))
+    run = Run(Source(fraction=0.5), Before(100), goal=goal)
+    assert run.at(1.0, read=10, written=0).eta_s is None
+    goal.arrived += 10
+    shot = run.at(5.0, read=90, written=70)
+    assert (shot.fraction, shot.eta_s, shot.accepted, shot.wanted) == (0.5, 12.0, 30, 60)
+    assert rows_text(shot) == "30/60 accepted 50.0% of 170 rows"
+    goal.arrived += 99  # of which none may be among the first
+    shot = run.at(6.0, read=90, written=70)
+    assert (shot.accepted, shot.eta_s) == (59, None)
+    goal.accepted = 60
+    assert run.at(7.0, read=90, written=70).fraction == 1.0
 
 
 def test_log_lines_come_every_ten_seconds(caplog):

@@ -13,6 +13,7 @@ from pathlib import Path
 import hydra
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from pipeline import config
 from pipeline.__main__ import main
@@ -158,7 +159,7 @@ def test_saved_settings_are_the_job_again(name, tmp_path, monkeypatch):
     found = find_job(name, [])
     config.register_job(found)
     overrides = [f"job={found.key}", "model=fake"]
-    if "path: null" in (JOBS / f"{name}.yaml").read_text(encoding="utf-8"):
+    if (yaml.safe_load(found.path.read_text(encoding="utf-8")).get("data") or {}).get("path") is None:
         overrides.append(f"data.path={JOBS / 'data/quickstart.jsonl'}")
     with hydra.initialize_config_dir(str(config.CONF), version_base="1.3"):
         settings = config.settings_of(hydra.compose("config", overrides))
