@@ -132,9 +132,11 @@ class Attempt:
             with stopped_by_signals(self._executor.interrupt):
                 self._prepare()
                 self._executor.run()
+                ended = self._came_to()
                 # Of chunks that no sink ended because a node had left early, rejects may have been written.
-                self._clear(temporary_only=not self._state.salvaged)
-                conclude(self._graph, self._directory)
+                self._clear(temporary_only=ended is not RunStatus.DONE or not self._state.salvaged)
+                if ended is RunStatus.DONE:
+                    conclude(self._graph, self._directory)
         except Interrupted as error:
             return Ending(RunStatus.INTERRUPTED, error)
         except BaseException as error:
@@ -143,8 +145,12 @@ class Attempt:
         finally:
             sys.setswitchinterval(interval)
             self._context.resources.close()
+        return Ending(ended)
+
+    def _came_to(self) -> RunStatus:
+        """How the graph ended, which has run to its end."""
         goal = self._graph.goal
-        return Ending(RunStatus.DONE if goal is None or goal.reached else RunStatus.BUDGET)
+        return RunStatus.DONE if goal is None or goal.reached else RunStatus.BUDGET
 
     def _abandon(self) -> None:
         """Leave though threads still run: nothing will ever wake them. What is committed or journaled is safe."""

@@ -22,6 +22,7 @@ from pipeline.output_dir import CARD, DATA
 from pipeline.settings import JobSettings
 from pipeline.shards import write_atomically
 from pipeline.state import RunState, RunStatus
+from pipeline.storage import writing
 
 SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
 LARGER = ((10_000_000, "1M<n<10M"), (100_000_000, "10M<n<100M"), (1_000_000_000, "100M<n<1B"))
@@ -47,7 +48,7 @@ def keep_card(settings: JobSettings, directory: Path, state: RunState) -> None:
     if extra is None:
         return
     path = directory / CARD
-    before = path.read_text(encoding="utf-8", errors="replace") if path.exists() else None
+    before = _there(path)
     text = _sealed(card(settings, state, extra.license, extra.text))
     if before == text:
         return
@@ -56,6 +57,20 @@ def keep_card(settings: JobSettings, directory: Path, state: RunState) -> None:
         return
     write_atomically(path, text)
     reached(Failpoint.CARD_WRITTEN)
+
+
+def remove_card(directory: Path) -> None:
+    """Remove the card of results that are about to be replaced, unless someone has edited it: until the new ones are
+    whole it would pass for theirs.
+
+    Raises:
+        StorageError: it cannot be removed.
+    """
+    path = directory / CARD
+    before = _there(path)
+    if before is not None and _is_as_written(before):
+        with writing(path):
+            path.unlink()
 
 
 def card(settings: JobSettings, state: RunState, license: str | None, text: str | None) -> str:
@@ -192,6 +207,10 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 def _size(rows: int) -> str:
     return next((name for below, name in (*SIZES, *LARGER) if rows < below), "n>1B")
+
+
+def _there(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else None
 
 
 def _sealed(text: str) -> str:

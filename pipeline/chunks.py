@@ -144,6 +144,7 @@ class Committer:
         self._window = window
         self._on_last = on_last
         self._last: int | None = None
+        self._committed = -1
         self._lock = threading.Lock()
         self._pending: dict[int, _Pending] = {}
 
@@ -162,9 +163,13 @@ class Committer:
             self._commit_ready()
 
     def stop_after(self, chunk: int) -> None:
-        """Commit no chunk after `chunk`, which is not committed yet. The first call counts."""
+        """Commit no chunk after `chunk`, which may be committed already; -1 for none at all. The first call counts."""
         with self._lock:
-            self._last = chunk if self._last is None else self._last
+            if self._last is not None:
+                return
+            self._last = chunk
+            if chunk <= self._committed:
+                self._on_last()
 
     def _commit_ready(self) -> None:
         for chunk in sorted(self._pending):
@@ -175,6 +180,7 @@ class Committer:
                 return
             self._commit(pending.end, pending.shards)
             del self._pending[chunk]
+            self._committed = chunk
             self._window.committed(chunk)
             if chunk == self._last:
                 self._on_last()

@@ -74,8 +74,9 @@ class Runtime(Protocol):
         """Have `cut_off()` called, by any thread, when the run was told to stop and computes on: it ends long calls."""
 
     def enough(self, chunk: int) -> None:
-        """No chunk after `chunk` is needed: once it is committed the run ends, and what it does for later chunks is
-        abandoned. To be called before the end of `chunk` is sent."""
+        """No chunk after `chunk` is needed (-1: none that this attempt has begun): once it is committed the run ends,
+        and what it does for later chunks is abandoned. To be called while no later chunk can be committed: before the
+        end of `chunk` is sent, or at the end of the input."""
 
     def round_of(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """To which round over the source each of `rows` (column `row`) belongs; 0 where there is only one."""

@@ -62,6 +62,8 @@ class Publisher:
         self._published = Published(directory, place.url)
         self._wake = threading.Event()
         self._finishing = self._complete = False
+        self.failure: str | None = None
+        """What `finish` found that it could not do."""
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="upload", daemon=True)
 
@@ -71,7 +73,7 @@ class Publisher:
         Raises:
             ConfigError: the place holds files of something else and `overwrite` is not set, or it cannot be written.
         """
-        if self._published.sha256(MANIFEST) is not None:
+        if self._published.sha256(MANIFEST) is not None and self._is_still_ours():
             return
         try:
             there = self._place.sizes()
@@ -90,6 +92,14 @@ class Publisher:
             raise ConfigError(f"output.publish cannot be used: {error}; nothing has been generated") from None
         reached(Failpoint.DESTINATION_CLAIMED)
         self._published.note(MANIFEST, hashlib.sha256(text.encode()).hexdigest())
+
+    def _is_still_ours(self) -> bool:
+        """False where another run has taken the place since. One that cannot be asked now, or has lost its manifest, is
+        what it was: the uploads will tell."""
+        try:
+            return bool(_fingerprint(self._place.read(MANIFEST)) == _key(self._state))
+        except PublishError:
+            return True
 
     def start(self) -> None:
         """Begin with what is missing, and go on whenever `committed` is called."""
@@ -119,12 +129,16 @@ class Publisher:
             print(f"published   {files:,} file{'s' * (files != 1)} at {self._place.url}, listed in its {MANIFEST}")
             return ExitCode.DONE
         missing = len(self._published.missing(1_000_000))
-        log.error(
-            "the run is done and its results are whole in %s, but %d files and the manifest are not at %s: %s\n"
-            "The same command uploads what is missing and generates nothing",
-            *(self._directory, missing, self._place.url, self._error),
+        self.failure = (
+            f"the run is done and its results are whole in {self._directory}, but {missing} files and the manifest are"
+            f" not at {self._place.url}: {self._error}"
         )
+        log.error("%s\nThe same command uploads what is missing and generates nothing", self.failure)
         return ExitCode.FAILED
+
+    def say_unfinished(self) -> None:
+        """Instead of `finish`, where the run is not done: tell what lies at the place."""
+        print(f"published   nothing yet: {MANIFEST} at {self._place.url} lists no file until the run is done")
 
     def stop(self) -> None:
         """Leave. What is being uploaded may come to its end, for a moment."""

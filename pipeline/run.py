@@ -11,8 +11,8 @@ from typing import Any
 
 from pipeline.accounting import exit_code_of
 from pipeline.attempt import Attempt
-from pipeline.card import keep_card
-from pipeline.concluding import conclude_missing
+from pipeline.card import keep_card, remove_card
+from pipeline.concluding import conclude_missing, remove_concluded
 from pipeline.construct import build_graph
 from pipeline.errors import ConfigError, DamagedError, ExitCode, PipelineError
 from pipeline.fingerprint import differences, fingerprint_of
@@ -61,7 +61,7 @@ def run_locked(settings: JobSettings, graph: Graph, fingerprint: Mapping[str, An
     if place is not None and settings.overwrite:
         place.sizes()  # what cannot be reached is said before results are removed
     with (
-        _admitted(directory, dict(fingerprint), settings) as state,
+        _admitted(directory, dict(fingerprint), settings, graph) as state,
         run_log(directory, settings.progress),
         publishing(settings, directory, state, place) as publisher,
     ):
@@ -78,6 +78,9 @@ def run_locked(settings: JobSettings, graph: Graph, fingerprint: Mapping[str, An
                 told.code = attempt.run()
             if _is_done(state):
                 told.code = _completed(settings, directory, state, publisher, told.code)
+                told.error = None if publisher is None else publisher.failure
+            elif publisher is not None:
+                publisher.say_unfinished()
         return told.code
 
 
@@ -87,9 +90,10 @@ def _is_done(state: RunState) -> bool:
 
 @dataclass
 class _Told:
-    """How the process is about to end, for `on_finish`."""
+    """How the process is about to end, for `on_finish`. `error`: what went wrong after the attempt."""
 
     code: ExitCode = ExitCode.FAILED
+    error: str | None = None
 
 
 @contextlib.contextmanager
@@ -100,11 +104,12 @@ def _telling(settings: JobSettings, attempt: Attempt) -> Iterator[_Told]:
     try:
         yield told
     except PipelineError as error:
-        told.code = ExitCode(error.exit_code)
+        told.code, told.error = ExitCode(error.exit_code), str(error)
         raise
     finally:
-        if attempt.summary is not None:
-            tell(settings.on_finish, {**attempt.summary, "exit_code": int(told.code)})
+        if (summary := attempt.summary) is not None:
+            ended = {"exit_code": int(told.code), "error": summary["error"] or told.error}
+            tell(settings.on_finish, {**summary, **ended})
 
 
 def _completed(
@@ -117,7 +122,9 @@ def _completed(
 
 
 @contextlib.contextmanager
-def _admitted(directory: Path, fingerprint: dict[str, object], settings: JobSettings) -> Iterator[RunState]:
+def _admitted(
+    directory: Path, fingerprint: dict[str, object], settings: JobSettings, graph: Graph
+) -> Iterator[RunState]:
     """The state of this very job: kept, or begun anew where there was none or `overwrite` is set.
 
     Raises:
@@ -142,6 +149,9 @@ def _admitted(directory: Path, fingerprint: dict[str, object], settings: JobSett
         # A run with other settings that has committed nothing has nothing to lose: it is replaced without asking.
         if before is not None and (settings.overwrite or other):
             state.close()
+            # What only the operators and the card know of goes first: without a state it would pass for a stranger's.
+            remove_concluded(graph, directory)
+            remove_card(directory)
             wipe(directory)
             state = RunState(directory / STATE_FILE)
         if state.fingerprint is None:

@@ -131,7 +131,7 @@ class NodeRuntime:
         self.context.when_stuck.append(cut_off)
 
     def enough(self, chunk: int) -> None:
-        """No chunk after `chunk` is needed."""
+        """No chunk after `chunk` is needed, or none at all (-1)."""
         self.context.enough(chunk)
 
     def round_of(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

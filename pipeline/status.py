@@ -13,7 +13,8 @@ from typing import Any
 
 from pipeline.errors import ConfigError, ExitCode
 from pipeline.lock import holder, is_held
-from pipeline.output_dir import STATUS
+from pipeline.manifest import read_manifest
+from pipeline.output_dir import MANIFEST, STATUS
 from pipeline.progress import duration, left_text, queue_text, rows_text
 from pipeline.snapshot import NodeView, Snapshot
 from pipeline.state import STATE_FILE, RunStatus
@@ -23,6 +24,16 @@ USAGE = "write python -m pipeline status outputs/NAME, and --json behind it for 
 BAR = 30
 QUIET_S = 30.0
 """A live run writes every second."""
+_ENDED: Mapping[str, tuple[str, str]] = {
+    RunStatus.RUNNING: ("the same command resumes", "it was killed{}"),
+    RunStatus.INTERRUPTED: ("the same command resumes", "it was interrupted{}"),
+    RunStatus.FAILED: ("the same command resumes", "it failed{}: see run.log"),
+    RunStatus.BUDGET: (
+        "the last lines of run.log say what makes it go on",
+        "a budget was spent before the target was reached{}",
+    ),
+}
+"""By state of a run that is not done: how to go on, and how it ended, with a place for the exit code."""
 
 
 def main(arguments: Sequence[str]) -> ExitCode:
@@ -43,15 +54,15 @@ def main(arguments: Sequence[str]) -> ExitCode:
         print(text)
     else:
         print("\n".join(_lines(directory, values, alive, datetime.now().astimezone())))
-    done = values is not None and values["state"] == RunStatus.DONE
+    state = read_manifest(directory).get("status") if values is None else values["state"]
+    done = state == RunStatus.DONE
     return ExitCode.DONE if alive or done else ExitCode.INTERRUPTED
 
 
 def _lines(directory: Path, values: Mapping[str, Any] | None, alive: bool, now: datetime) -> list[str]:
     """The screen."""
     if values is None:
-        named = "starting" if alive else "not running, and it has not said how far it came; the same command resumes"
-        return [f"{directory}: {named}"]
+        return _without_status(directory, alive)
     snapshot = _snapshot(values)
     return [
         f"{values['job']}  {_standing(directory, values, alive, now)}",
@@ -59,6 +70,23 @@ def _lines(directory: Path, values: Mapping[str, Any] | None, alive: bool, now: 
         f"rejects   {snapshot.errors:,} errors, {snapshot.filtered:,} filtered",
         f"committed {values['committed_rows']:,} rows in {values['committed_chunks']:,} chunks",
         *_table(snapshot.nodes, values["counters"]),
+        f"results   {directory}",
+    ]
+
+
+def _without_status(directory: Path, alive: bool) -> list[str]:
+    """What is known without status.json, which is lost, or was written by another version."""
+    found = read_manifest(directory)
+    if alive or not found:
+        named = "starting" if alive else "not running, and it has not said how far it came; the same command resumes"
+        return [f"{directory}: {named}"]
+    state, counts = found["status"], found["counts"]
+    goes_on, how = _ENDED.get(state, ("", ""))
+    named = f"not running; {goes_on} ({how.format('')})" if how else state
+    return [
+        f"{found['job']}  {named}; {STATUS} is lost or of another version, so this is what {MANIFEST} says",
+        f"rejects   {counts['error_rejects']:,} errors, {counts['filtered_rejects']:,} filtered",
+        f"committed {counts['source_rows']:,} rows in {counts['chunks']:,} chunks",
         f"results   {directory}",
     ]
 
@@ -73,10 +101,9 @@ def _standing(directory: Path, values: Mapping[str, Any], alive: bool, now: date
         return f"{named}: pid {who.get('pid')} on {who.get('host')}, attempt {attempt}{quiet}"
     if state == RunStatus.DONE:
         return f"done after {duration(values['elapsed_s'])}, exit code {values['exit_code']}, attempt {attempt}"
-    how = "it was killed" if state == RunStatus.RUNNING else f"it was {state}, exit code {values['exit_code']}"
-    if state == RunStatus.FAILED:
-        how = f"it failed, exit code {values['exit_code']}: see run.log"
-    return f"not running; the same command resumes ({how}; last sign {values['updated_at']}, attempt {attempt})"
+    goes_on, how = _ENDED[state]
+    code = "" if values["exit_code"] is None else f", exit code {values['exit_code']}"
+    return f"not running; {goes_on} ({how.format(code)}; last sign {values['updated_at']}, attempt {attempt})"
 
 
 def _progress(s: Snapshot, values: Mapping[str, Any], alive: bool) -> list[str]:

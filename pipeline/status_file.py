@@ -20,6 +20,7 @@ from pipeline.state import RunState, RunStatus
 
 Counters = dict[str, dict[str, float]]
 """By node or part: rows_in, tokens_out, busy_s ... of a run, over all its attempts."""
+_KEYS = {"counters", *(field.name for field in dataclasses.fields(Snapshot))}
 
 
 class StatusFile:
@@ -87,9 +88,9 @@ class StatusFile:
 
 
 def read_status(directory: Path) -> Mapping[str, Any] | None:
-    """What status.json says; None where it is not there or cannot be read."""
+    """What status.json says; None where it is not there, cannot be read, or is of a version with other keys."""
     try:
         found = json.loads((directory / STATUS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) and "counters" in found else None
+    return found if isinstance(found, dict) and found.keys() >= _KEYS else None

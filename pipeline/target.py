@@ -9,11 +9,12 @@ from typing import cast
 
 import pyarrow as pa
 
+from pipeline.adapter import OnError, run_operator
 from pipeline.errors import ConfigError, GraphError
 from pipeline.goal import Goal, Spent
 from pipeline.graph import Graph, Node
-from pipeline.protocols import BaseOperator, Runtime, Source
-from pipeline.records import LINEAGE, ROW, Batch, Output, RejectKind
+from pipeline.protocols import BaseOperator, Inbox, Runtime, Source
+from pipeline.records import LINEAGE, ROW, Batch, ChunkEnd, Item, Output, RejectKind, Shard
 from pipeline.rounds import Rounds
 from pipeline.settings import TargetSettings
 
@@ -50,6 +51,16 @@ class Target(BaseOperator):
     def state(self, chunk: int) -> bytes:
         """How many rows have passed, and what they have cost."""
         return json.dumps(self._goal.as_values()).encode()
+
+    def run(self, inbox: Inbox) -> Iterator[Item | Shard]:
+        """As an Operator. When its input has ended, no further chunk is of any use: the source has ended, or a node
+        before this one has left, and then the source would go round for the other sinks alone until a budget is
+        spent."""
+        last = -1
+        for item in run_operator(self, inbox, OnError.FAIL):
+            yield item
+            last = item.chunk if isinstance(item, ChunkEnd) else last
+        self._runtime.enough(last)
 
     def process(self, batch: Batch) -> Iterable[Output]:
         """Keep the rows until their chunk ends."""

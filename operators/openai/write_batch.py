@@ -54,9 +54,9 @@ class WriteBatch(WriteRows):
         write_atomically(directory / ERRORS, (f"{line}\n" for line in errors))
 
     def report(self, directory: Path) -> Iterable[str]:
-        """Where the two files are."""
+        """Where the two files are, if the run is done."""
         yield from super().report(directory)
-        for name in self.concluded:
+        for name in (name for name in self.concluded if (directory / name).exists()):
             with (directory / name).open("rb") as file:
                 yield f"{name:13} {sum(1 for _ in file):9,} lines  {directory / name}"
 

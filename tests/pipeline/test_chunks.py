@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from pipeline.chunks import ChunkWindow, Committer
 from pipeline.meter import StageMeter
 from pipeline.records import ChunkEnd
@@ -41,4 +43,21 @@ def test_nothing_after_the_last_chunk_is_committed_whoever_has_ended_it_before()
         committer.chunk_done("b", ChunkEnd(chunk, 1), [])
     committer.sink_left("b")
     assert committed == [0, 1]
+    assert told == ["last"]
+
+
+@pytest.mark.parametrize(("chunks", "last"), [(2, 1), (0, -1)])
+def test_a_last_chunk_may_be_named_when_it_is_committed_already(chunks, last):
+    committed: list[int] = []
+    told: list[str] = []
+    committer = Committer(
+        ["a"], "rejects", lambda end, _: committed.append(end.chunk), ChunkWindow(9), lambda: told.append("last")
+    )
+    for chunk in range(chunks):
+        committer.chunk_done("a", ChunkEnd(chunk, 1), [])
+        committer.chunk_done("rejects", ChunkEnd(chunk, 1), [])
+    committer.stop_after(last)
+    committer.chunk_done("a", ChunkEnd(chunks, 1), [])
+    committer.chunk_done("rejects", ChunkEnd(chunks, 1), [])
+    assert committed == list(range(chunks))
     assert told == ["last"]

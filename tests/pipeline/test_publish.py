@@ -100,10 +100,12 @@ def test_an_upload_that_fails_is_exit_code_1_and_the_same_command_finishes_it_wi
 
 
 def test_who_is_told_of_the_end_is_told_what_became_of_the_uploads_too(tmp_path):
-    hook = HookSettings(["/bin/sh", "-c", f'echo "$PIPELINE_STATE $PIPELINE_EXIT_CODE" >> {tmp_path}/told'])
+    hook = HookSettings(["/bin/sh", "-c", f"cat >> {tmp_path}/told"])
     Faulty.before = staticmethod(lambda path: fails("part-00002")(path) if Faulty.written else None)
     assert run(job(tmp_path / "out", output=to(URL), on_finish=hook)) is ExitCode.FAILED
-    assert (tmp_path / "told").read_text() == "done 1\n"
+    told = json.loads((tmp_path / "told").read_text())
+    assert (told["state"], told["exit_code"]) == ("done", 1)
+    assert "not at faulty://place: cannot write faulty://place/data/part-00002.parquet" in told["error"]
 
 
 def test_a_run_that_was_finished_before_is_published_without_generating(tmp_path):
@@ -243,3 +245,13 @@ def test_a_package_that_is_missing_is_named_with_its_extra(url, package, extra, 
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ConfigError, match=rf"output.publish={url}.*llama-batch-pipeline\[{extra}\]"):
         Destination(url, {}, 0)
+
+
+def test_a_place_that_another_run_has_taken_since_is_left_to_it(tmp_path):
+    run(job(tmp_path / "out", output=to(URL)))
+    run(job(tmp_path / "other", output=to(URL), seed=1, overwrite=True))
+    before = Faulty.files()
+    with pytest.raises(ConfigError, match="holds other files"):
+        run(job(tmp_path / "out", output=to(URL)))
+    assert Faulty.files() == before
+    assert published(tmp_path / "other", before)

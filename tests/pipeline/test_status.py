@@ -150,3 +150,26 @@ def test_who_looks_keeps_no_run_out(tmp_path):
             with pytest.raises(ConfigError, match="another run"), locked(tmp_path):
                 pass
     assert not is_held(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "says"),
+    [
+        ("done", ExitCode.DONE, "done"),
+        ("failed", ExitCode.INTERRUPTED, "not running; the same command resumes (it failed: see run.log)"),
+    ],
+)
+def test_of_a_run_of_another_version(tmp_path, capsys, status, code, says):
+    """Whose status.json has other keys."""
+    out = tmp_path / "out"
+    run_job(job(out, square={"bad": [3]}, max_error_rate=0.1), Resources())
+    capsys.readouterr()
+    older = {key: value for key, value in values(out).items() if key not in ("recalled", "counters")}
+    (out / "status.json").write_text(json.dumps(older))
+    manifest = (out / "manifest.json").read_text()
+    (out / "manifest.json").write_text(manifest.replace('"status": "done"', f'"status": "{status}"'))
+    assert main(["status", str(out)]) == code
+    shown = capsys.readouterr().out
+    assert f"squares  {says}; status.json is lost or of another version" in shown
+    assert "committed 45 rows in 5 chunks" in shown
+    assert "rejects   1 errors, 0 filtered" in shown
