@@ -114,13 +114,15 @@ class Accounting:
         for values in self._context.totals:
             for key, value in values().items():
                 totals[key] = totals.get(key, 0) + value
-        accounts = self._state.accounts()
+        accounts, rows = self._state.accounts(), self._state.committed_rows
+        # An older version kept none: what the run has committed since would pass for the whole of it.
+        kept = self._graph.source in accounts and accounts[self._graph.source].rows_in == rows
         return Outcome(
             job=self._settings.name,
             status=ending.status,
             exit_code=self._exit_code(ending),
             directory=self._directory,
-            rows=self._state.committed_rows,
+            rows=rows,
             data_rows=sum(s.rows for s in self._state.shards() if s.path.startswith(f"{DATA}/")),
             rejects=self._state.rejects(),
             tokens_in=snapshot.tokens_in,
@@ -128,7 +130,7 @@ class Accounting:
             wall_s=snapshot.elapsed_s,
             totals=totals,
             max_error_rate=self._settings.max_error_rate,
-            accounts={node: accounts[node] for node in self._graph.order if node in accounts},
+            accounts={node: accounts[node] for node in self._graph.order if node in accounts} if kept else {},
             goal=self._graph.goal,
         )
 

@@ -89,7 +89,7 @@ def _with_job(directory: Path, state: RunState | None, do: Callable[[JobSettings
     try:
         with as_started({} if state is None else state.origin):
             settings = _settings(directory)
-            graph = build_graph(settings)
+            graph = _graph(directory, settings)
             _refuse_changed(directory, state, settings, graph)
             return do(settings, graph, process)
     finally:
@@ -105,6 +105,17 @@ def _settings(directory: Path) -> JobSettings:
         raise DamagedError(
             f"{path} cannot be used ({why}), so the job cannot be run from here: run the command that made"
             f" {directory} again, with overwrite=true. It keeps {COMPLETIONS}"
+        ) from error
+
+
+def _graph(directory: Path, settings: JobSettings) -> Graph:
+    try:
+        return build_graph(settings)
+    except ConfigError as error:
+        raise ConfigError(
+            f"the job that made {directory} cannot be built any more: {error}\n"
+            "Where another version of this program made it, run its command again: with overwrite=true, which keeps"
+            f" {COMPLETIONS}, or, if {STATE_FILE} is lost, with another output_dir="
         ) from error
 
 

@@ -36,7 +36,8 @@ class Outcome:
         wall_s: of this attempt.
         totals: what operators added up.
         max_error_rate: the limit that the run was given.
-        accounts: what became of the committed rows at each node, in the order of the graph.
+        accounts: what became of the committed rows at each node, in the order of the graph; empty where that is not
+            known of all of them.
         goal: the target, where there is one.
     """
 

@@ -213,3 +213,15 @@ def test_rows_of_the_manifest_are_those_of_the_repaired_files(out):
     assert listed == {name: pq.read_metadata(out / name).num_rows for name in files(out)}
     with closing(sqlite3.connect(out / "state.sqlite")) as db:
         assert db.execute("SELECT COUNT(*) FROM attempts").fetchone() == (1,)
+
+
+def test_a_job_that_cannot_be_built_any_more_is_told_with_what_to_do(out, capsys):
+    config = out / "config.yaml"
+    config.write_text(config.read_text().replace(f"{OPS}.Parquet", "operators.sinks.of_old.WriteOld"))
+    (out / "state.sqlite").unlink()
+    before = files(out)
+    assert main(["verify", str(out), "repair=true"]) == ExitCode.CONFIG
+    said = capsys.readouterr().err
+    assert "there is no module 'operators.sinks.of_old'" in said
+    assert "Where another version of this program made it, run its command again: with overwrite=true" in said
+    assert files(out) == before

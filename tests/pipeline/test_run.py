@@ -7,8 +7,10 @@ import json
 import logging
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -234,3 +236,18 @@ nodes:
     assert second.returncode == 0, second.stderr
     assert "2 chunks with 20 rows are reused" in second.stderr
     assert column(out, "y") == [x * x for x in range(45)]
+
+
+def test_accounts_that_an_older_version_has_not_kept_are_not_told_in_part(tmp_path, capsys):
+    (tmp_path / "broken").touch()
+    square = {"fail_at": 27, "broken": str(tmp_path / "broken"), "bad": [4, 41]}
+    settings = job(tmp_path / "out", square=square, max_open_chunks=1, max_error_rate=1.0)
+    assert run(settings) is ExitCode.FAILED
+    assert "\naccounts " in capsys.readouterr().out
+    with closing(sqlite3.connect(tmp_path / "out/state.sqlite")) as db:
+        db.executescript("DROP TABLE accounts; PRAGMA user_version = 2;")
+    (tmp_path / "broken").unlink()
+    assert run(settings) is ExitCode.DONE
+    shown = capsys.readouterr().out
+    assert "45 read and finished" in shown
+    assert "\naccounts " not in shown

@@ -9,6 +9,7 @@ import pytest
 
 from pipeline.errors import ConfigError
 from pipeline.manifest import manifest
+from pipeline.meter import RowCounts
 from pipeline.output_dir import refuse_foreign, remove_parts, set_aside, wipe
 from pipeline.published import Published
 from pipeline.state import RunState, RunStatus, ShardRecord, errors_of
@@ -132,14 +133,27 @@ def test_what_a_killed_wipe_leaves_is_no_obstacle(tmp_path):
         refuse_foreign(tmp_path)
 
 
-def test_a_state_of_an_older_version_is_brought_up_to_date(tmp_path, state):
+ADDED = {"operator_state", "operator_additions", "published", "accounts"}
+"""Tables that format 1 had not. Format 3 was written with one of the last three, and which one nobody noted."""
+
+
+@pytest.mark.parametrize(
+    ("version", "has"),
+    [
+        (1, set()),
+        (2, {"operator_state"}),
+        *((3, {"operator_state", table}) for table in ("operator_additions", "published", "accounts")),
+    ],
+)
+def test_a_state_of_an_older_version_is_brought_up_to_date(tmp_path, state, version, has):
     state.commit(1, 0, 4, [shard(0)], {})
     with closing(sqlite3.connect(tmp_path / "state.sqlite")) as db:
-        db.executescript(
-            "DROP TABLE operator_state; DROP TABLE operator_additions; DROP TABLE published; PRAGMA user_version = 1;"
-        )
+        drops = "".join(f"DROP TABLE {table};" for table in sorted(ADDED - has))
+        db.executescript(f"{drops} PRAGMA user_version = {version};")
     with closing(RunState(tmp_path / "state.sqlite")) as again:
-        again.commit(1, 1, 4, [shard(1)], {}, states={"limit": b"7"}, additions={"dedup": b"seen"})
+        counts = {"write": RowCounts(4, 0, 0, 4)}
+        again.commit(1, 1, 4, [shard(1)], {}, states={"limit": b"7"}, additions={"dedup": b"seen"}, accounts=counts)
+        assert again.accounts() == counts
         assert (again.committed_chunks, again.operator_states()) == (2, {"limit": b"7"})
         assert {node: list(added) for node, added in again.operator_additions().items()} == {"dedup": [b"seen"]}
     with closing(Published(tmp_path, "s3://bucket")) as published:
