@@ -27,6 +27,8 @@ from pipeline.construct import build_graph, load_object
 from pipeline.errors import ConfigError, ExitCode, PipelineError
 from pipeline.jobs import did_you_mean, find_job, jobs_table
 from pipeline.plan import plan_lines
+from pipeline.prometheus import refuse_nowhere
+from pipeline.publisher import destination_of
 from pipeline.redaction import STORAGE_OPTIONS
 from pipeline.run import run_job
 from pipeline.runtime import Resources
@@ -259,6 +261,8 @@ def _show(settings: JobSettings) -> ExitCode:
     graph = build_graph(settings)
     print(graph.to_mermaid())
     if settings.dry_run:
+        destination_of(settings)
+        refuse_nowhere(settings.prometheus_file)
         print("\n".join(["", *plan_lines(settings, graph)]))
     return ExitCode.DONE
 

@@ -38,6 +38,12 @@ COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 """What Hydra raises for a config that cannot be composed; `explained` turns it into words."""
 
 _NOT_OF_A_SWEEP = ("overwrite", "dry_run", "show", "progress", "output_dir", "output.publish", "output.storage_options")
+_SAME_RESULTS = (
+    *("max_error_rate", "on_finish", "output.card", "output.retries", "prometheus_file", "report"),
+    *("target.max_tokens", "target.max_minutes"),
+)
+"""These may change from attempt to attempt, so the same sweep with another value goes on; but a sweep over one of them
+has a directory for each value."""
 _START = datetime.now()
 _job_files: dict[str, Path] = {}
 
@@ -172,15 +178,16 @@ def _in_sweep(settings: JobSettings) -> JobSettings:
     hydra = HydraConfig.get() if HydraConfig.initialized() else None
     if hydra is None or hydra.mode != RunMode.MULTIRUN:
         return settings
-    overrides = [o for o in overrides_given() if not _is_of_one_run(o.partition("=")[0])]
+    overrides = [o for o in overrides_given() if not _is_of_one_run(o)]
     tag = hashlib.sha256(json.dumps(sorted(overrides)).encode()).hexdigest()[:8]
     return dataclasses.replace(settings, output_dir=f"{settings.directory}-{tag}")
 
 
-def _is_of_one_run(key: str) -> bool:
-    """Whether the setting says how a job is run rather than what it makes. `key`: as typed, perhaps with a + before."""
-    name = key.lstrip("+")
-    return any(name == other or name.startswith(f"{other}.") for other in _NOT_OF_A_SWEEP)
+def _is_of_one_run(override: str) -> bool:
+    """Whether it says how a job is run rather than what it makes."""
+    name = override.partition("=")[0].lstrip("+")
+    keys = _NOT_OF_A_SWEEP + (_SAME_RESULTS if override in sys.argv else ())  # what is swept stands there otherwise
+    return any(name == key or name.startswith(f"{key}.") for key in keys)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import polars as pl
+import yaml
 
 from operators.decoding import fake
 from operators.decoding.fake import FakeModel, inspect
@@ -36,3 +37,19 @@ def test_a_model_is_loaded_once_and_each_job_has_its_own_results(tmp_path, monke
     results = sorted(Path("outputs").glob("generate-*"))
     texts = {tuple(pl.read_parquet(out / "data/*.parquet")["completion"]) for out in results}
     assert len(results) == len(texts) == 2
+
+
+def test_what_changes_no_result_does_not_change_where_a_sweep_runs_but_a_sweep_over_it_does(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    nodes = {
+        "numbers": {"op": {"_target_": "tests.pipeline.job_ops.Numbers", "rows": 20}},
+        "square": {"inputs": "numbers", "op": {"_target_": "tests.pipeline.job_ops.Square", "bad": [3]}},
+        "write": {"inputs": "square", "op": {"_target_": "tests.pipeline.job_ops.Parquet"}},
+    }
+    Path("squares.yaml").write_text(yaml.safe_dump({"progress": "none", "report": False, "nodes": nodes}))
+    sweep = ["job=squares.yaml", "-m", "seed=1,2"]
+    assert main(sweep) == ExitCode.REJECTS
+    assert main([*sweep, "max_error_rate=0.5", "target.max_minutes=9", 'on_finish.command=["true"]']) == ExitCode.DONE
+    assert len(list(Path("outputs").glob("squares-*"))) == 2
+    assert main(["job=squares.yaml", "-m", "max_error_rate=0.4,0.5"]) == ExitCode.DONE
+    assert len(list(Path("outputs").glob("squares-*"))) == 4

@@ -194,6 +194,17 @@ def test_show_and_dry_run_print_and_write_nothing(here, capsys):
     assert [p.name for p in here.iterdir()] == ["squares.yaml"]
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("output.publish=nowhere://x", "output.publish=nowhere://x"),
+        ("prometheus_file=nowhere/x.prom", "there is no directory nowhere"),
+    ],
+)
+def test_a_dry_run_refuses_what_a_run_would_refuse(given, says, here, capsys):
+    assert says in refused(capsys, "job=squares.yaml", "dry_run=true", given)
+
+
 def test_a_job_runs_and_hydra_leaves_nothing_behind(here, capsys):
     assert main(["job=./squares.yaml"]) == 0
     assert sorted(p.name for p in here.iterdir()) == ["outputs", "squares.yaml"]
