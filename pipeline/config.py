@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -44,6 +45,7 @@ _SAME_RESULTS = (
 )
 """These may change from attempt to attempt, so the same sweep with another value goes on; but a sweep over one of them
 has a directory for each value."""
+_PARSER = OverridesParser.create()
 _START = datetime.now()
 _job_files: dict[str, Path] = {}
 
@@ -185,9 +187,16 @@ def _in_sweep(settings: JobSettings) -> JobSettings:
 
 def _is_of_one_run(override: str) -> bool:
     """Whether it says how a job is run rather than what it makes."""
-    name = override.partition("=")[0].lstrip("+")
-    keys = _NOT_OF_A_SWEEP + (_SAME_RESULTS if override in sys.argv else ())  # what is swept stands there otherwise
+    typed = override.partition("=")[0]
+    keys = _NOT_OF_A_SWEEP if _is_swept(typed) else _NOT_OF_A_SWEEP + _SAME_RESULTS
+    name = typed.lstrip("+")
     return any(name == key or name.startswith(f"{key}.") for key in keys)
+
+
+def _is_swept(typed: str) -> bool:
+    """Whether the key, as it was typed, has several values; also where it stands in no argument of the command."""
+    given = [argument for argument in sys.argv[1:] if argument.partition("=")[0] == typed]
+    return not given or any(override.is_sweep_override() for override in _PARSER.parse_overrides(given))
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
