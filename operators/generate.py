@@ -22,7 +22,7 @@ from operators.decoding.model import inspect_model, load_model, max_sequence_tok
 from operators.decoding.sequence import FinishReason
 from operators.decoding.sequence import Sequence as Row
 from operators.engine_settings import EngineSettings
-from operators.engines import arithmetic, decode_method, shared_engine, shared_store
+from operators.engines import arithmetic, decode_method, lanes_of, shared_engine, shared_store
 from operators.expressions import RowExpression
 from operators.logprobs import LOGPROBS, logprob_fields
 from operators.look_ahead import LookAhead
@@ -230,18 +230,22 @@ class Generate:
         rows = self._ahead.gather(inbox, FEW_ROWS // (each or 1))
         lengths = [n for data in self._ahead.data() for n in list_lengths(data.column(PROMPT_IDS.name)).tolist()]
         runtime = self._runtime
+
+        def calibrate() -> EngineSettings:
+            return tuned(
+                self._engine_settings,
+                self._model,
+                lengths,
+                self._sampling.max_tokens,
+                runtime.output_dir,
+                runtime.log,
+                None if rows is None or each is None else rows * each,
+            )
+
         self._take_engine(
             runtime.resource(
                 ("tuned", self._model.fingerprint(), repr(self._engine_settings)),
-                lambda: tuned(
-                    self._engine_settings,
-                    self._model,
-                    lengths,
-                    self._sampling.max_tokens,
-                    runtime.output_dir,
-                    runtime.log,
-                    None if rows is None or each is None else rows * each,
-                ),
+                lambda: lanes_of(runtime).call(calibrate),
             )
         )
 

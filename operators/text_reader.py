@@ -13,7 +13,7 @@ import pyarrow as pa
 from operators.decoding.model import Model, TokenIds, Wanted, inspect_model, load_model, max_sequence_tokens
 from operators.decoding.reading import Part, Reader, reading_settings
 from operators.engine_settings import EngineSettings
-from operators.engines import engines_of, warn_unless_exact
+from operators.engines import lanes_of, warn_unless_exact
 from operators.settings import ModelSettings
 from pipeline.errors import Cancelled
 from pipeline.protocols import Runtime
@@ -40,7 +40,7 @@ class TextReader:
         warn_unless_exact(runtime, settings, self.model)
         self._reader = Reader(decoder)
         runtime.when_stuck(self.model.abort)
-        self._engines = engines_of(runtime)
+        self._lanes = lanes_of(runtime)
         self._runtime = runtime
         self._groups, self._seconds = 0, 0.0
         node = runtime.node
@@ -65,7 +65,7 @@ class TextReader:
                     take(group[part.index], part)
                 self._seconds += time.perf_counter() - began
 
-            self._engines.call(work)
+            self._lanes.call(work)
             self._groups += 1
             self._runtime.meter.tokens_in += sum(len(texts[i]) for i in group)
 

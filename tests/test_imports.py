@@ -27,7 +27,7 @@ PLAIN_ENGINE = {"scheduler", "slots", "sequence", "sampler", "recovery", "calls"
 MAY_USE_HYDRA = {"pipeline/__main__.py", "pipeline/config.py"}
 STARTS_THREADS = {
     "pipeline/executor.py",
-    "operators/decoding/engine.py",
+    "operators/decoding/lanes.py",
     "operators/store.py",
     "operators/bench/server.py",
 }
