@@ -24,6 +24,7 @@ from operators.decoding.sequence import Sequence as Row
 from operators.engine_settings import EngineSettings
 from operators.engines import arithmetic, decode_method, lanes_of, shared_engine, shared_store
 from operators.expressions import RowExpression
+from operators.footprint import model_memory
 from operators.logprobs import LOGPROBS, logprob_fields
 from operators.look_ahead import LookAhead
 from operators.recall import CompletionKeys, Recall
@@ -37,7 +38,7 @@ from operators.store import StoredCompletion
 from operators.tokens import PROMPT_IDS
 from operators.tuning import tuned
 from operators.twins import Twins
-from pipeline.protocols import Inbox, Runtime
+from pipeline.protocols import Inbox, MemoryNeed, Runtime
 from pipeline.records import Batch, ChunkEnd, Item, Rejects, add_columns, require_column
 
 SEED = "seed"
@@ -133,6 +134,11 @@ class Generate:
         constraint = {} if form is None else {"structured": form.digest}
         model = inspect_model(self._model_settings).fingerprint
         return {"model": model, **self._engine_settings.exactness(), **constraint}
+
+    def memory_needs(self) -> Iterable[MemoryNeed]:
+        """The model, and the contexts of the engine that nodes with the same settings share."""
+        key = repr((self._model_settings, self._engine_settings, self._decode))
+        return model_memory(self._model_settings, self._engine_settings, key)
 
     def open(self, runtime: Runtime) -> None:
         """Load the model and take a context, if no other node has."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -14,9 +14,10 @@ from operators.decoding.model import Model, TokenIds, Wanted, inspect_model, loa
 from operators.decoding.reading import Part, Reader, reading_settings
 from operators.engine_settings import EngineSettings
 from operators.engines import lanes_of, warn_unless_exact
+from operators.footprint import model_memory
 from operators.settings import ModelSettings
 from pipeline.errors import Cancelled
-from pipeline.protocols import Runtime
+from pipeline.protocols import MemoryNeed, Runtime
 
 TEXT_TYPES = (pa.string(), pa.list_(pa.int32()))
 """A text, or its token ids."""
@@ -83,6 +84,14 @@ def check_room(model: ModelSettings, settings: EngineSettings) -> None:
     facts = inspect_model(model)
     if facts.n_ctx_train is not None:
         max_sequence_tokens(settings, facts.n_ctx_train)
+
+
+def reading_memory(
+    model: ModelSettings, settings: EngineSettings, key: Hashable, wanted: Wanted
+) -> Iterable[MemoryNeed]:
+    """What a TextReader takes; see `model_memory`."""
+    sizes = inspect_model(model).sizes
+    return () if sizes is None else model_memory(model, reading_settings(settings, sizes.n_vocab), key, wanted)
 
 
 def arithmetic_of(model: ModelSettings, settings: EngineSettings) -> dict[str, Any]:

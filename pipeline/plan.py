@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pipeline.footprint import memory_lines
 from pipeline.graph import Graph
 from pipeline.settings import JobSettings
 
 
 def plan_lines(settings: JobSettings, graph: Graph) -> list[str]:
-    """The nodes with their operators and the columns that they give, and where the results would go."""
+    """The nodes with their operators and the columns that they give, what memory they take, where results would go."""
     lines = [
         f"job {settings.name}: {len(graph.nodes)} nodes, chunks of {settings.chunk_rows} rows, seed {settings.seed}"
     ]
@@ -17,4 +18,4 @@ def plan_lines(settings: JobSettings, graph: Graph) -> list[str]:
         source = f" <- {', '.join(node.inputs)}" if node.inputs else ""
         gives = "sink" if schema is None else ", ".join(f"{f.name}: {f.type}" for f in schema)
         lines.append(f"  {name:{width}}  {type(node.op).__name__}{source}: {gives}")
-    return [*lines, f"results would go to {settings.directory}"]
+    return [*lines, *memory_lines(settings, graph), f"results would go to {settings.directory}"]

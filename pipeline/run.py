@@ -13,6 +13,7 @@ from pipeline.attempt import Attempt
 from pipeline.construct import build_graph
 from pipeline.errors import ConfigError, DamagedError, ExitCode
 from pipeline.fingerprint import differences, fingerprint_of
+from pipeline.footprint import check_memory, memory_warning
 from pipeline.graph import Graph
 from pipeline.integrity import missing_or_cut
 from pipeline.lock import locked
@@ -39,6 +40,7 @@ def run_job(settings: JobSettings, process: Resources) -> ExitCode:
         StorageError: the run cannot be begun because nothing can be written.
     """
     graph = build_graph(settings)
+    check_memory(settings, graph)
     fingerprint = fingerprint_of(settings, graph)
     directory = settings.directory.absolute()
     refuse_foreign(directory)
@@ -55,6 +57,8 @@ def run_locked(settings: JobSettings, graph: Graph, fingerprint: Mapping[str, An
         if state.committed_chunks:
             chunks, rows = state.committed_chunks, state.committed_rows
             log.info("resuming: %d chunks with %d rows are reused", chunks, rows)
+        if (warning := memory_warning(settings, graph)) is not None:
+            log.warning("%s", warning)
         attempt = Attempt(settings, graph, directory, state, process)
         with stopped_by_signals(lambda: None, RECORDS):
             return attempt.run()

@@ -14,6 +14,7 @@ MODULES = sorted(p for folder in ("pipeline", "operators") for p in (ROOT / fold
 OPERATORS_MAY_USE = {
     "errors",
     "failpoints",
+    "memory",
     "meter",
     "metrics",
     "protocols",
