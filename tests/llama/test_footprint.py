@@ -39,7 +39,9 @@ def test_a_token_takes_as_much_of_the_kv_cache_as_is_said(tmp_path, shape, kv_ty
         sizes.append(len(decoder.save(0)))
     model.close()
     _, context = model_memory(settings, runtime, "key")
-    outputs = 4 * runtime.slots * inspect_model(settings).sizes.n_vocab
+    facts = inspect_model(settings).sizes
+    assert facts is not None
+    outputs = 4 * runtime.slots * facts.n_vocab
     said = (context.size_bytes - outputs) / (256 * runtime.slots)
     assert said <= (sizes[1] - sizes[0]) / 100 < said + CELL_BYTES
 
