@@ -15,10 +15,18 @@ from operators.decoding.reading import Part
 from operators.engine_settings import EngineSettings
 from operators.setting_checks import check
 from operators.settings import ModelSettings
-from operators.text_reader import TEXT_TYPES, TextReader, arithmetic_of, check_room, text_ids, why_unreadable
+from operators.text_reader import (
+    TEXT_TYPES,
+    TextReader,
+    arithmetic_of,
+    check_room,
+    reading_memory,
+    text_ids,
+    why_unreadable,
+)
 from operators.where import Where, passed_by
 from pipeline.errors import Cancelled, ConfigError
-from pipeline.protocols import BaseOperator, Runtime
+from pipeline.protocols import BaseOperator, MemoryNeed, Runtime
 from pipeline.records import Batch, Output, add_columns, require_column
 
 EMBEDDING = "embedding"
@@ -103,6 +111,10 @@ class Embed(BaseOperator):
     def fingerprint(self) -> dict[str, Any]:
         """The model's content and the thread count."""
         return arithmetic_of(self._model, self._settings)
+
+    def memory_needs(self) -> Iterable[MemoryNeed]:
+        """The model, and a context of its own."""
+        return reading_memory(self._model, self._settings, id(self), Wanted.EMBEDDINGS)
 
     def open(self, runtime: Runtime) -> None:
         """Load the model, if no other node has, and take a context, unless `where` may leave nothing to do."""

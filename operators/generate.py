@@ -22,8 +22,9 @@ from operators.decoding.model import inspect_model, load_model, max_sequence_tok
 from operators.decoding.sequence import FinishReason
 from operators.decoding.sequence import Sequence as Row
 from operators.engine_settings import EngineSettings
-from operators.engines import arithmetic, decode_method, shared_engine, shared_store
+from operators.engines import arithmetic, decode_method, lanes_of, shared_engine, shared_store
 from operators.expressions import RowExpression
+from operators.footprint import model_memory
 from operators.logprobs import LOGPROBS, logprob_fields
 from operators.look_ahead import LookAhead
 from operators.recall import CompletionKeys, Recall
@@ -39,7 +40,7 @@ from operators.tuning import tuned
 from operators.twins import Twins
 from operators.where import Where, passed_by
 from pipeline.meter import Completed
-from pipeline.protocols import Inbox, Runtime
+from pipeline.protocols import Inbox, MemoryNeed, Runtime
 from pipeline.records import Batch, ChunkEnd, Item, Rejects, add_columns, require_column
 
 SEED = "seed"
@@ -141,6 +142,11 @@ class Generate:
         model = inspect_model(self._model_settings).fingerprint
         return {"model": model, **self._engine_settings.exactness(), **constraint}
 
+    def memory_needs(self) -> Iterable[MemoryNeed]:
+        """The model, and the contexts of the engine that nodes with the same settings share."""
+        key = repr((self._model_settings, self._engine_settings, self._decode))
+        return model_memory(self._model_settings, self._engine_settings, key)
+
     def open(self, runtime: Runtime) -> None:
         """Load the model and take a context, if no other node has."""
         self._runtime = runtime
@@ -240,18 +246,22 @@ class Generate:
         rows = self._ahead.gather(inbox, FEW_ROWS // (each or 1))
         lengths = [n for data in self._ahead.data() for n in list_lengths(data.column(PROMPT_IDS.name)).tolist()]
         runtime = self._runtime
+
+        def calibrate() -> EngineSettings:
+            return tuned(
+                self._engine_settings,
+                self._model,
+                lengths,
+                self._sampling.max_tokens,
+                runtime.output_dir,
+                runtime.log,
+                None if rows is None or each is None else rows * each,
+            )
+
         self._take_engine(
             runtime.resource(
                 ("tuned", self._model.fingerprint(), repr(self._engine_settings)),
-                lambda: tuned(
-                    self._engine_settings,
-                    self._model,
-                    lengths,
-                    self._sampling.max_tokens,
-                    runtime.output_dir,
-                    runtime.log,
-                    None if rows is None or each is None else rows * each,
-                ),
+                lambda: lanes_of(runtime).call(calibrate),
             )
         )
 

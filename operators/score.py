@@ -18,8 +18,16 @@ from operators.decoding.sampling.logprobs import score
 from operators.engine_settings import EngineSettings
 from operators.logprobs import LOGPROBS
 from operators.settings import ModelSettings
-from operators.text_reader import TEXT_TYPES, TextReader, arithmetic_of, check_room, text_ids, why_unreadable
-from pipeline.protocols import BaseOperator, Runtime
+from operators.text_reader import (
+    TEXT_TYPES,
+    TextReader,
+    arithmetic_of,
+    check_room,
+    reading_memory,
+    text_ids,
+    why_unreadable,
+)
+from pipeline.protocols import BaseOperator, MemoryNeed, Runtime
 from pipeline.records import Batch, Output, add_columns, require_column
 
 FIELDS = (
@@ -104,6 +112,10 @@ class Score(BaseOperator):
     def fingerprint(self) -> dict[str, Any]:
         """The model's content and the thread count."""
         return arithmetic_of(self._model, self._settings)
+
+    def memory_needs(self) -> Iterable[MemoryNeed]:
+        """The model, and a context of its own."""
+        return reading_memory(self._model, self._settings, id(self), Wanted.EVERY)
 
     def open(self, runtime: Runtime) -> None:
         """Load the model, if no other node has, and take a context."""

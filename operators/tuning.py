@@ -16,6 +16,7 @@ from operators.decoding.model import Model
 from operators.engine_settings import EngineSettings
 from operators.machine_load import Ticks, ticks
 from operators.setting_checks import usable_cores
+from pipeline.memory import free_memory
 
 CHOICE_FILE = "autotune.json"
 """In the output directory: what was chosen for this run, so that a resumed one does the same."""
@@ -69,22 +70,6 @@ def tuned(
             _write(cached, choice)
     _write(pinned, choice)
     return choice.apply(settings)
-
-
-def free_memory() -> int:
-    """Bytes that this process may still take: of the machine, or of the control group that it is in."""
-    available = 4 << 30
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                available = int(line.split()[1]) << 10
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        if limit != "max":
-            available = min(available, int(limit) - used)
-    except (OSError, ValueError):
-        pass
-    return max(available, 0)
 
 
 def others_share(before: Ticks | None) -> float:

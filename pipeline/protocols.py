@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -205,6 +206,29 @@ class Concluder(Protocol):
         Raises:
             StorageError: one cannot be written.
         """
+
+
+@dataclass(frozen=True)
+class MemoryNeed:
+    """Memory that a node takes when it is opened.
+
+    Args:
+        key: nodes that give the same key share it.
+        what: what it is for, with the settings that decide how much it is.
+        size_bytes: how much, at least.
+    """
+
+    key: Hashable
+    what: str
+    size_bytes: int
+
+
+@runtime_checkable
+class Sized(Protocol):
+    """An operator that can tell before it is opened that it takes much memory."""
+
+    def memory_needs(self) -> Iterable[MemoryNeed]:
+        """What it takes, as far as that is known. Called after `plan`; nothing is loaded for it."""
 
 
 class BaseOperator:

@@ -16,6 +16,7 @@ from pipeline.concluding import conclude_missing
 from pipeline.construct import build_graph
 from pipeline.errors import ConfigError, DamagedError, ExitCode, PipelineError
 from pipeline.fingerprint import differences, fingerprint_of
+from pipeline.footprint import check_memory, memory_warning
 from pipeline.graph import Graph
 from pipeline.hooks import tell
 from pipeline.integrity import missing_or_cut
@@ -46,6 +47,7 @@ def run_job(settings: JobSettings, process: Resources) -> ExitCode:
         PublishError: with `overwrite`, `output.publish` cannot be reached; nothing was removed.
     """
     graph = build_graph(settings)
+    check_memory(settings, graph)
     fingerprint = fingerprint_of(settings, graph)
     directory = settings.directory.absolute()
     refuse_foreign(directory)
@@ -71,6 +73,8 @@ def run_locked(settings: JobSettings, graph: Graph, fingerprint: Mapping[str, An
         if state.committed_chunks:
             chunks, rows = state.committed_chunks, state.committed_rows
             log.info("resuming: %d chunks with %d rows are reused", chunks, rows)
+        if (warning := memory_warning(settings, graph)) is not None:
+            log.warning("%s", warning)
         committed = None if publisher is None else publisher.committed
         attempt = Attempt(settings, graph, directory, state, process, committed)
         with _telling(settings, attempt) as told:
