@@ -23,6 +23,8 @@ from pipeline.errors import ConfigError
 from pipeline.protocols import Runtime
 
 T = TypeVar("T")
+STORE_FILE = "completions.sqlite"
+"""In the output directory, unless `store.path` names another."""
 
 
 class Engines:
@@ -136,7 +138,7 @@ def shared_store(runtime: Runtime, settings: StoreSettings) -> CompletionStore |
     """The store of finished completions, None where it is switched off."""
     if not settings.enabled:
         return None
-    path = Path(settings.path).expanduser() if settings.path else runtime.output_dir / "completions.sqlite"
+    path = Path(settings.path).expanduser() if settings.path else runtime.output_dir / STORE_FILE
     key = ("store", str(path))
     return runtime.resource(key, lambda: CompletionStore(path, settings.sync), CompletionStore.close)
 

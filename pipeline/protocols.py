@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import pyarrow as pa
 
+from pipeline.forecast import Forecast, Task
 from pipeline.meter import StageMeter
 from pipeline.records import Batch, Item, Output, Shard
 
@@ -164,6 +165,25 @@ class Reporter(Protocol):
 
     def report(self, directory: Path) -> Iterable[str]:
         """Lines for the summary, read from the results in `directory`: so they speak of all attempts of the run."""
+
+
+@runtime_checkable
+class Forecaster(Protocol):
+    """An operator that can say what its rows will cost, for a dry run; most of all one that computes with a model.
+
+    Of other operators a dry run finds out by running them on a sample of the input.
+    """
+
+    def forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
+        """What `task` will take, found out on some of its rows. Called instead of `open`; nothing else is called."""
+
+
+@runtime_checkable
+class Weighed(Protocol):
+    """A sink that can say how large its files become, for a dry run."""
+
+    def encoded_bytes(self, batches: Sequence[Batch]) -> int:
+        """Bytes that these rows take in its files. Called without `open`; nothing is written."""
 
 
 class BaseOperator:

@@ -11,6 +11,8 @@ from pipeline.errors import ConfigError
 
 PROGRESS = ("auto", "bar", "log", "none")
 SHOW = (None, "graph")
+PLAN = "plan"
+DRY_RUNS = (False, True, PLAN)
 OUTPUTS = "outputs"
 GROUPS = ("data", "model", "sampling", "decode", "runtime", "output", "store", "bench")
 """The config groups whose schema is a dataclass of the operators (conf/schemas.yaml says which)."""
@@ -58,7 +60,9 @@ class JobSettings:
         max_error_rate: share of the source's rows that may end as errors before the exit code is 3.
         output_dir: null for outputs/<name>, relative to the current directory.
         overwrite: replace the results of another configuration.
-        dry_run: check everything that needs no model, print the graph and the plan, and stop.
+        dry_run: true checks all that can be checked, loads the model, computes for half a minute at most and prints
+            what the run will take; plan checks what needs no model and prints the graph. Either stops there, and
+            writes nothing.
         show: graph prints the graph as Mermaid and stops.
         metrics_interval_s: seconds between two rows of a stage in metrics/stages.parquet.
         progress: bar, log (a line every ten seconds), none; auto takes the bar on a terminal and else log.
@@ -80,7 +84,7 @@ class JobSettings:
     max_error_rate: float = 0.01
     output_dir: str | None = None
     overwrite: bool = False
-    dry_run: bool = False
+    dry_run: Any = False  # false, true or plan
     show: str | None = None
     metrics_interval_s: float = 1.0
     progress: str = "auto"
@@ -91,6 +95,12 @@ class JobSettings:
         _check(0 <= self.max_error_rate <= 1, "max_error_rate", self.max_error_rate, "it is a share, 0 to 1")
         _check(self.metrics_interval_s > 0, "metrics_interval_s", self.metrics_interval_s, "it is above 0 seconds")
         _check(self.progress in PROGRESS, "progress", self.progress, f"it is one of {', '.join(PROGRESS)}")
+        _check(
+            any(self.dry_run is mode or self.dry_run == mode == PLAN for mode in DRY_RUNS),
+            "dry_run",
+            self.dry_run,
+            "it is true (estimate, with the model), plan (without) or false",
+        )
         _check(self.show in SHOW, "show", self.show, "it is graph or null")
         _check(self.output_dir != "", "output_dir", self.output_dir, "give a directory, or null for outputs/<job>")
         _check(

@@ -60,6 +60,11 @@ class Engine:
         self._clients: list[Client] = []
         self._logs = [StepLog(steps, n, worker.scheduler.slots.size) for n, worker in enumerate(workers)]
 
+    @property
+    def workers(self) -> Seq[Worker]:
+        """One a context."""
+        return self._workers
+
     def connect(self, meter: StageMeter, depth: int, capacity: int, wake: Callable[[], None]) -> Client:
         """A client for a node; the threads start with the first."""
         client = self.client(meter, depth, capacity, wake)
