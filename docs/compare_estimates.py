@@ -22,7 +22,7 @@ UNITS = {
     **{"s": 1.0, "min": 60.0, "h": 3600.0, "days": 86_400.0},
     **{"bytes": 1.0, "KiB": 1024.0, "MiB": 1024.0**2, "GiB": 1024.0**3, "": 1.0},
 }
-VALUE = r"([\d,.]+) ?(days|min|bytes|KiB|MiB|GiB|[sh])?"
+VALUE = r"([\d,.]+)(?: (days|min|bytes|KiB|MiB|GiB|[sh]))?"
 
 
 def main() -> None:
@@ -51,7 +51,7 @@ def row(name: str, told: str, found: dict[str, float]) -> str:
     """A line of the table: of each figure the estimate and what came, in bold where that is outside."""
     cells = [name]
     for line in LINES:
-        match = re.search(rf"^  {line} +({VALUE}(?: \({VALUE} to {VALUE}\))?)", told, re.MULTILINE)
+        match = re.search(rf"^  {line} +({VALUE}(?: +\({VALUE} to {VALUE}\))?)", told, re.MULTILINE)
         if match is None:
             cells += ["", ""]
             continue

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,12 @@ import pyarrow as pa
 from operators.decoding.model import Logits, TokenIds, Wanted, inspect_model
 from operators.decoding.reading import Part
 from operators.engine_settings import EngineSettings
+from operators.forecasts.texts import forecast_texts
 from operators.setting_checks import check
 from operators.settings import ModelSettings
 from operators.text_reader import TEXT_TYPES, TextReader, arithmetic_of, check_room, text_ids, why_unreadable
 from pipeline.errors import ConfigError
+from pipeline.forecast import Forecast, Task
 from pipeline.protocols import BaseOperator, Runtime
 from pipeline.records import Batch, Output, add_columns, require_column
 
@@ -102,6 +105,20 @@ class Embed(BaseOperator):
         if found != self._size:
             raise ConfigError(f"the model's embeddings have {found} numbers, and its file says {self._size}")
         self._closing = np.array(self._reader.model.closing_ids, np.int32)
+
+    def forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
+        """What its rows will take: some of them are embedded."""
+
+        def token_counts(data: pa.RecordBatch) -> list[int | None]:
+            return [None if isinstance(ids, str) else len(ids) for ids in self._texts(data)]
+
+        began = time.perf_counter()
+        self.open(runtime)
+        try:
+            prepare_s = time.perf_counter() - began
+            return forecast_texts(self.process, token_counts, [self._text], batches, task, prepare_s)
+        finally:
+            self.close()
 
     def process(self, batch: Batch) -> Iterable[Output]:
         """Embed the texts of one batch."""

@@ -16,6 +16,7 @@ from pipeline.errors import ConfigError
 from pipeline.fingerprint import fingerprint_of
 from pipeline.forecast import NOTHING, Forecast, Range, is_unbounded
 from pipeline.graph import Graph
+from pipeline.records import RejectKind
 from pipeline.rehearsal import Played, Rehearsal
 from pipeline.runtime import Resources
 from pipeline.settings import JobSettings
@@ -31,6 +32,7 @@ THREADS_BYTES = 16 << 20
 """What the threads of a run have beside what a rehearsal in one thread has: heaps of their own, files being written."""
 OUTSIDE_S = Range(0.2, 0.4, 1.0)
 """What a run does before its first row and after its last: state, commits, metrics, manifest."""
+_LEFT_OUT = {RejectKind.ERROR: "rejected", RejectKind.FILTERED: "left out"}
 
 
 @dataclass
@@ -73,7 +75,7 @@ def estimate(
     if standing.done:
         return
     rehearsal = Rehearsal(graph, directory, process, settings.chunk_rows, calibration_s, standing.chunks, standing.rows)
-    for name in rehearsal.run():
+    for _ in rehearsal.run():
         if rehearsal.sample is not None and len(rehearsal.nodes) == 1:
             yield f"sample: {rehearsal.sample.taken:,} rows ({rehearsal.sample.how})"
     yield from _reject_lines(rehearsal)
@@ -147,19 +149,20 @@ def _standing_lines(standing: Standing) -> Iterator[str]:
 
 
 def _reject_lines(rehearsal: Rehearsal) -> Iterator[str]:
-    """Rows of the sample that are refused, by node and reason.
+    """Rows of the sample that leave the graph, by node and reason.
 
     Raises:
-        ConfigError: all are.
+        ConfigError: all of them do, as errors.
     """
     for name, played in rehearsal.nodes.items():
-        reasons = Counter(reject.reason for reject in played.rejects)
-        told = [f"{count:,} x {_shown(reason, 300)}" for reason, count in reasons.most_common(PROMPTS)]
-        if played.given and len(played.rejects) == played.given and not played.output:
-            raise ConfigError(f"node '{name}' refuses every row of the sample: {'; '.join(told)}")
-        if told:
-            many = f"{len(played.rejects):,} of {played.given:,} rows"
-            yield f"{name}: {many} of the sample are refused: {'; '.join(told)}"
+        for kind, word in _LEFT_OUT.items():
+            reasons = Counter(reject.reason for reject in played.rejects if reject.kind is kind)
+            told = "; ".join(f"{count:,} x {_shown(reason, 300)}" for reason, count in reasons.most_common(PROMPTS))
+            count = reasons.total()
+            if kind is RejectKind.ERROR and played.given and count == played.given and not played.output:
+                raise ConfigError(f"node '{name}' rejects every row of the sample: {told}")
+            if told:
+                yield f"{name}: {count:,} of {played.given:,} rows of the sample are {word}: {told}"
 
 
 def _prompt_lines(rehearsal: Rehearsal) -> Iterator[str]:

@@ -14,18 +14,16 @@ from operators.decoding.strategy import Method
 from operators.decoding.worker import Worker
 from operators.engine_settings import EngineSettings
 from operators.forecasts.lengths import REPLICATES, Floats, Lengths
+from operators.forecasts.noise import Noise
 from operators.forecasts.pace import StepCost, fitted, step_times
 from operators.forecasts.schedule import computed_share, steps_until_done
 from operators.forecasts.trial import Seen, Trial, ended_by_itself
-from operators.machine_load import ticks
 from pipeline.forecast import NOTHING, Range
 
-DRIFT = 0.06
-"""By how much the speed of a machine differs between two runs of the same: standard deviation of its logarithm."""
-NOISY = 0.15
-"""Share of all cores that other work may take without a word of it."""
 MOST_REPLAYED = 4000
 _FEW_STEPS = 3
+_DISTURBED_S = Range(0.0, 0.0001, 0.001)
+"""What the other threads of a run take from the one that decodes, a call: it shows where calls take a few ms."""
 _KV_TOKENS = 32
 _TRIAL_SHARE = 0.6
 """Of the time, for rows that are generated; the rest is for steps at the depth of the job."""
@@ -87,14 +85,13 @@ def reckon(
     if not rows:
         return Reckoned(NOTHING, NOTHING, NOTHING, 0.0, (), 0.0, ())
     random = np.random.default_rng(0)
-    busy = ticks()
+    noise = Noise()
     until = device.engine.now() + seconds
     seen = Trial(device.engine, device.worker, device.method.rows()).run(rows, _TRIAL_SHARE * seconds)
     lengths = _lengths(rows, seen, fixed_lengths=fixed_lengths)
     prompts = np.array([len(row.prompt) for row in rows], np.float64)
     kv_bytes = _kv_bytes(device)
     cost = _step_cost(device, seen, float(prompts.mean()) + lengths.likely / 2, count, until)
-    others = _others(busy)
     shared = _computed_share(device, rows, seen)
 
     steps_a_token = 1.0 if device.one_by_one and not seen.constrained else seen.row_steps / max(seen.tokens, 1)
@@ -105,22 +102,23 @@ def reckon(
     prompt_s = read * seen.prompt_token_s
 
     # Nine of ten of what may be lie between the 5th and the 95th of a hundred.
-    noise = random.lognormal(0.0, DRIFT + others / 2, REPLICATES)
+    factors = noise.factors(random)
     counts = random.triangular(count.low, count.likely, count.high, REPLICATES) if not count.is_exact else count.likely
     many = counts / max(count.likely, 1e-9)
     doubt = 0.0 if whole else float(prompts.std() / np.sqrt(len(prompts)))
     longer = np.maximum(random.normal(1.0, doubt / max(prompts.mean(), 1e-9), REPLICATES), 0.0)
     outs = lengths.replicates(random, whole=whole, count=count.likely)
-    slower = (prompt_s * longer + decode_s * outs / max(lengths.likely, 1e-9)) * many * noise
+    slower = (prompt_s * longer + decode_s * outs / max(lengths.likely, 1e-9)) * many * factors
     contexts = device.settings.contexts
+    taking = _range(prompt_s + decode_s, slower) + _DISTURBED_S.times(steps)
     return Reckoned(
         tokens_in=_range(read, read * longer * many),
         tokens_out=_range(lengths.likely * count.likely, outs * counts),
-        seconds=None if cost is None else _range((prompt_s + decode_s) / contexts, slower / contexts),
+        seconds=None if cost is None else taking.times(1 / contexts),
         steps=steps,
         begun=seen.rows,
         kv_bytes=kv_bytes,
-        notes=[*_notes(seen, lengths, shared, others, device), *([] if cost else [_TOO_SLOW])],
+        notes=[*_notes(seen, lengths, shared, device), *noise.notes(), *([] if cost else [_TOO_SLOW])],
     )
 
 
@@ -184,7 +182,7 @@ def _steps(each: Floats, count: float, device: Device) -> float:
     if device.settings.optimise.longest_first:
         window = device.settings.lookahead_rows
         replayed = np.concatenate([np.sort(replayed[i : i + window])[::-1] for i in range(0, len(replayed), window)])
-    done = steps_until_done(replayed.tolist(), slots)
+    done = steps_until_done(replayed.astype(int).tolist(), slots)
     return done + max(count - len(replayed), 0.0) * float(each.mean()) / slots
 
 
@@ -225,13 +223,7 @@ def _range(likely: float, replicates: Floats | float) -> Range:
     return Range(min(float(low), likely), likely, max(float(high), likely))
 
 
-def _others(before: object) -> float:
-    """Share of the cores that other work has taken meanwhile."""
-    now = ticks()
-    return 0.0 if now is None or before is None else now.others_since(before)
-
-
-def _notes(seen: Seen, lengths: _Known, shared: float, others: float, device: Device) -> list[str]:
+def _notes(seen: Seen, lengths: _Known, shared: float, device: Device) -> list[str]:
     notes = []
     if shared < 0.99:
         notes.append(f"{1 - shared:.0%} of the prompt tokens are computed once for several rows")
@@ -243,8 +235,6 @@ def _notes(seen: Seen, lengths: _Known, shared: float, others: float, device: De
             f"how long completions become is not known: {ends} of {len(seen.rows)} that were begun ended by themselves,"
             f" within {max(len(row.tokens) for row in seen.rows)} tokens"
         )
-    if others > NOISY:
-        notes.append(f"other work took {others:.0%} of the cores while this was measured")
     if device.settings.contexts > 1:
         notes.append("one context was measured; beside others it may be slower")
     return notes

@@ -16,7 +16,7 @@ from operators.forecasts.pace import StepTime
 from pipeline.meter import StageMeter
 
 PROBE_TOKENS = 64
-MOST_ROWS = 64
+MOST_ROWS = 128
 """So many are begun at most: their lengths tell enough of all lengths."""
 _SHARE = 0.5
 """Of the time, for the prompts of the rows that are begun together."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
 
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from operators.settings import OutputSettings
 from pipeline.errors import ConfigError
@@ -79,6 +80,13 @@ class WriteParquet(BaseOperator):
         # One piece: the boundaries of Parquet pages follow the pieces that a table consists of.
         ordered = sorted_by_identity(table).combine_chunks()
         yield write_parquet_shard(ordered, self._path / part_name(chunk), chunk, self._output.compression)
+
+    def encoded_bytes(self, batches: Sequence[Batch]) -> int:
+        """Bytes of a file with these rows."""
+        rows = [batch.data.select(self._schema.names).cast(self._schema) for batch in batches]
+        file = pa.BufferOutputStream()
+        pq.write_table(pa.Table.from_batches(rows, self._schema), file, compression=self._output.compression)
+        return int(file.getvalue().size)
 
     def report(self, directory: Path) -> Iterable[str]:
         """The first rows, as far as `output.preview` asks for them."""
