@@ -128,7 +128,7 @@ def estimate_lines(found: Estimate, directory: Path) -> Iterator[str]:
     yield f"  time         {seconds}{loading}"
     yield f"  peak memory  {_text(found.memory_bytes, _bytes_text)}{f': {inside}' if inside else ''}"
     yield f"  disk         {_text(found.disk_bytes, _bytes_text)}; {_bytes_text(free_disk)} free"
-    if found.disk_bytes.high > free_disk:
+    if found.disk_bytes.low > free_disk or free_disk < found.disk_bytes.high < math.inf:
         surely = "will not" if found.disk_bytes.low > free_disk else "may not"
         yield f"warning: the results {surely} fit on the disk of {directory}; make room or give another output_dir="
 
@@ -205,7 +205,7 @@ def _memory(settings: JobSettings, nodes: Mapping[str, Played], memory: float) -
         if played.output:
             size = sum(batch.data.get_total_buffer_size() for batch in played.output)
             waiting = max(waiting, rows * size / sum(batch.num_rows for batch in played.output))
-    return Range(memory, memory + THREADS_BYTES + waiting, 1.2 * memory + 3 * THREADS_BYTES + 2 * waiting)
+    return Range(0.85 * memory, memory + THREADS_BYTES + waiting, 1.2 * memory + 3 * THREADS_BYTES + 2 * waiting)
 
 
 def _notes(settings: JobSettings) -> Iterator[str]:

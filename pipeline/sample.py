@@ -57,29 +57,33 @@ def sample_of(source: Any, first_chunk: int, first_row: int, chunk_rows: int, cl
 
 def _read_on(source: Any, thinned: _Thinned, total: int | None, first_row: int, until: float, clock: Clock) -> Sample:
     """Rows of the input from where it is now, as far as patience goes."""
-    ended = True
+    fraction_read = getattr(source, "fraction_read", lambda: None)
+    # A source may have read a whole block when it sends the first of its rows: how much was read is taken when the next
+    # block begins, for the rows before it.
+    now = fraction_read()
+    rows, fraction = 0, None
     for item in source.run(Given()):
-        thinned.take(item)
-        if clock() > until and thinned.seen >= ROWS:
-            ended = False
+        before, now = now, fraction_read()
+        if now != before:
+            rows, fraction = thinned.seen, before
+        if clock() > until and thinned.seen >= ROWS and (total is not None or now is None or fraction):
             break
-    if ended:
-        every = thinned.stride == 1
-        return thinned.sample(Range.exact(thinned.seen), "all there are" if every else "spread over the whole input")
+        thinned.take(item)
+    else:
+        how = "all there are" if thinned.stride == 1 else "spread over the whole input"
+        return thinned.sample(Range.exact(thinned.seen), how)
     how = f"spread over its first {thinned.seen:,} rows"
     if total is not None:
         return thinned.sample(Range.exact(total - first_row), how)
-    fraction = getattr(source, "fraction_read", lambda: None)()
     if not fraction:
         how += "; the source does not say how many there are"
         return thinned.sample(Range(thinned.seen, thinned.seen, math.inf), how)
     # Rows need not be as long further on as at the beginning: the less was read, the less is sure.
-    likely = (first_row + thinned.seen) / min(fraction, 1.0) - first_row
+    likely = (first_row + rows) / min(fraction, 1.0) - first_row
     doubt = max(LEAST_DOUBT, MOST_DOUBT * (1 - fraction))
     least = max(likely * (1 - doubt), thinned.seen)
-    return thinned.sample(
-        Range(least, max(likely, least), likely * (1 + doubt)), f"{how}; how many follow goes by bytes"
-    )
+    counted = Range(least, max(likely, least), max(likely * (1 + doubt), least))
+    return thinned.sample(counted, f"{how}; how many follow is told by their bytes")
 
 
 class _Thinned:
@@ -115,7 +119,8 @@ class _Thinned:
     @property
     def kept(self) -> int:
         """Rows that are kept."""
-        return sum(data.num_rows for data in self._batches) + sum(rejects.num_rows for rejects in self._rejects)
+        rows: int = sum(data.num_rows for data in self._batches)
+        return rows + sum(rejects.num_rows for rejects in self._rejects)
 
     def sample(self, rows: Range, how: str) -> Sample:
         """What is kept, of so many `rows`."""

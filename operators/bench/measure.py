@@ -114,9 +114,7 @@ class Measure(BaseOperator):
 
     def forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
         """A case is measured by being run, so there is nothing to find out before."""
-        return Forecast(
-            task.rows, seconds=None, notes=["each row is a measurement: what they take is what they find out"]
-        )
+        return Forecast(task.rows, seconds=None, notes=["each row is a measurement; how long they take is not known"])
 
     def fingerprint(self) -> dict[str, Any]:
         """The content of the data and of the model."""

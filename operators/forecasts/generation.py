@@ -18,7 +18,7 @@ from operators.forecasts.noise import Noise
 from operators.forecasts.pace import StepCost, fitted, step_times
 from operators.forecasts.schedule import computed_share, steps_until_done
 from operators.forecasts.trial import Seen, Trial, ended_by_itself
-from pipeline.forecast import NOTHING, Range
+from pipeline.forecast import NOTHING, Range, share
 
 MOST_REPLAYED = 4000
 _FEW_STEPS = 3
@@ -90,8 +90,8 @@ def reckon(
     seen = Trial(device.engine, device.worker, device.method.rows()).run(rows, _TRIAL_SHARE * seconds)
     lengths = _lengths(rows, seen, fixed_lengths=fixed_lengths)
     prompts = np.array([len(row.prompt) for row in rows], np.float64)
-    kv_bytes = _kv_bytes(device)
     cost = _step_cost(device, seen, float(prompts.mean()) + lengths.likely / 2, count, until)
+    kv_bytes = _kv_bytes(device) if device.engine.now() < until else 0.0
     shared = _computed_share(device, rows, seen)
 
     steps_a_token = 1.0 if device.one_by_one and not seen.constrained else seen.row_steps / max(seen.tokens, 1)
@@ -133,14 +133,19 @@ class _Known:
     likely: float
     exact: bool
     model: Lengths | None = None
+    done: Seq[int] = ()
+    """Of rows that were completed to find out."""
 
     def replicates(self, random: np.random.Generator, *, whole: bool, count: float) -> Floats:
         """What the mean of `count` rows may be as well."""
         if self.exact and whole:
             return np.full(REPLICATES, self.likely)
         means = np.full(REPLICATES, self.likely) if self.model is None else self.model.replicates(random)
-        spread = float(self.each.std()) / np.sqrt(max(count if self.model else len(self.each), 1))
-        return np.maximum(means + random.normal(0.0, spread, REPLICATES), 0.0)
+        # Rows that were completed to find out will be as long again; it is the others that may differ.
+        done = min(share(len(self.done), count), 1.0) if whole and self.done else 0.0
+        others = count * (1 - done) if self.model else len(self.each)
+        means = means + random.normal(0.0, float(self.each.std()) / np.sqrt(max(others, 1)), REPLICATES)
+        return done * float(np.mean(self.done or (0,))) + (1 - done) * np.maximum(means, 0.0)
 
 
 def _lengths(rows: Seq[Sequence], seen: Seen, *, fixed_lengths: bool) -> _Known:
@@ -155,7 +160,7 @@ def _lengths(rows: Seq[Sequence], seen: Seen, *, fixed_lengths: bool) -> _Known:
     model = Lengths([len(row.tokens) for row in begun], [ended_by_itself(row) for row in begun], int(most.max()))
     drawn = np.minimum(model.draw(MOST_REPLAYED, np.random.default_rng(0)), np.resize(most, MOST_REPLAYED))
     likely = min(model.mean(), float(most.mean())) if begun else float(drawn.mean())
-    return _Known(drawn.astype(np.float64), likely, exact=False, model=model)
+    return _Known(drawn.astype(np.float64), likely, exact=False, model=model, done=[len(row.tokens) for row in done])
 
 
 def _step_cost(device: Device, seen: Seen, depth: float, count: Range, until: float) -> StepCost | None:
@@ -164,7 +169,8 @@ def _step_cost(device: Device, seen: Seen, depth: float, count: Range, until: fl
     left = until - device.engine.now()
     times = []
     if device.one_by_one and device.decoder.partial and left > 0:
-        times = step_times(device.decoder, rows, int(depth), seen.prompt_token_s, left, device.engine.now)
+        step_s = max((step.seconds / step.rows for step in seen.steps), default=0.0) * rows
+        times = step_times(device.decoder, rows, int(depth), seen.prompt_token_s, step_s, left, device.engine.now)
     if not times:
         return fitted(seen.steps) if seen.steps else None
     cost = fitted(times)
@@ -228,12 +234,15 @@ def _notes(seen: Seen, lengths: _Known, shared: float, device: Device) -> list[s
     if shared < 0.99:
         notes.append(f"{1 - shared:.0%} of the prompt tokens are computed once for several rows")
     if seen.cut_prompts:
-        notes.append("the prompts are too long to be read in a dry run; it goes by the beginning of one")
+        notes.append(
+            "the model is too slow for a dry run to read whole prompts: it goes by the beginning of one, alone in its"
+            " steps; many together may be faster"
+        )
     if lengths.model is not None and not seen.cut_prompts:
         ends = sum(map(ended_by_itself, seen.rows))
         notes.append(
             f"how long completions become is not known: {ends} of {len(seen.rows)} that were begun ended by themselves,"
-            f" within {max(len(row.tokens) for row in seen.rows)} tokens"
+            f" within {max((len(row.tokens) for row in seen.rows), default=0)} tokens"
         )
     if device.settings.contexts > 1:
         notes.append("one context was measured; beside others it may be slower")

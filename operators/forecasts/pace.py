@@ -46,7 +46,8 @@ def fitted(times: Seq[StepTime]) -> StepCost:
     """The cost that comes nearest to `times` (least squares), none of whose parts is negative."""
     terms = np.array([[1.0, t.rows, t.rows * t.depth] for t in times])
     seconds = np.array([t.seconds for t in times])
-    kept = [i for i in range(3) if np.ptp(terms[:, i]) > 0 or i == 1]
+    # What does not vary cannot be told from what every row takes.
+    kept = [*([0] if np.ptp(terms[:, 1]) else []), 1, *([2] if len({t.depth for t in times}) > 1 else [])]
     while True:
         found = np.linalg.lstsq(terms[:, kept], seconds, rcond=None)[0]
         if len(kept) == 1 or (found >= 0).all():
@@ -58,7 +59,7 @@ def fitted(times: Seq[StepTime]) -> StepCost:
 
 
 def step_times(
-    decoder: Decoder, rows: int, depth: int, prompt_s: float, seconds: float, clock: Clock
+    decoder: Decoder, rows: int, depth: int, prompt_s: float, step_s: float, seconds: float, clock: Clock
 ) -> list[StepTime]:
     """Steps of `rows` rows, `depth` tokens deep and less deep, and of fewer rows: as many as there is time for.
 
@@ -66,6 +67,7 @@ def step_times(
 
     Args:
         prompt_s: seconds a prompt token takes, about.
+        step_s: seconds a step takes, at most.
         seconds: how long this may take, about.
     """
     shape = decoder.shape
@@ -81,7 +83,7 @@ def step_times(
         done = place
         sizes = [rows] if place < deepest or rows == 1 else [rows, -(-rows // 4)]
         for size in sizes:
-            longest = max((t.seconds for t in found), default=0.0)
+            longest = max((t.seconds for t in found), default=step_s)
             if clock() + 2 * longest > until:
                 return found
             found.append(StepTime(size, place, _step_s(decoder, size, place, clock)))

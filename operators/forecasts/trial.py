@@ -86,7 +86,7 @@ class Trial:
             seen.cut_prompts = True
             length = int(min(max(_SHARE * left / token_s, 2), len(rows[0].prompt)))
             begun = [self._short(rows[0], rows[0].prompt[:length])]
-        self._complete(begun, until, seen)
+        self._complete(begun, until, seen, least=2 if seen.cut_prompts else 1)
         return seen
 
     def _probe(self, rows: Seq[Sequence]) -> float:
@@ -105,18 +105,17 @@ class Trial:
         """A row like `row` with another prompt."""
         return self._make(row.handle, prompt, row.params, row.seed, row.max_tokens, None)
 
-    def _complete(self, rows: Seq[Sequence], until: float, seen: Seen) -> None:
-        """Make calls until all rows are done or it is `until`; one at least."""
+    def _complete(self, rows: Seq[Sequence], until: float, seen: Seen, least: int = 1) -> None:
+        """Make calls until all rows are done or it is `until`; but `least` of them."""
         client = self._engine.client(StageMeter("trial"), 1, len(rows), lambda: None)
         self._engine.add(client)
         client.submit(rows)
         client.end()
         scheduler = self._worker.scheduler
-        while scheduler.runnable:
+        while scheduler.runnable and (least > 0 or self._engine.now() < until):
             self._step(seen)
-            if self._engine.now() >= until:
-                break
-        seen.rows += [row for row in rows if row.tokens and row.error is None]
+            least -= 1
+        seen.rows += [row for row in rows if (row.tokens or row.finish_reason is not None) and row.error is None]
         scheduler.abandon(lambda row: True)
         self._engine.drop(client)
 
