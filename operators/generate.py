@@ -176,11 +176,8 @@ class Generate:
         )
         found = generating.forecast(batches, task, time.perf_counter() - began)
         memory = {"model": weights_bytes(self._model_settings), **found.memory}
-        notes = (
-            []
-            if before
-            else [f"runtime leaves settings open; these were not chosen yet, and {settings.slots} slots assumed"]
-        )
+        assumed = f"what runtime leaves open is chosen when the run begins; {settings.slots} slots are assumed"
+        notes = [] if before else [assumed]
         return replace(found, memory=memory, notes=[*notes, *found.notes])
 
     def run(self, inbox: Inbox) -> Iterator[Item]:

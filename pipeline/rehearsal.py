@@ -140,7 +140,7 @@ class Rehearsal:
         whole = played.rows.is_exact and played.rows.likely <= played.given
         began = self._clock()
         played.forecast = found = op.forecast(runtime, batches, Task(played.rows, whole, seconds, self._results))
-        self._seconds = max(self._seconds - (self._clock() - began), 0.0)
+        self._seconds = max(self._seconds - (self._clock() - began - found.prepare_s), 0.0)
         played.output, played.rows_out = list(found.output), found.rows_out
         played.rejects = [reject for some in found.rejects for reject in some.rows]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -40,10 +41,16 @@ def standing_of(directory: Path, fingerprint: Mapping[str, Any], settings: JobSe
     The state is read from a copy: to open a database of SQLite may write beside it.
 
     Raises:
-        ConfigError: the run would be refused, in the same words.
+        ConfigError: the run would be refused, in the same words, or may not write there.
         DamagedError: the same.
     """
     refuse_foreign(directory)
+    there = next(path for path in (directory, *directory.parents) if path.exists())
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"output directory {directory} cannot be used: {there} may not be written by this user;"
+            " make it writable or give another output_dir="
+        )
     holder = holder_of(directory)
     if not (directory / STATE_FILE).is_file():
         return Standing(holder=holder)

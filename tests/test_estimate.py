@@ -96,6 +96,33 @@ def test_every_kind_of_job_is_estimated_with_the_model_that_ships(job, here, cap
     assert not list(here.glob("outputs/*"))
 
 
+JUDGED = """
+defaults:
+  - override /flow: generate
+data: {path: rows.jsonl}
+nodes:
+  judge:
+    inputs: generate
+    op:
+      _target_: operators.generate.Generate
+      model: ${model}
+      sampling: {max_tokens: 2, ignore_eos: true}
+      decode: ${decode}
+      runtime: ${runtime}
+      store: ${store}
+      as: judge
+  write:
+    inputs: judge
+"""
+
+
+def test_nodes_that_share_an_engine_are_forecast_one_after_the_other(here, capsys):
+    (here / "job.yaml").write_text(JUDGED)
+    text = told(capsys, *FAKE, "sampling.ignore_eos=true", "dry_run=true", job="job.yaml")
+    assert figure(text, "tokens out") == str(35 * (12 + 2))
+    assert len(re.findall(r"^judge, prompt \d", text, re.MULTILINE)) == 3
+
+
 def test_a_benchmark_is_not_run(here, capsys):
     text = told(capsys, "dry_run=true", job="bench")
     assert figure(text, "time") == "unknown"
@@ -115,9 +142,8 @@ def test_what_the_store_has_costs_nothing(here, capsys):
 
 def test_a_run_that_was_stopped_is_estimated_from_where_it_is(here, capsys):
     stopping = "  stop: {inputs: square, op: {_target_: tests.pipeline.job_ops.InterruptAt, at: 14, flag: flag}}\n"
-    (here / "job.yaml").write_text(
-        "chunk_rows: 10\nmax_open_chunks: 1\n" + NODES.replace("inputs: square", "inputs: stop") + stopping
-    )
+    nodes = NODES.replace("inputs: square", "inputs: stop") + stopping
+    (here / "job.yaml").write_text(f"chunk_rows: 10\nmax_open_chunks: 1\n{nodes}")
     Path("flag").touch()
     assert main(["job=job.yaml", "progress=none"]) == 4
     capsys.readouterr()
@@ -183,6 +209,13 @@ def test_dry_run_is_one_of_three(here, capsys):
     assert "dry_run='maybe' cannot work: it is true (estimate, with the model)" in told(
         capsys, "dry_run=maybe", *FAKE, code=2
     )
+
+
+def test_what_a_calibration_would_choose_is_assumed_and_said(here, capsys, monkeypatch):
+    monkeypatch.setenv("LLAMA_PIPELINE_CACHE", str(here / "cache"))
+    text = told(capsys, "model=fake", "runtime=auto", "sampling.max_tokens=4", "dry_run=true")
+    assert "note: generate: what runtime leaves open is chosen when the run begins; 16 slots are assumed" in text
+    assert not (here / "cache").exists()
 
 
 def test_results_that_do_not_fit_are_warned_of(tmp_path):

@@ -139,6 +139,12 @@ class Scheduler:
                 self.finish(row)
         self._paused.forget(belongs)
 
+    def clear(self) -> None:
+        """Forget what rows that have left their slots have left there."""
+        for slot in self.slots.slots:
+            if slot.row is None:
+                self._sharing.clear(slot)
+
     def _admit(self, now: float) -> Unfilled:
         """Fill the free slots; returns why those that stay free do."""
         while (row := self._paused.next()) is not None:

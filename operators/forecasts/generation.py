@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from operators.forecasts.noise import Noise
 from operators.forecasts.pace import StepCost, fitted, step_times
 from operators.forecasts.schedule import computed_share, steps_until_done
 from operators.forecasts.trial import Seen, Trial, ended_by_itself
-from pipeline.forecast import NOTHING, Range, share
+from pipeline.forecast import NOTHING, Range, is_unbounded, share
 
 MOST_REPLAYED = 4000
 _FEW_STEPS = 3
@@ -84,6 +85,15 @@ def reckon(
     """
     if not rows:
         return Reckoned(NOTHING, NOTHING, NOTHING, 0.0, (), 0.0, ())
+    if is_unbounded(count):
+        least = Range(count.low, count.likely, count.likely)
+        found = reckon(device, rows, least, seconds, whole=whole, fixed_lengths=fixed_lengths)
+        return replace(
+            found,
+            tokens_in=_open_ended(found.tokens_in),
+            tokens_out=_open_ended(found.tokens_out),
+            seconds=None if found.seconds is None else _open_ended(found.seconds),
+        )
     random = np.random.default_rng(0)
     noise = Noise()
     until = device.engine.now() + seconds
@@ -168,6 +178,8 @@ def _step_cost(device: Device, seen: Seen, depth: float, count: Range, until: fl
     rows = int(min(device.decoder.shape.slots, max(count.likely, 1)))
     left = until - device.engine.now()
     times = []
+    # What is measured now takes the place of what rows have left in the slots.
+    device.worker.scheduler.clear()
     if device.one_by_one and device.decoder.partial and left > 0:
         step_s = max((step.seconds / step.rows for step in seen.steps), default=0.0) * rows
         times = step_times(device.decoder, rows, int(depth), seen.prompt_token_s, step_s, left, device.engine.now)
@@ -224,8 +236,13 @@ def _kv_bytes(device: Device) -> float:
     return (whole - half) / (_KV_TOKENS // 2) * decoder.shape.cells * device.settings.contexts
 
 
+def _open_ended(found: Range) -> Range:
+    return replace(found, high=math.inf)
+
+
 def _range(likely: float, replicates: Floats | float) -> Range:
     low, high = np.quantile(replicates, [0.05, 0.95])
+    likely = float(likely)
     return Range(min(float(low), likely), likely, max(float(high), likely))
 
 

@@ -19,7 +19,7 @@ Floats = npt.NDArray[np.float64]
 REPLICATES = 300
 _UNSEEN_ENDS = 0.5
 """Ends that are taken to have been where none was seen, and added where the rate is drawn (Jeffreys' prior)."""
-_CHANGE = 0.3
+_CHANGE = 0.5
 """How much the rate may change further on: the standard deviation of its logarithm."""
 
 

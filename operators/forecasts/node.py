@@ -64,7 +64,7 @@ class Generating:
             self.device,
             in_any_order(new),
             count,
-            task.seconds - prepare_s,
+            task.seconds,
             whole=task.whole,
             fixed_lengths=self._fixed_lengths,
         )

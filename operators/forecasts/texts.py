@@ -38,7 +38,7 @@ def forecast_texts(
 
     The shortest text is read first; then more and more at a time, as long as they will be done in time.
     """
-    until = clock() + task.seconds - prepare_s
+    until = clock() + task.seconds
     noise = Noise()
     data = pa.Table.from_batches([batch.data for batch in batches]).combine_chunks() if batches else pa.table({})
     rows = data.to_batches()[0] if data.num_rows else None

@@ -128,8 +128,9 @@ class Trial:
         seen.row_steps += rows
         if prompt:
             # Where prompts ride along with rows that decode, these have their share of the call.
+            decoded = rows * max(self._worker.decoder.shape.block, 1)
             seen.prompt_tokens += prompt
-            seen.prompt_s += seconds * prompt / (prompt + rows)
+            seen.prompt_s += seconds * prompt / (prompt + decoded)
         elif rows:
             depths = [row.n_past for row in self._worker.scheduler.slots.rows()]
             seen.steps.append(StepTime(rows, float(np.mean(depths)) if depths else 0.0, seconds))

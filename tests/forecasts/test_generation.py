@@ -93,9 +93,17 @@ def test_some_rows_stand_for_many():
     assert found.seconds.low < seconds < found.seconds.high
 
 
+def test_of_an_input_without_a_known_end_it_is_a_lower_bound():
+    texts = prompts(20)
+    found = reckon(device(Timed(shape(8))), rows(texts), Range(20, 20, np.inf), 30.0, whole=False, fixed_lengths=True)
+    assert (found.tokens_out.low, found.tokens_out.high) == (20 * 40, np.inf)
+    assert found.seconds is not None
+    assert 0 < found.seconds.low < found.seconds.high == np.inf
+
+
 def test_with_unknown_lengths_the_range_holds_in_eight_of_ten():
     held = 0
-    for trial in range(10):
+    for trial in range(5):
         texts = prompts(120, seed=trial)
         decoder = Timed(shape(8), call_s=0.5)  # so slow that many rows are cut off
         found = reckoned(decoder, rows(texts[:60], ENDING, max_tokens=100), count=120, fixed=False)
@@ -103,7 +111,7 @@ def test_with_unknown_lengths_the_range_holds_in_eight_of_ten():
         assert found.seconds is not None
         held += found.tokens_out.low <= tokens <= found.tokens_out.high
         held += found.seconds.low <= seconds <= found.seconds.high
-    assert held >= 16
+    assert held >= 8
 
 
 @pytest.mark.parametrize("token_s", [0.01, 0.1, 0.5])
