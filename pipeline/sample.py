@@ -61,7 +61,8 @@ def _read_on(source: Any, thinned: _Thinned, total: int | None, first_row: int, 
     # A source may have read a whole block when it sends the first of its rows: how much was read is taken when the next
     # block begins, for the rows before it.
     now = fraction_read()
-    rows, fraction = 0, None
+    rows = 0
+    fraction: float | None = None
     for item in source.run(Given()):
         before, now = now, fraction_read()
         if now != before:
