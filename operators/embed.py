@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pyarrow as pa
 from operators.decoding.model import Logits, TokenIds, Wanted, inspect_model, load_model
 from operators.decoding.reading import Part
 from operators.engine_settings import EngineSettings
+from operators.forecasts.texts import forecast_texts
 from operators.setting_checks import check
 from operators.settings import ModelSettings
 from operators.text_reader import (
@@ -26,6 +28,7 @@ from operators.text_reader import (
 )
 from operators.where import Where, passed_by
 from pipeline.errors import Cancelled, ConfigError
+from pipeline.forecast import Forecast, Task
 from pipeline.protocols import BaseOperator, MemoryNeed, Runtime
 from pipeline.records import Batch, Output, add_columns, require_column
 
@@ -125,6 +128,20 @@ class Embed(BaseOperator):
         self._closing = np.array(model.closing_ids, np.int32)
         if self._all_rows:
             self._take_context()
+
+    def forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
+        """What its rows will take: some of them are embedded."""
+
+        def token_counts(data: pa.RecordBatch) -> list[int | None]:
+            return [None if isinstance(ids, str) else len(ids) for ids in self._texts(data)]
+
+        began = time.perf_counter()
+        self.open(runtime)
+        try:
+            prepare_s = time.perf_counter() - began
+            return forecast_texts(self.process, token_counts, [self._text], batches, task, prepare_s)
+        finally:
+            self.close()
 
     def process(self, batch: Batch) -> Iterable[Output]:
         """Embed the texts of one batch."""

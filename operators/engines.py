@@ -22,6 +22,9 @@ from operators.store import CompletionStore
 from pipeline.errors import ConfigError
 from pipeline.protocols import Runtime
 
+STORE_FILE = "completions.sqlite"
+"""In the output directory, unless `store.path` names another."""
+
 
 def lanes_of(runtime: Runtime) -> Lanes:
     """The threads that compute, of all engines of the run."""
@@ -98,7 +101,7 @@ def shared_store(runtime: Runtime, settings: StoreSettings) -> CompletionStore |
     """The store of finished completions, None where it is switched off."""
     if not settings.enabled:
         return None
-    path = Path(settings.path).expanduser() if settings.path else runtime.output_dir / "completions.sqlite"
+    path = Path(settings.path).expanduser() if settings.path else runtime.output_dir / STORE_FILE
     key = ("store", str(path))
     return runtime.resource(key, lambda: CompletionStore(path, settings.sync), CompletionStore.close)
 

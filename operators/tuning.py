@@ -50,11 +50,9 @@ def tuned(
         return settings
     pinned = output_dir / CHOICE_FILE
     cached = _cache_file(settings, model, prompt_tokens, new_tokens, rows)
-    for path, whence in ((pinned, "an earlier attempt of this run"), (cached, "an earlier run")):
-        choice = _read(path, settings)
-        if choice is not None:
-            log.info("runtime, as in %s: %s", whence, choice.values)
-            break
+    choice, whence = _chosen(settings, pinned, cached)
+    if choice is not None:
+        log.info("runtime, as in %s: %s", whence, choice.values)
     else:
         log.info("runtime: calibrating %s", ", ".join(settings.open_keys()))
         before = ticks()
@@ -72,6 +70,22 @@ def tuned(
     return choice.apply(settings)
 
 
+def tuned_before(
+    settings: EngineSettings,
+    model: Model,
+    prompt_tokens: Sequence[int],
+    new_tokens: int,
+    output_dir: Path,
+    rows: int | None = None,
+) -> EngineSettings | None:
+    """What `tuned` would give without a calibration; None if it would make one."""
+    if not settings.open_keys():
+        return settings
+    cached = _cache_file(settings, model, prompt_tokens, new_tokens, rows)
+    choice, _ = _chosen(settings, output_dir / CHOICE_FILE, cached)
+    return None if choice is None else choice.apply(settings)
+
+
 def others_share(before: Ticks | None) -> float:
     """Share of all cores that other processes took since `before`; 0 where the kernel does not tell."""
     after = ticks()
@@ -85,6 +99,15 @@ def cache_folder() -> Path:
         return Path(given).expanduser()
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "llama-pipeline"
+
+
+def _chosen(settings: EngineSettings, pinned: Path, cached: Path) -> tuple[Choice | None, str]:
+    """What was chosen earlier, and when, in words."""
+    for path, whence in ((pinned, "an earlier attempt of this run"), (cached, "an earlier run")):
+        choice = _read(path, settings)
+        if choice is not None:
+            return choice, whence
+    return None, ""
 
 
 def _cache_file(

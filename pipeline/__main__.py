@@ -25,6 +25,7 @@ from pipeline import status, verify
 from pipeline.config import COMPOSITION_ERRORS, CONF, explained, overrides_given, register, register_job, settings_of
 from pipeline.construct import build_graph, load_object
 from pipeline.errors import ConfigError, ExitCode, PipelineError
+from pipeline.estimate import estimate
 from pipeline.jobs import did_you_mean, find_job, jobs_table
 from pipeline.plan import plan_lines
 from pipeline.redaction import STORAGE_OPTIONS
@@ -54,7 +55,8 @@ settings that matter most:
   output_dir=DIR             where the results go (default: outputs/NAME); the same command resumes there
   overwrite=true             replace results that were made with other settings
 
-  dry_run=true checks everything and prints the plan, show=graph prints the graph, --cfg job the composed settings.
+  dry_run=true checks everything, loads the model and estimates rows, tokens, time, memory and disk (half a minute);
+  dry_run=plan checks what needs no model, show=graph prints the graph, --cfg job the composed settings.
   --config-dir DIR adds your own config groups and jobs (DIR/job/NAME.yaml).
 
 commands:
@@ -249,17 +251,20 @@ def _run_one(config: DictConfig, overrides: tuple[str, ...], process: Resources)
     try:
         settings = settings_of(config)
         directory = settings.directory
-        code = _show(settings) if settings.show or settings.dry_run else run_job(settings, process)
+        code = _show(settings, process) if settings.show or settings.dry_run else run_job(settings, process)
     except Exception as error:
         code = _told(error)
     return SweptJob(overrides, code, directory)
 
 
-def _show(settings: JobSettings) -> ExitCode:
+def _show(settings: JobSettings, process: Resources) -> ExitCode:
     graph = build_graph(settings)
     print(graph.to_mermaid())
     if settings.dry_run:
-        print("\n".join(["", *plan_lines(settings, graph)]))
+        print("\n".join(["", *plan_lines(settings, graph)]), flush=True)
+    if settings.dry_run is True:
+        for line in estimate(settings, graph, process):
+            print(line, flush=True)
     return ExitCode.DONE
 
 

@@ -132,32 +132,41 @@ def _admitted(directory: Path, fingerprint: dict[str, object], settings: JobSett
     try:
         before = state.fingerprint
         other = before is not None and before != fingerprint
-        if state.defect is not None and not settings.overwrite:
-            raise ConfigError(
-                f"the results in {directory} cannot be trusted: {state.defect}\n"
-                "Mend the operator and add overwrite=true"
-            )
-        if before is not None and other and state.committed_chunks and not settings.overwrite:
-            changed = "\n".join(f"  {line}" for line in differences(before, fingerprint))
-            raise ConfigError(
-                f"{directory} holds a run with other settings:\n{changed}\n"
-                "To replace its results add overwrite=true; to keep them give another output_dir="
-            )
+        refuse_other(directory, state, fingerprint, settings)
         # A run with other settings that has committed nothing has nothing to lose: it is replaced without asking.
         if before is not None and (settings.overwrite or other):
             state.close()
             wipe(directory)
             state = RunState(directory / STATE_FILE)
         if state.fingerprint is None:
-            _refuse_orphans(directory, settings)
+            refuse_orphans(directory, settings)
             state.begin(fingerprint, settings.name)
-        _refuse_damaged(directory, state)
+        refuse_damaged(directory, state)
         yield state
     finally:
         state.close()
 
 
-def _refuse_orphans(directory: Path, settings: JobSettings) -> None:
+def refuse_other(directory: Path, state: RunState, fingerprint: Mapping[str, Any], settings: JobSettings) -> None:
+    """A run goes on with the settings that it was begun with.
+
+    Raises:
+        ConfigError: it was begun with others and has committed something, or it lost rows; and `overwrite` is not set.
+    """
+    if state.defect is not None and not settings.overwrite:
+        raise ConfigError(
+            f"the results in {directory} cannot be trusted: {state.defect}\nMend the operator and add overwrite=true"
+        )
+    before = state.fingerprint
+    if before is not None and before != fingerprint and state.committed_chunks and not settings.overwrite:
+        changed = "\n".join(f"  {line}" for line in differences(before, fingerprint))
+        raise ConfigError(
+            f"{directory} holds a run with other settings:\n{changed}\n"
+            "To replace its results add overwrite=true; to keep them give another output_dir="
+        )
+
+
+def refuse_orphans(directory: Path, settings: JobSettings) -> None:
     """A run writes its state before its first file: without one, files of results mean that it was lost.
 
     Raises:
@@ -171,7 +180,7 @@ def _refuse_orphans(directory: Path, settings: JobSettings) -> None:
         )
 
 
-def _refuse_damaged(directory: Path, state: RunState) -> None:
+def refuse_damaged(directory: Path, state: RunState) -> None:
     """Looks at names and sizes only; `verify` reads the files.
 
     Raises:

@@ -14,6 +14,8 @@ MODULES = sorted(p for folder in ("pipeline", "operators") for p in (ROOT / fold
 OPERATORS_MAY_USE = {
     "errors",
     "failpoints",
+    "forecast",
+    "given",
     "memory",
     "meter",
     "metrics",

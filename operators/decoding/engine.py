@@ -49,6 +49,11 @@ class Engine:
         self._served = False
         self._logs = [StepLog(steps, number, n, worker.scheduler.slots.size) for n, worker in enumerate(workers)]
 
+    @property
+    def workers(self) -> Seq[Worker]:
+        """One a context."""
+        return self._workers
+
     def connect(self, meter: StageMeter, depth: int, capacity: int, wake: Callable[[], None]) -> Client:
         """A client for a node; steps are made from the first on."""
         client = self.client(meter, depth, capacity, wake)

@@ -150,6 +150,12 @@ class Scheduler:
                 self.finish(row)
         self._paused.forget(belongs)
 
+    def clear(self) -> None:
+        """Forget what rows that have left their slots have left there."""
+        for slot in self.slots.slots:
+            if slot.row is None:
+                self._sharing.clear(slot)
+
     def _lines(self) -> Iterable[Line]:
         for row in chain(self.slots.rows(), self._paused.rows):
             if isinstance(row.line, Line):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from operators.settings import OutputSettings
 from operators.sinks.formats import format_of, refuse_unwritable, scan
@@ -83,6 +84,13 @@ class WriteRows(BaseOperator):
         ordered = sorted_by_identity(table).combine_chunks()
         path = self._path / part_name(chunk, self._format.suffix)
         yield write_table_shard(ordered, path, chunk, self._format.write)
+
+    def encoded_bytes(self, batches: Sequence[Batch]) -> int:
+        """Bytes of a file with these rows."""
+        rows = [batch.data.select(self._schema.names).cast(self._schema) for batch in batches]
+        file = pa.BufferOutputStream()
+        pq.write_table(pa.Table.from_batches(rows, self._schema), file, compression=self._output.compression)
+        return int(file.getvalue().size)
 
     def report(self, directory: Path) -> Iterable[str]:
         """The first rows, as far as `output.preview` asks for them."""

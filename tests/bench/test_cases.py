@@ -7,10 +7,10 @@ import itertools
 import pytest
 
 from operators.bench.cases import EmitCases, cases
-from operators.bench.given import Given
 from operators.bench.scenarios import PEERS, SCENARIOS, TOGGLES, scenario
 from operators.bench.settings import BenchSettings
 from pipeline.errors import ConfigError
+from pipeline.given import Given
 from pipeline.records import Batch, ChunkEnd
 
 
