@@ -32,6 +32,7 @@ from pipeline.redaction import STORAGE_OPTIONS
 from pipeline.run import run_job
 from pipeline.runtime import Resources
 from pipeline.settings import JobSettings
+from pipeline.stdout import say, stop_saying
 from pipeline.sweep import SweptJob, sweep_lines
 
 HELP = """\
@@ -52,6 +53,7 @@ settings that matter most:
   runtime.slots=N            rows that decode at the same time
   seed=N                     of everything that is drawn
   target.accepted_rows=N     go through the prompts again and again until N rows have passed (docs/synthesis.md)
+  output=jsonl               files of JSON lines, or output=arrow, instead of Parquet
   output_dir=DIR             where the results go (default: outputs/NAME); the same command resumes there
   overwrite=true             replace results that were made with other settings
 
@@ -64,7 +66,7 @@ commands:
   doctor                        is this machine set up
   jobs                          the jobs
   operators [NAME ...]          what jobs are made of
-  report outputs/NAME           make its report.html again (every run writes one; report=false: not)
+  report outputs/NAME           make its report.html again (a run writes one, unless report=false)
   status outputs/NAME           how far a run is, from another terminal; --json for programs
   verify outputs/NAME           are its results whole; with repair=true what is damaged is made again
 
@@ -88,6 +90,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with stopped_by_signals(_leave, NOTHING_RUNS):
             code = _dispatch(arguments)
+            sys.stdout.flush()
+    except BrokenPipeError:  # of stdout: a run answers for its own errors
+        stop_saying()
+        code = ExitCode.FAILED
     except Exception as error:
         code = _told(error)
     except KeyboardInterrupt:
@@ -259,12 +265,10 @@ def _run_one(config: DictConfig, overrides: tuple[str, ...], process: Resources)
 
 def _show(settings: JobSettings, process: Resources) -> ExitCode:
     graph = build_graph(settings)
-    print(graph.to_mermaid())
-    if settings.dry_run:
-        print("\n".join(["", *plan_lines(settings, graph)]), flush=True)
+    say([graph.to_mermaid(), *(["", *plan_lines(settings, graph)] if settings.dry_run else [])])
     if settings.dry_run is True:
         for line in estimate(settings, graph, process):
-            print(line, flush=True)
+            say([line])
     return ExitCode.DONE
 
 

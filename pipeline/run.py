@@ -28,6 +28,7 @@ from pipeline.run_log import run_log
 from pipeline.runtime import Resources
 from pipeline.settings import JobSettings
 from pipeline.state import STATE_FILE, RunState, RunStatus
+from pipeline.stdout import say
 from pipeline.stopping import RECORDS, stopped_by_signals
 
 MAX_NAMED = 8
@@ -203,9 +204,13 @@ def _already_done(settings: JobSettings, graph: Graph, directory: Path, state: R
         StorageError: what is lost of the files at its end cannot be written.
     """
     if lost := conclude_missing(graph, directory):
-        print(f"{' and '.join(lost)} had gone, and {'is' if len(lost) == 1 else 'are'} made again")
+        say([f"{' and '.join(lost)} had gone, and {'is' if len(lost) == 1 else 'are'} made again"])
     code = exit_code_of(RunStatus.DONE, state, settings.max_error_rate)
     rows = state.committed_rows
-    print(f"{settings.name} is finished already: {rows:,} rows, results in {directory / DATA}")
-    print("To make them again add overwrite=true")
+    say(
+        [
+            f"{settings.name} is finished already: {rows:,} rows, results in {directory / DATA}",
+            "To make them again add overwrite=true",
+        ]
+    )
     return code

@@ -58,7 +58,7 @@ def sample_of(source: Any, first_chunk: int, first_row: int, chunk_rows: int, cl
 def _read_on(source: Any, thinned: _Thinned, total: int | None, first_row: int, until: float, clock: Clock) -> Sample:
     """Rows of the input from where it is now, as far as patience goes."""
     fraction_read = getattr(source, "fraction_read", lambda: None)
-    # What a source has sent is counted when it goes on: when the share changes, it is that of the rows before this item.
+    # What a source has sent is counted when it goes on: a changed share is that of the rows before this item.
     now = fraction_read()
     rows = 0
     fraction: float | None = None

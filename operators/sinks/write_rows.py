@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
@@ -96,10 +97,17 @@ class WriteRows(BaseOperator):
         """The first rows, as far as `output.preview` asks for them."""
         if not self._output.preview:
             return
-        names = self._output.preview_columns or self._schema.names
+        names = list(dict.fromkeys(self._output.preview_columns)) or self._schema.names
         width = max(map(len, names))
         found = scan(directory / "data" / self._directory).head(self._output.preview).collect()
         for row in found.select(names if found.width else []).iter_rows():
             for name, value in zip(names, row, strict=True):
-                yield f"{name:{width}}  {textwrap.shorten(str(value), PREVIEW_WIDTH)}"
+                yield f"{name:{width}}  {textwrap.shorten(_shown(value), PREVIEW_WIDTH)}"
             yield ""
+
+
+def _shown(value: object) -> str:
+    """A value as a preview shows it: a number rounded, a list or struct as JSON."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list | dict) else str(value)
