@@ -21,7 +21,7 @@ test: check ## check, then run all tests
 	@$(PY) -m pytest
 
 faults: $(VENV)/.locked ## kill, stop and starve runs, and see that nothing is lost; takes some minutes
-	@$(PY) -m pytest -m "" tests/faults
+	@$(PY) -m pytest -m faults
 
 check: $(VENV)/.locked ## ruff and mypy
 	@$(VENV)/bin/ruff check .

@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = (ROOT / "README.md", ROOT / "docs" / "architecture.md", ROOT / "docs" / "synthesis.md")
+PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("architecture", "jobs", "synthesis")))
 PYTHON = ".venv/bin/python"
 BLOCK = re.compile(r"(<!-- run: (?P<command>.+?) -->\n```(?P<language>\w+)\n)(?P<output>.*?)(?=```)", re.S)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,22 @@ import pyarrow as pa
 from operators.decoding.model import Logits, TokenIds, Wanted, inspect_model, load_model
 from operators.decoding.reading import Part
 from operators.engine_settings import EngineSettings
+from operators.forecasts.texts import forecast_texts
 from operators.setting_checks import check
 from operators.settings import ModelSettings
-from operators.text_reader import TEXT_TYPES, TextReader, arithmetic_of, check_room, text_ids, why_unreadable
+from operators.text_reader import (
+    TEXT_TYPES,
+    TextReader,
+    arithmetic_of,
+    check_room,
+    reading_memory,
+    text_ids,
+    why_unreadable,
+)
 from operators.where import Where, passed_by
 from pipeline.errors import Cancelled, ConfigError
-from pipeline.protocols import BaseOperator, Runtime
+from pipeline.forecast import Forecast, Task
+from pipeline.protocols import BaseOperator, MemoryNeed, Runtime
 from pipeline.records import Batch, Output, add_columns, require_column
 
 EMBEDDING = "embedding"
@@ -104,6 +115,10 @@ class Embed(BaseOperator):
         """The model's content and the thread count."""
         return arithmetic_of(self._model, self._settings)
 
+    def memory_needs(self) -> Iterable[MemoryNeed]:
+        """The model, and a context of its own."""
+        return reading_memory(self._model, self._settings, id(self), Wanted.EMBEDDINGS)
+
     def open(self, runtime: Runtime) -> None:
         """Load the model, if no other node has, and take a context, unless `where` may leave nothing to do."""
         self._runtime = runtime
@@ -113,6 +128,20 @@ class Embed(BaseOperator):
         self._closing = np.array(model.closing_ids, np.int32)
         if self._all_rows:
             self._take_context()
+
+    def forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
+        """What its rows will take: some of them are embedded."""
+
+        def token_counts(data: pa.RecordBatch) -> list[int | None]:
+            return [None if isinstance(ids, str) else len(ids) for ids in self._texts(data)]
+
+        began = time.perf_counter()
+        self.open(runtime)
+        try:
+            prepare_s = time.perf_counter() - began
+            return forecast_texts(self.process, token_counts, [self._text], batches, task, prepare_s)
+        finally:
+            self.close()
 
     def process(self, batch: Batch) -> Iterable[Output]:
         """Embed the texts of one batch."""

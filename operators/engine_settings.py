@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -11,6 +12,8 @@ KV_LAYOUTS = ("per_sequence", "unified")
 KV_TYPES = ("f16", "f32", "q8_0")
 ADMISSIONS = ("reserve", "optimistic")
 MAX_SLOTS = 255
+_UNITS = {"": 1, "b": 1, "mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+_BYTES = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(|b|[mgt]i?b)\s*", re.IGNORECASE)
 OPEN: dict[str, Any] = {
     "slots": 0,
     "threads": 0,
@@ -76,6 +79,8 @@ class EngineSettings:
         pad_tokens: prompts that are up to this much shorter are padded to compute them in one call.
         flash_attention: use llama.cpp's flash attention kernels; null leaves it open. On the CPU they pay for short
             rows and not for long ones.
+        memory_limit: memory that models and their KV caches may take, as "8GiB" or a number of bytes; a graph that
+            takes more is refused before anything is loaded. null: what is free, and then there is a warning only.
         lookahead_rows: rows that are sorted by length at a time.
         priority: a column, or an SQL expression over the columns, that is a number: of the rows that wait those with
             the highest are admitted first. A row never waits longer than for the end of its chunk and the next.
@@ -103,6 +108,7 @@ class EngineSettings:
     n_ubatch: int = field(default=512, metadata=NOT_IN_DATA)
     pad_tokens: int = field(default=4, metadata=NOT_IN_DATA)
     flash_attention: bool | None = True
+    memory_limit: str | None = field(default=None, metadata=NOT_IN_DATA)
     lookahead_rows: int = field(default=256, metadata=NOT_IN_DATA)
     refill: int = field(default=1, metadata=NOT_IN_DATA)
     deterministic: bool = True
@@ -113,6 +119,12 @@ class EngineSettings:
     optimise: OptimiseSettings = field(default_factory=OptimiseSettings, metadata=NOT_IN_DATA)
 
     def __post_init__(self) -> None:
+        check(
+            self.memory_limit is None or _BYTES.fullmatch(str(self.memory_limit)) is not None,
+            "runtime.memory_limit",
+            self.memory_limit,
+            "it is a number of bytes, or one with a unit (8GiB, 500MiB, 8GB), or null",
+        )
         if self.open_keys():
             self.with_defaults()  # checks the rest
             return
@@ -139,6 +151,12 @@ class EngineSettings:
         if not self.deterministic:
             return {}
         return {"threads": self.with_defaults().threads or usable_cores(), "kv": self.with_defaults().kv}
+
+    @property
+    def memory_limit_bytes(self) -> int | None:
+        """`memory_limit` in bytes."""
+        found = _BYTES.fullmatch(str(self.memory_limit))
+        return None if found is None else int(float(found[1]) * _UNITS[found[2].lower()])
 
     def open_keys(self) -> list[str]:
         """The keys that a calibration is to choose."""

@@ -1,15 +1,15 @@
-"""What nodes of a run share: the engine of a device and the completion store."""
+"""What nodes of a run share: engines, the threads that compute for them, and the completion store."""
 
 from __future__ import annotations
 
 import importlib
-import threading
+import itertools
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TypeVar
 
-from operators.decoding.engine import Engine, Lane
+from operators.decoding.engine import Engine
+from operators.decoding.lanes import Lanes
 from operators.decoding.model import Model
 from operators.decoding.scheduler import Scheduler
 from operators.decoding.step_log import STEPS_SCHEMA
@@ -22,48 +22,13 @@ from operators.store import CompletionStore
 from pipeline.errors import ConfigError
 from pipeline.protocols import Runtime
 
-T = TypeVar("T")
+STORE_FILE = "completions.sqlite"
+"""In the output directory, unless `store.path` names another."""
 
 
-class Engines:
-    """The engines of a run. What nodes compute without generating is computed on the thread of the first of them, or,
-    where nothing generates, on a thread that is made for it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._engine: Engine | None = None
-        self._lane: Lane | None = None
-
-    def add(self, engine: Engine) -> None:
-        """There is an engine from now on; the first one counts."""
-        with self._lock:
-            self._engine = self._engine or engine
-
-    def call(self, work: Callable[[], T]) -> T:
-        """Run `work` on the thread that computes, and wait for what it returns.
-
-        Raises:
-            BaseException: what `work` raised, or what ended the thread.
-        """
-        return self._thread().call(work)
-
-    def close(self) -> None:
-        """End the thread that is not an engine's."""
-        if self._lane is not None:
-            self._lane.close()
-
-    def _thread(self) -> Engine | Lane:
-        with self._lock:
-            if self._engine is not None:
-                return self._engine
-            if self._lane is None:
-                self._lane = Lane()
-            return self._lane
-
-
-def engines_of(runtime: Runtime) -> Engines:
-    """The engines of the run."""
-    return runtime.resource(("engines",), Engines, Engines.close)
+def lanes_of(runtime: Runtime) -> Lanes:
+    """The threads that compute, of all engines of the run."""
+    return runtime.resource(("lanes",), Lanes, Lanes.close)
 
 
 def decode_method(settings: DecodeSettings) -> Method:
@@ -113,9 +78,9 @@ def _make_engine(
         strategy = method.strategy(decoder, model)
         scheduler = Scheduler(decoder, queue, settings, method.cut(decoder.shape))
         workers.append(Worker(decoder, scheduler, strategy, meters, lambda: runtime.cancelled))
-    engine = Engine(workers, queue, runtime.table("steps", STEPS_SCHEMA))
+    number = next(runtime.resource(("engine numbers",), itertools.count))
+    engine = Engine(workers, queue, runtime.table("steps", STEPS_SCHEMA), lanes_of(runtime), number)
     runtime.when_stuck(model.abort)
-    engines_of(runtime).add(engine)
     kept = warn_unless_exact(runtime, settings, model)
     runtime.totals(lambda: engine.totals() | {"engines": 1.0, "engines_deterministic": float(kept)})
     runtime.status(engine.active_slots)
@@ -136,7 +101,7 @@ def shared_store(runtime: Runtime, settings: StoreSettings) -> CompletionStore |
     """The store of finished completions, None where it is switched off."""
     if not settings.enabled:
         return None
-    path = Path(settings.path).expanduser() if settings.path else runtime.output_dir / "completions.sqlite"
+    path = Path(settings.path).expanduser() if settings.path else runtime.output_dir / STORE_FILE
     key = ("store", str(path))
     return runtime.resource(key, lambda: CompletionStore(path, settings.sync), CompletionStore.close)
 

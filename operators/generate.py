@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,11 @@ from operators.decoding.model import inspect_model, load_model, max_sequence_tok
 from operators.decoding.sequence import FinishReason
 from operators.decoding.sequence import Sequence as Row
 from operators.engine_settings import EngineSettings
-from operators.engines import arithmetic, decode_method, shared_engine, shared_store
+from operators.engines import STORE_FILE, arithmetic, decode_method, lanes_of, shared_engine, shared_store
 from operators.expressions import RowExpression
+from operators.footprint import model_memory
+from operators.forecasts.generation import Device
+from operators.forecasts.node import Generating, weights_bytes
 from operators.logprobs import LOGPROBS, logprob_fields
 from operators.look_ahead import LookAhead
 from operators.recall import CompletionKeys, Recall
@@ -35,11 +39,12 @@ from operators.sampling_values import structured_form
 from operators.settings import DecodeSettings, ModelSettings, SamplingSettings, StoreSettings
 from operators.store import StoredCompletion
 from operators.tokens import PROMPT_IDS
-from operators.tuning import tuned
+from operators.tuning import tuned, tuned_before
 from operators.twins import Twins
 from operators.where import Where, passed_by
+from pipeline.forecast import Forecast, Task, share
 from pipeline.meter import Completed
-from pipeline.protocols import Inbox, Runtime
+from pipeline.protocols import Inbox, MemoryNeed, Runtime
 from pipeline.records import Batch, ChunkEnd, Item, Rejects, add_columns, require_column
 
 SEED = "seed"
@@ -141,17 +146,14 @@ class Generate:
         model = inspect_model(self._model_settings).fingerprint
         return {"model": model, **self._engine_settings.exactness(), **constraint}
 
+    def memory_needs(self) -> Iterable[MemoryNeed]:
+        """The model, and the contexts of the engine that nodes with the same settings share."""
+        key = repr((self._model_settings, self._engine_settings, self._decode))
+        return model_memory(self._model_settings, self._engine_settings, key)
+
     def open(self, runtime: Runtime) -> None:
         """Load the model and take a context, if no other node has."""
-        self._runtime = runtime
-        model = load_model(runtime, self._model_settings)
-        method = decode_method(self._decode)
-        room = method.room(max_sequence_tokens(self._engine_settings, model.n_ctx_train))
-        self._pieces = model.pieces()
-        self._requests = Requests(
-            self._sampling, model, room, self._seed, runtime.node, self._id_column, method.rows(), runtime.round_of
-        )
-        self._model = model
+        self._load(runtime)
         self._store = shared_store(runtime, self._store_settings)
         self._recall: Recall | None = None
         self._ahead = LookAhead()
@@ -162,6 +164,45 @@ class Generate:
         self._completed_rows = runtime.meter.completed = Completed()
         self._twins = Twins(enabled=self._engine_settings.optimise.identical_rows)
         runtime.totals(self._totals)
+
+    def forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
+        """What its rows will take: some of them are generated."""
+        parts = [self._where.split(batch) for batch in batches]
+        own = [chosen for chosen, _ in parts if chosen.num_rows]
+        part = share(sum(b.num_rows for b in own), sum(b.num_rows for b in batches))
+        found = self._forecast(runtime, own, replace(task, rows=task.rows.times(part)))
+        passing = [passed_by(others, self._kept, self._schema) for _, others in parts if others.num_rows]
+        rows_out = found.rows_out + task.rows.times(1 - part)
+        return replace(found, rows_out=rows_out, output=[*found.output, *passing])
+
+    def _forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
+        """The same for rows that are not passed by."""
+        began = time.perf_counter()
+        self._load(runtime)
+        self._store = None
+        lengths = [n for batch in batches for n in list_lengths(batch.data.column(PROMPT_IDS.name)).tolist()]
+        rows = task.rows.likely * (self._samples.each or 1)
+        few = int(rows) if rows <= FEW_ROWS else None
+        before = tuned_before(self._engine_settings, self._model, lengths, self._sampling.max_tokens, task.results, few)
+        settings = before or self._engine_settings.with_defaults()
+        self._take_engine(settings)
+        path = self._store_settings.path
+        generating = Generating(
+            Device(self._engine, self._engine.workers[0], decode_method(self._decode), settings),
+            self._sampling,
+            self._requests,
+            self._samples,
+            self._pieces,
+            CompletionKeys(self._model.fingerprint(), asdict(self._decode), arithmetic(settings)),
+            self._store_settings,
+            Path(path).expanduser() if path else task.results / STORE_FILE,
+            lambda done: to_batches(done, self._kept, self._schema, keep_ids=self._keep_ids, logprobs=self._logprobs),
+        )
+        found = generating.forecast(batches, task, time.perf_counter() - began)
+        memory = {"model": weights_bytes(self._model_settings), **found.memory}
+        assumed = f"what runtime leaves open is chosen when the run begins; {settings.slots} slots are assumed"
+        notes = [] if before else [assumed]
+        return replace(found, memory=memory, notes=[*notes, *found.notes])
 
     def run(self, inbox: Inbox) -> Iterator[Item]:
         """Keep the engine fed, and pass on what it finishes."""
@@ -226,6 +267,18 @@ class Generate:
             if store is not None:
                 store.forget(uncollected)
 
+    def _load(self, runtime: Runtime) -> None:
+        """Have the model, and what makes sequences for it."""
+        self._runtime = runtime
+        model = load_model(runtime, self._model_settings)
+        method = decode_method(self._decode)
+        room = method.room(max_sequence_tokens(self._engine_settings, model.n_ctx_train))
+        self._pieces = model.pieces()
+        self._requests = Requests(
+            self._sampling, model, room, self._seed, runtime.node, self._id_column, method.rows(), runtime.round_of
+        )
+        self._model = model
+
     def _take_engine(self, settings: EngineSettings) -> None:
         self._engine_settings = settings
         self._engine = shared_engine(self._runtime, self._model, settings, self._decode)
@@ -240,18 +293,22 @@ class Generate:
         rows = self._ahead.gather(inbox, FEW_ROWS // (each or 1))
         lengths = [n for data in self._ahead.data() for n in list_lengths(data.column(PROMPT_IDS.name)).tolist()]
         runtime = self._runtime
+
+        def calibrate() -> EngineSettings:
+            return tuned(
+                self._engine_settings,
+                self._model,
+                lengths,
+                self._sampling.max_tokens,
+                runtime.output_dir,
+                runtime.log,
+                None if rows is None or each is None else rows * each,
+            )
+
         self._take_engine(
             runtime.resource(
                 ("tuned", self._model.fingerprint(), repr(self._engine_settings)),
-                lambda: tuned(
-                    self._engine_settings,
-                    self._model,
-                    lengths,
-                    self._sampling.max_tokens,
-                    runtime.output_dir,
-                    runtime.log,
-                    None if rows is None or each is None else rows * each,
-                ),
+                lambda: lanes_of(runtime).call(calibrate),
             )
         )
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,10 +17,20 @@ from operators.decoding.reading import Part
 from operators.decoding.sampling.layout import Layout, Scratch
 from operators.decoding.sampling.logprobs import score
 from operators.engine_settings import EngineSettings
+from operators.forecasts.texts import forecast_texts
 from operators.logprobs import LOGPROBS
 from operators.settings import ModelSettings
-from operators.text_reader import TEXT_TYPES, TextReader, arithmetic_of, check_room, text_ids, why_unreadable
-from pipeline.protocols import BaseOperator, Runtime
+from operators.text_reader import (
+    TEXT_TYPES,
+    TextReader,
+    arithmetic_of,
+    check_room,
+    reading_memory,
+    text_ids,
+    why_unreadable,
+)
+from pipeline.forecast import Forecast, Task
+from pipeline.protocols import BaseOperator, MemoryNeed, Runtime
 from pipeline.records import Batch, Output, add_columns, require_column
 
 FIELDS = (
@@ -105,10 +116,29 @@ class Score(BaseOperator):
         """The model's content and the thread count."""
         return arithmetic_of(self._model, self._settings)
 
+    def memory_needs(self) -> Iterable[MemoryNeed]:
+        """The model, and a context of its own."""
+        return reading_memory(self._model, self._settings, id(self), Wanted.EVERY)
+
     def open(self, runtime: Runtime) -> None:
         """Load the model, if no other node has, and take a context."""
         self._reader = TextReader(runtime, self._model, self._settings, Wanted.EVERY)
         self._scratch = Scratch(Layout(self._reader.model.n_vocab))
+
+    def forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
+        """What its rows will take: some of them are scored."""
+
+        def token_counts(data: pa.RecordBatch) -> list[int | None]:
+            return [len(text.ids) if isinstance(text, _Scored) else None for text in self._texts(data)]
+
+        began = time.perf_counter()
+        self.open(runtime)
+        try:
+            prepare_s = time.perf_counter() - began
+            columns = [name for name in (self._given, self._text) if name is not None]
+            return forecast_texts(self.process, token_counts, columns, batches, task, prepare_s)
+        finally:
+            self.close()
 
     def process(self, batch: Batch) -> Iterable[Output]:
         """Score the texts of one batch."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -13,10 +13,11 @@ import pyarrow as pa
 from operators.decoding.model import Model, TokenIds, Wanted, inspect_model, load_model, max_sequence_tokens
 from operators.decoding.reading import Part, Reader, reading_settings
 from operators.engine_settings import EngineSettings
-from operators.engines import engines_of, warn_unless_exact
+from operators.engines import lanes_of, warn_unless_exact
+from operators.footprint import model_memory
 from operators.settings import ModelSettings
 from pipeline.errors import Cancelled
-from pipeline.protocols import Runtime
+from pipeline.protocols import MemoryNeed, Runtime
 
 TEXT_TYPES = (pa.string(), pa.list_(pa.int32()))
 """A text, or its token ids."""
@@ -40,7 +41,7 @@ class TextReader:
         warn_unless_exact(runtime, settings, self.model)
         self._reader = Reader(decoder)
         runtime.when_stuck(self.model.abort)
-        self._engines = engines_of(runtime)
+        self._lanes = lanes_of(runtime)
         self._runtime = runtime
         self._groups, self._seconds = 0, 0.0
         node = runtime.node
@@ -65,7 +66,7 @@ class TextReader:
                     take(group[part.index], part)
                 self._seconds += time.perf_counter() - began
 
-            self._engines.call(work)
+            self._lanes.call(work)
             self._groups += 1
             self._runtime.meter.tokens_in += sum(len(texts[i]) for i in group)
 
@@ -83,6 +84,14 @@ def check_room(model: ModelSettings, settings: EngineSettings) -> None:
     facts = inspect_model(model)
     if facts.n_ctx_train is not None:
         max_sequence_tokens(settings, facts.n_ctx_train)
+
+
+def reading_memory(
+    model: ModelSettings, settings: EngineSettings, key: Hashable, wanted: Wanted
+) -> Iterable[MemoryNeed]:
+    """What a TextReader takes; see `model_memory`."""
+    sizes = inspect_model(model).sizes
+    return () if sizes is None else model_memory(model, reading_settings(settings, sizes.n_vocab), key, wanted)
 
 
 def arithmetic_of(model: ModelSettings, settings: EngineSettings) -> dict[str, Any]:

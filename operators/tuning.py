@@ -16,6 +16,7 @@ from operators.decoding.model import Model
 from operators.engine_settings import EngineSettings
 from operators.machine_load import Ticks, ticks
 from operators.setting_checks import usable_cores
+from pipeline.memory import free_memory
 
 CHOICE_FILE = "autotune.json"
 """In the output directory: what was chosen for this run, so that a resumed one does the same."""
@@ -49,11 +50,9 @@ def tuned(
         return settings
     pinned = output_dir / CHOICE_FILE
     cached = _cache_file(settings, model, prompt_tokens, new_tokens, rows)
-    for path, whence in ((pinned, "an earlier attempt of this run"), (cached, "an earlier run")):
-        choice = _read(path, settings)
-        if choice is not None:
-            log.info("runtime, as in %s: %s", whence, choice.values)
-            break
+    choice, whence = _chosen(settings, pinned, cached)
+    if choice is not None:
+        log.info("runtime, as in %s: %s", whence, choice.values)
     else:
         log.info("runtime: calibrating %s", ", ".join(settings.open_keys()))
         before = ticks()
@@ -71,20 +70,20 @@ def tuned(
     return choice.apply(settings)
 
 
-def free_memory() -> int:
-    """Bytes that this process may still take: of the machine, or of the control group that it is in."""
-    available = 4 << 30
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                available = int(line.split()[1]) << 10
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        if limit != "max":
-            available = min(available, int(limit) - used)
-    except (OSError, ValueError):
-        pass
-    return max(available, 0)
+def tuned_before(
+    settings: EngineSettings,
+    model: Model,
+    prompt_tokens: Sequence[int],
+    new_tokens: int,
+    output_dir: Path,
+    rows: int | None = None,
+) -> EngineSettings | None:
+    """What `tuned` would give without a calibration; None if it would make one."""
+    if not settings.open_keys():
+        return settings
+    cached = _cache_file(settings, model, prompt_tokens, new_tokens, rows)
+    choice, _ = _chosen(settings, output_dir / CHOICE_FILE, cached)
+    return None if choice is None else choice.apply(settings)
 
 
 def others_share(before: Ticks | None) -> float:
@@ -100,6 +99,15 @@ def cache_folder() -> Path:
         return Path(given).expanduser()
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "llama-pipeline"
+
+
+def _chosen(settings: EngineSettings, pinned: Path, cached: Path) -> tuple[Choice | None, str]:
+    """What was chosen earlier, and when, in words."""
+    for path, whence in ((pinned, "an earlier attempt of this run"), (cached, "an earlier run")):
+        choice = _read(path, settings)
+        if choice is not None:
+            return choice, whence
+    return None, ""
 
 
 def _cache_file(

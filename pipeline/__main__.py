@@ -25,6 +25,7 @@ from pipeline import status, verify
 from pipeline.config import COMPOSITION_ERRORS, CONF, explained, overrides_given, register, register_job, settings_of
 from pipeline.construct import build_graph, load_object
 from pipeline.errors import ConfigError, ExitCode, PipelineError
+from pipeline.estimate import estimate
 from pipeline.jobs import did_you_mean, find_job, jobs_table
 from pipeline.plan import plan_lines
 from pipeline.prometheus import refuse_nowhere
@@ -33,6 +34,7 @@ from pipeline.redaction import STORAGE_OPTIONS
 from pipeline.run import run_job
 from pipeline.runtime import Resources
 from pipeline.settings import JobSettings
+from pipeline.stdout import say, stop_saying
 from pipeline.sweep import SweptJob, sweep_lines
 
 HELP = """\
@@ -53,10 +55,12 @@ settings that matter most:
   runtime.slots=N            rows that decode at the same time
   seed=N                     of everything that is drawn
   target.accepted_rows=N     go through the prompts again and again until N rows have passed (docs/synthesis.md)
+  output=jsonl               files of JSON lines, or output=arrow, instead of Parquet
   output_dir=DIR             where the results go (default: outputs/NAME); the same command resumes there
   overwrite=true             replace results that were made with other settings
 
-  dry_run=true checks everything and prints the plan, show=graph prints the graph, --cfg job the composed settings.
+  dry_run=true checks everything, loads the model and estimates rows, tokens, time, memory and disk (half a minute);
+  dry_run=plan checks what needs no model, show=graph prints the graph, --cfg job the composed settings.
   --config-dir DIR adds your own config groups and jobs (DIR/job/NAME.yaml).
 
 commands:
@@ -64,7 +68,7 @@ commands:
   doctor                        is this machine set up
   jobs                          the jobs
   operators [NAME ...]          what jobs are made of
-  report outputs/NAME           make its report.html again (every run writes one; report=false: not)
+  report outputs/NAME           make its report.html again (a run writes one, unless report=false)
   status outputs/NAME           how far a run is, from another terminal; --json for programs
   verify outputs/NAME           are its results whole; with repair=true what is damaged is made again
 
@@ -88,6 +92,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with stopped_by_signals(_leave, NOTHING_RUNS):
             code = _dispatch(arguments)
+            sys.stdout.flush()
+    except BrokenPipeError:  # of stdout: a run answers for its own errors
+        stop_saying()
+        code = ExitCode.FAILED
     except Exception as error:
         code = _told(error)
     except KeyboardInterrupt:
@@ -251,19 +259,21 @@ def _run_one(config: DictConfig, overrides: tuple[str, ...], process: Resources)
     try:
         settings = settings_of(config)
         directory = settings.directory
-        code = _show(settings) if settings.show or settings.dry_run else run_job(settings, process)
+        code = _show(settings, process) if settings.show or settings.dry_run else run_job(settings, process)
     except Exception as error:
         code = _told(error)
     return SweptJob(overrides, code, directory)
 
 
-def _show(settings: JobSettings) -> ExitCode:
+def _show(settings: JobSettings, process: Resources) -> ExitCode:
     graph = build_graph(settings)
-    print(graph.to_mermaid())
     if settings.dry_run:
         destination_of(settings)
         refuse_nowhere(settings.prometheus_file)
-        print("\n".join(["", *plan_lines(settings, graph)]))
+    say([graph.to_mermaid(), *(["", *plan_lines(settings, graph)] if settings.dry_run else [])])
+    if settings.dry_run is True:
+        for line in estimate(settings, graph, process):
+            say([line])
     return ExitCode.DONE
 
 

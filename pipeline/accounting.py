@@ -20,6 +20,7 @@ from pipeline.runtime import RunContext
 from pipeline.settings import JobSettings
 from pipeline.snapshot import Snapshot
 from pipeline.state import RunState, RunStatus, errors_of
+from pipeline.stdout import say
 from pipeline.summary import Outcome
 from pipeline.telemetry import Telemetry
 
@@ -159,5 +160,5 @@ class Accounting:
 def show(lines: Sequence[str]) -> None:
     """Print the last lines of a run, and keep them in run.log."""
     for line in lines:
-        print(line)
         log.debug("%s", line)
+    say(lines)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 
 from pipeline.errors import Cancelled
-from pipeline.protocols import Inbox, Operator
+from pipeline.protocols import Operator
 from pipeline.records import Batch, ChunkEnd, Item, Output, Shard
 
 
@@ -17,10 +17,10 @@ class OnError(StrEnum):
     REJECT = "reject"
 
 
-def run_operator(operator: Operator, inbox: Inbox, on_error: OnError) -> Iterator[Item | Shard]:
-    """What `operator` makes of its inbox, chunk ends in their place."""
+def run_operator(operator: Operator, items: Iterable[Item], on_error: OnError) -> Iterator[Item | Shard]:
+    """What `operator` makes of `items` (its inbox), chunk ends in their place."""
     process = operator.process if on_error is OnError.FAIL else _row_by_row_on_error(operator.process)
-    for item in inbox:
+    for item in items:
         if isinstance(item, ChunkEnd):
             yield from operator.finish(item.chunk)
             yield item

@@ -7,10 +7,11 @@ comes from the settings and state.sqlite alone and has no clock, so the same res
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -85,7 +86,9 @@ def card(settings: JobSettings, state: RunState, license: str | None, text: str 
     folders = _folders(found)
     rows = next(iter(folders.values())).rows if folders else 0
     front: dict[str, Any] = {} if license is None else {"license": license}
-    front |= {"pretty_name": found["job"], "size_categories": [_size(rows)], "tags": ["synthetic"]}
+    generated = _generates(found["fingerprint"]["keys"])
+    front |= {"pretty_name": found["job"], "size_categories": [_size(rows)]}
+    front |= {"tags": ["synthetic"]} if generated else {}
     # A dataset is read by one reader: folders of another format than the first are described and not listed.
     listed = [folder for folder in folders.values() if folder.suffix == next(iter(folders.values())).suffix]
     front["configs"] = [
@@ -102,8 +105,8 @@ def card(settings: JobSettings, state: RunState, license: str | None, text: str 
         f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---",
         f"# {found['job']}",
         *([text.strip()] if text else []),
-        f"{rows:,} rows of text that a language model has generated, by the job `{found['job']}` of"
-        " llama-batch-pipeline, with llama.cpp.",
+        f"{rows:,} rows{' of text that a language model has generated' if generated else ''}, made by the job"
+        f" `{found['job']}` of llama-batch-pipeline, with llama.cpp.",
         *_columns(folders.values()),
         *_counts(found, folders.values()),
         *_making(settings, found["fingerprint"]),
@@ -171,12 +174,11 @@ def _making(settings: JobSettings, fingerprint: Mapping[str, Any]) -> Iterator[s
     repo, path = getattr(model, "repo", None), getattr(model, "path", None)
     named = f"{repo} ({model.file}, {model.revision})" if repo else PurePath(path).name if path else None
     template = next((v for k, v in keys.items() if k.endswith(".op.template") and v), None)
-    facts = [
-        *([("model", f"`{named}`")] if named else []),
-        ("prompt", f"`{template}`" if template else "the chat template of the model"),
-        *((f"sampling.{name}", f"`{value}`") for name, value in _chosen(settings.sampling)),
-        ("seed", f"`{settings.seed}`"),
-    ]
+    facts = [("model", f"`{named}`")] if named else []
+    if _generates(fingerprint["keys"]):
+        facts.append(("prompt", f"`{template}`" if template else "the chat template of the model"))
+        facts += [(f"sampling.{name}", f"`{_typed(_private(value))}`") for name, value in _chosen(settings.sampling)]
+    facts.append(("seed", f"`{settings.seed}`"))
     yield "## How it was made"
     yield _table(("", ""), facts if settings.model is not None else facts[-1:])
     yield (f"`python -m pipeline job={settings.name}` with these settings, which decide every byte of the data:")
@@ -184,7 +186,12 @@ def _making(settings: JobSettings, fingerprint: Mapping[str, Any]) -> Iterator[s
     yield f"Fingerprint: `{fingerprint['sha256']}`"
 
 
-def _chosen(sampling: Any) -> Iterator[tuple[str, Any]]:
+def _generates(keys: Mapping[str, Any]) -> bool:
+    """Whether a node of the run sampled: a fingerprint has the keys of a group only where a node takes it."""
+    return any(key.startswith("sampling.") or ".op.sampling." in key for key in keys)
+
+
+def _chosen(sampling: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The sampling settings that are asked for first, and those that are not what they are by default."""
     if not is_dataclass(sampling) or isinstance(sampling, type):
         return
@@ -192,7 +199,13 @@ def _chosen(sampling: Any) -> Iterator[tuple[str, Any]]:
     for field in fields(sampling):
         value = getattr(sampling, field.name)
         if field.name in SHOWN or value != getattr(plain, field.name):
-            yield field.name, asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+            inside = list(_chosen(value, f"{prefix}{field.name}."))
+            yield from inside or [(f"{prefix}{field.name}", value)]
+
+
+def _typed(value: Any) -> str:
+    """As one types it."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _private(value: Any) -> Any:

@@ -31,7 +31,7 @@ from pipeline.errors import ConfigError
 from pipeline.jobs import PROJECT, Job, did_you_mean
 from pipeline.output_dir import CONFIG
 from pipeline.redaction import STORAGE_OPTIONS
-from pipeline.settings import GROUPS, HookSettings, JobSettings, TargetSettings
+from pipeline.settings import GROUPS, HookSettings, JobSettings, NodeSettings, TargetSettings
 
 CONF = PROJECT / "conf"
 SCHEMA = "schema"
@@ -146,6 +146,8 @@ def explained(error: BaseException) -> ConfigError:
     place = f" (in {_job_files.get(where[1], where[1])})" if where and where[1] != "config" else ""
     if key and re.search(r"^Key '.*' (is )?not in", text, re.MULTILINE):
         return ConfigError(_unknown_key(key[1]) + place)
+    if key and f"not a subclass of {NodeSettings.__name__}" in text:
+        return ConfigError(_unknown_in_graph(key[1], ""))
     if missing := re.search(r"missing mandatory value: (\S+)", text, re.IGNORECASE):
         name = key[1] if key and key[1].endswith(missing[1]) else missing[1]
         return ConfigError(f"{name} has no value; write {name}=... on the command line or in the job file")
@@ -169,6 +171,22 @@ def schemas() -> Mapping[str, Mapping[str, type[Any]]]:
     named = yaml.safe_load((CONF / "schemas.yaml").read_text(encoding="utf-8"))
     each = {group: {SCHEMA: given} if isinstance(given, str) else given for group, given in named.items()}
     return {group: {name: load_object(target) for name, target in own.items()} for group, own in each.items()}
+
+
+def _unknown_in_graph(node: str, key: str) -> str:
+    if not key:
+        return (
+            f"unknown key 'nodes.{node}': there is no such node (show=graph prints them); the command line changes"
+            " nodes, and a new one is written in a job file"
+        )
+    if not key.startswith("op."):
+        keys = [f.name for f in dataclasses.fields(NodeSettings)]
+        hint = did_you_mean(key, keys)
+        return f"unknown key 'nodes.{node}.{key}'{hint}; the keys of a node are {', '.join(keys)}"
+    return (
+        f"unknown key 'nodes.{node}.{key}' in the graph; to add it write +nodes.{node}.{key}=..., and where a node"
+        " takes a whole group (sampling: ${sampling}) set the group's key instead (sampling.temperature=...)"
+    )
 
 
 def _in_project(path: str) -> str:
@@ -221,10 +239,7 @@ def _unknown_option(file: str, options: Sequence[str]) -> str:
 
 def _unknown_key(key: str) -> str:
     if key.startswith("nodes."):
-        return (
-            f"unknown key '{key}' in the graph; to add it write +{key}=..., and where a node takes a whole group"
-            " (sampling: ${sampling}) set the group's key instead (sampling.temperature=...)"
-        )
+        return _unknown_in_graph(*key.removeprefix("nodes.").partition(".")[::2])
     known = known_keys()
     group, _, leaf = key.rpartition(".")
     if key in known:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,8 @@ from pipeline.errors import ConfigError
 PROJECT = Path(__file__).resolve().parents[1]
 JOBS = PROJECT / "jobs"
 SUFFIXES = (".yaml", ".yml")
+ABOUT_WIDTH = 90
+"""Characters that the list of jobs has for what one is about."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +29,11 @@ class Job:
 
     @property
     def about(self) -> str:
-        """The first comment line of the file."""
+        """The first comment line of the file, as far as its first sentence goes."""
         for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
             text = line.removeprefix("#").strip()
             if line.startswith("#") and text and not text.startswith("@package"):
-                return text
+                return textwrap.shorten(re.split(r"(?<=\w\.) ", text)[0], ABOUT_WIDTH, placeholder=" ...")
         return ""
 
 
@@ -62,7 +66,7 @@ def jobs_table(config_dirs: Sequence[Path] = ()) -> str:
     jobs = list_jobs(config_dirs)
     width = max((len(job.name) for job in jobs), default=0)
     lines = [f"  {job.name:{width}}  {job.about}" for job in jobs]
-    return "\n".join(["jobs:", *lines, "  or a file: job=path/to/file.yaml"])
+    return "\n".join(["jobs:", *lines, "  or a file: job=path/to/file.yaml; docs/jobs.md tells more"])
 
 
 def did_you_mean(wrong: str, known: Sequence[str] | dict[str, Job], prefix: str = "") -> str:

@@ -130,3 +130,30 @@ def _held(directory: Path, holder: dict[str, Any]) -> str:
 
 def _named(holder: dict[str, Any]) -> str:
     return f"pid {holder.get('pid')} on {holder.get('host')}, since {holder.get('since')}"
+
+
+def holder_of(directory: Path) -> str | None:
+    """Which run works in `directory`, in words; None if none does. Only looks: it keeps nobody out.
+
+    A killed run leaves its name in the file: a process of this machine that is not there any more holds nothing.
+    """
+    try:
+        with (directory / LOCK_FILE).open("rb", buffering=0) as file:
+            holder = _holder(file)
+    except OSError:  # no run was ever here, or it may not be looked at
+        return None
+    if not holder or (holder.get("host") == socket.gethostname() and not _lives(holder.get("pid"))):
+        return None
+    return _named(holder)
+
+
+def _lives(pid: object) -> bool:
+    if not isinstance(pid, int) or pid <= 0:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it is another user's
+        return True
+    return True

@@ -1,7 +1,8 @@
-"""What a job would do, for `dry_run=true`."""
+"""What a job would do, for `dry_run=plan` and, ahead of the estimate, `dry_run=true`."""
 
 from __future__ import annotations
 
+from pipeline.footprint import memory_lines
 from pipeline.graph import Graph
 from pipeline.settings import JobSettings, TargetSettings
 
@@ -9,7 +10,7 @@ BUDGETS = ("max_rows", "max_rounds", "max_tokens", "max_minutes")
 
 
 def plan_lines(settings: JobSettings, graph: Graph) -> list[str]:
-    """The nodes with their operators and the columns that they give, and where the results would go."""
+    """The nodes with their operators and the columns that they give, what memory they take, where results would go."""
     rows = settings.chunk_rows if graph.goal is None else settings.target.rows_of_chunk(settings.chunk_rows)
     lines = [f"job {settings.name}: {len(graph.nodes)} nodes, chunks of {rows} rows, seed {settings.seed}"]
     width = max(len(name) for name in graph.order)
@@ -20,7 +21,8 @@ def plan_lines(settings: JobSettings, graph: Graph) -> list[str]:
         lines.append(f"  {name:{width}}  {graph.title(name)}{source}: {gives}")
     lines += [] if graph.goal is None else [_target_line(settings.target)]
     url = getattr(settings.output, "publish", None)
-    return [*lines, f"results would go to {settings.directory}" + (f" and {url}" if url else "")]
+    where = f"results would go to {settings.directory}" + (f" and {url}" if url else "")
+    return [*lines, *memory_lines(settings, graph), where]
 
 
 def _target_line(target: TargetSettings) -> str:

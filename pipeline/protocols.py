@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pipeline.forecast import Forecast, Task
 from pipeline.meter import StageMeter
 from pipeline.records import Batch, Item, Output, Shard
 
@@ -206,6 +208,48 @@ class Concluder(Protocol):
         Raises:
             StorageError: one cannot be written.
         """
+
+
+@dataclass(frozen=True)
+class MemoryNeed:
+    """Memory that a node takes when it is opened.
+
+    Args:
+        key: nodes that give the same key share it.
+        what: what it is for, with the settings that decide how much it is.
+        size_bytes: how much, at least.
+    """
+
+    key: Hashable
+    what: str
+    size_bytes: int
+
+
+@runtime_checkable
+class Sized(Protocol):
+    """An operator that can tell before it is opened that it takes much memory."""
+
+    def memory_needs(self) -> Iterable[MemoryNeed]:
+        """What it takes, as far as that is known. Called after `plan`; nothing is loaded for it."""
+
+
+@runtime_checkable
+class Forecaster(Protocol):
+    """An operator that can say what its rows will cost, for a dry run; most of all one that computes with a model.
+
+    Of other operators a dry run finds out by running them on a sample of the input.
+    """
+
+    def forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
+        """What `task` will take, found out on some of its rows. Called instead of `open`; nothing else is called."""
+
+
+@runtime_checkable
+class Weighed(Protocol):
+    """A sink that can say how large its files become, for a dry run."""
+
+    def encoded_bytes(self, batches: Sequence[Batch]) -> int:
+        """Bytes that these rows take in its files. Called without `open`; nothing is written."""
 
 
 class BaseOperator:

@@ -24,6 +24,7 @@ from pipeline.published import Published
 from pipeline.settings import JobSettings
 from pipeline.shards import sha256_of
 from pipeline.state import RunState, RunStatus
+from pipeline.stdout import say
 from pipeline.stopping import stopped_by_signals
 
 AT_ONCE = 64
@@ -126,7 +127,7 @@ class Publisher:
             return ExitCode.INTERRUPTED
         if self._complete:
             files = len(self._state.shards())
-            print(f"published   {files:,} file{'s' * (files != 1)} at {self._place.url}, listed in its {MANIFEST}")
+            say([f"published   {files:,} file{'s' * (files != 1)} at {self._place.url}, listed in its {MANIFEST}"])
             return ExitCode.DONE
         missing = len(self._published.missing(1_000_000))
         self.failure = (

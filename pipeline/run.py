@@ -16,6 +16,7 @@ from pipeline.concluding import conclude_missing, remove_concluded
 from pipeline.construct import build_graph
 from pipeline.errors import ConfigError, DamagedError, ExitCode, PipelineError
 from pipeline.fingerprint import differences, fingerprint_of
+from pipeline.footprint import check_memory, memory_warning
 from pipeline.graph import Graph
 from pipeline.hooks import tell
 from pipeline.integrity import missing_or_cut
@@ -27,6 +28,7 @@ from pipeline.run_log import run_log
 from pipeline.runtime import Resources
 from pipeline.settings import JobSettings
 from pipeline.state import STATE_FILE, RunState, RunStatus
+from pipeline.stdout import say
 from pipeline.stopping import RECORDS, stopped_by_signals
 
 MAX_NAMED = 8
@@ -46,6 +48,7 @@ def run_job(settings: JobSettings, process: Resources) -> ExitCode:
         PublishError: with `overwrite`, `output.publish` cannot be reached; nothing was removed.
     """
     graph = build_graph(settings)
+    check_memory(settings, graph)
     fingerprint = fingerprint_of(settings, graph)
     directory = settings.directory.absolute()
     refuse_foreign(directory)
@@ -71,6 +74,8 @@ def run_locked(settings: JobSettings, graph: Graph, fingerprint: Mapping[str, An
         if state.committed_chunks:
             chunks, rows = state.committed_chunks, state.committed_rows
             log.info("resuming: %d chunks with %d rows are reused", chunks, rows)
+        if (warning := memory_warning(settings, graph)) is not None:
+            log.warning("%s", warning)
         committed = None if publisher is None else publisher.committed
         attempt = Attempt(settings, graph, directory, state, process, committed)
         with _telling(settings, attempt) as told:
@@ -135,17 +140,7 @@ def _admitted(
     try:
         before = state.fingerprint
         other = before is not None and before != fingerprint
-        if state.defect is not None and not settings.overwrite:
-            raise ConfigError(
-                f"the results in {directory} cannot be trusted: {state.defect}\n"
-                "Mend the operator and add overwrite=true"
-            )
-        if before is not None and other and state.committed_chunks and not settings.overwrite:
-            changed = "\n".join(f"  {line}" for line in differences(before, fingerprint))
-            raise ConfigError(
-                f"{directory} holds a run with other settings:\n{changed}\n"
-                "To replace its results add overwrite=true; to keep them give another output_dir="
-            )
+        refuse_other(directory, state, fingerprint, settings)
         # A run with other settings that has committed nothing has nothing to lose: it is replaced without asking.
         if before is not None and (settings.overwrite or other):
             state.close()
@@ -155,15 +150,34 @@ def _admitted(
             wipe(directory)
             state = RunState(directory / STATE_FILE)
         if state.fingerprint is None:
-            _refuse_orphans(directory, settings)
+            refuse_orphans(directory, settings)
             state.begin(fingerprint, settings.name)
-        _refuse_damaged(directory, state)
+        refuse_damaged(directory, state)
         yield state
     finally:
         state.close()
 
 
-def _refuse_orphans(directory: Path, settings: JobSettings) -> None:
+def refuse_other(directory: Path, state: RunState, fingerprint: Mapping[str, Any], settings: JobSettings) -> None:
+    """A run goes on with the settings that it was begun with.
+
+    Raises:
+        ConfigError: it was begun with others and has committed something, or it lost rows; and `overwrite` is not set.
+    """
+    if state.defect is not None and not settings.overwrite:
+        raise ConfigError(
+            f"the results in {directory} cannot be trusted: {state.defect}\nMend the operator and add overwrite=true"
+        )
+    before = state.fingerprint
+    if before is not None and before != fingerprint and state.committed_chunks and not settings.overwrite:
+        changed = "\n".join(f"  {line}" for line in differences(before, fingerprint))
+        raise ConfigError(
+            f"{directory} holds a run with other settings:\n{changed}\n"
+            "To replace its results add overwrite=true; to keep them give another output_dir="
+        )
+
+
+def refuse_orphans(directory: Path, settings: JobSettings) -> None:
     """A run writes its state before its first file: without one, files of results mean that it was lost.
 
     Raises:
@@ -177,7 +191,7 @@ def _refuse_orphans(directory: Path, settings: JobSettings) -> None:
         )
 
 
-def _refuse_damaged(directory: Path, state: RunState) -> None:
+def refuse_damaged(directory: Path, state: RunState) -> None:
     """Looks at names and sizes only; `verify` reads the files.
 
     Raises:
@@ -200,9 +214,13 @@ def _already_done(settings: JobSettings, graph: Graph, directory: Path, state: R
         StorageError: what is lost of the files at its end cannot be written.
     """
     if lost := conclude_missing(graph, directory):
-        print(f"{' and '.join(lost)} had gone, and {'is' if len(lost) == 1 else 'are'} made again")
+        say([f"{' and '.join(lost)} had gone, and {'is' if len(lost) == 1 else 'are'} made again"])
     code = exit_code_of(RunStatus.DONE, state, settings.max_error_rate)
     rows = state.committed_rows
-    print(f"{settings.name} is finished already: {rows:,} rows, results in {directory / DATA}")
-    print("To make them again add overwrite=true")
+    say(
+        [
+            f"{settings.name} is finished already: {rows:,} rows, results in {directory / DATA}",
+            "To make them again add overwrite=true",
+        ]
+    )
     return code

@@ -12,6 +12,8 @@ from pipeline.errors import ConfigError
 
 PROGRESS = ("auto", "bar", "log", "json", "none")
 SHOW = (None, "graph")
+PLAN = "plan"
+DRY_RUNS = (False, True, PLAN)
 OUTPUTS = "outputs"
 LEAST_CHUNK_ROWS = 16
 CHUNKS_OF_A_TARGET = 8
@@ -120,7 +122,9 @@ class JobSettings:
         max_error_rate: share of the source's rows that may end as errors before the exit code is 3.
         output_dir: null for outputs/<name>, relative to the current directory.
         overwrite: replace the results of another configuration.
-        dry_run: check everything that needs no model, print the graph and the plan, and stop.
+        dry_run: true checks all that can be checked, loads the model, computes for half a minute at most and prints
+            what the run will take; plan checks what needs no model and prints the graph. Either stops there, and
+            writes nothing.
         show: graph prints the graph as Mermaid and stops.
         now: what `${now:...}` is in this run, ISO 8601; null for the time at which the run was begun.
         on_finish: who is told when an attempt has ended.
@@ -148,7 +152,7 @@ class JobSettings:
     max_error_rate: float = 0.01
     output_dir: str | None = None
     overwrite: bool = False
-    dry_run: bool = False
+    dry_run: Any = False  # false, true or plan
     show: str | None = None
     now: str | None = None
     on_finish: HookSettings = field(default_factory=HookSettings)
@@ -164,6 +168,12 @@ class JobSettings:
         _check(0 <= self.max_error_rate <= 1, "max_error_rate", self.max_error_rate, "it is a share, 0 to 1")
         _check(self.metrics_interval_s > 0, "metrics_interval_s", self.metrics_interval_s, "it is above 0 seconds")
         _check(self.progress in PROGRESS, "progress", self.progress, f"it is one of {', '.join(PROGRESS)}")
+        _check(
+            any(self.dry_run is mode or self.dry_run == mode == PLAN for mode in DRY_RUNS),
+            "dry_run",
+            self.dry_run,
+            "it is true (estimate, with the model), plan (without) or false",
+        )
         _check(self.show in SHOW, "show", self.show, "it is graph or null")
         _check(self.now is None or _is_time(self.now), "now", self.now, "it is a date or a time, as 2026-01-31T06:00")
         _check(

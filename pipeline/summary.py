@@ -58,7 +58,7 @@ class Outcome:
 
 
 def report_lines(graph: Graph, directory: Path) -> list[str]:
-    """What the operators of a finished run have to say, in the order of the graph."""
+    """What the operators of a finished run have to say, in the order of the graph, and an empty line behind it."""
     lines: list[str] = []
     for name in graph.order:
         op = graph.nodes[name].op
@@ -68,7 +68,7 @@ def report_lines(graph: Graph, directory: Path) -> list[str]:
             except Exception as error:  # the run is done and its results are whole, whatever its report may lack
                 log.exception("node '%s' cannot report", name)
                 lines.append(f"node '{name}' cannot report: {type(error).__name__}: {error}")
-    return lines
+    return [*lines, ""] if lines and lines[-1] else lines
 
 
 def summary_lines(outcome: Outcome, meters: Sequence[StageMeter]) -> list[str]:
@@ -128,9 +128,11 @@ def _reject_lines(rejects: RejectCounts) -> list[str]:
 
 def _token_lines(o: Outcome) -> list[str]:
     lines = []
-    if o.tokens_in or o.tokens_out:
-        rate = f" ({o.tokens_in / o.wall_s:,.0f} and {o.tokens_out / o.wall_s:,.0f} tokens/s)" if o.wall_s > 0 else ""
-        lines.append(f"tokens      {o.tokens_in:,} in, {o.tokens_out:,} out{rate}")
+    counted = [(n, way) for n, way in ((o.tokens_in, "in"), (o.tokens_out, "out")) if n]
+    if counted:
+        rates = " and ".join(f"{n / o.wall_s:,.0f}" for n, _ in counted) if o.wall_s > 0 else ""
+        count = ", ".join(f"{n:,} {way}" for n, way in counted)
+        lines.append(f"tokens      {count} ({rates} tokens/s)" if rates else f"tokens      {count}")
     if shared := o.totals.get("shared_tokens"):
         lines.append(f"shared      {shared:,.0f} of the prompt tokens were computed for another row")
     if steps := o.totals.get("slot_steps"):

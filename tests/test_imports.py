@@ -14,6 +14,9 @@ MODULES = sorted(p for folder in ("pipeline", "operators") for p in (ROOT / fold
 OPERATORS_MAY_USE = {
     "errors",
     "failpoints",
+    "forecast",
+    "given",
+    "memory",
     "meter",
     "metrics",
     "protocols",
@@ -29,7 +32,7 @@ MAY_USE_HYDRA = {"pipeline/__main__.py", "pipeline/config.py"}
 STARTS_THREADS = {
     "pipeline/executor.py",
     "pipeline/publisher.py",
-    "operators/decoding/engine.py",
+    "operators/decoding/lanes.py",
     "operators/store.py",
     "operators/bench/server.py",
 }

@@ -19,7 +19,7 @@ import yaml
 
 from pipeline.__main__ import main
 from pipeline.errors import ExitCode
-from pipeline.jobs import JOBS
+from pipeline.jobs import JOBS, PROJECT
 from pipeline.report.page import page
 from pipeline.results import read_results
 
@@ -34,6 +34,7 @@ CASES = 3
 """Of the benchmark: its rows are measurements; those of programs that are not built say so."""
 ONE_ROUND = ("target.accepted_rows=null",)
 """For jobs with a target: every row once, as for all others. What a target does is tested by itself."""
+PAGE = (PROJECT / "docs/jobs.md").read_text(encoding="utf-8")
 SHIPPED_DATA = JOBS / "data" / "quickstart.jsonl"
 COUNTS = ("rows_in", "rows_out", "expanded", "rejected")
 CLOCKS = ("busy_s", "starved_s", "blocked_s")
@@ -102,6 +103,25 @@ def test_every_row_is_in_the_data_or_in_the_rejects(finished):
     assert len(finished.data) + len(finished.rejects) == finished.source_rows + expanded
     found = {row["row"] for row in finished.rejects} | set(finished.data["row"].to_pylist())
     assert found == set(range(finished.source_rows))
+
+
+def test_its_columns_are_those_that_the_page_of_jobs_names(finished, request):
+    name = request.node.callspec.params["finished"].stem
+    says = re.search(rf"^## {name}\n.*?^\*\*Columns\*\*: (.*?)$", PAGE, re.M | re.S)
+    assert says is not None
+    columns, named = finished.data.schema.names, re.findall(r"`(\w+)`", says[1])
+    own = columns[columns.index("row") :] if says[1].startswith("those of the input, then") else columns
+    assert own == named
+
+
+def test_its_card_says_how_it_sampled_only_where_a_text_was_generated(finished):
+    if finished.source_rows == CASES:
+        pytest.skip("its rows are measurements")
+    text = (finished.directory / "README.md").read_text(encoding="utf-8")
+    generates = (finished.directory / "metrics/steps.parquet").exists()
+    for said in ("- synthetic", "a language model has generated", "| sampling.max_tokens |"):
+        assert (said in text) == generates, said
+    assert "`None`" not in text
 
 
 def test_rows_are_unique_and_sorted(finished):

@@ -97,7 +97,7 @@ def test_memory_is_flat_over_200_000_rows(prompts, tmp_path):
     assert growth_bytes(prompts, tmp_path / "out") < MARGIN_BYTES
 
 
-@pytest.mark.slow
+@pytest.mark.faults  # of the test above
 def test_a_sink_that_keeps_its_rows_would_be_noticed(prompts, tmp_path):
     keeps = f"nodes.write.op._target_={__name__}.Hoarder"
     assert growth_bytes(prompts, tmp_path / "out", keeps) > MARGIN_BYTES

@@ -10,7 +10,6 @@ from typing import Any
 import pyarrow as pa
 
 from operators.batch_by_length import BatchByLength
-from operators.bench.given import Given
 from operators.decoding.autoregressive import Autoregressive
 from operators.decoding.engine import Engine
 from operators.decoding.model import Decoder, Logits, Model
@@ -25,6 +24,7 @@ from operators.decoding.worker import Worker
 from operators.engine_settings import EngineSettings
 from operators.requests import Requests
 from operators.settings import SamplingSettings
+from pipeline.given import Given
 from pipeline.meter import StageMeter
 from pipeline.records import ROW, Batch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from operators.settings import DataSettings, ModelSettings, SamplingSettings
 from operators.sources.content import content_id
 from operators.sources.files import find_files, is_url
 from pipeline.errors import ConfigError, InputError
+from pipeline.forecast import Forecast, Task
 from pipeline.protocols import BaseOperator, Runtime
 from pipeline.records import Batch, Output, add_columns, require_column
 
@@ -120,6 +121,10 @@ class Measure(BaseOperator):
             )
         self._schema = add_columns(schema, *ADDED)
         return self._schema
+
+    def forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
+        """A case is measured by being run, so there is nothing to find out before."""
+        return Forecast(task.rows, seconds=None, notes=["each row is a measurement; how long they take is not known"])
 
     def fingerprint(self) -> dict[str, Any]:
         """The content of the data and of the model."""

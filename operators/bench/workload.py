@@ -22,7 +22,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from operators.bench.confidence import likely_threshold
-from operators.bench.given import Given
 from operators.bench.scenarios import Recipe
 from operators.bench.spec import as_object
 from operators.decoding.model import Model, loader
@@ -32,6 +31,7 @@ from operators.sources.files import find_files
 from operators.sources.read_prompts import ReadPrompts
 from operators.templates import Template
 from pipeline.errors import PipelineError, SchemaError
+from pipeline.given import Given
 from pipeline.records import Batch
 
 CHATML = "<|im_start|>user\n{{ prompt }}<|im_end|>\n<|im_start|>assistant{{ '\\n' }}"  # Jinja drops a last line end

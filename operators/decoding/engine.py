@@ -1,83 +1,70 @@
-"""The engine: one thread for each context, that runs the step loop for every node that generates on it.
+"""The engine: the step loop for every node that generates with one model and the same settings.
 
-Nodes share an engine, because two thread teams on the same cores ruin each other. Each has a Client: it submits
-sequences, and collects them when they are finished. A row is admitted only when its node has room to take it back, so a
-slow reader of one node never stops another, and nothing grows. An engine may have several contexts, one a device: each
-is worked by a Worker with slots of its own, and all take their rows from one queue. Nodes that compute without
-generating have it done on the first thread, between two steps (`Engine.call`).
+Each node has a Client: it submits sequences, and collects them when they are finished. A row is admitted only when its
+node has room to take it back, so a slow reader of one node never stops another, and nothing grows. An engine may have
+several contexts, one a device: each is worked by a Worker with slots of its own, and all take their rows from one
+queue. The threads that make the steps are those of all engines of a run (operators/decoding/lanes.py).
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import asdict
-from typing import TypeVar
 
 from operators.decoding.calls import Call, Draw
 from operators.decoding.client import Client
-from operators.decoding.errands import Errands
+from operators.decoding.lanes import Lanes
 from operators.decoding.model import Logits
 from operators.decoding.queue import Queue
 from operators.decoding.sequence import Sequence, State
 from operators.decoding.step_log import StepLog, Timing
 from operators.decoding.worker import Worker
-from pipeline.errors import PipelineError
-from pipeline.meter import Clock, StageMeter, StageState
+from pipeline.meter import StageMeter, StageState
 from pipeline.protocols import Table
-
-T = TypeVar("T")
-
-
-class Closed(PipelineError):
-    """The thread that was asked to compute something has ended with the run."""
-
-    def __init__(self) -> None:
-        super().__init__("the engine has ended with the run")
 
 
 class Engine:
-    """Runs the step loop until it is closed.
+    """Makes the steps of its contexts, until it is closed.
 
     Args:
         workers: one a context; all have the same queue.
         queue: the rows that wait.
         steps: the table of steps, one row a call.
-        clock: seconds.
+        lanes: the threads, with their clock; None: its own, which end with it.
+        number: which engine of the run it is, in the table of steps.
     """
 
-    def __init__(self, workers: Seq[Worker], queue: Queue, steps: Table, clock: Clock = time.perf_counter) -> None:
+    def __init__(
+        self, workers: Seq[Worker], queue: Queue, steps: Table, lanes: Lanes | None = None, number: int = 0
+    ) -> None:
         self.queue = queue
         self._workers = workers
-        self._clock = clock
-        self._began = clock()
-        self._changed = threading.Condition()
-        self._errands = Errands(self._changed)
-        self._closing = False
-        self._failure: BaseException | None = None
+        self._own_lanes = lanes is None
+        self._lanes = lanes or Lanes()
+        self._clock = self._lanes.clock
         self._clients: list[Client] = []
-        self._logs = [StepLog(steps, n, worker.scheduler.slots.size) for n, worker in enumerate(workers)]
+        self._runners = [_Runner(self, n, worker) for n, worker in enumerate(workers)]
+        self._served = False
+        self._logs = [StepLog(steps, number, n, worker.scheduler.slots.size) for n, worker in enumerate(workers)]
+
+    @property
+    def workers(self) -> Seq[Worker]:
+        """One a context."""
+        return self._workers
 
     def connect(self, meter: StageMeter, depth: int, capacity: int, wake: Callable[[], None]) -> Client:
-        """A client for a node; the threads start with the first."""
+        """A client for a node; steps are made from the first on."""
         client = self.client(meter, depth, capacity, wake)
-        with self._changed:
+        with self._lanes.changed:
             self.add(client)
-            self._start()
-            self._changed.notify_all()
+            begins, self._served = not self._served, True
+        if begins:
+            for worker in self._workers:
+                worker.start()
+            self._lanes.serve(self._runners)
         return client
-
-    def call(self, work: Callable[[], T]) -> T:
-        """Run `work` on the thread of the first context, between two steps, and wait for what it returns.
-
-        Raises:
-            BaseException: what `work` raised, or what ended the thread.
-        """
-        with self._changed:
-            self._start()
-        return self._errands.ask(work)
 
     def client(self, meter: StageMeter, depth: int, capacity: int, wake: Callable[[], None]) -> Client:
         """A client that is not served yet."""
@@ -91,21 +78,18 @@ class Engine:
     def drop(self, client: Client) -> None:
         """Forget a client and its rows; returns when the steps that run are done."""
         self.queue.drop_line(client.line)
-        left = [self._ask(worker, client) for worker in self._workers]
-        for worker, done in zip(self._workers, left, strict=True):
-            while worker.thread is not None and worker.thread.is_alive() and not done.wait(0.05):
+        left = [self._ask(runner, client) for runner in self._runners]
+        for runner, done in zip(self._runners, left, strict=True):
+            while self._lanes.serves(runner) and not done.wait(0.05):
                 pass
         if client in self._clients:
             self._clients.remove(client)
 
     def close(self) -> None:
-        """End the threads after their steps."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        for worker in self._workers:
-            if worker.thread is not None:
-                worker.thread.join()
+        """Make no more steps; returns when the last ones are done."""
+        self._lanes.withdraw(self._runners)
+        if self._own_lanes:
+            self._lanes.close()
 
     def now(self) -> float:
         """Seconds on the engine's clock."""
@@ -113,13 +97,13 @@ class Engine:
 
     def wake(self) -> None:
         """Rows were queued, or room was made."""
-        with self._changed:
-            self._changed.notify_all()
+        with self._lanes.changed:
+            self._lanes.changed.notify_all()
 
     def raise_failure(self) -> None:
         """Raise what ended a thread, if anything did."""
-        if self._failure is not None:
-            raise self._failure
+        if self._lanes.failure is not None:
+            raise self._lanes.failure
 
     def active_slots(self) -> str:
         """For the progress line."""
@@ -134,61 +118,23 @@ class Engine:
         ]
         return {key: float(sum(one[key] for one in each)) for key in each[0]} | {"contexts": float(len(each))}
 
-    def _start(self) -> None:
-        for number, worker in enumerate(self._workers):
-            if worker.thread is None:
-                worker.thread = threading.Thread(target=self._run, args=(number,), name=f"engine-{number}")
-                worker.thread.start()
+    def wake_clients(self) -> None:
+        """No more steps are made: those who wait for rows are to find out why."""
+        for client in list(self._clients):
+            client.wake()
 
-    def _ask(self, worker: Worker, client: Client) -> threading.Event:
-        """Have the worker's thread forget the rows of `client`."""
+    def _ask(self, runner: _Runner, client: Client) -> threading.Event:
+        """Have the thread of a context forget the rows of `client`."""
         done = threading.Event()
 
         def forget() -> None:
-            worker.scheduler.abandon(lambda row: row.owner is client)
+            runner.scheduler.abandon(lambda row: row.owner is client)
             done.set()
 
-        with self._changed:
-            worker.requests.append(forget)
-            self._changed.notify_all()
+        with self._lanes.changed:
+            runner.requests.append(forget)
+            self._lanes.changed.notify_all()
         return done
-
-    def _run(self, number: int) -> None:
-        worker = self._workers[number]
-        for meter in worker.meters:
-            meter.clock.start(StageState.STARVED)
-        try:
-            while self._wait_for_work(worker):
-                if number == 0:
-                    self._errands.do_next()
-                self.step(number)
-        except BaseException as error:  # reaches the nodes through collect()
-            self._fail(error)
-        finally:
-            if number == 0:
-                self._errands.refuse(self._failure or Closed())
-            for meter in worker.meters:
-                meter.clock.stop()
-            for client in list(self._clients):
-                client.wake()
-
-    def _fail(self, error: BaseException) -> None:
-        with self._changed:
-            self._failure = self._failure or error
-            self._closing = True
-            self._changed.notify_all()
-
-    def _wait_for_work(self, worker: Worker) -> bool:
-        with self._changed:
-            while True:
-                while worker.requests:
-                    worker.requests.popleft()()
-                if self._closing:
-                    return False
-                if worker.scheduler.runnable or (worker is self._workers[0] and self._errands.waiting):
-                    return True
-                worker.enter(StageState.BLOCKED if self.queue.waiting else StageState.STARVED)
-                self._changed.wait()
 
     def step(self, number: int = 0) -> None:
         """Schedule, decode, sample, hand over. Only for the worker's own thread, or where that does not run."""
@@ -227,7 +173,7 @@ class Engine:
             meter.batches += 1
             meter.rows_in += len(rows)
             meter.rows_out += len(rows)
-        timing = Timing(began - self._began, filled - began, decoded - filled, ended - decoded)
+        timing = Timing(began - self._lanes.began, filled - began, decoded - filled, ended - decoded)
         shared, moves = counts.shared_tokens - before[0], counts.moves - before[1]
         self._logs[number].add(work, tokens, timing, shared, moves)
         self._hand_over(worker, rows, ended)
@@ -249,32 +195,34 @@ class Engine:
             owner.wake()
 
 
-class Lane:
-    """A thread for errands, in a graph where no engine has one."""
+class _Runner:
+    """A context of an engine, as a lane sees it (operators.decoding.lanes.Runner)."""
 
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._errands = Errands(self._changed)
-        self._closing = False
-        self._thread = threading.Thread(target=self._run, name="engine-lane")
-        self._thread.start()
+    def __init__(self, engine: Engine, number: int, worker: Worker) -> None:
+        self.requests = worker.requests
+        self.scheduler = worker.scheduler
+        self._engine = engine
+        self._number = number
+        self._worker = worker
 
-    def call(self, work: Callable[[], T]) -> T:
-        """See Engine.call."""
-        return self._errands.ask(work)
+    @property
+    def runnable(self) -> bool:
+        """Whether rows are in slots, or may be."""
+        return self.scheduler.runnable
 
-    def close(self) -> None:
-        """End the thread after what it does."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        self._thread.join()
+    def standing(self) -> tuple[float, int]:
+        """See Runner.standing."""
+        return self.scheduler.fullness, self.scheduler.depth
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._closing or self._errands.waiting)
-                if self._closing:
-                    break
-            self._errands.do_next()
-        self._errands.refuse(Closed())
+    def idle(self) -> None:
+        """Nothing is to be computed: either rows wait for those downstream, or there are none."""
+        self._worker.enter(StageState.BLOCKED if self._engine.queue.waiting else StageState.STARVED)
+
+    def step(self) -> None:
+        """Make a step of the engine in this context."""
+        self._engine.step(self._number)
+
+    def ended(self) -> None:
+        """Stop the clocks, and tell the nodes."""
+        self._worker.stop()
+        self._engine.wake_clients()

@@ -20,6 +20,8 @@ from pipeline.protocols import Runtime
 
 TokenIds = npt.NDArray[np.int32]
 Logits = npt.NDArray[np.float32]
+CELL_PADDING = 256
+"""llama.cpp rounds the cells of a stream up to this."""
 
 
 class Wanted(StrEnum):
@@ -71,6 +73,18 @@ class DecoderShape:
     def cells(self) -> int:
         """Tokens that fit into the KV cache."""
         return self.n_ctx or self.slots * self.max_sequence_tokens
+
+    @property
+    def streams(self) -> int:
+        """Sequence ids of a context: one a slot, and one to stand beside a lone row where that is wanted."""
+        return max(self.slots, 2) if self.deterministic else self.slots
+
+    @property
+    def kv_cells(self) -> int:
+        """Tokens that the KV cache has memory for: llama.cpp rounds a stream up."""
+        if self.n_ctx:
+            return -(-self.n_ctx // CELL_PADDING) * CELL_PADDING
+        return -(-self.max_sequence_tokens // CELL_PADDING) * CELL_PADDING * self.streams
 
 
 class Decoder(Protocol):
@@ -172,8 +186,12 @@ def max_sequence_tokens(settings: EngineSettings, n_ctx_train: int) -> int:
 
 def load_model(runtime: Runtime, settings: ModelSettings) -> Model:
     """The model of `settings`: loaded once a process, shared by all nodes and runs."""
-    key = ("model", repr(replace(settings, chat_template=None, system=None)))
-    return runtime.shared(key, lambda: loader(settings)(settings), close_model)
+    return runtime.shared(model_key(settings), lambda: loader(settings)(settings), close_model)
+
+
+def model_key(settings: ModelSettings) -> tuple[str, str]:
+    """The same for settings that name the same weights."""
+    return ("model", repr(replace(settings, chat_template=None, system=None)))
 
 
 def decoder_shape(
@@ -195,6 +213,22 @@ def decoder_shape(
 
 
 @dataclass(frozen=True)
+class ModelSizes:
+    """What of a model takes memory.
+
+    Args:
+        weights_bytes: of the weights.
+        n_vocab: words of its vocabulary.
+        kv_values: numbers that the KV cache has for a token, in all layers; None where that cannot be told (recurrent
+            layers, compressed caches).
+    """
+
+    weights_bytes: int
+    n_vocab: int
+    kv_values: int | None = None
+
+
+@dataclass(frozen=True)
 class ModelFacts:
     """What is known of a model before it is loaded.
 
@@ -202,11 +236,13 @@ class ModelFacts:
         fingerprint: names its content: the same weights and vocabulary, the same string.
         n_ctx_train: tokens that it was trained for; None where that cannot be told yet.
         n_embd: numbers of an embedding; None where that cannot be told yet.
+        sizes: what of it takes memory; None where that cannot be told, or where there are no weights.
     """
 
     fingerprint: str
     n_ctx_train: int | None
     n_embd: int | None = None
+    sizes: ModelSizes | None = None
 
 
 def inspect_model(settings: ModelSettings) -> ModelFacts:

@@ -49,6 +49,11 @@ class Line:
         """Rows that wait."""
         return self.rows.count
 
+    @property
+    def admissible_rows(self) -> int:
+        """Rows that wait and that the node has room to take back."""
+        return max(0, min(self.waiting, self.credit()))
+
 
 class Queue:
     """The lines of all nodes. Safe to use from several threads.
@@ -103,6 +108,11 @@ class Queue:
     def admissible(self) -> bool:
         """Whether a row waits whose node has room to take it back."""
         return any(line.waiting and line.credit() > 0 for line in self.lines)
+
+    @property
+    def admissible_rows(self) -> int:
+        """How many such rows wait."""
+        return sum(line.admissible_rows for line in self.lines)
 
     @property
     def ended(self) -> bool:

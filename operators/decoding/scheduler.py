@@ -11,13 +11,13 @@ do where a row that decodes brings as many tokens as a piece of a prompt has (op
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import chain
 
 from operators.decoding.calls import Call, Company, Draw, Unfilled, Work
 from operators.decoding.model import Decoder
 from operators.decoding.prefill import Cut, Span, cutting, one_micro_batch, riders
-from operators.decoding.queue import Queue
+from operators.decoding.queue import Line, Queue
 from operators.decoding.room import KvRoom, Paused
 from operators.decoding.sequence import Sequence, State
 from operators.decoding.sharing import Counts, Sharing
@@ -54,6 +54,17 @@ class Scheduler:
     def runnable(self) -> bool:
         """Whether `schedule` would give work."""
         return bool(len(self.slots) or self._paused.rows) or self.queue.admissible
+
+    @property
+    def fullness(self) -> float:
+        """The share of slots that have a row in the next call, as far as rows are there for them."""
+        rows = len(self.slots) + len(self._paused.rows) + self.queue.admissible_rows
+        return min(1.0, rows / self.slots.size)
+
+    @property
+    def depth(self) -> int:
+        """The distance from the source of the node furthest from it that has rows here, in slots or before them."""
+        return max((line.depth for line in self._lines()), default=0)
 
     def schedule(self, now: float) -> Work | None:
         """Admit rows, and say what the next call computes; None when there is nothing to do. `now`: seconds."""
@@ -138,6 +149,18 @@ class Scheduler:
             if belongs(row):
                 self.finish(row)
         self._paused.forget(belongs)
+
+    def clear(self) -> None:
+        """Forget what rows that have left their slots have left there."""
+        for slot in self.slots.slots:
+            if slot.row is None:
+                self._sharing.clear(slot)
+
+    def _lines(self) -> Iterable[Line]:
+        for row in chain(self.slots.rows(), self._paused.rows):
+            if isinstance(row.line, Line):
+                yield row.line
+        yield from (line for line in self.queue.lines if line.admissible_rows)
 
     def _admit(self, now: float) -> Unfilled:
         """Fill the free slots; returns why those that stay free do."""

@@ -25,8 +25,8 @@ from operators.decoding.sequence import Sequence, State
 from operators.decoding.slots import Slot, SlotPool
 
 CELLS_A_TOKEN = 200
-"""To copy a row's stream takes as long as to compute one token for so many of its cells, used or not: between 150 and
-500 on two machines (docs/performance.md)."""
+"""To copy a row's stream takes as long as to compute one token of a prompt for so many of its cells, used or not: 450
+where prompts are read slowly, some 170 where they are read fast (docs/performance.md)."""
 ENOUGH = 4
 """So many of those that begin alike are compared: they differ by less than a block of the tree."""
 

@@ -12,6 +12,7 @@ from pipeline.protocols import Table
 STEPS_SCHEMA = pa.schema(
     [
         pa.field("t_s", pa.float64()),
+        pa.field("engine", pa.int32()),
         pa.field("context", pa.int32()),
         pa.field("rows", pa.int32()),
         pa.field("prefill_tokens", pa.int32()),
@@ -54,13 +55,15 @@ class StepLog:
     """The steps of one context.
 
     Args:
-        table: metrics/steps.parquet; shared by the contexts of an engine.
+        table: metrics/steps.parquet; shared by the contexts of all engines.
+        engine: number of the engine.
         context: number of the context.
         slots: of the context.
     """
 
-    def __init__(self, table: Table, context: int, slots: int) -> None:
+    def __init__(self, table: Table, engine: int, context: int, slots: int) -> None:
         self._table = table
+        self._engine = engine
         self._context = context
         self._slots = slots
         self.totals = StepTotals()
@@ -71,7 +74,7 @@ class StepLog:
         Args:
             work: what was computed.
             tokens: in the batch.
-            timing: `began` counts from the start of the engine.
+            timing: `began` counts from the start of the first engine.
             shared_tokens: prompt tokens that were taken from other rows before it.
             moves: rows that were moved to another slot before it.
         """
@@ -84,6 +87,7 @@ class StepLog:
         decode_tokens = tokens - prefill_tokens - beside
         self._table.append(
             timing.began,
+            self._engine,
             self._context,
             len(sequences),
             prefill_tokens,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 
@@ -39,8 +38,17 @@ class Worker:
         self.strategy = strategy
         self.meters = meters
         self.requests: deque[Callable[[], None]] = deque()
-        self.thread: threading.Thread | None = None
         self._recovery = Recovery(decoder, scheduler, strategy, stopping)
+
+    def start(self) -> None:
+        """Start the clocks."""
+        for meter in self.meters:
+            meter.clock.start(StageState.STARVED)
+
+    def stop(self) -> None:
+        """Stop the clocks."""
+        for meter in self.meters:
+            meter.clock.stop()
 
     def enter(self, state: StageState) -> None:
         """Say on both clocks what the thread is doing."""

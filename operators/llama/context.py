@@ -15,9 +15,6 @@ from operators.llama.library import last_errors
 from operators.llama.pointers import PointerTables
 from pipeline.errors import ConfigError
 
-_CELL_PADDING = 256
-"""llama.cpp rounds the cells of a stream up to this."""
-
 KV_TYPES = {"f16": llama_cpp.GGML_TYPE_F16, "f32": llama_cpp.GGML_TYPE_F32, "q8_0": llama_cpp.GGML_TYPE_Q8_0}
 
 _MALFORMED = -1
@@ -171,11 +168,6 @@ def check_blocks(shape: DecoderShape) -> None:
         )
 
 
-def streams(shape: DecoderShape) -> int:
-    """Sequence ids of a context: one a slot, and one to stand beside a lone row where that is wanted."""
-    return max(shape.slots, 2) if shape.deterministic else shape.slots
-
-
 def _new_context(model: ctypes.c_void_p, params: llama_cpp.llama_context_params) -> ctypes.c_void_p | None:
     """A context, None if there can be none. Its embeddings are those of the tokens, whatever pooling the model was made
     for: pooled by llama.cpp they would depend on the neighbours, which share the sums."""
@@ -191,14 +183,13 @@ def _context_params(
     shape: DecoderShape, threads: int, flash_attention: bool, on_cpu: bool
 ) -> llama_cpp.llama_context_params:
     params = llama_cpp.llama_context_default_params()
-    cells = -(-shape.max_sequence_tokens // _CELL_PADDING) * _CELL_PADDING
-    params.n_ctx = -(-shape.cells // _CELL_PADDING) * _CELL_PADDING if shape.n_ctx else cells * streams(shape)
+    params.n_ctx = shape.kv_cells
     params.swa_full = True  # what a window of attention no longer sees must still be there for a row that shares it
-    params.n_seq_max = streams(shape) + shape.slots * shape.chain
+    params.n_seq_max = shape.streams + shape.slots * shape.chain
     params.n_batch = shape.n_batch
     params.n_ubatch = shape.n_ubatch
     # Of each row the last token, of all rows the whole block, or of one row everything; and one for each sequence id.
-    last = max(streams(shape) * max(1, shape.block), params.n_seq_max, 2)
+    last = max(shape.streams * max(1, shape.block), params.n_seq_max, 2)
     params.n_outputs_max = last if shape.wanted is Wanted.NEXT else shape.n_batch
     if shape.wanted is Wanted.EMBEDDINGS:
         params.embeddings = True

@@ -14,6 +14,16 @@ from operators.llama.gguf_check import check_gguf
 from operators.llama.library import forget_errors, initialise, last_errors
 from pipeline.errors import InputError
 
+_OTHER_CACHES = (
+    "ssm.state_size",
+    "ssm.conv_kernel",
+    "wkv.head_size",
+    "shortconv.l_cache",
+    "attention.kv_lora_rank",
+    "attention.shared_kv_layers",
+)
+"""Keys of architectures whose layers do not all keep the keys and values of all heads."""
+
 
 @dataclass(frozen=True)
 class Header:
@@ -23,11 +33,15 @@ class Header:
         file_type: `general.file_type`, one of llama.cpp's LLAMA_FTYPE numbers.
         n_ctx_train: tokens of context that the model was trained for.
         n_embd: numbers of an embedding.
+        n_vocab: words of the vocabulary.
+        kv_values: numbers that the KV cache has for a token, in all layers.
     """
 
     file_type: int | None
     n_ctx_train: int | None
     n_embd: int | None
+    n_vocab: int = 0
+    kv_values: int | None = None
 
 
 def read_header(path: Path) -> Header:
@@ -57,9 +71,27 @@ def _read(path: Path, size: int, changed: int) -> Header:
             _number(model, "general.file_type"),
             _number(model, f"{architecture}.context_length"),
             _number(model, f"{architecture}.embedding_length") if n_embd is None else n_embd,
+            llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model)),
+            _kv_values(model, architecture),
         )
     finally:
         llama_cpp.llama_model_free(model)
+
+
+def _kv_values(model: ctypes.c_void_p, architecture: str | None) -> int | None:
+    """Keys and values of all layers. None where layers differ or keep something else than keys and values."""
+    if any(_value(model, f"{architecture}.{key}") is not None for key in _OTHER_CACHES):
+        return None
+    layers, heads = (
+        _number(model, f"{architecture}.block_count"),
+        _number(model, f"{architecture}.attention.head_count"),
+    )
+    if layers is None or not heads:
+        return None
+    kv_heads = _number(model, f"{architecture}.attention.head_count_kv")
+    width = (_number(model, f"{architecture}.embedding_length") or 0) // heads
+    lengths = [_number(model, f"{architecture}.attention.{which}_length") or width for which in ("key", "value")]
+    return None if kv_heads is None else layers * kv_heads * sum(lengths)
 
 
 def _value(model: ctypes.c_void_p, key: str) -> str | None:

@@ -13,7 +13,7 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from operators.decoding.model import DecoderShape, ModelFacts, TokenIds, Wanted, decoder_shape
+from operators.decoding.model import DecoderShape, ModelFacts, ModelSizes, TokenIds, Wanted, decoder_shape
 from operators.engine_settings import EngineSettings
 from operators.llama.abort import AbortFlag
 from operators.llama.context import LlamaContext
@@ -230,7 +230,12 @@ def facts_of(path: Path) -> ModelFacts:
     """The facts of a model file."""
     status = path.stat()
     header = read_header(path)
-    return ModelFacts(_content_id(path, status.st_size, status.st_mtime_ns), header.n_ctx_train, header.n_embd)
+    return ModelFacts(
+        _content_id(path, status.st_size, status.st_mtime_ns),
+        header.n_ctx_train,
+        header.n_embd,
+        ModelSizes(status.st_size, header.n_vocab, header.kv_values),
+    )
 
 
 @functools.lru_cache(maxsize=64)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from operators.settings import OutputSettings
 from operators.sinks.formats import format_of, refuse_unwritable, scan
@@ -84,14 +86,28 @@ class WriteRows(BaseOperator):
         path = self._path / part_name(chunk, self._format.suffix)
         yield write_table_shard(ordered, path, chunk, self._format.write)
 
+    def encoded_bytes(self, batches: Sequence[Batch]) -> int:
+        """Bytes of a file with these rows."""
+        rows = [batch.data.select(self._schema.names).cast(self._schema) for batch in batches]
+        file = pa.BufferOutputStream()
+        pq.write_table(pa.Table.from_batches(rows, self._schema), file, compression=self._output.compression)
+        return int(file.getvalue().size)
+
     def report(self, directory: Path) -> Iterable[str]:
         """The first rows, as far as `output.preview` asks for them."""
         if not self._output.preview:
             return
-        names = self._output.preview_columns or self._schema.names
+        names = list(dict.fromkeys(self._output.preview_columns)) or self._schema.names
         width = max(map(len, names))
         found = scan(directory / "data" / self._directory).head(self._output.preview).collect()
         for row in found.select(names if found.width else []).iter_rows():
             for name, value in zip(names, row, strict=True):
-                yield f"{name:{width}}  {textwrap.shorten(str(value), PREVIEW_WIDTH)}"
+                yield f"{name:{width}}  {textwrap.shorten(_shown(value), PREVIEW_WIDTH)}"
             yield ""
+
+
+def _shown(value: object) -> str:
+    """A value as a preview shows it: a number rounded, a list or struct as JSON."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list | dict) else str(value)

@@ -7,10 +7,10 @@ import itertools
 import pytest
 
 from operators.bench.cases import EmitCases, cases
-from operators.bench.given import Given
 from operators.bench.scenarios import PEERS, SCENARIOS, TOGGLES, scenario
 from operators.bench.settings import BenchSettings
 from pipeline.errors import ConfigError
+from pipeline.given import Given
 from pipeline.records import Batch, ChunkEnd
 
 
@@ -46,7 +46,7 @@ def test_a_scenario_may_have_its_own_slots_and_rows():
 
 def test_a_scenario_may_have_its_own_rows_a_slot():
     found = cases(BenchSettings(scenarios=["diffusion"], repeats=1))
-    assert {(case.slots, case.rows) for case in found} == {(1, 1), (8, 8)}
+    assert {(case.slots, case.rows) for case in found} == {(1, 1), (8, 8), (32, 32)}
 
 
 @pytest.mark.parametrize("name", TOGGLES)

@@ -9,16 +9,17 @@ import pytest
 from operators.decoding.batch import DecodeFailed
 from operators.decoding.engine import Engine
 from operators.decoding.fake import FakeDecoder
+from operators.decoding.lanes import Lanes
 from operators.decoding.params import SamplingParams
 from operators.decoding.sequence import Sequence
 from pipeline.meter import StageMeter
 from tests.decoding.fixtures import Bench, Table, prompts, queue_for, sequences, settings_for, shape, worker_on
 
 
-def engine_on(*decoders: FakeDecoder) -> Engine:
+def engine_on(*decoders: FakeDecoder, lanes: Lanes | None = None) -> Engine:
     settings = settings_for(decoders[0].shape)
     queue = queue_for(settings)
-    return Engine([worker_on(decoder, settings, queue) for decoder in decoders], queue, Table())
+    return Engine([worker_on(decoder, settings, queue) for decoder in decoders], queue, Table(), lanes)
 
 
 def collect_all(client, woken: threading.Event, count: int):

@@ -8,20 +8,21 @@ import time
 import pytest
 
 from operators.decoding.batch import BatchBuffer, DecodeFailed
-from operators.decoding.engine import Closed, Lane
 from operators.decoding.fake import FakeDecoder
+from operators.decoding.lanes import Closed, Lanes
 from operators.decoding.params import SamplingParams
-from operators.engines import Engines
 from pipeline.meter import StageMeter
 from tests.decoding.fixtures import Bench, prompts, sequences, shape
 from tests.decoding.test_engine import collect_all, engine_on
 
 
-@pytest.fixture(params=["engine", "lane"])
+@pytest.fixture(params=["with an engine", "without"])
 def computes(request):
-    thread = engine_on(FakeDecoder(shape(2))) if request.param == "engine" else Lane()
-    yield thread
-    thread.close()
+    lanes = Lanes()
+    if request.param == "with an engine":
+        engine_on(FakeDecoder(shape(2)), lanes=lanes).connect(StageMeter("node"), 1, 10, lambda: None)
+    yield lanes
+    lanes.close()
 
 
 def test_it_returns_what_the_work_returns_and_raises_what_it_raises(computes):
@@ -71,30 +72,29 @@ def test_an_errand_waits_for_one_step_and_no_more():
 
     decoder = FakeDecoder(shape(4), fail=gate)
     decoder.keep_calls = True
-    engine = engine_on(decoder)
-    woken = threading.Event()
-    client = engine.connect(StageMeter("node"), 1, 1000, woken.set)
+    lanes, woken = Lanes(), threading.Event()
+    client = engine_on(decoder, lanes=lanes).connect(StageMeter("node"), 1, 1000, woken.set)
     client.submit(sequences(texts))
     calls.release(3)
     found: list[int] = []
-    asking = threading.Thread(target=lambda: found.append(engine.call(lambda: len(decoder.calls))))
+    asking = threading.Thread(target=lambda: found.append(lanes.call(lambda: len(decoder.calls))))
     while len(begun) < 4:
         time.sleep(0.001)
     asking.start()
-    while not engine._errands.waiting:
+    while not lanes.errand_waits:
         time.sleep(0.001)
     calls.release(1)
     asking.join(30)
     assert found == [4]
     calls.release(100_000)
     assert collect_all(client, woken, 20) == Bench(shape(4)).run(sequences(texts))
-    engine.close()
+    lanes.close()
 
 
 def test_a_failure_of_the_engine_reaches_those_who_wait():
     allowed = threading.Event()
-    engine = engine_on(FakeDecoder(shape(2), fail=lambda batch: -3 if allowed.wait(30) else 0))
-    woken = threading.Event()
+    lanes, woken = Lanes(), threading.Event()
+    engine = engine_on(FakeDecoder(shape(2), fail=lambda batch: -3 if allowed.wait(30) else 0), lanes=lanes)
     client = engine.connect(StageMeter("node"), 1, 1000, woken.set)
     client.submit(sequences(prompts(3), SamplingParams()))
     raised: list[BaseException] = []
@@ -102,7 +102,7 @@ def test_a_failure_of_the_engine_reaches_those_who_wait():
     def ask() -> None:
         try:
             while True:
-                engine.call(int)
+                lanes.call(int)
         except DecodeFailed as error:
             raised.append(error)
 
@@ -113,13 +113,24 @@ def test_a_failure_of_the_engine_reaches_those_who_wait():
     assert len(raised) == 1
     client.leave()
     engine.close()
+    lanes.close()
 
 
-def test_an_engine_takes_over_from_the_thread_that_was_made_without_one():
-    engines = Engines()
-    before = engines.call(lambda: threading.current_thread().name)
-    engine = engine_on(FakeDecoder(shape(2)))
-    engines.add(engine)
-    assert (before, engines.call(lambda: threading.current_thread().name)) == ("engine-lane", "engine-0")
-    engine.close()
-    engines.close()
+def test_the_thread_is_the_one_that_makes_the_steps():
+    """A second thread would have a second team of compute threads."""
+    lanes = Lanes()
+    before = lanes.call(threading.get_ident)
+    steps: set[int] = set()
+
+    def seen(batch: BatchBuffer) -> int:
+        steps.add(threading.get_ident())
+        return 0
+
+    engines = [engine_on(FakeDecoder(shape(2), fail=seen), lanes=lanes) for _ in range(2)]
+    for engine in engines:
+        woken = threading.Event()
+        client = engine.connect(StageMeter("node"), 1, 1000, woken.set)
+        client.submit(sequences(prompts(3)))
+        collect_all(client, woken, 3)
+    assert steps == {before} == {lanes.call(threading.get_ident)}
+    lanes.close()

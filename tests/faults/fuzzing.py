@@ -181,13 +181,13 @@ def arguments_of(kind: str, random: Random, folder: Path, seed: Path | None = No
         path = folder / "damaged.yaml"
         job = damaged_job(found[random.randrange(len(found))][1], random)
         path.write_text(yaml.safe_dump(job, allow_unicode=True), encoding="utf-8", errors="surrogatepass")
-        return [f"job={path}", "dry_run=true", *quick]
+        return [f"job={path}", "dry_run=plan", *quick]
     if seed is not None:
         data = seed.read_bytes()
         if kind == "gguf":  # what is damaged should be its header
             data = damaged_bytes(data[: 1 << random.randrange(5, 17)], random) + data[1 << 17 :]
             path.write_bytes(data)
-            return ["job=quickstart", f"model.path={path}", "dry_run=true", *quick]
+            return ["job=quickstart", f"model.path={path}", "dry_run=plan", *quick]
         path.write_bytes(damaged_bytes(data, random))
         (folder / "copy.yaml").write_text(COPY_JOB, encoding="utf-8")
         return [f"job={folder}/copy.yaml", f"data.path={path}", "chunk_rows=8", *quick]
@@ -201,7 +201,7 @@ def arguments_of(kind: str, random: Random, folder: Path, seed: Path | None = No
         yaml.safe_dump({"defaults": [{"override /flow": "generate"}], "sampling": {"structured": {kind: text}}}),
         encoding="utf-8",
     )
-    return [f"job={folder}/structured.yaml", f"data.path={JOBS}/data/quickstart.jsonl", "dry_run=true", *quick]
+    return [f"job={folder}/structured.yaml", f"data.path={JOBS}/data/quickstart.jsonl", "dry_run=plan", *quick]
 
 
 def _joined(words: Sequence[str], most: int = 30) -> Callable[[Random], str]:

@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from operators.bench.given import Given
 from pipeline.adapter import OnError, run_operator
+from pipeline.given import Given
 from pipeline.protocols import Accumulating, Stateful, StreamOperator
 from pipeline.records import Batch, ChunkEnd, Item, Rejects
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from operators.bench.given import Given
 from operators.settings import DataSettings
 from operators.sources import ReadPrompts
 from operators.sources.files import find_files
 from operators.sources.input_file import CODECS, InputFile
 from operators.sources.jsonl import JsonlReader
 from pipeline.errors import InputError
+from pipeline.given import Given
 from pipeline.records import Batch
 from tests.operators.reading import drain, read
 

@@ -94,10 +94,6 @@ def test_nothing_is_done_where_nothing_is_open(tmp_path, calibrations):
     assert not calibrations
 
 
-def test_free_memory_is_some():
-    assert tuning.free_memory() > 1 << 20
-
-
 def test_a_job_that_leaves_all_open_gives_the_same_rows(tmp_path):
     expected = [row["completion"] for row in flow(tmp_path / "a", prompts(30), generate()).run()]
     op = generate(runtime=dict(OPEN))

@@ -194,3 +194,20 @@ def test_what_cannot_work_is_refused() -> None:
             WriteRows(OutputSettings(), directory)
     with pytest.raises(SchemaError, match="needs a column 'row'"):
         WriteRows(OutputSettings()).plan(pa.schema([("a", pa.string())]))
+
+
+def test_a_preview_rounds_numbers_and_shows_nested_values_as_json(tmp_path):
+    message = pa.struct([("role", pa.string()), ("content", pa.string())])
+    schema = pa.schema([ROW, ("perplexity", pa.float64()), ("messages", pa.list_(message)), ("text", pa.string())])
+    op = WriteRows(OutputSettings(preview=1, preview_columns=["perplexity", "messages", "text", "perplexity"]))
+    op.plan(schema)
+    (tmp_path / "data").mkdir()
+    messages = [{"role": "user", "content": "é"}]
+    values = {"row": 0, "perplexity": 1.0003905573437335, "messages": messages, "text": "a\nb"}
+    pq.write_table(pa.Table.from_pylist([values], schema), tmp_path / "data/part-00000.parquet")
+    assert list(op.report(tmp_path)) == [
+        "perplexity  1.00039",
+        'messages    [{"role": "user", "content": "é"}]',
+        "text        a b",
+        "",
+    ]

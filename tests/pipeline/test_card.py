@@ -31,7 +31,6 @@ def test_it_has_what_the_hub_reads_and_what_people_ask(tmp_path):
         "license": "cc-by-4.0",
         "pretty_name": "squares",
         "size_categories": ["n<1K"],
-        "tags": ["synthetic"],
         "configs": [{"config_name": "default", "data_files": [{"split": "train", "path": "data/*.parquet"}]}],
         "dataset_info": [
             {"config_name": "default", "features": [{"name": n, "dtype": "int64"} for n in ("row", "x", "y")]}

@@ -5,14 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
+
+from pipeline.errors import ExitCode
 from pipeline.graph import Graph, Node
-from pipeline.summary import report_lines
+from pipeline.state import RunStatus
+from pipeline.summary import Outcome, report_lines, summary_lines
 from tests.pipeline.ops import Collect, Count
 
 
 class Says(Collect):
     def report(self, directory: Path) -> Iterable[str]:
         yield f"results of {directory.name}"
+
+
+class SaysLines(Collect):
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__()
+        self._lines = lines
+
+    def report(self, directory: Path) -> Iterable[str]:
+        return self._lines
 
 
 class Fails(Collect):
@@ -25,4 +38,43 @@ def test_a_report_that_fails_is_named_and_spoils_no_other(tmp_path):
     assert report_lines(Graph(nodes), tmp_path / "out") == [
         "node 'fails' cannot report: OSError: the disk is gone",
         "results of out",
+        "",
     ]
+
+
+def test_what_operators_say_is_set_apart_from_the_summary_by_one_empty_line(tmp_path):
+    for said in ([], ["one"], ["one", ""]):
+        graph = Graph({"count": Node(Count(1)), "says": Node(SaysLines(said), ("count",))})
+        assert report_lines(graph, tmp_path) == (["one", ""] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "says"),
+    [
+        ((500, 40), "tokens      500 in, 40 out (250 and 20 tokens/s)"),
+        ((500, 0), "tokens      500 in (250 tokens/s)"),
+        ((0, 0), None),
+    ],
+)
+def test_tokens_that_there_are_none_of_are_not_counted(tmp_path, tokens, says):
+    lines = summary_lines(outcome(tmp_path, *tokens), [])
+    assert next((line for line in lines if line.startswith("tokens")), None) == says
+
+
+def outcome(directory: Path, tokens_in: int, tokens_out: int) -> Outcome:
+    return Outcome(
+        job="job",
+        status=RunStatus.DONE,
+        exit_code=ExitCode.DONE,
+        directory=directory,
+        rows=1,
+        data_rows=1,
+        rejects={},
+        tokens_in=tokens_in,
+        tokens_out=tokens_out,
+        wall_s=2.0,
+        totals={},
+        max_error_rate=0.0,
+        accounts={},
+        goal=None,
+    )

@@ -1,0 +1,27 @@
+"""What a run has to say on stdout, where nobody may be reading any more: `... | head` closes the pipe."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+
+
+def say(lines: Iterable[str]) -> None:
+    """Print `lines`; those that nobody reads are dropped. What a run did does not depend on who listens."""
+    try:
+        for line in lines:
+            print(line)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        stop_saying()
+
+
+def stop_saying() -> None:
+    """Lead what is still to come on stdout nowhere; else the interpreter's last flush would fail again.
+
+    Source: docs.python.org, module signal, "Note on SIGPIPE".
+    """
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

@@ -1,0 +1,228 @@
+"""`dry_run=true`: what it finds out and prints, what it refuses, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.__main__ import main
+from pipeline.estimate import Estimate, estimate_lines
+from pipeline.forecast import Range
+from tests.pipeline.test_config import NODES
+
+FAKE = ("model=fake", "sampling.max_tokens=12", "chunk_rows=10", "runtime.slots=4", "progress=none")
+TINY = ("model=tiny", "sampling.max_tokens=6", "data.limit=20", "runtime.slots=4", "progress=none")
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": f"say\t{i} \x1b[2J twice: “{i}”"} for i in range(35)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def told(capsys, *arguments: str, job: str = "generate", code: int = 0) -> str:
+    data = ["data.path=rows.jsonl"] if job == "generate" else []
+    assert main([f"job={job}", *data, *arguments]) == code
+    captured = capsys.readouterr()
+    return captured.out if code == 0 else captured.err
+
+
+def figure(text: str, name: str) -> str:
+    found = re.search(rf"^  {name} +(.*)$", text, re.MULTILINE)
+    assert found, text
+    return found[1]
+
+
+def files(folder: Path) -> dict[str, tuple[int, bytes]]:
+    return {str(p): (p.stat().st_mtime_ns, p.read_bytes()) for p in folder.rglob("*") if p.is_file()}
+
+
+def test_it_writes_nothing(here, capsys):
+    before = files(here)
+    told(capsys, *FAKE, "dry_run=true")
+    assert files(here) == before
+    assert [p.name for p in here.iterdir()] == ["rows.jsonl"]
+
+
+def test_nor_where_a_run_has_begun(here, capsys):
+    main(["job=generate", "data.path=rows.jsonl", *FAKE])
+    capsys.readouterr()
+    before = files(here)
+    assert "it is finished already, with 35 rows" in told(capsys, *FAKE, "dry_run=true")
+    assert "estimate" in told(capsys, *FAKE, "dry_run=true", "overwrite=true")
+    assert files(here) == before
+
+
+def test_three_prompts_are_shown_as_they_are_with_what_does_not_print_escaped(here, capsys):
+    text = told(capsys, *FAKE, "dry_run=true")
+    shown = re.findall(r"^generate, prompt \d \((\d+) tokens\): (.*)$", text, re.MULTILINE)
+    rows = [json.loads(line)["prompt"] for line in (here / "rows.jsonl").read_text().splitlines()[:3]]
+    assert [json.loads(quoted) for _, quoted in shown] == rows
+    assert [int(count) for count, _ in shown] == [len(row.encode()) for row in rows]  # the fake has a token a byte
+    assert "\x1b" not in text
+    assert "“0”" in text
+
+
+def test_lengths_that_are_fixed_are_known(here, capsys):
+    text = told(capsys, *FAKE, "dry_run=true", "sampling.ignore_eos=true", "runtime.optimise.identical_rows=false")
+    assert figure(text, "rows") == "35"
+    assert figure(text, "tokens out") == str(35 * 12)
+    assert "is not known" not in text
+
+
+def test_lengths_that_are_not_are_what_the_run_makes(here, capsys):
+    text = told(capsys, *FAKE, "dry_run=true")
+    assert "rows         35\n" in text
+    main(["job=generate", "data.path=rows.jsonl", *FAKE])
+    stages = pq.read_table("outputs/generate/metrics/stages.parquet").to_pydict()
+    assert figure(text, "tokens out") == f"{sum(stages['tokens_out']):,}"  # so few rows are all begun
+
+
+@pytest.mark.parametrize("job", ["quickstart", "extract", "best_of_n", "embed", "score_perplexity"])
+def test_every_kind_of_job_is_estimated_with_the_model_that_ships(job, here, capsys):
+    text = told(capsys, *TINY, "dry_run=true", job=job)
+    assert figure(text, "rows") == "20"
+    assert re.fullmatch(r"[\d,]+", figure(text, "tokens in"))
+    assert re.search(r"\d m?s", figure(text, "time"))
+    assert len(re.findall(r", prompt \d \(", text)) == 3
+    assert not list(here.glob("outputs/*"))
+
+
+JUDGED = """
+defaults:
+  - override /flow: generate
+data: {path: rows.jsonl}
+nodes:
+  judge:
+    inputs: generate
+    op:
+      _target_: operators.generate.Generate
+      model: ${model}
+      sampling: {max_tokens: 2, ignore_eos: true}
+      decode: ${decode}
+      runtime: ${runtime}
+      store: ${store}
+      as: judge
+  write:
+    inputs: judge
+"""
+
+
+def test_nodes_that_share_an_engine_are_forecast_one_after_the_other(here, capsys):
+    (here / "job.yaml").write_text(JUDGED)
+    text = told(capsys, *FAKE, "sampling.ignore_eos=true", "dry_run=true", job="job.yaml")
+    assert figure(text, "tokens out") == str(35 * (12 + 2))
+    assert len(re.findall(r"^judge, prompt \d", text, re.MULTILINE)) == 3
+
+
+def test_a_benchmark_is_not_run(here, capsys):
+    text = told(capsys, "dry_run=true", job="bench")
+    assert figure(text, "time") == "unknown"
+
+
+def test_what_the_store_has_costs_nothing(here, capsys):
+    stored = (*FAKE, "store.path=store.sqlite", "output_dir=one")
+    main(["job=generate", "data.path=rows.jsonl", "data.limit=21", *stored])
+    capsys.readouterr()
+    before = files(here)
+    text = told(capsys, *FAKE, "store.path=store.sqlite", "output_dir=two", "dry_run=true")
+    assert "60% of the rows are in the completion store" in text
+    prompts = (here / "rows.jsonl").read_text().splitlines()[21:]
+    assert figure(text, "tokens in") == str(sum(len(json.loads(line)["prompt"].encode()) for line in prompts))
+    assert files(here) == before
+
+
+def test_a_run_that_was_stopped_is_estimated_from_where_it_is(here, capsys):
+    stopping = "  stop: {inputs: square, op: {_target_: tests.pipeline.job_ops.InterruptAt, at: 14, flag: flag}}\n"
+    nodes = NODES.replace("inputs: square", "inputs: stop") + stopping
+    (here / "job.yaml").write_text(f"chunk_rows: 10\nmax_open_chunks: 1\n{nodes}")
+    Path("flag").touch()
+    assert main(["job=job.yaml", "progress=none"]) == 4
+    capsys.readouterr()
+    text = told(capsys, "dry_run=true", "progress=none", job="job.yaml")
+    assert "1 chunks, 10 rows, are committed" in text
+    assert figure(text, "rows") == "15"
+
+
+def test_a_run_that_would_be_refused_is_refused_in_the_same_words(here, capsys):
+    main(["job=generate", "data.path=rows.jsonl", *FAKE])
+    capsys.readouterr()
+    changed = (*FAKE, "sampling.temperature=0.5")
+    dry = told(capsys, *changed, "dry_run=true", code=2)
+    assert "sampling.temperature" in dry
+    assert dry == told(capsys, *changed, code=2)
+
+
+def test_it_says_who_works_there(here, capsys):
+    (here / "outputs/generate").mkdir(parents=True)
+    lock = here / "outputs/generate/.lock"
+    lock.write_text(json.dumps({"pid": os.getppid(), "host": socket.gethostname(), "since": "now"}))
+    assert f"another run works there now (pid {os.getppid()} on" in told(capsys, *FAKE, "dry_run=true")
+    lock.write_text(json.dumps({"pid": 2**22 + 1, "host": socket.gethostname(), "since": "then"}))
+    assert "another run" not in told(capsys, *FAKE, "dry_run=true")
+
+
+def test_rows_that_would_be_rejected_are_named_with_the_reason(here, capsys):
+    with (here / "rows.jsonl").open("a") as file:
+        file.write('{"prompt": null}\nnonsense\n')
+    text = told(capsys, *FAKE, "dry_run=true")
+    assert "read: 1 of 37 rows of the sample are rejected: 1 x " in text
+    assert "render: 1 of 36 rows of the sample are rejected: 1 x " in text
+    assert "column 'prompt' is null" in text
+
+
+def test_where_every_row_would_be_it_ends_with_2(here, capsys):
+    text = told(capsys, *FAKE, "runtime.max_sequence_tokens=8", "dry_run=true", code=2)
+    assert "node 'generate' rejects every row of the sample: " in text
+    assert "runtime.max_sequence_tokens is 8" in text
+
+
+def test_an_operator_that_fails_fails_as_in_the_run(here, capsys):
+    (here / "broken").touch()
+    (here / "job.yaml").write_text(NODES.replace("add: 0", "add: 0, fail_at: 3, broken: broken"))
+    for arguments in (["dry_run=true"], []):
+        assert main(["job=job.yaml", "progress=none", *arguments]) == 1
+        captured = capsys.readouterr()
+        assert "the machine caught fire" in captured.out + captured.err
+
+
+def test_a_missing_model_is_named_at_once_whatever_dry_run_is(here, capsys):
+    for mode in ("true", "plan"):
+        assert "does not exist" in told(capsys, "model.path=no.gguf", f"dry_run={mode}", code=2)
+
+
+def test_the_plan_loads_no_model(here, capsys):
+    text = told(capsys, *FAKE, "dry_run=plan")
+    assert "results would go to outputs/generate" in text
+    assert "estimate" not in text
+
+
+def test_dry_run_is_one_of_three(here, capsys):
+    assert "dry_run='maybe' cannot work: it is true (estimate, with the model)" in told(
+        capsys, "dry_run=maybe", *FAKE, code=2
+    )
+
+
+def test_what_a_calibration_would_choose_is_assumed_and_said(here, capsys, monkeypatch):
+    monkeypatch.setenv("LLAMA_PIPELINE_CACHE", str(here / "cache"))
+    text = told(capsys, "model=fake", "runtime=auto", "sampling.max_tokens=4", "dry_run=true")
+    assert "note: generate: what runtime leaves open is chosen when the run begins; 16 slots are assumed" in text
+    assert not (here / "cache").exists()
+
+
+def test_results_that_do_not_fit_are_warned_of(tmp_path):
+    def lines(low: float, high: float) -> str:
+        rows = Range.exact(1)
+        return "\n".join(estimate_lines(Estimate(rows, disk_bytes=Range(low, low, high)), tmp_path / "not" / "there"))
+
+    assert "warning" not in lines(1e3, 1e6)
+    assert "warning: the results may not fit" in lines(1e3, 1e18)
+    assert "warning: the results will not fit" in lines(1e17, 1e18)

@@ -1,0 +1,124 @@
+"""docs/jobs.md has every job that ships, with keys and values that are so, and what it tells people to type works."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import yaml
+
+from operators.bench.scenarios import SCENARIOS
+from pipeline.config import CONF, known_keys
+from pipeline.errors import ExitCode
+from pipeline.jobs import JOBS, PROJECT, jobs_table
+from tests.test_readme import FENCE, MODEL, run
+
+PAGE = (PROJECT / "docs/jobs.md").read_text(encoding="utf-8")
+NAMES = sorted(path.stem for path in JOBS.glob("*.yaml"))
+SECTIONS = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S))
+COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.S) for line in block.splitlines()]
+WIDEST = 110
+"""Columns of a line of the list of jobs; the help has none wider than 120."""
+
+
+def job_file(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((JOBS / f"{name}.yaml").read_text(encoding="utf-8"))
+    return found
+
+
+def flow_of(name: str) -> str | None:
+    return next((d["override /flow"] for d in job_file(name)["defaults"] if "override /flow" in d), None)
+
+
+def written(name: str) -> dict[str, Any]:
+    """What the file of the job and that of its flow say, by dotted keys; the job's own wins."""
+    flow = flow_of(name)
+    parts = [] if flow is None else [yaml.safe_load((CONF / f"flow/{flow}.yaml").read_text(encoding="utf-8"))]
+    if flow == "generate_checked":
+        parts.insert(0, yaml.safe_load((CONF / "flow/generate.yaml").read_text(encoding="utf-8")))
+    found: dict[str, Any] = {}
+    for part in (*parts, job_file(name)):
+        found.update(dotted(part))
+    return found
+
+
+def dotted(value: dict[str, Any], before: str = "") -> dict[str, Any]:
+    """Every key, those of mappings too."""
+    found: dict[str, Any] = {}
+    for key, inside in value.items():
+        found[before + key] = inside
+        if isinstance(inside, dict):
+            found.update(dotted(inside, f"{before}{key}."))
+    return found
+
+
+def settings_shown(name: str) -> list[tuple[str, str]]:
+    return re.findall(r"^\| `([\w.]+)` \| (.*?) ?\|", SECTIONS[name], re.M)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    """A directory with the files that the page takes for granted."""
+    monkeypatch.chdir(tmp_path)
+    for block in FENCE.finditer(PAGE):
+        if block["mark"] and block["mark"].startswith("file: "):
+            path = Path(block["mark"].removeprefix("file: "))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block["text"].replace("/models/my.gguf", str(MODEL)), encoding="utf-8")
+    Path("mine/job").mkdir()
+    shutil.copy("tickets.yaml", "mine/job")
+    pl.DataFrame({"text": ["I paid twice.", "The parcel is late."]}).write_ndjson("tickets.jsonl")
+    return tmp_path
+
+
+def test_every_job_has_its_section_and_no_other_has_one():
+    assert sorted(SECTIONS) == NAMES
+    assert [name for name in NAMES if f"| [{name}](#{name}) |" not in PAGE] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_settings_of_a_job_are_there_and_have_the_values_that_it_says(name):
+    says, known = written(name), set(known_keys())
+    shown = settings_shown(name)
+    assert shown
+    for key, cell in shown:
+        group = ".".join(key.split(".")[:2])
+        assert key in says or key in known or group in known, key
+        if cell:
+            assert key in says, key
+            assert says[key] == yaml.safe_load(cell), key
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_job_has_its_graph_or_names_one_that_is_the_same(name):
+    """Whether a graph is as `show=graph` prints it is tested with those of the README."""
+    section = SECTIONS[name]
+    if f"pipeline job={name} " in section:
+        return
+    if same := re.search(r"[Tt]he graph is that of \[(\w+)\]", section):
+        assert flow_of(name) == flow_of(same[1]) is not None
+        assert "nodes" not in job_file(name) | job_file(same[1])
+    else:
+        pages = re.findall(r"\[(\w+\.md)\]\([^)]*\) [^.]*has its graph", section)
+        assert len(pages) == 1
+        assert f"job={name} show=graph" in (PROJECT / "docs" / pages[0]).read_text(encoding="utf-8")
+
+
+def test_it_names_every_scenario_of_the_benchmark():
+    assert [name for name in SCENARIOS if f"`{name}`" not in SECTIONS["bench"]] == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_the_page_works(here, command):
+    assert run(command) == ExitCode.DONE
+
+
+def test_a_job_is_a_line_of_the_list_and_says_what_it_does():
+    lines = {line.split()[0]: line for line in jobs_table().splitlines()[1:-1]}
+    assert sorted(lines) == NAMES
+    assert [name for name, line in lines.items() if len(line) > WIDEST or line.endswith("...")] == []
+    assert len({line.index(line.split(maxsplit=1)[1]) for line in lines.values()}) == 1
