@@ -126,6 +126,23 @@ def test_bytes_are_refused_where_the_format_knows_none(kind) -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "output"),
+    [
+        (pa.month_day_nano_interval(), "parquet"),
+        (pa.sparse_union([pa.field("a", pa.int64())]), "parquet"),
+        (pa.struct({"a": pa.decimal256(50, 2)}), "jsonl"),
+        (pa.list_view(pa.int64()), "jsonl"),
+    ],
+    ids=str,
+)
+def test_a_type_that_no_file_of_the_format_can_have_is_refused_before_anything_is_made(kind, output: str) -> None:
+    schema = pa.schema([ROW, pa.field("odd", kind)])
+    with pytest.raises(SchemaError, match=r"column 'odd' has type .* cannot be written into .*; write output=arrow"):
+        WriteRows(OutputSettings(output)).plan(schema)
+    WriteRows(OutputSettings("arrow")).plan(schema)
+
+
+@pytest.mark.parametrize(
     ("values", "says"),
     [
         ({"format": "csv"}, "output.format='csv' cannot work: it is one of parquet, jsonl, arrow"),
