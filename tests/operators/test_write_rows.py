@@ -110,6 +110,17 @@ def test_a_chunk_without_rows_is_a_file_too(tmp_path, output) -> None:
     assert scan(shard.path.parent).collect().height == 0
 
 
+def test_rows_that_cannot_be_shown_end_no_run_that_is_done(tmp_path) -> None:
+    schema = pa.schema([ROW, pa.field("odd", pa.month_day_nano_interval())])
+    op = WriteRows(OutputSettings("arrow", preview=1))
+    op.plan(schema)
+    op.open(runtime(tmp_path))
+    op.process(Batch(0, pa.record_batch([pa.array([0]), pa.nulls(1, schema.field("odd").type)], schema=schema)))
+    publish([shard for shard in op.finish(0) if isinstance(shard, Shard)])
+    with pytest.raises(ValueError, match="a type that polars cannot show"):
+        list(op.report(tmp_path))
+
+
 def test_no_time_stands_in_a_gzip_header(tmp_path) -> None:
     shard = write(tmp_path, [[row(1)]], OutputSettings("jsonl", "gzip"))
     content = shard.temporary.read_bytes()
