@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import fsspec
+import fsspec.registry  # noqa: F401 - so that it is there to be changed
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -242,6 +242,6 @@ def test_a_place_that_cannot_be_used_is_told_with_its_url_and_without_its_creden
 )
 def test_a_package_that_is_missing_is_named_with_its_extra(url, package, extra, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.delitem(fsspec.registry._registry, "s3", raising=False)  # where another test has used it
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)  # where another test has used it
     with pytest.raises(ConfigError, match=rf"output.publish={url}.*llama-batch-pipeline\[{extra}\]"):
         Destination(url, {}, 0)
