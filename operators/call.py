@@ -79,10 +79,12 @@ class Call(BaseOperator):
     def process(self, batch: Batch) -> Iterable[Output]:
         """Call the function for each row."""
         made: list[dict[str, Any]] = []
+        returned: set[str] = set()
         parents: list[int] = []
         numbers: list[int] = []
+        given = batch.data.to_pylist()  # a copy: a function may change the lists of its row in place
         for i, row in enumerate(batch.data.to_pylist()):
-            results = self._results(row)
+            results = self._results(row, given[i], returned)
             made += results
             parents += [i] * len(results)
             numbers += range(len(results))
@@ -91,20 +93,25 @@ class Call(BaseOperator):
             yield batch.reject(dropped, f"{self._name} returned nothing", RejectKind.FILTERED)
         if made or not dropped:
             expanded = len(made) - (batch.num_rows - len(dropped))
-            yield batch.with_data(self._data(batch.data, made, parents, numbers), expanded=expanded)
+            kept = batch.data.take(pa.array(parents, pa.int64()))
+            yield batch.with_data(self._data(kept, made, numbers, returned), expanded=expanded)
 
-    def _results(self, row: dict[str, Any]) -> list[dict[str, Any]]:
+    def _results(self, row: dict[str, Any], given: dict[str, Any], returned: set[str]) -> list[dict[str, Any]]:
+        """The rows that `row` becomes, of which the function is given a copy; the keys that it returns are added to
+        `returned`."""
         identity = {name: row[name] for name in IDENTITY if name in row}
-        result = self._function(dict(row), **self._arguments)
+        result = self._function(given, **self._arguments)
         if result is None:
             return []
         if self._many and (isinstance(result, Mapping | str) or not isinstance(result, Iterable)):
             raise TypeError(
                 f"{self._name} returned {type(result).__name__}; with many: true it returns a list of dicts"
             )
-        return [self._checked(row, one, identity) for one in (result if self._many else [result])]
+        return [self._checked(row, one, identity, returned) for one in (result if self._many else [result])]
 
-    def _checked(self, row: dict[str, Any], result: object, identity: dict[str, Any]) -> dict[str, Any]:
+    def _checked(
+        self, row: dict[str, Any], result: object, identity: dict[str, Any], returned: set[str]
+    ) -> dict[str, Any]:
         """The row with the values of `result`.
 
         Raises:
@@ -123,21 +130,31 @@ class Call(BaseOperator):
             )
         if {name: merged[name] for name in identity} != identity:
             raise ValueError(f"{self._name} changed 'row' or 'lineage', which say which row it is")
+        returned.update(result)
         return merged
 
     def _data(
-        self, data: pa.RecordBatch, made: list[dict[str, Any]], parents: list[int], numbers: list[int]
+        self, kept: pa.RecordBatch, made: list[dict[str, Any]], numbers: list[int], returned: set[str]
     ) -> pa.RecordBatch:
-        columns = {f.name: self._column(f, made) for f in self._schema if f.name not in IDENTITY}
-        for name in (n for n in IDENTITY if n in data.schema.names):
-            columns[name] = data.column(name).take(pa.array(parents, pa.int64()))
+        """`kept`: for each row that was made the one that it was made of. Columns that the function has not returned
+        are taken from there as they are: Python does not have all values of Arrow."""
+        as_before = {f.name for f in kept.schema if f in self._schema and f.name not in returned}
+        columns = {
+            f.name: kept.column(f.name) if f.name in as_before else self._column(f, made)
+            for f in self._schema
+            if f.name not in IDENTITY
+        }
+        columns |= {name: kept.column(name) for name in IDENTITY if name in kept.schema.names}
         if self._many:
             columns[LINEAGE.name] = append_to_lineage(columns.get(LINEAGE.name), np.array(numbers, np.int32))
         return pa.record_batch([columns[name] for name in self._schema.names], schema=self._schema)
 
     def _column(self, field: pa.Field, made: list[dict[str, Any]]) -> pa.Array:
+        values = [row.get(field.name) for row in made]
         try:
-            return pa.array([row.get(field.name) for row in made], field.type)
+            if (fraction := _fraction(values, pa.list_(field.type))) is not None:
+                raise ValueError(f"{fraction!r} is no whole number")  # Arrow would cut off what is behind the point
+            return pa.array(values, field.type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{self._name}: column '{field.name}' is {field.type}: {error}") from error
 
@@ -149,3 +166,15 @@ def _type(name: str, text: str) -> pa.DataType:
         return parse_type(text)
     except ValueError as error:
         raise ConfigError(f"columns.{name}={text!r} is not a type: {error}; write {SPELLING}") from error
+
+
+def _fraction(value: Any, kind: pa.DataType) -> float | None:
+    """The first number with a fraction in `value` whose place in the type `kind` is an integer."""
+    if isinstance(value, float | np.floating):
+        return float(value) if pa.types.is_integer(kind) and value != value // 1 else None
+    inner: Iterable[tuple[Any, pa.DataType]] = ()
+    if isinstance(value, list | tuple | np.ndarray) and hasattr(kind, "value_type"):
+        inner = ((item, kind.value_type) for item in value)
+    elif isinstance(value, Mapping) and pa.types.is_struct(kind):
+        inner = ((value.get(field.name), field.type) for field in kind)
+    return next((found for item, type_ in inner if (found := _fraction(item, type_)) is not None), None)

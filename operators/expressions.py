@@ -12,10 +12,21 @@ from polars.exceptions import ColumnNotFoundError, PolarsError, SQLInterfaceErro
 from pipeline.errors import ConfigError, SchemaError
 
 _BEYOND_THE_ROW = re.compile(
-    r"\b(array_agg|avg|corr|count|covar\w*|first|last|max|median|min|quantile\w*|std\w*|sum|unnest|var\w*)\s*\("
+    r"\b(array_agg|avg|corr|count|covar\w*|first\w*|last\w*|listagg|max|median|min|quantile\w*|row_number|std\w*"
+    r"|string_agg|sum|unnest|var\w*)\s*\("
     r"|\b(over|select)\b",
     re.I,
 )
+_CLOCK = re.compile(r"\bnow\s*\(|\b(current_date|current_time|current_timestamp|localtime|localtimestamp)\b", re.I)
+_OTHERS = (
+    pa.types.is_decimal256,
+    pa.types.is_interval,
+    pa.types.is_large_list_view,
+    pa.types.is_list_view,
+    pa.types.is_run_end_encoded,
+    pa.types.is_union,
+)
+"""Types that polars does not know."""
 
 
 class RowExpression:
@@ -26,16 +37,22 @@ class RowExpression:
         text: the expression.
 
     Raises:
-        ConfigError: it looks beyond its row (avg, OVER ...): its value would depend on how rows are batched.
+        ConfigError: it looks beyond its row (avg, OVER ...): its value would depend on how rows are batched. Or at the
+            clock: a resumed run would give other values.
     """
 
     def __init__(self, key: str, text: str) -> None:
         self._name = f"{key}={text!r}"
         self._text = text
-        beyond = _BEYOND_THE_ROW.search(re.sub(r"'[^']*'|\"[^\"]*\"", "", text))
-        if beyond:
+        bare = re.sub(r"'[^']*'|\"[^\"]*\"", "", text)
+        if beyond := _BEYOND_THE_ROW.search(bare):
             raise ConfigError(
                 f"{self._name} looks beyond its row with '{beyond.group()}'; such an expression is about one row"
+            )
+        if clock := _CLOCK.search(bare):
+            raise ConfigError(
+                f"{self._name} looks at the clock with '{clock.group()}', and a resumed run would give other values;"
+                " write the date out: DATE('2026-01-31'), or '${now:%Y-%m-%d}' for the day on which the run began"
             )
 
     def plan(self, schema: pa.Schema, fits: Callable[[pl.DataType], bool], wanted: str) -> pa.DataType:
@@ -50,6 +67,7 @@ class RowExpression:
             ConfigError: it is not SQL.
             SchemaError: it names an unknown column or none, or its type is not what is wanted.
         """
+        schema = pa.schema([f for f in schema if known_to_polars(f.type)])
         kind = self._checked(schema)
         # A column is used if nothing works without it: the others need not be converted for each batch.
         self._columns = [name for name in schema.names if not self._works_without(schema, name)]
@@ -95,6 +113,14 @@ class RowExpression:
         # sql_expr would do without the SELECT, but knows no IN.
         frame = pl.DataFrame(pl.from_arrow(data))
         return frame.sql(f"SELECT ({self._text}\n) AS value FROM self")["value"]
+
+
+def known_to_polars(kind: pa.DataType) -> bool:
+    """Whether polars takes a column of this type; some of the others end the process with a message of its own."""
+    if any(is_other(kind) for is_other in _OTHERS):
+        return False
+    inner = [kind.field(i) for i in range(kind.num_fields)]
+    return len({f.name for f in inner}) == len(inner) and all(known_to_polars(f.type) for f in inner)
 
 
 def _no_rows(schema: pa.Schema) -> pa.RecordBatch:

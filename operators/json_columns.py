@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from operators.sources.json_types import type_of
@@ -21,6 +23,8 @@ _SCALARS: Mapping[str, pa.DataType] = {
     "boolean": pa.bool_(),
 }
 _MAX_REFERENCES = 100
+_MOST = {bits: float(np.finfo(f"float{bits}").max) for bits in (16, 32, 64)}
+"""The largest number of a type, by its width."""
 
 
 class Misfit(ValueError):
@@ -55,7 +59,7 @@ class JsonField:
                 return None
             raise Misfit(f"{path} is {'null' if self.name in found else 'missing'}")
         value = found[self.name]
-        return fitted(json.dumps(value, ensure_ascii=False) if self.as_text else value, self.type, path)
+        return fitted(_written(value, path) if self.as_text else value, self.type, path)
 
 
 def declared_fields(fields: Mapping[str, str], optional: Sequence[str]) -> list[JsonField]:
@@ -171,7 +175,7 @@ def fitted(value: Any, kind: pa.DataType, path: str) -> Any:
         if pa.types.is_integer(kind) and value == value // 1:
             return _whole(int(value), kind, path)
         if pa.types.is_floating(kind):
-            return _real(value, path)
+            return _real(value, kind, path)
     raise Misfit(f"{path} is {_noun(value)}, not {kind}")
 
 
@@ -189,11 +193,24 @@ def _whole(value: int, kind: pa.DataType, path: str) -> int:
     return value
 
 
-def _real(value: float, path: str) -> float:
+def _real(value: float, kind: pa.DataType, path: str) -> float:
     try:
-        return float(value)
-    except OverflowError as error:
-        raise Misfit(f"{path} is beyond what a number may be") from error
+        found = float(value)
+    except OverflowError:
+        found = math.inf
+    if not abs(found) <= _MOST[kind.bit_width]:
+        raise Misfit(f"{path} is beyond what {kind} holds")
+    return found
+
+
+def _written(value: Any, path: str) -> str:
+    """The JSON text of a value that was read from one."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError as error:  # 1e999 is read as infinity
+        raise Misfit(f"{path} has a number beyond what a double holds") from error
+    except RecursionError as error:
+        raise Misfit(f"{path} is nested too deeply") from error
 
 
 def _noun(value: object) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -151,6 +151,8 @@ def _validator(schema: Any) -> Validate:
     try:
         import jsonschema
         from referencing import Registry
+        from referencing.exceptions import Unresolvable
+        from referencing.jsonschema import specification_with
     except ImportError as error:
         raise ConfigError(
             "schema needs the package jsonschema: pip install 'llama-batch-pipeline[json]'; fields does without"
@@ -160,13 +162,36 @@ def _validator(schema: Any) -> Validate:
         cls.check_schema(schema)
     except jsonschema.SchemaError as error:
         raise ConfigError(f"schema, at {error.json_path}: {error.message}") from error
-    validator = cls(schema, registry=Registry())  # an empty one: nothing is fetched from anywhere
+    registry: Any = Registry()  # an empty one: nothing is fetched from anywhere
+    root = specification_with(cls.META_SCHEMA["$schema"]).create_resource(schema)
+    for reference, lookup in _references(registry.resolver_with_root(root), root):
+        try:
+            lookup(reference)
+        except Unresolvable as error:
+            raise ConfigError(
+                f"schema: $ref {reference!r} leads out of it or nowhere; write it out in $defs"
+            ) from error
+    validator = cls(schema, registry=registry)
 
     def breach(value: Any) -> str | None:
-        found = jsonschema.exceptions.best_match(validator.iter_errors(value))
+        try:
+            found = jsonschema.exceptions.best_match(validator.iter_errors(value))
+        except RecursionError:
+            return "$ is nested too deeply for the schema"
+        except OverflowError:
+            return "$ has a number beyond what the schema can be held against"
         return None if found is None else f"{found.json_path}: {found.message[:_MAX_MESSAGE]}"
 
     return breach
+
+
+def _references(resolver: Any, resource: Any) -> Iterator[tuple[str, Callable[[str], Any]]]:
+    """Each $ref of a schema (one of the package referencing) and of those in it, and what finds where it leads."""
+    reference = resource.contents.get("$ref") if isinstance(resource.contents, Mapping) else None
+    if isinstance(reference, str):
+        yield reference, resolver.lookup
+    for inner in resource.subresources():
+        yield from _references(resolver.in_subresource(inner), inner)
 
 
 def _read_schema(schema: dict[str, Any] | str) -> Any:

@@ -66,7 +66,7 @@ class Requests:
         max_sequence_tokens: prompt and completion tokens of a row at most.
         seed: the job's seed.
         node: the node's name; two nodes draw different numbers for the same row.
-        id_column: whose value seeds the row, instead of its position.
+        id_column: whose value, where it is not null, seeds the row instead of its position.
         make: makes a sequence, as the decode strategy has it.
         round_of: the round over the source to which rows (int64) belong. Ids come again in every round, and the numbers
             that are drawn must not.
@@ -108,11 +108,17 @@ class Requests:
         places = [Place(batch, i, number) for i, number in enumerate(numbers)]
         return list(map(self._sequence, places, prompts, each, self._seeds(batch.data)))
 
-    def _sequence(self, place: Place, prompt: TokenIds, values: tuple[Any, ...], seed: int) -> Sequence | Refused:
+    def _sequence(
+        self, place: Place, prompt: TokenIds, values: tuple[Any, ...], seed: int | None
+    ) -> Sequence | Refused:
         drawing = self._drawing_of(values)
         room = self._room - len(prompt)
         if isinstance(drawing, str):
             return Refused(place.index, drawing)
+        if seed is None:
+            return Refused(
+                place.index, f"column 'seed' has {place.batch.data['seed'][place.index]}; allowed: whole numbers"
+            )
         if not len(prompt):
             return Refused(place.index, "the prompt is empty; the model needs at least one token")
         if room < 1:
@@ -169,21 +175,29 @@ class Requests:
         stops = [stop.encode() for stop in values["stop"]]
         return Drawing(self._maker.make(values), stops, values["keep_stop"])
 
-    def _seeds(self, data: pa.RecordBatch) -> list[int]:
-        """The seed of each row: the one its `seed` column gives, else a hash of job seed, node, id and lineage."""
+    def _seeds(self, data: pa.RecordBatch) -> Seq[int | None]:
+        """The seed of each row: the one its `seed` column gives, else a hash of job seed, node, id and lineage. None
+        where the column has no whole number."""
         seeds = row_hashes(data, self._identities(data), self._base)
         made: list[int] = (seeds >> np.uint64(1)).tolist()
         if "seed" in self._sampling.per_row:
             given = data.column("seed").to_pylist()
-            return [m if g is None else int(g) & (2**SEED_BITS - 1) for m, g in zip(made, given, strict=True)]
+            return [m if g is None else _seed_of(g) for m, g in zip(made, given, strict=True)]
         return made
 
     def _identities(self, data: pa.RecordBatch) -> npt.NDArray[np.uint64]:
+        numbers = np.asarray(data.column(ROW.name))
         if self._id_column is None:
-            return np.asarray(data.column(ROW.name)).astype(np.uint64)
-        ids = np.array([hash_of(str(i)) for i in data.column(self._id_column).to_pylist()], np.uint64)
-        rounds = self._round_of(np.asarray(data.column(ROW.name)))
+            return numbers.astype(np.uint64)
+        given = zip(data.column(self._id_column).to_pylist(), numbers.tolist(), strict=True)
+        ids = np.array([number if i is None else hash_of(str(i)) for i, number in given], np.uint64)
+        rounds = self._round_of(numbers)
         return np.where(rounds == 0, ids, mix(ids + rounds.astype(np.uint64)))
+
+
+def _seed_of(given: float) -> int | None:
+    """The seed that a column gives, None if it is no whole number."""
+    return int(given) & (2**SEED_BITS - 1) if given == given // 1 else None
 
 
 def key_parameters(row: Sequence, settings: bytes) -> bytes:

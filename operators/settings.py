@@ -41,7 +41,8 @@ class DataSettings:
             file's extension.
         prompt_column: column with the text of the prompt.
         messages_column: column with a list of {role, content}, instead of a prompt column.
-        id_column: column whose value, rather than the row's position, seeds the row's random numbers.
+        id_column: column whose value, rather than the row's position, seeds the row's random numbers. A null leaves it
+            to the position.
         schema: column name to type (int64, double, string, bool, list<string> ...), instead of reading it off the data.
         rename: column of the files to the name that it gets; `row` and `lineage` need another one.
         limit: rows to read at most.

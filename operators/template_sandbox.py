@@ -43,14 +43,22 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """Jinja's sandbox, in which all work is paid for and nothing huge is made in one step.
 
     `work` is the budget of the rendering that is under way, `call_price` what a call of a macro costs of it.
+    `keys_first`: `struct.items` is the field of that name where there is one, and not the method of a dict.
     """
 
     intercepted_binops = frozenset({"*", "**", "%"})
 
-    def __init__(self, max_steps: int, **options: Any) -> None:
+    def __init__(self, max_steps: int, *, keys_first: bool = False, **options: Any) -> None:
         super().__init__(**options)
+        self._keys_first = keys_first
         self.work = Work(max_steps)
         self.call_price = 1
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """`obj.attribute`."""
+        if self._keys_first and isinstance(obj, dict) and attribute in obj:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
 
     def call(  # the names keep a template's keywords apart from ours
         __self,  # noqa: N805

@@ -45,8 +45,9 @@ class Template:
     Args:
         source: its text.
         name: what it is called in errors.
-        strict: an unknown variable and a printed null are errors (templates that users write over columns); otherwise
-            they are empty and `None`, as chat templates expect.
+        strict: an unknown variable and a printed null or function are errors, and `row.items` is the key `items` where
+            there is one (templates that users write over columns). Otherwise they are empty, `None` and the method, as
+            chat templates expect.
         date: what `strftime_now` formats. None: there is no `strftime_now`, for which the templates that ask for it
             (`is defined`) have a fixed date of their own. The clock's date would make every run another one.
         max_steps: work that a rendering may cost.
@@ -74,6 +75,7 @@ class Template:
         try:
             tree = environment.parse(source)
             self.unknown = frozenset(jinja2.meta.find_undeclared_variables(tree) - environment.globals.keys())
+            self.named = frozenset(node.name for node in tree.find_all(jinja2.nodes.Name))
             environment.call_price = CALL_STEPS + price_of(list(tree.find_all((jinja2.nodes.Macro, jinja2.nodes.For))))
             self._template = environment.from_string(meter(_alone(tree, name)))
         except ConfigError:
@@ -123,7 +125,7 @@ def used_columns(template: Template, schema: pa.Schema, given: Iterable[str] = (
     unknown = sorted(template.unknown - set(schema.names) - set(given))
     if unknown:
         raise SchemaError(f"{template.name} uses '{unknown[0]}'; the columns are {', '.join(schema.names)}")
-    return [name for name in schema.names if name in template.unknown]
+    return [name for name in schema.names if name in template.named]  # one that is called `range` is meant as well
 
 
 class GenerationTag(jinja2.ext.Extension):
@@ -141,6 +143,7 @@ class GenerationTag(jinja2.ext.Extension):
 def _environment(strict: bool, date: datetime.date | None, max_steps: int) -> Sandbox:
     environment = Sandbox(
         max_steps,
+        keys_first=strict,
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=["jinja2.ext.loopcontrols", GenerationTag],
@@ -166,6 +169,8 @@ def _environment(strict: bool, date: datetime.date | None, max_steps: int) -> Sa
 def _printable(value: object) -> object:
     if value is None:
         raise jinja2.TemplateRuntimeError("prints a null; guard it with {% if column %} or {{ column or '' }}")
+    if callable(value):  # it would print its address, which differs from run to run
+        raise jinja2.TemplateRuntimeError(f"prints a function; call it: {getattr(value, '__name__', 'name')}()")
     return value
 
 

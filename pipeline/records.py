@@ -124,7 +124,7 @@ class Batch:
         self, indices: Sequence[int], reasons: Sequence[str] | str, kind: RejectKind = RejectKind.ERROR
     ) -> Rejects:
         """Rejects for the rows at `indices`, each with its own reason or all with one."""
-        taken = self.data.take(pa.array(indices, pa.int64())).to_pylist()
+        taken = _python_rows(self.data.take(pa.array(indices, pa.int64())))
         each = [reasons] * len(indices) if isinstance(reasons, str) else reasons
         return Rejects(self.chunk, tuple(_reject(r, why, kind) for r, why in zip(taken, each, strict=True)))
 
@@ -172,6 +172,26 @@ def _reject(record: dict[str, Any], reason: str, kind: RejectKind) -> Reject:
         kind=kind,
         lineage=None if lineage is None else tuple(lineage),
     )
+
+
+def _python_rows(data: pa.RecordBatch) -> list[dict[str, Any]]:
+    columns = [_python_values(column) for column in data.columns]
+    return [dict(zip(data.schema.names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+def _python_values(column: pa.Array) -> list[Any]:
+    """The values; as Arrow prints them where Python has none: years beyond 9999, nanoseconds without pandas, a struct
+    with a name twice."""
+    try:
+        return list(column.to_pylist())
+    except (ValueError, OverflowError):
+        each = (column.slice(i, 1) for i in range(len(column)))
+        return [None if one.null_count else _printed(one) for one in each]
+
+
+def _printed(value: pa.Array) -> str:
+    text = " ".join(value.to_string().split())
+    return text[2:-2] if text.startswith("[ ") else text
 
 
 def record_json(record: dict[str, Any]) -> str:

@@ -10,6 +10,8 @@ from typing import Any
 from operators.openai.faults import Code, Fault
 from operators.openai.parameters import ALL, CHAT, COMPLETIONS, PARAMETERS, Parameter, parameters_of
 from operators.openai.values import Columns, unsupported
+from operators.sources.json_types import depth
+from operators.sources.schemas import MAX_NESTING
 
 DEFAULT_COMPLETION_TOKENS = 16
 """Of /v1/completions without max_tokens, as in the API."""
@@ -44,6 +46,8 @@ def read_line(text: str) -> Mapping[str, Any]:
     """
     try:
         found = json.loads(text, object_pairs_hook=_object, parse_constant=_no_number)
+        if text.count("[") + text.count("{") > MAX_NESTING and depth(found) > MAX_NESTING:
+            raise ValueError(f"it is nested more than {MAX_NESTING} deep")
         if "\\ud" in text.lower():
             json.dumps(found, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:

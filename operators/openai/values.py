@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -43,8 +42,8 @@ def number(name: str, least: float, most: float) -> Read:
     """A number in a range."""
 
     def read(value: Any) -> Columns:
-        given = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if not given or not least <= value <= most:
+        given = isinstance(value, int | float) and not isinstance(value, bool)
+        if not given or not least <= value <= most:  # neither NaN nor infinity lies between two numbers
             raise invalid(name, value, f"a number from {least:g} to {most:g}")
         return {name: float(value)}
 
@@ -112,7 +111,8 @@ def logit_bias(value: Any) -> Columns:
     entries = []
     for token, bias in value.items():
         right = isinstance(bias, int | float) and not isinstance(bias, bool) and -100 <= bias <= 100
-        if not (token.isascii() and token.isdigit() and int(token) <= MOST_INT32 and right):
+        digits = token.isascii() and token.isdigit() and len(token) <= len(str(MOST_INT32))
+        if not (digits and int(token) <= MOST_INT32 and right):
             raise invalid(f"logit_bias[{json.dumps(token)}]", bias, allowed)
         entries.append({"token": int(token), "bias": float(bias)})
     return {"logit_bias": entries}

@@ -12,11 +12,13 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from operators.expressions import known_to_polars
 from operators.settings import OutputSettings
 from pipeline.errors import SchemaError
 
 _SUFFIX_OF_JSONL = {"none": "jsonl", "gzip": "jsonl.gz", "zstd": "jsonl.zst"}
 _NO_COMPRESSION = "none"
+_NOT_WRITTEN = "cannot be written into {}; write output=arrow, or take the column out"
 
 
 @dataclass(frozen=True)
@@ -40,15 +42,31 @@ def format_of(output: OutputSettings) -> Format:
 
 
 def refuse_unwritable(schema: pa.Schema, output: OutputSettings) -> None:
-    """Raise SchemaError for a column that `output.format` cannot hold: JSON knows no bytes."""
-    if output.format != "jsonl":
-        return
+    """Raise SchemaError for a column that `output.format` cannot hold: JSON knows no bytes, Parquet no intervals."""
     for field in schema:
-        if any(pa.types.is_binary(t) or pa.types.is_large_binary(t) or _is_fixed(t) for t in _types_in(field.type)):
-            raise SchemaError(
-                f"column '{field.name}' has type {field.type}, and JSON cannot hold bytes; write output=parquet or"
-                " output=arrow, or take the column out"
-            )
+        if output.format == "jsonl":
+            _check_jsonl(field)
+        elif output.format == "parquet":
+            _check_parquet(field)
+
+
+def _check_jsonl(field: pa.Field) -> None:
+    if not known_to_polars(field.type):
+        raise SchemaError(f"column '{field.name}' has type {field.type}, which {_NOT_WRITTEN.format('JSON lines')}")
+    if any(pa.types.is_binary(t) or pa.types.is_large_binary(t) or _is_fixed(t) for t in _types_in(field.type)):
+        raise SchemaError(
+            f"column '{field.name}' has type {field.type}, and JSON cannot hold bytes; write output=parquet or"
+            " output=arrow, or take the column out"
+        )
+
+
+def _check_parquet(field: pa.Field) -> None:
+    try:
+        pq.write_table(pa.schema([field]).empty_table(), io.BytesIO())
+    except pa.ArrowNotImplementedError as error:
+        raise SchemaError(
+            f"column '{field.name}' has type {field.type}, which {_NOT_WRITTEN.format('Parquet files')}"
+        ) from error
 
 
 def scan(folder: Path) -> pl.LazyFrame:

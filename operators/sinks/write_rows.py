@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -99,7 +100,10 @@ class WriteRows(BaseOperator):
             return
         names = list(dict.fromkeys(self._output.preview_columns)) or self._schema.names
         width = max(map(len, names))
-        found = scan(directory / "data" / self._directory).head(self._output.preview).collect()
+        try:
+            found = scan(directory / "data" / self._directory).head(self._output.preview).collect()
+        except pl.exceptions.PanicException as error:  # is no Exception, and would end a run that is done
+            raise ValueError(f"the rows have a type that polars cannot show: {error}") from error
         for row in found.select(names if found.width else []).iter_rows():
             for name, value in zip(names, row, strict=True):
                 yield f"{name:{width}}  {textwrap.shorten(_shown(value), PREVIEW_WIDTH)}"

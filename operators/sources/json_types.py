@@ -48,6 +48,16 @@ def type_of(value: object) -> pa.DataType:
     raise TypeError(f"{type(value).__name__} is not a JSON value")
 
 
+def depth(value: Any) -> int:
+    """How many JSON values lie in each other: 1 for a number, 2 for a list of numbers."""
+    levels, inside = 0, [value]
+    while inside:
+        levels += 1
+        lists = (v.values() if isinstance(v, dict) else v for v in inside if isinstance(v, dict | list))
+        inside = [item for items in lists for item in items]
+    return levels
+
+
 def _surely(known: pa.DataType, value: object) -> bool:
     # Saves most of the merging: strings are what most columns hold.
     return value is None or (isinstance(value, str) and known == pa.string())

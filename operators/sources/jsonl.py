@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.json
 
 from operators.sources.input_file import Content, InputFile
-from operators.sources.json_types import infer_schema
+from operators.sources.json_types import depth, infer_schema
 from operators.sources.reader import BadRow, Block, Types, misfits
 from operators.sources.schemas import MAX_NESTING, parse_schema
 from pipeline.errors import InputError
@@ -234,16 +234,7 @@ def _loads(line: bytes) -> Any:
     except (ValueError, RecursionError):
         return None
     brackets = line.count(b"[") + line.count(b"{")
-    return None if brackets > MAX_NESTING and _depth(found) > MAX_NESTING else found
-
-
-def _depth(value: Any) -> int:
-    depth, inside = 0, [value]
-    while inside:
-        depth += 1
-        lists = (v.values() if isinstance(v, dict) else v for v in inside if isinstance(v, dict | list))
-        inside = [item for items in lists for item in items]
-    return depth
+    return None if brackets > MAX_NESTING and depth(found) > MAX_NESTING else found
 
 
 def _why_not_json(line: bytes) -> str | None:
@@ -274,6 +265,8 @@ def _explained(error: str, field: pa.Field) -> str:
         return (
             "has half a character (an escape from \\ud800 to \\udfff without the other one); write the whole character"
         )
+    if "too big to be stored" in error:  # in whatever column, also one that is not read
+        return "has a number beyond what a double holds (1.8e308); write it as a text"
     if "specified twice" in error:
         return f"has the key '{field.name}' twice; keep one"
     return f"does not fit column '{field.name}' ({field.type}): {error}; data.schema can give another type"

@@ -140,6 +140,8 @@ def test_choices_are_the_samples_of_the_first_prompt_and_then_those_of_the_next(
     assert len(set(seeds)) == 2
 
 
+DEEP = (101, *range(880, 1000, 7), 100_000)
+"""Brackets: what is read may be too deep to be written again, for a message or a schema."""
 MALFORMED = [
     ("", "invalid_line"),
     ('{"custom_id": "a"', "invalid_line"),
@@ -161,6 +163,13 @@ MALFORMED = [
     (line(None), "invalid_line"),
     (line(...), "invalid_line"),
     (line(REQUIRED[CHAT], extra=1), "invalid_line"),
+    (line({**REQUIRED[CHAT], "temperature": 10**400}), "invalid_value"),
+    (line({**REQUIRED[CHAT], "top_p": 0.5}).replace("0.5", "1e999"), "invalid_value"),
+    (line({**REQUIRED[CHAT], "logit_bias": {"1" * 5000: 1}}), "invalid_value"),
+    *(
+        (line({"model": "m", "input": 0}, EMBEDDINGS).replace("0}", "[" * n + "]" * n + "}"), "invalid_line")
+        for n in DEEP
+    ),
 ]
 
 

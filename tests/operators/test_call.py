@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -54,6 +56,44 @@ def test_a_type_may_change(tmp_path):
     assert called(tmp_path, Call(lambda row: {"n": str(row["n"])}, {"n": "string"}))[0][0] == (0, "ab", "1")
 
 
+LISTS = pa.schema([("ids", pa.list_(pa.int64())), ("at", pa.time64("ns")), ("n", pa.int64())])
+
+
+def changes_its_row(row: Row) -> Row:
+    row["ids"].append(9)
+    return {"ids": row["ids"]} if row["n"] == 2 else {}
+
+
+def changes_its_row_for_each(row: Row) -> Iterator[Row]:
+    for n in (7, 8):
+        row["ids"].append(n)
+        yield {"n": n}
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(
+    ("function", "ids"),
+    [(changes_its_row, [[1], [2, 9], [3]]), (changes_its_row_for_each, [[1], [1], [2], [2], [3], [3]])],
+)
+def test_what_is_not_returned_stays_though_the_function_changes_it_in_place(tmp_path, function, ids, batch):
+    given = [{"ids": [n], "at": n, "n": n} for n in (1, 2, 3)]
+    op = Call(function, many=function is changes_its_row_for_each)
+    flow = Flow(tmp_path, chain(Rows(given, LISTS, batch=batch), call=op))
+    assert [row["ids"] for row in flow.run()] == ids
+    times = pa.concat_arrays([b.data.column("at") for b in flow.sink.batches]).cast(pa.int64())
+    assert set(times.to_pylist()) == {1, 2, 3}  # Python's times have no nanoseconds
+
+
+def test_a_whole_number_may_be_written_with_a_point_and_no_other(tmp_path):
+    kind = {"made": "list<struct<x: int64>>"}
+    assert called(tmp_path / "a", Call(lambda row: {"made": [{"x": 2.0}, {}]}, kind))[0][0][-1] == [
+        {"x": 2},
+        {"x": None},
+    ]
+    with pytest.raises(NodeFailed, match=r"2.5 is no whole number"):
+        called(tmp_path / "b", Call(lambda row: {"made": [{"x": 2}, {"x": 2.5}]}, kind))
+
+
 def test_none_is_a_reject_that_was_asked_for(tmp_path):
     rows, flow = called(tmp_path, Call(with_text_only))
     assert rows == [(0, "ab", 1), (1, "c", 2)]
@@ -84,6 +124,9 @@ def test_what_it_raises_is_for_on_error(tmp_path):
         ),
         ({"row": 9}, False, "changed 'row' or 'lineage'"),
         ({"n": "x"}, False, "column 'n' is int64: "),
+        ({"n": 0.9}, False, "column 'n' is int64: 0.9 is no whole number"),
+        ({"n": np.float32(0.5)}, False, "column 'n' is int64: 0.5 is no whole number"),
+        ({"n": float("nan")}, False, "column 'n' is int64: nan is no whole number"),
         ("x", False, "returned str; it returns a dict or None"),
         ([{}], False, "returned list; .* write many: true"),
         ({}, True, "returned dict; with many: true it returns a list of dicts"),

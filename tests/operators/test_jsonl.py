@@ -139,6 +139,11 @@ def inferred(tmp_path: Path, *objects: object) -> tuple[dict[str, pa.DataType], 
     return {f.name: f.type for f in schema}, read(path)
 
 
+def test_a_number_that_nothing_holds_is_no_fault_of_another_column(tmp_path: Path) -> None:
+    (reject,) = read(written(tmp_path, [b'{"p": "x", "n": 1}', b'{"p": "x", "n": 1e999}'])).rejects.values()
+    assert reject.reason == "has a number beyond what a double holds (1.8e308); write it as a text"
+
+
 def test_types_are_read_off_the_first_rows(tmp_path: Path) -> None:
     types, reading = inferred(
         tmp_path,

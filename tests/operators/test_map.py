@@ -61,6 +61,24 @@ def test_a_row_whose_template_fails_is_a_reject_and_the_others_stay(tmp_path):
     assert reason.startswith("templates.prompt: prints a null")
 
 
+def test_a_column_comes_before_what_jinja_calls_so(tmp_path):
+    source = Rows([{"range": "1-2", "dict": None}], pa.schema([("range", pa.string()), ("dict", pa.string())]))
+    (row,) = Flow(tmp_path, chain(source, map=Map(templates={"a": "{{ range }} {{ dict or '-' }}"}))).run()
+    assert row["a"] == "1-2 -"
+
+
+def test_a_template_takes_the_field_of_a_struct_and_prints_no_function(tmp_path):
+    kind = pa.struct([("items", pa.list_(pa.int64())), ("get", pa.string())])
+    source = Rows([{"s": {"items": [1, 2], "get": "x"}}], pa.schema([("s", kind)]))
+    templates = {"a": "{{ s.items }} {{ s.get ~ '!' }}", "b": "{% for k in s.keys() %}{{ k }} {% endfor %}"}
+    (row,) = Flow(tmp_path / "a", chain(source, map=Map(templates=templates))).run()
+    assert (row["a"], row["b"]) == ("[1, 2] x!", "items get ")
+    flow = Flow(tmp_path / "b", chain(source, map=Map(templates={"a": "{{ s.get.upper }}"})))
+    assert flow.run() == []
+    ((_, _, reason),) = flow.tally.by_reason
+    assert reason == "templates.a: prints a function; call it: upper()"
+
+
 def test_an_expression_that_fails_names_itself_and_honours_on_error(tmp_path):
     op = {"number": "CAST(text AS BIGINT)"}
     with pytest.raises(NodeFailed, match=r"node 'map' failed: ValueError: columns.number='CAST.*conversion"):

@@ -68,6 +68,7 @@ def test_keys_become_columns_of_their_types():
         ('{"name": NaN}', "text: no JSON: NaN is not a number of JSON"),
         ('{"age": ' + "9" * 5000 + "}", "text: no JSON: Exceeds the limit"),
         ("[" * 100_000, "text: no JSON: "),
+        ('{"name": "x", "rest": [1e999]}', "text: $.rest has a number beyond what a double holds"),
     ],
 )
 def test_what_is_not_asked_for_is_a_reject_with_its_place(text, says):
@@ -87,6 +88,39 @@ def test_every_value_is_a_column_or_a_reject(value, kind):
     """What passes the check is what pyarrow takes."""
     outcome = parsed(ParseJson("text", {"v": kind}), json.dumps({"v": value}))
     assert len(outcome.rows) + len(outcome.rejects) == 1
+
+
+@pytest.mark.parametrize(("kind", "value"), [("double", "1e999"), ("float", "1e39"), ("float", "-1e39")])
+def test_no_number_becomes_infinity(kind, value):
+    assert f"$.v is beyond what {kind} holds" in reason(ParseJson("text", {"v": kind}), f'{{"v": {value}}}')
+    assert parsed(ParseJson("text", {"v": kind}), '{"v": 1e38}').rows
+
+
+TREE = {"$defs": {"n": {"type": "array", "items": {"$ref": "#/$defs/n"}}}, "properties": {"v": {"$ref": "#/$defs/n"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "says"),
+    [
+        (TREE, "[" * 400 + "]" * 400, "$ is nested too deeply for the schema"),
+        ({"properties": {"v": {"multipleOf": 0.3}}}, "9" * 400, "$ has a number beyond what the schema"),
+    ],
+    ids=["deep", "large"],
+)
+def test_a_value_that_the_schema_cannot_be_held_against_costs_its_row_only(schema, value, says):
+    outcome = parsed(ParseJson("text", {"v": "json"}, schema=schema), f'{{"v": {value}}}', '{"v": []}')
+    assert says in outcome.rejects[0, ()][1]
+    assert [row["v"] for row in outcome.rows.values()] == ["[]"]
+
+
+@pytest.mark.parametrize("place", ["#/$defs/none", "#nowhere", "http://x/y", "other.json"])
+@pytest.mark.parametrize("draft", ["2020-12/schema", "draft-07/schema#"])
+def test_a_reference_that_leads_nowhere_is_refused_before_a_row_is_read(place, draft):
+    where = "http://json-schema.org/" if "07" in draft else "https://json-schema.org/draft/"
+    schema = {"$schema": where + draft, "properties": {"v": {"items": {"$ref": place}}}, "const": {"$ref": "data"}}
+    with pytest.raises(ConfigError, match="leads out of it or nowhere"):
+        ParseJson("text", {"v": "json"}, schema=schema)
+    ParseJson("text", {"v": "json"}, schema={**TREE, "const": {"$ref": "data"}})
 
 
 FENCED = 'Here it is:\n```json\n{"name": "x"}\n```\nand\n```\n{"name": "y"}\n```'

@@ -85,6 +85,19 @@ def test_a_seed_column_wins_and_a_null_in_it_does_not():
     assert given == [5, seeds()[1], 5, 6, 2**62, 0]
 
 
+def test_a_seed_that_is_no_whole_number_is_a_reject():
+    given = {"seed": pa.array([5.0, float("nan"), 1.5, None, float("inf"), -1.0])}
+    own = seeds()[3]
+    assert seeds(given, per_row=["seed"]) == [5, own, 2**63 - 1]
+    assert refused == [f"column 'seed' has {v}; allowed: whole numbers" for v in ("nan", "1.5", "inf")]
+
+
+def test_rows_without_an_id_draw_numbers_of_their_own():
+    made = seeds({"name": [None, "a", None, "b", None, "a"]}, id_column="name")
+    assert len(set(made)) == 5
+    assert made[1] == made[5]
+
+
 CHANGES: list[dict[str, Any]] = [
     {},
     {"stop": ["x"]},

@@ -110,6 +110,17 @@ def test_a_chunk_without_rows_is_a_file_too(tmp_path, output) -> None:
     assert scan(shard.path.parent).collect().height == 0
 
 
+def test_rows_that_cannot_be_shown_end_no_run_that_is_done(tmp_path) -> None:
+    schema = pa.schema([ROW, pa.field("odd", pa.month_day_nano_interval())])
+    op = WriteRows(OutputSettings("arrow", preview=1))
+    op.plan(schema)
+    op.open(runtime(tmp_path))
+    op.process(Batch(0, pa.record_batch([pa.array([0]), pa.nulls(1, schema.field("odd").type)], schema=schema)))
+    publish([shard for shard in op.finish(0) if isinstance(shard, Shard)])
+    with pytest.raises(ValueError, match="a type that polars cannot show"):
+        list(op.report(tmp_path))
+
+
 def test_no_time_stands_in_a_gzip_header(tmp_path) -> None:
     shard = write(tmp_path, [[row(1)]], OutputSettings("jsonl", "gzip"))
     content = shard.temporary.read_bytes()
@@ -122,6 +133,23 @@ def test_bytes_are_refused_where_the_format_knows_none(kind) -> None:
     schema = pa.schema([ROW, pa.field("image", kind)])
     with pytest.raises(SchemaError, match=r"column 'image' has type .*JSON cannot hold bytes"):
         WriteRows(OutputSettings("jsonl")).plan(schema)
+    WriteRows(OutputSettings("arrow")).plan(schema)
+
+
+@pytest.mark.parametrize(
+    ("kind", "output"),
+    [
+        (pa.month_day_nano_interval(), "parquet"),
+        (pa.sparse_union([pa.field("a", pa.int64())]), "parquet"),
+        (pa.struct({"a": pa.decimal256(50, 2)}), "jsonl"),
+        (pa.list_view(pa.int64()), "jsonl"),
+    ],
+    ids=str,
+)
+def test_a_type_that_no_file_of_the_format_can_have_is_refused_before_anything_is_made(kind, output: str) -> None:
+    schema = pa.schema([ROW, pa.field("odd", kind)])
+    with pytest.raises(SchemaError, match=r"column 'odd' has type .* cannot be written into .*; write output=arrow"):
+        WriteRows(OutputSettings(output)).plan(schema)
     WriteRows(OutputSettings("arrow")).plan(schema)
 
 

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import fsspec.registry  # noqa: F401 - so that it is there to be changed
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from fsspec.registry import _registry
 
 from pipeline.__main__ import main
 from pipeline.destination import Destination
@@ -244,7 +244,7 @@ def test_a_place_that_cannot_be_used_is_told_with_its_url_and_without_its_creden
 )
 def test_a_package_that_is_missing_is_named_with_its_extra(url, package, extra, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.delitem(_registry, "s3", raising=False)  # where another test has used it
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)  # where another test has used it
     with pytest.raises(ConfigError, match=rf"output.publish={url}.*llama-batch-pipeline\[{extra}\]"):
         Destination(url, {}, 0)
 
