@@ -20,7 +20,7 @@ quickstart: $(VENV)/.locked ## run the job jobs/quickstart.yaml; it ends by sayi
 test: check ## check, then run all tests
 	@$(PY) -m pytest
 
-faults: $(VENV)/.locked ## kill, stop and starve runs, and see that nothing is lost; takes some minutes
+faults: $(VENV)/.locked ## the tests that take long: kill, stop and starve runs, and see that nothing is lost
 	@$(PY) -m pytest -m faults
 
 check: $(VENV)/.locked ## ruff and mypy

@@ -86,7 +86,7 @@ def test_lengths_that_are_not_are_what_the_run_makes(here, capsys):
     assert figure(text, "tokens out") == f"{sum(stages['tokens_out']):,}"  # so few rows are all begun
 
 
-@pytest.mark.parametrize("job", ["quickstart", "extract", "best_of_n", "embed", "score_perplexity"])
+@pytest.mark.parametrize("job", ["quickstart", "best_of_n", "embed"])
 def test_every_kind_of_job_is_estimated_with_the_model_that_ships(job, here, capsys):
     text = told(capsys, *TINY, "dry_run=true", job=job)
     assert figure(text, "rows") == "20"

@@ -5,7 +5,7 @@ would be too short, since long ones are cut off more often. The Kaplan-Meier est
 share that goes on beyond each length, from those that were still watched at it. Beyond the longest that was watched
 nothing is known but `most`: there completions are taken to end at a constant rate, that of the tokens in the later half
 of what was watched. How much that may be wrong is told by weighing the completions at random (the Bayesian bootstrap,
-Rubin 1981), and the rate by its gamma distribution.
+Rubin 1981), the rate by its gamma distribution, and what few ends there are by the error of a count.
 """
 
 from __future__ import annotations
@@ -60,7 +60,11 @@ class Lengths:
         ends, exposed = self._late()
         rates = random.gamma(ends + _UNSEEN_ENDS, 1 / max(exposed, 1.0), REPLICATES)
         rates *= random.lognormal(0.0, _CHANGE, REPLICATES)
-        return np.array([self.mean(w, r) for w, r in zip(weights, rates, strict=True)])
+        means = np.array([self.mean(w, r) for w, r in zip(weights, rates, strict=True)])
+        # Where few have ended, they are weighed at random and still stand for all that there are: of n that were counted
+        # the square root may be chance.
+        chance = random.lognormal(0.0, 1 / np.sqrt(np.count_nonzero(self._ended) + 1), REPLICATES)
+        return np.clip(means * chance, 1.0, self._most)
 
     def draw(self, count: int, random: np.random.Generator) -> npt.NDArray[np.int64]:
         """So many lengths, as they come."""

@@ -84,6 +84,7 @@ def test_what_cannot_work_is_refused_before_anything_runs(bench, tmp_path, capsy
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.faults
 def test_a_model_is_made_once_where_none_is_given(bench, tmp_path):
     made = ("model=gguf", "bench.shape=tiny", "bench.scenarios=[contexts]", "bench.contenders=[context-reused]")
     assert bench(*made) == ExitCode.DONE

@@ -142,6 +142,7 @@ def test_so_is_one_that_dies_there_while_it_is_resumed(point, matrix, dies, resu
     resumes()
 
 
+@pytest.mark.faults
 def test_so_is_one_that_dies_at_every_point_in_turn(dies, resumes):
     assert dies(UNCOMMITTED)
     spared = {point for point in POINTS if not dies(point)}

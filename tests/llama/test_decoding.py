@@ -99,7 +99,7 @@ def test_logits_are_the_same_to_the_bit_in_any_company(model, params):
     assert model.exact
     shuffled = np.random.default_rng(1).permutation(38).tolist()
     expected = complete(model, prompts, range(38), params, slots=16)
-    for slots, order in [(1, range(38)), (2, range(38)), (7, shuffled), (16, shuffled), (32, shuffled)]:
+    for slots, order in [(1, range(38)), (2, range(38)), (7, shuffled), (32, shuffled)]:
         assert complete(model, prompts, order, params, slots=slots) == expected, f"{slots} slots"
 
 
