@@ -61,9 +61,11 @@ class Lengths:
         rates = random.gamma(ends + _UNSEEN_ENDS, 1 / max(exposed, 1.0), REPLICATES)
         rates *= random.lognormal(0.0, _CHANGE, REPLICATES)
         means = np.array([self.mean(w, r) for w, r in zip(weights, rates, strict=True)])
-        # Where few have ended, they are weighed at random and still stand for all that there are: of n that were counted
-        # the square root may be chance.
-        chance = random.lognormal(0.0, 1 / np.sqrt(np.count_nonzero(self._ended) + 1), REPLICATES)
+        known = self._ended | (self._seen >= self._most)
+        if not self._ended.any() and known.all():
+            return means  # all are as long as they may be
+        # Few stand for all there are, however they are weighed: of n that were counted the square root may be chance.
+        chance = random.lognormal(0.0, 1 / np.sqrt(np.count_nonzero(known) + 1), REPLICATES)
         return np.clip(means * chance, 1.0, self._most)
 
     def draw(self, count: int, random: np.random.Generator) -> npt.NDArray[np.int64]:
