@@ -27,9 +27,13 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_what_nobody_reads_is_dropped_now_and_later(monkeypatch):
     with unread(monkeypatch):
+        print("before", flush=False)
+        with pytest.raises(BrokenPipeError):
+            sys.stdout.flush()
         say(["one", "two"])
+        assert os.path.samestat(os.fstat(sys.stdout.fileno()), os.stat(os.devnull))
         say(["three"])
-        print("four")
+        print("four", flush=True)
 
 
 def test_a_run_is_done_though_nobody_reads_its_summary(tmp_path, monkeypatch):
