@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from operators.batch_by_length import list_lengths
 from operators.completions import FIELDS, IDS_FIELD, Completion, OpenChunks, to_batches
+from operators.constraint_costs import cost_lines, totals_of
 from operators.decoding.autotune import FEW_ROWS
 from operators.decoding.client import Client
 from operators.decoding.constraint import Costs
 from operators.decoding.model import inspect_model, load_model, max_sequence_tokens
-from operators.decoding.sequence import FinishReason
 from operators.decoding.sequence import Sequence as Row
 from operators.engine_settings import EngineSettings
 from operators.engines import STORE_FILE, arithmetic, decode_method, lanes_of, shared_engine, shared_store
@@ -28,10 +24,12 @@ from operators.expressions import RowExpression
 from operators.footprint import model_memory
 from operators.forecasts.generation import Device
 from operators.forecasts.node import Generating, weights_bytes
+from operators.journal import journaled
 from operators.logprobs import LOGPROBS, logprob_fields
 from operators.look_ahead import LookAhead
+from operators.outcomes import Outcome, Outcomes, outcome, recalled
 from operators.recall import CompletionKeys, Recall
-from operators.requests import Place, Refused, Requests, completion_text, misfit
+from operators.requests import Refused, Requests, place_of
 from operators.row_log import ROWS_SCHEMA, RowLog
 from operators.samples import SAMPLES, Samples
 from operators.sampling_rules import per_row_types
@@ -42,7 +40,7 @@ from operators.tokens import PROMPT_IDS
 from operators.tuning import tuned, tuned_before
 from operators.twins import Twins
 from operators.where import Where, passed_by
-from pipeline.forecast import Forecast, Task, share
+from pipeline.forecast import Forecast, Task
 from pipeline.meter import Completed
 from pipeline.protocols import Inbox, MemoryNeed, Runtime
 from pipeline.records import Batch, ChunkEnd, Item, Rejects, add_columns, require_column
@@ -167,13 +165,12 @@ class Generate:
 
     def forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
         """What its rows will take: some of them are generated."""
-        parts = [self._where.split(batch) for batch in batches]
-        own = [chosen for chosen, _ in parts if chosen.num_rows]
-        part = share(sum(b.num_rows for b in own), sum(b.num_rows for b in batches))
-        found = self._forecast(runtime, own, replace(task, rows=task.rows.times(part)))
-        passing = [passed_by(others, self._kept, self._schema) for _, others in parts if others.num_rows]
-        rows_out = found.rows_out + task.rows.times(1 - part)
-        return replace(found, rows_out=rows_out, output=[*found.output, *passing])
+        return self._where.forecast(
+            batches,
+            task,
+            lambda own, part: self._forecast(runtime, own, part),
+            lambda others: passed_by(others, self._kept, self._schema),
+        )
 
     def _forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
         """The same for rows that are not passed by."""
@@ -212,7 +209,7 @@ class Generate:
         capacity = settings.slots * settings.contexts + settings.lookahead_rows
         client = self._engine.connect(self._runtime.meter, self._runtime.depth, capacity, inbox.wake)
         chunks = OpenChunks()
-        with self._journaled(client):
+        with journaled(client, self._store, self._stored, self._finish):
             while True:
                 yield from self._take(inbox, client, chunks)
                 yield from self._leave(self._finish(client.collect()), chunks)
@@ -224,48 +221,13 @@ class Generate:
 
     def report(self, directory: Path) -> Iterable[str]:
         """What the constraints have cost, over all attempts."""
-        if self._sampling.structured.kind is None:
-            return
-        attempts = pq.read_table(directory / "metrics/run.parquet", columns=["totals"])["totals"].to_pylist()
-        node, sums = self._runtime.node, Counter[str]()
-        for totals in attempts:
-            sums.update(json.loads(totals))
-        tokens = sums[f"{node}/constrained_tokens"]
-        if tokens:
-            yield (
-                f"{node}: constraint {sums[f'{node}/constraint_s'] / tokens * 1e6:,.0f} us a token; of {tokens:,.0f}"
-                f" tokens {sums[f'{node}/forced_tokens']:,.0f} were forced, {sums[f'{node}/masks']:,.0f} needed a mask"
-            )
+        if self._sampling.structured.kind is not None:
+            yield from cost_lines(self._runtime.node, directory)
 
     def close(self) -> None:
         """Say what the store was worth. The engine and the store are closed with the run."""
         if self._recall is not None and (summary := self._recall.summary()) is not None:
             self._runtime.log.info("%s: %s", self._runtime.node, summary)
-
-    @contextmanager
-    def _journaled(self, client: Client) -> Iterator[None]:
-        """However the block ends, what was finished and not collected is journaled; and within it, while the node waits
-        for a slow reader."""
-
-        given = set[Row]()
-
-        def uncollected() -> dict[bytes, StoredCompletion]:
-            """What has come since the last call."""
-            nonlocal given
-            rows = client.uncollected()
-            fresh = [row for row in rows if row not in given]
-            given = set(rows)
-            return {} if recall is None else recall.stored(self._completed(fresh))
-
-        recall, store = self._recall, self._store
-        if store is not None:
-            store.watch(uncollected)
-        try:
-            yield
-        finally:
-            self._finish(client.leave())
-            if store is not None:
-                store.forget(uncollected)
 
     def _load(self, runtime: Runtime) -> None:
         """Have the model, and what makes sequences for it."""
@@ -274,6 +236,7 @@ class Generate:
         method = decode_method(self._decode)
         room = method.room(max_sequence_tokens(self._engine_settings, model.n_ctx_train))
         self._pieces = model.pieces()
+        self._outcomes = Outcomes(self._pieces)
         self._requests = Requests(
             self._sampling, model, room, self._seed, runtime.node, self._id_column, method.rows(), runtime.round_of
         )
@@ -342,7 +305,7 @@ class Generate:
         chunks.begin(batch.chunk, len(rows))
         self._rank(rows, batch)
         client.submit([row for row in rows if row not in known and not self._twins.joins(row)])
-        yield from self._leave([self._recalled(row, stored) for row, stored in known.items()], chunks)
+        yield from self._leave([recalled(row, stored) for row, stored in known.items()], chunks)
         self._completed_rows.recalled += len(known)
         self._note(list(known), from_store=True)
 
@@ -353,21 +316,11 @@ class Generate:
         if self._priority is not None:
             priorities = self._priority.values(batch.data).cast(float).fill_null(0.0).to_list()
             for row in rows:
-                row.priority = priorities[_place(row).index]
+                row.priority = priorities[place_of(row).index]
 
-    def _recalled(self, row: Row, stored: StoredCompletion) -> Completion | Rejects:
-        row.tokens = list(stored.ids)
-        if stored.finish_reason == FinishReason.LENGTH:
-            row.refit()
-        prompt_tokens = len(row.prompt)
-        found = Completion(
-            _place(row), stored.ids, stored.text, stored.finish_reason, prompt_tokens, row.seed, stored.scores
-        )
-        return self._outcome(row, found)
-
-    def _finish(self, rows: Sequence[Row]) -> list[Completion | Rejects]:
+    def _finish(self, rows: Sequence[Row]) -> list[Outcome]:
         """What has become of rows that the engine gave back; journaled before anything else is done with it."""
-        done = self._completed(rows)
+        done = self._outcomes.completions(rows)
         if self._recall is not None:
             self._recall.keep(done)
         for row in rows:
@@ -379,43 +332,23 @@ class Generate:
         self._completed_rows.recalled += len(twins)
         self._note(twins, identical=True)
         made = dict(done)
-        outcomes = [self._outcome(row, made.get(row)) for row in rows]
-        return [*outcomes, *(self._outcome(twin, self._completion(twin)) for twin in twins)]
+        outcomes = [outcome(row, made.get(row)) for row in rows]
+        return [*outcomes, *(outcome(twin, self._outcomes.completion(twin)) for twin in twins)]
 
-    def _completed(self, rows: Sequence[Row]) -> list[tuple[Row, Completion]]:
-        """Those of `rows` that could be completed, and what they have become."""
-        return [(row, c) for row in rows if (c := self._completion(row)) is not None]
+    def _stored(self, rows: Sequence[Row]) -> dict[bytes, StoredCompletion]:
+        return {} if self._recall is None else self._recall.stored(self._outcomes.completions(rows))
 
     def _totals(self) -> dict[str, float]:
-        node, costs = self._runtime.node, self._costs
+        node = self._runtime.node
         totals = {f"{node}/identical": float(self._twins.served)}
         if self._recall is not None:
             totals[f"{node}/from_store"] = float(self._recall.hits.found)
             totals |= {f"{node}/{key}": value for key, value in self._recall.totals().items()}
         if self._sampling.structured.kind is not None:
-            totals[f"{node}/constraint_s"] = costs.seconds
-            totals[f"{node}/constrained_tokens"] = float(costs.tokens)
-            totals[f"{node}/forced_tokens"] = float(costs.forced)
-            totals[f"{node}/masks"] = float(costs.masks)
+            totals |= totals_of(node, self._costs)
         return totals
 
-    def _completion(self, row: Row) -> Completion | None:
-        """What a row has become; None if it could not be completed."""
-        if row.finish_reason is None or row.error is not None:
-            return None
-        text = completion_text(row, self._pieces)
-        scores = None if row.params.logprobs is None else row.scores
-        return Completion(_place(row), row.tokens, text, row.finish_reason.value, len(row.prompt), row.seed, scores)
-
-    def _outcome(self, row: Row, completion: Completion | None) -> Completion | Rejects:
-        """What leaves: what the row has become, unless it is not what it was to be."""
-        place = _place(row)
-        if completion is None:
-            return place.batch.reject([place.index], row.error or "it was not finished")
-        reason = misfit(row)
-        return completion if reason is None else place.batch.reject([place.index], reason)
-
-    def _leave(self, done: Sequence[Completion | Rejects], chunks: OpenChunks) -> Iterator[Item]:
+    def _leave(self, done: Sequence[Outcome], chunks: OpenChunks) -> Iterator[Item]:
         """Send rows on, and the ends of chunks that have none left."""
         yield from (item for item in done if isinstance(item, Rejects))
         completions: Iterable[Completion] = (item for item in done if isinstance(item, Completion))
@@ -425,10 +358,4 @@ class Generate:
         yield from chunks.ready()
 
     def _note(self, rows: Sequence[Row], *, from_store: bool = False, identical: bool = False) -> None:
-        self._row_log.add(rows, [_place(row).row for row in rows], from_store=from_store, identical=identical)
-
-
-def _place(row: Row) -> Place:
-    if not isinstance(row.handle, Place):
-        raise TypeError(f"a row of another node came back: {row.handle!r}")
-    return row.handle
+        self._row_log.add(rows, [place_of(row).row for row in rows], from_store=from_store, identical=identical)

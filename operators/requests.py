@@ -40,6 +40,17 @@ class Place:
     row: int
 
 
+def place_of(row: Sequence) -> Place:
+    """Where a row stands that Requests has made.
+
+    Raises:
+        TypeError: another node has made it.
+    """
+    if not isinstance(row.handle, Place):
+        raise TypeError(f"a row of another node came back: {row.handle!r}")
+    return row.handle
+
+
 @dataclass(frozen=True, slots=True)
 class Refused:
     """A row that cannot be generated, and why."""

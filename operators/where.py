@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
 from operators.expressions import RowExpression
+from pipeline.forecast import Forecast, Task, share
 from pipeline.records import Batch
 
 
@@ -44,6 +46,26 @@ class Where:
             return batch, batch.with_data(batch.data.slice(0, 0))
         chosen, others = (pa.array(np.flatnonzero(which), pa.int64()) for which in (holds, ~holds))
         return batch.with_data(batch.data.take(chosen)), batch.with_data(batch.data.take(others))
+
+    def forecast(
+        self,
+        batches: Sequence[Batch],
+        task: Task,
+        of_own: Callable[[Sequence[Batch], Task], Forecast],
+        passing: Callable[[Batch], Batch],
+    ) -> Forecast:
+        """What `task` takes, of which only the rows that are worked on take anything (see Forecaster).
+
+        Args:
+            of_own: the forecast of those.
+            passing: what the others leave as.
+        """
+        parts = [self.split(batch) for batch in batches]
+        own = [chosen for chosen, _ in parts if chosen.num_rows]
+        part = share(sum(b.num_rows for b in own), sum(b.num_rows for b in batches))
+        found = of_own(own, replace(task, rows=task.rows.times(part)))
+        left = [passing(others) for _, others in parts if others.num_rows]
+        return replace(found, rows_out=found.rows_out + task.rows.times(1 - part), output=[*found.output, *left])
 
 
 def passed_by(batch: Batch, kept: Collection[str], schema: pa.Schema) -> Batch:

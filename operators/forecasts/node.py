@@ -14,7 +14,7 @@ from operators.decoding.sequence import FinishReason, Sequence
 from operators.forecasts.generation import Device, Reckoned, reckon
 from operators.forecasts.stored import stored_rows
 from operators.recall import CompletionKeys
-from operators.requests import Place, Refused, Requests, completion_text
+from operators.requests import Refused, Requests, completion_text, place_of
 from operators.samples import Samples
 from operators.settings import ModelSettings, SamplingSettings, StoreSettings
 from operators.twins import Twins
@@ -124,13 +124,13 @@ class Generating:
         done = [row for row in begun if row.finish_reason is not None]
         each = self.samples.each
         if each is not None and each > 1:
-            places = [_place(row).row for row in done]
+            places = [place_of(row).row for row in done]
             done = [row for row, place in zip(done, places, strict=True) if places.count(place) == each]
         for row in done or begun:
             reason = row.finish_reason or FinishReason.LENGTH
             scores = None if row.params.logprobs is None else row.scores
             text = completion_text(row, self.pieces)
-            yield Completion(_place(row), row.tokens, text, reason.value, len(row.prompt), row.seed, scores)
+            yield Completion(place_of(row), row.tokens, text, reason.value, len(row.prompt), row.seed, scores)
 
     def _disk_bytes(self, count: Range, found: Reckoned) -> Range:
         """Of the completion store and of the metrics."""
@@ -142,12 +142,12 @@ class Generating:
 
     def _prompts(self, rows: Seq[Sequence]) -> list[tuple[str, int]]:
         """The first few, as the model is given them."""
-        first = {_place(row).row: row for row in reversed(rows)}
+        first = {place_of(row).row: row for row in reversed(rows)}
         shown = [first[number] for number in sorted(first)[:PROMPTS]]
         return [(self._text(row), len(row.prompt)) for row in shown]
 
     def _text(self, row: Sequence) -> str:
-        place = _place(row)
+        place = place_of(row)
         if PROMPT_TEXT in place.batch.data.schema.names:
             return str(place.batch.data.column(PROMPT_TEXT)[place.index].as_py())
         return b"".join(self.pieces[token] for token in row.prompt.tolist()).decode("utf-8", "replace")
@@ -155,7 +155,7 @@ class Generating:
 
 def in_any_order(rows: Seq[Sequence]) -> list[Sequence]:
     """`rows` so that any first part stands for all. Those of one row of the source stay together."""
-    numbers = np.array([_place(row).row for row in rows], np.int64)
+    numbers = np.array([place_of(row).row for row in rows], np.int64)
     places = np.random.default_rng(0).permutation(len(np.unique(numbers)))
     return [rows[i] for i in np.argsort(places[np.unique(numbers, return_inverse=True)[1]], kind="stable").tolist()]
 
@@ -164,9 +164,3 @@ def weights_bytes(model: ModelSettings) -> float:
     """The size of the model's file; 0 where it is none."""
     path = Path(model.path).expanduser() if model.path else None
     return float(path.stat().st_size) if path is not None and path.is_file() else 0.0
-
-
-def _place(row: Sequence) -> Place:
-    if not isinstance(row.handle, Place):
-        raise TypeError(f"a row of another node came back: {row.handle!r}")
-    return row.handle
