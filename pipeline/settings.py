@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,11 @@ class TargetSettings:
             _check(value is None or value >= 1, f"target.{key}", value, "it is 1 or more, or null")
         minutes = self.max_minutes
         _check(minutes is None or minutes > 0, "target.max_minutes", minutes, "it is above 0, or null")
+        if self.accepted_rows is None:
+            for other in fields(self):
+                value = getattr(self, other.name)
+                need = "it needs target.accepted_rows=N, the rows wanted (data.limit=N takes the first N of the input)"
+                _check(value == other.default, f"target.{other.name}", value, need)
 
     def rows_of_chunk(self, chunk_rows: int) -> int:
         """Source rows of a chunk under this target, in a job with `chunk_rows`."""

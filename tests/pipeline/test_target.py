@@ -258,6 +258,16 @@ def test_what_a_graph_must_have(tmp_path):
         job(tmp_path, max_rows=0)
 
 
+@pytest.mark.parametrize(
+    "given", [{"max_rows": 5}, {"max_rounds": 3}, {"max_tokens": 9}, {"max_minutes": 1.5}, {"sink": "write"}]
+)
+def test_what_ends_the_rounds_needs_a_target(given):
+    (key, value), *_ = given.items()
+    with pytest.raises(ConfigError, match=rf"target\.{key}={value!r} cannot work: it needs target\.accepted_rows=N"):
+        TargetSettings(**given)
+    TargetSettings(accepted_rows=1, **given)
+
+
 def test_the_plan_says_until_when(tmp_path):
     settings = job(tmp_path, wanted=400, max_minutes=2.5)
     lines = plan_lines(settings, build_graph(settings))
