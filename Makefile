@@ -17,8 +17,9 @@ setup: $(VENV)/.locked ## make .venv, build llama.cpp for this machine, install 
 quickstart: $(VENV)/.locked ## run the job jobs/quickstart.yaml; it ends by saying where its results are
 	@$(PY) -m pipeline job=quickstart
 
+# One process a core, up to four; the tests of a file stay together, for what they share is made once.
 test: check ## check, then run all tests
-	@$(PY) -m pytest
+	@$(PY) -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile
 
 faults: $(VENV)/.locked ## the tests that take long: kill, stop and starve runs, and see that nothing is lost
 	@$(PY) -m pytest -m faults

@@ -1,7 +1,8 @@
 """Estimates jobs, runs them, and prints both beside each other as a row of the table in docs/estimate.md.
 
-python docs/compare_estimates.py job=quickstart             # one job, with any overrides
-python docs/compare_estimates.py                            # the jobs that ship, one after the other
+python -m docs.compare_estimates job=quickstart             # one job, with any overrides
+python -m docs.compare_estimates                            # the jobs that ship, one after the other
+python -m docs.compare_estimates minutes                    # runs of a minute or so, of which no length is known before
 """
 
 from __future__ import annotations
@@ -12,11 +13,39 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from models.tiny.prompts import write_rows
+from models.tiny.tasks import FAMILIES, examples
+
 JOBS = ("quickstart", "extract", "best_of_n", "embed", "score_perplexity", "diffuse")
+# Name, prompts (FILES), and overrides, with as many rows as took about a minute on two cores.
+MINUTES = (
+    ("all families", "mixed", ["job=quickstart", "data.limit=9000"]),
+    ("drawn", "mixed", ["job=quickstart", "data.limit=9000", "sampling=creative"]),
+    ("cut at 40", "mixed", ["job=quickstart", "data.limit=12000", "sampling.max_tokens=40"]),
+    ("sorted by family", "sorted", ["job=quickstart", "data.limit=9000"]),
+    ("stories", "story", ["job=quickstart", "data.limit=2500"]),
+    ("stories, drawn", "story", ["job=quickstart", "data.limit=2500", "sampling=creative"]),
+    ("one sentence", "story", ["job=quickstart", "data.limit=7000", "sampling.stop=['. ']"]),
+    ("four slots", "mixed", ["job=quickstart", "data.limit=5000", "runtime.slots=4"]),
+    ("best of four", "mixed", ["job=best_of_n", "data.limit=2500"]),
+    ("arithmetic", "arithmetic", ["job=quickstart", "data.limit=6000"]),
+    ("labels", "label", ["job=classify", "data.limit=15000"]),
+    ("blocks", "mixed", ["job=diffuse", "data.limit=2500"]),
+)
+FILES = {
+    "mixed": FAMILIES,
+    "sorted": FAMILIES,
+    "story": ("story",),
+    "arithmetic": ("arithmetic",),
+    "label": ("label",),
+}
+FILE_ROWS = 15_000
 LINES = ("tokens out", "time", "peak memory", "disk")
 UNITS = {
     **{"s": 1.0, "min": 60.0, "h": 3600.0, "days": 86_400.0},
@@ -27,15 +56,31 @@ VALUE = r"([\d,.]+)(?: (days|min|bytes|KiB|MiB|GiB|[sh]))?"
 
 def main() -> None:
     """Print the table."""
-    jobs = [sys.argv[1:]] if sys.argv[1:] else [[f"job={name}"] for name in JOBS]
     print("| job | " + " | ".join(f"{name}: estimate | outcome" for name in LINES) + " |")
     print("|---" * (1 + 2 * len(LINES)) + "|", flush=True)
-    for overrides in jobs:
-        with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, "-m", "pipeline", *overrides, f"output_dir={folder}", "progress=none"]
+    with tempfile.TemporaryDirectory() as folder:
+        for number, (name, overrides) in enumerate(cases(Path(folder), sys.argv[1:])):
+            results = Path(folder) / str(number)
+            command = [sys.executable, "-m", "pipeline", *overrides, f"output_dir={results}", "progress=none"]
             told = subprocess.run([*command, "dry_run=true"], check=True, capture_output=True, text=True).stdout
             peak = peak_of(command)
-            print(row(" ".join(overrides), told, outcome(Path(folder)) | {"peak memory": peak}), flush=True)
+            print(row(name, told, outcome(results) | {"peak memory": peak}), flush=True)
+
+
+def cases(folder: Path, given: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """What is run: a name and overrides. Files that are needed are written to `folder`."""
+    if given != ["minutes"]:
+        jobs = [given] if given else [[f"job={name}"] for name in JOBS]
+        yield from ((" ".join(overrides), overrides) for overrides in jobs)
+        return
+    for name, families in FILES.items():
+        weights = tuple(int(family in families) for family in FAMILIES)
+        drawn = list(islice(examples(101, "train", weights), FILE_ROWS))
+        if name == "sorted":
+            drawn.sort(key=lambda example: example.family)
+        write_rows(folder / f"{name}.jsonl", name, drawn)
+    for name, file, overrides in MINUTES:
+        yield name, [*overrides, f"data.path={folder / file}.jsonl"]
 
 
 def peak_of(command: list[str]) -> float:
