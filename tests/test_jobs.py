@@ -28,7 +28,7 @@ SMALL = (f"data.limit={ROWS}", f"runtime.slots={SLOTS}", "sampling.max_tokens=24
 BENCH = (
     *("bench.scenarios=[peers]", "bench.contenders=[job,llama-server,llama-batched-bench]", "bench.peers=not-built"),
     *("bench.slots=[2]", "bench.repeats=1", "bench.max_rows=3", "chunk_rows=8", "progress=none"),
-    *("data.limit=20", "sampling.max_tokens=8"),
+    *("data.limit=20", "sampling.max_tokens=8", "model=tiny"),
 )
 CASES = 3
 """Of the benchmark: its rows are measurements; those of programs that are not built say so."""
@@ -59,8 +59,12 @@ class Finished:
         return found
 
 
-def needs_data(job: Path) -> bool:
-    return (yaml.safe_load(job.read_text(encoding="utf-8")).get("data") or {}).get("path") is None
+def needs_data(job: dict[str, Any]) -> bool:
+    return (job.get("data") or {}).get("path") is None
+
+
+def needs_model(job: dict[str, Any]) -> bool:
+    return {"override /model": "gguf"} in job["defaults"]
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
@@ -71,9 +75,11 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
 def finished(request, tmp_path_factory) -> Finished:
     out = tmp_path_factory.mktemp(request.param.stem)
     bench = request.param.stem == "bench"
-    given = [f"data.path={SHIPPED_DATA}"] if needs_data(request.param) else []
+    job = yaml.safe_load(request.param.read_text(encoding="utf-8"))
+    given = [f"data.path={SHIPPED_DATA}"] if needs_data(job) else []
+    given += ["model=tiny"] if needs_model(job) else []
     given += [*BENCH, f"bench.cache={tmp_path_factory.mktemp('cache')}"] if bench else SMALL
-    code = main([f"job={request.param.stem}", "model=tiny", f"output_dir={out}", *given, *ONE_ROUND])
+    code = main([f"job={request.param.stem}", f"output_dir={out}", *given, *ONE_ROUND])
     shards = [pq.read_table(path) for path in sorted((out / "data").glob("*.parquet"))]
     rows = CASES if bench else ROWS
     return Finished(code, out, pa.concat_tables(shards), rows_of(out / "rejects"), rows)

@@ -1,4 +1,4 @@
-"""Write a training checkpoint as GGUF: `python -m models.tiny.export --from outputs/tiny_train --type q8_0`.
+"""Write a training checkpoint as GGUF: `python -m models.tiny.export --from outputs/tiny_train --name tiny`.
 
 The architecture is qwen3 (rotary positions in the NEOX layout), so weights go in as they are. There is no output
 matrix: llama.cpp then uses the token embedding.
@@ -45,9 +45,16 @@ def tensor_name(name: str) -> str:
     return f"blk.{index}.{BLOCK_NAMES[part]}.weight"
 
 
+def parameter_name(name: str) -> str:
+    """The parameter that a tensor of a GGUF holds, such as blocks.0.q.weight for blk.0.attn_q.weight."""
+    if not name.startswith("blk."):
+        return {"token_embd.weight": "embed.weight", "output_norm.weight": "norm.weight"}[name]
+    _, index, part, _ = name.split(".")
+    return f"blocks.{index}.{next(own for own, theirs in BLOCK_NAMES.items() if theirs == part)}.weight"
+
+
 def add_shape(writer: gguf.GGUFWriter, shape: Shape) -> None:
     """The hyper-parameters."""
-    writer.add_name("tiny")
     writer.add_license("mit")
     writer.add_description("A small instruct model for examples and tests, trained on generated tasks.")
     writer.add_context_length(shape.context)
@@ -83,18 +90,19 @@ def add_tokenizer(writer: gguf.GGUFWriter, path: Path) -> None:
 
 
 def write_gguf(
-    path: Path, shape: Shape, tensors: dict[str, NDArray[np.float32]], tokenizer: Path, quantisation: str
+    path: Path, name: str, shape: Shape, tensors: dict[str, NDArray[np.float32]], tokenizer: Path, quantisation: str
 ) -> None:
-    """Write a whole model; matrices in `quantisation` (a key of QUANTISED), norms in float32."""
+    """Write a whole model called `name`; matrices in `quantisation` (a key of QUANTISED), norms in float32."""
     kind, file_type = QUANTISED[quantisation]
     partial = path.with_suffix(".partial")
     writer = gguf.GGUFWriter(partial, "qwen3")
     writer.add_file_type(file_type)
+    writer.add_name(name)
     add_shape(writer, shape)
     add_tokenizer(writer, tokenizer)
-    for name, values in tensors.items():
+    for parameter, values in tensors.items():
         used = kind if values.ndim == 2 else gguf.GGMLQuantizationType.F32
-        writer.add_tensor(tensor_name(name), gguf.quants.quantize(values, used), raw_dtype=used)
+        writer.add_tensor(tensor_name(parameter), gguf.quants.quantize(values, used), raw_dtype=used)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -102,13 +110,13 @@ def write_gguf(
     partial.replace(path)
 
 
-def export(checkpoint: Path, tokenizer: Path, path: Path, quantisation: str) -> dict[str, Any]:
+def export(checkpoint: Path, tokenizer: Path, path: Path, quantisation: str, name: str = "tiny") -> dict[str, Any]:
     """Write the model of a checkpoint; returns what the checkpoint says of its training (plan, step, tokens)."""
     import torch
 
     state = torch.load(checkpoint, weights_only=True, map_location="cpu")
     tensors = {name: values.float().numpy() for name, values in state["model"].items()}
-    write_gguf(path, Shape(**state["shape"]), tensors, tokenizer, quantisation)
+    write_gguf(path, name, Shape(**state["shape"]), tensors, tokenizer, quantisation)
     return {key: state[key] for key in ("plan", "step", "tokens")}
 
 
@@ -117,10 +125,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m models.tiny.export", description=__doc__.splitlines()[0])
     parser.add_argument("--from", dest="source", type=Path, default=Path("outputs/tiny_train"), help="training --out")
     parser.add_argument("--type", choices=tuple(QUANTISED), default="q8_0")
-    parser.add_argument("--out", type=Path, help="default: models/tiny/tiny-TYPE.gguf")
+    parser.add_argument("--name", default="tiny", help="what the model is called (default %(default)s)")
+    parser.add_argument("--out", type=Path, help="default: models/tiny/NAME-TYPE.gguf")
     options = parser.parse_args()
-    path = options.out or Path(__file__).with_name(f"tiny-{options.type}.gguf")
-    told = export(options.source / "checkpoint.pt", options.source / "tokenizer.json", path, options.type)
+    path = options.out or Path(__file__).with_name(f"{options.name}-{options.type}.gguf")
+    source: Path = options.source
+    told = export(source / "checkpoint.pt", source / "tokenizer.json", path, options.type, options.name)
     print(f"{path}: {path.stat().st_size / 1e6:.2f} MB, step {told['step']}, {told['tokens'] / 1e6:.1f} M tokens")
 
 

@@ -39,15 +39,15 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat([-second, first], dim=-1) * sin
 
 
-def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention of q, k and v, each [batch, heads, tokens, head_dim], to what is not later.
+def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """Attention of q, k and v, each [batch, heads, tokens, head_dim].
+
+    `bias`, [..., tokens, tokens], is -inf where a token (row) does not see another one (column), and 0 elsewhere.
 
     Written out because training rows are short: the fused CPU kernel took three times as long at 60 to 150 tokens.
     """
-    tokens = q.shape[-2]
-    later = torch.full((tokens, tokens), float("-inf")).triu(1)
     scores = (q @ k.transpose(-1, -2)).float() * q.shape[-1] ** -0.5
-    return torch.softmax(scores + later, dim=-1).to(v.dtype) @ v
+    return torch.softmax(scores + bias, dim=-1).to(v.dtype) @ v
 
 
 class Block(nn.Module):
@@ -68,7 +68,7 @@ class Block(nn.Module):
         self.up = nn.Linear(shape.width, shape.feed_forward, bias=False)
         self.down = nn.Linear(shape.feed_forward, shape.width, bias=False)
 
-    def attend(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def attend(self, x: Tensor, cos: Tensor, sin: Tensor, bias: Tensor) -> Tensor:
         batch, tokens, _ = x.shape
         split = (batch, tokens, -1, self.shape.head_dim)
         q = rotate(self.q_norm(self.q(x).view(split)).transpose(1, 2), cos, sin)
@@ -76,11 +76,11 @@ class Block(nn.Module):
         v = self.v(x).view(split).transpose(1, 2)
         groups = self.shape.heads // self.shape.kv_heads
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-        mixed = causal_attention(q.to(v.dtype), k.to(v.dtype), v)
+        mixed = attention(q.to(v.dtype), k.to(v.dtype), v, bias)
         return self.o(mixed.transpose(1, 2).reshape(batch, tokens, -1))
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + self.attend(self.attn_norm(x), cos, sin)
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, bias: Tensor) -> Tensor:
+        x = x + self.attend(self.attn_norm(x), cos, sin, bias)
         y = self.ffn_norm(x)
         return x + self.down(functional.silu(self.gate(y)) * self.up(y))
 
@@ -107,14 +107,25 @@ class TinyModel(nn.Module):
             nn.init.normal_(module.o.weight, std=0.02 * scale)
             nn.init.normal_(module.down.weight, std=0.02 * scale)
 
-    def hidden(self, ids: Tensor) -> Tensor:
-        """Normalised last states [batch, tokens, width] of ids, int64 [batch, tokens]."""
+    def hidden(self, ids: Tensor, positions: Tensor | None = None, sees: Tensor | None = None) -> Tensor:
+        """Normalised last states [batch, tokens, width] of ids, int64 [batch, tokens].
+
+        Args:
+            positions: int64 [batch, tokens]; by default they stand in order.
+            sees: bool [batch, tokens, tokens], whether a token (row) sees another one (column); by default it sees
+                itself and those before it.
+        """
         tokens = ids.shape[1]
-        cos, sin = self.cos[:tokens], self.sin[:tokens]
+        cos, sin = (self.cos[:tokens], self.sin[:tokens]) if positions is None else self._turned(positions)
+        seen = torch.ones(tokens, tokens, dtype=torch.bool).tril() if sees is None else sees[:, None]
+        bias = torch.zeros(seen.shape).masked_fill(~seen, float("-inf"))
         x = self.embed(ids)
         for block in self.blocks:
-            x = block(x, cos, sin)
+            x = block(x, cos, sin, bias)
         return self.norm(x)
+
+    def _turned(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return self.cos[positions][:, None], self.sin[positions][:, None]
 
     def forward(self, ids: Tensor) -> Tensor:
         """Logits [batch, tokens, vocab]."""

@@ -2,6 +2,9 @@
 
     python -m models.tiny.train --steps 2230 --out outputs/tiny_train     # from scratch, about an hour on 2 cores
     python -m models.tiny.train --out outputs/tiny_train --resume         # go on after an interruption
+    python -m models.tiny.train --blocks 4 --start models/tiny/tiny-q8_0.gguf --steps 1200 --rate 2e-3
+
+The last one goes on from the weights of a GGUF file, and learns to fill in blocks of masked tokens (objectives.py).
 
 Data are generated on the fly and never repeat as epochs. The learning rate depends on the step alone: it warms up,
 holds, and falls to zero over the last part (Haegele et al. 2024), so a run may be stopped, resumed and replanned
@@ -22,17 +25,20 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads starve each other on a shared machine
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional
 from tqdm import tqdm
 
-from models.tiny.batches import Batch, padded, training_steps
+from models.tiny.batches import Batch
 from models.tiny.chat import END, chat_prompt, load_tokenizer, train_tokenizer
 from models.tiny.model import TinyModel
+from models.tiny.objectives import MaskedBlocks, NextToken, Objective
 from models.tiny.plot import plot_loss
 from models.tiny.shape import Shape
+from models.tiny.start import Start, start_of
 from models.tiny.tasks import FAMILIES, generate
 
 log = logging.getLogger("tiny.train")
@@ -79,8 +85,9 @@ def completion_logits(model: TinyModel, batch: Batch) -> tuple[Tensor, Tensor, T
     """Logits [n, vocab], targets [n] and weights [n] at the positions that are learnt."""
     weights = torch.from_numpy(batch.weights).view(-1)
     chosen = weights.nonzero()[:, 0]
+    view = () if batch.view is None else (torch.from_numpy(batch.view.positions), torch.from_numpy(batch.view.sees))
     with torch.autocast("cpu", torch.bfloat16):
-        states = model.hidden(torch.from_numpy(batch.ids)).flatten(0, 1)[chosen]
+        states = model.hidden(torch.from_numpy(batch.ids), *view).flatten(0, 1)[chosen]
         logits = functional.linear(states, model.embed.weight)
     return logits.float(), torch.from_numpy(batch.targets).view(-1)[chosen], weights[chosen]
 
@@ -104,27 +111,26 @@ def train_step(model: TinyModel, optimizers: list[torch.optim.Optimizer], batche
 
 
 @torch.no_grad()
-def evaluate(model: TinyModel, tokenizer: Tokenizer, rows: int) -> dict[str, float]:
+def evaluate(model: TinyModel, tokenizer: Tokenizer, objective: Objective, rows: int) -> dict[str, float]:
     """By family, the share of held-out completions of which every token is the model's first choice.
 
-    Where a prompt has one right completion this is the accuracy of greedy decoding; for stories and new
-    instructions, of which many are right, it stays near zero.
+    Where a prompt has one right completion this is the accuracy of greedy decoding (of blocks: from left to right); for
+    stories and new instructions, of which many are right, it stays near zero.
     """
     chosen = generate(0, rows, "heldout")
     prompts = tokenizer.encode_batch([chat_prompt(e.prompt) for e in chosen])
     answers = tokenizer.encode_batch([e.completion + END for e in chosen])
     coded = [(p.ids + a.ids, len(p.ids)) for p, a in zip(prompts, answers, strict=True)]
     order = sorted(range(rows), key=lambda index: len(coded[index][0]))
-    right: dict[str, list[bool]] = {family: [] for family in FAMILIES}
+    right = np.ones(rows, bool)
     for start in range(0, rows, 60):
-        part = order[start : start + 60]
-        batch = padded([coded[index] for index in part])
-        logits, targets, _ = completion_logits(model, batch)
-        sizes = [len(coded[index][0]) - coded[index][1] for index in part]
-        hits = (logits.argmax(-1) == targets).split(sizes)
-        for index, hit in zip(part, hits, strict=True):
-            right[chosen[index].family].append(bool(hit.all()))
-    return {family: sum(marks) / len(marks) for family, marks in right.items()}
+        part = np.array(order[start : start + 60])
+        for batch in objective.asked(tokenizer, [coded[index] for index in part]):
+            logits, targets, _ = completion_logits(model, batch)
+            wrong = (logits.argmax(-1) != targets).numpy()
+            right[part[np.nonzero(batch.weights)[0][wrong]]] = False
+    families = np.array([example.family for example in chosen])
+    return {family: float(right[families == family].mean()) for family in FAMILIES}
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
@@ -148,13 +154,30 @@ def prepare_tokenizer(path: Path, seed: int) -> Tokenizer:
     return load_tokenizer(path)
 
 
-def train(plan: Plan, out: Path, resume: bool, shape: Shape | None = None) -> Path:
-    """Run a plan; returns the path of the last checkpoint."""
+def train(
+    plan: Plan,
+    out: Path,
+    resume: bool,
+    shape: Shape | None = None,
+    objective: Objective | None = None,
+    start: Start | None = None,
+) -> Path:
+    """Run a plan; returns the path of the last checkpoint.
+
+    Args:
+        objective: what is learnt; by default the next token.
+        start: weights, sizes and tokenizer to begin with; by default random weights of `shape` and a new tokenizer.
+    """
     out.mkdir(parents=True, exist_ok=True)
     checkpoint, log_path = out / "checkpoint.pt", out / "log.jsonl"
+    objective = objective or NextToken()
     torch.manual_seed(plan.seed)
+    if start is not None:
+        start.tokenizer.save(str(out / "tokenizer.json"))
     tokenizer = prepare_tokenizer(out / "tokenizer.json", plan.seed)
-    model = TinyModel(shape or Shape(vocab=tokenizer.get_vocab_size()))
+    model = TinyModel(start.shape if start else shape or Shape(vocab=tokenizer.get_vocab_size()))
+    if start is not None:
+        model.load_state_dict({name: torch.from_numpy(values) for name, values in start.tensors.items()})
     optimizers = make_optimizers(model, plan)
     first, tokens = 0, 0
     if resume and checkpoint.exists():
@@ -166,7 +189,7 @@ def train(plan: Plan, out: Path, resume: bool, shape: Shape | None = None) -> Pa
     keep_log(log_path, first)
     log.info("%.2f M parameters, steps %d to %d", sum(p.numel() for p in model.parameters()) / 1e6, first, plan.steps)
 
-    steps = training_steps(tokenizer, plan.seed, first, plan.rows, plan.groups)
+    steps = objective.steps(tokenizer, plan.seed, first, plan.rows, plan.groups)
     bar = tqdm(range(first, plan.steps), initial=first, total=plan.steps, mininterval=5.0, unit="step")
     with log_path.open("a") as lines:
         for step in bar:
@@ -178,7 +201,7 @@ def train(plan: Plan, out: Path, resume: bool, shape: Shape | None = None) -> Pa
             entry["cpu_s"] = round(time.process_time() - started, 3)
             last = step + 1 == plan.steps
             if last or (step + 1) % plan.evaluate_every == 0:
-                entry["exact"] = evaluate(model, tokenizer, plan.evaluation_rows)
+                entry["exact"] = evaluate(model, tokenizer, objective, plan.evaluation_rows)
                 tqdm.write(f"step {step + 1} tokens {tokens} loss {loss:.3f} " + json.dumps(entry["exact"]))
             lines.write(json.dumps(entry) + "\n")
             bar.set_postfix(loss=f"{loss:.3f}", tokens=tokens, refresh=False)
@@ -201,6 +224,8 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=Plan.rate, help="peak learning rate (default %(default)s)")
     parser.add_argument("--optimizer", choices=("adamw", "muon"), default=Plan.optimizer)
     parser.add_argument("--rows", type=int, default=Plan.rows, help="examples a step (default %(default)s)")
+    parser.add_argument("--blocks", type=int, help="learn to fill in masked blocks of so many tokens")
+    parser.add_argument("--start", type=Path, help="GGUF file to go on from: its weights, sizes and tokenizer")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -212,7 +237,8 @@ def main() -> None:
         optimizer=options.optimizer,
         rows=options.rows,
     )
-    train(plan, options.out, options.resume)
+    objective = MaskedBlocks(options.blocks) if options.blocks else NextToken()
+    train(plan, options.out, options.resume, None, objective, start_of(options.start) if options.start else None)
 
 
 if __name__ == "__main__":

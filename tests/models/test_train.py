@@ -13,12 +13,16 @@ pytest.importorskip("matplotlib", reason="needs the train extra: matplotlib")
 from llama_cpp import Llama  # noqa: E402
 
 from models.tiny import train as training  # noqa: E402
-from models.tiny.batches import grouped, padded, training_steps  # noqa: E402
+from models.tiny.batches import grouped, padded  # noqa: E402
+from models.tiny.blocks import at_random, laid_out  # noqa: E402
 from models.tiny.chat import chat_prompt, load_tokenizer  # noqa: E402
 from models.tiny.export import export  # noqa: E402
 from models.tiny.model import TinyModel  # noqa: E402
+from models.tiny.objectives import MaskedBlocks, NextToken  # noqa: E402
 from models.tiny.shape import Shape  # noqa: E402
+from models.tiny.start import start_of  # noqa: E402
 from models.tiny.tasks import FAMILIES  # noqa: E402
+from tests.diffusion.reference import Qwen3  # noqa: E402
 
 SHAPE = Shape(width=64, layers=2, heads=2, kv_heads=1, head_dim=32, feed_forward=96)
 PLAN = training.Plan(steps=4, rows=8, groups=2, warmup=2, evaluate_every=4, save_every=2, evaluation_rows=14)
@@ -96,15 +100,85 @@ def test_only_completions_are_learnt():
     assert batch.tokens == 8
 
 
-def test_groups_hold_every_row_once_and_steps_repeat(tokenizer_json):
+@pytest.mark.parametrize("objective", [NextToken(), MaskedBlocks(4)])
+def test_groups_hold_every_row_once_and_steps_repeat(objective, tokenizer_json):
     rows = [([1] * size, 1) for size in (9, 3, 40, 5, 12, 30, 2)]
-    assert sum(batch.tokens for batch in grouped(rows, 3)) == sum(len(ids) for ids, _ in rows)
+    assert sorted(len(ids) for group in grouped(rows, 3) for ids, _ in group) == [2, 3, 5, 9, 12, 30, 40]
     tokenizer = load_tokenizer(tokenizer_json)
-    late = next(training_steps(tokenizer, 1, 7, 8, 2))
-    steps = training_steps(tokenizer, 1, 5, 8, 2)
+    late = next(objective.steps(tokenizer, 1, 7, 8, 2))
+    steps = objective.steps(tokenizer, 1, 5, 8, 2)
     for _ in range(3):
         again = next(steps)
     assert all(np.array_equal(a.ids, b.ids) for a, b in zip(late, again, strict=True))
+
+
+def test_of_each_block_with_something_to_make_some_is_masked():
+    rng = np.random.default_rng(1)
+    counts = set()
+    for _ in range(50):
+        row = at_random(
+            ([7] * 14, 6), 4, filler=0, rng=rng
+        )  # 6 and 7 are to be made, 8 to 11, 12 and 13 and two fillers
+        assert list(row.ids) == [7] * 14 + [0, 0]
+        assert not row.masked[:6].any()
+        np.testing.assert_array_equal(row.weights > 0, row.masked)
+        np.testing.assert_allclose(row.weights.reshape(4, 4).sum(axis=1), np.array([0, 2, 4, 4]) / 10**0.5, rtol=1e-6)
+        counts.add(int(row.masked[8:12].sum()))
+    assert counts == {1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("objective", [NextToken(), MaskedBlocks(1), MaskedBlocks(4), MaskedBlocks(8)])
+def test_every_token_of_a_completion_is_asked_for_once(objective, tokenizer_json):
+    rows = [(list(range(10, 10 + size)), start) for size, start in ((9, 3), (17, 16), (24, 8))]
+    asked: list[list[int]] = [[], [], []]
+    for batch in objective.asked(load_tokenizer(tokenizer_json), rows):
+        for row, place in np.argwhere(batch.weights):
+            asked[row].append(batch.targets[row, place])
+    assert [sorted(each) for each in asked] == [ids[start:] for ids, start in rows]
+
+
+def test_masked_blocks_see_what_the_reference_of_block_diffusion_sees(trained, tmp_path):
+    """Each noisy block has the logits of a text that ends with it, the blocks before it clean."""
+    path, length = tmp_path / "model.gguf", 4
+    export(trained / "checkpoint.pt", trained / "tokenizer.json", path, "f32")
+    state = torch.load(trained / "checkpoint.pt", weights_only=True)
+    model = TinyModel(Shape(**state["shape"]))
+    model.load_state_dict(state["model"])
+    rng = np.random.default_rng(2)
+    rows = [
+        at_random((rng.integers(4, 2000, size).tolist(), start), length, 0, rng) for size, start in ((18, 6), (9, 1))
+    ]
+    batch = laid_out(rows, length, mask=3)
+    assert batch.view is not None
+    with torch.no_grad():
+        states = model.hidden(*(torch.from_numpy(x) for x in (batch.ids, batch.view.positions, batch.view.sees)))
+        found = (states @ model.embed.weight.T).numpy()
+    reference = Qwen3(path)
+    for index, row in enumerate(rows):
+        size, first = len(row.ids), int(np.flatnonzero(row.masked)[0]) // length
+        for block in range(first, size // length):
+            ids = row.ids[: (block + 1) * length].copy()
+            ids[block * length :] = np.where(row.masked, 3, row.ids)[block * length : (block + 1) * length]
+            blocks = np.arange(len(ids)) // length
+            wanted = reference.logits(ids, blocks[:, None] >= blocks[None])[-length:]
+            at = size + (block - first) * length
+            np.testing.assert_allclose(found[index, at : at + length], wanted, atol=1e-3)
+
+
+def test_a_run_goes_on_from_a_file(trained, tmp_path):
+    path = tmp_path / "model.gguf"
+    export(trained / "checkpoint.pt", trained / "tokenizer.json", path, "f32")
+    state = torch.load(trained / "checkpoint.pt", weights_only=True)
+    start = start_of(path)
+    assert start.shape == replace(SHAPE, rope_base=start.shape.rope_base, norm_eps=start.shape.norm_eps)
+    assert (start.shape.rope_base, start.shape.norm_eps) == pytest.approx((SHAPE.rope_base, SHAPE.norm_eps))
+    for name, values in state["model"].items():
+        np.testing.assert_array_equal(start.tensors[name], values.numpy())
+    text = "a\nb 42 \u00fc<|im_end|>"
+    assert start.tokenizer.encode(text).ids == load_tokenizer(trained / "tokenizer.json").encode(text).ids
+    plan = replace(PLAN, steps=12, save_every=100, evaluate_every=100)
+    training.train(plan, tmp_path / "out", False, None, MaskedBlocks(4), start)
+    assert losses(tmp_path / "out")[-1] < losses(tmp_path / "out")[0]
 
 
 def test_llama_cpp_computes_the_same_logits(trained, tmp_path):
