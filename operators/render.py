@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,7 +17,7 @@ from operators.decoding.model import load_model
 from operators.messages import conversation, require_messages
 from operators.settings import DataSettings, ModelSettings
 from operators.templates import Template, used_columns
-from pipeline.errors import ConfigError, InputError, SchemaError
+from pipeline.errors import ConfigError, InputError, SchemaError, did_you_mean
 from pipeline.protocols import BaseOperator, Runtime
 from pipeline.records import Batch, Output, add_columns, require_column
 
@@ -220,9 +221,14 @@ class Render(BaseOperator):
 
 def _require_prompt(schema: pa.Schema, name: str) -> str:
     if name not in schema.names:
+        several = next((column for column in schema.names if name in re.split(r"[;|\t]", column)), None)
+        hint = (
+            f"; '{several}' looks like several columns: CSV has commas between them, .tsv has tabs" if several else ""
+        )
         raise SchemaError(
             f"there is no column '{name}'; the columns are {', '.join(schema.names)}:"
             " name the one that holds the prompt with data.prompt_column=, or write a template"
+            + (hint or did_you_mean(name, schema.names, "data.prompt_column="))
         )
     require_column(schema, name, [pa.string()])
     return name

@@ -31,7 +31,7 @@ from operators.template_work import (
     TooCostly,
     metered,
 )
-from pipeline.errors import ConfigError, SchemaError
+from pipeline.errors import ConfigError, SchemaError, did_you_mean
 
 MAX_SOURCE_CHARACTERS = 1 << 20
 FREE = CHEAP | LINEAR
@@ -124,7 +124,8 @@ def used_columns(template: Template, schema: pa.Schema, given: Iterable[str] = (
     """
     unknown = sorted(template.unknown - set(schema.names) - set(given))
     if unknown:
-        raise SchemaError(f"{template.name} uses '{unknown[0]}'; the columns are {', '.join(schema.names)}")
+        hint = did_you_mean(unknown[0], schema.names)
+        raise SchemaError(f"{template.name} uses '{unknown[0]}'; the columns are {', '.join(schema.names)}{hint}")
     return [name for name in schema.names if name in template.named]  # one that is called `range` is meant as well
 
 

@@ -14,8 +14,9 @@ from pipeline.records import REJECT_SCHEMA, ChunkEnd, Item, Reject, RejectKind, 
 from pipeline.shards import part_name, sorted_by_identity, write_parquet_shard
 
 MAX_REASONS = 100
-VALUES_OF_A_ROW = ((r"'[^']*'", "'…'"), (r"\d+", "N"))
-"""What differs from row to row in the reason of an error, and what stands in its place when reasons are counted."""
+VALUES_OF_A_ROW = ((r"'[^']*'", "'…'"), (r"(?<!UTF-)\d+", "N"))
+"""What differs from row to row in the reason of an error, and what stands in its place when reasons are counted. The
+number of an encoding is part of its name."""
 
 
 class RejectTally:

@@ -164,3 +164,23 @@ def test_a_template_file_is_fingerprinted_by_its_content(tmp_path: Path) -> None
         return Render(chat_model(), DataSettings(), template_file=str(tmp_path / name)).fingerprint()
 
     assert fingerprint("a", "x") == fingerprint("b", "x") != fingerprint("a", "y")
+
+
+@pytest.mark.parametrize(
+    ("columns", "name", "says"),
+    [
+        (["nr", "question"], "Question", "; did you mean data.prompt_column=question?"),
+        (["nr;question"], "question", "; 'nr;question' looks like several columns: CSV has commas"),
+        (["nr", "question"], "prompt", ""),
+    ],
+)
+def test_a_missing_prompt_column_is_answered_with_what_may_be_meant(columns: list[str], name: str, says: str) -> None:
+    schema = pa.schema([(column, pa.string()) for column in columns])
+    with pytest.raises(SchemaError) as refused:
+        Render(chat_model(), DataSettings(prompt_column=name)).plan(schema)
+    assert str(refused.value).partition("write a template")[2].startswith(says)
+
+
+def test_a_misspelt_column_of_a_template_is_answered_with_what_may_be_meant() -> None:
+    with pytest.raises(SchemaError, match=r"uses 'qestion'; the columns are question; did you mean question\?"):
+        Render(chat_model(), DataSettings(), template="{{ qestion }}").plan(pa.schema([("question", pa.string())]))
