@@ -36,7 +36,7 @@ from pipeline.construct import build_graph, load_object
 from pipeline.errors import ConfigError, ExitCode, PipelineError, did_you_mean
 from pipeline.estimate import estimate
 from pipeline.jobs import find_job, jobs_table
-from pipeline.mistyped import refuse_dashes
+from pipeline.mistyped import notes, refuse_dashes
 from pipeline.plan import plan_lines
 from pipeline.prometheus import refuse_nowhere
 from pipeline.publisher import destination_of
@@ -146,6 +146,8 @@ def _dispatch(arguments: list[str]) -> int:
         print(HELP.format(commands=" | ".join(COMMANDS), jobs=jobs_table(dirs)))
         return ExitCode.DONE
     refuse_dashes(arguments, known_keys)
+    for note in notes(arguments):
+        print(note, file=sys.stderr)
     return _compose_and_run(_with_jobs(arguments, dirs))
 
 

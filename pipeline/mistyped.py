@@ -14,6 +14,7 @@ from pipeline.settings import OUTPUTS
 from pipeline.state import STATE_FILE
 
 _KINDS = {"Integer": "a whole number", "Float": "a number", "bool": "true or false"}
+_TEXTS = ("stop", "system", "template")
 _YAML_REMEDIES = (
     ("cannot start any token", "YAML is indented with spaces, and a value does not begin with a tab, @, ` or %"),
     ("unhashable key", "a text that begins with { needs quotes, or `|` before it and the text on the next lines"),
@@ -36,6 +37,19 @@ def refuse_dashes(arguments: Sequence[str], known: Callable[[], Collection[str]]
         if option and len(key) > 1 and key in known():
             value = "VALUE" if option[2] is None else option[2]
             raise ConfigError(f"{argument}: settings have no dashes; write {key}={value}")
+
+
+def notes(arguments: Sequence[str]) -> list[str]:
+    """What is taken as it was typed and was perhaps not meant so: `\\n` in a text that a model reads or writes."""
+    told = []
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        if key.rpartition(".")[2] in _TEXTS and "\\n" in value:
+            told.append(
+                f"note: {key}: \\n is a backslash and an n here; for a line break write $'{key}=...\\n...' (in bash and"
+                " zsh), or use a job file"
+            )
+    return told
 
 
 def unreadable_argument(argument: str, value_of: Callable[[str], object]) -> str:

@@ -46,6 +46,20 @@ def test_an_argument_that_is_no_setting_is_told_how_to_be_one(capsys, arguments,
 
 
 @pytest.mark.parametrize(
+    ("argument", "noted"),
+    [
+        (r'sampling.stop=["\n"]', True),
+        (r'nodes.render.op.template="Q: {{ q }}\nA:"', True),
+        ('sampling.stop=["\n"]', False),
+        (r'sampling.structured.regex="a\n"', False),
+    ],
+)
+def test_a_line_break_that_is_none_is_noted(capsys, argument, noted):
+    assert main(["job=generate", argument, "--cfg", "job"]) == ExitCode.DONE
+    assert (r"\n is a backslash and an n here" in capsys.readouterr().err) == noted
+
+
+@pytest.mark.parametrize(
     ("text", "says"),
     [
         ("seed:\n\t3\n", "line 2, column 1: found character '\\t' that cannot start any token; YAML is indented with"),
