@@ -12,7 +12,7 @@ from pipeline.errors import ExitCode
 from pipeline.goal import Goal
 from pipeline.graph import Graph
 from pipeline.meter import RowCounts, StageMeter
-from pipeline.output_dir import DATA, REJECTS
+from pipeline.output_dir import DATA, REJECTS, RUN_LOG
 from pipeline.progress import duration
 from pipeline.protocols import Reporter
 from pipeline.records import RejectKind
@@ -188,7 +188,8 @@ def _remedy(o: Outcome) -> list[str]:
         case _:
             # An operator that keeps completions counts those that it has found again.
             kept = " and every finished completion" if any(k.endswith("/from_store") for k in o.totals) else ""
-            return [f"exit code {int(o.exit_code)}: what is committed{kept} is kept; the same command resumes"]
+            why = f"; {o.directory / RUN_LOG} has the whole error" if o.exit_code is ExitCode.FAILED else ""
+            return [f"exit code {int(o.exit_code)}: what is committed{kept} is kept; the same command resumes{why}"]
 
 
 def _after_budget(o: Outcome) -> str:

@@ -243,6 +243,17 @@ def test_the_modules_of_the_project_are_importable_where_only_its_packages_are_i
     assert main(["job=quickstart", "dry_run=plan"]) == ExitCode.DONE
 
 
+def test_what_the_plan_of_ones_own_operator_raises_is_told_with_its_line_and_node(tmp_path, capsys):
+    (tmp_path / "faulty_ops.py").write_text(
+        "from tests.pipeline.job_ops import Square\n\n\nclass Faulty(Square):\n"
+        "    def plan(self, schema):\n        return self.colums\n"
+    )
+    assert main(["job=squares.yaml", "nodes.square.op._target_=faulty_ops.Faulty"]) == ExitCode.FAILED
+    told = capsys.readouterr().err
+    assert 'faulty_ops.py", line 6' in told
+    assert told.rstrip().endswith("raised by Faulty.plan, at node 'square'")
+
+
 def test_config_dir_adds_jobs_and_options(tmp_path, capsys):
     for name, text in {"job/mine.yaml": "# Mine.\n" + NODES, "sampling/wild.yaml": "temperature: 5.0\n"}.items():
         (tmp_path / "extra" / name).parent.mkdir(parents=True)

@@ -73,6 +73,13 @@ def test_an_interrupted_run_does_not_look_as_if_its_finished_rows_were_lost(tmp_
     assert "exit code 4: what is committed and every finished completion is kept" in storing
 
 
+def test_a_run_that_failed_says_where_the_whole_error_is(tmp_path):
+    failed = replace(outcome(tmp_path, 5, 5), status=RunStatus.FAILED, exit_code=ExitCode.FAILED)
+    assert summary_lines(failed, [])[-1].endswith(
+        f"the same command resumes; {tmp_path / 'run.log'} has the whole error"
+    )
+
+
 @pytest.mark.parametrize(
     ("kind", "reason", "explained"),
     [
