@@ -127,12 +127,16 @@ class Recall:
         missed = h.missed_new + h.missed_settings + h.missed_cut + h.missed_retry
         if h.found + h.missed_cut + h.missed_retry == 0:
             return None
-        return (
-            f"{h.found:,} completions came from the store"
-            f" ({h.found_resumed:,} of this run, {h.found_earlier:,} of others), {missed:,} did not:"
-            f" {h.missed_new:,} rows were new, {h.missed_settings:,} under new settings,"
-            f" {h.missed_cut:,} had been cut too early, {h.missed_retry:,} were to be retried"
-        )
+        why = {
+            "were new": h.missed_new,
+            "under new settings": h.missed_settings,
+            "had been cut too early": h.missed_cut,
+            "were to be retried": h.missed_retry,
+        }
+        reasons = ", ".join(f"{n:,} {reason}" for reason, n in why.items() if n)
+        owners = f"{h.found_resumed:,} of this run, {h.found_earlier:,} of others"
+        others = f", {missed:,} did not: {reasons}" if missed else ""
+        return f"{h.found:,} completions came from the store ({owners}){others}"
 
     def _as_for(self, row: Sequence, known: StoredCompletion) -> StoredCompletion | None:
         """What `row` becomes, going by what is known; None if that does not tell."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,8 +16,8 @@ from jinja2.exceptions import SecurityError
 from operators.decoding.model import load_model
 from operators.messages import conversation, require_messages
 from operators.settings import DataSettings, ModelSettings
-from operators.templates import Template, used_columns
-from pipeline.errors import ConfigError, InputError, SchemaError
+from operators.templates import Template, columns_of, used_columns
+from pipeline.errors import ConfigError, InputError, SchemaError, did_you_mean
 from pipeline.protocols import BaseOperator, Runtime
 from pipeline.records import Batch, Output, add_columns, require_column
 
@@ -220,11 +221,19 @@ class Render(BaseOperator):
 
 def _require_prompt(schema: pa.Schema, name: str) -> str:
     if name not in schema.names:
+        several = next((column for column in schema.names if name in re.split(r"[;|\t]", column)), None)
+        hint = f"; '{several}' looks like several columns: CSV has commas between them" if several else ""
         raise SchemaError(
-            f"there is no column '{name}'; the columns are {', '.join(schema.names)}:"
+            f"there is no column '{name}'; {columns_of(schema)}:"
             " name the one that holds the prompt with data.prompt_column=, or write a template"
+            + (hint or did_you_mean(name, schema.names, "data.prompt_column="))
         )
-    require_column(schema, name, [pa.string()])
+    kind = schema.field(name).type
+    if kind != pa.string():
+        raise SchemaError(
+            f"column '{name}' has type {kind}, and a prompt is a string; write a template, which makes a text of it"
+            f" ('nodes.render.op.template=\"{{{{ {name} }}}}\"')"
+        )
     return name
 
 

@@ -31,7 +31,8 @@ from operators.template_work import (
     TooCostly,
     metered,
 )
-from pipeline.errors import ConfigError, SchemaError
+from pipeline.errors import ConfigError, SchemaError, did_you_mean
+from pipeline.records import ROW
 
 MAX_SOURCE_CHARACTERS = 1 << 20
 FREE = CHEAP | LINEAR
@@ -113,6 +114,12 @@ class Template:
         return "".join(pieces)
 
 
+def columns_of(schema: pa.Schema) -> str:
+    """The columns that there are, as a message names them; says so where the input has none of its own."""
+    listed = f"the columns are {', '.join(schema.names)}"
+    return f"the input is empty ({listed})" if set(schema.names) <= {ROW.name} else listed
+
+
 def used_columns(template: Template, schema: pa.Schema, given: Iterable[str] = ()) -> list[str]:
     """The columns of `schema` that `template` names, in their order.
 
@@ -124,7 +131,8 @@ def used_columns(template: Template, schema: pa.Schema, given: Iterable[str] = (
     """
     unknown = sorted(template.unknown - set(schema.names) - set(given))
     if unknown:
-        raise SchemaError(f"{template.name} uses '{unknown[0]}'; the columns are {', '.join(schema.names)}")
+        hint = did_you_mean(unknown[0], schema.names)
+        raise SchemaError(f"{template.name} uses '{unknown[0]}'; {columns_of(schema)}{hint}")
     return [name for name in schema.names if name in template.named]  # one that is called `range` is meant as well
 
 

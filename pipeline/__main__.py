@@ -22,15 +22,25 @@ import hydra
 from omegaconf import DictConfig
 
 from pipeline import status, verify
-from pipeline.config import COMPOSITION_ERRORS, CONF, explained, overrides_given, register, register_job, settings_of
+from pipeline.config import (
+    COMPOSITION_ERRORS,
+    CONF,
+    explained,
+    known_keys,
+    overrides_given,
+    register,
+    register_job,
+    settings_of,
+)
 from pipeline.construct import build_graph, load_object
-from pipeline.errors import ConfigError, ExitCode, PipelineError
+from pipeline.errors import ConfigError, ExitCode, PipelineError, did_you_mean
 from pipeline.estimate import estimate
-from pipeline.jobs import did_you_mean, find_job, jobs_table
+from pipeline.jobs import find_job, jobs_table
+from pipeline.mistyped import notes, refuse_dashes
 from pipeline.plan import plan_lines
 from pipeline.prometheus import refuse_nowhere
 from pipeline.publisher import destination_of
-from pipeline.redaction import STORAGE_OPTIONS
+from pipeline.redaction import refuse_noted_credentials
 from pipeline.run import run_job
 from pipeline.runtime import Resources
 from pipeline.settings import JobSettings
@@ -125,16 +135,19 @@ def _told(error: Exception) -> ExitCode:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    first = arguments[0] if arguments else ""
-    if first in COMMANDS:
+    first, helped = arguments[0] if arguments else "", bool({"--help", "-h"} & set(arguments))
+    if first in COMMANDS and not helped:
         return COMMANDS[first](arguments[1:])
-    if first and "=" not in first and not first.startswith("-"):
-        known = f"; the commands are {', '.join(COMMANDS)}"
-        raise ConfigError(f"unknown command '{first}'{did_you_mean(first, list(COMMANDS)) or known}. Jobs: job={first}")
+    if first and "=" not in first and not first.startswith("-") and first not in COMMANDS:
+        meant = did_you_mean(first, list(COMMANDS)) or f"; the commands are {', '.join(COMMANDS)}. Jobs: job={first}"
+        raise ConfigError(f"unknown command '{first}'{meant}")
     dirs = _config_dirs(arguments)
-    if {"--help", "-h"} & set(arguments):
+    if helped:
         print(HELP.format(commands=" | ".join(COMMANDS), jobs=jobs_table(dirs)))
         return ExitCode.DONE
+    refuse_dashes(arguments, known_keys)
+    for note in notes(arguments):
+        print(note, file=sys.stderr)
     return _compose_and_run(_with_jobs(arguments, dirs))
 
 
@@ -204,7 +217,7 @@ def _with_jobs(arguments: list[str], dirs: Sequence[Path]) -> list[str]:
 
 
 def _compose_and_run(arguments: list[str]) -> int:
-    _refuse_noted_credentials(arguments)
+    refuse_noted_credentials(arguments)
     register()
     jobs: list[SweptJob] = []
     process = Resources()
@@ -234,18 +247,6 @@ def _compose_and_run(arguments: list[str]) -> int:
     return worst([job.code for job in jobs if job.code is not None])
 
 
-def _refuse_noted_credentials(arguments: Sequence[str]) -> None:
-    """Hydra writes the command line of a sweep into a file."""
-    if {"-m", "--multirun"} & set(arguments):
-        for key, _, value in (argument.partition("=") for argument in arguments):
-            if STORAGE_OPTIONS in key.lstrip("+").split(".") and "${oc.env:" not in value:
-                raise ConfigError(
-                    f"{key}: in a sweep the command line is written to outputs/.hydra; name environment variables there"
-                    f" ('{key}={{key: ${{oc.env:MY_KEY}}}}'), or leave it out where the file system has variables of"
-                    " its own"
-                )
-
-
 def _options_last(arguments: Sequence[str]) -> list[str]:
     """Hydra's argument parser takes the overrides only in one piece: `job=x -m seed=1,2` would be refused."""
     overrides = [a for a in arguments if a.startswith("~") or ("=" in a and not a.startswith("-"))]
@@ -270,7 +271,7 @@ def _show(settings: JobSettings, process: Resources) -> ExitCode:
     if settings.dry_run:
         destination_of(settings)
         refuse_nowhere(settings.prometheus_file)
-    say([graph.to_mermaid(), *(["", *plan_lines(settings, graph)] if settings.dry_run else [])])
+    say([graph.to_mermaid()] if settings.show else plan_lines(settings, graph))
     if settings.dry_run is True:
         for line in estimate(settings, graph, process):
             say([line])

@@ -27,8 +27,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.aliases import check_aliases
 from pipeline.construct import load_object
-from pipeline.errors import ConfigError
-from pipeline.jobs import PROJECT, Job, did_you_mean
+from pipeline.errors import ConfigError, did_you_mean
+from pipeline.jobs import PROJECT, Job
+from pipeline.mistyped import ambiguous_argument, unreadable_argument, unreadable_yaml, wrong_value
 from pipeline.output_dir import CONFIG
 from pipeline.redaction import STORAGE_OPTIONS
 from pipeline.settings import GROUPS, HookSettings, JobSettings, NodeSettings, TargetSettings
@@ -51,13 +52,15 @@ _job_files: dict[str, Path] = {}
 
 
 def register() -> None:
-    """Make the schemas of all config groups and the resolvers `project` and `now` known to Hydra."""
+    """Make the schemas of all config groups and the resolver `project` known to Hydra, and our modules importable."""
     store = ConfigStore.instance()
     store.store(name="schema", node=JobSettings)
     for group, options in schemas().items():
         for name, schema in options.items():
             store.store(group=group, name=name, node=schema)
     OmegaConf.register_new_resolver("project", _in_project, replace=True)
+    if str(PROJECT) not in sys.path:
+        sys.path.append(str(PROJECT))  # jobs name operators in models/, which is no package that is installed
 
 
 def register_job(job: Job) -> None:
@@ -72,7 +75,7 @@ def register_job(job: Job) -> None:
     except ConfigError as error:
         raise ConfigError(f"{job.path}: {error}") from error
     except Exception as error:  # PyYAML and OmegaConf trip over some files without an error of their own
-        raise ConfigError(f"{job.path} cannot be read as YAML: {error}") from error
+        raise ConfigError(f"{job.path} cannot be read as YAML: {unreadable_yaml(error)}") from error
     if not isinstance(node, DictConfig):
         raise ConfigError(f"{job.path} must hold keys and values, for example `data: {{path: prompts.jsonl}}`")
     if "name" not in node:
@@ -138,8 +141,8 @@ def explained(error: BaseException) -> ConfigError:
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
         return ConfigError(_unknown_option(error.missing_cfg_file, error.options))
     if isinstance(error, OverrideParseException):
-        shown = error.override if STORAGE_OPTIONS not in str(error.override) else f"data.{STORAGE_OPTIONS}=..."
-        return ConfigError(f"'{shown}' cannot be read as key=value; put quotes around special characters")
+        shown = str(error.override) if STORAGE_OPTIONS not in str(error.override) else f"data.{STORAGE_OPTIONS}=..."
+        return ConfigError(unreadable_argument(shown, lambda argument: _PARSER.parse_override(argument).value()))
     text = "\n".join(str(e) for e in _chain(error))
     key = re.search(r"full_key: (\S+)", text)
     where = re.match(r"In '([^']+)'", text)
@@ -151,7 +154,14 @@ def explained(error: BaseException) -> ConfigError:
     if missing := re.search(r"missing mandatory value: (\S+)", text, re.IGNORECASE):
         name = key[1] if key and key[1].endswith(missing[1]) else missing[1]
         return ConfigError(f"{name} has no value; write {name}=... on the command line or in the job file")
+    if several := re.search(r"Ambiguous value for argument '(.*)'", text):
+        return ConfigError(ambiguous_argument(several[1]))
+    if twice := re.search(r"Multiple values for (\S+)\. To override a value use 'override \S+: (.+)'", text):
+        return ConfigError(f"in a job's defaults write `- override /{twice[1]}: {twice[2]}`")
     says = [line for line in text.splitlines() if line and not _is_noise(line)]
+    about = key[1] if key else _group_of(text)
+    if about and says and (wants := wrong_value(about, says[-1])):
+        return ConfigError(wants + place)
     return ConfigError(f"{key[1]}: {says[-1]}{place}" if key and says else "\n".join(says) or type(error).__name__)
 
 
@@ -231,10 +241,21 @@ def _is_noise(line: str) -> bool:
 
 def _unknown_option(file: str, options: Sequence[str]) -> str:
     group, _, option = file.rpartition("/")
+    if group.startswith("job/"):  # what is named without a slash is looked for below the file that names it
+        return f"there is no {group}={option}; in a job's defaults write `- override /{group[4:]}: {option}`"
     names = [o for o in options if not o.endswith(SCHEMA)]
     return (
         f"there is no {group}={option}; {group} is one of {', '.join(names)}{did_you_mean(option, names, group + '=')}"
     )
+
+
+def _group_of(text: str) -> str | None:
+    """The group of settings whose dataclass is named in OmegaConf's words on a value that cannot become one."""
+    named = re.search(r"not a subclass of (\w+)", text)
+    for group, options in schemas().items():
+        if named and any(cls.__name__ == named[1] for cls in options.values()):
+            return group
+    return None
 
 
 def _unknown_key(key: str) -> str:

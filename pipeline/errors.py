@@ -13,10 +13,13 @@
     └── Interrupted               4   SIGINT or SIGTERM; the run can be resumed
 
 `Cancelled` and `Released` are signals between threads, not errors: they never leave the executor.
+Messages that refuse a name end with the one that may be meant (`did_you_mean`).
 """
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from enum import IntEnum
 from pathlib import Path
 
@@ -108,3 +111,9 @@ class Cancelled(Exception):
 
 class Released(Exception):
     """Raised out of `Outbox.put`, and of every wait of a node, when all its readers have left."""
+
+
+def did_you_mean(wrong: str, known: Iterable[str], prefix: str = "") -> str:
+    """`; did you mean X?` for the end of a message, or nothing when no name is close."""
+    near = difflib.get_close_matches(wrong, list(known), 1)
+    return f"; did you mean {prefix}{near[0]}?" if near else ""

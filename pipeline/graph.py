@@ -143,6 +143,9 @@ def _plan(nodes: Mapping[str, Node], order: tuple[str, ...]) -> dict[str, pa.Sch
             raise
         except ConfigError as error:
             raise _named(name, error) from error
+        except Exception as error:  # of an operator of a user's own: the traceback tells the line, this the node
+            error.add_note(f"raised by {type(node.op).__name__}.plan, at node '{name}'")
+            raise
     return schemas
 
 

@@ -83,7 +83,7 @@ def _run(
     """Run one command with the summary on its standard input. Returns what went wrong, or nothing."""
     # Files, not pipes: a process that the command leaves behind may hold its output open for ever.
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
-        given.write(json.dumps(summary, ensure_ascii=False).encode())
+        given.write((json.dumps(summary, ensure_ascii=False) + "\n").encode())  # appended to a file, JSON lines
         given.seek(0)
         process = subprocess.Popen(
             list(command),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import re
 import textwrap
@@ -10,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, did_you_mean
 
 PROJECT = Path(__file__).resolve().parents[1]
 JOBS = PROJECT / "jobs"
@@ -67,12 +66,6 @@ def jobs_table(config_dirs: Sequence[Path] = ()) -> str:
     width = max((len(job.name) for job in jobs), default=0)
     lines = [f"  {job.name:{width}}  {job.about}" for job in jobs]
     return "\n".join(["jobs:", *lines, "  or a file: job=path/to/file.yaml; docs/jobs.md tells more"])
-
-
-def did_you_mean(wrong: str, known: Sequence[str] | dict[str, Job], prefix: str = "") -> str:
-    """`; did you mean X?`, or nothing when no name is close."""
-    near = difflib.get_close_matches(wrong, list(known), 1)
-    return f"; did you mean {prefix}{near[0]}?" if near else ""
 
 
 def _job_at(path: Path) -> Job:

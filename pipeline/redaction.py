@@ -8,8 +8,10 @@ or behind `?` (a signature) is left out.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from pipeline.errors import ConfigError
 
 STORAGE_OPTIONS = "storage_options"
 LEFT_OUT = "(left out)"
@@ -33,6 +35,22 @@ def for_keeping(value: Any) -> Any:
 def clean_url(text: str) -> str:
     """`text`, which may hold URLs, without what stands in them before the host and behind `?`."""
     return _QUERY.sub(r"\1?" + LEFT_OUT, _USER.sub("", text)) if "://" in text else text
+
+
+def refuse_noted_credentials(arguments: Sequence[str]) -> None:
+    """Hydra writes the command line of a sweep into a file.
+
+    Raises:
+        ConfigError: credentials stand in it as they are.
+    """
+    if {"-m", "--multirun"} & set(arguments):
+        for key, _, value in (argument.partition("=") for argument in arguments):
+            if STORAGE_OPTIONS in key.lstrip("+").split(".") and "${oc.env:" not in value:
+                raise ConfigError(
+                    f"{key}: in a sweep the command line is written to outputs/.hydra; name environment variables there"
+                    f" ('{key}={{key: ${{oc.env:MY_KEY}}}}'), or leave it out where the file system has variables of"
+                    " its own"
+                )
 
 
 def has_password(url: str) -> bool:

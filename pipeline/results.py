@@ -20,6 +20,7 @@ import yaml
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.manifest import manifest, read_manifest
 from pipeline.metrics import MERGED_PARTS
+from pipeline.mistyped import near_run
 from pipeline.output_dir import CONFIG, DATA, METRICS, REJECTS
 from pipeline.state import STATE_FILE, RunState
 
@@ -120,7 +121,8 @@ def _manifest(directory: Path) -> Mapping[str, Any]:
     written = read_manifest(directory)
     if not (directory / STATE_FILE).is_file():
         if not written:
-            raise ConfigError(f"{directory} is no run's directory: it has no {STATE_FILE}; give one like outputs/NAME")
+            remedy = near_run(directory) or "; give one like outputs/NAME"
+            raise ConfigError(f"{directory} is no run's directory: it has no {STATE_FILE}{remedy}")
         return written
     try:
         with closing(RunState(directory / STATE_FILE)) as state:

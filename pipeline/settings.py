@@ -128,7 +128,7 @@ class JobSettings:
         output_dir: null for outputs/<name>, relative to the current directory.
         overwrite: replace the results of another configuration.
         dry_run: true checks all that can be checked, loads the model, computes for half a minute at most and prints
-            what the run will take; plan checks what needs no model and prints the graph. Either stops there, and
+            what the run will take; plan checks what needs no model and prints the nodes. Either stops there, and
             writes nothing.
         show: graph prints the graph as Mermaid and stops.
         now: what `${now:...}` is in this run, ISO 8601; null for the time at which the run was begun.

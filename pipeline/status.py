@@ -14,6 +14,7 @@ from typing import Any
 from pipeline.errors import ConfigError, ExitCode
 from pipeline.lock import holder, is_held
 from pipeline.manifest import read_manifest
+from pipeline.mistyped import near_run, senseless
 from pipeline.output_dir import MANIFEST, STATUS
 from pipeline.progress import duration, left_text, queue_text, rows_text
 from pipeline.snapshot import NodeView, Snapshot
@@ -44,10 +45,11 @@ def main(arguments: Sequence[str]) -> ExitCode:
     """
     options, folders = [a for a in arguments if a == "--json"], [a for a in arguments if a != "--json"]
     if len(folders) != 1 or folders[0].startswith("-") or "=" in folders[0]:
-        raise ConfigError(f"status cannot make sense of '{' '.join(arguments)}'; {USAGE}")
+        raise senseless("status", arguments, USAGE)
     directory = Path(folders[0])
     if not (directory / STATE_FILE).is_file():
-        raise ConfigError(f"there is no run in {directory}: it has no {STATE_FILE}; {USAGE}")
+        remedy = near_run(directory) or f"; {USAGE}"
+        raise ConfigError(f"there is no run in {directory}: it has no {STATE_FILE}{remedy}")
     alive, values = is_held(directory), read_status(directory)
     if options:
         text = (directory / STATUS).read_text(encoding="utf-8").rstrip() if values is not None else "{}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +12,10 @@ from pipeline.errors import ExitCode
 from pipeline.goal import Goal
 from pipeline.graph import Graph
 from pipeline.meter import RowCounts, StageMeter
-from pipeline.output_dir import DATA, REJECTS
+from pipeline.output_dir import DATA, REJECTS, RUN_LOG
 from pipeline.progress import duration
 from pipeline.protocols import Reporter
+from pipeline.records import RejectKind
 from pipeline.state import RejectCounts, RunStatus
 from pipeline.target import NODE as TARGET
 
@@ -75,7 +77,7 @@ def summary_lines(outcome: Outcome, meters: Sequence[StageMeter]) -> list[str]:
     """The summary of an attempt."""
     return [
         f"{outcome.job}: {outcome.status} after {duration(outcome.wall_s)}",
-        f"rows        {outcome.rows:,} read and finished, {outcome.data_rows:,} rows in {DATA}/",
+        f"rows        {outcome.rows:,} read and finished{_of_chunks(outcome)}, {outcome.data_rows:,} rows in {DATA}/",
         *_target_lines(outcome),
         *_account_lines(outcome.accounts),
         *_reject_lines(outcome.rejects),
@@ -84,6 +86,11 @@ def summary_lines(outcome: Outcome, meters: Sequence[StageMeter]) -> list[str]:
         f"results     {outcome.directory / DATA}",
         *_remedy(outcome),
     ]
+
+
+def _of_chunks(o: Outcome) -> str:
+    """What an attempt that did not come to its end counts as finished: rows beside these may be, and are not lost."""
+    return " in whole chunks" if o.status in (RunStatus.INTERRUPTED, RunStatus.FAILED) else ""
 
 
 def _target_lines(o: Outcome) -> list[str]:
@@ -123,7 +130,11 @@ def _reject_lines(rejects: RejectCounts) -> list[str]:
     lines = [f"rejects     {sum(rejects.values()):,}"]
     lines += [f"  {n:>9,}  {kind} at {node}: {reason[:160]}" for (node, kind, reason), n in ranked[:MAX_REASONS]]
     more = len(ranked) - MAX_REASONS
-    return lines + ([f"             and {more} other reasons, see {REJECTS}/"] if more > 0 else [])
+    lines += [f"             and {more} other reasons, see {REJECTS}/"] if more > 0 else []
+    counted = [reason for (_, kind, reason), _ in ranked[:MAX_REASONS] if kind == RejectKind.ERROR]
+    if any(re.search(r"\bN\b|'…'", reason) for reason in counted):
+        lines.append(f"             N and '…' are what differs from row to row; {REJECTS}/ has every row's own reason")
+    return lines
 
 
 def _token_lines(o: Outcome) -> list[str]:
@@ -175,7 +186,10 @@ def _remedy(o: Outcome) -> list[str]:
         case ExitCode.BUDGET:
             return [_after_budget(o)]
         case _:
-            return [f"exit code {int(o.exit_code)}: what is committed is kept; the same command resumes"]
+            # An operator that keeps completions counts those that it has found again.
+            kept = " and every finished completion" if any(k.endswith("/from_store") for k in o.totals) else ""
+            why = f"; {o.directory / RUN_LOG} has the whole error" if o.exit_code is ExitCode.FAILED else ""
+            return [f"exit code {int(o.exit_code)}: what is committed{kept} is kept; the same command resumes{why}"]
 
 
 def _after_budget(o: Outcome) -> str:

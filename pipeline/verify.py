@@ -9,6 +9,7 @@ from pathlib import Path
 from pipeline.errors import ConfigError, ExitCode
 from pipeline.integrity import Damage, Findings, Kind, examine, state_damage
 from pipeline.lock import locked
+from pipeline.mistyped import near_run, senseless
 from pipeline.output_dir import COMPLETIONS, is_headless, parts
 from pipeline.repair import repair
 from pipeline.state import STATE_FILE, RunState, RunStatus
@@ -44,7 +45,7 @@ def _parsed(arguments: Sequence[str]) -> tuple[Path, bool]:
     options = dict(a.partition("=")[::2] for a in arguments if "=" in a)
     repair = options.pop("repair", "false").lower()
     if options or len(folders) != 1 or repair not in ("true", "false"):
-        raise ConfigError(f"verify cannot make sense of '{' '.join(arguments)}'; {USAGE}")
+        raise senseless("verify", arguments, USAGE)
     return Path(folders[0]), repair == "true"
 
 
@@ -52,7 +53,8 @@ def _refuse_others(directory: Path) -> None:
     try:
         names = {entry.name for entry in directory.iterdir()}
     except OSError as error:
-        raise ConfigError(f"{directory} cannot be read: {error.strerror}; {USAGE}") from error
+        remedy = near_run(directory) or f"; {USAGE}"
+        raise ConfigError(f"{directory} cannot be read: {error.strerror}{remedy}") from error
     if STATE_FILE not in names and not is_headless(names):
         raise ConfigError(f"{directory} is no run's directory: it has no {STATE_FILE}; {USAGE}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,7 @@ FENCE = re.compile(r"(?:<!-- (?P<mark>.+?) -->\n)?```(?P<language>\w+)\n(?P<text
 NOT_RUN = {
     "make quickstart": "sets the project up first; the job that it then runs is run below",
     "make test": "runs this",
+    ".venv/bin/pip install --no-deps -e .": "changes the environment and needs a package index",
 }
 SMALL = {"data.limit": "8", "sampling.max_tokens": "8", "progress": "none"}
 
@@ -104,6 +106,15 @@ def test_what_it_says_of_verify(here, capsys):
 def test_a_make_target_of_the_readme_is_there(target):
     name = "".join(target)
     assert re.search(rf"^{name}:", (PROJECT / "Makefile").read_text(encoding="utf-8"), re.M), name
+
+
+def test_what_make_installs_has_all_extras_but_those_for_training():
+    extras = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    locked = set(re.findall(r"^([\w.-]+)==", (PROJECT / "requirements.lock").read_text(encoding="utf-8"), re.M))
+    wanted = {package for name, packages in extras.items() if name not in ("dev", "train") for package in packages}
+    names = {re.split(r"[\[<>=]", package)[0].replace("_", "-") for package in wanted}
+    assert names
+    assert names <= locked
 
 
 def test_the_job_file_that_it_explains_is_the_one_that_ships():

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from operators.settings import DataSettings
 from operators.sources.input_file import CODECS, EXTENSIONS, InputFile
 from operators.sources.places import LocalPlace, Place, in_order, unreadable
-from pipeline.errors import ConfigError, InputError
+from pipeline.errors import ConfigError, InputError, did_you_mean
 
 KNOWN = ", ".join(EXTENSIONS)
 PACKED = ("jsonl", "csv", "lines")
@@ -142,4 +142,7 @@ def _near(place: Place, path: str) -> str:
     if not place.is_dir(parent):
         return f"; nor does the directory {place.shown(parent)}"
     names = [PurePosixPath(p).name for p in sorted(place.listing(parent), key=in_order)]
-    return f"; the directory {place.shown(parent)} has {_some(names)}"
+    names = [name for name in names if not name.startswith(".")]
+    own, begin = PurePosixPath(path).name, path[: -len(PurePosixPath(path).name)]
+    hint = did_you_mean(own, names, f"data.path={place.shown(begin) if begin else ''}")
+    return f"; the directory {place.shown(parent)} has {_some(names)}{hint}"

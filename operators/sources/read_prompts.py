@@ -90,7 +90,8 @@ class ReadPrompts(BaseOperator):
         """
         for reader in self._readers:
             self._refuse_changed(reader.file)
-        runtime.log.info("reading %d file(s), %d bytes", len(self._readers), self._total_bytes)
+        files = len(self._readers)
+        runtime.log.info("reading %s file%s, %s bytes", f"{files:,}", "s" * (files > 1), f"{self._total_bytes:,}")
 
     def seek(self, chunk: int) -> None:
         """Begin at `chunk`, as if the ones before it had been sent."""

@@ -12,7 +12,8 @@ from typing import Any
 from pipeline.compare.agreement import Agreement, Joined, joined
 from pipeline.compare.settings_diff import content_differences, setting_differences
 from pipeline.compare.sides import figures, lines, stages
-from pipeline.errors import ConfigError, ExitCode
+from pipeline.errors import ExitCode
+from pipeline.mistyped import senseless
 from pipeline.report.samples import shown
 from pipeline.report.wording import share
 from pipeline.results import Results, read_results
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str]) -> ExitCode:
         ConfigError: there are not two directories, or one is no run's.
     """
     if len(arguments) != 2 or any("=" in a or a.startswith("-") for a in arguments):
-        raise ConfigError(f"compare cannot make sense of '{' '.join(arguments)}'; {USAGE}")
+        raise senseless("compare", arguments, USAGE)
     a, b = (read_results(Path(folder)) for folder in arguments)
     for section in sections(a, b, (arguments[0], arguments[1])):
         print("\n".join(section), end="\n\n")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.errors import ConfigError, ExitCode
+from pipeline.errors import ExitCode
+from pipeline.mistyped import senseless
 from pipeline.report.written import write_report
 
 USAGE = "write python -m pipeline report outputs/NAME"
@@ -19,7 +20,7 @@ def main(arguments: Sequence[str]) -> ExitCode:
         StorageError: a report cannot be written.
     """
     if not arguments or any("=" in a or a.startswith("-") for a in arguments):
-        raise ConfigError(f"report cannot make sense of '{' '.join(arguments)}'; {USAGE}")
+        raise senseless("report", arguments, USAGE)
     for directory in arguments:
         print(write_report(Path(directory)))
     return ExitCode.DONE

@@ -233,6 +233,21 @@ def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
         ReadPrompts(DataSettings(), 10).plan()
 
 
+def test_a_misspelt_path_is_answered_with_the_file_that_is_near_it(tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "in").mkdir()
+    for name in ("prompts.csv", ".prompt.csv", "other.csv"):
+        (tmp_path / name).write_text("prompt\nx\n")
+        (tmp_path / "in" / name).write_text("prompt\nx\n")
+    monkeypatch.chdir(tmp_path)
+    for path in ("promts.csv", "in/promts.csv", str(tmp_path / "in/promts.csv")):
+        with pytest.raises(InputError) as refused:
+            ReadPrompts(DataSettings(path=path), 10).plan()
+        assert ".prompt.csv" not in str(refused.value)
+        meant = str(refused.value).partition("did you mean data.path=")[2].rstrip("?")
+        assert meant == path.replace("promts", "prompts")
+        ReadPrompts(DataSettings(path=meant), 10).plan()
+
+
 def test_fingerprint_follows_the_content_alone(tmp_path: Path) -> None:
     def prints(folder: str, text: str) -> dict[str, Any]:
         (tmp_path / folder).mkdir()

@@ -88,7 +88,8 @@ def test_the_log_says_what_was_reused(tmp_path, store, caplog):
     assert "came from the store" not in caplog.text
     with caplog.at_level("INFO"):
         run(tmp_path / "b", store, {}, "b", rows=12)
-    assert "10 completions came from the store (0 of this run, 10 of others), 2 did not: 2 rows were new" in caplog.text
+    assert "10 completions came from the store (0 of this run, 10 of others), 2 did not: 2 were new" in caplog.text
+    assert "cut too early" not in caplog.text  # nothing that there was none of is counted
 
 
 def test_a_reason_that_there_is_not_is_refused():

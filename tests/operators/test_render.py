@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,7 @@ def test_wrong_types_are_schema_errors(kind: pa.DataType) -> None:
         Render(chat_model(), CHAT).plan(pa.schema([("chat", kind)]))
     with pytest.raises(SchemaError, match=r"no column 'prompt'; .*data.prompt_column="):
         Render(chat_model(), DataSettings()).plan(pa.schema([("question", pa.string())]))
-    with pytest.raises(SchemaError, match="must be string"):
+    with pytest.raises(SchemaError, match="has type int64, and a prompt is a string; write a template"):
         Render(chat_model(), DataSettings()).plan(pa.schema([("prompt", pa.int64())]))
 
 
@@ -164,3 +165,38 @@ def test_a_template_file_is_fingerprinted_by_its_content(tmp_path: Path) -> None
         return Render(chat_model(), DataSettings(), template_file=str(tmp_path / name)).fingerprint()
 
     assert fingerprint("a", "x") == fingerprint("b", "x") != fingerprint("a", "y")
+
+
+@pytest.mark.parametrize(
+    ("columns", "name", "says"),
+    [
+        (["nr", "question"], "Question", "; did you mean data.prompt_column=question?"),
+        (["nr;question"], "question", "; 'nr;question' looks like several columns: CSV has commas"),
+        (["nr", "question"], "prompt", ""),
+    ],
+)
+def test_a_missing_prompt_column_is_answered_with_what_may_be_meant(columns: list[str], name: str, says: str) -> None:
+    schema = pa.schema([(column, pa.string()) for column in columns])
+    with pytest.raises(SchemaError) as refused:
+        Render(chat_model(), DataSettings(prompt_column=name)).plan(schema)
+    assert str(refused.value).partition("write a template")[2].startswith(says)
+
+
+def test_a_misspelt_column_of_a_template_is_answered_with_what_may_be_meant() -> None:
+    with pytest.raises(SchemaError, match=r"uses 'qestion'; the columns are question; did you mean question\?"):
+        Render(chat_model(), DataSettings(), template="{{ qestion }}").plan(pa.schema([("question", pa.string())]))
+
+
+@pytest.mark.parametrize("template", [None, "{{ question }}"])
+def test_an_input_without_columns_is_said_to_be_empty(template: str | None) -> None:
+    with pytest.raises(SchemaError, match=r"the input is empty \(the columns are row\)"):
+        Render(chat_model(), DataSettings(), template=template).plan(pa.schema([("row", pa.int64())]))
+
+
+def test_a_prompt_that_is_no_text_is_answered_with_a_template_that_works() -> None:
+    schema = pa.schema([("nr", pa.int64())])
+    with pytest.raises(SchemaError) as refused:
+        Render(chat_model(), DataSettings(prompt_column="nr")).plan(schema)
+    written = re.search(r"template=\"(.*)\"", str(refused.value))
+    assert written is not None
+    Render(chat_model(), DataSettings(), template=written[1]).plan(schema)

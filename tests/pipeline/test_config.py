@@ -85,8 +85,8 @@ def test_a_job_file_that_is_no_job(capsys, text, says):
         ("nodes.sqare.inputs=numbers", "unknown key 'nodes.sqare': there is no such node"),
         ("+nodes.more={inputs: square}", "unknown key 'nodes.more': there is no such node"),
         ("nodes.square.imputs=numbers", "did you mean inputs?; the keys of a node are op, inputs, capacity_rows"),
-        ("sampling.top_k=many", "sampling.top_k: Value 'many'"),
-        ("chunk_rows=many", "chunk_rows: Value 'many'"),
+        ("sampling.top_k=many", "sampling.top_k=many cannot work: it takes a whole number"),
+        ("chunk_rows=many", "chunk_rows=many cannot work: it takes a whole number"),
         ("chunk_rows=0", "chunk_rows=0 cannot work: it is 1 or more"),
         ("sampling.temperature=-1", "sampling.temperature=-1.0 cannot work"),
         ("progress=loud", "it is one of auto, bar, log, json, none"),
@@ -193,8 +193,21 @@ def test_show_and_dry_run_print_and_write_nothing(here, capsys):
     assert main(["job=squares.yaml", "show=graph"]) == 0
     assert capsys.readouterr().out.startswith("flowchart LR\n    numbers([")
     assert main(["job=squares.yaml", "dry_run=true"]) == 0
-    assert "results would go to outputs/squares" in capsys.readouterr().out
+    planned = capsys.readouterr().out
+    assert "results would go to outputs/squares" in planned
+    assert "flowchart" not in planned
     assert [p.name for p in here.iterdir()] == ["squares.yaml"]
+
+
+def test_the_plan_says_of_each_node_only_what_it_does_to_the_columns(capsys):
+    assert main(["job=self_instruct", "dry_run=plan"]) == ExitCode.DONE
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert lines["read"] == "ReadPrompts, in rounds: id: string, kind: string, prompt: string, row: int64"
+    assert lines["ask"] == "Render <- read: adds prompt_text: string"
+    assert lines["distinct"] == "Dedup <- whole: the same columns"
+    assert lines["judge_columns"] == "Select <- question: drops prompt_text, prompt_ids"
+    assert re.match(r"Rename <- columns: adds instruction: string.*; drops instruction_completion", lines["dataset"])
+    assert lines["write"] == "WriteRows <- target: writes the rows"
 
 
 @pytest.mark.parametrize(
@@ -220,6 +233,25 @@ def test_modules_beside_the_job_file_are_importable(tmp_path, capsys):
     (folder / "beside_the_job.py").write_text(f"from {OPS} import Square as Mine\n")
     (folder / "own.yaml").write_text(NODES.replace(f"{OPS}.Square", "beside_the_job.Mine"))
     assert main(["job=mine/own.yaml", "dry_run=true"]) == 0
+
+
+def test_the_modules_of_the_project_are_importable_where_only_its_packages_are_installed(monkeypatch):
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if Path(p).resolve() != PROJECT])
+    monkeypatch.delitem(sys.modules, "models.tiny.score", raising=False)
+    monkeypatch.delitem(sys.modules, "models.tiny", raising=False)
+    monkeypatch.delitem(sys.modules, "models", raising=False)
+    assert main(["job=quickstart", "dry_run=plan"]) == ExitCode.DONE
+
+
+def test_what_the_plan_of_ones_own_operator_raises_is_told_with_its_line_and_node(tmp_path, capsys):
+    (tmp_path / "faulty_ops.py").write_text(
+        "from tests.pipeline.job_ops import Square\n\n\nclass Faulty(Square):\n"
+        "    def plan(self, schema):\n        return self.colums\n"
+    )
+    assert main(["job=squares.yaml", "nodes.square.op._target_=faulty_ops.Faulty"]) == ExitCode.FAILED
+    told = capsys.readouterr().err
+    assert 'faulty_ops.py", line 6' in told
+    assert told.rstrip().endswith("raised by Faulty.plan, at node 'square'")
 
 
 def test_config_dir_adds_jobs_and_options(tmp_path, capsys):

@@ -31,7 +31,9 @@ def noting(note: Path) -> HookSettings:
 
 
 def told(note: Path) -> tuple[dict[str, Any], str]:
-    return json.loads(Path(f"{note}.json").read_text()), Path(f"{note}.env").read_text().strip()
+    text = Path(f"{note}.json").read_text()
+    assert text.endswith("}\n")  # appended to a file, every end is a line
+    return json.loads(text), Path(f"{note}.env").read_text().strip()
 
 
 def run(settings: JobSettings) -> ExitCode:

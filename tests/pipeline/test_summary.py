@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pipeline.errors import ExitCode
 from pipeline.graph import Graph, Node
+from pipeline.records import Reject, Rejects
+from pipeline.rejects import RejectTally
 from pipeline.state import RunStatus
 from pipeline.summary import Outcome, report_lines, summary_lines
 from tests.pipeline.ops import Collect, Count
@@ -61,6 +64,36 @@ def test_tokens_that_there_are_none_of_are_not_counted(tmp_path, tokens, says):
     assert next((line for line in lines if line.startswith("tokens")), None) == says
 
 
+def test_an_interrupted_run_does_not_look_as_if_its_finished_rows_were_lost(tmp_path):
+    stopped = replace(outcome(tmp_path, 5, 5), status=RunStatus.INTERRUPTED, exit_code=ExitCode.INTERRUPTED, rows=0)
+    plain = "\n".join(summary_lines(stopped, []))
+    assert "rows        0 read and finished in whole chunks" in plain
+    assert "exit code 4: what is committed is kept; the same command resumes" in plain
+    storing = "\n".join(summary_lines(replace(stopped, totals={"generate/from_store": 0.0}), []))
+    assert "exit code 4: what is committed and every finished completion is kept" in storing
+
+
+def test_a_run_that_failed_says_where_the_whole_error_is(tmp_path):
+    failed = replace(outcome(tmp_path, 5, 5), status=RunStatus.FAILED, exit_code=ExitCode.FAILED)
+    assert summary_lines(failed, [])[-1].endswith(
+        f"the same command resumes; {tmp_path / 'run.log'} has the whole error"
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "explained"),
+    [
+        ("error", "has N fields, the header has N", True),
+        ("error", "column '…' is not UTF-8", True),
+        ("error", "NaN is no number", False),
+        ("filtered", "more than N words", False),
+    ],
+)
+def test_what_stands_for_the_values_of_rows_is_explained_where_it_is_shown(tmp_path, kind, reason, explained):
+    lines = summary_lines(replace(outcome(tmp_path, 0, 0), rejects={("read", kind, reason): 2}), [])
+    assert ("N and '…' are what differs from row to row" in "\n".join(lines)) == explained
+
+
 def outcome(directory: Path, tokens_in: int, tokens_out: int) -> Outcome:
     return Outcome(
         job="job",
@@ -78,3 +111,13 @@ def outcome(directory: Path, tokens_in: int, tokens_out: int) -> Outcome:
         accounts={},
         goal=None,
     )
+
+
+def test_rows_are_counted_by_reason_without_their_values_and_an_encoding_keeps_its_name():
+    tally = RejectTally()
+    reasons = ["column 'a' is not UTF-8: 'x1'", "column 'b' is not UTF-8: 'y'", "has 3 fields", "has 12 fields"]
+    tally.add(Rejects(0, tuple(Reject(i, reason) for i, reason in enumerate(reasons)), "read"))
+    assert {reason: n for (_, _, reason), n in tally.by_reason.items()} == {
+        "column '…' is not UTF-8: '…'": 2,
+        "has N fields": 2,
+    }
