@@ -31,7 +31,7 @@ def expected(tmp_path_factory) -> Path:
 
 def denoise_passes(data: Path) -> float:
     totals: dict[str, float] = json.loads(pq.read_table(data.parent / "metrics/run.parquet")["totals"][0].as_py())
-    return totals["generate/denoise_passes"]
+    return totals["denoise_passes"]
 
 
 def test_it_answers_and_never_with_a_mask(expected):
