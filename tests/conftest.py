@@ -12,3 +12,14 @@ from pipeline.report.written import VARIABLE
 def pytest_configure(config: pytest.Config) -> None:
     """Here, not in a fixture: processes that tests start inherit it."""
     os.environ[VARIABLE] = "off"
+    _take_own_cores()
+
+
+def _take_own_cores() -> None:
+    """Of several processes that run tests beside each other each has cores of its own: the threads of llama.cpp spin
+    while they wait, and would take those of another process from it."""
+    worker, workers = os.environ.get("PYTEST_XDIST_WORKER"), os.environ.get("PYTEST_XDIST_WORKER_COUNT")
+    if worker and workers and hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        if len(cores) >= int(workers):
+            os.sched_setaffinity(0, cores[int(worker.removeprefix("gw")) :: int(workers)])

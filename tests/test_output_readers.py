@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import datasets
+import huggingface_hub.constants
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -89,12 +91,11 @@ def test_polars_scans_the_folder_data(made):
 
 @pytest.fixture(scope="module")
 def load_dataset():
+    """Offline by what the packages read once; their variables would hold for every later test of the process."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_HUB_OFFLINE", "1")
-        patch.setenv("HF_DATASETS_OFFLINE", "1")
-        from datasets import load_dataset
-
-        yield load_dataset
+        patch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+        patch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+        yield datasets.load_dataset
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl.gz", "arrow"])

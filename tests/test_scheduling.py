@@ -140,12 +140,13 @@ def test_a_slurm_job_that_comes_to_its_limit_is_requeued_and_resumes(tmp_path):
     shell.communicate()
     assert shell.returncode == ExitCode.INTERRUPTED
     assert (tmp_path / "requeued").read_text() == "requeue 4711\n"
-    assert len(list((out / "data").iterdir())) == 2
+    kept = len(list((out / "data").iterdir()))
+    assert kept in (2, 3)  # the one that was waited for may or may not have come before the end
 
     assert subprocess.run(command, env={**os.environ, **slurm}, capture_output=True, check=False).returncode == 0
     assert (tmp_path / "requeued").read_text() == "requeue 4711\n"
     assert len(list((out / "data").iterdir())) == 5
-    assert "resuming: 2 chunks with 20 rows are reused" in (out / "run.log").read_text()
+    assert f"resuming: {kept} chunks with {kept}0 rows are reused" in (out / "run.log").read_text()
 
 
 def test_the_page_shows_the_examples_as_they_are():

@@ -14,7 +14,8 @@ from pipeline.__main__ import main
 
 ROOT = Path(__file__).parents[2]
 AUTOREGRESSIVE, BLOCKS = (ROOT / f"models/tiny/{name}-q8_0.gguf" for name in ("tiny", "tiny-sdar"))
-JOB = ("job=diffuse", "data.limit=42", "chunk_rows=20", "progress=none", "output.completion_ids=true")
+SMALL = ("data.limit=42", "chunk_rows=20", "progress=none", "output.completion_ids=true")
+JOB = ("job=quickstart", "model=tiny_sdar", "decode=block_diffusion", *SMALL)
 MASK = 3
 
 
