@@ -67,7 +67,7 @@ def step(decoder: LlamaContext, past: int, *, company: bool) -> bytes:
 @pytest.mark.parametrize("model_file", EXACT, indirect=True)
 @pytest.mark.parametrize("flash_attention", [True, False])
 def test_a_row_may_be_alone_where_the_decoder_says_so(model: LlamaModel, flash_attention: bool):
-    settings = EngineSettings(slots=2, max_sequence_tokens=1024, flash_attention=flash_attention)
+    settings = EngineSettings(slots=2, threads=2, max_sequence_tokens=1024, flash_attention=flash_attention)
     decoder, give_back = model.lease(settings)
     for past in (2, 63, 64, 200, 255, 256, 300, 511, 600):
         if past < decoder.lone_tokens:
@@ -78,7 +78,7 @@ def test_a_row_may_be_alone_where_the_decoder_says_so(model: LlamaModel, flash_a
 @pytest.mark.parametrize("model_file", ["q8_0"], indirect=True)
 def test_where_it_may_not_be_alone_bits_would_differ(model: LlamaModel):
     """If this fails llama.cpp has changed for the better, and company costs time for nothing."""
-    decoder, give_back = model.lease(EngineSettings(slots=2, max_sequence_tokens=1024))
+    decoder, give_back = model.lease(EngineSettings(slots=2, threads=2, max_sequence_tokens=1024))
     assert step(decoder, 300, company=False) != step(decoder, 300, company=True)
     give_back()
 
