@@ -18,6 +18,7 @@ from pipeline.forecast import NOTHING, Forecast, Range, is_unbounded
 from pipeline.graph import Graph
 from pipeline.records import RejectKind
 from pipeline.rehearsal import Played, Rehearsal
+from pipeline.report.costs import report_costs
 from pipeline.runtime import Resources
 from pipeline.settings import JobSettings
 from pipeline.standing import Standing, standing_of
@@ -28,9 +29,9 @@ MOST_SHOWN = 1000
 """Characters of a prompt that are shown, half of them from its end."""
 STAGES_BYTES = 50_000
 """metrics/, state.sqlite, config.yaml and the rest of a small run."""
-THREADS_BYTES = 16 << 20
+THREADS_BYTES = Range(0, 32e6, 96e6)
 """What the threads of a run have beside what a rehearsal in one thread has: heaps of their own, files being written."""
-OUTSIDE_S = Range(0.2, 0.4, 1.0)
+OUTSIDE_S = Range(0.05, 0.3, 1.0)
 """What a run does before its first row and after its last: state, commits, metrics, manifest."""
 _LEFT_OUT = {RejectKind.ERROR: "rejected", RejectKind.FILTERED: "left out"}
 
@@ -93,6 +94,8 @@ def combined(settings: JobSettings, rehearsal: Rehearsal, memory: float) -> Esti
     disk = Range(STAGES_BYTES, 2 * STAGES_BYTES, 10 * STAGES_BYTES)
     for played in nodes.values():
         disk += played.sink_bytes or NOTHING
+    report_memory, report_file = report_costs(wanted=settings.report)
+    disk += report_file
     parts: Counter[str] = Counter()
     for forecast in forecasts.values():
         disk += forecast.disk_bytes
@@ -104,7 +107,7 @@ def combined(settings: JobSettings, rehearsal: Rehearsal, memory: float) -> Esti
         tokens_out=sum((f.tokens_out for f in forecasts.values()), NOTHING),
         seconds=_seconds(nodes, forecasts, prepare_s),
         prepare_s=prepare_s,
-        memory_bytes=_memory(settings, nodes, memory),
+        memory_bytes=_memory(settings, nodes, memory) + report_memory,
         parts=dict(parts),
         disk_bytes=disk,
         notes=(*_notes(settings), *(f"{name}: {note}" for name, f in forecasts.items() for note in f.notes)),
@@ -205,7 +208,7 @@ def _memory(settings: JobSettings, nodes: Mapping[str, Played], memory: float) -
         if played.output:
             size = sum(batch.data.get_total_buffer_size() for batch in played.output)
             waiting = max(waiting, rows * size / sum(batch.num_rows for batch in played.output))
-    return Range(0.85 * memory, memory + THREADS_BYTES + waiting, 1.2 * memory + 3 * THREADS_BYTES + 2 * waiting)
+    return Range(0.85 * memory, memory, 1.2 * memory) + THREADS_BYTES + Range(0, waiting, 2 * waiting)
 
 
 def _notes(settings: JobSettings) -> Iterator[str]:

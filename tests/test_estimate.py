@@ -13,7 +13,9 @@ import pytest
 
 from pipeline.__main__ import main
 from pipeline.estimate import Estimate, estimate_lines
-from pipeline.forecast import Range
+from pipeline.forecast import NOTHING, Range
+from pipeline.report.costs import report_costs
+from pipeline.report.written import VARIABLE
 from tests.pipeline.test_config import NODES
 
 FAKE = ("model=fake", "sampling.max_tokens=12", "chunk_rows=10", "runtime.slots=4", "progress=none")
@@ -216,6 +218,21 @@ def test_what_a_calibration_would_choose_is_assumed_and_said(here, capsys, monke
     text = told(capsys, "model=fake", "runtime=auto", "sampling.max_tokens=4", "dry_run=true")
     assert "note: generate: what runtime leaves open is chosen when the run begins; 16 slots are assumed" in text
     assert not (here / "cache").exists()
+
+
+def test_the_report_that_a_run_draws_at_its_end_is_counted(here, monkeypatch, capsys):
+    assert report_costs(wanted=True) == (NOTHING, NOTHING)  # tests draw none
+    monkeypatch.delenv(VARIABLE)
+    assert report_costs(wanted=False) == (NOTHING, NOTHING)
+    memory, file = report_costs(wanted=True)
+    assert main(["job=generate", "data.path=rows.jsonl", *FAKE, "output_dir=out"]) == 0
+    assert file.low < (here / "out/report.html").stat().st_size < file.high
+    capsys.readouterr()
+    sizes = [
+        float(figure(told(capsys, *FAKE, "dry_run=true", f"report={wanted}"), "peak memory").split(" MiB")[0])
+        for wanted in ("true", "false")
+    ]
+    assert memory.low < (sizes[0] - sizes[1]) * 2**20 < memory.high
 
 
 def test_results_that_do_not_fit_are_warned_of(tmp_path):

@@ -38,10 +38,15 @@ def report_of_attempt(directory: Path, *, wanted: bool) -> list[str]:
     Args:
         wanted: the setting `report`.
     """
-    if not wanted or os.environ.get(VARIABLE) == "off":
+    if not is_written(wanted):
         return []
     try:
         return [f"report      {write_report(directory)}"]
     except Exception as error:
         log.warning("report.html cannot be written: %s: %s", type(error).__name__, error)
         return []
+
+
+def is_written(wanted: bool) -> bool:
+    """Whether a run writes a report, with the setting `report`."""
+    return wanted and os.environ.get(VARIABLE) != "off"
