@@ -21,7 +21,7 @@ if __name__ == "__main__":  # importing what follows takes a second, in which a 
 import hydra
 from omegaconf import DictConfig
 
-from pipeline import status, verify
+from pipeline import completion, status, verify
 from pipeline.config import (
     COMPOSITION_ERRORS,
     CONF,
@@ -75,6 +75,7 @@ settings that matter most:
 
 commands:
   compare outputs/A outputs/B   two runs side by side
+  completion                    a script for bash: source <(python -m pipeline completion)
   doctor                        is this machine set up
   jobs                          the jobs
   operators [NAME ...]          what jobs are made of
@@ -171,6 +172,10 @@ def _status(arguments: list[str]) -> int:
     return status.main(arguments)
 
 
+def _completion(arguments: list[str]) -> int:
+    return completion.main(arguments, COMMANDS)
+
+
 def _jobs(arguments: list[str]) -> int:
     print(jobs_table(_config_dirs(arguments)))
     return ExitCode.DONE
@@ -182,6 +187,7 @@ def _operators(arguments: list[str]) -> int:
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "compare": _compare,
+    "completion": _completion,
     "doctor": _doctor,
     "jobs": _jobs,
     "operators": _operators,

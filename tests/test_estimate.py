@@ -221,6 +221,7 @@ def test_what_a_calibration_would_choose_is_assumed_and_said(here, capsys, monke
 
 
 def test_the_report_that_a_run_draws_at_its_end_is_counted(here, monkeypatch, capsys):
+    monkeypatch.setattr("pipeline.estimate.peak_bytes", lambda: 200e6)
     assert report_costs(wanted=True) == (NOTHING, NOTHING)  # tests draw none
     monkeypatch.delenv(VARIABLE)
     assert report_costs(wanted=False) == (NOTHING, NOTHING)
