@@ -143,6 +143,7 @@ def _near(place: Place, path: str) -> str:
         return f"; nor does the directory {place.shown(parent)}"
     names = [PurePosixPath(p).name for p in sorted(place.listing(parent), key=in_order)]
     names = [name for name in names if not name.startswith(".")]
-    own, begin = PurePosixPath(path).name, path[: -len(PurePosixPath(path).name)]
-    hint = did_you_mean(own, names, f"data.path={place.shown(begin) if begin else ''}")
+    own = PurePosixPath(path).name
+    begin = place.shown(path).removesuffix(own)
+    hint = did_you_mean(own, names, f"data.path={begin}")
     return f"; the directory {place.shown(parent)} has {_some(names)}{hint}"

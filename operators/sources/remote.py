@@ -31,6 +31,7 @@ TIMES = ("LastModified", "Last-Modified", "last_modified", "mtime", "modified", 
 REFUSED = (
     *("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound"),
     *("ParamValidationError", "HFValidationError", "ValueError", "TypeError", "NotImplementedError"),
+    *("BadZipFile", "ReadError", "IsADirectoryError"),
 )
 """Errors that trying again does not mend, by the names of their classes: the libraries are not ours to import."""
 
@@ -40,6 +41,8 @@ def remote(url: str, options: Mapping[str, Any]) -> tuple[RemotePlace, str]:
 
     Raises:
         ConfigError: nothing that is installed reads such URLs, or it does not take these `storage_options`.
+        InputError: of a chain (zip://member::archive.zip) the archive is not there, or is none.
+        SourceError: a network does not answer.
     """
     if has_password(url):
         raise ConfigError(f"data.path={clean_url(url)} has a password in it; give it with data.storage_options=")
@@ -60,6 +63,11 @@ def remote(url: str, options: Mapping[str, Any]) -> tuple[RemotePlace, str]:
     except (ValueError, TypeError) as error:
         why = without_secrets(str(error), options)
         raise ConfigError(f"data.path={clean_url(url)} with these data.storage_options: {why}") from None
+    except FileNotFoundError as error:
+        why = without_secrets(str(error), options)
+        raise InputError(f"data.path={clean_url(url)} does not exist: {why}; see to its name") from None
+    except Exception as error:  # an archive is opened here already, and each file system has classes of its own
+        raise _explained(f"data.path={clean_url(url)}", error, _why(error, options)) from None
     return RemotePlace(fs, options), path
 
 
@@ -148,12 +156,15 @@ class RemotePlace:
         except FileNotFoundError:
             raise _Missing(f"{self.shown(path)} is not there; see to its name and run the same command again") from None
         except Exception as error:  # each file system has classes of its own
-            why = without_secrets(f"{type(error).__name__}: {error}".strip(), self._options)
-            raise _explained(self.shown(path), error, why) from None
+            raise _explained(self.shown(path), error, _why(error, self._options)) from None
 
 
 class _Missing(InputError):
     """There is no such thing."""
+
+
+def _why(error: Exception, options: Mapping[str, Any]) -> str:
+    return without_secrets(f"{type(error).__name__}: {error}".strip(), options)
 
 
 def _explained(shown: str, error: Exception, why: str) -> PipelineError:

@@ -7,6 +7,7 @@ import random
 import re
 import sys
 import threading
+import zipfile
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,26 @@ def test_urls_that_lead_nowhere(url: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
         find_files(DataSettings(path=url))
     assert "me:word" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("zip://a.jsonl::{}/none.zip", r"data.path=zip://a.jsonl::.*none.zip does not exist"),
+        ("zip://none.jsonl::{}/a.zip", r"data.path=zip://none.jsonl does not exist"),
+        ("zip://a.jsonl::{}/a.jsonl", r"a.jsonl cannot be read: BadZipFile"),
+        ("zip://a.jsonl::{}", r"cannot be read: IsADirectoryError"),
+        ("tar://a.jsonl::{}/a.jsonl", r"a.jsonl cannot be read: ReadError"),
+        ("simplecache::file://{}/b.jsonl", r"did you mean data.path=file:///.*/a.jsonl\?"),
+    ],
+)
+def test_chains_that_lead_nowhere(tmp_path: Path, url: str, says: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(lines(2))
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.write(tmp_path / "a.jsonl", "a.jsonl")
+    assert len(read(f"zip://a.jsonl::{tmp_path}/a.zip").values) == 2
+    with pytest.raises(InputError, match=says):
+        find_files(DataSettings(path=url.format(tmp_path)))
 
 
 def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
