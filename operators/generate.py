@@ -106,6 +106,7 @@ class Generate:
         self._id_column = id_column
         self._keep_ids = completion_ids
         self._prefix = f"{as_}_" if as_ else ""
+        self._text = self._prefix + FIELDS[0].name
         self._logprobs = logprob_fields(sampling)
         self._samples = Samples(sampling.n, per_row=SAMPLES in sampling.per_row)
         self._priority = None if runtime.priority is None else RowExpression("runtime.priority", runtime.priority)
@@ -305,7 +306,7 @@ class Generate:
         chunks.begin(batch.chunk, len(rows))
         self._rank(rows, batch)
         client.submit([row for row in rows if row not in known and not self._twins.joins(row)])
-        yield from self._leave([recalled(row, stored) for row, stored in known.items()], chunks)
+        yield from self._leave([recalled(row, stored, self._text) for row, stored in known.items()], chunks)
         self._completed_rows.recalled += len(known)
         self._note(list(known), from_store=True)
 
@@ -332,8 +333,8 @@ class Generate:
         self._completed_rows.recalled += len(twins)
         self._note(twins, identical=True)
         made = dict(done)
-        outcomes = [outcome(row, made.get(row)) for row in rows]
-        return [*outcomes, *(outcome(twin, self._outcomes.completion(twin)) for twin in twins)]
+        outcomes = [outcome(row, made.get(row), self._text) for row in rows]
+        return [*outcomes, *(outcome(twin, self._outcomes.completion(twin), self._text) for twin in twins)]
 
     def _stored(self, rows: Sequence[Row]) -> dict[bytes, StoredCompletion]:
         return {} if self._recall is None else self._recall.stored(self._outcomes.completions(rows))

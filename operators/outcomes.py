@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
+import pyarrow as pa
+
 from operators.completions import Completion
 from operators.decoding.sequence import FinishReason
 from operators.decoding.sequence import Sequence as Row
@@ -38,20 +40,24 @@ class Outcomes:
         return [(row, c) for row in rows if (c := self.completion(row)) is not None]
 
 
-def outcome(row: Row, completion: Completion | None) -> Outcome:
-    """What leaves: what the row has become, unless it is not what it was to be."""
+def outcome(row: Row, completion: Completion | None, column: str) -> Outcome:
+    """What leaves: what the row has become, unless it is not what it was to be. The record of such a row has the text
+    that there is in `column`."""
     place = place_of(row)
     if completion is None:
         return place.batch.reject([place.index], row.error or "it was not finished")
     reason = misfit(row)
-    return completion if reason is None else place.batch.reject([place.index], reason)
+    if reason is None:
+        return completion
+    alone = place.batch.data.slice(place.index, 1).append_column(column, pa.array([completion.text]))
+    return place.batch.with_data(alone).reject([0], reason)
 
 
-def recalled(row: Row, stored: StoredCompletion) -> Outcome:
+def recalled(row: Row, stored: StoredCompletion, column: str) -> Outcome:
     """What leaves of a row whose completion a store had."""
     row.tokens = list(stored.ids)
     if stored.finish_reason == FinishReason.LENGTH:
         row.refit()
     count, scores = len(row.prompt), stored.scores
     found = Completion(place_of(row), stored.ids, stored.text, stored.finish_reason, count, row.seed, scores)
-    return outcome(row, found)
+    return outcome(row, found, column)

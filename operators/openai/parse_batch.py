@@ -76,10 +76,8 @@ class ParseBatch(BaseOperator):
         self._model = model
         self._models = models
         self._seen: set[bytes] = set()
-        self._committed = bytearray()
-        """The digests in `_seen` of chunks that have ended, in the order of their lines."""
         self._fresh: dict[int, list[bytes]] = {}
-        """The others, by chunk."""
+        """The digests in `_seen` of chunks that have not ended, by chunk."""
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
         """The columns of the requests, `row` and `lineage`.
@@ -109,15 +107,14 @@ class ParseBatch(BaseOperator):
         if rows:
             yield self._made(batch, rows, requests)
 
-    def state(self, chunk: int) -> bytes:
-        """The digests of all custom_ids up to the end of `chunk`: 16 bytes each."""
-        self._committed += b"".join(self._fresh.pop(chunk, ()))
-        return bytes(self._committed)
+    def added(self, chunk: int) -> bytes:
+        """The digests of the custom_ids of `chunk`: 16 bytes each."""
+        return b"".join(self._fresh.pop(chunk, ()))
 
-    def restore(self, state: bytes) -> None:
-        """See Stateful.restore."""
-        self._committed = bytearray(state)
-        self._seen = {state[i : i + _DIGEST_BYTES] for i in range(0, len(state), _DIGEST_BYTES)}
+    def restore_added(self, additions: Iterable[bytes]) -> None:
+        """Go on from them."""
+        for added in additions:
+            self._seen.update(added[i : i + _DIGEST_BYTES] for i in range(0, len(added), _DIGEST_BYTES))
 
     def _made(self, batch: Batch, rows: list[dict[str, Any]], requests: int) -> Batch:
         data = pa.RecordBatch.from_pylist(rows, schema=self._schema)

@@ -187,16 +187,18 @@ def test_of_two_lines_with_one_custom_id_the_earlier_counts():
 def test_a_resumed_run_knows_the_custom_ids_of_the_chunks_before_and_of_no_other():
     op = ParseBatch(FAKE)
     op.plan(SCHEMA)
-    for chunk, name in enumerate("ab"):
+    for chunk, name in enumerate("abc"):
         row = {"text": line(REQUIRED[CHAT], custom_id=name), "line": 1, "row": chunk}
         list(op.process(Batch(chunk, pa.RecordBatch.from_pylist([row], schema=SCHEMA))))
     resumed = ParseBatch(FAKE)
-    resumed.restore(op.state(0))
+    added = [op.added(chunk) for chunk in range(3)]
+    assert [len(each) for each in added] == [16, 16, 16]  # of its own chunk and no other
+    resumed.restore_added(added[:2])
     resumed.plan(SCHEMA)
-    rows = [{"text": line(REQUIRED[CHAT], custom_id=name), "line": 1, "row": i} for i, name in enumerate("ab", 1)]
+    rows = [{"text": line(REQUIRED[CHAT], custom_id=name), "line": 1, "row": i} for i, name in enumerate("abc", 1)]
     out = list(resumed.process(Batch(1, pa.RecordBatch.from_pylist(rows, schema=SCHEMA))))
-    assert [type(item) for item in out] == [Rejects, Batch]
-    assert [row["custom_id"] for row in out[1].data.to_pylist()] == ["b"]  # type: ignore[union-attr]
+    assert [type(item) for item in out] == [Rejects, Rejects, Batch]
+    assert [row["custom_id"] for row in out[2].data.to_pylist()] == ["c"]  # type: ignore[union-attr]
 
 
 def test_models_are_looked_at_where_the_job_names_some():

@@ -10,6 +10,7 @@ from typing import Any
 
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from operators.settings import SamplingSettings, StoreSettings
@@ -187,6 +188,8 @@ def test_what_was_cut_says_so_and_is_not_computed_again(tmp_path):
         assert run.run() == []
         assert {reason for _, _, reason in run.tally.by_reason} == {"cut by max_tokens=N before the JSON was complete"}
         assert run.tally.errors == 12
+        records = map(json.loads, pq.read_table(tmp_path / str(attempt) / "rejects")["record"].to_pylist())
+        assert all(record["completion"].startswith('{"name": ') for record in records)
         totals = {k: v for values in run.context.totals for k, v in values().items()}
         assert totals["generate/from_store"] == 12 * attempt
         assert (totals["generate/constrained_tokens"] > 0) == (attempt == 0)
