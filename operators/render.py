@@ -24,6 +24,10 @@ from pipeline.records import Batch, Output, add_columns, require_column
 PROMPT_TEXT = pa.field("prompt_text", pa.string())
 SPECIAL = ("bos_token", "eos_token")
 PROBE: tuple[Mapping[str, str], ...] = ({"role": "user", "content": "x"},)
+BYPASSED = (
+    "the model has a chat template, and nodes.%s.op.%s bypasses it: a chat model answers worse without its turns. To"
+    " keep them make the prompt with Map (templates: {prompt: ...}) before this node; for a base model all is well"
+)
 
 
 class ChatModel(Protocol):
@@ -41,8 +45,11 @@ class Render(BaseOperator):
     With `template` or `template_file` it is that Jinja template over the row's columns (and `bos_token`, `eos_token`).
     Else it is the model's chat template over `data.messages_column` (`operators.messages` says what that may hold), or
     over one user message from `data.prompt_column`, after `model.system` where a conversation has no system message. A
-    model without a chat template is given the prompt column as it is. A row that cannot be rendered (a null, an empty
-    conversation, `raise_exception`) is a reject.
+    model without a chat template is given the prompt column as it is. A row that cannot be rendered (a prompt that is
+    null or empty, a conversation without messages, `raise_exception`) is a reject.
+
+    A template is given to the model as it is, without the turns that a chat model has learnt. For one of those, make
+    the prompt with Map before this node: `templates: {prompt: "..."}`.
 
     BOS never twice: where the tokenizer puts a BOS first (`add_bos`) and the text begins with the BOS token's text,
     that is taken off here.
@@ -88,12 +95,13 @@ class Render(BaseOperator):
 
         Raises:
             SchemaError: a column that the template or `data` names is missing or of another type.
-            ConfigError: a template does not compile.
+            ConfigError: a template does not compile, or `model.system` is set, which a template over columns ignores.
             InputError: a template file cannot be read.
         """
         self._row_template = self._user_template()
         self._chat = self._chat_file()
         if self._row_template is not None:
+            self._refuse_ignored(self._row_template.name, schema)
             self._columns = used_columns(self._row_template, schema, SPECIAL)
         elif self._data.messages_column is not None:
             require_messages(schema, self._data.messages_column)
@@ -121,6 +129,8 @@ class Render(BaseOperator):
         self._special = {"bos_token": model.bos_token, "eos_token": model.eos_token}
         self._bos = model.bos_token if model.add_bos else ""
         if self._row_template is not None:
+            if model.chat_template is not None:
+                runtime.log.warning(BYPASSED, runtime.node, "template" if self._file is None else "template_file")
             self._text: Callable[[tuple[Any, ...]], str] = self._from_columns
             return
         if self._chat is None and model.chat_template is not None:
@@ -143,6 +153,8 @@ class Render(BaseOperator):
             try:
                 text = raw[i]
                 texts.append((self._text(values) if text is None else text).removeprefix(self._bos))
+            except _NoPrompt as error:
+                failed[i] = str(error)
             except jinja2.TemplateError as error:
                 failed[i] = f"template: {error.message}"
             except Exception as error:  # whatever an expression of the template makes of this row's values
@@ -179,10 +191,8 @@ class Render(BaseOperator):
 
     def _messages(self, value: Any) -> list[dict[str, Any]]:
         column = self._columns[0]
-        if value is None:
-            raise jinja2.TemplateError(_null(column))
         if self._data.messages_column is None:
-            messages = [{"role": "user", "content": value}]
+            messages = [{"role": "user", "content": _prompt(value, column)}]
         else:
             messages = _conversation(value, column)
         if self._model.system is not None and messages[0]["role"] != "system":
@@ -198,13 +208,23 @@ class Render(BaseOperator):
                 )
         column = self._columns[0]
         runtime.log.info("the model has no chat template: '%s' is given to it as it is", column)
+        return lambda values: _prompt(values[0], column)
 
-        def text(values: tuple[Any, ...]) -> str:
-            if values[0] is None:
-                raise jinja2.TemplateError(_null(column))
-            return str(values[0])
-
-        return text
+    def _refuse_ignored(self, template: str, schema: pa.Schema) -> None:
+        """Refuse settings about prompts that a template over the columns would leave without effect."""
+        if self._model.system is not None:
+            raise ConfigError(
+                f"model.system={self._model.system!r} has no effect where {template.split()[0]} is set; write it into"
+                " the template and leave model.system out, or make the prompt with Map and leave the template out"
+            )
+        defaults = DataSettings()
+        for key in ("prompt_column", "messages_column"):
+            name = getattr(self._data, key)
+            if name not in (getattr(defaults, key), *schema.names):
+                raise SchemaError(
+                    f"data.{key}={name} is no column; {columns_of(schema)}: the template says what the prompt is,"
+                    f" so leave data.{key} out{did_you_mean(name, schema.names, f'data.{key}=')}"
+                )
 
     def _user_template(self) -> Template | None:
         if self._file is not None:
@@ -237,21 +257,29 @@ def _require_prompt(schema: pa.Schema, name: str) -> str:
     return name
 
 
+class _NoPrompt(Exception):
+    """A row has nothing that could be given to the model; the message says why."""
+
+
+def _prompt(value: str | None, column: str) -> str:
+    if not value:
+        raise _NoPrompt(f"column '{column}' is {'null' if value is None else 'empty'}; give it a text or drop the row")
+    return value
+
+
 def _conversation(value: Any, column: str) -> list[dict[str, Any]]:
+    if value is None:
+        raise _NoPrompt(f"column '{column}' is null; give it messages or drop the row")
     try:
         return conversation(value, column)
     except ValueError as error:
-        raise jinja2.TemplateError(str(error)) from error
+        raise _NoPrompt(str(error)) from error
 
 
 def _no_template(values: tuple[Any, ...]) -> str:
-    raise jinja2.TemplateError(
+    raise _NoPrompt(
         "the model has no chat template, so it can only continue texts; name a template with model.chat_template="
     )
-
-
-def _null(column: str) -> str:
-    return f"column '{column}' is null; give it a text or drop the row"
 
 
 def _probe(template: Template, values: dict[str, Any]) -> None:

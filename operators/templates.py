@@ -32,7 +32,7 @@ from operators.template_work import (
     metered,
 )
 from pipeline.errors import ConfigError, SchemaError, did_you_mean
-from pipeline.records import ROW
+from pipeline.records import HALF_A_CHARACTER, ROW
 
 MAX_SOURCE_CHARACTERS = 1 << 20
 FREE = CHEAP | LINEAR
@@ -92,8 +92,8 @@ class Template:
         """The text.
 
         Raises:
-            jinja2.TemplateError: the template refuses (`raise_exception`) or names what is not there. What its
-                expressions raise (TypeError ...) comes through as it is.
+            jinja2.TemplateError: the template refuses (`raise_exception`) or names what is not there, or the text has
+                half a surrogate pair. What its expressions raise (TypeError ...) comes through as it is.
             jinja2.exceptions.SecurityError: it reaches for what the sandbox does not give.
             TooCostly: it does more than MAX_STEPS of work, or its text grows beyond MAX_TEXT_CHARACTERS.
         """
@@ -111,7 +111,12 @@ class Template:
             room -= len(piece)
             if room < 0:
                 raise TooCostly(f"the text is longer than {MAX_TEXT_CHARACTERS} characters")
-        return "".join(pieces)
+        text = "".join(pieces)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise jinja2.TemplateError(f"the text has {HALF_A_CHARACTER}") from error
+        return text
 
 
 def columns_of(schema: pa.Schema) -> str:

@@ -19,6 +19,10 @@ from pipeline.errors import SchemaError
 
 ROW = pa.field("row", pa.int64(), nullable=False)
 LINEAGE = pa.field("lineage", pa.list_(pa.int32()))
+HALF_A_CHARACTER = (
+    "half a character (an escape from \\ud800 to \\udfff without the other one); write the whole character"
+)
+"""What a reason calls a lone surrogate, which JSON can write and UTF-8, and so Arrow, cannot hold."""
 
 REJECT_SCHEMA = pa.schema(
     [
@@ -167,7 +171,7 @@ def _reject(record: dict[str, Any], reason: str, kind: RejectKind) -> Reject:
     lineage = record.pop(LINEAGE.name, None)
     return Reject(
         row=record.pop(ROW.name),
-        reason=reason,
+        reason=reason.encode("utf-8", "backslashreplace").decode(),  # it may quote a lone surrogate
         record=record_json(record),
         kind=kind,
         lineage=None if lineage is None else tuple(lineage),
@@ -227,7 +231,8 @@ def add_columns(schema: pa.Schema, *fields: pa.Field) -> pa.Schema:
     for field in fields:
         if field.name in schema.names:
             raise SchemaError(
-                f"would write the column '{field.name}', which the input has already; rename that input column"
+                f"would write the column '{field.name}', which the input has already; rename that input column, or,"
+                f" where an earlier node made it, take it out with Select before this node (drop: [{field.name}])"
             )
         schema = schema.append(field)
     return schema

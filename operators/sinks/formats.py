@@ -48,6 +48,8 @@ def refuse_unwritable(schema: pa.Schema, output: OutputSettings) -> None:
             _check_jsonl(field)
         elif output.format == "parquet":
             _check_parquet(field)
+        else:
+            _check_arrow(field)
 
 
 def _check_jsonl(field: pa.Field) -> None:
@@ -61,12 +63,30 @@ def _check_jsonl(field: pa.Field) -> None:
 
 
 def _check_parquet(field: pa.Field) -> None:
+    file = io.BytesIO()
     try:
-        pq.write_table(pa.schema([field]).empty_table(), io.BytesIO())
+        pq.write_table(pa.schema([field]).empty_table(), file)
+        pq.read_schema(file)
     except pa.ArrowNotImplementedError as error:
         raise SchemaError(
             f"column '{field.name}' has type {field.type}, which {_NOT_WRITTEN.format('Parquet files')}"
         ) from error
+    except OSError as error:
+        raise _too_deep(field, "Parquet") from error
+
+
+def _check_arrow(field: pa.Field) -> None:
+    try:
+        _arrow(pa.table([pa.nulls(1, field.type)], pa.schema([field])), io.BytesIO(), _NO_COMPRESSION, None)
+    except pa.ArrowInvalid as error:
+        raise _too_deep(field, "Arrow") from error
+
+
+def _too_deep(field: pa.Field, files: str) -> SchemaError:
+    return SchemaError(
+        f"column '{field.name}' is nested deeper than {files} files can be; read it as a text with"
+        f" data.schema={{{field.name}: json, ...}}, write output=jsonl, or take the column out"
+    )
 
 
 def scan(folder: Path) -> pl.LazyFrame:

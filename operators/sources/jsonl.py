@@ -25,6 +25,7 @@ from operators.sources.json_types import depth, infer_schema
 from operators.sources.reader import BadRow, Block, Types, misfits
 from operators.sources.schemas import MAX_NESTING, parse_schema
 from pipeline.errors import InputError
+from pipeline.records import HALF_A_CHARACTER
 
 BLOCK_BYTES = 1 << 20
 MAX_LINE_BYTES = 64 << 20
@@ -77,7 +78,9 @@ class JsonlReader:
         objects = [found for line in lines if isinstance(found := _loads(line), dict)]
         schema = infer_schema(objects)
         if lines and not schema.names:
-            why = "it has no keys" if objects else _why_not_json(lines[0])
+            why = (
+                "it has no keys" if objects else _why_not_json(lines[0]) or f"it is nested more than {MAX_NESTING} deep"
+            )
             raise InputError(
                 f"{self.file} is not JSONL: none of its first {len(lines)} lines is a JSON object with values"
                 f" (the first: {why}); it begins like {self.file.looks_like()}"
@@ -197,7 +200,7 @@ def _with_json(line: bytes, keys: Sequence[str]) -> bytes:
             return line
         values = {k: found[k] for k in keys if not isinstance(found.get(k), str | None)}
         texts = {k: json.dumps(value, ensure_ascii=False) for k, value in values.items()}
-        return json.dumps({**found, **texts}, ensure_ascii=False).encode()
+        return json.dumps({**found, **texts}).encode()  # half a character stays an escape, which Arrow refuses
     except (ValueError, RecursionError):
         return line
 
@@ -262,9 +265,7 @@ def _why_not_schema(line: bytes, schema: pa.Schema) -> str:
 
 def _explained(error: str, field: pa.Field) -> str:
     if "surrogate" in error:
-        return (
-            "has half a character (an escape from \\ud800 to \\udfff without the other one); write the whole character"
-        )
+        return f"has {HALF_A_CHARACTER}"
     if "too big to be stored" in error:  # in whatever column, also one that is not read
         return "has a number beyond what a double holds (1.8e308); write it as a text"
     if "specified twice" in error:

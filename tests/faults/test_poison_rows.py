@@ -26,7 +26,7 @@ COMPLETED = ""
 """The outcome of a row that is strange and can be completed; any other outcome is a part of the reject's reason."""
 
 LINES: dict[str, tuple[bytes, str]] = {
-    "an empty prompt": (b'{"id": 100, "prompt": ""}', COMPLETED),
+    "an empty prompt": (b'{"id": 100, "prompt": ""}', "is empty; give it a text or drop the row"),
     "a prompt of a megabyte": (b'{"id": 101, "prompt": "' + b"word " * 210_000 + b'"}', "leaves no room"),
     "bytes that are no UTF-8": (b'{"id": 102, "prompt": "a\xff\xfeb"}', "convert the file to UTF-8"),
     "a NUL as an escape": (b'{"id": 103, "prompt": "a\\u0000b"}', COMPLETED),
@@ -146,7 +146,7 @@ def parquet_row(prompt: bytes | None, number: int) -> pa.RecordBatch:
 
 
 PARQUET: dict[str, tuple[bytes | None, str]] = {
-    "an empty prompt": (b"", COMPLETED),
+    "an empty prompt": (b"", "is empty; give it a text or drop the row"),
     "a prompt of a megabyte": (b"word " * 210_000, "leaves no room"),
     "bytes that are no UTF-8": (b"a\xff\xfeb", "write the file again in UTF-8"),
     "half a character": (b"a\xed\xa0\x80b", "write the file again in UTF-8"),

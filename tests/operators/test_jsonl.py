@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from operators.sources.input_file import InputFile
 from operators.sources.jsonl import JsonlReader, count_rows, split_lines
 from operators.sources.schemas import parse_type
+from pipeline.errors import InputError
 from tests.operators.reading import Reading, read
 
 SCHEMA = {"p": "string", "n": "int64", "m": "list<struct<role: string, content: string>>"}
@@ -142,6 +143,19 @@ def inferred(tmp_path: Path, *objects: object) -> tuple[dict[str, pa.DataType], 
 def test_a_number_that_nothing_holds_is_no_fault_of_another_column(tmp_path: Path) -> None:
     (reject,) = read(written(tmp_path, [b'{"p": "x", "n": 1}', b'{"p": "x", "n": 1e999}'])).rejects.values()
     assert reject.reason == "has a number beyond what a double holds (1.8e308); write it as a text"
+
+
+def test_half_a_character_is_named_also_in_a_column_of_json(tmp_path: Path) -> None:
+    path = written(tmp_path, [b'{"p": ["\\ud83d\\ude00"]}', b'{"p": ["\\ud83d"]}'])
+    found = read(path, schema={"p": "json"})
+    assert found.values == [{"p": '["\U0001f600"]'}]
+    assert found.rejects[1].reason.startswith("has half a character")
+
+
+def test_a_file_of_lines_that_are_nested_too_deeply_says_so(tmp_path: Path) -> None:
+    path = written(tmp_path, [b'{"a": ' + b"[" * 120 + b"]" * 120 + b"}"])
+    with pytest.raises(InputError, match="nested more than 100 deep"):
+        read(path)
 
 
 def test_types_are_read_off_the_first_rows(tmp_path: Path) -> None:

@@ -133,6 +133,6 @@ def test_a_job_renders_them_and_rejects_what_is_none(tmp_path: Path) -> None:
     assert texts == ["system:Be brief.;user:Hi;", "user:Hi\nthere;"]
     reasons = [row["reason"] for row in pq.read_table(out / "rejects").to_pylist()]
     assert reasons == [
-        "template: message 0 of column 'messages' has a part of type 'image_url', and only text can be read;"
+        "message 0 of column 'messages' has a part of type 'image_url', and only text can be read;"
         " drop the part or the row"
     ]

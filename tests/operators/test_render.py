@@ -76,10 +76,51 @@ def test_bos_is_never_there_twice(tmp_path: Path, add_bos: bool, text: str) -> N
 
 
 def test_base_model_is_given_the_prompt_as_it_is(tmp_path: Path) -> None:
-    texts, reasons = render(
-        tmp_path, [{"prompt": "a {{ b"}, {"prompt": None}], PROMPT, Render(chat_model(), DataSettings())
-    )
-    assert (texts, reasons) == (["a {{ b"], ["template: column '…' is null; give it a text or drop the row"])
+    assert render(tmp_path, [{"prompt": "a {{ b"}], PROMPT, Render(chat_model(), DataSettings())) == (["a {{ b"], [])
+
+
+@pytest.mark.parametrize("template", [None, TURNS])
+def test_a_prompt_that_is_null_or_empty_is_a_reject_that_says_so(tmp_path: Path, template: str | None) -> None:
+    rows: list[dict[str, Any]] = [{"prompt": None}, {"prompt": ""}, {"prompt": " "}]
+    texts, reasons = render(tmp_path, rows, PROMPT, Render(chat_model(template), DataSettings()))
+    assert len(texts) == 1
+    assert reasons == [f"column '…' is {what}; give it a text or drop the row" for what in ("null", "empty")]
+
+
+@pytest.mark.parametrize(
+    ("system", "data", "says"),
+    [
+        ("Be brief.", DataSettings(), r"model.system='Be brief.' has no effect where template is set; write it into"),
+        (None, DataSettings(prompt_column="promt"), r"data.prompt_column=promt is no column; .*=prompt\?"),
+        (None, CHAT, r"data.messages_column=chat is no column; .* leave data.messages_column out"),
+    ],
+)
+def test_what_a_template_would_ignore_is_refused(system: str | None, data: DataSettings, says: str) -> None:
+    with pytest.raises((ConfigError, SchemaError), match=says):
+        Render(chat_model(TURNS, system), data, template="{{ prompt }}").plan(PROMPT)
+
+
+@pytest.mark.parametrize("chat_template", [None, TURNS])
+def test_a_template_that_bypasses_a_chat_template_is_named_once(tmp_path: Path, caplog, chat_template: str) -> None:
+    rows = [{"prompt": str(i)} for i in range(40)]
+    op = Render(chat_model(chat_template), DataSettings(), template="{{ prompt }}")
+    assert len(render(tmp_path, rows, PROMPT, op)[0]) == 40
+    said = [r.getMessage() for r in caplog.records if "nodes.render.op.template bypasses it" in r.getMessage()]
+    assert len(said) == (chat_template is not None)
+
+
+def test_half_a_character_costs_its_row(tmp_path: Path) -> None:
+    halves = ['[{"role": "user", "content": "\\ud800"}]', '[{"role": "\\ud800", "content": "x"}]', '{"\\ud800": 1}']
+    good = '[{"role": "user", "content": "\\ud83d\\ude00"}]'
+    schema = pa.schema([("chat", pa.string())])
+    strict = "{% if messages[0].role not in ('user', 'system') %}{{ raise_exception(messages[0].role) }}{% endif %}"
+    rows = [{"chat": text} for text in (good, *halves)]
+    texts, reasons = render(tmp_path, rows, schema, Render(chat_model(strict + TURNS), CHAT))
+    assert texts == ["[user]\U0001f600[assistant]"]
+    for reason, begins in zip(
+        reasons, ("template: the text has half", "template: \\udN", "column '…' holds"), strict=True
+    ):
+        assert reason.startswith(begins)
 
 
 @pytest.mark.parametrize(("settings", "data"), [(chat_model(), CHAT), (chat_model(system="s"), DataSettings())])

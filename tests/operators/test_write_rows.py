@@ -128,6 +128,17 @@ def test_no_time_stands_in_a_gzip_header(tmp_path) -> None:
     assert json.loads(gzip.decompress(content)) == row(1)
 
 
+@pytest.mark.parametrize(("output", "depth"), [("parquet", 60), ("arrow", 80)])
+def test_a_column_that_is_nested_too_deeply_for_a_file_is_refused_before_anything_is_made(output, depth) -> None:
+    kind = pa.int64()
+    for _ in range(depth):
+        kind = pa.list_(kind)
+    schema = pa.schema([ROW, pa.field("deep", kind)])
+    with pytest.raises(SchemaError, match=r"column 'deep' is nested deeper than .*data.schema=\{deep: json, ...\}"):
+        WriteRows(OutputSettings(output)).plan(schema)
+    WriteRows(OutputSettings("jsonl")).plan(schema)
+
+
 @pytest.mark.parametrize("kind", [pa.binary(), pa.list_(pa.large_binary()), pa.struct({"a": pa.binary(4)})])
 def test_bytes_are_refused_where_the_format_knows_none(kind) -> None:
     schema = pa.schema([ROW, pa.field("image", kind)])
