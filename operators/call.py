@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,10 @@ from operators.sources.schemas import SPELLING, parse_type
 from operators.union import append_to_lineage
 from pipeline.errors import ConfigError, SchemaError
 from pipeline.protocols import BaseOperator
-from pipeline.records import LINEAGE, ROW, Batch, Output, RejectKind, require_column
+from pipeline.records import HALF_A_CHARACTER, LINEAGE, ROW, Batch, Output, RejectKind, require_column
 
 IDENTITY = (ROW.name, LINEAGE.name)
+Row = dict[str, Any]
 
 
 class Call(BaseOperator):
@@ -78,14 +80,14 @@ class Call(BaseOperator):
 
     def process(self, batch: Batch) -> Iterable[Output]:
         """Call the function for each row."""
-        made: list[dict[str, Any]] = []
+        made: list[Row] = []
         returned: set[str] = set()
         parents: list[int] = []
         numbers: list[int] = []
-        given = batch.data.to_pylist()  # a copy: a function may change the lists of its row in place
         for i, row in enumerate(batch.data.to_pylist()):
-            results = self._results(row, given[i], returned)
+            results = self._results(row)
             made += results
+            returned.update(*results)
             parents += [i] * len(results)
             numbers += range(len(results))
         dropped = sorted(set(range(batch.num_rows)) - set(parents))
@@ -96,23 +98,20 @@ class Call(BaseOperator):
             kept = batch.data.take(pa.array(parents, pa.int64()))
             yield batch.with_data(self._data(kept, made, numbers, returned), expanded=expanded)
 
-    def _results(self, row: dict[str, Any], given: dict[str, Any], returned: set[str]) -> list[dict[str, Any]]:
-        """The rows that `row` becomes, of which the function is given a copy; the keys that it returns are added to
-        `returned`."""
-        identity = {name: row[name] for name in IDENTITY if name in row}
-        result = self._function(given, **self._arguments)
+    def _results(self, row: Row) -> list[Row]:
+        """What the function returns for `row`, which it may change in place: a dict for each row that `row` becomes."""
+        identity = {name: copy(row[name]) for name in IDENTITY if name in row}
+        result = self._function(row, **self._arguments)
         if result is None:
             return []
         if self._many and (isinstance(result, Mapping | str) or not isinstance(result, Iterable)):
             raise TypeError(
                 f"{self._name} returned {type(result).__name__}; with many: true it returns a list of dicts"
             )
-        return [self._checked(row, one, identity, returned) for one in (result if self._many else [result])]
+        return [self._checked(one, identity) for one in (result if self._many else [result])]
 
-    def _checked(
-        self, row: dict[str, Any], result: object, identity: dict[str, Any], returned: set[str]
-    ) -> dict[str, Any]:
-        """The row with the values of `result`.
+    def _checked(self, result: object, identity: Row) -> Row:
+        """A copy of `result`.
 
         Raises:
             TypeError: it is no dict.
@@ -121,26 +120,22 @@ class Call(BaseOperator):
         if not isinstance(result, Mapping):
             more = "; to return several rows write many: true" if isinstance(result, list | tuple) else ""
             raise TypeError(f"{self._name} returned {type(result).__name__}; it returns a dict or None{more}")
-        merged = {**row, **result}
         unknown = [key for key in result if key not in self._schema.names]
         if unknown:
             raise ValueError(
                 f"{self._name} returned the key '{unknown[0]}', which is no column; declare it:"
                 f" columns: {{{unknown[0]}: string}}"
             )
-        if {name: merged[name] for name in identity} != identity:
+        if any(result.get(name, value) != value for name, value in identity.items()):
             raise ValueError(f"{self._name} changed 'row' or 'lineage', which say which row it is")
-        returned.update(result)
-        return merged
+        return dict(result)
 
-    def _data(
-        self, kept: pa.RecordBatch, made: list[dict[str, Any]], numbers: list[int], returned: set[str]
-    ) -> pa.RecordBatch:
+    def _data(self, kept: pa.RecordBatch, made: list[Row], numbers: list[int], returned: set[str]) -> pa.RecordBatch:
         """`kept`: for each row that was made the one that it was made of. Columns that the function has not returned
         are taken from there as they are: Python does not have all values of Arrow."""
         as_before = {f.name for f in kept.schema if f in self._schema and f.name not in returned}
         columns = {
-            f.name: kept.column(f.name) if f.name in as_before else self._column(f, made)
+            f.name: kept.column(f.name) if f.name in as_before else self._column(f, kept, made)
             for f in self._schema
             if f.name not in IDENTITY
         }
@@ -149,12 +144,18 @@ class Call(BaseOperator):
             columns[LINEAGE.name] = append_to_lineage(columns.get(LINEAGE.name), np.array(numbers, np.int32))
         return pa.record_batch([columns[name] for name in self._schema.names], schema=self._schema)
 
-    def _column(self, field: pa.Field, made: list[dict[str, Any]]) -> pa.Array:
-        values = [row.get(field.name) for row in made]
+    def _column(self, field: pa.Field, kept: pa.RecordBatch, made: list[Row]) -> pa.Array:
+        """What was returned, and for rows that returned nothing what they had."""
+        name = field.name
+        some_had = name in kept.schema.names and not all(name in row for row in made)
+        before = kept.column(name).to_pylist() if some_had else [None] * len(made)
+        values = [row.get(name, had) for row, had in zip(made, before, strict=True)]
         try:
             if (fraction := _fraction(values, pa.list_(field.type))) is not None:
                 raise ValueError(f"{fraction!r} is no whole number")  # Arrow would cut off what is behind the point
             return pa.array(values, field.type)
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{self._name}: column '{field.name}' has {HALF_A_CHARACTER}") from error
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{self._name}: column '{field.name}' is {field.type}: {error}") from error
 

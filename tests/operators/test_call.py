@@ -125,6 +125,7 @@ def test_what_it_raises_is_for_on_error(tmp_path):
         ({"row": 9}, False, "changed 'row' or 'lineage'"),
         ({"n": "x"}, False, "column 'n' is int64: "),
         ({"n": 0.9}, False, "column 'n' is int64: 0.9 is no whole number"),
+        ({"text": "\ud800"}, False, "column 'text' has half a character"),
         ({"n": np.float32(0.5)}, False, "column 'n' is int64: 0.5 is no whole number"),
         ({"n": float("nan")}, False, "column 'n' is int64: nan is no whole number"),
         ("x", False, "returned str; it returns a dict or None"),
