@@ -98,7 +98,11 @@ def wrong_value(key: str, says: str) -> str | None:
     if "is not a ListConfig, list or tuple" in says:
         return f"{key} takes a list; write {key}=[...]"
     if "is not a subclass of" in says:
-        return f"{key} takes settings of its own below it ({key}: {{key: value}}), not a single value"
+        told = f"{key} takes settings of its own below it ({key}: {{key: value}}), not a single value"
+        option = re.search(r"value: (\w+)$", says)
+        if option and "." not in key:
+            told += f"; an option is chosen with `- override /{key}: {option[1]}` at the end of `defaults:`"
+        return told
     converted = re.match(r"Value '(.*)' (?:of type '\w+' could not be converted to|is not a valid) (\w+)", says)
     if converted and converted[2] in _KINDS:
         return f"{key}={converted[1]} cannot work: it takes {_KINDS[converted[2]]}"

@@ -69,6 +69,7 @@ def test_a_line_break_that_is_none_is_noted(capsys, argument, noted):
         ("defaults:\n  - model: gguf\n", "write `- override /model: gguf`"),
         ("defaults:\n  - /model: gguf\n", "write `- override /model: gguf`"),
         ("sampling: 1\n", "sampling takes settings of its own below it (sampling: {key: value})"),
+        ("output: jsonl\n", "chosen with `- override /output: jsonl` at the end of `defaults:`"),
         ("sampling:\n  stop: x\n", "sampling.stop takes a list; write sampling.stop=[...] (in "),
     ],
 )
