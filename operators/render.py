@@ -129,7 +129,7 @@ class Render(BaseOperator):
         self._special = {"bos_token": model.bos_token, "eos_token": model.eos_token}
         self._bos = model.bos_token if model.add_bos else ""
         if self._row_template is not None:
-            if model.chat_template is not None:
+            if (self._chat or model.chat_template) is not None:
                 runtime.log.warning(BYPASSED, runtime.node, "template" if self._file is None else "template_file")
             self._text: Callable[[tuple[Any, ...]], str] = self._from_columns
             return
