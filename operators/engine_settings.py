@@ -20,7 +20,6 @@ OPEN: dict[str, Any] = {
     "kv": "auto",
     "n_batch": 0,
     "n_ubatch": 0,
-    "pad_tokens": -1,
     "flash_attention": None,
 }
 """Values of EngineSettings that leave their key open, for a calibration to choose."""
@@ -37,7 +36,6 @@ class OptimiseSettings:
     Args:
         compaction: move the highest row into the lowest free slot when rows have ended.
         grouped_prefill: compute prompts of equal length in one call.
-        padded_prefill: and those that are up to `runtime.pad_tokens` shorter.
         prefix_sharing: compute what prompts have in common once.
         sample_sharing: compute equal prompts once, and draw their first tokens from the same logits.
         identical_rows: generate once what is bound to come out the same (greedy rows with one prompt).
@@ -46,7 +44,6 @@ class OptimiseSettings:
 
     compaction: bool = True
     grouped_prefill: bool = True
-    padded_prefill: bool = True
     prefix_sharing: bool = True
     sample_sharing: bool = True
     identical_rows: bool = True
@@ -76,7 +73,6 @@ class EngineSettings:
             several devices or NUMA nodes. They share the cores: threads are divided among them.
         n_batch: prompt tokens at most in one call.
         n_ubatch: tokens that llama.cpp computes at once; longer prompts are cut here.
-        pad_tokens: prompts that are up to this much shorter are padded to compute them in one call.
         flash_attention: use llama.cpp's flash attention kernels; null leaves it open. On the CPU they pay for short
             rows and not for long ones.
         memory_limit: memory that models and their KV caches may take, as "8GiB" or a number of bytes; a graph that
@@ -106,7 +102,6 @@ class EngineSettings:
     contexts: int = field(default=1, metadata=NOT_IN_DATA)
     n_batch: int = field(default=2048, metadata=NOT_IN_DATA)
     n_ubatch: int = field(default=512, metadata=NOT_IN_DATA)
-    pad_tokens: int = field(default=4, metadata=NOT_IN_DATA)
     flash_attention: bool | None = True
     memory_limit: str | None = field(default=None, metadata=NOT_IN_DATA)
     lookahead_rows: int = field(default=256, metadata=NOT_IN_DATA)
@@ -130,8 +125,7 @@ class EngineSettings:
             return
         for key in ("slots", "n_batch", "n_ubatch", "lookahead_rows", "refill", "contexts"):
             check(getattr(self, key) >= 1, f"runtime.{key}", getattr(self, key), "it is 1 or more")
-        for key in ("pad_tokens", "swap_mb"):
-            check(getattr(self, key) >= 0, f"runtime.{key}", getattr(self, key), "it is 0 or more")
+        check(self.swap_mb >= 0, "runtime.swap_mb", self.swap_mb, "it is 0 or more")
         for key in ("max_sequence_tokens", "threads", "n_ctx", "preempt_every"):
             value = getattr(self, key)
             check(value is None or value >= 1, f"runtime.{key}", value, "it is 1 or more, or null")

@@ -31,7 +31,7 @@ class Scheduler:
     Args:
         decoder: whose slots they are; told what to copy and what to forget.
         queue: where rows wait.
-        settings: refill, pad_tokens, admission, preempt_every, swap_mb, row_timeout_s and optimise are read.
+        settings: refill, admission, preempt_every, swap_mb, row_timeout_s and optimise are read.
         cut: how rows are cut; None: prompts in pieces, and then a token a step.
     """
 
@@ -40,7 +40,6 @@ class Scheduler:
         self._shape = decoder.shape
         self._settings = settings
         self._cut = cut or cutting(self._shape)
-        self._pad_tokens = settings.pad_tokens if settings.optimise.padded_prefill and decoder.partial else 0
         self._admissions = itertools.count()
         self._decode_calls = 0
         self.queue = queue
@@ -79,21 +78,13 @@ class Scheduler:
             return self._mixed(prefilling, unfilled) if rows else None
         if prefilling and not self._cut.mixes:
             grouped = self._settings.optimise.grouped_prefill
-            return Call(
-                [],
-                one_micro_batch(prefilling, self._shape, self._cut, grouped=grouped, pad_tokens=self._pad_tokens),
-            )
+            return Call([], one_micro_batch(prefilling, self._shape, self._cut, grouped=grouped))
         return self._step(prefilling, unfilled) if rows else None
 
     def computed(self, work: Work) -> None:
         """The rows of `work` have been moved on: cut off what was there for the call alone."""
-        if isinstance(work, Call):
-            if work.beside is not None:
-                self._decoder.truncate(work.beside.slot, work.beside.position)
-            for span in work.spans:
-                if span.padding:
-                    self._decoder.truncate(span.row.slot, span.row.n_past)
-                    self.counts.padding_tokens += span.padding
+        if isinstance(work, Call) and work.beside is not None:
+            self._decoder.truncate(work.beside.slot, work.beside.position)
         for row in work.sequences:
             if row.same is not None and row.tokens:
                 self.queue.settle(row)

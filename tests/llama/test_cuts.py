@@ -1,4 +1,4 @@
-"""Where a prompt may be cut: the promise on which shared prefixes, padding and pieces rest."""
+"""Where a prompt may be cut: the promise on which shared prefixes and pieces rest."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ CUTS = {
 }
 
 
-def logits_of(decoder: LlamaContext, ids: np.ndarray, cuts: list[int], padding: int = 0) -> bytes:
+def logits_of(decoder: LlamaContext, ids: np.ndarray, cuts: list[int]) -> bytes:
     """The logits after `ids`, computed in pieces, and of two decode steps after it."""
     decoder.clear()
     past = 0
     for count in cuts:
         decoder.batch.clear()
         last = past + count == len(ids)
-        decoder.batch.add_spans([ids[past : past + count]], [past], [0], [2 if last else 0], [padding])
+        decoder.batch.add_spans([ids[past : past + count]], [past], [0], [2 if last else 0])
         logits = decoder.decode()
         past += count
         decoder.truncate(0, past)
@@ -47,8 +47,6 @@ def test_pieces_of_the_same_kernel_give_the_same_bits(model: LlamaModel, length:
     whole = logits_of(decoder, ids, [length])
     for cuts in CUTS[length]:
         assert logits_of(decoder, ids, cuts) == whole, cuts
-    for padding in (1, 3) if length == 60 else (1, 20, 64):
-        assert logits_of(decoder, ids, [length], padding) == whole, f"{padding} tokens of padding"
     give_back()
 
 
