@@ -42,6 +42,7 @@ class Scheduler:
         self._cut = cut or cutting(self._shape)
         self._admissions = itertools.count()
         self._decode_calls = 0
+        self._now = 0.0
         self.queue = queue
         self.slots = SlotPool(self._shape.slots)
         self.counts = Counts()
@@ -67,6 +68,7 @@ class Scheduler:
 
     def schedule(self, now: float) -> Work | None:
         """Admit rows, and say what the next call computes; None when there is nothing to do. `now`: seconds."""
+        self._now = now
         # Those that wait for a row that has just left take what they need before its slot is given away.
         drawing = self._sharing.begin()
         unfilled = self._admit(now)
@@ -125,13 +127,14 @@ class Scheduler:
         self._sharing.forget(row)
         self._sharing.vacate(self.slots.release(row))
 
-    def expire(self, rows: list[Sequence], now: float) -> None:
-        """Refuse those of `rows` that have been in a slot for longer than a row may. `now`: seconds."""
+    def expire(self, now: float) -> None:
+        """Refuse the rows that have been in a slot for longer than a row may. `now`: seconds."""
         limit = self._settings.row_timeout_s
         if limit is None:
             return
-        for row in rows:
-            if now - row.admitted_at > limit and row.finish_reason is None and row.error is None:
+        for row in self.slots.rows():
+            in_slot = now - row.admitted_at - row.preempted_s
+            if in_slot > limit and row.finish_reason is None and row.error is None:
                 row.error = f"it took longer than runtime.row_timeout_s={limit:g} and had {len(row.tokens)} tokens then"
 
     def abandon(self, belongs: Callable[[Sequence], bool]) -> None:
@@ -159,6 +162,7 @@ class Scheduler:
             if not self.slots.free or not self._room.fits(row, self.slots.rows()):
                 return Unfilled.ROOM
             self._paused.resume(row, self._sharing.vacant_slot(row))
+            row.preempted_s += now
         queue = self.queue
         if len(self.slots) and self.slots.free < self._settings.refill and queue.waiting:
             return Unfilled.REFILL
@@ -226,6 +230,7 @@ class Scheduler:
         row = max(self.slots.rows(), key=lambda row: row.admission)
         self._sharing.forget(row)
         self._paused.pause(row, always_save=always_save)
+        row.preempted_s -= self._now
         self._sharing.clear(self.slots.release(row))
 
     def _company_of(self, rows: list[Sequence]) -> Company | None:
