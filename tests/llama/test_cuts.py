@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from operators.decoding.batch import DecodeFailed
 from operators.engine_settings import EngineSettings
 from operators.llama.context import LlamaContext
 from operators.llama.model import LlamaModel
@@ -133,3 +134,21 @@ def test_a_row_that_was_copied_is_saved_as_it_is_and_one_that_is_restored_stays(
     decoder.restore(2, first)  # what was copied before must not come over it
     assert after(2) == expected
     give_back()
+
+
+@pytest.mark.parametrize("model_file", ["q8_0"], indirect=True)
+def test_a_state_that_cannot_forget_a_token_is_not_given_one_to_finish_copies(model: LlamaModel):
+    decoder, give_back = model.lease(EngineSettings(slots=3, max_sequence_tokens=512))
+    decoder.batch.clear()
+    decoder.batch.add_spans([np.arange(80, dtype=np.int32)], [0], [0], [0])
+    decoder.decode()
+    decoder.partial = False
+    try:
+        assert decoder.save(0)
+        decoder.copy(0, 2, 80)
+        with pytest.raises(DecodeFailed, match="cannot be saved before copies"):
+            decoder.save(0)
+    finally:
+        decoder.partial = True
+        decoder.clear()
+        give_back()
