@@ -12,6 +12,7 @@ KV_LAYOUTS = ("per_sequence", "unified")
 KV_TYPES = ("f16", "f32", "q8_0")
 ADMISSIONS = ("reserve", "optimistic")
 MAX_SLOTS = 255
+DEFAULT_SEQUENCE_TOKENS = 1024
 _UNITS = {"": 1, "b": 1, "mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 _BYTES = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(|b|[mgt]i?b)\s*", re.IGNORECASE)
 OPEN: dict[str, Any] = {
@@ -64,7 +65,8 @@ class EngineSettings:
         threads: CPU threads; null: all cores this process may use.
         kv: per_sequence (each row its own KV stream; text independent of neighbours) or unified (one pool of cells).
         kv_type: how the KV cache is stored: f16, f32 (exact, twice the memory) or q8_0 (half of it, slower).
-        n_ctx: tokens that fit into the KV cache of the unified layout; null: slots x max_sequence_tokens.
+        n_ctx: tokens that fit into the KV cache of the unified layout, and so into one row; null: slots x
+            max_sequence_tokens.
         admission: reserve (a row is admitted when its longest completion fits into n_ctx) or optimistic (when what is
             to be expected does; when room runs out, the youngest row gives up its slot and goes on later).
         swap_mb: MiB of memory for rows that gave up their slot; beyond that they compute their tokens again.
@@ -139,6 +141,12 @@ class EngineSettings:
         check(self.n_ubatch >= self.slots, "runtime.n_ubatch", self.n_ubatch, f"at least slots={self.slots}")
         check(self.n_ubatch <= self.n_batch, "runtime.n_ubatch", self.n_ubatch, f"at most n_batch={self.n_batch}")
         self._check_layout()
+
+    @property
+    def row_limit(self) -> str:
+        """The key that says how long a row may be: runtime.n_ctx where not even one row of max_sequence_tokens fits."""
+        longest = self.max_sequence_tokens or DEFAULT_SEQUENCE_TOKENS
+        return "runtime.n_ctx" if self.n_ctx is not None and self.n_ctx < longest else "runtime.max_sequence_tokens"
 
     def exactness(self) -> dict[str, object]:
         """Where texts are to be the same to the bit: what of the machine's side can change a bit."""

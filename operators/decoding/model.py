@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from operators.decoding.batch import BatchBuffer
-from operators.engine_settings import EngineSettings
+from operators.engine_settings import DEFAULT_SEQUENCE_TOKENS, EngineSettings
 from operators.settings import ModelSettings
 from pipeline.errors import ConfigError
 from pipeline.protocols import Runtime
@@ -175,13 +175,23 @@ def max_sequence_tokens(settings: EngineSettings, n_ctx_train: int) -> int:
         ConfigError: more was asked for than the model was trained for.
     """
     if settings.max_sequence_tokens is None:
-        return min(1024, n_ctx_train)
+        return min(DEFAULT_SEQUENCE_TOKENS, n_ctx_train)
     if settings.max_sequence_tokens > n_ctx_train:
         raise ConfigError(
             f"runtime.max_sequence_tokens={settings.max_sequence_tokens} is more than"
             f" the {n_ctx_train} tokens that the model was trained for"
         )
     return settings.max_sequence_tokens
+
+
+def row_room(settings: EngineSettings, n_ctx_train: int) -> int:
+    """Prompt and completion tokens of one row at most: in the unified layout not more than the KV cache holds.
+
+    Raises:
+        ConfigError: see max_sequence_tokens.
+    """
+    longest = max_sequence_tokens(settings, n_ctx_train)
+    return longest if settings.n_ctx is None else min(longest, settings.n_ctx)
 
 
 def load_model(runtime: Runtime, settings: ModelSettings) -> Model:
