@@ -154,7 +154,7 @@ class Model(Protocol):
         """Ids of all texts end to end, and int32 [len(texts) + 1] offsets. Special tokens in the text are parsed."""
 
     def pieces(self) -> Sequence[bytes]:
-        """The bytes of every token; empty for control tokens."""
+        """The bytes of every token; empty for control tokens. Always the same object: what was asked for is kept."""
 
     def lease(
         self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT, block: int = 0, chain: int = 0

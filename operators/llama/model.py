@@ -101,6 +101,7 @@ class LlamaModel:
         self.n_vocab: int = llama_cpp.llama_vocab_n_tokens(vocab)
         self.n_embd: int = llama_cpp.llama_model_n_embd_out(self._model)
         self.n_ctx_train: int = llama_cpp.llama_model_n_ctx_train(self._model)
+        self._pieces = Pieces(vocab, self.n_vocab)
         self.bos_id: int = llama_cpp.llama_vocab_bos(vocab)
         self.add_bos = bool(llama_cpp.llama_vocab_get_add_bos(vocab)) and self.bos_id >= 0
         self.bos_token = self._text_of(self.bos_id)
@@ -138,7 +139,7 @@ class LlamaModel:
 
     def pieces(self) -> Sequence[bytes]:
         """See Model.pieces."""
-        return Pieces(self._vocab, self.n_vocab)
+        return self._pieces
 
     def lease(
         self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT, block: int = 0, chain: int = 0
