@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -12,6 +13,8 @@ KV_LAYOUTS = ("per_sequence", "unified")
 KV_TYPES = ("f16", "f32", "q8_0")
 ADMISSIONS = ("reserve", "optimistic")
 MAX_SLOTS = 255
+THREADS_PER_CORE = 2
+"""More threads gain nothing, and so many that the machine cannot start them end the process."""
 DEFAULT_SEQUENCE_TOKENS = 1024
 _UNITS = {"": 1, "b": 1, "mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 _BYTES = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(|b|[mgt]i?b)\s*", re.IGNORECASE)
@@ -62,7 +65,7 @@ class EngineSettings:
         slots: rows that decode at the same time.
         max_sequence_tokens: prompt and completion tokens of one row at most; null: 1024 or what the model was trained
             for, if that is less. Memory for the KV cache grows with slots x max_sequence_tokens.
-        threads: CPU threads; null: all cores this process may use.
+        threads: CPU threads, at most two a core; null: all cores this process may use.
         kv: per_sequence (each row its own KV stream; text independent of neighbours) or unified (one pool of cells).
         kv_type: how the KV cache is stored: f16, f32 (exact, twice the memory) or q8_0 (half of it, slower).
         n_ctx: tokens that fit into the KV cache of the unified layout, and so into one row; null: slots x
@@ -131,6 +134,14 @@ class EngineSettings:
         for key in ("max_sequence_tokens", "threads", "n_ctx", "preempt_every"):
             value = getattr(self, key)
             check(value is None or value >= 1, f"runtime.{key}", value, "it is 1 or more, or null")
+        cores = os.cpu_count() or 1
+        check(
+            self.threads is None or self.threads <= THREADS_PER_CORE * cores,
+            "runtime.threads",
+            self.threads,
+            f"this machine has {cores} cores, and more than {THREADS_PER_CORE * cores} threads gain nothing;"
+            " runtime.threads=null takes one a core",
+        )
         for key in ("stall_timeout_s", "row_timeout_s"):
             value = getattr(self, key)
             check(value is None or value > 0, f"runtime.{key}", value, "it is above 0 seconds, or null")

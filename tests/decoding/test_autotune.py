@@ -122,6 +122,7 @@ def test_flash_attention_is_dropped_where_steps_are_clearly_faster_without():
 
 def test_threads_are_measured(monkeypatch):
     monkeypatch.setattr("operators.decoding.autotune.usable_cores", lambda: 8)
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
     assert choose(lambda t, r, s: 1.0 if s.threads == 8 else 0.5).values["threads"] == 4
     assert choose(lambda t, r, s: 0.2 if s.threads == 8 else 0.5).values["threads"] == 8
 
