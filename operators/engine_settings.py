@@ -74,8 +74,9 @@ class EngineSettings:
             to be expected does; when room runs out, the youngest row gives up its slot and goes on later).
         swap_mb: MiB of memory for rows that gave up their slot; beyond that they compute their tokens again.
         preempt_every: have the youngest row give up its slot every so many steps. For tests.
-        contexts: contexts that decode side by side, each with `slots` and a thread of its own, for machines with
-            several devices or NUMA nodes. They share the cores: threads are divided among them.
+        contexts: contexts of the one loaded model that decode side by side, each with `slots`, a KV cache and a thread
+            of its own; `threads` are divided among them. For many cores, of which one call may not make use: while one
+            context draws its tokens, another computes. What it gains was not measured. Not for several GPUs.
         n_batch: prompt tokens at most in one call.
         n_ubatch: tokens that llama.cpp computes at once; longer prompts are cut here.
         flash_attention: use llama.cpp's flash attention kernels; null leaves it open. On the CPU they pay for short

@@ -31,7 +31,12 @@ def test_no_row_is_saved_while_a_copy_waits_for_a_call():
 
     def note(name: str) -> None:
         call = getattr(bench.decoder, name)
-        setattr(bench.decoder, name, lambda *args: done.append(name) or call(*args))
+
+        def noted(*args: object) -> object:
+            done.append(name)
+            return call(*args)
+
+        setattr(bench.decoder, name, noted)
 
     for name in ("copy", "save", "decode"):
         note(name)
