@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from operators.decoding.batch import BatchBuffer, Chain, DecodeFailed
-from operators.decoding.model import DecoderShape, Logits, ModelFacts, TokenIds, Wanted, decoder_shape
+from operators.decoding.model import DecoderShape, Logits, ModelFacts, TokenIds, Wanted, check_options, decoder_shape
 from operators.engine_settings import EngineSettings
 from operators.settings import ModelSettings
 
@@ -212,6 +212,7 @@ def load(settings: ModelSettings) -> FakeModel:
 
 def inspect(settings: ModelSettings) -> ModelFacts:
     """The facts of the fake."""
+    check_options(settings, ())
     return ModelFacts("fake-1", FakeModel.n_ctx_train, N_EMBD)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
@@ -268,6 +268,16 @@ def inspect_model(settings: ModelSettings) -> ModelFacts:
             f"model.loader='{settings.loader}' is no loader: its module has no function inspect(settings)"
         )
     return inspect(settings)
+
+
+def check_options(settings: ModelSettings, known: Iterable[str]) -> None:
+    """Raise ConfigError if `model.options` has one that is not `known` to the loader."""
+    known = sorted(known)
+    if unknown := sorted(settings.options.keys() - set(known)):
+        raise ConfigError(
+            f"model.options has '{unknown[0]}', which the loader {settings.loader} does not know;"
+            f" it knows {', '.join(known) or 'none'}"
+        )
 
 
 def loader(settings: ModelSettings) -> Callable[[ModelSettings], Model]:
