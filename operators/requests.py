@@ -236,7 +236,7 @@ def misfit(row: Sequence) -> str | None:
         return f"cut by max_tokens={row.max_tokens} {end}"
     room = len(row.prompt) + row.max_tokens
     return (
-        f"cut at {room} tokens by runtime.max_sequence_tokens (or runtime.n_ctx), after {row.max_tokens} tokens, {end}"
+        f"cut by runtime.max_sequence_tokens (or runtime.n_ctx) at {room} tokens, after {row.max_tokens} tokens, {end}"
     )
 
 
