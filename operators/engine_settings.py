@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -12,6 +13,9 @@ KV_LAYOUTS = ("per_sequence", "unified")
 KV_TYPES = ("f16", "f32", "q8_0")
 ADMISSIONS = ("reserve", "optimistic")
 MAX_SLOTS = 255
+THREADS_PER_CORE = 2
+"""More threads gain nothing, and so many that the machine cannot start them end the process."""
+DEFAULT_SEQUENCE_TOKENS = 1024
 _UNITS = {"": 1, "b": 1, "mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 _BYTES = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(|b|[mgt]i?b)\s*", re.IGNORECASE)
 OPEN: dict[str, Any] = {
@@ -20,7 +24,6 @@ OPEN: dict[str, Any] = {
     "kv": "auto",
     "n_batch": 0,
     "n_ubatch": 0,
-    "pad_tokens": -1,
     "flash_attention": None,
 }
 """Values of EngineSettings that leave their key open, for a calibration to choose."""
@@ -37,7 +40,6 @@ class OptimiseSettings:
     Args:
         compaction: move the highest row into the lowest free slot when rows have ended.
         grouped_prefill: compute prompts of equal length in one call.
-        padded_prefill: and those that are up to `runtime.pad_tokens` shorter.
         prefix_sharing: compute what prompts have in common once.
         sample_sharing: compute equal prompts once, and draw their first tokens from the same logits.
         identical_rows: generate once what is bound to come out the same (greedy rows with one prompt).
@@ -46,7 +48,6 @@ class OptimiseSettings:
 
     compaction: bool = True
     grouped_prefill: bool = True
-    padded_prefill: bool = True
     prefix_sharing: bool = True
     sample_sharing: bool = True
     identical_rows: bool = True
@@ -64,19 +65,20 @@ class EngineSettings:
         slots: rows that decode at the same time.
         max_sequence_tokens: prompt and completion tokens of one row at most; null: 1024 or what the model was trained
             for, if that is less. Memory for the KV cache grows with slots x max_sequence_tokens.
-        threads: CPU threads; null: all cores this process may use.
+        threads: CPU threads, at most two a core; null: all cores this process may use.
         kv: per_sequence (each row its own KV stream; text independent of neighbours) or unified (one pool of cells).
         kv_type: how the KV cache is stored: f16, f32 (exact, twice the memory) or q8_0 (half of it, slower).
-        n_ctx: tokens that fit into the KV cache of the unified layout; null: slots x max_sequence_tokens.
+        n_ctx: tokens that fit into the KV cache of the unified layout, and so into one row; null: slots x
+            max_sequence_tokens.
         admission: reserve (a row is admitted when its longest completion fits into n_ctx) or optimistic (when what is
             to be expected does; when room runs out, the youngest row gives up its slot and goes on later).
         swap_mb: MiB of memory for rows that gave up their slot; beyond that they compute their tokens again.
         preempt_every: have the youngest row give up its slot every so many steps. For tests.
-        contexts: contexts that decode side by side, each with `slots` and a thread of its own, for machines with
-            several devices or NUMA nodes. They share the cores: threads are divided among them.
+        contexts: contexts of the one loaded model that decode side by side, each with `slots`, a KV cache and a thread
+            of its own; `threads` are divided among them. For many cores, of which one call may not make use: while one
+            context draws its tokens, another computes. What it gains was not measured. Not for several GPUs.
         n_batch: prompt tokens at most in one call.
         n_ubatch: tokens that llama.cpp computes at once; longer prompts are cut here.
-        pad_tokens: prompts that are up to this much shorter are padded to compute them in one call.
         flash_attention: use llama.cpp's flash attention kernels; null leaves it open. On the CPU they pay for short
             rows and not for long ones.
         memory_limit: memory that models and their KV caches may take, as "8GiB" or a number of bytes; a graph that
@@ -106,7 +108,6 @@ class EngineSettings:
     contexts: int = field(default=1, metadata=NOT_IN_DATA)
     n_batch: int = field(default=2048, metadata=NOT_IN_DATA)
     n_ubatch: int = field(default=512, metadata=NOT_IN_DATA)
-    pad_tokens: int = field(default=4, metadata=NOT_IN_DATA)
     flash_attention: bool | None = True
     memory_limit: str | None = field(default=None, metadata=NOT_IN_DATA)
     lookahead_rows: int = field(default=256, metadata=NOT_IN_DATA)
@@ -130,11 +131,18 @@ class EngineSettings:
             return
         for key in ("slots", "n_batch", "n_ubatch", "lookahead_rows", "refill", "contexts"):
             check(getattr(self, key) >= 1, f"runtime.{key}", getattr(self, key), "it is 1 or more")
-        for key in ("pad_tokens", "swap_mb"):
-            check(getattr(self, key) >= 0, f"runtime.{key}", getattr(self, key), "it is 0 or more")
+        check(self.swap_mb >= 0, "runtime.swap_mb", self.swap_mb, "it is 0 or more")
         for key in ("max_sequence_tokens", "threads", "n_ctx", "preempt_every"):
             value = getattr(self, key)
             check(value is None or value >= 1, f"runtime.{key}", value, "it is 1 or more, or null")
+        cores = os.cpu_count() or 1
+        check(
+            self.threads is None or self.threads <= THREADS_PER_CORE * cores,
+            "runtime.threads",
+            self.threads,
+            f"this machine has {cores} cores, and more than {THREADS_PER_CORE * cores} threads gain nothing;"
+            " runtime.threads=null takes one a core",
+        )
         for key in ("stall_timeout_s", "row_timeout_s"):
             value = getattr(self, key)
             check(value is None or value > 0, f"runtime.{key}", value, "it is above 0 seconds, or null")
@@ -145,6 +153,12 @@ class EngineSettings:
         check(self.n_ubatch >= self.slots, "runtime.n_ubatch", self.n_ubatch, f"at least slots={self.slots}")
         check(self.n_ubatch <= self.n_batch, "runtime.n_ubatch", self.n_ubatch, f"at most n_batch={self.n_batch}")
         self._check_layout()
+
+    @property
+    def row_limit(self) -> str:
+        """The key that says how long a row may be: runtime.n_ctx where not even one row of max_sequence_tokens fits."""
+        longest = self.max_sequence_tokens or DEFAULT_SEQUENCE_TOKENS
+        return "runtime.n_ctx" if self.n_ctx is not None and self.n_ctx < longest else "runtime.max_sequence_tokens"
 
     def exactness(self) -> dict[str, object]:
         """Where texts are to be the same to the bit: what of the machine's side can change a bit."""

@@ -28,7 +28,7 @@ def model_memory(
     facts = inspect_model(model)
     if facts.sizes is None or facts.n_ctx_train is None or model.gpu_layers:
         return
-    name = model.path or model.loader
+    name = model.path or model.file or model.loader
     yield MemoryNeed(model_key(model), f"the weights of {name}", facts.sizes.weights_bytes)
     usual = settings.with_defaults()
     shape = decoder_shape(usual, facts.n_ctx_train, wanted)

@@ -16,7 +16,7 @@ from operators.constraint_costs import cost_lines, totals_of
 from operators.decoding.autotune import FEW_ROWS
 from operators.decoding.client import Client
 from operators.decoding.constraint import Costs
-from operators.decoding.model import inspect_model, load_model, max_sequence_tokens
+from operators.decoding.model import inspect_model, load_model, max_sequence_tokens, row_room
 from operators.decoding.sequence import Sequence as Row
 from operators.engine_settings import EngineSettings
 from operators.engines import STORE_FILE, arithmetic, decode_method, lanes_of, shared_engine, shared_store
@@ -143,7 +143,10 @@ class Generate:
         form = structured_form(self._sampling.structured)
         constraint = {} if form is None else {"structured": form.digest}
         model = inspect_model(self._model_settings).fingerprint
-        return {"model": model, **self._engine_settings.exactness(), **constraint}
+        runtime = self._engine_settings
+        # It says where texts are cut, as runtime.max_sequence_tokens does.
+        room = {"n_ctx": runtime.n_ctx} if runtime.row_limit == "runtime.n_ctx" else {}
+        return {"model": model, **runtime.exactness(), **room, **constraint}
 
     def memory_needs(self) -> Iterable[MemoryNeed]:
         """The model, and the contexts of the engine that nodes with the same settings share."""
@@ -235,11 +238,19 @@ class Generate:
         self._runtime = runtime
         model = load_model(runtime, self._model_settings)
         method = decode_method(self._decode)
-        room = method.room(max_sequence_tokens(self._engine_settings, model.n_ctx_train))
+        room = method.room(row_room(self._engine_settings, model.n_ctx_train))
         self._pieces = model.pieces()
         self._outcomes = Outcomes(self._pieces)
         self._requests = Requests(
-            self._sampling, model, room, self._seed, runtime.node, self._id_column, method.rows(), runtime.round_of
+            self._sampling,
+            model,
+            room,
+            self._seed,
+            runtime.node,
+            self._id_column,
+            method.rows(),
+            runtime.round_of,
+            self._engine_settings.row_limit,
         )
         self._model = model
 

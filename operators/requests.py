@@ -81,6 +81,7 @@ class Requests:
         make: makes a sequence, as the decode strategy has it.
         round_of: the round over the source to which rows (int64) belong. Ids come again in every round, and the numbers
             that are drawn must not.
+        limit: the key that sets max_sequence_tokens, for the reasons of rejects.
 
     Raises:
         ConfigError: a token id of the job's values is not in the vocabulary, or a text has no tokens.
@@ -96,11 +97,13 @@ class Requests:
         id_column: str | None,
         make: Callable[..., Sequence] = Sequence,
         round_of: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]] = np.zeros_like,
+        limit: str = "runtime.max_sequence_tokens",
     ) -> None:
         self._make = make
         self._round_of = round_of
         self._sampling = sampling
         self._room = max_sequence_tokens
+        self._limit = limit
         self._base = hash_of(f"{seed}|{node}")
         self._id_column = id_column
         self._pieces = model.pieces()
@@ -136,7 +139,7 @@ class Requests:
             return Refused(
                 place.index,
                 f"the prompt has {len(prompt)} tokens and leaves no room for a completion:"
-                f" runtime.max_sequence_tokens is {self._room}",
+                f" {self._limit} is {self._room}",
             )
         stops = StopWatcher(drawing.stops, self._pieces, drawing.keep_stop) if drawing.stops else None
         return self._make(place, prompt, drawing.params, seed, min(drawing.params.max_tokens, room), stops)
@@ -232,7 +235,9 @@ def misfit(row: Sequence) -> str | None:
     if row.max_tokens == row.params.max_tokens:
         return f"cut by max_tokens={row.max_tokens} {end}"
     room = len(row.prompt) + row.max_tokens
-    return f"cut by runtime.max_sequence_tokens={room}, after {row.max_tokens} tokens, {end}"
+    return (
+        f"cut by runtime.max_sequence_tokens (or runtime.n_ctx) at {room} tokens, after {row.max_tokens} tokens, {end}"
+    )
 
 
 def completion_text(row: Sequence, pieces: Seq[bytes]) -> str:

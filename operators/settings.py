@@ -88,12 +88,12 @@ class ModelSettings:
 
     Args:
         loader: `module:function` that makes the Model from these settings.
-        path: the GGUF file.
+        path: the GGUF file; of a split model (NAME-00001-of-00003.gguf) the first, the others beside it.
         repo, file, revision: with model=hub, the GGUF file of a repository on the Hugging Face Hub at a commit or tag.
         chat_template: a Jinja template file instead of the one in the GGUF.
         system: system prompt that is put before every conversation that has none.
-        gpu_layers: layers to compute on the GPU: 0 for none, 999 for all.
-        options: further keyword arguments for the loader.
+        gpu_layers: layers to compute on the GPU: 0 for none, 999 for all. Needs a llama.cpp that was built for the GPU.
+        options: further keyword arguments for the loader; one that it does not know is an error.
     """
 
     loader: str = "operators.llama.model:load"

@@ -20,7 +20,7 @@ SAMPLINGS = {"greedy": (), "warm": ("sampling.temperature=1.0", "sampling.n=2")}
 PLAIN = tuple(
     f"runtime.optimise.{name}=false"
     for name in (
-        *("grouped_prefill", "padded_prefill", "prefix_sharing", "sample_sharing", "identical_rows"),
+        *("grouped_prefill", "prefix_sharing", "sample_sharing", "identical_rows"),
         "longest_first",
     )
 )
@@ -33,7 +33,6 @@ WAYS = {
     "rows that give up their slot": ("runtime.slots=5", "runtime.preempt_every=3"),
     "nothing shared": ("runtime.slots=5", *PLAIN),
     "holes": ("runtime.slots=5", "runtime.optimise.compaction=false"),
-    "much padding": ("runtime.slots=8", "runtime.pad_tokens=40"),
     "short pieces": ("runtime.slots=5", "runtime.n_ubatch=128", "runtime.n_batch=128"),
     "late refill": ("runtime.slots=6", "runtime.refill=4"),
     "a calibration": ("runtime=auto", "runtime.flash_attention=true"),  # which alone would change bits

@@ -39,7 +39,7 @@ class NoSampler(Sampler):
 
 @dataclass(frozen=True)
 class Loop:
-    """What ran: the rows, finished, the steps (as metrics/steps.parquet has them), what was shared and padded, and what
+    """What ran: the rows, finished, the steps (as metrics/steps.parquet has them), what was shared, and what
     the strategy counted."""
 
     rows: list[Sequence]

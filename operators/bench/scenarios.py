@@ -234,7 +234,6 @@ SCENARIOS: Mapping[str, Scenario] = {
 TOGGLES = (
     "compaction",
     "grouped_prefill",
-    "padded_prefill",
     "prefix_sharing",
     "sample_sharing",
     "longest_first",

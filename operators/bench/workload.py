@@ -241,7 +241,7 @@ def _lengths(request: Request, answers: list[str | None], model: Model) -> np.nd
 def _stop_string(model: Model) -> str:
     """The printable ASCII character that ends a row of evenly drawn tokens after about _STOP_EVERY of them."""
     counts = np.zeros(128, np.int64)
-    for piece in (model.pieces()[i] for i in range(model.n_vocab)):
+    for piece in model.pieces():
         for byte in set(piece):
             if byte < 128:
                 counts[byte] += 1

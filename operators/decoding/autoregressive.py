@@ -86,7 +86,6 @@ class Autoregressive:
             [span.row.n_past for span in spans],
             [span.row.slot for span in spans],
             [outputs if span.draws else 0 for span in spans],
-            [span.padding for span in spans],
         )
 
     def _draw(self, logits: Logits, rows: Seq[Sequence]) -> None:

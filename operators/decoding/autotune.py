@@ -1,4 +1,4 @@
-"""Chooses how the model is run, by a calibration of a few seconds: slots, threads, KV layout, n_ubatch, pad_tokens.
+"""Chooses how the model is run, by a calibration of a few seconds: slots, threads, KV layout, n_ubatch.
 
 What is measured are calls on prompts of the job's own lengths; what is chosen is the least that comes within TOLERANCE
 of the best, because more slots mean a longer tail and more memory. A value that the job file gives is never changed.
@@ -25,7 +25,6 @@ SLOTS = (4, 8, 16, 32, 64)
 FEW_ROWS = 2 * SLOTS[-1]
 """So many rows at most are looked at one by one: the number of slots then depends on how many there are."""
 UBATCHES = (128, 256, 512, 1024)
-MOST_PAD_TOKENS = 32
 _LONGEST_CALL_S = 1.5
 """A call that takes longer is not made larger: it has long streamed the weights for more tokens than it pays."""
 _MEMORY_SHARE = 0.5
@@ -95,7 +94,7 @@ class Calibration:
         if "flash_attention" in self._open:
             self._choose_attention(known, choice)
         known = replace(known, **choice.values)
-        if "n_ubatch" in self._open or "pad_tokens" in self._open:
+        if "n_ubatch" in self._open:
             self._choose_prefill(known, choice)
         if "slots" in self._open:
             self._choose_slots(known, choice)
@@ -158,25 +157,17 @@ class Calibration:
         took: dict[int, float] = {}
         try:
             room = decoder.shape.max_sequence_tokens
-            for size in (64, *UBATCHES):
+            for size in UBATCHES:
                 if size > room or (took and max(took.values()) > _LONGEST_CALL_S):
                     break
                 took[size] = self._timed(partial(self._compute, decoder, 0, size))
         finally:
             give_back()
         each = {n: seconds / n for n, seconds in took.items()}
-        if "n_ubatch" in self._open:
-            sizes = {n: each[n] for n in UBATCHES if n in each and n >= known.slots}
-            best = _least_within(sizes) if sizes else UBATCHES[0]
-            choice.values["n_ubatch"] = best
-            choice.reasons.append(f"n_ubatch={best}: a prompt token takes {_milliseconds(each)} in calls of that size")
-        if "pad_tokens" in self._open:
-            most = max(took)
-            each_token = (took[most] - took[64]) / (most - 64) if most > 64 else 0.0
-            fixed = took[64] - 64 * each_token
-            worth = int(np.clip(round(fixed / each_token), 0, MOST_PAD_TOKENS)) if each_token > 0 else 0
-            choice.values["pad_tokens"] = worth
-            choice.reasons.append(f"pad_tokens={worth}: what a call costs beside its tokens, in tokens")
+        sizes = {n: each[n] for n in each if n >= known.slots}
+        best = _least_within(sizes) if sizes else UBATCHES[0]
+        choice.values["n_ubatch"] = best
+        choice.reasons.append(f"n_ubatch={best}: a prompt token takes {_milliseconds(each)} in calls of that size")
 
     def _choose_layout(self, known: EngineSettings, choice: Choice) -> None:
         rows = known.slots

@@ -80,25 +80,16 @@ class BatchBuffer:
         first_positions: Sequence[int],
         slots: Sequence[int],
         outputs: Sequence[int],
-        padding: Sequence[int] | None = None,
     ) -> None:
-        """Consecutive tokens of each of several rows, with logits for the last `outputs` of each.
-
-        `padding`: further tokens for each row, of no meaning and without logits.
-        """
-        own = np.array([len(t) for t in tokens])
-        extra = np.array(padding if padding is not None else [0] * len(own))
-        counts = own + extra
+        """Consecutive tokens of each of several rows, with logits for the last `outputs` of each."""
+        counts = np.array([len(t) for t in tokens])
         ends = counts.cumsum()
         span = self._take(int(ends[-1]))
-        if extra.any():
-            tokens = [part for t, n in zip(tokens, extra, strict=True) for part in (t, np.zeros(n, np.int32))]
         np.concatenate(tokens, out=self.token[span])
         steps = np.arange(ends[-1], dtype=np.int32)
         self.pos[span] = steps + np.repeat(np.array(first_positions) - (ends - counts), counts)
         self.seq_id[span] = np.repeat(slots, counts)
-        last = np.repeat(ends - extra, counts)
-        self.output[span] = (last - np.repeat(outputs, counts) <= steps) & (steps < last)
+        self.output[span] = np.repeat(ends - outputs, counts) <= steps
 
     def add_blocks(
         self,

@@ -153,10 +153,6 @@ class BlockCut:
         count = min(row.prompt_left, room, self.prompt_blocks * self.length)
         return count - count % self.length
 
-    def alike(self, one: Sequence, other: Sequence) -> bool:
-        """See Cut.alike. Nothing is padded."""
-        return False
-
     def shared(self, row: Sequence, prompt: TokenIds) -> int:
         """See Cut.shared. Whole blocks alone: the tokens of a block see all of it.
 

@@ -2,7 +2,7 @@
 
 Each node has a Client: it submits sequences, and collects them when they are finished. A row is admitted only when its
 node has room to take it back, so a slow reader of one node never stops another, and nothing grows. An engine may have
-several contexts, one a device: each is worked by a Worker with slots of its own, and all take their rows from one
+several contexts of its model: each is worked by a Worker with slots of its own, and all take their rows from one
 queue. The threads that make the steps are those of all engines of a run (operators/decoding/lanes.py).
 """
 
@@ -168,7 +168,7 @@ class Engine:
 
         ended = self._clock()
         rows = work.sequences
-        worker.scheduler.expire(rows, ended)
+        worker.scheduler.expire(ended)
         for meter in worker.meters:
             meter.batches += 1
             meter.rows_in += len(rows)
@@ -176,7 +176,7 @@ class Engine:
         timing = Timing(began - self._lanes.began, filled - began, decoded - filled, ended - decoded)
         shared, moves = counts.shared_tokens - before[0], counts.moves - before[1]
         self._logs[number].add(work, tokens, timing, shared, moves)
-        self._hand_over(worker, rows, ended)
+        self._hand_over(worker, worker.scheduler.slots.rows(), ended)
 
     def _hand_over(self, worker: Worker, rows: Iterable[Sequence], now: float) -> None:
         owners: dict[Client, None] = {}

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from operators.decoding.batch import BatchBuffer, Chain, DecodeFailed
-from operators.decoding.model import DecoderShape, Logits, ModelFacts, TokenIds, Wanted, decoder_shape
+from operators.decoding.model import DecoderShape, Logits, ModelFacts, TokenIds, Wanted, check_options, decoder_shape
 from operators.engine_settings import EngineSettings
 from operators.settings import ModelSettings
 
@@ -24,6 +24,7 @@ _TORN = (2, -3)
 """After these codes llama.cpp may have computed a part of the batch."""
 _MULTIPLIER = np.uint64(6364136223846793005)
 _KINDS = 251
+_PIECES = [bytes([i]) for i in range(256)] + [b""] * (N_VOCAB - 256)
 
 
 class FakeDecoder:
@@ -186,7 +187,7 @@ class FakeModel:
 
     def pieces(self) -> Sequence[bytes]:
         """A byte for each of the first 256 tokens, nothing for the others."""
-        return [bytes([i]) for i in range(256)] + [b""] * (N_VOCAB - 256)
+        return _PIECES
 
     def lease(
         self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT, block: int = 0, chain: int = 0
@@ -211,6 +212,7 @@ def load(settings: ModelSettings) -> FakeModel:
 
 def inspect(settings: ModelSettings) -> ModelFacts:
     """The facts of the fake."""
+    check_options(settings, ())
     return ModelFacts("fake-1", FakeModel.n_ctx_train, N_EMBD)
 
 

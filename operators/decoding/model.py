@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from operators.decoding.batch import BatchBuffer
-from operators.engine_settings import EngineSettings
+from operators.engine_settings import DEFAULT_SEQUENCE_TOKENS, EngineSettings
 from operators.settings import ModelSettings
 from pipeline.errors import ConfigError
 from pipeline.protocols import Runtime
@@ -154,7 +154,7 @@ class Model(Protocol):
         """Ids of all texts end to end, and int32 [len(texts) + 1] offsets. Special tokens in the text are parsed."""
 
     def pieces(self) -> Sequence[bytes]:
-        """The bytes of every token; empty for control tokens."""
+        """The bytes of every token; empty for control tokens. Always the same object: what was asked for is kept."""
 
     def lease(
         self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT, block: int = 0, chain: int = 0
@@ -175,13 +175,23 @@ def max_sequence_tokens(settings: EngineSettings, n_ctx_train: int) -> int:
         ConfigError: more was asked for than the model was trained for.
     """
     if settings.max_sequence_tokens is None:
-        return min(1024, n_ctx_train)
+        return min(DEFAULT_SEQUENCE_TOKENS, n_ctx_train)
     if settings.max_sequence_tokens > n_ctx_train:
         raise ConfigError(
             f"runtime.max_sequence_tokens={settings.max_sequence_tokens} is more than"
             f" the {n_ctx_train} tokens that the model was trained for"
         )
     return settings.max_sequence_tokens
+
+
+def row_room(settings: EngineSettings, n_ctx_train: int) -> int:
+    """Prompt and completion tokens of one row at most: in the unified layout not more than the KV cache holds.
+
+    Raises:
+        ConfigError: see max_sequence_tokens.
+    """
+    longest = max_sequence_tokens(settings, n_ctx_train)
+    return longest if settings.n_ctx is None else min(longest, settings.n_ctx)
 
 
 def load_model(runtime: Runtime, settings: ModelSettings) -> Model:
@@ -258,6 +268,16 @@ def inspect_model(settings: ModelSettings) -> ModelFacts:
             f"model.loader='{settings.loader}' is no loader: its module has no function inspect(settings)"
         )
     return inspect(settings)
+
+
+def check_options(settings: ModelSettings, known: Iterable[str]) -> None:
+    """Raise ConfigError if `model.options` has one that is not `known` to the loader."""
+    known = sorted(known)
+    if unknown := sorted(settings.options.keys() - set(known)):
+        raise ConfigError(
+            f"model.options has '{unknown[0]}', which the loader {settings.loader} does not know;"
+            f" it knows {', '.join(known) or 'none'}"
+        )
 
 
 def loader(settings: ModelSettings) -> Callable[[ModelSettings], Model]:

@@ -2,8 +2,7 @@
 
 In the per-sequence layout llama.cpp cuts a batch into micro-batches of equal token counts over consecutive slots, each
 of which streams all weights: prompts of 60, 70 and 90 tokens become 3x60, 2x10, 1x20. So a call takes prompts of equal
-length in consecutive slots, and those that are a few tokens shorter are padded (the padding is cut off again; causal
-attention makes that exact). Where a prompt may be cut is said in operators/decoding/prompts.py.
+length in consecutive slots. Where a prompt may be cut is said in operators/decoding/prompts.py.
 """
 
 from __future__ import annotations
@@ -20,11 +19,10 @@ from operators.engine_settings import KERNEL_TOKENS
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """`count` tokens of `row`, from token `row.n_past` on, and `padding` tokens that are to be cut off again."""
+    """`count` tokens of `row`, from token `row.n_past` on."""
 
     row: Sequence
     count: int
-    padding: int = 0
 
     @property
     def completes(self) -> bool:
@@ -54,9 +52,6 @@ class Cut(Protocol):
 
     def piece(self, row: Sequence, room: int) -> int:
         """Tokens of the next piece of `row` where `room` tokens fit; 0 if none can be computed there."""
-
-    def alike(self, one: Sequence, other: Sequence) -> bool:
-        """Whether the two may be padded to the same length."""
 
     def shared(self, row: Sequence, prompt: TokenIds) -> int:
         """How many tokens of `row` may be taken from a slot that holds `prompt`; 0 if it is not worth it."""
@@ -90,10 +85,6 @@ class Cutting:
         count = min(room, left - least)
         return count if count >= least else 0
 
-    def alike(self, one: Sequence, other: Sequence) -> bool:
-        """See Cut.alike."""
-        return self._is_long(one) == self._is_long(other)
-
     def shared(self, row: Sequence, prompt: TokenIds) -> int:
         """See Cut.shared."""
         if not self.kernel_tokens:
@@ -116,32 +107,18 @@ def cutting(shape: DecoderShape) -> Cutting:
     return Cutting(KERNEL_TOKENS if shape.deterministic else 0)
 
 
-def one_micro_batch(
-    rows: Seq[Sequence], shape: DecoderShape, cut: Cut, *, grouped: bool, pad_tokens: int
-) -> list[Span]:
-    """Spans of the first of `rows`, which are in the order of their slots, and of those that fit beside it."""
+def one_micro_batch(rows: Seq[Sequence], shape: DecoderShape, cut: Cut, *, grouped: bool) -> list[Span]:
+    """Spans of the first of `rows`, which are in the order of their slots, and of equally long ones in the next."""
     first = rows[0]
     count = cut.piece(first, shape.n_ubatch)
     taken = [first]
-    padding = 0
-    deepest = first.n_past
     for row in rows[1:] if grouped else ():
-        if row.slot != taken[-1].slot + 1 or not cut.alike(row, first):
+        if row.slot != taken[-1].slot + 1 or cut.piece(row, shape.n_ubatch) != count:
             break
-        if count < first.prompt_left:  # pieces of long prompts: only equal ones
-            if cut.piece(row, count) != count or count * (len(taken) + 1) > shape.n_ubatch:
-                break
-        else:
-            longest = max(count, row.prompt_left)
-            padding += (longest - count) * len(taken) + longest - row.prompt_left
-            if padding > pad_tokens * len(taken) or longest * (len(taken) + 1) > shape.n_ubatch:
-                break
-            deepest = max(deepest, row.n_past)
-            if deepest + longest > shape.max_sequence_tokens:
-                break
-            count = longest
+        if count * (len(taken) + 1) > shape.n_ubatch:
+            break
         taken.append(row)
-    return [Span(row, min(count, row.prompt_left), max(0, count - row.prompt_left)) for row in taken]
+    return [Span(row, count) for row in taken]
 
 
 def riders(rows: Seq[Sequence], room: int, cut: Cut) -> list[Span]:

@@ -31,7 +31,7 @@ class Scheduler:
     Args:
         decoder: whose slots they are; told what to copy and what to forget.
         queue: where rows wait.
-        settings: refill, pad_tokens, admission, preempt_every, swap_mb, row_timeout_s and optimise are read.
+        settings: refill, admission, preempt_every, swap_mb, row_timeout_s and optimise are read.
         cut: how rows are cut; None: prompts in pieces, and then a token a step.
     """
 
@@ -40,9 +40,9 @@ class Scheduler:
         self._shape = decoder.shape
         self._settings = settings
         self._cut = cut or cutting(self._shape)
-        self._pad_tokens = settings.pad_tokens if settings.optimise.padded_prefill and decoder.partial else 0
         self._admissions = itertools.count()
         self._decode_calls = 0
+        self._now = 0.0
         self.queue = queue
         self.slots = SlotPool(self._shape.slots)
         self.counts = Counts()
@@ -68,6 +68,7 @@ class Scheduler:
 
     def schedule(self, now: float) -> Work | None:
         """Admit rows, and say what the next call computes; None when there is nothing to do. `now`: seconds."""
+        self._now = now
         # Those that wait for a row that has just left take what they need before its slot is given away.
         drawing = self._sharing.begin()
         unfilled = self._admit(now)
@@ -79,21 +80,13 @@ class Scheduler:
             return self._mixed(prefilling, unfilled) if rows else None
         if prefilling and not self._cut.mixes:
             grouped = self._settings.optimise.grouped_prefill
-            return Call(
-                [],
-                one_micro_batch(prefilling, self._shape, self._cut, grouped=grouped, pad_tokens=self._pad_tokens),
-            )
+            return Call([], one_micro_batch(prefilling, self._shape, self._cut, grouped=grouped))
         return self._step(prefilling, unfilled) if rows else None
 
     def computed(self, work: Work) -> None:
         """The rows of `work` have been moved on: cut off what was there for the call alone."""
-        if isinstance(work, Call):
-            if work.beside is not None:
-                self._decoder.truncate(work.beside.slot, work.beside.position)
-            for span in work.spans:
-                if span.padding:
-                    self._decoder.truncate(span.row.slot, span.row.n_past)
-                    self.counts.padding_tokens += span.padding
+        if isinstance(work, Call) and work.beside is not None:
+            self._decoder.truncate(work.beside.slot, work.beside.position)
         for row in work.sequences:
             if row.same is not None and row.tokens:
                 self.queue.settle(row)
@@ -134,13 +127,14 @@ class Scheduler:
         self._sharing.forget(row)
         self._sharing.vacate(self.slots.release(row))
 
-    def expire(self, rows: list[Sequence], now: float) -> None:
-        """Refuse those of `rows` that have been in a slot for longer than a row may. `now`: seconds."""
+    def expire(self, now: float) -> None:
+        """Refuse the rows that have been in a slot for longer than a row may. `now`: seconds."""
         limit = self._settings.row_timeout_s
         if limit is None:
             return
-        for row in rows:
-            if now - row.admitted_at > limit and row.finish_reason is None and row.error is None:
+        for row in self.slots.rows():
+            in_slot = now - row.admitted_at - row.preempted_s
+            if in_slot > limit and row.finish_reason is None and row.error is None:
                 row.error = f"it took longer than runtime.row_timeout_s={limit:g} and had {len(row.tokens)} tokens then"
 
     def abandon(self, belongs: Callable[[Sequence], bool]) -> None:
@@ -168,6 +162,7 @@ class Scheduler:
             if not self.slots.free or not self._room.fits(row, self.slots.rows()):
                 return Unfilled.ROOM
             self._paused.resume(row, self._sharing.vacant_slot(row))
+            row.preempted_s += now
         queue = self.queue
         if len(self.slots) and self.slots.free < self._settings.refill and queue.waiting:
             return Unfilled.REFILL
@@ -235,6 +230,7 @@ class Scheduler:
         row = max(self.slots.rows(), key=lambda row: row.admission)
         self._sharing.forget(row)
         self._paused.pause(row, always_save=always_save)
+        row.preempted_s -= self._now
         self._sharing.clear(self.slots.release(row))
 
     def _company_of(self, rows: list[Sequence]) -> Company | None:

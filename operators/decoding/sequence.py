@@ -101,6 +101,8 @@ class Sequence:
     """Why the row cannot be completed; then there is no finish reason."""
     queued_at: float = field(default=0.0, init=False)
     admitted_at: float = field(default=0.0, init=False)
+    preempted_s: float = field(default=0.0, init=False)
+    """Seconds out of its slot since then; of no meaning while it is out."""
     first_token_at: float = field(default=0.0, init=False)
     finished_at: float = field(default=0.0, init=False)
     owner: Owner | None = field(default=None, init=False)

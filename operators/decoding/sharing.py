@@ -41,8 +41,6 @@ class Counts:
     """Rows copied from slot to slot to share a prefix."""
     moves: int = 0
     """Rows moved to close a hole."""
-    padding_tokens: int = 0
-    """Tokens computed to make prompts equally long."""
     preempted_saved: int = 0
     """Rows that gave up their slot and went on from what they had."""
     preempted_anew: int = 0

@@ -83,7 +83,7 @@ class StepLog:
         unfilled: dict[Unfilled, int] = {}
         if isinstance(work, Call):
             decoding, beside, unfilled = len(work.rows), int(work.beside is not None), work.unfilled
-            prefill_tokens = sum(span.count + span.padding for span in work.spans)
+            prefill_tokens = sum(span.count for span in work.spans)
         decode_tokens = tokens - prefill_tokens - beside
         self._table.append(
             timing.began,

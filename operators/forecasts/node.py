@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from operators.completions import Completion
+from operators.decoding.model import inspect_model
 from operators.decoding.sequence import FinishReason, Sequence
 from operators.forecasts.generation import Device, Reckoned, reckon
 from operators.forecasts.stored import stored_rows
@@ -161,6 +162,6 @@ def in_any_order(rows: Seq[Sequence]) -> list[Sequence]:
 
 
 def weights_bytes(model: ModelSettings) -> float:
-    """The size of the model's file; 0 where it is none."""
-    path = Path(model.path).expanduser() if model.path else None
-    return float(path.stat().st_size) if path is not None and path.is_file() else 0.0
+    """The size of the model's weights; 0 where it has none."""
+    sizes = inspect_model(model).sizes
+    return 0.0 if sizes is None else float(sizes.weights_bytes)

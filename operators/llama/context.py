@@ -140,9 +140,12 @@ class LlamaContext:
     def _finish_copies(self, slot: int) -> None:
         """Have copies between streams done now. llama.cpp does them at the next decode: a row that is saved before that
         would be what was there earlier, and one that is restored would be overwritten. So a token is decoded behind
-        what is in `slot`, and forgotten."""
+        what is in `slot`, and forgotten. A recurrent state cannot forget it; the scheduler saves no row before a call
+        has been made since the last copy."""
         if self._copies_wait:
             end = llama_cpp.llama_memory_seq_pos_max(self._memory, slot) + 1
+            if end and not self.partial:
+                raise DecodeFailed(_MALFORMED, f"slot {slot} cannot be saved before copies between slots are computed")
             self.batch.clear()
             self.batch.add_spans([np.zeros(1, np.int32)], [end], [slot], [0])
             self.decode()

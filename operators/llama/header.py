@@ -12,6 +12,7 @@ import llama_cpp
 
 from operators.llama.gguf_check import check_gguf
 from operators.llama.library import forget_errors, initialise, last_errors
+from operators.llama.split import parts_of
 from pipeline.errors import InputError
 
 _OTHER_CACHES = (
@@ -45,18 +46,19 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """The header of a file; read once as long as its size and time of change are the same.
+    """The header of a model; read once as long as size and time of change of its files are the same.
 
     Raises:
-        InputError: it is damaged, cut off, or of an architecture that llama.cpp does not know.
+        InputError: a file of it is damaged or cut off, or it is of an architecture that llama.cpp does not know.
     """
-    status = path.stat()
-    return _read(path, status.st_size, status.st_mtime_ns)
+    found = [part.stat() for part in parts_of(path)]
+    return _read(path, tuple((status.st_size, status.st_mtime_ns) for status in found))
 
 
 @functools.lru_cache(maxsize=64)
-def _read(path: Path, size: int, changed: int) -> Header:
-    check_gguf(path)
+def _read(path: Path, states: tuple[tuple[int, int], ...]) -> Header:
+    for part in parts_of(path):
+        check_gguf(part)
     initialise()
     forget_errors()
     params = llama_cpp.llama_model_default_params()

@@ -1,15 +1,16 @@
-"""`model=hub`: a GGUF file from the Hugging Face Hub, fetched once into the Hub's own cache, pinned and hashed."""
+"""`model=hub`: a GGUF model from the Hugging Face Hub, fetched once into the Hub's own cache, pinned and hashed."""
 
 from __future__ import annotations
 
 import functools
 import re
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 
-from operators.decoding.model import ModelFacts
-from operators.llama.header import read_header
-from operators.llama.model import LlamaModel
+from operators.decoding.model import ModelFacts, check_options
+from operators.llama.model import LlamaModel, check_gpu, facts_of
+from operators.llama.split import part_names, parts_of
 from operators.settings import ModelSettings
 from pipeline.errors import ConfigError, InputError
 from pipeline.shards import sha256_of
@@ -23,24 +24,26 @@ def load(settings: ModelSettings) -> LlamaModel:
 
 
 def inspect(settings: ModelSettings) -> ModelFacts:
-    """What the file says of itself. Its fingerprint is its SHA-256, which so gets into the manifest.
+    """What the file says of itself. Its fingerprint is its SHA-256, or those of its parts, which so get into the
+    manifest.
 
     Raises:
         ConfigError, InputError: see `fetch`.
-        InputError: the file in the cache is not the one that the Hub announced.
+        ConfigError: layers are to be computed on a GPU, and there is none.
+        InputError: a file in the cache is not the one that the Hub announced.
     """
+    check_gpu(settings)
     path = fetch(settings)
-    header = read_header(path)
-    return ModelFacts(f"sha256 {_verified(path)}", header.n_ctx_train, header.n_embd)
+    return facts_of(path, " ".join(["sha256", *map(_verified, parts_of(path))]))
 
 
 def fetch(settings: ModelSettings) -> Path:
-    """The file in the Hub's cache; downloaded, with a progress bar, if it is not there yet.
+    """The file in the Hub's cache, or the first of its parts; downloaded, with a progress bar, if not there yet.
 
     `settings.options` go to hf_hub_download: cache_dir, endpoint, token, local_files_only ...
 
     Raises:
-        ConfigError: repo, file or revision is missing, or huggingface_hub is not installed.
+        ConfigError: repo, file or revision is missing, there is no such option, or huggingface_hub is not installed.
         InputError: there is no such file, or no network.
     """
     repo, file, revision = (_required(settings, key) for key in ("repo", "file", "revision"))
@@ -49,9 +52,14 @@ def fetch(settings: ModelSettings) -> Path:
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
     except ImportError as error:
         raise ConfigError(f"model=hub needs huggingface_hub ({error}); install it: pip install '.[hub]'") from error
-    what = f"{file} of {repo} at {revision}"
+    check_options(settings, set(signature(hf_hub_download).parameters) - {"repo_id", "filename", "revision"})
+    what = ""
     try:
-        return Path(hf_hub_download(repo, file, revision=revision, **settings.options))
+        paths: list[str] = []
+        for name in part_names(file):
+            what = f"{name} of {repo} at {revision}"
+            paths.append(hf_hub_download(repo, name, revision=revision, **settings.options))
+        return Path(paths[0])
     except LocalEntryNotFoundError as error:
         raise InputError(
             f"{what} is not in the cache and the Hub cannot be reached; fetch it where there is a network,"

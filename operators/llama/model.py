@@ -13,7 +13,15 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from operators.decoding.model import DecoderShape, ModelFacts, ModelSizes, TokenIds, Wanted, decoder_shape
+from operators.decoding.model import (
+    DecoderShape,
+    ModelFacts,
+    ModelSizes,
+    TokenIds,
+    Wanted,
+    check_options,
+    decoder_shape,
+)
 from operators.engine_settings import EngineSettings
 from operators.llama.abort import AbortFlag
 from operators.llama.context import LlamaContext
@@ -21,7 +29,8 @@ from operators.llama.header import read_header
 from operators.llama.kernels import K_QUANTS, is_exact, keep_rows_apart, lone_tokens, repacks
 from operators.llama.library import initialise, last_errors
 from operators.llama.pool import ContextPool
-from operators.setting_checks import usable_cores
+from operators.llama.split import parts_of
+from operators.setting_checks import check, usable_cores
 from operators.settings import ModelSettings
 from operators.sources.content import content_id
 from pipeline.errors import ConfigError, InputError
@@ -38,28 +47,43 @@ def inspect(settings: ModelSettings) -> ModelFacts:
     """What the model file says of itself.
 
     Raises:
-        InputError: it is missing, no GGUF file, damaged, or of an architecture that llama.cpp does not know.
-        ConfigError: no path is given.
+        InputError: it or a part of it is missing, no GGUF file or damaged, or llama.cpp does not know its architecture.
+        ConfigError: no path is given, there are options, or layers are to be computed on a GPU and there is none.
     """
+    check_options(settings, ())
+    check_gpu(settings)
     return facts_of(gguf_path(settings))
 
 
+def check_gpu(settings: ModelSettings) -> None:
+    """Raise ConfigError if layers are to be computed on a GPU, and llama.cpp has none."""
+    check(
+        not settings.gpu_layers or llama_cpp.llama_supports_gpu_offload(),
+        "model.gpu_layers",
+        settings.gpu_layers,
+        "llama.cpp finds no GPU that it was built for. Use 0, or build it for yours: for NVIDIA's"
+        " CMAKE_ARGS=-DGGML_CUDA=on make llama",
+    )
+
+
 def gguf_path(settings: ModelSettings) -> Path:
-    """The model file, checked as far as its first bytes tell."""
+    """The model file, or the first of its parts, checked as far as the first bytes tell."""
     if not settings.path:
         raise ConfigError("model.path is not set; give the path of a GGUF file (model.path=/models/my.gguf)")
     path = Path(settings.path).expanduser()
     if not path.is_file():
         what = "is a directory" if path.is_dir() else "is no regular file" if path.exists() else "does not exist"
         raise InputError(f"model.path={settings.path} {what}; give the path of a GGUF file")
-    try:
-        with path.open("rb") as file:
-            head = file.read(4)
-    except OSError as error:
-        raise InputError(f"model.path={settings.path} cannot be read: {error.strerror}") from error
-    if head != _MAGIC:
-        found = "an empty file" if not head else f"a file that begins with {head!r}"
-        raise InputError(f"model.path={settings.path} is {found}, not a GGUF model; convert it with llama.cpp's tools")
+    for part in parts_of(path):
+        named = f"model.path={settings.path}" if part == path else str(part)
+        try:
+            with part.open("rb") as file:
+                head = file.read(4)
+        except OSError as error:
+            raise InputError(f"{named} cannot be read: {error.strerror}") from error
+        if head != _MAGIC:
+            found = "an empty file" if not head else f"a file that begins with {head!r}"
+            raise InputError(f"{named} is {found}, not a GGUF model; convert it with llama.cpp's tools")
     return path
 
 
@@ -101,6 +125,7 @@ class LlamaModel:
         self.n_vocab: int = llama_cpp.llama_vocab_n_tokens(vocab)
         self.n_embd: int = llama_cpp.llama_model_n_embd_out(self._model)
         self.n_ctx_train: int = llama_cpp.llama_model_n_ctx_train(self._model)
+        self._pieces = Pieces(vocab, self.n_vocab)
         self.bos_id: int = llama_cpp.llama_vocab_bos(vocab)
         self.add_bos = bool(llama_cpp.llama_vocab_get_add_bos(vocab)) and self.bos_id >= 0
         self.bos_token = self._text_of(self.bos_id)
@@ -138,7 +163,7 @@ class LlamaModel:
 
     def pieces(self) -> Sequence[bytes]:
         """See Model.pieces."""
-        return Pieces(self._vocab, self.n_vocab)
+        return self._pieces
 
     def lease(
         self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT, block: int = 0, chain: int = 0
@@ -226,19 +251,20 @@ class Pieces(Sequence[bytes]):
         return buffer.raw[:count] if count >= 0 else self._piece(token, -count)
 
 
-def facts_of(path: Path) -> ModelFacts:
-    """The facts of a model file."""
-    status = path.stat()
+def facts_of(path: Path, fingerprint: str | None = None) -> ModelFacts:
+    """The facts of a model in the file `path` and the parts that belong to it. `fingerprint`: None for that of the
+    content."""
     header = read_header(path)
+    each = [(part, part.stat()) for part in parts_of(path)]
+    if fingerprint is None:
+        fingerprint = " ".join(_content_id(part, found.st_size, found.st_mtime_ns) for part, found in each)
+    size = sum(found.st_size for _, found in each)
     return ModelFacts(
-        _content_id(path, status.st_size, status.st_mtime_ns),
-        header.n_ctx_train,
-        header.n_embd,
-        ModelSizes(status.st_size, header.n_vocab, header.kv_values),
+        fingerprint, header.n_ctx_train, header.n_embd, ModelSizes(size, header.n_vocab, header.kv_values)
     )
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=256)
 def _content_id(path: Path, size: int, changed: int) -> str:
     """Hashed once as long as size and time of change are the same."""
     return str(content_id(path))

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from operators.decoding.model import ModelFacts
+from operators.decoding.model import ModelFacts, check_options
 from operators.llama.make_model import write_model
-from operators.llama.model import LlamaModel, facts_of
+from operators.llama.model import LlamaModel, check_gpu, facts_of
 from operators.settings import ModelSettings
 from pipeline.errors import ConfigError
 
@@ -24,8 +24,9 @@ def inspect(settings: ModelSettings) -> ModelFacts:
     """The facts of the file.
 
     Raises:
-        ConfigError: see `written`.
+        ConfigError: see `written` and `check_gpu`.
     """
+    check_gpu(settings)
     return facts_of(written(settings))
 
 
@@ -37,8 +38,7 @@ def written(settings: ModelSettings) -> Path:
     """
     if not settings.path:
         raise ConfigError("model.path is not set; model=random needs the folder in which the model is kept")
-    if unknown := sorted(settings.options.keys() - OPTIONS.keys()):
-        raise ConfigError(f"model.options has '{unknown[0]}'; model=random knows {', '.join(OPTIONS)}")
+    check_options(settings, OPTIONS)
     options = OPTIONS | settings.options
     path = Path(settings.path).expanduser() / "random-{shape}-{file_type}-{seed}.gguf".format(**options)
     if path.exists():

@@ -82,11 +82,6 @@ def test_memory_bounds_the_slots():
     assert choose(linear(1.0, 0.0001), free_bytes=0).values["slots"] == 1
 
 
-def test_padding_is_worth_what_a_call_costs():
-    assert choose(linear(0.02, 0.002)).values["pad_tokens"] == 10
-    assert choose(linear(0.0, 0.002)).values["pad_tokens"] == 0
-
-
 def test_large_calls_only_where_they_pay():
     assert choose(linear(0.0, 0.001)).values["n_ubatch"] == 128
     assert choose(linear(0.05, 0.0001)).values["n_ubatch"] == 1024
@@ -94,7 +89,7 @@ def test_large_calls_only_where_they_pay():
 
 def test_a_slow_machine_is_not_kept_busy_for_long():
     before = Costly.clock
-    choose(linear(0.5, 0.02))  # 1.8 s for a call of 64 tokens
+    choose(linear(0.5, 0.02))  # 3 s for a call of 128 tokens
     assert Costly.clock - before < 60
 
 
@@ -127,6 +122,7 @@ def test_flash_attention_is_dropped_where_steps_are_clearly_faster_without():
 
 def test_threads_are_measured(monkeypatch):
     monkeypatch.setattr("operators.decoding.autotune.usable_cores", lambda: 8)
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
     assert choose(lambda t, r, s: 1.0 if s.threads == 8 else 0.5).values["threads"] == 4
     assert choose(lambda t, r, s: 0.2 if s.threads == 8 else 0.5).values["threads"] == 8
 

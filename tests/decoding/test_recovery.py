@@ -148,11 +148,39 @@ def test_an_aborted_call_is_not_made_again_when_the_run_stops():
 
 
 def test_a_row_that_takes_too_long_is_refused():
-    bench = Bench(shape(4), row_timeout_s=30.0)
+    bench = Bench(shape(4), row_timeout_s=100.0)
     now = iter(range(1_000_000))
     bench.engine._clock = lambda: float(next(now))
     texts = prompts(10)
     rows = [Sequence(i, t, SamplingParams(), seed=i, max_tokens=100 if i == 2 else 1) for i, t in enumerate(texts)]
     bench.run(rows)
     assert [row.handle for row in rows if row.error is not None] == [2]
-    assert "longer than runtime.row_timeout_s=30" in (rows[2].error or "")
+    assert "longer than runtime.row_timeout_s=100" in (rows[2].error or "")
+
+
+def seconds(bench: Bench) -> Bench:
+    """`bench` with a clock that says how many calls were made."""
+    bench.engine._clock = lambda: float(len(bench.decoder.calls))
+    return bench
+
+
+def test_the_time_without_a_slot_does_not_count():
+    bench = seconds(Bench(shape(4), row_timeout_s=20.0, preempt_every=1))
+    rows = [Sequence(i, t, SamplingParams(), seed=i, max_tokens=12) for i, t in enumerate(prompts(12, longest=20))]
+    bench.run(rows)
+    assert max(row.finished_at - row.admitted_at for row in rows if row.preemptions) > 20
+    assert not any(row.error for row in rows)
+
+
+def test_a_row_that_only_waits_for_a_prefix_is_refused_too():
+    """Its neighbour computes 2,000 tokens, 128 a call."""
+    bench = seconds(Bench(shape(2, max_sequence_tokens=2200), row_timeout_s=5.0))
+    text = np.arange(2000, dtype=np.int32) % 256
+    rows = sequences([text, np.append(text[:-100], np.arange(90, dtype=np.int32))])
+    client = bench.client()
+    client.submit(rows)
+    for _ in range(8):
+        bench.engine.step()
+    assert len(bench.decoder.calls) < 12  # of 16
+    assert len(client.collect()) == 2
+    assert all("row_timeout_s=5 and had 0 tokens" in (row.error or "") for row in rows)

@@ -8,7 +8,6 @@ import pytest
 from operators.decoding.calls import Call, Unfilled
 from operators.decoding.queue import Line
 from operators.decoding.sequence import FinishReason, Sequence, State
-from operators.engine_settings import OptimiseSettings
 from tests.decoding.fixtures import GREEDY, WARM, Bench, prompts, sequences, shape
 
 
@@ -60,22 +59,11 @@ def prefills(bench: Bench) -> list[tuple[int, int]]:
     return [(len(call), tokens) for call, tokens in steps if tokens]
 
 
-def test_prompts_that_are_a_little_shorter_are_padded():
-    texts = [np.full(n, i, np.int32) for i, n in enumerate((20, 19, 17, 10))]
-    alone_each = alone(texts)
+def test_only_prompts_of_equal_length_share_a_call():
+    texts = [np.full(n, i, np.int32) for i, n in enumerate((20, 20, 19, 10))]
     bench = Bench(shape(4))
-    assert bench.run(sequences(texts)) == alone_each
-    assert prefills(bench) == [(3, 60), (1, 10)]
-    assert bench.scheduler.counts.padding_tokens == 4
-    bench = Bench(shape(4), optimise=OptimiseSettings(padded_prefill=False))
-    assert bench.run(sequences(texts)) == alone_each
-    assert prefills(bench) == [(1, 20), (1, 19), (1, 17), (1, 10)]
-
-
-def test_a_prompt_of_64_tokens_is_not_padded_together_with_a_shorter_one():
-    bench = Bench(shape(2))
-    bench.run(sequences([np.full(64, 1, np.int32), np.full(63, 2, np.int32)]))
-    assert prefills(bench) == [(1, 64), (1, 63)]
+    assert bench.run(sequences(texts)) == alone(texts)
+    assert prefills(bench) == [(2, 40), (1, 19), (1, 10)]
 
 
 def test_slots_that_are_not_neighbours_prefill_apart():

@@ -21,7 +21,7 @@ LOADER = f"model.loader={__name__}:load"
 
 
 def inspect(settings: ModelSettings) -> ModelFacts:
-    return llama.inspect(settings)
+    return llama.facts_of(llama.gguf_path(settings))
 
 
 def load(settings: ModelSettings) -> llama.LlamaModel:

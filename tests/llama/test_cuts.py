@@ -1,10 +1,11 @@
-"""Where a prompt may be cut: the promise on which shared prefixes, padding and pieces rest."""
+"""Where a prompt may be cut: the promise on which shared prefixes and pieces rest."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+from operators.decoding.batch import DecodeFailed
 from operators.engine_settings import EngineSettings
 from operators.llama.context import LlamaContext
 from operators.llama.model import LlamaModel
@@ -20,14 +21,14 @@ CUTS = {
 }
 
 
-def logits_of(decoder: LlamaContext, ids: np.ndarray, cuts: list[int], padding: int = 0) -> bytes:
+def logits_of(decoder: LlamaContext, ids: np.ndarray, cuts: list[int]) -> bytes:
     """The logits after `ids`, computed in pieces, and of two decode steps after it."""
     decoder.clear()
     past = 0
     for count in cuts:
         decoder.batch.clear()
         last = past + count == len(ids)
-        decoder.batch.add_spans([ids[past : past + count]], [past], [0], [2 if last else 0], [padding])
+        decoder.batch.add_spans([ids[past : past + count]], [past], [0], [2 if last else 0])
         logits = decoder.decode()
         past += count
         decoder.truncate(0, past)
@@ -47,8 +48,6 @@ def test_pieces_of_the_same_kernel_give_the_same_bits(model: LlamaModel, length:
     whole = logits_of(decoder, ids, [length])
     for cuts in CUTS[length]:
         assert logits_of(decoder, ids, cuts) == whole, cuts
-    for padding in (1, 3) if length == 60 else (1, 20, 64):
-        assert logits_of(decoder, ids, [length], padding) == whole, f"{padding} tokens of padding"
     give_back()
 
 
@@ -135,3 +134,21 @@ def test_a_row_that_was_copied_is_saved_as_it_is_and_one_that_is_restored_stays(
     decoder.restore(2, first)  # what was copied before must not come over it
     assert after(2) == expected
     give_back()
+
+
+@pytest.mark.parametrize("model_file", ["q8_0"], indirect=True)
+def test_a_state_that_cannot_forget_a_token_is_not_given_one_to_finish_copies(model: LlamaModel):
+    decoder, give_back = model.lease(EngineSettings(slots=3, max_sequence_tokens=512))
+    decoder.batch.clear()
+    decoder.batch.add_spans([np.arange(80, dtype=np.int32)], [0], [0], [0])
+    decoder.decode()
+    decoder.partial = False
+    try:
+        assert decoder.save(0)
+        decoder.copy(0, 2, 80)
+        with pytest.raises(DecodeFailed, match="cannot be saved before copies"):
+            decoder.save(0)
+    finally:
+        decoder.partial = True
+        decoder.clear()
+        give_back()

@@ -74,7 +74,8 @@ def test_nodes_that_share_an_engine_give_the_same_keys_and_others_do_not():
     assert len({keys(op)[1] for op in readers}) == 3
 
 
-def test_a_model_on_a_gpu_or_without_weights_says_nothing():
+def test_a_model_on_a_gpu_or_without_weights_says_nothing(monkeypatch):
+    monkeypatch.setattr("llama_cpp.llama_supports_gpu_offload", lambda: True)
     assert not list(model_memory(ModelSettings(path=TINY.path, gpu_layers=99), EngineSettings(), "key"))
     assert not list(model_memory(ModelSettings(loader="operators.decoding.fake:load"), EngineSettings(), "key"))
     assert not list(Score(ModelSettings(loader="operators.decoding.fake:load"), EngineSettings()).memory_needs())

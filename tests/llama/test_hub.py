@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from operators.engine_settings import EngineSettings
+from operators.footprint import model_memory
 from operators.llama.hub import fetch, inspect, load
 from operators.llama.make_model import write_model
 from operators.settings import ModelSettings
@@ -28,13 +30,16 @@ def content(tmp_path_factory) -> bytes:
 
 @pytest.fixture
 def hub(content, tmp_path):
-    """A server with one file. Gives settings that use it with an empty cache, and the methods that were asked for."""
+    """A server with a file, also under the names of two parts. Gives settings that use it with an empty cache, and the
+    methods that were asked for."""
     asked: list[str] = []
+    names = ("tiny.gguf", "q8/big-00001-of-00002.gguf", "q8/big-00002-of-00002.gguf", "cut-00001-of-00002.gguf")
+    paths = [f"/some/model/resolve/{COMMIT}/{name}" for name in names]
 
     class Handler(BaseHTTPRequestHandler):
         def answer(self, body: bool) -> None:
             asked.append(self.command)
-            known = self.path.split("?")[0] == f"/some/model/resolve/{COMMIT}/tiny.gguf"
+            known = self.path.split("?")[0] in paths
             self.send_response(200 if known else 404)
             if known:
                 self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
@@ -74,6 +79,31 @@ def test_a_file_is_fetched_once_hashed_and_loaded(hub, content):
     assert model.n_vocab > 256
     model.close()
     assert asked.count("GET") == 1
+
+
+def test_its_weights_are_counted(hub, content):
+    settings, _ = hub
+    sizes = inspect(settings).sizes
+    assert sizes is not None
+    assert sizes.weights_bytes == len(content)
+    weights, _ = model_memory(settings, EngineSettings(max_sequence_tokens=128), "key")
+    assert weights.what == "the weights of tiny.gguf"
+
+
+def test_all_parts_of_a_split_model_are_fetched(hub):
+    settings, _ = hub
+    first = fetch(replace(settings, file="q8/big-00001-of-00002.gguf"))
+    assert sorted(path.name for path in first.parent.iterdir()) == [
+        "big-00001-of-00002.gguf",
+        "big-00002-of-00002.gguf",
+    ]
+    with pytest.raises(InputError, match=r"cut-00002-of-00002\.gguf of some/model at .* could not be fetched"):
+        fetch(replace(settings, file="cut-00001-of-00002.gguf"))
+
+
+def test_an_option_that_the_download_does_not_know_is_named():
+    with pytest.raises(ConfigError, match=r"model\.options has 'cache', which .* knows .*cache_dir"):
+        fetch(replace(SETTINGS, options={"cache": "x"}))
 
 
 def test_a_damaged_file_in_the_cache_is_named(hub):

@@ -47,16 +47,11 @@ def test_everything_on_changes_no_bit(model, expected, slots):
     assert COUNTS["shared_tokens"] > 1000
 
 
-@pytest.mark.parametrize("name", ["prefix_sharing", "sample_sharing", "grouped_prefill", "padded_prefill"])
+@pytest.mark.parametrize("name", ["prefix_sharing", "sample_sharing", "grouped_prefill"])
 def test_nor_does_any_of_them_alone(model, expected, name):
     rows = texts()
-    on = (
-        only(compaction=True, grouped_prefill=name == "padded_prefill")
-        if name == "padded_prefill"
-        else only(compaction=True)
-    )
-    setattr(on, name, True)
-    assert complete(model, rows, range(len(rows)), WARM, slots=7, optimise=on, pad_tokens=16) == expected
+    on = only(**{"compaction": True, name: True})
+    assert complete(model, rows, range(len(rows)), WARM, slots=7, optimise=on) == expected
 
 
 @pytest.mark.parametrize("model_file", ["f32", "q8_0", "q4_k_m"], indirect=True)  # one of each kind of kernel

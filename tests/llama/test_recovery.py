@@ -96,6 +96,30 @@ def test_a_row_that_is_tried_alone_again_keeps_its_bits_behind_the_depth_where_l
     )
 
 
+def test_llama_cpp_fills_every_hole_of_a_unified_cache(model):
+    """So no room is no room, however it lies, and KvRoom may keep in mind what it has learnt of it."""
+    slots, each = 8, 64
+    sizes: dict[str, Any] = {"kv": "unified", "deterministic": False, "n_ctx": slots * each, "n_batch": 512}
+    decoder, give_back = model.lease(EngineSettings(slots=slots, max_sequence_tokens=512, **sizes))
+    for position in range(each):
+        decoder.batch.clear()
+        decoder.batch.add_rows([7] * slots, [position] * slots, list(range(slots)))
+        decoder.decode()
+    for slot in range(1, slots, 2):
+        decoder.truncate(slot, 0)
+    room = slots // 2 * each
+    for start, count, fits in ((0, room, True), (room, 1, False)):
+        decoder.batch.clear()
+        decoder.batch.add_spans([np.zeros(count, np.int32)], [start], [1], [0])
+        if fits:
+            decoder.decode()
+            continue
+        with pytest.raises(DecodeFailed) as failure:
+            decoder.decode()
+        assert failure.value.code == 1
+    give_back()
+
+
 def test_a_set_flag_aborts_every_call_until_the_next_lease(model):
     settings = EngineSettings(slots=2)
     decoder, give_back = model.lease(settings)

@@ -87,6 +87,11 @@ def test_watching_for_a_stop_string_changes_no_byte(vocabulary):
         assert completion_text(watched, pieces) == completion_text(row_of(tokens), pieces)
 
 
+def test_the_model_keeps_what_it_was_asked_for(vocabulary):
+    ours, _ = vocabulary
+    assert ours.pieces() is ours.pieces()
+
+
 def test_control_tokens_have_no_text(vocabulary):
     ours, _ = vocabulary
     assert all(ours.pieces()[token] == b"" for token in ours.end_ids)

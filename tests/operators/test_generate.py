@@ -116,6 +116,28 @@ def test_a_prompt_that_cannot_be_completed_is_rejected_with_the_numbers(tmp_path
     assert run.tally.errors == 2
 
 
+@pytest.mark.parametrize("admission", ["reserve", "optimistic"])
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_unified_cache_shorter_than_a_row_bounds_it_like_max_sequence_tokens(tmp_path, admission, n):
+    rows = [{"prompt_text": "x" * length} for length in (100, 64, 60, 10, 90)]
+    unified = {"kv": "unified", "deterministic": False, "n_ctx": 64, "admission": admission}
+    run = flow(tmp_path, rows, generate({"n": n, "ignore_eos": True}, unified))
+    out = run.run()
+    assert [(row["row"], row["completion_token_count"]) for row in out] == [(2, 4)] * n + [(3, 20)] * n
+    assert {row["finish_reason"] for row in out} == {"length"}
+    (reason,) = {reason for _, _, reason in run.tally.by_reason}
+    assert reason == "the prompt has N tokens and leaves no room for a completion: runtime.n_ctx is N"
+    assert run.tally.errors == 3 * n
+
+
+def test_n_ctx_is_fingerprinted_where_it_bounds_a_row():
+    def of(n_ctx: int) -> dict[str, Any]:
+        return generate(runtime={"kv": "unified", "deterministic": False, "n_ctx": n_ctx}).fingerprint()
+
+    assert of(64) != of(65)
+    assert of(128) == of(500)
+
+
 def test_a_row_overrides_the_job(tmp_path):
     fields = [pa.field("max_tokens", pa.int64()), pa.field("temperature", pa.float64()), pa.field("seed", pa.int64())]
     rows = [

@@ -200,7 +200,8 @@ def test_a_row_that_had_no_room_says_so(tmp_path):
     run = flow(tmp_path, rows, generate(structured(regex="[a-z]{40}")))
     assert run.run() == []
     ((_, _, reason),) = run.tally.by_reason
-    assert "cut by runtime.max_sequence_tokens=N, after N tokens, before the match of the regex was complete" in reason
+    assert reason.startswith("cut by runtime.max_sequence_tokens (or runtime.n_ctx) at N tokens, after N tokens, ")
+    assert reason.endswith("before the match of the regex was complete")
 
 
 def test_each_row_has_a_schema_of_its_own(tmp_path):

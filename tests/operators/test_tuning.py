@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from operators.decoding.autotune import FEW_ROWS, Calibration, Choice
 from operators.decoding.fake import FakeModel
 from operators.engine_settings import OPEN, EngineSettings, OptimiseSettings
 from operators.machine_load import Ticks
+from pipeline.errors import ConfigError
 from pipeline.output_dir import CHOICES, wipe
 from tests.operators.test_generate import flow, generate, prompts
 
@@ -53,6 +55,17 @@ def test_a_resumed_run_does_what_its_first_attempt_did(tmp_path, cache, calibrat
     assert tuning.tuned(AUTO, FakeModel(), [900], 20, tmp_path, LOG).slots == 3
     assert len(calibrations) == 1
     assert not first.open_keys()
+
+
+def test_threads_of_a_larger_machine_are_refused_on_a_resume(tmp_path):
+    tuning.tuned(AUTO, FakeModel(), [60], 20, tmp_path, LOG)
+    pinned = json.loads((tmp_path / tuning.CHOICE_FILE).read_text())
+    pinned["values"]["threads"] = 999
+    (tmp_path / tuning.CHOICE_FILE).write_text(json.dumps(pinned))
+    with pytest.raises(ConfigError, match=r"runtime\.threads=999 .* runtime\.threads=null"):
+        tuning.tuned(AUTO, FakeModel(), [60], 20, tmp_path, LOG)
+    given = replace(AUTO, threads=None)
+    assert tuning.tuned(given, FakeModel(), [60], 20, tmp_path, LOG).threads is None
 
 
 def test_the_next_run_with_like_prompts_needs_no_calibration(tmp_path, calibrations):
