@@ -11,7 +11,7 @@ from operators.decoding.model import ModelFacts
 from operators.llama.header import read_header
 from operators.llama.model import LlamaModel
 from operators.settings import ModelSettings
-from pipeline.errors import ConfigError, InputError
+from pipeline.errors import ConfigError, InputError, install
 from pipeline.shards import sha256_of
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -48,7 +48,7 @@ def fetch(settings: ModelSettings) -> Path:
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
     except ImportError as error:
-        raise ConfigError(f"model=hub needs huggingface_hub ({error}); install it: pip install '.[hub]'") from error
+        raise ConfigError(f"model=hub needs huggingface_hub ({error}); {install('hub')}") from error
     what = f"{file} of {repo} at {revision}"
     try:
         return Path(hf_hub_download(repo, file, revision=revision, **settings.options))
