@@ -241,6 +241,8 @@ class Generate:
             self._sampling, model, room, self._seed, runtime.node, self._id_column, method.rows(), runtime.round_of
         )
         self._model = model
+        if (warning := self._requests.too_short()) is not None:
+            runtime.log.warning("%s: %s", runtime.node, warning)
 
     def _take_engine(self, settings: EngineSettings) -> None:
         self._engine_settings = settings
