@@ -114,6 +114,11 @@ def entries() -> dict[str, list[Entry]]:
     return {title: [Entry(path) for path in paths] for title, paths in CATALOG.items()}
 
 
+def targets() -> list[str]:
+    """What a job can write as `_target_`."""
+    return [entry.target for members in entries().values() for entry in members]
+
+
 def listing() -> str:
     """A line for each operator."""
     lines = ["operators (python -m pipeline operators NAME tells more):"]

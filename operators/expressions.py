@@ -86,7 +86,7 @@ class RowExpression:
         try:
             found = self._evaluate(data.select(self._columns))
         except PolarsError as error:
-            raise ValueError(f"{self._name}: {error}") from error
+            raise ValueError(f"{self._name}: {_without_plan(error)}") from error
         if len(found) != data.num_rows:
             raise ValueError(f"{self._name} gives {len(found)} values for {data.num_rows} rows; it must give one a row")
         return found
@@ -95,12 +95,15 @@ class RowExpression:
         try:
             return self._evaluate(_no_rows(schema)).dtype
         except ColumnNotFoundError as error:
-            what = str(error).partition(";")[0]
-            raise SchemaError(f"{self._name}: {what}; the columns are {', '.join(schema.names)}") from error
+            what, columns = str(error).partition(";")[0], ", ".join(schema.names)
+            quoted = re.search(r'column "(.*)"', what)
+            if quoted and quoted[0].removeprefix("column ") in self._text:
+                columns += f"; a text takes single quotes: '{quoted[1]}'"
+            raise SchemaError(f"{self._name}: {what}; the columns are {columns}") from error
         except (SQLSyntaxError, SQLInterfaceError) as error:
-            raise ConfigError(f"{self._name} is not an expression in SQL: {error}") from error
+            raise ConfigError(f"{self._name} is not an expression in SQL: {_without_plan(error)}") from error
         except PolarsError as error:
-            raise SchemaError(f"{self._name} does not fit the columns: {error}") from error
+            raise SchemaError(f"{self._name} does not fit the columns: {_without_plan(error)}") from error
 
     def _works_without(self, schema: pa.Schema, name: str) -> bool:
         try:
@@ -121,6 +124,11 @@ def known_to_polars(kind: pa.DataType) -> bool:
         return False
     inner = [kind.field(i) for i in range(kind.num_fields)]
     return len({f.name for f in inner}) == len(inner) and all(known_to_polars(f.type) for f in inner)
+
+
+def _without_plan(error: PolarsError) -> str:
+    """What polars says, without the plan of its query."""
+    return str(error).partition("\n\nResolved plan")[0]
 
 
 def _no_rows(schema: pa.Schema) -> pa.RecordBatch:

@@ -253,6 +253,8 @@ class Generate:
             self._engine_settings.row_limit,
         )
         self._model = model
+        if (warning := self._requests.too_short()) is not None:
+            runtime.log.warning("%s: %s", runtime.node, warning)
 
     def _take_engine(self, settings: EngineSettings) -> None:
         self._engine_settings = settings

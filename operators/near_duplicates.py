@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from operators.setting_checks import check
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, install
 
 SIGNATURE = np.dtype("<u4")
 """datasketch keeps 64 bits of each number, of which the upper half is zero."""
@@ -52,7 +52,7 @@ class NearTexts:
         try:
             from datasketch import MinHash, MinHashLSH
         except ImportError as error:
-            raise ConfigError("near needs the package datasketch: pip install 'llama-batch-pipeline[dedup]'") from error
+            raise ConfigError(f"near needs the package datasketch: {install('dedup')}") from error
         self._near = near
         try:
             self._index: Any = MinHashLSH(threshold=near.threshold, num_perm=near.permutations)

@@ -14,7 +14,7 @@ import pyarrow as pa
 from operators.json_columns import Misfit, declared_fields, schema_fields
 from operators.setting_checks import check
 from operators.structured.settings import parse_schema
-from pipeline.errors import ConfigError, InputError
+from pipeline.errors import ConfigError, InputError, install
 from pipeline.protocols import BaseOperator
 from pipeline.records import Batch, Output, RejectKind, add_columns, require_column
 
@@ -154,9 +154,7 @@ def _validator(schema: Any) -> Validate:
         from referencing.exceptions import Unresolvable
         from referencing.jsonschema import specification_with
     except ImportError as error:
-        raise ConfigError(
-            "schema needs the package jsonschema: pip install 'llama-batch-pipeline[json]'; fields does without"
-        ) from error
+        raise ConfigError(f"schema needs the package jsonschema: {install('json')}; fields does without") from error
     cls = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
     try:
         cls.check_schema(schema)

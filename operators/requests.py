@@ -17,7 +17,7 @@ from operators.decoding.sequence import Sequence
 from operators.decoding.stops import StopWatcher
 from operators.row_hash import hash_of, mix, row_hashes
 from operators.sampling_rules import plain_value, sampling_rules
-from operators.sampling_values import ParamsMaker
+from operators.sampling_values import ParamsMaker, token_ids
 from operators.settings import SamplingSettings
 from operators.structured.settings import StructuredSettings, parse_schema
 from operators.tokens import PROMPT_IDS, list_views
@@ -106,12 +106,23 @@ class Requests:
         self._limit = limit
         self._base = hash_of(f"{seed}|{node}")
         self._id_column = id_column
+        self._model = model
         self._pieces = model.pieces()
         self._maker = ParamsMaker(model)
         self._schema_column = sampling.structured.json_schema_column
         self._columns = [*sampling.per_row, *([self._schema_column] if self._schema_column is not None else [])]
         self._drawings: dict[str, Drawing | str] = {}
         self._plain = self._drawing(vars(sampling))
+
+    def too_short(self) -> str | None:
+        """What to say where not even the shortest of `sampling.structured.choices` fits into `max_tokens`."""
+        choices, most = self._sampling.structured.choices, self._sampling.max_tokens
+        if not choices or "max_tokens" in self._sampling.per_row:
+            return None
+        least = min(len(token_ids(self._model, choice.encode())) for choice in choices)
+        if least <= most:
+            return None
+        return f"sampling.max_tokens={most} is too few: the shortest of sampling.structured.choices has {least} tokens"
 
     def sequences(self, batch: Batch) -> list[Sequence | Refused]:
         """A sequence for each row of `batch`, or why there can be none."""

@@ -10,7 +10,7 @@ from operators.decoding.model import Model
 from operators.decoding.params import SamplingParams
 from operators.decoding.sampling.dry import Breakers
 from operators.structured.settings import StructuredSettings
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, install
 
 if TYPE_CHECKING:
     from operators.structured.compiler import Compiler
@@ -140,9 +140,7 @@ def structured_form(settings: StructuredSettings) -> Form | None:
     try:
         from operators.structured.forms import form_of
     except ImportError as error:
-        raise ConfigError(
-            f"sampling.structured needs llguidance ({error}); install it: pip install '.[structured]'"
-        ) from error
+        raise ConfigError(f"sampling.structured needs llguidance ({error}); {install('structured')}") from error
     return form_of(settings)
 
 

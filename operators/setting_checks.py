@@ -16,7 +16,14 @@ NOT_IN_DATA: Mapping[str, Any] = {"fingerprint": False}
 def check(holds: bool, key: str, value: object, allowed: str) -> None:
     """Raise ConfigError, naming `key`, its `value` and what is `allowed`, unless the condition `holds`."""
     if not holds:
-        raise ConfigError(f"{key}={value!r} cannot work: {allowed}")
+        quotes = "; yes, no, on, off, true and false are texts only in quotes" if _has_boolean(value) else ""
+        raise ConfigError(f"{key}={value!r} cannot work: {allowed}{quotes}")
+
+
+def _has_boolean(value: object) -> bool:
+    """Whether there is a boolean in a list or a mapping: YAML makes it of a word that was meant as a text."""
+    inside = [*value, *value.values()] if isinstance(value, Mapping) else value if isinstance(value, list) else []
+    return any(isinstance(v, bool) for v in inside)
 
 
 def not_in_data(settings: type) -> set[str]:

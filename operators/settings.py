@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from operators.sampling_rules import PER_ROW_KEYS, STEP_ORDER, sampling_rules
 from operators.setting_checks import NOT_IN_DATA, check
 from operators.structured.settings import StructuredSettings
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, did_you_mean
 
 FINISH_REASONS = ("stop", "stop_string", "length")
 DATA_FORMATS = ("auto", "parquet", "jsonl", "csv", "arrow", "lines")
@@ -183,9 +183,10 @@ class SamplingSettings:
 
     def __post_init__(self) -> None:
         for key, (holds, allowed) in sampling_rules(vars(self)).items():
-            check(holds, f"sampling.{key}", getattr(self, key), allowed)
+            check(holds, f"sampling.{key}", getattr(self, key), f"allowed: {allowed}")
         unknown = [k for k in self.per_row if k not in PER_ROW_KEYS]
-        check(not unknown, "sampling.per_row", unknown, f"a row can override {', '.join(PER_ROW_KEYS)}")
+        near = did_you_mean(unknown[0], PER_ROW_KEYS).removeprefix("; ") if unknown else ""
+        check(not unknown, "sampling.per_row", unknown, near or f"a row can override {', '.join(PER_ROW_KEYS)}")
 
 
 @dataclass

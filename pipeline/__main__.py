@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
 import re
@@ -17,9 +18,13 @@ from pipeline.stopping import NOTHING_RUNS, leave_on_signals, signals_received, 
 if __name__ == "__main__":  # importing what follows takes a second, in which a signal is exit code 4 too
     leave_on_signals()
     reached(Failpoint.PROCESS_STARTED)
+    # Ours, also where the current directory has something else of that name, which comes first on sys.path.
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    importlib.import_module("operators")
+    del sys.path[0]
 
 import hydra
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from pipeline import completion, status, verify
 from pipeline.config import (
@@ -35,7 +40,9 @@ from pipeline.config import (
 from pipeline.construct import build_graph, load_object
 from pipeline.errors import ConfigError, ExitCode, PipelineError, did_you_mean
 from pipeline.estimate import estimate
-from pipeline.jobs import find_job, jobs_table
+from pipeline.fingerprint import fingerprint_of
+from pipeline.footprint import check_memory
+from pipeline.jobs import SUFFIXES, find_job, jobs_table, list_jobs
 from pipeline.mistyped import notes, refuse_dashes
 from pipeline.plan import plan_lines
 from pipeline.prometheus import refuse_nowhere
@@ -43,7 +50,8 @@ from pipeline.publisher import destination_of
 from pipeline.redaction import refuse_noted_credentials
 from pipeline.run import run_job
 from pipeline.runtime import Resources
-from pipeline.settings import JobSettings
+from pipeline.settings import PLAN, JobSettings
+from pipeline.standing import standing_lines, standing_of
 from pipeline.stdout import say, stop_saying
 from pipeline.sweep import SweptJob, sweep_lines
 
@@ -139,17 +147,22 @@ def _dispatch(arguments: list[str]) -> int:
     first, helped = arguments[0] if arguments else "", bool({"--help", "-h"} & set(arguments))
     if first in COMMANDS and not helped:
         return COMMANDS[first](arguments[1:])
-    if first and "=" not in first and not first.startswith("-") and first not in COMMANDS:
-        meant = did_you_mean(first, list(COMMANDS)) or f"; the commands are {', '.join(COMMANDS)}. Jobs: job={first}"
-        raise ConfigError(f"unknown command '{first}'{meant}")
     dirs = _config_dirs(arguments)
+    if first and "=" not in first and not first.startswith("-") and first not in COMMANDS:
+        raise ConfigError(f"unknown command '{first}'{_meant(arguments, dirs)}")
     if helped:
         print(HELP.format(commands=" | ".join(COMMANDS), jobs=jobs_table(dirs)))
         return ExitCode.DONE
     refuse_dashes(arguments, known_keys)
-    for note in notes(arguments):
-        print(note, file=sys.stderr)
     return _compose_and_run(_with_jobs(arguments, dirs))
+
+
+def _meant(arguments: Sequence[str], dirs: Sequence[Path]) -> str:
+    """What to write instead of words that are no command: `ask.yaml`, `run ask.yaml`, `quickstart`."""
+    names = [job.name for job in list_jobs(dirs)]
+    if job := next((a for a in arguments[:2] if a.endswith(SUFFIXES) or a in names), None):
+        return f"; a job is run with job={job}"
+    return did_you_mean(arguments[0], COMMANDS) or f"; the commands are {', '.join(COMMANDS)}, and a job is job=NAME"
 
 
 def _doctor(arguments: list[str]) -> int:
@@ -208,10 +221,13 @@ def _config_dirs(arguments: Sequence[str]) -> list[Path]:
 
 def _with_jobs(arguments: list[str], dirs: Sequence[Path]) -> list[str]:
     """The arguments with every job registered and named by its key. In a sweep `job=a,b` names several."""
-    rewritten, named = [], False
+    rewritten: list[str] = []
+    named = ""
     for argument in arguments:
         if match := _JOB_ARGUMENT.fullmatch(argument):
-            named = True
+            if named:
+                raise ConfigError(f"'{named}' and '{argument}': one job is run; several are a sweep, -m job=ONE,OTHER")
+            named = argument
             jobs = [find_job(name, dirs) for name in match[2].split(",")]
             for job in jobs:
                 register_job(job)
@@ -265,6 +281,8 @@ def _run_one(config: DictConfig, overrides: tuple[str, ...], process: Resources)
     directory = None
     try:
         settings = settings_of(config)
+        for note in notes(OmegaConf.to_container(config)):
+            print(note, file=sys.stderr)
         directory = settings.directory
         code = _show(settings, process) if settings.show or settings.dry_run else run_job(settings, process)
     except Exception as error:
@@ -278,6 +296,10 @@ def _show(settings: JobSettings, process: Resources) -> ExitCode:
         destination_of(settings)
         refuse_nowhere(settings.prometheus_file)
     say([graph.to_mermaid()] if settings.show else plan_lines(settings, graph))
+    if settings.dry_run:
+        check_memory(settings, graph)
+    if settings.dry_run == PLAN:
+        say(standing_lines(standing_of(settings.directory.absolute(), fingerprint_of(settings, graph), settings)))
     if settings.dry_run is True:
         for line in estimate(settings, graph, process):
             say([line])

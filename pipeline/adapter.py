@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 
-from pipeline.errors import Cancelled
+from pipeline.errors import Cancelled, PipelineError, Released
 from pipeline.protocols import Operator
 from pipeline.records import Batch, ChunkEnd, Item, Output, Shard
 
@@ -19,7 +19,8 @@ class OnError(StrEnum):
 
 def run_operator(operator: Operator, items: Iterable[Item], on_error: OnError) -> Iterator[Item | Shard]:
     """What `operator` makes of `items` (its inbox), chunk ends in their place."""
-    process = operator.process if on_error is OnError.FAIL else _row_by_row_on_error(operator.process)
+    guarded = _row_named_on_error if on_error is OnError.FAIL else _row_by_row_on_error
+    process = guarded(operator.process)
     for item in items:
         if isinstance(item, ChunkEnd):
             yield from operator.finish(item.chunk)
@@ -38,6 +39,34 @@ def _row_by_row_on_error(process: Callable[[Batch], Iterable[Output]]) -> Callab
             return [out for i in range(batch.num_rows) for out in _one_row(process, batch, i)]
 
     return guarded
+
+
+def _row_named_on_error(process: Callable[[Batch], Iterable[Output]]) -> Callable[[Batch], Iterable[Output]]:
+    def guarded(batch: Batch) -> Iterable[Output]:
+        try:
+            yield from process(batch)
+        except (Cancelled, Released, PipelineError):
+            raise
+        except Exception as error:
+            if (row := _first_that_fails(process, batch, type(error))) is not None:
+                error.add_note(row)
+            raise
+
+    return guarded
+
+
+def _first_that_fails(process: Callable[[Batch], Iterable[Output]], batch: Batch, kind: type[Exception]) -> str | None:
+    """Which row of `batch` has `process` raise such an exception; None where none does so alone."""
+    for i in range(batch.num_rows):
+        row = batch.data.slice(i, 1)
+        try:
+            list(process(batch.with_data(row)))
+        except kind:
+            values = {name: row[name][0].as_py() for name in ("row", "id") if name in row.schema.names}
+            return ", ".join(f"{name} {value!r}" for name, value in values.items())
+        except Exception:  # of another cause: not what is looked for
+            continue
+    return None
 
 
 def _one_row(process: Callable[[Batch], Iterable[Output]], batch: Batch, index: int) -> Iterable[Output]:

@@ -24,12 +24,41 @@ def fits(value: object, hint: object) -> bool:
         return isinstance(value, hint)
     kind = origin or hint
     if kind in (dict, Mapping):
-        return isinstance(value, Mapping)
+        keys, values = inside or (Any, Any)
+        return isinstance(value, Mapping) and all(fits(k, keys) and fits(v, values) for k, v in value.items())
     if kind in (list, tuple, Sequence, Iterable):
         return isinstance(value, list | tuple) and all(
             fits(v, h) for v, h in zip(value, _items(inside, value), strict=False)
         )
     return True
+
+
+def unquoted(value: object, hint: object) -> str:
+    """For the end of an error: the remedy where `value` fits `hint` once its numbers and booleans are texts."""
+    bare: list[object] = []
+    if fits(_as_texts(value, bare), hint) and bare:
+        return f"; {quoted(str(bare[0]), type(bare[0]).__name__)}"
+    return ""
+
+
+def quoted(value: str, kind: str) -> str:
+    """How a number or a boolean is written where a text is meant; `kind` is its Python type."""
+    if kind != "bool":
+        return f'{value} is a number here, not a text; write "{value}", with the quotes'
+    words = '"yes", "on" or "true"' if value == "True" else '"no", "off" or "false"'
+    return f"{value} is a boolean here, not a text: YAML reads words like yes and no so; write {words}, with the quotes"
+
+
+def _as_texts(value: object, bare: list[object]) -> object:
+    """`value` with texts in place of its numbers and booleans, which are added to `bare`."""
+    if isinstance(value, Mapping):
+        return {_as_texts(key, bare): _as_texts(inside, bare) for key, inside in value.items()}
+    if isinstance(value, list):
+        return [_as_texts(inside, bare) for inside in value]
+    if isinstance(value, bool | int | float):
+        bare.append(value)
+        return str(value)
+    return value
 
 
 def _items(inside: tuple[Any, ...], values: Sequence[object]) -> Sequence[Any]:

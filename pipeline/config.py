@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import yaml
 from hydra.core.config_store import ConfigStore
@@ -22,20 +22,25 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig, OmegaConf, StringNode
+from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from pipeline.aliases import check_aliases
 from pipeline.construct import load_object
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.jobs import PROJECT, Job
-from pipeline.mistyped import ambiguous_argument, unreadable_argument, unreadable_yaml, wrong_value
+from pipeline.mistyped import NO_TEXT, ambiguous_argument, unreadable_argument, unreadable_yaml, wrong_value
 from pipeline.output_dir import CONFIG
 from pipeline.redaction import STORAGE_OPTIONS
 from pipeline.settings import GROUPS, HookSettings, JobSettings, NodeSettings, TargetSettings
 
 CONF = PROJECT / "conf"
 SCHEMA = "schema"
+FREE_FORM = (
+    *("data.storage_options", "data.schema", "data.rename", "model.options", "output.storage_options"),
+    *("sampling.logit_bias", "sampling.structured.json_schema"),
+)
+"""Settings whose keys are the user's own."""
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 """What Hydra raises for a config that cannot be composed; `explained` turns it into words."""
 
@@ -48,6 +53,7 @@ _SAME_RESULTS = (
 has a directory for each value."""
 _PARSER = OverridesParser.create()
 _START = datetime.now()
+_as_omegaconf_has_it = StringNode._validate_and_convert_impl
 _job_files: dict[str, Path] = {}
 
 
@@ -59,6 +65,7 @@ def register() -> None:
         for name, schema in options.items():
             store.store(group=group, name=name, node=schema)
     OmegaConf.register_new_resolver("project", _in_project, replace=True)
+    StringNode._validate_and_convert_impl = _text  # type: ignore[method-assign]
     if str(PROJECT) not in sys.path:
         sys.path.append(str(PROJECT))  # jobs name operators in models/, which is no package that is installed
 
@@ -86,12 +93,21 @@ def register_job(job: Job) -> None:
         sys.path.append(folder)  # last: a user's module never hides one of ours or of the standard library
 
 
+def _text(self: StringNode, value: Any) -> str:
+    """Refuse numbers and booleans in place of a text: OmegaConf makes the text 'False' of a `no` in YAML."""
+    if isinstance(value, bool | int | float) and not str(self._get_full_key(None)).startswith("hydra."):
+        raise ValidationError(f"{NO_TEXT} '$VALUE' ('$VALUE_TYPE')")
+    return _as_omegaconf_has_it(self, value)
+
+
 def settings_of(config: DictConfig) -> JobSettings:
     """The settings of a composed config, as dataclasses all the way down.
 
     Raises:
-        ConfigError: a value is missing (`???`), has the wrong type, or cannot work.
+        ConfigError: a key is unknown, or a value is missing (`???`), has the wrong type, or cannot work.
     """
+    if unknown := next(_unknown_keys(config), None):
+        raise ConfigError(_unknown_key(unknown))
     settings = _at(config, _START)
     if "${now:" not in OmegaConf.to_yaml(config):
         return settings
@@ -154,6 +170,11 @@ def explained(error: BaseException) -> ConfigError:
     if missing := re.search(r"missing mandatory value: (\S+)", text, re.IGNORECASE):
         name = key[1] if key and key[1].endswith(missing[1]) else missing[1]
         return ConfigError(f"{name} has no value; write {name}=... on the command line or in the job file")
+    if bare := re.search(r"Could not override '(?:job/)?(\w+)(?:@\S*)?'\. No match in the defaults list", text):
+        groups = (*GROUPS, "flow")
+        near = did_you_mean(bare[1], groups, "/") if bare[1] not in groups else ""
+        written = bare[1] if bare[1] in groups else "GROUP"
+        return ConfigError(f"in a job's defaults write `- override /{written}: OPTION`{near}{place}")
     if several := re.search(r"Ambiguous value for argument '(.*)'", text):
         return ConfigError(ambiguous_argument(several[1]))
     if twice := re.search(r"Multiple values for (\S+)\. To override a value use 'override \S+: (.+)'", text):
@@ -171,8 +192,17 @@ def known_keys() -> list[str]:
     listed = [(group, cls) for group, options in schemas().items() for cls in options.values()]
     top += [f"on_finish.{f.name}" for f in dataclasses.fields(HookSettings)]
     of_target = [f"target.{f.name}" for f in dataclasses.fields(TargetSettings)]
-    of_groups = [f"{group}.{f.name}" for group, cls in listed for f in dataclasses.fields(cls)]
+    of_groups = [key for group, cls in listed for key in _keys_of(cls, group)]
     return list(dict.fromkeys(top + of_groups + of_target))
+
+
+def _keys_of(settings: type[Any], above: str) -> Iterator[str]:
+    """The keys of a settings class, and of those inside it."""
+    hints = get_type_hints(settings)
+    for f in dataclasses.fields(settings):
+        yield f"{above}.{f.name}"
+        if dataclasses.is_dataclass(hints[f.name]):
+            yield from _keys_of(hints[f.name], f"{above}.{f.name}")
 
 
 @cache
@@ -197,6 +227,20 @@ def _unknown_in_graph(node: str, key: str) -> str:
         f"unknown key 'nodes.{node}.{key}' in the graph; to add it write +nodes.{node}.{key}=..., and where a node"
         " takes a whole group (sampling: ${sampling}) set the group's key instead (sampling.temperature=...)"
     )
+
+
+def _unknown_keys(config: DictConfig, above: str = "") -> Iterator[str]:
+    """Keys that the settings classes do not have: what `+` adds comes past OmegaConf's own check."""
+    kind = OmegaConf.get_type(config)
+    fields = {f.name for f in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else None
+    if fields is None and above.removesuffix(".") in GROUPS:  # of which no option is chosen
+        fields = set()
+    for key in map(str, config):
+        inside = config._get_node(key)
+        if fields is not None and key not in fields:
+            yield f"{above}{key}"
+        elif isinstance(inside, DictConfig) and isinstance(inside._value(), dict):  # no interpolation, no null
+            yield from _unknown_keys(inside, f"{above}{key}.")
 
 
 def _in_project(path: str) -> str:
@@ -261,13 +305,16 @@ def _group_of(text: str) -> str | None:
 def _unknown_key(key: str) -> str:
     if key.startswith("nodes."):
         return _unknown_in_graph(*key.removeprefix("nodes.").partition(".")[::2])
+    if free := next((f for f in FREE_FORM if key.startswith(f"{f}.")), None):
+        return f"{free} has no '{key.removeprefix(f'{free}.')}' yet; to add it write +{key}=..."
     known = known_keys()
     group, _, leaf = key.rpartition(".")
     if key in known:
         return f"'{key}' is a key of another option of {group}; choose that one ({group}=...)"
     inside = [k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == group]
-    elsewhere = [k for k in known if k.rpartition(".")[2] == leaf]
+    # `name` is the job's own: who writes it below a group means something else
+    elsewhere = [k for k in known if k.rpartition(".")[2] == leaf and k != "name"]
     hint = f"; did you mean {elsewhere[0]}?" if elsewhere else did_you_mean(leaf, inside, f"{group}." if group else "")
-    hint = hint or did_you_mean(key, [*known, *GROUPS])
+    hint = hint or ("" if inside else did_you_mean(key, [*known, *GROUPS]))
     listed = f"; the keys of {group} are {', '.join(inside)}" if group and inside and not hint else ""
     return f"unknown key '{key}'{hint}{listed}"

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pipeline.adapter import OnError
-from pipeline.annotations import fits, in_words
-from pipeline.errors import ConfigError, GraphError
+from pipeline.annotations import fits, in_words, unquoted
+from pipeline.errors import ConfigError, GraphError, did_you_mean
 from pipeline.graph import Graph, Node
 from pipeline.protocols import Operator, StreamOperator
 from pipeline.settings import JobSettings, NodeSettings
@@ -45,7 +45,9 @@ def load_object(target: str) -> Any:
     """
     module_name, name = _parts(target)
     if not module_name:
-        raise ConfigError(f"'{target}' names no module; write package.module.Class")
+        ours = load_object("operators.catalog:targets")()
+        meant = next((f"; did you mean {path}?" for path in ours if path.endswith(f".{name}")), "")
+        raise ConfigError(f"'{target}' names no module; write package.module.Class{meant}")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -113,12 +115,11 @@ def _bound(node: str, target: str, factory: Callable[..., object], arguments: di
         signature.bind(**arguments)
     except TypeError as error:
         accepted = ", ".join(str(p) for p in signature.parameters.values()) or "none"
-        near = [
-            f"; did you mean '{n[0]}' for '{a}'?"
-            for a in arguments
-            if a not in signature.parameters and (n := difflib.get_close_matches(a, signature.parameters, 1))
-        ]
-        raise GraphError(node, f"{target}: {error}; it accepts: {accepted}{''.join(near)}") from error
+        unknown = next((a for a in arguments if a not in signature.parameters), None)
+        # Python says what is missing before what is unknown, and a name that is misspelt is both.
+        hint = did_you_mean(unknown or "", signature.parameters)
+        wrong = error if unknown is None else f"there is no argument '{unknown}'{hint}"
+        raise GraphError(node, f"{target}: {wrong}; it accepts: {accepted}") from error
     hints = _hints_of(factory)
     return {key: _converted(node, key, value, hints.get(key)) for key, value in arguments.items()}
 
@@ -161,12 +162,13 @@ def _converted(node: str, key: str, value: object, hint: object) -> object:
     wanted = dataclass_in(hint)
     if wanted is None or not isinstance(value, dict):
         if not fits(value, hint):
-            raise GraphError(node, f"{key} is {value!r}, and must be {in_words(hint)}")
+            raise GraphError(node, f"{key} is {value!r}, and must be {in_words(hint)}{unquoted(value, hint)}")
         return value
     names = [f.name for f in dataclasses.fields(wanted)]
     unknown = [k for k in value if k not in names]
     if unknown:
-        raise GraphError(node, f"{key} has no key '{unknown[0]}'; its keys are {', '.join(names)}")
+        hint = did_you_mean(unknown[0], names) or f"; its keys are {', '.join(names)}"
+        raise GraphError(node, f"{key} has no key '{unknown[0]}'{hint}")
     hints = _hints(wanted)
     return _call(node, key, wanted, {k: _converted(node, f"{key}.{k}", v, hints.get(k)) for k, v in value.items()})
 

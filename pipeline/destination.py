@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pipeline.errors import ConfigError, PublishError
+from pipeline.errors import ConfigError, PublishError, install
 from pipeline.redaction import usable, without_secrets
 
 T = TypeVar("T")
@@ -105,17 +105,14 @@ def _opened(url: str, options: Mapping[str, Any], shown: Callable[[str], str]) -
     try:
         import fsspec
     except ImportError as error:
-        raise ConfigError(
-            f"output.publish={url} needs fsspec ({error}); install it: pip install 'llama-batch-pipeline[remote]'"
-        ) from error
+        raise ConfigError(f"output.publish={url} needs fsspec ({error}); install it: {install('remote')}") from error
     local = {"auto_mkdir": True} if url.startswith(("file://", "local://")) else {}
     try:
         found: tuple[Any, str] = fsspec.core.url_to_fs(url, **local, **options)
     except ImportError as error:
         extra = "s3" if url.startswith(("s3://", "s3a://")) else "remote"
         raise ConfigError(
-            f"output.publish={url}: {error}; for s3:// pip install 'llama-batch-pipeline[{extra}]', for others the"
-            " package that fsspec names"
+            f"output.publish={url}: {error}; for s3:// {install(extra)}, for others the package that fsspec names"
         ) from error
     except Exception as error:  # whatever the library for this kind of URL makes of the options
         why = shown(f"{type(error).__name__}: {error}")

@@ -69,10 +69,11 @@ class DamagedError(ConfigError):
 
 
 class NodeFailed(PipelineError):
-    """An operator raised while the graph ran. `__cause__` is what it raised."""
+    """An operator raised while the graph ran. `__cause__` is what it raised, whose notes say at which row and line."""
 
     def __init__(self, node: str, cause: BaseException) -> None:
-        super().__init__(f"node '{node}' failed: {type(cause).__name__}: {cause}")
+        where = "; ".join(getattr(cause, "__notes__", []))
+        super().__init__(f"node '{node}' failed: {type(cause).__name__}: {cause}{f' ({where})' if where else ''}")
         self.node = node
         self.exit_code = cause.exit_code if isinstance(cause, PipelineError) else ExitCode.FAILED
 
@@ -111,6 +112,11 @@ class Cancelled(Exception):
 
 class Released(Exception):
     """Raised out of `Outbox.put`, and of every wait of a node, when all its readers have left."""
+
+
+def install(extra: str) -> str:
+    """How the packages of an extra are installed. Not by this project's name: on a package index it may be anyone's."""
+    return f"run pip install -e '.[{extra}]' in the project's folder"
 
 
 def did_you_mean(wrong: str, known: Iterable[str], prefix: str = "") -> str:

@@ -21,7 +21,7 @@ from pipeline.rehearsal import Played, Rehearsal
 from pipeline.report.costs import report_costs
 from pipeline.runtime import Resources
 from pipeline.settings import JobSettings
-from pipeline.standing import Standing, standing_of
+from pipeline.standing import standing_lines, standing_of
 
 CALIBRATION_S = 30.0
 PROMPTS = 3
@@ -72,7 +72,7 @@ def estimate(
     """
     directory = settings.directory.absolute()
     standing = standing_of(directory, fingerprint_of(settings, graph), settings)
-    yield from _standing_lines(standing)
+    yield from standing_lines(standing)
     if standing.done:
         return
     rehearsal = Rehearsal(graph, directory, process, settings.chunk_rows, calibration_s, standing.chunks, standing.rows)
@@ -140,15 +140,6 @@ def peak_bytes() -> float:
     """The most memory that this process has had."""
     unit = 1 if sys.platform == "darwin" else 1024
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
-
-
-def _standing_lines(standing: Standing) -> Iterator[str]:
-    if standing.holder is not None:
-        yield f"warning: another run works there now ({standing.holder}); what follows is for what it has not committed"
-    if standing.done:
-        yield f"it is finished already, with {standing.rows:,} rows: a run does nothing (overwrite=true begins anew)"
-    elif standing.chunks:
-        yield f"{standing.chunks:,} chunks, {standing.rows:,} rows, are committed there: a run would go on behind them"
 
 
 def _reject_lines(rehearsal: Rehearsal) -> Iterator[str]:

@@ -22,6 +22,7 @@ from pipeline.row_law import RowLaw
 from pipeline.runtime import NodeRuntime, RunContext
 from pipeline.stage import Stage
 from pipeline.storage import explained
+from pipeline.user_code import line_of
 
 REJECT_CAPACITY_ROWS = 4096
 log = logging.getLogger(__name__)
@@ -269,7 +270,10 @@ class Executor:
                 cut_off()
 
     def _node_failed(self, name: str, error: BaseException) -> NodeFailed:
-        return NodeFailed(name, explained(error, self._context.output_dir))
+        cause = explained(error, self._context.output_dir)
+        if not isinstance(cause, PipelineError) and (line := line_of(cause)) is not None:
+            cause.add_note(line)
+        return NodeFailed(name, cause)
 
     def _cancel(self, why: PipelineError | None) -> None:
         """Release all nodes. `why`: None where nothing more is needed; what goes wrong after that spoils nothing."""

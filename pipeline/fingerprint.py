@@ -69,7 +69,14 @@ def digest(fingerprint: Mapping[str, Any]) -> str:
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """`key: old -> new` for every key that differs."""
     keys = sorted(k for k in {**before, **now} if before.get(k, ABSENT) != now.get(k, ABSENT))
-    return [f"{k}: {_shown(before.get(k, ABSENT))} -> {_shown(now.get(k, ABSENT))}" for k in keys]
+    return [_difference(k, before.get(k, ABSENT), now.get(k, ABSENT)) for k in keys]
+
+
+def _difference(key: str, before: object, now: object) -> str:
+    node, is_code, module = key.removeprefix("nodes.").partition(".code.")
+    if is_code and ABSENT not in (before, now):  # two hashes say no more than that they differ
+        return f"{module.replace('.', '/')}.py, code of the node '{node}', has changed"
+    return f"{key}: {_shown(before)} -> {_shown(now)}"
 
 
 def _flat(key: str, value: object) -> Iterator[tuple[str, Any]]:

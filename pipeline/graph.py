@@ -111,7 +111,10 @@ def _topological(nodes: Mapping[str, Node]) -> tuple[str, ...]:
             del open_nodes[name]
     sources = [n for n in order if not nodes[n].inputs]
     if len(sources) > 1:
-        raise GraphError(sources[1], f"is a second source besides '{sources[0]}'; a graph has one source")
+        # One that cannot do without inputs has lost them; otherwise the second is one too many.
+        lost = next((n for n in sources if not inputs_fit(nodes[n].op, [])), sources[1])
+        others = " and ".join(f"'{n}'" for n in sources if n != lost)
+        raise GraphError(lost, f"has no inputs; write inputs: NODE (a graph has one source, and there is {others})")
     return tuple(order)
 
 
@@ -156,6 +159,9 @@ def _named(name: str, error: ConfigError) -> ConfigError:
 def _check_ends(graph: Graph) -> None:
     for name in graph.order:
         if graph.schemas[name] is not None and not graph.readers(name):
-            raise GraphError(name, "its output is read by no node; add a sink or remove the node")
+            sink = next(iter(graph.sinks), "write")
+            raise GraphError(
+                name, f"its output is read by no node; give it to one (nodes.{sink}.inputs: {name}), or remove the node"
+            )
     if graph.source in graph.sinks:
         raise GraphError(graph.source, "is the source and gives no rows")

@@ -56,6 +56,8 @@ def find_job(name: str, config_dirs: Sequence[Path] = ()) -> Job:
         return _job_at(Path(name).expanduser())
     jobs = {job.name: job for job in list_jobs(config_dirs)}
     if name not in jobs:
+        if here := next((f"{name}{end}" for end in SUFFIXES if Path(f"{name}{end}").is_file()), None):
+            raise ConfigError(f"there is no job '{name}'; did you mean job={here}, the file in this directory?")
         raise ConfigError(f"there is no job '{name}'{did_you_mean(name, jobs, 'job=')}\n{jobs_table(config_dirs)}")
     return jobs[name]
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from yaml import MarkedYAMLError
 
+from pipeline.annotations import quoted
 from pipeline.errors import ConfigError
 from pipeline.settings import OUTPUTS
 from pipeline.state import STATE_FILE
 
 _KINDS = {"Integer": "a whole number", "Float": "a number", "bool": "true or false"}
-_TEXTS = ("stop", "system", "template")
+NO_TEXT = "no text:"
+"""How an error of OmegaConf begins that `pipeline.config` raises."""
+_TEXTS = ("stop", "bad_words", "system", "template")
+_IN_TEMPLATE = re.compile(r"\{[{%].*?[}%]\}", re.DOTALL)
+"""In these parts of a template `\\n` is a line break."""
 _YAML_REMEDIES = (
     ("cannot start any token", "YAML is indented with spaces, and a value does not begin with a tab, @, ` or %"),
     ("unhashable key", "a text that begins with { needs quotes, or `|` before it and the text on the next lines"),
@@ -39,17 +44,19 @@ def refuse_dashes(arguments: Sequence[str], known: Callable[[], Collection[str]]
             raise ConfigError(f"{argument}: settings have no dashes; write {key}={value}")
 
 
-def notes(arguments: Sequence[str]) -> list[str]:
-    """What is taken as it was typed and was perhaps not meant so: `\\n` in a text that a model reads or writes."""
-    told = []
-    for argument in arguments:
-        key, _, value = argument.partition("=")
-        if key.rpartition(".")[2] in _TEXTS and "\\n" in value:
-            told.append(
-                f"note: {key}: \\n is a backslash and an n here; for a line break write $'{key}=...\\n...' (in bash and"
-                " zsh), or use a job file"
-            )
-    return told
+def notes(settings: object, key: str = "") -> Iterator[str]:
+    """What is taken as it was written and was perhaps not meant so: `\\n` in a text that a model reads or writes."""
+    if isinstance(settings, Mapping):
+        for name, inside in settings.items():
+            yield from notes(inside, f"{key}.{name}" if key else str(name))
+        return
+    texts = settings if isinstance(settings, list) else [settings]
+    written = [_IN_TEMPLATE.sub("", text) for text in texts if isinstance(text, str)]
+    if key.rpartition(".")[2] in _TEXTS and any("\\n" in text for text in written):
+        yield (
+            f"note: {key}: \\n is a backslash and an n here; for a line break write $'{key}=...\\n...' (in bash and"
+            ' zsh), or in a job file "...\\n..." in double quotes'
+        )
 
 
 def unreadable_argument(argument: str, value_of: Callable[[str], object]) -> str:
@@ -103,6 +110,8 @@ def wrong_value(key: str, says: str) -> str | None:
         if option and "." not in key:
             told += f"; an option is chosen with `- override /{key}: {option[1]}` at the end of `defaults:`"
         return told
+    if bare := re.match(rf"{NO_TEXT} '(.*)' \('(\w+)'\)", says):
+        return f"{key}: {quoted(bare[1], bare[2])}"
     converted = re.match(r"Value '(.*)' (?:of type '\w+' could not be converted to|is not a valid) (\w+)", says)
     if converted and converted[2] in _KINDS:
         return f"{key}={converted[1]} cannot work: it takes {_KINDS[converted[2]]}"

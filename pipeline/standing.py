@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +67,16 @@ def standing_of(directory: Path, fingerprint: Mapping[str, Any], settings: JobSe
             return _read(directory, state, fingerprint, settings, holder)
         finally:
             state.close()
+
+
+def standing_lines(standing: Standing) -> Iterator[str]:
+    """What a dry run says of it."""
+    if standing.holder is not None:
+        yield f"warning: another run works there now ({standing.holder}); a dry run is about what it has not committed"
+    if standing.done:
+        yield f"it is finished already, with {standing.rows:,} rows: a run does nothing (overwrite=true begins anew)"
+    elif standing.chunks:
+        yield f"{standing.chunks:,} chunks, {standing.rows:,} rows, are committed there: a run would go on behind them"
 
 
 def _read(

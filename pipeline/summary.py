@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,12 +124,17 @@ def _account_lines(accounts: Mapping[str, RowCounts]) -> list[str]:
     return lines + ([f"            {left} other node(s) passed on every row that they got"] if left else [])
 
 
+def _short(reason: str) -> str:
+    """The reason, cut at a word where it is long."""
+    return textwrap.shorten(reason, 160, placeholder=" …") if len(reason) > 160 else reason
+
+
 def _reject_lines(rejects: RejectCounts) -> list[str]:
     if not rejects:
         return ["rejects     none"]
     ranked = sorted(rejects.items(), key=lambda item: (-item[1], item[0]))
     lines = [f"rejects     {sum(rejects.values()):,}"]
-    lines += [f"  {n:>9,}  {kind} at {node}: {reason[:160]}" for (node, kind, reason), n in ranked[:MAX_REASONS]]
+    lines += [f"  {n:>9,}  {kind} at {node}: {_short(reason)}" for (node, kind, reason), n in ranked[:MAX_REASONS]]
     more = len(ranked) - MAX_REASONS
     lines += [f"             and {more} other reasons, see {REJECTS}/"] if more > 0 else []
     counted = [reason for (_, kind, reason), _ in ranked[:MAX_REASONS] if kind == RejectKind.ERROR]

@@ -154,13 +154,15 @@ def test_a_run_that_was_stopped_is_estimated_from_where_it_is(here, capsys):
     assert figure(text, "rows") == "15"
 
 
-def test_a_run_that_would_be_refused_is_refused_in_the_same_words(here, capsys):
+@pytest.mark.parametrize("dry_run", ["true", "plan"])
+def test_a_run_that_would_be_refused_is_refused_in_the_same_words(here, capsys, dry_run):
     main(["job=generate", "data.path=rows.jsonl", *FAKE])
     capsys.readouterr()
     changed = (*FAKE, "sampling.temperature=0.5")
-    dry = told(capsys, *changed, "dry_run=true", code=2)
-    assert "sampling.temperature" in dry
-    assert dry == told(capsys, *changed, code=2)
+    for settings, says in ((changed, "sampling.temperature"), ((*FAKE, "runtime.memory_limit=1KiB"), "memory_limit")):
+        dry = told(capsys, *settings, f"dry_run={dry_run}", code=2)
+        assert says in dry
+        assert dry == told(capsys, *settings, code=2)
 
 
 def test_it_says_who_works_there(here, capsys):

@@ -12,7 +12,7 @@ from operators.decoding.model import ModelFacts, check_options
 from operators.llama.model import LlamaModel, check_gpu, facts_of
 from operators.llama.split import part_names, parts_of
 from operators.settings import ModelSettings
-from pipeline.errors import ConfigError, InputError
+from pipeline.errors import ConfigError, InputError, install
 from pipeline.shards import sha256_of
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -51,7 +51,7 @@ def fetch(settings: ModelSettings) -> Path:
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
     except ImportError as error:
-        raise ConfigError(f"model=hub needs huggingface_hub ({error}); install it: pip install '.[hub]'") from error
+        raise ConfigError(f"model=hub needs huggingface_hub ({error}); {install('hub')}") from error
     check_options(settings, set(signature(hf_hub_download).parameters) - {"repo_id", "filename", "revision"})
     what = ""
     try:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from operators.settings import DataSettings
 from operators.sources.input_file import EXTENSIONS, InputFile
-from pipeline.errors import ConfigError, InputError, SourceError
+from pipeline.errors import ConfigError, InputError, SourceError, install
 
 FORMATS: Mapping[str, str] = {"parquet": "parquet", "json": "jsonl", "csv": "csv", "arrow": "arrow"}
 """What `datasets` calls a format, and what `data.format` does."""
@@ -32,9 +32,7 @@ def resolve(data: DataSettings) -> tuple[list[str], DataSettings]:
     try:
         from datasets import load_dataset_builder
     except ImportError as error:
-        raise ConfigError(
-            f"data.dataset={data.dataset} needs datasets ({error}): pip install 'llama-batch-pipeline[datasets]'"
-        ) from error
+        raise ConfigError(f"data.dataset={data.dataset} needs datasets ({error}): {install('datasets')}") from error
     try:
         builder = load_dataset_builder(data.dataset, data.config, revision=data.revision)
     except Exception as error:  # of a dozen classes, of three packages

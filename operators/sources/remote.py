@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from operators.sources.content import Stamp
-from pipeline.errors import ConfigError, InputError, PipelineError, SourceError
+from pipeline.errors import ConfigError, InputError, PipelineError, SourceError, install
 from pipeline.redaction import clean_url, has_password, usable, without_secrets
 
 BLOCK_BYTES = 4 << 20
@@ -49,16 +49,14 @@ def remote(url: str, options: Mapping[str, Any]) -> tuple[RemotePlace, str]:
     try:
         import fsspec
     except ImportError as error:
-        raise ConfigError(
-            f"data.path={clean_url(url)} needs fsspec ({error}): pip install 'llama-batch-pipeline[remote]'"
-        ) from error
+        raise ConfigError(f"data.path={clean_url(url)} needs fsspec ({error}): {install('remote')}") from error
     scheme = url.partition(":")[0].lower()
     options = usable(options)
     try:
         fs, path = fsspec.core.url_to_fs(url, **options)
     except ImportError as error:
         extra = EXTRAS.get(scheme)
-        remedy = f": pip install 'llama-batch-pipeline[{extra}]'" if extra else ""
+        remedy = f": {install(extra)}" if extra else ""
         raise ConfigError(f"data.path={clean_url(url)} needs another package: {error}{remedy}") from error
     except (ValueError, TypeError) as error:
         why = without_secrets(str(error), options)

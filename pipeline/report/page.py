@@ -13,6 +13,7 @@ import jinja2
 import polars as pl
 from markupsafe import Markup
 
+from pipeline.errors import install
 from pipeline.report.charts import Chart, Table, legend
 from pipeline.report.drawing import NoMatplotlib, draw
 from pipeline.report.outcome import texts
@@ -38,7 +39,7 @@ PANELS: Sequence[Callable[[Results], list[Panel]]] = (
 
 NO_DRAWINGS = (
     "There are no drawings, only their tables, because matplotlib is not installed:"
-    " pip install 'llama-batch-pipeline[report]', then python -m pipeline report DIR draws them."
+    f" {install('report')}, then python -m pipeline report DIR draws them."
 )
 _NOT_FOR_HTML = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 """Characters that no page may have."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,18 @@ def test_many_gives_a_row_for_each_with_its_number_in_the_lineage(tmp_path):
     rows, flow = called(tmp_path, Call(letters, many=True))
     assert rows == [(0, [0], "a", 1), (0, [1], "b", 1), (1, [0], "c", 2)]
     assert flow.tally.by_reason == {("call", "filtered", "letters returned nothing"): 1}
+
+
+@pytest.mark.parametrize(
+    ("op", "says"),
+    [
+        (Call(size, {"size": "int64"}), rf"NoneType' has no len\(\) \(row 2; {re.escape(__file__)}:\d+\)"),
+        (Call(lambda row: {"n": 3 / row["n"]}), r"1.5 is no whole number \(row 1\)"),
+    ],
+)
+def test_the_row_and_the_line_at_which_a_function_fails_are_named(tmp_path, op, says):
+    with pytest.raises(NodeFailed, match=says):
+        called(tmp_path, op)
 
 
 def test_what_it_raises_is_for_on_error(tmp_path):

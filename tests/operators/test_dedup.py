@@ -154,5 +154,5 @@ def test_what_does_not_fit_the_columns_is_refused(op, message):
 
 def test_without_the_package_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasketch", None)
-    with pytest.raises(ConfigError, match=r"pip install 'llama-batch-pipeline\[dedup\]'"):
+    with pytest.raises(ConfigError, match=r"pip install -e '\.\[dedup\]'"):
         Dedup(near=Near("a"))

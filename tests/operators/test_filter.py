@@ -41,6 +41,7 @@ def test_all_and_none(tmp_path: Path) -> None:
         ("n", "gives Int64, not true or false"),
         ("length(n) > 3", "does not fit the columns"),
         ("1 = 1", "names no column"),
+        ('completion = "yes"', "find column .yes.; the columns are completion, n; a text takes single quotes: 'yes'"),
     ],
 )
 def test_what_does_not_fit_the_columns(where: str, message: str) -> None:
@@ -52,6 +53,7 @@ def test_what_does_not_fit_the_columns(where: str, message: str) -> None:
     ("where", "message"),
     [
         ("n >", "not an expression in SQL"),
+        ("n >> 3", "PGBitwiseShiftRight is not currently supported$"),
         ("n > avg (n)", "beyond its row with 'avg"),
         ("row_number() OVER (ORDER BY n) > 1", "beyond its row"),
         ("n > (SELECT 1)", "beyond its row"),

@@ -88,7 +88,7 @@ def test_a_folder_that_is_none_is_told(tmp_path) -> None:
 
 def test_without_the_package_the_extra_is_named(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ConfigError, match=r"needs datasets .*: pip install 'llama-batch-pipeline\[datasets\]'"):
+    with pytest.raises(ConfigError, match=r"needs datasets .*: run pip install -e '\.\[datasets\]'"):
         find_files(DataSettings(dataset="owner/name"))
 
 

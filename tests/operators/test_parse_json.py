@@ -235,6 +235,6 @@ def test_the_content_of_the_schema_counts_and_not_its_place(tmp_path):
 
 def test_without_the_package_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "jsonschema", None)
-    with pytest.raises(ConfigError, match=r"pip install 'llama-batch-pipeline\[json\]'"):
+    with pytest.raises(ConfigError, match=r"pip install -e '\.\[json\]'"):
         ParseJson("text", schema=PERSON)
     ParseJson("text", {"name": "string"})

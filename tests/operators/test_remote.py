@@ -154,7 +154,7 @@ def test_chains_that_lead_nowhere(tmp_path: Path, url: str, says: str) -> None:
 
 def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec", None)
-    with pytest.raises(ConfigError, match=r"needs fsspec .*: pip install 'llama-batch-pipeline\[remote\]'"):
+    with pytest.raises(ConfigError, match=r"needs fsspec .*: run pip install -e '\.\[remote\]'"):
         find_files(DataSettings(path="s3://b/a.jsonl"))
 
 

@@ -46,6 +46,16 @@ refused: list[str] = []
 """Why rows of the last call of `rows` were refused."""
 
 
+@pytest.mark.parametrize(("most", "per_row", "told"), [(1, [], True), (2, [], False), (1, ["max_tokens"], False)])
+def test_choices_of_which_none_fits_are_told_before_a_row_is_generated(most, per_row, told):
+    structured = StructuredSettings(choices=["yes", "no"])
+    sampling = SamplingSettings(max_tokens=most, structured=structured, per_row=per_row)
+    warning = Requests(sampling, FakeModel(), 64, 0, "n", None).too_short()
+    assert warning == (
+        "sampling.max_tokens=1 is too few: the shortest of sampling.structured.choices has 2 tokens" if told else None
+    )
+
+
 def seeds(*args: Any, **kwargs: Any) -> list[int]:
     return [row.seed for row in rows(*args, **kwargs)]
 
@@ -178,10 +188,10 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"temperature": -0.1}, "0 (greedy) to 100"),
     ({"temperature": float("nan")}, "0 (greedy) to 100"),
     ({"top_k": -1}, "0 (off) or more"),
-    ({"top_p": 0.0}, "above 0, up to 1 (off)"),
-    ({"top_p": 1.5}, "above 0, up to 1 (off)"),
+    ({"top_p": 0.0}, "above 0, up to 1 (1 is off)"),
+    ({"top_p": 1.5}, "above 0, up to 1 (1 is off)"),
     ({"min_p": 1.0}, "0 (off) up to, not including, 1"),
-    ({"typical_p": 0.0}, "above 0, up to 1 (off)"),
+    ({"typical_p": 0.0}, "above 0, up to 1 (1 is off)"),
     ({"top_n_sigma": -1.0}, "0 (off) to 1000"),
     ({"repetition_penalty": 0.0}, "0.01 to 100; 1 is off"),
     ({"presence_penalty": float("inf")}, "-100 to 100; 0 is off"),
@@ -217,7 +227,7 @@ def test_nonsense_is_refused_by_the_job_and_rejects_a_row(values, allowed):
     ((key, value),) = values.items()
     with pytest.raises(ConfigError) as raised:
         SamplingSettings(**values)
-    assert f"sampling.{key}={value!r} cannot work: {allowed}" in str(raised.value)
+    assert f"sampling.{key}={value!r} cannot work: allowed: {allowed}" in str(raised.value)
     good = rows({key: pa.array([value, None])}, range(2), per_row=[key])
     assert len(good) == 1
     assert refused[0].startswith(f"column '{key}' has {value!r}; allowed: {allowed}")

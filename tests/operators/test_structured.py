@@ -134,7 +134,7 @@ def test_a_run_is_not_resumed_with_another_schema_in_the_same_file(tmp_path):
 
 def test_without_llguidance_the_remedy_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "operators.structured.forms", None)
-    with pytest.raises(ConfigError, match=r"needs llguidance .*pip install '\.\[structured\]'"):
+    with pytest.raises(ConfigError, match=r"needs llguidance .*pip install -e '\.\[structured\]'"):
         flow(tmp_path, [], generate(structured(regex="a")))
     flow(tmp_path, [], generate())
 

@@ -30,7 +30,7 @@ class Group:
         (list[int], [[], [1, 2]], [1, "1", ["1"], [None], {}]),
         (Sequence[str], [["a"], ("a",)], ["a", [1]]),
         (tuple[int, ...], [[1, 2]], [["a"]]),
-        (dict[str, str] | None, [{}, {"a": "b"}, None], [[], "a"]),
+        (dict[str, str] | None, [{}, {"a": "b"}, None], [[], "a", {"a": True}, {1: "b"}]),
         (Mapping[str, Any], [{"a": 1}], [None, 1]),
         (Group, [Group()], [None, 1, "x"]),
         (Any, [None, 1, object()], []),
@@ -54,6 +54,10 @@ READ = "operators.sources.read_prompts.ReadPrompts"
     [
         ({"data": 5, "chunk_rows": 8}, "data is 5, and must be a mapping with keys of path, storage_options"),
         ({"data": {"format": 5}, "chunk_rows": 8}, "data.format is 5, and must be a text"),
+        (
+            {"data": {"prompt_column": True}, "chunk_rows": 8},
+            'must be a text; True is a boolean here, .* write "yes", "on"',
+        ),
         ({"data": {"path": "x"}, "chunk_rows": "many"}, "chunk_rows is 'many', and must be a whole number"),
     ],
 )

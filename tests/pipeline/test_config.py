@@ -80,6 +80,31 @@ def test_a_job_file_that_is_no_job(capsys, text, says):
         ("sampling.temprature=1", "unknown key 'sampling.temprature'; did you mean sampling.temperature?"),
         ("temperature=1", "did you mean sampling.temperature?"),
         ("sede=1", "did you mean seed?"),
+        ("+sampling.temprature=1", "unknown key 'sampling.temprature'; did you mean sampling.temperature?"),
+        ("+sampling.structured.choice=[a]", "did you mean sampling.structured.choices?"),
+        ("++model.foo.bar=1", "unknown key 'model.foo'; the keys of model are loader, path"),
+        ("+target.accepted=5", "did you mean target.accepted_rows?"),
+        ("+bench.foo=1", "unknown key 'bench.foo'"),
+        ("+nodes.square.imputs=numbers", "did you mean inputs?; the keys of a node are op, inputs"),
+        ("+foo=1", "unknown key 'foo'"),
+        ("data.schema.id=string", "data.schema has no 'id' yet; to add it write +data.schema.id=..."),
+        ("model.name=foo", "unknown key 'model.name'; the keys of model are loader, path"),
+        ("sampling.structured.choices=[true]", "choices[0]: True is a boolean here, not a text: YAML reads words like"),
+        ("sampling.stop=[a,1.5]", 'sampling.stop[1]: 1.5 is a number here, not a text; write "1.5", with the quotes'),
+        ("sampling.bad_words=[true]", "yes, no, on, off, true and false are texts only in quotes"),
+        ("data.prompt_column=7", 'data.prompt_column: 7 is a number here, not a text; write "7"'),
+        ("output_dir=true", "output_dir: True is a boolean here"),
+        ("sampling.per_row=[max_token]", "sampling.per_row=['max_token'] cannot work: did you mean max_tokens?"),
+        ("sampling.top_p=2", "sampling.top_p=2.0 cannot work: allowed: above 0, up to 1 (1 is off)"),
+        ("nodes.square.op._target_=Filter", "did you mean operators.filter.Filter?"),
+        (
+            "nodes.write.inputs=numbers",
+            "node 'square': its output is read by no node; give it to one (nodes.write.inputs:",
+        ),
+        (
+            "nodes.square.inputs=[]",
+            "node 'square': has no inputs; write inputs: NODE (a graph has one source, and there",
+        ),
         ("data.nothing_known=1", "the keys of data are path, storage_options"),
         ("nodes.square.op.ad=1", "unknown key 'nodes.square.op.ad' in the graph; to add it write +nodes"),
         ("nodes.sqare.inputs=numbers", "unknown key 'nodes.sqare': there is no such node"),
@@ -133,12 +158,23 @@ def test_a_value_that_is_missing(capsys):
 
 def test_an_unknown_command(capsys):
     assert "did you mean doctor?" in refused(capsys, "docter")
-    assert "Jobs: job=quickstart" in refused(capsys, "quickstart")
+    write_job("ask", "seed: 1\n")
+    for words, job in ((["quickstart"], "quickstart"), (["ask.yaml"], "ask.yaml"), (["run", "ask.yaml"], "ask.yaml")):
+        assert f"unknown command '{words[0]}'; a job is run with job={job}" in refused(capsys, *words)
+    assert "there is no job 'ask'; did you mean job=ask.yaml" in refused(capsys, "job=ask")
+
+
+def test_two_jobs_are_refused(capsys):
+    assert "'job=squares.yaml' and 'job=quickstart': one job is run" in refused(
+        capsys, "job=squares.yaml", "job=quickstart"
+    )
 
 
 def test_wrong_arguments_of_a_node_are_told_with_the_accepted_ones():
     nodes = {"numbers": NodeSettings({"_target_": f"{OPS}.Numbers", "row": 5})}
-    with pytest.raises(GraphError, match=r"node 'numbers': .*it accepts: rows: .*did you mean 'rows' for 'row'"):
+    with pytest.raises(
+        GraphError, match=r"node 'numbers': .*there is no argument 'row'; did you mean rows.*it accepts: rows: "
+    ):
         build_graph(JobSettings(nodes=nodes))
 
 
@@ -172,7 +208,7 @@ def test_mappings_become_the_dataclass_of_the_annotation_and_as_becomes_as_(monk
     assert isinstance(sink, Sink)
     assert (sink.options, sink.as_) == (Options(3), "judge")
     op["options"] = {"sise": 3}
-    with pytest.raises(GraphError, match="options has no key 'sise'; its keys are size"):
+    with pytest.raises(GraphError, match="options has no key 'sise'; did you mean size"):
         build_graph(JobSettings(nodes=nodes))
 
 
@@ -357,6 +393,15 @@ def test_the_worst_code():
     assert worst([]) is ExitCode.DONE
     assert worst([ExitCode.BUDGET, ExitCode.REJECTS, ExitCode.DONE]) is ExitCode.REJECTS
     assert worst([ExitCode.CONFIG, ExitCode.FAILED, ExitCode.INTERRUPTED]) is ExitCode.FAILED
+
+
+def test_a_folder_that_is_called_operators_does_not_hide_ours(here):
+    (here / "operators").mkdir()
+    (here / "operators" / "__init__.py").write_text("raise SystemExit('not ours')\n")
+    command = [sys.executable, "-m", "pipeline", "job=squares.yaml", "dry_run=plan"]
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(

@@ -50,5 +50,8 @@ def test_differences_name_the_key_and_both_values():
     before, now = fingerprint(Group(0.0), Group(0.0)), fingerprint(Group(0.5), Group(0.5))
     assert differences(before, now) == ["sampling.temperature: 0.0 -> 0.5"]
     assert differences(before, before) == []
+    assert differences({"nodes.f.code.mine.ops": "a" * 64}, {"nodes.f.code.mine.ops": "b" * 64}) == [
+        "mine/ops.py, code of the node 'f', has changed"
+    ]
     assert digest(before) != digest(now)
     assert digest(before) == digest(dict(reversed(before.items())))

@@ -52,10 +52,16 @@ def test_an_argument_that_is_no_setting_is_told_how_to_be_one(capsys, arguments,
         (r'nodes.render.op.template="Q: {{ q }}\nA:"', True),
         ('sampling.stop=["\n"]', False),
         (r'sampling.structured.regex="a\n"', False),
+        ("nodes.render.op.template=\"{{ q | replace('\\n', ' ') }}\"", False),
+        ("job.yaml", True),  # in which `stop: ['\n']` has YAML's single quotes
     ],
 )
 def test_a_line_break_that_is_none_is_noted(capsys, argument, noted):
-    assert main(["job=generate", argument, "--cfg", "job"]) == ExitCode.DONE
+    stops = "sampling: {stop: ['\\n', \"\\n\"]}"
+    write_job("job", f"defaults:\n  - override /flow: generate\ndata: {{path: p.csv}}\n{stops}\n")
+    Path("p.csv").write_text("prompt,q\na,b\n")
+    job = ["job=job.yaml"] if argument == "job.yaml" else ["job=generate", "data.path=p.csv", "model=tiny", argument]
+    assert main([*job, "dry_run=plan"]) == ExitCode.DONE
     assert (r"\n is a backslash and an n here" in capsys.readouterr().err) == noted
 
 
@@ -68,6 +74,11 @@ def test_a_line_break_that_is_none_is_noted(capsys, argument, noted):
         ("seed: 1\nseed: 2\n", "line 2, column 1: found duplicate key seed"),
         ("defaults:\n  - model: gguf\n", "write `- override /model: gguf`"),
         ("defaults:\n  - /model: gguf\n", "write `- override /model: gguf`"),
+        ("defaults:\n  - override flow: generate\n", "in a job's defaults write `- override /flow: OPTION` (in "),
+        ("defaults:\n  - override /flwo: generate\n", "did you mean /flow?"),
+        ("sampling:\n  structured: {choices: [yes, no]}\n", 'write "yes", "on" or "true", with the quotes (in '),
+        ("sampling:\n  stop: [no]\n", "sampling.stop[0]: False is a boolean here, not a text"),
+        ("data:\n  prompt_column: on\n", "data.prompt_column: True is a boolean here, not a text"),
         ("sampling: 1\n", "sampling takes settings of its own below it (sampling: {key: value})"),
         ("output: jsonl\n", "chosen with `- override /output: jsonl` at the end of `defaults:`"),
         ("sampling:\n  stop: x\n", "sampling.stop takes a list; write sampling.stop=[...] (in "),

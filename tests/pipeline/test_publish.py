@@ -245,7 +245,7 @@ def test_a_place_that_cannot_be_used_is_told_with_its_url_and_without_its_creden
 def test_a_package_that_is_missing_is_named_with_its_extra(url, package, extra, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)  # where another test has used it
-    with pytest.raises(ConfigError, match=rf"output.publish={url}.*llama-batch-pipeline\[{extra}\]"):
+    with pytest.raises(ConfigError, match=rf"output.publish={url}.*pip install -e '\.\[{extra}\]'"):
         Destination(url, {}, 0)
 
 

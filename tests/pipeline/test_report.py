@@ -96,7 +96,7 @@ def test_without_matplotlib_the_tables_are_open_and_the_extra_is_named(many, man
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     text = page(read_results(many))
     assert "<svg" not in text
-    assert "pip install &#39;llama-batch-pipeline[report]&#39;" in text
+    assert "pip install -e &#39;.[report]&#39;" in text
     assert text.count("<details open>") == many_text.count("<svg")
     assert headings(text) == headings(many_text)
 
