@@ -17,13 +17,17 @@ setup: $(VENV)/.locked ## make .venv, build llama.cpp for this machine, install 
 quickstart: $(VENV)/.locked ## run the job jobs/quickstart.yaml; it ends by saying where its results are
 	@$(PY) -m pipeline job=quickstart
 
-# One process a core, up to four. The tests of a file stay together, for what they share is made once; files come in
-# their order, as those with few tests are not those that are soon done.
-test: check ## check, then run all tests
-	@$(PY) -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# One process a core, up to four.
+BESIDE := --numprocesses logical --maxprocesses 4
 
+# The tests of a file stay together, for what they share is made once; files come in their order, as those with few tests
+# are not those that are soon done.
+test: check ## check, then run all tests
+	@$(PY) -m pytest $(BESIDE) --dist loadfile --no-loadscope-reorder
+
+# One file has a third of these tests. tests/faults is named for its conftest.py, which the process that prints needs.
 faults: $(VENV)/.locked ## the tests that take long: kill, stop and starve runs, and see that nothing is lost
-	@$(PY) -m pytest -m faults
+	@$(PY) -m pytest $(BESIDE) --dist worksteal --durations 15 -m faults tests tests/faults
 
 check: $(VENV)/.locked ## ruff and mypy
 	@$(VENV)/bin/ruff check .

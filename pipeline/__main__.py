@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.failpoints import Failpoint, reached
-from pipeline.stopping import NOTHING_RUNS, leave_on_signals, signals_received, stopped_by_signals
+from pipeline.stopping import NOTHING_RUNS, leave, leave_on_signals, signals_received, stopped_by_signals
 
 if __name__ == "__main__":  # importing what follows takes a second, in which a signal is exit code 4 too
     leave_on_signals()
@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (without the program's name) and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        with stopped_by_signals(_leave, NOTHING_RUNS):
+        with stopped_by_signals(leave, NOTHING_RUNS):
             code = _dispatch(arguments)
             sys.stdout.flush()
     except BrokenPipeError:  # of stdout: a run answers for its own errors
@@ -117,8 +117,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = ExitCode.FAILED
     except Exception as error:
         code = _told(error)
-    except KeyboardInterrupt:
-        code = ExitCode.INTERRUPTED
     # A process that was told to stop never says that all is well: it may have left out what was to come.
     return int(worst((ExitCode(code), ExitCode.INTERRUPTED)) if signals_received() else code)
 
@@ -126,11 +124,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def worst(codes: Sequence[ExitCode]) -> ExitCode:
     """The most serious of `codes`; DONE when there is none."""
     return max(codes, key=_SEVERITY.index, default=ExitCode.DONE)
-
-
-def _leave() -> None:
-    """Answers a signal where no run can be asked to stop. Not a PipelineError: nobody may take it for one."""
-    raise KeyboardInterrupt
 
 
 def _told(error: Exception) -> ExitCode:
@@ -260,8 +253,8 @@ def _compose_and_run(arguments: list[str]) -> int:
             raise
         # Hydra and OmegaConf trip over some files without an error of their own.
         raise ConfigError(f"the job cannot be composed: {type(error).__name__}: {error}") from error
-    except SystemExit as leave:  # Hydra's own ways out: its argument parser, --version
-        return leave.code if isinstance(leave.code, int) else ExitCode.CONFIG
+    except SystemExit as end:  # Hydra's own ways out: its argument parser, --version
+        return end.code if isinstance(end.code, int) else ExitCode.CONFIG
     finally:
         process.close()
     if len(jobs) > 1:

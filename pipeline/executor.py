@@ -78,6 +78,8 @@ class Executor:
         self._failure: PipelineError | None = None
         self._enough = False
         self._lock = threading.Lock()
+        self._why: PipelineError | None = None
+        self._told_to_stop = threading.Event()
         self._ended = threading.Event()
         self._stages = self._build(rejects)
         self._row_law = RowLaw(list(self._stages.values()))
@@ -114,6 +116,8 @@ class Executor:
             AccountingError: a node lost rows.
         """
         opened: list[Stage] = []
+        stopper = threading.Thread(target=self._stop_when_told, name="stop")
+        stopper.start()
         try:
             for stage in self._stages.values():
                 self._open(stage)
@@ -121,6 +125,8 @@ class Executor:
             self._start_and_wait()
         finally:
             self._ended.set()
+            self._told_to_stop.set()
+            stopper.join()
             for stage in reversed(opened):
                 stage.node.op.close()
         if self._failure is not None:
@@ -128,7 +134,7 @@ class Executor:
         self._row_law.check()
 
     def interrupt(self) -> None:
-        """Stop: what runs finishes its step, nothing more is begun. Safe in a signal handler."""
+        """Stop: what runs finishes its step, nothing more is begun. Returns at once."""
         self.stop(Interrupted("interrupted; run the same command again to resume"))
 
     def stop(self, why: PipelineError) -> None:
@@ -260,11 +266,16 @@ class Executor:
         self._begin_to_stop(None)
 
     def _begin_to_stop(self, why: PipelineError | None) -> None:
-        # In its own thread: a signal may have come while the main thread held one of the locks that this takes.
-        threading.Thread(target=self._stop, args=(why,), name="stop").start()
+        if not self._told_to_stop.is_set():
+            self._why = why
+            self._told_to_stop.set()
 
-    def _stop(self, why: PipelineError | None) -> None:
-        self._cancel(why)
+    def _stop_when_told(self) -> None:
+        """In a thread of its own: who tells may hold locks that are taken here, and the main thread may compute."""
+        self._told_to_stop.wait()
+        if self._ended.is_set():
+            return
+        self._cancel(self._why)
         if not self._ended.wait(GRACE_S):
             for cut_off in list(self._context.when_stuck):
                 cut_off()

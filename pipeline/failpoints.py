@@ -116,5 +116,5 @@ def _armed() -> Trigger | None:
 def _send(number: signal.Signals) -> None:
     before = signals_received()
     os.kill(os.getpid(), number)
-    while signals_received() == before:  # the handler runs in the main thread, which may be another one
+    while signals_received() == before:  # another thread answers
         time.sleep(0.001)

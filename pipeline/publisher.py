@@ -118,9 +118,9 @@ class Publisher:
             DONE, FAILED where something could not be uploaded, INTERRUPTED after a signal.
         """
         log.debug("uploading the rest to %s", self._place.url)
-        self._finishing = True
-        self._wake.set()
         with stopped_by_signals(self._place.stopped.set, WHAT):
+            self._finishing = True
+            self._wake.set()
             while self._thread.is_alive() and not self._place.stopped.is_set():
                 self._thread.join(0.1)
         if self._place.stopped.is_set():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from pipeline.protocols import Forecaster, Runtime, StreamOperator, Weighed
 from pipeline.records import Batch, ChunkEnd, Item, Reject, Rejects, Shard
 from pipeline.runtime import NodeRuntime, Resources, RunContext
 from pipeline.sample import sample_of
+from pipeline.stopping import NOTHING_RUNS, leave, stopped_by_signals
 
 OPERATOR_S = 5.0
 SLICE_ROWS = 64
@@ -93,6 +95,7 @@ class Rehearsal:
         forecasters = [n for n in self._graph.order if isinstance(self._graph.nodes[n].op, Forecaster)]
         with ExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dry-run-"))
+            stack.enter_context(stopped_by_signals(lambda: _leave_without(folder), NOTHING_RUNS))
             context = RunContext(Path(folder), Resources(), self._process)
             stack.callback(context.resources.close)
             for name in self._graph.order:
@@ -173,6 +176,11 @@ class Rehearsal:
                 played.given += piece.num_rows
                 yield piece
         yield ChunkEnd(0, played.given)
+
+
+def _leave_without(folder: str) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    leave()
 
 
 def _bytes(op: object, batches: list[Batch], played: Played) -> Range:

@@ -31,6 +31,7 @@ PLAIN_ENGINE = {"scheduler", "slots", "sequence", "sampler", "recovery", "calls"
 MAY_USE_HYDRA = {"pipeline/__main__.py", "pipeline/config.py"}
 STARTS_THREADS = {
     "pipeline/executor.py",
+    "pipeline/stopping.py",
     "pipeline/publisher.py",
     "operators/decoding/lanes.py",
     "operators/store.py",

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from typing import Any
 
 import pytest
 
 from tests.faults.forks import Forks
 from tests.faults.matrix import Case, Line, as_text
 
-TABLE = pytest.StashKey[dict[str, Line]]()
 CASE = pytest.StashKey[Case]()
-ASKED_FOR = pytest.StashKey[bool]()
+TABLE: dict[str, Line] = {}
+"""Filled in the process that prints it, from the reports of those that run tests."""
 
 
 @pytest.fixture
@@ -39,21 +40,26 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    item.config.stash[ASKED_FOR] = item.get_closest_marker("faults") is not None or item.config.stash.get(
-        ASKED_FOR, False
-    )
-    if call.when == "call" or (call.when == "setup" and not report.passed):
-        case = case_of(item)
-        line = item.config.stash.setdefault(TABLE, {}).setdefault(case.fault, Line())
+    case = case_of(item)
+    report.user_properties.append(("case", {"fault": case.fault, "seen": dict(case.seen), "most": case.most}))
+    return report
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    found: Any = dict(report.user_properties).get("case")
+    if found is not None and (report.when == "call" or (report.when == "setup" and not report.passed)):
+        case = Case(found["fault"])
+        case.saw(**found["seen"])
+        case.had_at_most(**found["most"])
+        line = TABLE.setdefault(case.fault, Line())
         if report.skipped:
             line.skipped[report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)] += 1
         else:
             line.ran(case, passed=report.passed)
-    return report
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if config.stash.get(ASKED_FOR, False):
+    if TABLE and "not faults" not in config.option.markexpr:
         terminalreporter.section("faults")
-        for line in as_text(config.stash[TABLE]):
+        for line in as_text(TABLE):
             terminalreporter.write_line(line)

@@ -30,12 +30,12 @@ def to_bytes(rows: list[tuple[str, ...]]) -> bytes:
 @settings(max_examples=60, deadline=None)
 @given(
     rows=st.lists(st.sampled_from(GOOD + MALFORMED + MISFIT), max_size=25),
-    block_bytes=st.integers(40, 200),
+    block_chars=st.integers(1, 200),
     chunk_rows=st.integers(1, 9),
     seek=st.integers(0, 3),
 )
 def test_any_mix_of_rows_gives_every_row_its_own_fate(
-    tmp_path_factory, rows: list[tuple[str, ...]], block_bytes: int, chunk_rows: int, seek: int
+    tmp_path_factory, rows: list[tuple[str, ...]], block_chars: int, chunk_rows: int, seek: int
 ) -> None:
     path = tmp_path_factory.mktemp("csv") / "a.csv"
     path.write_bytes(to_bytes([("n", "p"), *rows]))
@@ -45,11 +45,12 @@ def test_any_mix_of_rows_gives_every_row_its_own_fate(
         (int(n) if n else None, p) for n, p in (row for row in rows if row in GOOD)
     ]
     assert sorted(whole.rejects) == [i for i, row in enumerate(rows) if row not in GOOD]
-    assert all(reject.line == i + 2 for i, reject in whole.rejects.items())
+    before = [sum(field.count("\n") for row in rows[:i] for field in row) for i in range(len(rows))]
+    assert all(reject.line == i + 2 + before[i] for i, reject in whole.rejects.items())
     tail = read(path, chunk_rows, seek, schema=types)
     assert tail.rows == {i: row for i, row in whole.rows.items() if i >= seek * chunk_rows}
     assert tail.rejects == {i: row for i, row in whole.rejects.items() if i >= seek * chunk_rows}
-    reader = CsvReader(InputFile(str(path)), types, block_bytes)
+    reader = CsvReader(InputFile(str(path)), types, block_chars)
     blocks = list(reader.blocks(reader.schema(1), 0))
     assert sum(b.rows for b in blocks) == len(rows)
     assert [row for b in blocks if b.data is not None for row in b.data.to_pylist()] == whole.values
@@ -96,9 +97,52 @@ def test_tabs_and_a_byte_order_mark(tmp_path: Path) -> None:
     assert read(path).values == [{"p": "a,b", "q": 2}]
 
 
-def test_an_unclosed_quote_is_an_input_error(tmp_path: Path) -> None:
+OPEN = 'a quote is opened and not closed; close it, and write "" for a quote inside quotes'
+BEHIND = 'there is text behind a closing quote; write "" for a quote inside quotes'
+LONG = "the row has more than 40 characters; Parquet takes longer rows"
+BAD = {
+    "open to the end": ('1,"a\n2,b\n3,c', [2, 3], {2: OPEN}),
+    "open to the next quote": ('1,"a\n2,b\n3,"c, d"\n4,e\n', [2, 3, 4], {2: OPEN}),
+    "open in the last line": ('1,a\n2,"b', [1], {3: OPEN}),
+    "open in every line": ('1,"a\n2,"b\n3,"c\n', [], {2: OPEN, 3: OPEN, 4: OPEN}),
+    "text behind": ('1,"a" b\n2,c\n', [2], {2: BEHIND}),
+    "a long line": (f"1,{'a' * 99}\n2,b\n", [2], {2: LONG}),
+    "a long line without end": (f"1,a\n2,{'b' * 99}", [1], {3: LONG}),
+    "a long line of old": (f"1,{'a' * 99}\r2,b\r", [2], {2: LONG}),
+    "long over lines": ('1,"' + "a" * 30 + "\n" + "a" * 30 + '"\n2,b\n', [2], None),
+}
+
+
+@pytest.mark.parametrize("block_chars", [1, 7, 1000])
+@pytest.mark.parametrize("name", BAD)
+def test_a_row_that_cannot_be_parsed_costs_itself(tmp_path: Path, name: str, block_chars: int) -> None:
+    text, good, bad = BAD[name]
     path = tmp_path / "a.csv"
-    path.write_text('a,b\n1,2\n"3,' + "4,5\n" * 100)
-    reader = CsvReader(InputFile(str(path)), None, block_bytes=64)
-    with pytest.raises(InputError, match="quote that is not closed"):
-        list(reader.blocks(pa.schema([("a", pa.int64())]), 0))
+    path.write_bytes(b"n,p\n" + text.encode())
+    reader = CsvReader(InputFile(str(path)), None, block_chars, max_row_chars=40)
+    blocks = list(reader.blocks(pa.schema([("n", pa.int64())]), 0))
+    assert [n for block in blocks if block.data is not None for n in block.data["n"].to_pylist()] == good
+    if bad is not None:
+        assert {row.line: row.reason for block in blocks for row in block.bad} == bad
+
+
+def test_a_header_that_cannot_be_parsed_is_an_input_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('\n"a,b\n1,2\n')
+    with pytest.raises(InputError, match=r"a\.csv cannot be read as CSV: its header, line 2: a quote is opened"):
+        read(path)
+
+
+def test_a_row_of_ten_megabytes_is_a_row(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("n,p\n1," + "a" * 10_000_000 + '\n2,"' + "b\n" * 5_000_000 + '"\n3,c\n')
+    assert [len(row["p"]) for row in read(path).values] == [10_000_000, 10_000_000, 1]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_every_line_end_and_blank_lines(tmp_path: Path, end: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(end.join(["n,p", "", "1,a", "", "x,b", '2,"c', 'd"', "3", ""]).encode())
+    reading = read(path, schema={"n": "int64", "p": "string"})
+    assert reading.values == [{"n": 1, "p": "a"}, {"n": 2, "p": f"c{end}d"}]
+    assert [reject.line for reject in reading.rejects.values()] == [5, 8]
