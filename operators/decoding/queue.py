@@ -152,7 +152,8 @@ class Queue:
 
     def _nearest(self, line: Line, pool: SlotPool, rank: tuple[int, float]) -> Sequence | None:
         """Of the rows that are not behind in age and priority, the one that shares most with a row in `pool`."""
-        for node in sorted(self.tree.at_hand, key=lambda node: -node.depth):
+        at_hand = self.tree.at_hand
+        for node in itertools.chain.from_iterable(at_hand[depth] for depth in sorted(at_hand, reverse=True)):
             if any(slot.pool is pool for slot in node.holders):
                 rows = node.waiting.get(line)
                 first = None if rows is None else rows.first()

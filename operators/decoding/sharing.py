@@ -204,7 +204,7 @@ class Sharing:
     def _sources(self, node: PrefixNode, row: Sequence) -> Iterator[Source]:
         for slot in node.holders:
             if slot.prompt is not None and self._may_serve(slot, row):
-                yield Source(slot, self._cut.shared(row, slot.prompt))
+                yield Source(slot, self._cut.shared(row, slot.prompt, node.depth * BLOCK))
 
     def _may_serve(self, slot: Slot, row: Sequence) -> bool:
         return slot.pool is self._pool and (slot.row is None or slot.row.admission < row.admission)
