@@ -7,7 +7,8 @@ for a cache. Three ways, best first:
 - it is copied from another slot (in the per-sequence layout llama.cpp copies whole rows; the rest is cut off again);
 - a row before it computes that part right now: it waits.
 
-A row with the very same prompt takes all of it, and draws from the logits that the first one drew from.
+A row with the very same prompt takes all of it, and draws from the logits that the first one drew from. Nothing is
+shared where the memory of a row cannot be cut: it is behind what others could take as soon as its row goes on.
 """
 
 from __future__ import annotations
@@ -81,9 +82,11 @@ class Sharing:
         self._pool = pool
         self._cut = cut
         self._counts = counts
+        if not decoder.partial:
+            queue.share_nothing()
         # What is left of a row costs nothing where every slot has cells of its own. In the unified layout it would take
         # room that others need, and time of every step.
-        self._keeps = decoder.shape.per_sequence and decoder.partial and queue.shares
+        self._keeps = decoder.shape.per_sequence and queue.shares
         # In the unified layout cells are shared, not copied.
         self._worth_a_copy = decoder.shape.max_sequence_tokens // CELLS_A_TOKEN if decoder.shape.per_sequence else 0
         self._fresh: dict[Sequence, None] = {}

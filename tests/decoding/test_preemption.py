@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 
 from operators.decoding.params import SamplingParams
+from operators.decoding.room import KvRoom
 from operators.decoding.sequence import Sequence
 from tests.decoding.fixtures import GREEDY, WARM, Bench, prompts, sequences, shape
+
+pytestmark = pytest.mark.usefixtures("memory")
 
 
 @pytest.mark.parametrize("every", [1, 2, 5])
@@ -52,6 +55,17 @@ def test_by_default_no_room_is_promised_twice():
     assert bench.run(sequences(texts, max_tokens=90)) == Bench(shape(8)).run(sequences(texts, max_tokens=90))
     assert bench.scheduler.counts.preempted_saved == bench.scheduler.counts.preempted_anew == 0
     assert any(bench.column("unfilled_room"))
+
+
+def test_the_promises_of_all_rows_are_not_summed_for_each_that_is_admitted(monkeypatch):
+    summed: list[Sequence] = []
+    promise = KvRoom._promise
+    monkeypatch.setattr(KvRoom, "_promise", lambda room, row: summed.append(row) or promise(room, row))
+    bench = Bench(shape(64, per_sequence=False, deterministic=False))
+    bench.client().submit(sequences(prompts(64)))
+    bench.scheduler.schedule(0.0)
+    assert len(bench.scheduler.slots) == 64
+    assert len(summed) <= 2 * 64
 
 
 def test_optimism_fills_more_slots():

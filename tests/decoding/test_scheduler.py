@@ -11,6 +11,8 @@ from operators.decoding.sequence import FinishReason, Sequence, State
 from operators.engine_settings import OptimiseSettings
 from tests.decoding.fixtures import GREEDY, WARM, Bench, prompts, sequences, shape
 
+pytestmark = pytest.mark.usefixtures("memory")
+
 
 def alone(texts, params=GREEDY):
     """Each prompt in an engine of its own."""
@@ -60,6 +62,7 @@ def prefills(bench: Bench) -> list[tuple[int, int]]:
     return [(len(call), tokens) for call, tokens in steps if tokens]
 
 
+@pytest.mark.parametrize("memory", [True], indirect=True)
 def test_prompts_that_are_a_little_shorter_are_padded():
     texts = [np.full(n, i, np.int32) for i, n in enumerate((20, 19, 17, 10))]
     alone_each = alone(texts)
