@@ -131,14 +131,15 @@ class PrefixTree:
                 self._at_hand(node)
             node = node.parent
 
-    def drop(self, slot: Slot, end: PrefixNode | None) -> None:
-        """`slot` no longer has them."""
+    def drop(self, slot: Slot, end: PrefixNode | None, depth: int = 0) -> PrefixNode | None:
+        """`slot` has no more than `depth` blocks of the prefixes that end in `end`; returns where it ends now."""
         node = end
-        while node is not None and node.parent is not None:
+        while node is not None and node.depth > depth:
             node.holders.pop(slot, None)
             if not node.holders:
                 self._not_at_hand(node)
             node = self._pruned(node)
+        return node
 
     def _at_hand(self, node: PrefixNode) -> None:
         self.at_hand.setdefault(node.depth, {})[node] = None

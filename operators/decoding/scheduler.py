@@ -135,7 +135,7 @@ class Scheduler:
         self._room.finished(row)
         self.queue.settle(row)
         self._sharing.forget(row)
-        self._sharing.vacate(self.slots.release(row))
+        self._sharing.vacate(self.slots.release(row), row)
 
     def expire(self, rows: list[Sequence], now: float) -> None:
         """Refuse those of `rows` that have been in a slot for longer than a row may. `now`: seconds."""
@@ -151,6 +151,8 @@ class Scheduler:
         for row in self.slots.rows():
             if belongs(row):
                 self.finish(row)
+        for row in filter(belongs, self._paused.rows):
+            self.queue.settle(row)
         self._paused.forget(belongs)
 
     def clear(self) -> None:

@@ -8,7 +8,7 @@ for a cache. Three ways, best first:
 - a row before it computes that part right now: it waits.
 
 A row with the very same prompt takes all of it, and draws from the logits that the first one drew from. Nothing is
-shared where the memory of a row cannot be cut: it is behind what others could take as soon as its row goes on.
+shared where what is kept of a row cannot be cut (`Decoder.partial`): its state is past the common tokens already.
 """
 
 from __future__ import annotations
@@ -130,11 +130,18 @@ class Sharing:
         """`row` leaves its slot: it no longer waits for what others compute."""
         self._fresh.pop(row, None)
 
-    def vacate(self, slot: Slot) -> None:
-        """A row has left `slot`; what it has of its prompt may serve others."""
-        awaited = slot.same is not None and slot.same.waiting > 0
-        if not self._keeps or slot.prompt is None or (slot.held < BLOCK and not awaited):
-            self.clear(slot)
+    def vacate(self, slot: Slot, row: Sequence) -> None:
+        """`row` has left `slot`; what is there of its prompt may serve others."""
+        with self._queue.lock:
+            if slot.prompt is not None and row.n_past < len(slot.prompt):  # nobody computes the rest any more
+                slot.prompt = slot.prompt[: row.n_past]
+                slot.end = self._queue.tree.drop(slot, slot.end, row.n_past // BLOCK)
+                if slot.same is not None:
+                    slot.same.holders.discard(slot)
+                    slot.same = None
+            awaited = slot.same is not None and slot.same.waiting > 0
+            if not self._keeps or (slot.ready < BLOCK and not awaited):
+                self.clear(slot)
 
     def vacant_slot(self, row: Sequence) -> Slot:
         """An empty slot for a row that brings its own state."""
@@ -153,7 +160,7 @@ class Sharing:
                 self._queue.tree.hold(target, target.end)
             if target.same is not None:
                 target.same.holders.add(target)
-        self.vacate(source)
+        self.vacate(source, self._pool.row_of(target))
 
     def clear(self, slot: Slot) -> None:
         """Forget what is in `slot`."""
@@ -225,10 +232,8 @@ class Sharing:
 
     def _release(self, slot: Slot) -> None:
         """`slot` no longer has what it had."""
-        if slot.end is not None:
-            with self._queue.lock:
-                self._queue.tree.drop(slot, slot.end)
-        if slot.same is not None:
-            slot.same.holders.discard(slot)
+        with self._queue.lock:  # other contexts look through the holders
+            self._queue.tree.drop(slot, slot.end)
+            if slot.same is not None:
+                slot.same.holders.discard(slot)
         slot.prompt = slot.end = slot.same = None
-        slot.held = 0
