@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from operators.decoding.params import SamplingParams
 from operators.decoding.prefill import Cutting
 from operators.decoding.prompts import BLOCK, PrefixTree, SamePrompt, common_length
 from operators.decoding.sequence import Sequence
-from operators.decoding.sharing import CELLS_A_TOKEN, Sharing
+from operators.decoding.sharing import CELLS_A_TOKEN
 from operators.decoding.slots import Slot
 from operators.engine_settings import KERNEL_TOKENS, OptimiseSettings
 from tests.decoding.fixtures import GREEDY, WARM, Bench, only, prompts, sequences, shape
@@ -87,16 +88,16 @@ def test_a_prefix_that_takes_less_to_compute_than_to_copy_is_computed(per_sequen
 
 
 def test_a_row_that_waits_for_another_is_looked_at_once_a_step(monkeypatch):
-    asked: list[Sequence] = []
-    source = Sharing._source
-    monkeypatch.setattr(Sharing, "_source", lambda sharing, row: asked.append(row) or source(sharing, row))
     bench = Bench(shape(2, max_sequence_tokens=2048))
+    sharing = bench.scheduler._sharing
+    asked = Mock(side_effect=sharing._source)
+    monkeypatch.setattr(sharing, "_source", asked)
     bench.client().submit(sequences([np.arange(1000, dtype=np.int32)] * 2))
     bench.engine.step()
-    asked.clear()
+    asked.reset_mock()
     for _ in range(5):
         bench.engine.step()
-    assert len(asked) == 5
+    assert asked.call_count == 5
 
 
 def test_a_slot_that_is_refilled_needs_no_copy():
@@ -177,18 +178,20 @@ def test_no_row_waits_for_the_rest_of_a_prompt_whose_row_has_left(common):
 
 
 def test_a_row_that_left_early_hides_no_slot_that_has_more():
-    """It had 128 of its 250 tokens; the one behind it has 180 of these."""
-    head = np.arange(250, dtype=np.int32)
-    bench = Bench(shape(2, deterministic=False))
+    """It had 256 of its 400 tokens; the one that took these has 380."""
+    head = np.arange(400, dtype=np.int32)
+    bench = Bench(shape(2, deterministic=False, max_sequence_tokens=512))
     first, second = bench.client(), bench.client()
+    rows = [sequences([head[:length]], max_tokens=1)[0] for length in (380, 400)]
     second.submit(sequences([head]))
     bench.engine.step()
+    first.submit(rows[:1])
+    bench.engine.step()
     leave(bench, second)
-    rows = [sequences([head[:length]], max_tokens=1)[0] for length in (180, 250)]
-    for row in rows:
-        first.submit([row])
-        bench.engine.step()
-    assert [row.shared_tokens for row in rows] == [128, 180]
+    bench.engine.step()
+    first.submit(rows[1:])
+    bench.engine.step()
+    assert [row.shared_tokens for row in rows] == [256, 380]
 
 
 def test_what_other_contexts_read_is_written_under_the_lock(monkeypatch):
@@ -196,7 +199,7 @@ def test_what_other_contexts_read_is_written_under_the_lock(monkeypatch):
     bench = Bench(shape(4, per_sequence=False, deterministic=False))
 
     class Guarded(set[Slot]):
-        def discard(self, slot: Slot) -> None:
+        def discard(self, slot: object) -> None:
             assert bench.queue.lock._is_owned()  # type: ignore[attr-defined]
             super().discard(slot)
 
