@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 
@@ -70,8 +71,10 @@ class Autoregressive:
 
     def draw(self, work: Draw) -> None:
         """First tokens of rows whose prompt another row has computed."""
-        known = [row.same.logits for row in work.rows if row.same is not None and row.same.logits is not None]
-        self._draw(np.stack(known), work.rows)
+        for same, samples in itertools.groupby(work.rows, key=lambda row: row.same):
+            rows = list(samples)
+            if same is not None and same.logits is not None:
+                self._draw(np.broadcast_to(same.logits, (len(rows), len(same.logits))), rows)
 
     def totals(self) -> Mapping[str, float]:
         """Nothing that the engine does not count."""

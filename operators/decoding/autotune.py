@@ -177,11 +177,15 @@ class Calibration:
         choice.reasons.append(f"kv={best}: a step of {rows} rows takes {_milliseconds(tried)}")
 
     def _row_bytes(self, known: EngineSettings) -> int:
-        """Bytes of the KV cache for a row of the greatest length."""
+        """Bytes of the KV cache for a row of the greatest length, from those of two short ones: a recurrent state takes
+        the same for any."""
         decoder, give_back = self._lease(replace(known, slots=2))
+        size: dict[int, int] = {}
         try:
-            self._compute(decoder, 0, 64)
-            return len(decoder.save(0)) // 64 * decoder.shape.max_sequence_tokens
+            for tokens in (32, 64):
+                self._compute(decoder, 0, tokens)
+                size[tokens] = len(decoder.save(0))
+            return size[32] + (size[64] - size[32]) // 32 * (decoder.shape.max_sequence_tokens - 32)
         finally:
             give_back()
 
@@ -204,20 +208,23 @@ class Calibration:
                 for slot in range(len(took) and max(took), rows):
                     if slot:
                         decoder.restore(slot, saved)
-                took[rows] = self._timed(partial(self._step, decoder, rows, depth))
+                took[rows] = self._timed(
+                    partial(self._step, decoder, rows, depth), partial(self._rewind, decoder, rows, depth, saved)
+                )
                 if len(took) > 1 and took[rows] / rows * TOLERANCE > min(took[n] / n for n in took if n < rows):
                     break
             return took
         finally:
             give_back()
 
-    def _timed(self, call: Callable[[], None]) -> float:
-        """The faster of two calls; the first may have memory to touch."""
+    def _timed(self, call: Callable[[], None], undo: Callable[[], None] = lambda: None) -> float:
+        """The faster of two calls, each of which is undone; the first may have memory to touch."""
         seconds = []
         for _ in range(2):
             began = self._clock()
             call()
             seconds.append(self._clock() - began)
+            undo()
             if seconds[-1] > _LONGEST_CALL_S:
                 break
         return min(seconds)
@@ -232,8 +239,13 @@ class Calibration:
         decoder.batch.clear()
         decoder.batch.add_rows([1] * rows, [depth] * rows, list(range(rows)))
         decoder.decode()
+
+    def _rewind(self, decoder: Decoder, rows: int, depth: int, saved: bytes) -> None:
+        """Have the `depth` tokens that were `saved` in each of the slots again, and no more."""
         for slot in range(rows):
-            decoder.truncate(slot, depth)
+            decoder.truncate(slot, depth if decoder.partial else 0)
+            if not decoder.partial:
+                decoder.restore(slot, saved)
 
 
 def _least_within(cost: dict[int, float]) -> int:

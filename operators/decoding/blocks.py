@@ -153,14 +153,14 @@ class BlockCut:
         count = min(row.prompt_left, room, self.prompt_blocks * self.length)
         return count - count % self.length
 
-    def shared(self, row: Sequence, prompt: TokenIds) -> int:
+    def shared(self, row: Sequence, prompt: TokenIds, known: int = 0) -> int:
         """See Cut.shared. Whole blocks alone: the tokens of a block see all of it.
 
         Blocks of one token are not shared: rows that wait for others would leave holes, in which a row may be alone.
         """
         if self.length == 1:
             return 0
-        count = common_length(row.prompt, prompt)
+        count = common_length(row.prompt, prompt, known)
         if self.shift:
             count = min(count, max(0, len(row.feed) - self.length))
         return count - count % self.length

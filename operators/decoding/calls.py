@@ -40,8 +40,8 @@ class Company:
 
     @property
     def position(self) -> int:
-        """Behind what is in the slot now. A row that was refused has nothing there any more."""
-        return 0 if self.behind is None or self.behind.error is not None else self.behind.n_past
+        """Behind what is in the slot now."""
+        return 0 if self.behind is None else self.behind.n_past
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """A model without weights, for tests of the scheduler and for measuring what stands above the backend.
 
 Its logits depend on every token in the slot's KV cache (through a rolling hash), so that a row that is moved, cut or
-fed wrongly gives other tokens. Ends are frequent, so lengths are ragged. Tokens are UTF-8 bytes.
+fed wrongly gives other tokens. Ends are frequent, so lengths are ragged. Tokens are UTF-8 bytes. With `partial` off it
+has the memory of a recurrent model: a state after all tokens, which cannot be cut and is copied whole.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class FakeDecoder:
         fail: called before each call with the batch; returns a code to fail with, 0 to go on.
     """
 
+    partial = True
+
     def __init__(self, shape: DecoderShape, fail: Callable[[BatchBuffer], int] = lambda _: 0) -> None:
         self.shape = shape
         self.n_vocab = N_VOCAB
@@ -42,7 +45,6 @@ class FakeDecoder:
         self.calls: list[tuple[int, ...]] = []
         """For each call the slots of its tokens' rows, in order, without repeats."""
         self.keep_calls = False
-        self.partial = True
         self.lone_tokens = 0
         self._fail = fail
         # The hash after each token: of slot s after n tokens at [s, n].
@@ -71,14 +73,12 @@ class FakeDecoder:
 
     def truncate(self, slot: int, length: int) -> None:
         """See Decoder.truncate."""
-        if self._length[slot] < length:
-            raise DecodeFailed(-1, f"slot {slot} has {self._length[slot]} tokens, not {length}")
+        self._check_length(slot, length)
         self._length[slot] = length
 
     def copy(self, source: int, target: int, length: int) -> None:
         """See Decoder.copy."""
-        if self._length[source] < length:
-            raise DecodeFailed(-1, f"slot {source} has {self._length[source]} tokens, not {length}")
+        self._check_length(source, length)
         self._hashes[target, : length + 1] = self._hashes[source, : length + 1]
         self._length[target] = length
 
@@ -97,6 +97,12 @@ class FakeDecoder:
     def clear(self) -> None:
         """See Decoder.clear."""
         self._length[:] = 0
+
+    def _check_length(self, slot: int, length: int) -> None:
+        """Raise DecodeFailed unless `slot` can be cut to `length` tokens."""
+        held = int(self._length[slot])
+        if held < length or (not self.partial and length not in (0, held)):
+            raise DecodeFailed(-1, f"slot {slot} has {held} tokens and cannot have the first {length} of them")
 
     def _computed(self, slots: npt.NDArray[np.int32], positions: npt.NDArray[np.int32]) -> npt.NDArray[np.uint64]:
         if self.shape.block:

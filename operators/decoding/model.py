@@ -94,7 +94,8 @@ class Decoder(Protocol):
     n_vocab: int
     batch: BatchBuffer
     partial: bool
-    """Whether it can forget the end of a row, and copy the beginning; recurrent models cannot."""
+    """Whether it can forget the end of a row, and copy the beginning. Recurrent and hybrid models cannot: they keep a
+    state after all tokens."""
     lone_tokens: int
     """A row of fewer tokens has the same logits, to the bit, when it decodes alone and in company; 0: none has."""
 
@@ -108,10 +109,18 @@ class Decoder(Protocol):
         """
 
     def truncate(self, slot: int, length: int) -> None:
-        """Forget what is in `slot` but for its first `length` tokens."""
+        """Forget what is in `slot` but for its first `length` tokens.
+
+        Raises:
+            DecodeFailed: it is not `partial`, and more tokens are there; 0 always works.
+        """
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Have the first `length` tokens of slot `source` in `target`, in the place of what was there."""
+        """Have the first `length` tokens of slot `source` in `target`, in the place of what was there.
+
+        Raises:
+            DecodeFailed: it is not `partial`, and `source` has more tokens.
+        """
 
     def save(self, slot: int) -> bytes:
         """What `slot` holds."""

@@ -53,8 +53,9 @@ class Cut(Protocol):
     def piece(self, row: Sequence, room: int) -> int:
         """Tokens of the next piece of `row` where `room` tokens fit; 0 if none can be computed there."""
 
-    def shared(self, row: Sequence, prompt: TokenIds) -> int:
-        """How many tokens of `row` may be taken from a slot that holds `prompt`; 0 if it is not worth it."""
+    def shared(self, row: Sequence, prompt: TokenIds, known: int = 0) -> int:
+        """How many tokens of `row` may be taken from a slot that holds `prompt`; 0 if it is not worth it. `known`: so
+        many are known to be equal."""
 
 
 @dataclass(frozen=True)
@@ -85,14 +86,14 @@ class Cutting:
         count = min(room, left - least)
         return count if count >= least else 0
 
-    def shared(self, row: Sequence, prompt: TokenIds) -> int:
+    def shared(self, row: Sequence, prompt: TokenIds, known: int = 0) -> int:
         """See Cut.shared."""
         if not self.kernel_tokens:
-            return min(common_length(row.prompt, prompt), len(row.prompt) - 1)
+            return min(common_length(row.prompt, prompt, known), len(row.prompt) - 1)
         if (len(prompt) >= self.kernel_tokens) != self._is_long(row):
             return 0
         least = self._least(row)
-        count = min(common_length(row.prompt, prompt), len(row.prompt) - least)
+        count = min(common_length(row.prompt, prompt, known), len(row.prompt) - least)
         return count if count >= least else 0
 
     def _is_long(self, row: Sequence) -> bool:

@@ -77,8 +77,8 @@ class PrefixTree:
 
     def __init__(self, kernel_tokens: int) -> None:
         self._kernel_tokens = kernel_tokens
-        self.at_hand: dict[PrefixNode, None] = {}
-        """The nodes of which a row waits that a slot begins like."""
+        self.at_hand: dict[int, dict[PrefixNode, None]] = {}
+        """By depth the nodes of which a row waits that a slot begins like: with each node those above it."""
         self._roots = {False: PrefixNode(None, b""), True: PrefixNode(None, b"")}
 
     def __len__(self) -> int:
@@ -106,7 +106,7 @@ class PrefixTree:
                 heap = child.waiting[row.line] = RowHeap()
             heap.push(order, row)
             if child.holders:
-                self.at_hand[child] = None
+                self._at_hand(child)
             node = child
         row.prefix = node
 
@@ -119,7 +119,7 @@ class PrefixTree:
             if not heap.count:
                 del node.waiting[row.line]
                 if not node.waiting:
-                    self.at_hand.pop(node, None)
+                    self._not_at_hand(node)
             node = self._pruned(node)
 
     def hold(self, slot: Slot, end: PrefixNode | None) -> None:
@@ -128,17 +128,28 @@ class PrefixTree:
         while node is not None and node.parent is not None:
             node.holders[slot] = None
             if node.waiting:
-                self.at_hand[node] = None
+                self._at_hand(node)
             node = node.parent
 
-    def drop(self, slot: Slot, end: PrefixNode | None) -> None:
-        """`slot` no longer has them."""
+    def drop(self, slot: Slot, end: PrefixNode | None, depth: int = 0) -> PrefixNode | None:
+        """`slot` has no more than `depth` blocks of the prefixes that end in `end`; returns where it ends now."""
         node = end
-        while node is not None and node.parent is not None:
+        while node is not None and node.depth > depth:
             node.holders.pop(slot, None)
             if not node.holders:
-                self.at_hand.pop(node, None)
+                self._not_at_hand(node)
             node = self._pruned(node)
+        return node
+
+    def _at_hand(self, node: PrefixNode) -> None:
+        self.at_hand.setdefault(node.depth, {})[node] = None
+
+    def _not_at_hand(self, node: PrefixNode) -> None:
+        nodes = self.at_hand.get(node.depth)
+        if nodes is not None:
+            nodes.pop(node, None)
+            if not nodes:
+                del self.at_hand[node.depth]
 
     def _pruned(self, node: PrefixNode) -> PrefixNode | None:
         """Take `node` out of the tree if nobody needs it; returns its parent."""
@@ -147,9 +158,9 @@ class PrefixTree:
         return node.parent
 
 
-def common_length(one: TokenIds, other: TokenIds) -> int:
-    """How many tokens two prompts have in common at their beginning."""
+def common_length(one: TokenIds, other: TokenIds, known: int = 0) -> int:
+    """How many tokens two prompts have in common at their beginning, where the first `known` of them are."""
     n = min(len(one), len(other))
-    different = one[:n] != other[:n]
-    first = int(different.argmax()) if n else 0
-    return first if n and different[first] else n
+    different = one[known:n] != other[known:n]
+    first = int(different.argmax()) if len(different) else 0
+    return known + first if len(different) and different[first] else n

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from operators.decoding.prompts import PrefixNode, PrefixTree, SamePrompt
 from operators.decoding.row_heap import Order, RowHeap
@@ -75,6 +75,10 @@ class Queue:
     def shares(self) -> bool:
         """Whether rows may take from each other what they have computed."""
         return self._optimise.prefix_sharing or self._optimise.sample_sharing
+
+    def share_nothing(self) -> None:
+        """Rows that come from now on compute all of their prompts."""
+        self._optimise = replace(self._optimise, prefix_sharing=False, sample_sharing=False)
 
     def add_line(self, line: Line) -> None:
         """Serve the rows of `line` from now on."""
@@ -152,7 +156,8 @@ class Queue:
 
     def _nearest(self, line: Line, pool: SlotPool, rank: tuple[int, float]) -> Sequence | None:
         """Of the rows that are not behind in age and priority, the one that shares most with a row in `pool`."""
-        for node in sorted(self.tree.at_hand, key=lambda node: -node.depth):
+        at_hand = self.tree.at_hand
+        for node in itertools.chain.from_iterable(at_hand[depth] for depth in sorted(at_hand, reverse=True)):
             if any(slot.pool is pool for slot in node.holders):
                 rows = node.waiting.get(line)
                 first = None if rows is None else rows.first()

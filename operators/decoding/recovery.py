@@ -17,6 +17,7 @@ from operators.decoding.batch import DecodeFailed
 from operators.decoding.calls import Call
 from operators.decoding.model import Decoder
 from operators.decoding.scheduler import Scheduler
+from operators.decoding.sequence import Sequence
 from operators.decoding.strategy import Strategy
 
 NO_ROOM, ABORTED = 1, 2
@@ -92,7 +93,7 @@ class Recovery:
         row = call.sequences[0]
         if self._works(Call(call.rows, call.spans)):
             return  # an ordinary step computes it, once the other row is gone
-        if not self._backend_works(row.slot):
+        if not self._backend_works(row):
             raise failure
         row.error = f"the model cannot compute this row, not even alone: {failure}"
 
@@ -107,17 +108,18 @@ class Recovery:
         self._scheduler.forget(call)
         return True
 
-    def _backend_works(self, slot: int) -> bool:
-        """Whether two tokens of no meaning can be computed in `slot`, whose row is about to leave it."""
-        self._decoder.truncate(slot, 0)
+    def _backend_works(self, row: Sequence) -> bool:
+        """Whether two tokens of no meaning can be computed in the slot of `row`, which has nothing there any more."""
+        self._decoder.truncate(row.slot, 0)
+        row.n_past = 0
         self._decoder.batch.clear()
-        self._decoder.batch.add_spans([np.zeros(2, np.int32)], [0], [slot], [2])
+        self._decoder.batch.add_spans([np.zeros(2, np.int32)], [0], [row.slot], [2])
         try:
             self._decoder.decode()
         except DecodeFailed:
             return False
         finally:
-            self._decoder.truncate(slot, 0)
+            self._decoder.truncate(row.slot, 0)
         return True
 
     def _count_futile(self, failure: DecodeFailed) -> None:

@@ -42,12 +42,13 @@ class KvRoom:
             held = sum(row.n_past for row in rows)
             self._cells = min(self._cells, max(held, *(row.cells(row.max_tokens) for row in rows)))
 
-    def fits(self, row: Sequence, others: Iterable[Sequence]) -> bool:
-        """Whether `row` may be admitted beside `others`."""
-        if self._cells is None:
-            return True
-        promised = sum(map(self._promise, others))
-        return not promised or promised + self._promise(row) <= self._cells
+    def promised(self, rows: Iterable[Sequence]) -> int:
+        """Cells that `rows` are promised, where they take room from each other."""
+        return 0 if self._cells is None else sum(map(self._promise, rows))
+
+    def fits(self, row: Sequence, promised: int) -> bool:
+        """Whether `row` may be admitted beside others, which are `promised` so many cells."""
+        return self._cells is None or not promised or promised + self._promise(row) <= self._cells
 
     def lacks(self, rows: Iterable[Sequence], more: int) -> bool:
         """Whether `more` tokens are too many beside what `rows` have in the cache."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import chain
 
 from operators.decoding.calls import Call, Company, Draw, Unfilled, Work
@@ -70,9 +71,11 @@ class Scheduler:
         """Admit rows, and say what the next call computes; None when there is nothing to do. `now`: seconds."""
         self._now = now
         # Those that wait for a row that has just left take what they need before its slot is given away.
-        drawing = self._sharing.begin()
+        drawing, before = self._sharing.begin(), len(self.slots)
         unfilled = self._admit(now)
-        if drawing := [*drawing, *self._sharing.begin()]:
+        if len(self.slots) > before:
+            drawing += self._sharing.begin()
+        if drawing:
             return Draw(drawing)
         rows = self.slots.rows()
         prefilling = [row for row in rows if row.state is State.PREFILL and not self._sharing.follows(row)]
@@ -125,7 +128,7 @@ class Scheduler:
         self._room.finished(row)
         self.queue.settle(row)
         self._sharing.forget(row)
-        self._sharing.vacate(self.slots.release(row))
+        self._sharing.vacate(self.slots.release(row), row)
 
     def expire(self, now: float) -> None:
         """Refuse the rows that have been in a slot for longer than a row may. `now`: seconds."""
@@ -142,6 +145,8 @@ class Scheduler:
         for row in self.slots.rows():
             if belongs(row):
                 self.finish(row)
+        for row in filter(belongs, self._paused.rows):
+            self.queue.settle(row)
         self._paused.forget(belongs)
 
     def clear(self) -> None:
@@ -159,7 +164,7 @@ class Scheduler:
     def _admit(self, now: float) -> Unfilled:
         """Fill the free slots; returns why those that stay free do."""
         while (row := self._paused.next()) is not None:
-            if not self.slots.free or not self._room.fits(row, self.slots.rows()):
+            if not self.slots.free or not self._room.fits(row, self._room.promised(self.slots.rows())):
                 return Unfilled.ROOM
             self._paused.resume(row, self._sharing.vacant_slot(row))
             row.preempted_s += now
@@ -167,14 +172,12 @@ class Scheduler:
         if len(self.slots) and self.slots.free < self._settings.refill and queue.waiting:
             return Unfilled.REFILL
         taken: list[Sequence] = []
-
-        def fits(row: Sequence) -> bool:
-            return not self._room.is_shared or self._room.fits(row, chain(self.slots.rows(), taken))
-
+        promised = self._room.promised(self.slots.rows())
         while len(taken) < self.slots.free:
-            row = queue.take(self.slots, fits)
+            row = queue.take(self.slots, partial(self._room.fits, promised=promised))
             if row is None:
                 break
+            promised += self._room.promised([row])
             row.admitted_at = now
             row.admission = next(self._admissions)
             taken.append(row)

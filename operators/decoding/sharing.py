@@ -7,7 +7,8 @@ for a cache. Three ways, best first:
 - it is copied from another slot (in the per-sequence layout llama.cpp copies whole rows; the rest is cut off again);
 - a row before it computes that part right now: it waits.
 
-A row with the very same prompt takes all of it, and draws from the logits that the first one drew from.
+A row with the very same prompt takes all of it, and draws from the logits that the first one drew from. Nothing is
+shared where what is kept of a row cannot be cut (`Decoder.partial`): its state is past the common tokens already.
 """
 
 from __future__ import annotations
@@ -79,9 +80,11 @@ class Sharing:
         self._pool = pool
         self._cut = cut
         self._counts = counts
+        if not decoder.partial:
+            queue.share_nothing()
         # What is left of a row costs nothing where every slot has cells of its own. In the unified layout it would take
         # room that others need, and time of every step.
-        self._keeps = decoder.shape.per_sequence and decoder.partial and queue.shares
+        self._keeps = decoder.shape.per_sequence and queue.shares
         # In the unified layout cells are shared, not copied.
         self._worth_a_copy = decoder.shape.max_sequence_tokens // CELLS_A_TOKEN if decoder.shape.per_sequence else 0
         self._fresh: dict[Sequence, None] = {}
@@ -125,11 +128,18 @@ class Sharing:
         """`row` leaves its slot: it no longer waits for what others compute."""
         self._fresh.pop(row, None)
 
-    def vacate(self, slot: Slot) -> None:
-        """A row has left `slot`; what it has of its prompt may serve others."""
-        awaited = slot.same is not None and slot.same.waiting > 0
-        if not self._keeps or slot.prompt is None or (slot.held < BLOCK and not awaited):
-            self.clear(slot)
+    def vacate(self, slot: Slot, row: Sequence) -> None:
+        """`row` has left `slot`; what is there of its prompt may serve others."""
+        with self._queue.lock:
+            if slot.prompt is not None and row.n_past < len(slot.prompt):  # nobody computes the rest any more
+                slot.prompt = slot.prompt[: row.n_past]
+                slot.end = self._queue.tree.drop(slot, slot.end, row.n_past // BLOCK)
+                if slot.same is not None:
+                    slot.same.holders.discard(slot)
+                    slot.same = None
+            awaited = slot.same is not None and slot.same.waiting > 0
+            if not self._keeps or (slot.ready < BLOCK and not awaited):
+                self.clear(slot)
 
     def vacant_slot(self, row: Sequence) -> Slot:
         """An empty slot for a row that brings its own state."""
@@ -148,7 +158,7 @@ class Sharing:
                 self._queue.tree.hold(target, target.end)
             if target.same is not None:
                 target.same.holders.add(target)
-        self.vacate(source)
+        self.vacate(source, self._pool.row_of(target))
 
     def clear(self, slot: Slot) -> None:
         """Forget what is in `slot`."""
@@ -202,7 +212,7 @@ class Sharing:
     def _sources(self, node: PrefixNode, row: Sequence) -> Iterator[Source]:
         for slot in node.holders:
             if slot.prompt is not None and self._may_serve(slot, row):
-                yield Source(slot, self._cut.shared(row, slot.prompt))
+                yield Source(slot, self._cut.shared(row, slot.prompt, node.depth * BLOCK))
 
     def _may_serve(self, slot: Slot, row: Sequence) -> bool:
         return slot.pool is self._pool and (slot.row is None or slot.row.admission < row.admission)
@@ -220,10 +230,8 @@ class Sharing:
 
     def _release(self, slot: Slot) -> None:
         """`slot` no longer has what it had."""
-        if slot.end is not None:
-            with self._queue.lock:
-                self._queue.tree.drop(slot, slot.end)
-        if slot.same is not None:
-            slot.same.holders.discard(slot)
+        with self._queue.lock:  # other contexts look through the holders
+            self._queue.tree.drop(slot, slot.end)
+            if slot.same is not None:
+                slot.same.holders.discard(slot)
         slot.prompt = slot.end = slot.same = None
-        slot.held = 0

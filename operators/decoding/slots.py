@@ -18,8 +18,7 @@ class Slot:
         pool: whose it is.
         index: the sequence id.
         row: the row that is in it.
-        prompt: of the row that is or was there, where others may take from it.
-        held: tokens of that prompt that are in the KV cache, once the row has left.
+        prompt: of the row that is there; once it has left, what of it is in the KV cache. None: others take nothing.
         end: where that prompt stands in the tree of prefixes.
         same: the rows that wait with that very prompt.
         dirty: whether its KV cache holds anything.
@@ -29,7 +28,6 @@ class Slot:
     index: int
     row: Sequence | None = None
     prompt: TokenIds | None = None
-    held: int = 0
     end: PrefixNode | None = None
     same: SamePrompt | None = None
     dirty: bool = False
@@ -37,7 +35,9 @@ class Slot:
     @property
     def ready(self) -> int:
         """Tokens of `prompt` that are in the KV cache now."""
-        return self.held if self.row is None else self.row.n_past
+        if self.row is not None:
+            return self.row.n_past
+        return 0 if self.prompt is None else len(self.prompt)
 
 
 class SlotPool:
@@ -78,7 +78,6 @@ class SlotPool:
         """Take `row` out of its slot; returns the slot."""
         slot = self.slots[row.slot]
         slot.row = None
-        slot.held = min(row.n_past, len(row.prompt))
         self._used.remove(slot.index)
         heapq.heappush(self._free, slot.index)
         return slot

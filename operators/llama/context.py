@@ -108,10 +108,14 @@ class LlamaContext:
 
     def truncate(self, slot: int, length: int) -> None:
         """See Decoder.truncate."""
-        llama_cpp.llama_memory_seq_rm(self._memory, slot, length or -1, -1)
+        if not llama_cpp.llama_memory_seq_rm(self._memory, slot, length or -1, -1):
+            raise DecodeFailed(_MALFORMED, f"llama.cpp cannot cut what it has in slot {slot} to {length} tokens")
 
     def copy(self, source: int, target: int, length: int) -> None:
         """See Decoder.copy. Between streams this copies the stream's buffer before the next decode."""
+        held = llama_cpp.llama_memory_seq_pos_max(self._memory, source) + 1
+        if not self.partial and held != length:
+            raise DecodeFailed(_MALFORMED, f"slot {source} has a state after {held} tokens, and none after {length}")
         if self.shape.per_sequence:
             # Only whole rows can be copied between streams; to copy a part aborts the process.
             llama_cpp.llama_memory_seq_cp(self._memory, source, target, -1, -1)

@@ -15,6 +15,8 @@ from operators.decoding.sequence import Sequence
 from pipeline.meter import StageMeter
 from tests.decoding.fixtures import Bench, Table, prompts, queue_for, sequences, settings_for, shape, worker_on
 
+pytestmark = pytest.mark.usefixtures("memory")
+
 
 def engine_on(*decoders: FakeDecoder, lanes: Lanes | None = None) -> Engine:
     settings = settings_for(decoders[0].shape)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from itertools import pairwise
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ import pytest
 from operators.decoding.params import SamplingParams
 from operators.decoding.sequence import Sequence
 from tests.decoding.fixtures import GREEDY, WARM, Bench, only, prompts, sequences, shape
+
+pytestmark = pytest.mark.usefixtures("memory")
 
 
 @pytest.mark.parametrize("every", [1, 2, 5])
@@ -74,6 +77,17 @@ def test_by_default_no_room_is_promised_twice():
     assert bench.run(sequences(texts, max_tokens=90)) == Bench(shape(8)).run(sequences(texts, max_tokens=90))
     assert bench.scheduler.counts.preempted_saved == bench.scheduler.counts.preempted_anew == 0
     assert any(bench.column("unfilled_room"))
+
+
+def test_the_promises_of_all_rows_are_not_summed_for_each_that_is_admitted(monkeypatch):
+    bench = Bench(shape(64, per_sequence=False, deterministic=False))
+    room = bench.scheduler._room
+    summed = Mock(side_effect=room._promise)
+    monkeypatch.setattr(room, "_promise", summed)
+    bench.client().submit(sequences(prompts(64)))
+    bench.scheduler.schedule(0.0)
+    assert len(bench.scheduler.slots) == 64
+    assert summed.call_count <= 2 * 64
 
 
 def test_optimism_fills_more_slots():

@@ -77,6 +77,20 @@ def test_a_row_that_fails_in_a_decode_step_is_refused_alone(code, slots):
     assert not any(row.error for row in short)
 
 
+@pytest.mark.parametrize("slots", [1, 2, 3, 8])
+def test_rows_that_begin_like_a_refused_one_take_nothing_from_its_slot(slots):
+    """There is nothing in it any more: two tokens of no meaning were computed there, and forgotten."""
+    head = np.arange(190, dtype=np.int32)
+    texts = [head, *(np.append(head[:120], tail) for tail in prompts(20, longest=50)), head[:126]]
+    rows = sequences(texts, SamplingParams(), max_tokens=20)
+    bench = bench_failing(shape(slots), deep(-3))
+    made = bench.run(rows)
+    whole = Bench(shape(slots)).run(sequences(texts, SamplingParams(), max_tokens=20))
+    assert [row.handle for row in rows if row.error] == [0]
+    assert {**made, 0: []} == {**whole, 0: []}
+    assert bench.scheduler.counts.shared_tokens
+
+
 @pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("every", [2, 3, 7])
 def test_failures_that_pass_cost_no_row(code, every):
@@ -131,10 +145,10 @@ def test_two_rows_that_only_fail_together_do_not_go_on_for_ever():
         bench.run(sequences(texts, SamplingParams()))
 
 
-def test_what_cannot_be_forgotten_ends_the_run():
+def test_what_cannot_be_forgotten_ends_the_run(monkeypatch):
     """A recurrent model has no end that could be cut off."""
+    monkeypatch.setattr(FakeDecoder, "partial", False)
     bench = bench_failing(shape(4), some(5, -3))
-    bench.decoder.partial = False
     with pytest.raises(DecodeFailed, match="-3"):
         bench.run(sequences(prompts(40)))
 

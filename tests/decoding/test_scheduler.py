@@ -10,6 +10,8 @@ from operators.decoding.queue import Line
 from operators.decoding.sequence import FinishReason, Sequence, State
 from tests.decoding.fixtures import GREEDY, WARM, Bench, prompts, sequences, shape
 
+pytestmark = pytest.mark.usefixtures("memory")
+
 
 def alone(texts, params=GREEDY):
     """Each prompt in an engine of its own."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 
+from operators.decoding.client import Client
 from operators.decoding.params import SamplingParams
 from operators.decoding.prefill import Cutting
-from operators.decoding.prompts import BLOCK, PrefixTree, common_length
+from operators.decoding.prompts import BLOCK, PrefixTree, SamePrompt, common_length
 from operators.decoding.sequence import Sequence
 from operators.decoding.sharing import CELLS_A_TOKEN
+from operators.decoding.slots import Slot
 from operators.engine_settings import KERNEL_TOKENS, OptimiseSettings
 from tests.decoding.fixtures import GREEDY, WARM, Bench, only, prompts, sequences, shape
 
@@ -31,6 +36,7 @@ def mixed_families() -> list[np.ndarray]:
     return [texts[i] for i in np.random.default_rng(1).permutation(len(texts))]
 
 
+@pytest.mark.usefixtures("memory")
 @pytest.mark.parametrize("slots", [1, 2, 5, 16])
 @pytest.mark.parametrize("params", [GREEDY, WARM], ids=["greedy", "warm"])
 @pytest.mark.parametrize("per_sequence", [True, False])
@@ -41,11 +47,14 @@ def test_with_and_without_sharing_the_tokens_are_the_same(slots, params, per_seq
     sharing = Bench(sizes)
     assert sharing.run(sequences(texts, params)) == plain.run(sequences(texts, params))
     assert plain.scheduler.counts.shared_tokens == 0
-    if per_sequence or slots > 1:  # in the unified layout nothing is kept of a row that has left
+    if not sharing.decoder.partial:
+        assert sharing.scheduler.counts.shared_tokens == sharing.scheduler.counts.copies == 0
+    elif per_sequence or slots > 1:  # in the unified layout nothing is kept of a row that has left
         assert sharing.scheduler.counts.shared_tokens > 500
     assert tokens_computed(sharing) + sharing.scheduler.counts.shared_tokens <= sum(map(len, texts))
 
 
+@pytest.mark.usefixtures("memory")
 @pytest.mark.parametrize("name", ["prefix_sharing", "sample_sharing", "compaction", "grouped_prefill"])
 def test_each_optimisation_alone_changes_no_token(name):
     texts = mixed_families()
@@ -75,6 +84,19 @@ def test_a_prefix_that_takes_less_to_compute_than_to_copy_is_computed(per_sequen
 
     assert bool(run(129 * CELLS_A_TOKEN)) == copied
     assert run(128 * CELLS_A_TOKEN)
+
+
+def test_a_row_that_waits_for_another_is_looked_at_once_a_step(monkeypatch):
+    bench = Bench(shape(2, max_sequence_tokens=2048))
+    sharing = bench.scheduler._sharing
+    asked = Mock(side_effect=sharing._source)
+    monkeypatch.setattr(sharing, "_source", asked)
+    bench.client().submit(sequences([np.arange(1000, dtype=np.int32)] * 2))
+    bench.engine.step()
+    asked.reset_mock()
+    for _ in range(5):
+        bench.engine.step()
+    assert asked.call_count == 5
 
 
 def test_a_slot_that_is_refilled_needs_no_copy():
@@ -120,14 +142,78 @@ def test_a_node_that_leaves_takes_its_rows_out_of_the_tree():
     rows = sequences([*family(10, 40), *[prompts(1)[0]] * 4])
     client.submit(rows)
     bench.engine.step()
-    client.leave()
-    while bench.worker.requests:
-        bench.worker.requests.popleft()()
+    leave(bench, client)
     for slot in bench.scheduler.slots.slots:
         bench.scheduler._sharing.clear(slot)
     assert len(bench.queue.tree) == 0
     assert not bench.queue._same
     assert not bench.scheduler.runnable
+
+
+def leave(bench: Bench, client: Client) -> None:
+    """`client` leaves between two steps."""
+    client.leave()
+    while bench.worker.requests:
+        bench.worker.requests.popleft()()
+
+
+@pytest.mark.parametrize("common", [200, 250])
+def test_no_row_waits_for_the_rest_of_a_prompt_whose_row_has_left(common):
+    """It takes what was computed: the first piece of 128 tokens. With 250 tokens in common it has the very prompt."""
+    head, stranger = np.arange(250, dtype=np.int32), np.full(251, 7, np.int32)
+    bench = Bench(shape(2))
+    first, second = bench.client(), bench.client()
+    first.submit(sequences([stranger], max_tokens=1))
+    second.submit(sequences([head]))
+    for _ in range(3):
+        bench.engine.step()
+    leave(bench, second)
+    rows = sequences([np.concatenate([head[:common], stranger])[:250]])
+    first.submit(rows)
+    for _ in range(6):
+        bench.engine.step()
+    assert rows[0].tokens
+    assert rows[0].shared_tokens == 128
+
+
+def test_a_row_that_left_early_hides_no_slot_that_has_more():
+    """It had 256 of its 400 tokens; the one that took these has 380."""
+    head = np.arange(400, dtype=np.int32)
+    bench = Bench(shape(2, deterministic=False, max_sequence_tokens=512))
+    first, second = bench.client(), bench.client()
+    rows = [sequences([head[:length]], max_tokens=1)[0] for length in (380, 400)]
+    second.submit(sequences([head]))
+    bench.engine.step()
+    first.submit(rows[:1])
+    bench.engine.step()
+    leave(bench, second)
+    bench.engine.step()
+    first.submit(rows[1:])
+    bench.engine.step()
+    assert [row.shared_tokens for row in rows] == [256, 380]
+
+
+def test_what_other_contexts_read_is_written_under_the_lock(monkeypatch):
+    """The slots that have a prompt of several samples: all contexts look through them."""
+    bench = Bench(shape(4, per_sequence=False, deterministic=False))
+
+    class Guarded(set[Slot]):
+        def discard(self, slot: object) -> None:
+            assert bench.queue.lock._is_owned()  # type: ignore[attr-defined]
+            super().discard(slot)
+
+    monkeypatch.setattr("operators.decoding.queue.SamePrompt", partial(SamePrompt, holders=Guarded()))
+    bench.run(sequences([prompts(1)[0]] * 8, WARM))
+
+
+def test_nothing_is_kept_for_a_row_that_leaves_before_its_first_token():
+    bench = Bench(shape(1), preempt_every=1)
+    client = bench.client()
+    client.submit(sequences([np.arange(200, dtype=np.int32)] * 2))
+    bench.engine.step()
+    bench.scheduler._preempt(always_save=True)
+    leave(bench, client)
+    assert not bench.queue._same
 
 
 def test_rows_of_a_family_are_admitted_while_its_prefix_is_at_hand():
@@ -193,6 +279,7 @@ def test_the_tree_finds_the_deepest_common_block():
 def test_common_length():
     a = np.array([1, 2, 3], np.int32)
     assert common_length(a, np.array([1, 2, 4, 5], np.int32)) == 2
-    assert common_length(a, a) == 3
+    assert common_length(a, np.array([1, 2, 4, 5], np.int32), 1) == 2
+    assert common_length(a, a) == common_length(a, a, 3) == 3
     assert common_length(a, a[:0]) == 0
     assert common_length(a, np.array([9], np.int32)) == 0

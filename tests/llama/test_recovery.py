@@ -75,6 +75,21 @@ def test_neighbours_of_a_row_that_fails_keep_every_bit(model, slots, code):
     assert {k: v for k, v in bits_2.items() if k[0] in good} == {k: v for k, v in bits.items() if k[0] in good}
 
 
+@pytest.mark.parametrize("slots", [1, 2, 7])
+def test_rows_that_begin_like_a_refused_one_keep_every_bit(model, slots):
+    """The refused row fails at position 250, and its slot is empty then: what it had of the common tokens is gone."""
+    head = np.random.default_rng(3).integers(0, 300, 245).astype(np.int32)
+    prompts = [np.append(head[:130], text) for text in texts(25) if len(text) < 100]
+    prompts.insert(1, head)
+    failing: Any = FailingModel(model, lambda context: 250 in context.batch.pos[: context.batch.n_tokens], -3)
+    order = range(len(prompts))
+    whole, bits = complete(model, prompts, order, GREEDY, 10, slots=slots)
+    made, bits_2 = complete(failing, prompts, order, GREEDY, 10, slots=slots)
+    assert len(made.pop(1)) < len(whole.pop(1))
+    assert made == whole
+    assert {k: v for k, v in bits_2.items() if k[0] != 1} == {k: v for k, v in bits.items() if k[0] != 1}
+
+
 @pytest.mark.parametrize("every", [2, 5])
 def test_calls_that_fail_for_no_reason_change_no_bit(model, every):
     prompts = texts(25)
@@ -117,6 +132,22 @@ def test_llama_cpp_fills_every_hole_of_a_unified_cache(model):
         with pytest.raises(DecodeFailed) as failure:
             decoder.decode()
         assert failure.value.code == 1
+    give_back()
+
+
+def test_a_state_that_cannot_be_cut_is_neither_cut_nor_copied_in_part(model, monkeypatch):
+    """As in recurrent models: what llama.cpp has refused may not pass for done."""
+    decoder, give_back = model.lease(EngineSettings(slots=2))
+    decoder.batch.clear()
+    decoder.batch.add_spans([np.arange(9, dtype=np.int32)], [0], [0], [2])
+    decoder.decode()
+    monkeypatch.setattr(decoder, "partial", False)
+    with pytest.raises(DecodeFailed, match="slot 0 has a state after 9 tokens, and none after 5"):
+        decoder.copy(0, 1, 5)
+    decoder.copy(0, 1, 9)
+    monkeypatch.setattr("llama_cpp.llama_memory_seq_rm", lambda *_: False)
+    with pytest.raises(DecodeFailed, match="cannot cut what it has in slot 0 to 5 tokens"):
+        decoder.truncate(0, 5)
     give_back()
 
 
