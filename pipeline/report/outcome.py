@@ -61,7 +61,7 @@ def _histogram(title: str, column: str, found: Lengths) -> Histogram:
 def _reasons(title: str, names: Sequence[str], rows: Sequence[int]) -> Bars:
     total = sum(rows)
     cells = [[name, f"{count:,}", share(count, total)] for name, count in zip(names, rows, strict=True)]
-    about = "stop: the model ended its text. length: it was cut at the tokens that it might have."
+    about = "stop: the model ended its text. length: cut off at max_tokens."
     numbers = Table(["", "rows", "share"], cells)
     return Bars(
         title,
