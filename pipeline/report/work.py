@@ -21,6 +21,8 @@ PARTS = {
     "decode_s": ("in the model", "c1"),
     "sample_s": ("choosing tokens", "c2"),
 }
+WORTH_DRAWING = 0.02
+"""Share of its time that a stage is busy: the others only wait, and stand in the table alone."""
 STORED = {
     "found_resumed": "found: made by this run before",
     "found_earlier": "found: made by earlier runs",
@@ -43,10 +45,12 @@ def _stages(results: Results) -> Bars | None:
     if not found:
         return None
     unit, length = unit_of_time(max(stage["wall_s"] for stage in found))
-    series = [Series(name, colour, [stage[f"{name}_s"] / length for stage in found]) for name, colour in CLOCKS]
+    drawn = [stage for stage in found if stage["busy_s"] >= WORTH_DRAWING * stage["wall_s"]] or found
+    series = [Series(name, colour, [stage[f"{name}_s"] / length for stage in drawn]) for name, colour in CLOCKS]
     about = (
         "Busy: it worked. Starved: it waited for input. Blocked: it waited for the next stage (backpressure)."
         " Rows are those of committed chunks; the time of work that was abandoned or done again counts too."
+        " Stages that only wait are in the table alone."
     )
     columns = ["stage", "rows in", "made", "rejected", "rows out", "busy", "starved", "blocked", "of its time busy"]
     rows: list[list[Cell]] = [
@@ -58,7 +62,7 @@ def _stages(results: Results) -> Bars | None:
         ]
         for s in found
     ]
-    return Bars("Time of each stage", about, [s["node"] for s in found], series, unit, Table(columns, rows))
+    return Bars("Time of each stage", about, [s["node"] for s in drawn], series, unit, Table(columns, rows))
 
 
 def _account(counts: RowCounts | None) -> list[Cell]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -185,3 +186,9 @@ nodes:
         *("prompt_token_count", "completion_token_count", "judge_prompt_token_count", "judge_completion_token_count"),
         *("finish_reason", "judge_finish_reason"),
     ]
+
+
+def test_lengths_that_data_does_not_have_come_from_the_metrics(many):
+    results = read_results(many)
+    (panel,) = texts(replace(results, manifest={**results.manifest, "shards": []}))
+    assert [chart.title for chart in panel.charts] == ["prompt_tokens at generate", "completion_tokens at generate"]
