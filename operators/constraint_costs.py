@@ -31,6 +31,7 @@ def cost_lines(node: str, directory: Path) -> Iterator[str]:
     tokens = sums[f"{node}/constrained_tokens"]
     if tokens:
         yield (
-            f"{node}: constraint {sums[f'{node}/constraint_s'] / tokens * 1e6:,.0f} us a token; of {tokens:,.0f}"
-            f" tokens {sums[f'{node}/forced_tokens']:,.0f} were forced, {sums[f'{node}/masks']:,.0f} needed a mask"
+            f"{node}: structured output: {sums[f'{node}/forced_tokens']:,.0f} of {tokens:,.0f} tokens forced by the"
+            f" grammar, {sums[f'{node}/masks']:,.0f} redrawn under a mask,"
+            f" {sums[f'{node}/constraint_s'] / tokens * 1e6:,.0f} µs/token"
         )

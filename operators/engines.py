@@ -16,6 +16,7 @@ from operators.decoding.step_log import STEPS_SCHEMA
 from operators.decoding.strategy import Method
 from operators.decoding.worker import Worker
 from operators.engine_settings import EngineSettings
+from operators.machine_load import SharedCores
 from operators.setting_checks import not_in_data, usable_cores
 from operators.settings import DecodeSettings, StoreSettings
 from operators.store import CompletionStore
@@ -84,6 +85,7 @@ def _make_engine(
     kept = warn_unless_exact(runtime, settings, model)
     runtime.totals(lambda: engine.totals() | {"engines": 1.0, "engines_deterministic": float(kept)})
     runtime.status(engine.active_slots)
+    runtime.status(SharedCores(runtime.log.warning, cores * settings.contexts).look)
     return engine, give_back
 
 

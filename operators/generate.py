@@ -29,6 +29,7 @@ from operators.logprobs import LOGPROBS, logprob_fields
 from operators.look_ahead import LookAhead
 from operators.outcomes import Outcome, Outcomes, outcome, recalled
 from operators.recall import CompletionKeys, Recall
+from operators.repeated_draws import RepeatedDraws
 from operators.requests import Refused, Requests, place_of
 from operators.row_log import ROWS_SCHEMA, RowLog
 from operators.samples import SAMPLES, Samples
@@ -158,6 +159,7 @@ class Generate:
         self._load(runtime)
         self._store = shared_store(runtime, self._store_settings)
         self._recall: Recall | None = None
+        self._repeated = RepeatedDraws()
         self._ahead = LookAhead()
         if not self._engine_settings.open_keys():
             self._take_engine(self._engine_settings)
@@ -229,7 +231,17 @@ class Generate:
             yield from cost_lines(self._runtime.node, directory)
 
     def close(self) -> None:
-        """Say what the store was worth. The engine and the store are closed with the run."""
+        """Say what the store was worth and whether ids repeat. The engine and the store are closed with the run."""
+        if self._repeated.count:
+            self._runtime.log.warning(
+                "%s: at least %d rows have the seed and the prompt of an earlier row, and so the same text: %s",
+                self._runtime.node,
+                self._repeated.count,
+                "their values in column 'seed' repeat"
+                if SEED in self._sampling.per_row
+                else f"'{self._id_column}' (data.id_column) repeats. Give each row an id of its own, or set"
+                " data.id_column=null to seed rows by their position",
+            )
         if self._recall is not None and (summary := self._recall.summary()) is not None:
             self._runtime.log.info("%s: %s", self._runtime.node, summary)
 
@@ -315,6 +327,8 @@ class Generate:
         if refused:
             yield batch.reject([r.index for r in refused], [r.reason for r in refused])
         rows = [r for r in made if isinstance(r, Row)]
+        if self._id_column is not None or SEED in self._sampling.per_row:
+            self._repeated.note(rows)
         known = {} if self._recall is None else self._recall.find(rows)
         chunks.begin(batch.chunk, len(rows))
         self._rank(rows, batch)

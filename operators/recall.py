@@ -49,11 +49,11 @@ class Hits:
     found_resumed: int = 0
     """Made by an earlier attempt of this run, or for another row of it."""
     found_earlier: int = 0
-    """Made by another run."""
+    """Made by an earlier run, of this job (before overwrite=true) or of another."""
     missed_new: int = 0
-    """Such a row was never generated under these settings."""
+    """Such a row was never generated under these settings, or nothing at all was in the store."""
     missed_settings: int = 0
-    """Nothing was ever generated under these settings: another model, template, sampling or arithmetic."""
+    """There are completions, but none under these settings: another model, template, sampling or arithmetic."""
     missed_cut: int = 0
     """Generated before, and cut at fewer tokens than it may have now."""
     missed_retry: int = 0
@@ -88,6 +88,7 @@ class Recall:
         self._pieces = pieces
         self._retry = frozenset(retry)
         self._run = run
+        self._begun = bool(store.settings)
         self._seen: dict[bytes, bool] = {}
         self.hits = Hits()
 
@@ -128,15 +129,14 @@ class Recall:
         if h.found + h.missed_cut + h.missed_retry == 0:
             return None
         why = {
-            "were new": h.missed_new,
-            "under new settings": h.missed_settings,
-            "had been cut too early": h.missed_cut,
-            "were to be retried": h.missed_retry,
+            "new": h.missed_new,
+            "no entry with these settings": h.missed_settings,
+            "cut too early": h.missed_cut,
+            "to be retried": h.missed_retry,
         }
         reasons = ", ".join(f"{n:,} {reason}" for reason, n in why.items() if n)
-        owners = f"{h.found_resumed:,} of this run, {h.found_earlier:,} of others"
-        others = f", {missed:,} did not: {reasons}" if missed else ""
-        return f"{h.found:,} completions came from the store ({owners}){others}"
+        owners = f"{h.found_resumed:,} of this run, {h.found_earlier:,} of earlier runs"
+        return f"completion store: {h.found:,} hits ({owners}), {missed:,} misses{f' ({reasons})' if missed else ''}"
 
     def _as_for(self, row: Sequence, known: StoredCompletion) -> StoredCompletion | None:
         """What `row` becomes, going by what is known; None if that does not tell."""
@@ -162,7 +162,7 @@ class Recall:
             digest = self._keys.settings(settings)
             self._seen[settings] = digest in self._store.settings
             self._store.note_settings({digest})
-        if self._seen[settings]:
+        if self._seen[settings] or not self._begun:
             self.hits.missed_new += 1
         else:
             self.hits.missed_settings += 1

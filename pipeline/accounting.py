@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,13 +16,14 @@ from pipeline.graph import Graph
 from pipeline.manifest import write_manifest
 from pipeline.output_dir import DATA
 from pipeline.provenance import RUN_SCHEMA, machine, versions
-from pipeline.rejects import RejectTally
+from pipeline.run_log import FILE_ONLY
 from pipeline.runtime import RunContext
 from pipeline.settings import JobSettings
 from pipeline.snapshot import Snapshot
 from pipeline.state import RunState, RunStatus, errors_of
 from pipeline.stdout import say
-from pipeline.summary import Outcome
+from pipeline.summary import Outcome, too_many_errors
+from pipeline.target import NODE as TARGET
 from pipeline.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
@@ -30,7 +32,7 @@ log = logging.getLogger(__name__)
 def exit_code_of(status: RunStatus, state: RunState, max_error_rate: float) -> ExitCode:
     """DONE, unless the run has come to its end and has too many errors, or too few rows for its target."""
     ended = status in (RunStatus.DONE, RunStatus.BUDGET)
-    if ended and errors_of(state.rejects()) > max_error_rate * state.committed_rows:
+    if ended and too_many_errors(errors_of(state.rejects()), state.committed_rows, max_error_rate):
         return ExitCode.REJECTS
     return ExitCode.BUDGET if status is RunStatus.BUDGET else ExitCode.DONE
 
@@ -51,18 +53,42 @@ class Ending:
             do()
         except StorageError as error:
             if self.error is None:
-                log.error("%s", error)
+                log.error("%s", error, extra=FILE_ONLY)
                 self.status, self.error = RunStatus.FAILED, error
             else:
                 log.debug("%s", error)
                 self.unwritten.append(error.path)
 
 
+def settled(shot: Snapshot, state: RunState, status: RunStatus) -> Snapshot:
+    """`shot` of an attempt that has ended with `status`: its counts of rows are those of the committed chunks."""
+    rejects, rows = state.rejects(), state.committed_rows
+    errors = errors_of(rejects)
+    done = status is RunStatus.DONE
+    total = rows if done and shot.wanted is None else shot.rows_total
+    shot = replace(
+        shot,
+        rows=rows,
+        rows_total=total,
+        rows_total_exact=done or shot.rows_total_exact,
+        fraction=rows / total if total else None,
+        errors=errors,
+        filtered=rejects.total() - errors,
+        eta_s=None,
+        eta_unknown="",
+    )
+    if shot.wanted is None:
+        return shot
+    accounts = state.accounts()
+    accepted = accounts[TARGET].rows_out if TARGET in accounts else 0
+    return replace(shot, accepted=accepted, fraction=accepted / shot.wanted)
+
+
 class Accounting:
     """Closes the books of one attempt.
 
     Args:
-        settings, directory, state, context, tally: of the run.
+        settings, directory, state, context: of the run.
         telemetry: of the attempt.
         started_at: when it began, ISO 8601.
         graph: that is executed.
@@ -74,7 +100,6 @@ class Accounting:
         directory: Path,
         state: RunState,
         context: RunContext,
-        tally: RejectTally,
         telemetry: Telemetry,
         started_at: str,
         graph: Graph,
@@ -83,17 +108,17 @@ class Accounting:
         self._directory = directory
         self._state = state
         self._context = context
-        self._tally = tally
         self._telemetry = telemetry
         self._started_at = started_at
         self._graph = graph
-        self._rows_before = state.committed_rows
+        self._rows_before, self._rejects_before = state.committed_rows, state.rejects()
 
     def close(self, ending: Ending) -> Outcome:
         """Write metrics, manifest and status, and last, when all of that is there, how the attempt ended."""
-        snapshot = self._telemetry.finish()
+        worked_on = self._telemetry.finish()
         context, state = self._context, self._state
-        outcome = self._outcome(ending, snapshot)
+        snapshot = settled(worked_on, state, ending.status)
+        outcome = self._outcome(ending, snapshot, worked_on.rows - snapshot.rows)
         self._record(outcome)
         for table in context.tables.values():
             ending.step(table.merge)
@@ -110,20 +135,20 @@ class Accounting:
             return ExitCode(getattr(ending.error, "exit_code", ExitCode.FAILED))
         return exit_code_of(ending.status, self._state, self._settings.max_error_rate)
 
-    def _outcome(self, ending: Ending, snapshot: Snapshot) -> Outcome:
+    def _outcome(self, ending: Ending, snapshot: Snapshot, uncommitted: int) -> Outcome:
         totals: dict[str, float] = {}
         for values in self._context.totals:
             for key, value in values().items():
                 totals[key] = totals.get(key, 0) + value
-        accounts, rows = self._state.accounts(), self._state.committed_rows
-        # An older version kept none: what the run has committed since would pass for the whole of it.
-        kept = self._graph.source in accounts and accounts[self._graph.source].rows_in == rows
+        accounts = self._state.accounts()
         return Outcome(
             job=self._settings.name,
             status=ending.status,
             exit_code=self._exit_code(ending),
+            attempt=self._context.attempt,
             directory=self._directory,
-            rows=rows,
+            rows=snapshot.rows,
+            uncommitted=max(0, uncommitted),
             data_rows=sum(s.rows for s in self._state.shards() if s.path.startswith(f"{DATA}/")),
             rejects=self._state.rejects(),
             tokens_in=snapshot.tokens_in,
@@ -131,12 +156,13 @@ class Accounting:
             wall_s=snapshot.elapsed_s,
             totals=totals,
             max_error_rate=self._settings.max_error_rate,
-            accounts={node: accounts[node] for node in self._graph.order if node in accounts} if kept else {},
+            accounts={node: accounts[node] for node in self._graph.order if node in accounts},
             goal=self._graph.goal,
         )
 
     def _record(self, o: Outcome) -> None:
         """The attempt's row of metrics/run.parquet."""
+        rejects = Counter(o.rejects) - self._rejects_before
         values: dict[str, object] = {
             "job": o.job,
             "state": o.status.value,
@@ -144,8 +170,8 @@ class Accounting:
             "started_at": self._started_at,
             "wall_s": o.wall_s,
             "rows": o.rows - self._rows_before,
-            "rejects_error": self._tally.errors,
-            "rejects_filtered": self._tally.by_kind.total() - self._tally.errors,
+            "rejects_error": errors_of(rejects),
+            "rejects_filtered": rejects.total() - errors_of(rejects),
             "tokens_in": o.tokens_in,
             "tokens_out": o.tokens_out,
             "tokens_per_s": o.tokens_out / o.wall_s if o.wall_s > 0 else 0.0,
@@ -160,5 +186,5 @@ class Accounting:
 def show(lines: Sequence[str]) -> None:
     """Print the last lines of a run, and keep them in run.log."""
     for line in lines:
-        log.debug("%s", line)
+        log.info("%s", line, extra=FILE_ONLY)
     say(lines)

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +27,16 @@ from pipeline.records import ChunkEnd, Shard
 from pipeline.rejects import RejectTally, RejectWriter
 from pipeline.report.written import report_of_attempt
 from pipeline.row_law import AccountingError
+from pipeline.run_log import FILE_ONLY, TERMINAL_ONLY
 from pipeline.runtime import Resources, RunContext
-from pipeline.saved_settings import dumped, origin
-from pipeline.settings import JobSettings
+from pipeline.saved_settings import changes, dumped, origin
+from pipeline.settings import FULL, JobSettings
 from pipeline.shards import publish, write_atomically
 from pipeline.snapshot import Before, Observer
 from pipeline.state import RunState, RunStatus, ShardRecord, errors_of
 from pipeline.status_file import StatusFile
 from pipeline.stopping import stopped_by_signals
-from pipeline.summary import report_lines, summary_lines
+from pipeline.summary import closing_lines, full_lines, report_lines, summary_lines
 from pipeline.target import NODE as TARGET
 from pipeline.telemetry import Telemetry
 from pipeline.watchdog import Watchdog
@@ -78,7 +79,7 @@ class Attempt:
         self._first_chunk = state.committed_chunks
         states, additions = self._operator_states()
         self._seek_source()
-        started_at = datetime.now().astimezone().isoformat(timespec="seconds")
+        started_at = datetime.now(UTC).isoformat(timespec="seconds")
         self._tally = RejectTally()
         self._context = RunContext(directory, Resources(), process, state.start_attempt(started_at), state.run_id)
         reached(Failpoint.ATTEMPT_STARTED)
@@ -101,9 +102,7 @@ class Attempt:
             self._watchdog.check()
 
         limits.tick = tick
-        self._accounting = Accounting(
-            settings, directory, state, self._context, self._tally, telemetry, started_at, graph
-        )
+        self._accounting = Accounting(settings, directory, state, self._context, telemetry, started_at, graph)
 
     def run(self) -> ExitCode:
         """Execute, then account for it however it ended."""
@@ -115,8 +114,11 @@ class Attempt:
         outcome = self._accounting.close(ending)
         ended = ending.status in (RunStatus.DONE, RunStatus.BUDGET)
         lines = report_lines(self._graph, self._directory) if ended else []
-        show([*lines, *summary_lines(outcome, self._executor.meters)])
-        show(report_of_attempt(self._directory, wanted=self._settings.report))
+        full = full_lines(outcome, self._executor.meters) if self._settings.progress == FULL else []
+        show([*lines, *summary_lines(outcome), *full])
+        show([*report_of_attempt(self._directory, wanted=self._settings.report), *closing_lines(outcome)])
+        if ending.status is RunStatus.FAILED and isinstance(ending.error, PipelineError):
+            log.error("%s", ending.error, extra=TERMINAL_ONLY)  # last, where it is seen
         error = None if ending.error is None else str(ending.error) or type(ending.error).__name__
         self.summary = summary_of(outcome, self._state.run_id, self._context.attempt, error)
         if ending.error is not None and not isinstance(ending.error, PipelineError):
@@ -140,7 +142,7 @@ class Attempt:
         except Interrupted as error:
             return Ending(RunStatus.INTERRUPTED, error)
         except BaseException as error:
-            log.error("%s", error, exc_info=_cause(error))  # here: what goes wrong from now on is said after it
+            log.error("%s", error, exc_info=_cause(error), extra=FILE_ONLY)  # before what goes wrong from now on
             return Ending(RunStatus.FAILED, error)
         finally:
             sys.setswitchinterval(interval)
@@ -165,6 +167,8 @@ class Attempt:
         self._clear(temporary_only=self._state.salvaged)
         remove_concluded(self._graph, self._directory)
         text = dumped(self._settings)
+        changed = "; ".join(changes(self._state.config, text))
+        log.info("attempt %d begins%s", self._context.attempt, changed and f", {changed}", extra=FILE_ONLY)
         self._state.note_config(text, origin())
         write_atomically(self._directory / CONFIG, text)
         reached(Failpoint.CONFIG_WRITTEN)

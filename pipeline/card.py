@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from pipeline.failpoints import Failpoint, reached
+from pipeline.fingerprint import flat
 from pipeline.manifest import manifest
 from pipeline.output_dir import CARD, DATA
 from pipeline.settings import JobSettings
@@ -169,7 +170,12 @@ def _counts(found: Mapping[str, Any], folders: Iterable[_Folder]) -> Iterator[st
 
 
 def _making(settings: JobSettings, fingerprint: Mapping[str, Any]) -> Iterator[str]:
-    keys = {key: _private(value) for key, value in fingerprint["keys"].items()}
+    usual = _usual(settings.sampling)
+    keys = {
+        key: _private(value)
+        for key, value in fingerprint["keys"].items()
+        if not ("sampling." in key and usual.get(key[key.rindex("sampling.") :], ...) == value)
+    }
     model = settings.model
     repo, path = getattr(model, "repo", None), getattr(model, "path", None)
     named = f"{repo} ({model.file}, {model.revision})" if repo else PurePath(path).name if path else None
@@ -181,9 +187,18 @@ def _making(settings: JobSettings, fingerprint: Mapping[str, Any]) -> Iterator[s
     facts.append(("seed", f"`{settings.seed}`"))
     yield "## How it was made"
     yield _table(("", ""), facts if settings.model is not None else facts[-1:])
-    yield (f"`python -m pipeline job={settings.name}` with these settings, which decide every byte of the data:")
+    yield (
+        f"`python -m pipeline job={settings.name}` with these settings, which decide every byte of the data (sampling"
+        " settings that are what they are by default are left out):"
+    )
     yield f"```yaml\n{yaml.safe_dump(keys, allow_unicode=True, sort_keys=True)}```"
     yield f"Fingerprint: `{fingerprint['sha256']}`"
+
+
+def _usual(sampling: Any) -> dict[str, Any]:
+    """The sampling settings by key, at their defaults."""
+    made = is_dataclass(sampling) and not isinstance(sampling, type)
+    return dict(flat("sampling", type(sampling)())) if made else {}
 
 
 def _generates(keys: Mapping[str, Any]) -> bool:

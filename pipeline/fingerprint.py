@@ -49,7 +49,7 @@ def fingerprint_of(settings: JobSettings, graph: Graph) -> dict[str, Any]:
             if key in top and value == top[key]:
                 continue  # named by the key that users type
             group = next((g for g, whole in groups if dataclasses.is_dataclass(value) and whole == value), None)
-            found.update(_flat(group or f"nodes.{name}.op.{key}", value))
+            found.update(flat(group or f"nodes.{name}.op.{key}", value))
         found[f"nodes.{name}.inputs"] = list(node.inputs)
         found[f"nodes.{name}.on_error"] = node.on_error
         for module in graph.nodes[name].modules:
@@ -79,16 +79,17 @@ def _difference(key: str, before: object, now: object) -> str:
     return f"{key}: {_shown(before)} -> {_shown(now)}"
 
 
-def _flat(key: str, value: object) -> Iterator[tuple[str, Any]]:
+def flat(key: str, value: object) -> Iterator[tuple[str, Any]]:
+    """`value` by dotted keys that begin with `key`, down to plain values, without what is in no fingerprint."""
     if key.rpartition(".")[2] == STORAGE_OPTIONS:
         return
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             if field.name != "path" and field.metadata.get("fingerprint", True):
-                yield from _flat(f"{key}.{field.name}", getattr(value, field.name))
+                yield from flat(f"{key}.{field.name}", getattr(value, field.name))
     elif isinstance(value, Mapping) and value:
         for name, inner in value.items():
-            yield from _flat(f"{key}.{name}", inner)
+            yield from flat(f"{key}.{name}", inner)
     else:
         yield key, _plain(value)
 

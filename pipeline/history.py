@@ -26,6 +26,7 @@ class AttemptFigures:
     Args:
         number: 1 for the first.
         state: how it ended.
+        exit_code: the same for who started it; None for one that was killed.
         started_at: ISO 8601; None for one that was killed.
         wall_s: how long it took; of one that was killed, up to its last metrics.
         rows: source rows that it committed; None for one that was killed.
@@ -36,6 +37,7 @@ class AttemptFigures:
 
     number: int
     state: str
+    exit_code: int | None
     started_at: str | None
     wall_s: float
     rows: int | None
@@ -95,6 +97,7 @@ def _figures(number: int, known: Mapping[str, Any], wall_s: float, begins_s: flo
     return AttemptFigures(
         number,
         known.get("state") or unaccounted,
+        known.get("exit_code"),
         known.get("started_at"),
         wall_s,
         known.get("rows"),

@@ -58,7 +58,7 @@ class Bar:
 
     def __init__(self, stream: TextIO) -> None:
         tqdm.monitor_interval = 0  # its thread would only repaint a line that is repainted anyway
-        self._bar = tqdm(total=1.0, file=stream, dynamic_ncols=True, bar_format="|{bar:20}| {desc}")
+        self._bar = tqdm(total=1.0, file=stream, dynamic_ncols=True, bar_format="|{bar:10}| {desc}")
 
     def show(self, snapshot: Snapshot) -> None:
         """Repaint the line."""
@@ -71,11 +71,11 @@ class Bar:
 
 
 def make_display(progress: str, stream: TextIO | None = None) -> Display:
-    """The display for the setting `progress`: auto, bar, log, json or none."""
+    """The display for the setting `progress` (see pipeline.settings)."""
     stream = stream or sys.stderr
     if progress == "none":
         return Silent()
-    if progress == "bar" or (progress == "auto" and stream.isatty()):
+    if progress == "bar" or (progress in ("auto", "full") and stream.isatty()):
         return Bar(stream)
     return Lines()
 
@@ -102,20 +102,23 @@ def rows_text(s: Snapshot) -> str:
 
 
 def details_text(s: Snapshot) -> str:
-    """Rates, what operators say, the fullest queue, time left and rejects."""
-    texts = [f"in {s.tokens_in_per_s:,.0f} out {s.tokens_out_per_s:,.0f} tok/s"] if s.tokens_in + s.tokens_out else []
-    texts += [] if texts else [f"{s.rows_per_s:,.0f} rows/s"]
+    """Time, rates, what operators say, the fullest queue and rejects; a narrow terminal shows the first of these."""
+    texts = [duration(s.elapsed_s), *([left] if (left := left_text(s)) else [])]
+    texts += [f"in {s.tokens_in_per_s:,.0f} out {s.tokens_out_per_s:,.0f} tok/s"] if s.tokens_in + s.tokens_out else []
+    texts += [] if s.tokens_in + s.tokens_out else [f"{s.rows_per_s:,.0f} rows/s"]
     texts += s.statuses
     texts += [f"queue {queue}"] if (queue := queue_text(s)) else []
-    texts.append(left_text(s))
-    texts += [f"{s.recalled:,} not computed"] if s.recalled else []
+    texts += [f"{s.recalled:,} cached"] if s.recalled else []
     texts += [f"{s.errors:,} errors"] if s.errors else []
     texts += [f"{s.filtered:,} filtered"] if s.filtered else []
     return ", ".join(texts)
 
 
 def left_text(s: Snapshot) -> str:
-    """`16m30s left`, `at most 4m05s left` where rows have cost nothing, or that it is not known."""
+    """`16m30s left`, `at most 4m05s left` where rows have cost nothing, or that it is not known; nothing where the run
+    is about to end."""
+    if s.ending:
+        return ""
     if s.eta_s is None:
         return "time left unknown"
     return f"{'at most ' if s.recalled else ''}{duration(s.eta_s)} left"

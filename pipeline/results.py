@@ -19,6 +19,7 @@ import yaml
 
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.manifest import manifest, read_manifest
+from pipeline.meter import RowCounts
 from pipeline.metrics import MERGED_PARTS
 from pipeline.mistyped import near_run
 from pipeline.output_dir import CONFIG, DATA, METRICS, REJECTS
@@ -41,6 +42,7 @@ class Results:
         directory: of the run.
         manifest: as in manifest.json.
         config: as in config.yaml; empty where that is gone or damaged.
+        accounts: what became of the committed rows, by node; empty where only the results were copied.
         missing: committed files that are not there.
     """
 
@@ -48,6 +50,7 @@ class Results:
     manifest: Mapping[str, Any]
     config: Mapping[str, Any]
     missing: Sequence[str] = field(default=())
+    accounts: Mapping[str, RowCounts] = field(default_factory=dict)
 
     @property
     def job(self) -> str:
@@ -100,9 +103,9 @@ def read_results(directory: Path) -> Results:
     Raises:
         ConfigError: it is no run's, or what is committed cannot be told.
     """
-    found = _manifest(directory)
+    found, accounts = _committed(directory)
     missing = [s["path"] for s in found.get("shards", []) if not (directory / s["path"]).exists()]
-    return Results(directory, found, _config(directory), missing)
+    return Results(directory, found, _config(directory), missing, accounts)
 
 
 def scan(files: list[Path]) -> pl.LazyFrame | None:
@@ -116,21 +119,22 @@ def _format(name: str) -> str | None:
     return next((end for end in SCANS if name.endswith(tuple(end + packed for packed in COMPRESSED))), None)
 
 
-def _manifest(directory: Path) -> Mapping[str, Any]:
-    """From the state, which is the truth; manifest.json serves where only the results were copied."""
+def _committed(directory: Path) -> tuple[Mapping[str, Any], Mapping[str, RowCounts]]:
+    """Manifest and accounts from the state, which is the truth; manifest.json serves where only the results were
+    copied."""
     written = read_manifest(directory)
     if not (directory / STATE_FILE).is_file():
         if not written:
             remedy = near_run(directory) or "; give one like outputs/NAME"
-            raise ConfigError(f"{directory} is no run's directory: it has no {STATE_FILE}{remedy}")
-        return written
+            raise ConfigError(f"{directory} is not a run directory (no {STATE_FILE}){remedy}")
+        return written, {}
     try:
         with closing(RunState(directory / STATE_FILE)) as state:
-            return manifest(state, state.status)
+            return manifest(state, state.status), state.accounts()
     except PipelineError as error:
         if not written:
             raise ConfigError(f"what {directory} holds cannot be told: {error}") from error
-        return written
+        return written, {}
 
 
 def _config(directory: Path) -> Mapping[str, Any]:

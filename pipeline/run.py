@@ -21,15 +21,17 @@ from pipeline.graph import Graph
 from pipeline.hooks import tell
 from pipeline.integrity import missing_or_cut
 from pipeline.lock import locked
+from pipeline.manifest import manifest
 from pipeline.output_dir import DATA, parts, refuse_foreign, wipe
 from pipeline.prometheus import refuse_nowhere
 from pipeline.publisher import Publisher, destination_of, publishing
 from pipeline.run_log import run_log
 from pipeline.runtime import Resources
 from pipeline.settings import JobSettings
-from pipeline.state import STATE_FILE, RunState, RunStatus
+from pipeline.state import STATE_FILE, RunState, RunStatus, errors_of
 from pipeline.stdout import say
 from pipeline.stopping import RECORDS, stopped_by_signals
+from pipeline.summary import too_many_errors
 
 MAX_NAMED = 8
 log = logging.getLogger(__name__)
@@ -73,7 +75,7 @@ def run_locked(settings: JobSettings, graph: Graph, fingerprint: Mapping[str, An
             return _completed(settings, directory, state, publisher, code)
         if state.committed_chunks:
             chunks, rows = state.committed_chunks, state.committed_rows
-            log.info("resuming: %d chunks with %d rows are reused", chunks, rows)
+            log.info("resuming: %d rows (%d chunk%s) are committed already", rows, chunks, "s" if chunks > 1 else "")
         if (warning := memory_warning(settings, graph)) is not None:
             log.warning("%s", warning)
         committed = None if publisher is None else publisher.committed
@@ -216,11 +218,10 @@ def _already_done(settings: JobSettings, graph: Graph, directory: Path, state: R
     if lost := conclude_missing(graph, directory):
         say([f"{' and '.join(lost)} had gone, and {'is' if len(lost) == 1 else 'are'} made again"])
     code = exit_code_of(RunStatus.DONE, state, settings.max_error_rate)
-    rows = state.committed_rows
-    say(
-        [
-            f"{settings.name} is finished already: {rows:,} rows, results in {directory / DATA}",
-            "To make them again add overwrite=true",
-        ]
-    )
+    rows = manifest(state, RunStatus.DONE)["counts"]["data_rows"]
+    say([f"{settings.name} is finished already: {rows:,} rows in {directory / DATA}"])
+    if code is ExitCode.REJECTS:
+        why = too_many_errors(errors_of(state.rejects()), state.committed_rows, settings.max_error_rate)
+        say([f"exit code 3: {why}. Raise max_error_rate to accept them"])
+    say(["To make them again add overwrite=true"])
     return code

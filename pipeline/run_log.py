@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 from pipeline.output_dir import RUN_LOG
 from pipeline.progress import TerminalHandler
 from pipeline.storage import storage_error, writing
+
+FILE_ONLY, TERMINAL_ONLY = {"only": "file"}, {"only": "terminal"}
+"""`extra` of a log line that goes to run.log alone, or to the terminal alone."""
 
 
 class _OneLine(logging.Formatter):
@@ -28,7 +32,7 @@ class _Json(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         values = {
-            "time": datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds"),
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
         }
@@ -64,9 +68,13 @@ def run_log(directory: Path, progress: str) -> Iterator[None]:
     """
     with writing(directory / RUN_LOG):
         file = _File(directory / RUN_LOG, encoding="utf-8")
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
+    formatter.converter = time.gmtime
+    file.setFormatter(formatter)
     terminal = TerminalHandler(logging.WARNING if progress == "none" else logging.INFO)
     terminal.setFormatter(_Json() if progress == "json" else _OneLine())
+    file.addFilter(lambda record: getattr(record, "only", "file") == "file")
+    terminal.addFilter(lambda record: getattr(record, "only", "terminal") == "terminal")
     root, ours = logging.getLogger(), logging.getLogger("pipeline")
     levels = root.level, ours.level
     root.setLevel(logging.INFO)

@@ -17,6 +17,7 @@ import yaml
 
 from pipeline.construct import dataclass_in
 from pipeline.errors import ConfigError
+from pipeline.fingerprint import differences, flat
 from pipeline.hooks import shown_url
 from pipeline.redaction import for_keeping
 from pipeline.settings import GROUPS, HookSettings, JobSettings, NodeSettings, TargetSettings
@@ -35,6 +36,15 @@ def dumped(settings: JobSettings) -> str:
         "url": None if told.url is None else shown_url(told.url),
     }
     return str(yaml.safe_dump(for_keeping(values), sort_keys=False, allow_unicode=True))
+
+
+def changes(before: str | None, now: str) -> list[str]:
+    """`key: old -> new` for each key of config.yaml that differs from the attempt before; nothing for the first one."""
+    old, new = (dict(flat("", yaml.safe_load(text) or {})) for text in (before or now, now))
+    keys = {key for key in {**old, **new} if old.get(key) != new.get(key)}
+    # A group that a node is given stands under the node too.
+    own = {key for key in keys if not key.startswith(".nodes.") or f".{key.partition('.op.')[2]}" not in keys}
+    return [line.removeprefix(".") for line in differences({k: old.get(k) for k in own}, {k: new.get(k) for k in own})]
 
 
 def origin() -> dict[str, Any]:

@@ -10,7 +10,8 @@ from typing import Any
 from pipeline.adapter import OnError
 from pipeline.errors import ConfigError
 
-PROGRESS = ("auto", "bar", "log", "json", "none")
+FULL = "full"
+PROGRESS = ("auto", "full", "bar", "log", "json", "none")
 SHOW = (None, "graph")
 PLAN = "plan"
 DRY_RUNS = (False, True, PLAN)
@@ -137,7 +138,8 @@ class JobSettings:
         target: makes rows until there are enough of them.
         metrics_interval_s: seconds between two rows of a stage in metrics/stages.parquet.
         progress: bar, log (a line of key=value pairs every ten seconds), json (the same, and everything else on
-            stderr, as a JSON object a line), none; auto takes the bar on a terminal and else log.
+            stderr, as a JSON object a line), none; auto takes the bar on a terminal and else log; full is auto with
+            accounts and times of all nodes in the summary.
         report: write report.html at the end of an attempt.
     """
 

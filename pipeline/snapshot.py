@@ -54,6 +54,7 @@ class Snapshot:
             where nothing waits.
         nodes: all nodes and parts.
         accepted, wanted: under a target, rows that have come to its end and how many are wanted; else None.
+        ending: the attempt is being stopped, or has ended: there is no time left to tell.
     """
 
     elapsed_s: float
@@ -76,6 +77,7 @@ class Snapshot:
     nodes: tuple[NodeView, ...]
     accepted: int | None = None
     wanted: int | None = None
+    ending: bool = False
 
 
 @dataclass(frozen=True)

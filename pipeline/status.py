@@ -19,7 +19,7 @@ from pipeline.output_dir import MANIFEST, STATUS
 from pipeline.progress import duration, left_text, queue_text, rows_text
 from pipeline.snapshot import NodeView, Snapshot
 from pipeline.state import STATE_FILE, RunStatus
-from pipeline.status_file import Counters, read_status
+from pipeline.status_file import read_status
 
 USAGE = "write python -m pipeline status outputs/NAME, and --json behind it for status.json as it is"
 BAR = 30
@@ -71,7 +71,7 @@ def _lines(directory: Path, values: Mapping[str, Any] | None, alive: bool, now: 
         *_progress(snapshot, values, alive),
         f"rejects   {snapshot.errors:,} errors, {snapshot.filtered:,} filtered",
         f"committed {values['committed_rows']:,} rows in {values['committed_chunks']:,} chunks",
-        *_table(snapshot.nodes, values["counters"]),
+        *_table(snapshot.nodes, values["accounts"]),
         f"results   {directory}",
     ]
 
@@ -105,7 +105,7 @@ def _standing(directory: Path, values: Mapping[str, Any], alive: bool, now: date
         return f"done after {duration(values['elapsed_s'])}, exit code {values['exit_code']}, attempt {attempt}"
     goes_on, how = _ENDED[state]
     code = "" if values["exit_code"] is None else f", exit code {values['exit_code']}"
-    return f"not running; {goes_on} ({how.format(code)}; last sign {values['updated_at']}, attempt {attempt})"
+    return f"not running; {goes_on} ({how.format(code)}; last heartbeat {values['updated_at']}, attempt {attempt})"
 
 
 def _progress(s: Snapshot, values: Mapping[str, Any], alive: bool) -> list[str]:
@@ -113,23 +113,26 @@ def _progress(s: Snapshot, values: Mapping[str, Any], alive: bool) -> list[str]:
     lines = [f"|{'#' * filled}{'-' * (BAR - filled)}| {rows_text(s)}"]
     if alive and values["state"] == RunStatus.RUNNING:
         why = f": {s.eta_unknown}" if s.eta_unknown else ""
-        lines.append(f"time      {duration(s.elapsed_s)} so far, {left_text(s)}{why}")
+        lines.append(f"time      {duration(s.elapsed_s)} so far, {left_text(s) or 'stopping'}{'' if s.ending else why}")
         lines += [f"operators {', '.join(s.statuses)}"] if s.statuses else []
         lines += [f"queue     {queue_text(s)} rows wait before the slowest stage"] if s.queue else []
     if s.tokens_in + s.tokens_out:
         rates = f" ({s.tokens_in_per_s:,.0f} and {s.tokens_out_per_s:,.0f} tokens/s lately)"
-        lines.append(f"tokens    {s.tokens_in:,} in, {s.tokens_out:,} out{rates if alive else ''}")
-    lines += [f"recalled  {s.recalled:,} rows came from the store or from an identical row"] if s.recalled else []
+        of = f" in attempt {values['attempt']}" if values["attempt"] > 1 else ""
+        lines.append(f"tokens    {s.tokens_in:,} in, {s.tokens_out:,} out{of}{rates if alive else ''}")
+    lines += [f"cached    {s.recalled:,} rows (from the store, or identical to another row)"] if s.recalled else []
     return lines
 
 
-def _table(nodes: Sequence[NodeView], counters: Counters) -> list[str]:
-    """A line a node: counts of all attempts, clocks of the last 20 seconds that it ran."""
+def _table(nodes: Sequence[NodeView], accounts: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """One line per node: the rows of its account, the clocks of the last 20 seconds that it ran. A part has no rows of
+    its own."""
     width = max(10, *(len(node.name) for node in nodes))
     lines = [f"{'node':{width}}  {'rows in':>11} {'rows out':>11} {'rejected':>9} busy starved blocked {'queue':>13}"]
     for node in nodes:
-        count = counters[node.name]
-        rows = f"{count['rows_in']:11,.0f} {count['rows_out']:11,.0f} {count['rejected']:9,.0f}"
+        count = accounts.get(node.name, dict.fromkeys(("rows_in", "rows_out", "rejected"), 0))
+        rows = f"{count['rows_in']:11,} {count['rows_out']:11,} {count['rejected']:9,}"
+        rows = f"{'':33}" if "/" in node.name else rows
         queue = f"{node.queue_rows:,}/{node.queue_capacity:,}" if node.queue_capacity else ""
         clocks = f"{node.busy:4.0%} {node.starved:7.0%} {node.blocked:7.0%}"
         lines.append(f"{node.name:{width}}  {rows} {clocks} {queue:>13}".rstrip())

@@ -7,12 +7,12 @@ import json
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ExitCode
-from pipeline.meter import StageMeter
+from pipeline.meter import RowCounts, StageMeter
 from pipeline.output_dir import STATUS
 from pipeline.shards import write_atomically
 from pipeline.snapshot import Snapshot
@@ -20,7 +20,7 @@ from pipeline.state import RunState, RunStatus
 
 Counters = dict[str, dict[str, float]]
 """By node or part: rows_in, tokens_out, busy_s ... of a run, over all its attempts."""
-_KEYS = {"counters", *(field.name for field in dataclasses.fields(Snapshot))}
+_KEYS = {"accounts", "counters", *(field.name for field in dataclasses.fields(Snapshot))}
 
 
 class StatusFile:
@@ -48,6 +48,7 @@ class StatusFile:
             "started_at": started_at,
         }
         self._earlier = self._earlier_counters()
+        self._committed_before = state.accounts()
 
     def counters(self, meters: Sequence[StageMeter]) -> Counters:
         """The counters of the run up to now."""
@@ -59,23 +60,35 @@ class StatusFile:
             found[meter.name] = {key: round(before.get(key, 0) + value, 3) for key, value in values.items()}
         return found
 
+    def accounts(self, meters: Sequence[StageMeter]) -> dict[str, RowCounts]:
+        """By node, what became of the rows that earlier attempts have committed, and of those of this one so far."""
+        found = {}
+        for meter in meters:
+            if "/" not in meter.name:
+                now = RowCounts(meter.rows_in, meter.expanded, meter.rejected, meter.rows_out)
+                now.add(self._committed_before.get(meter.name, RowCounts()))
+                found[meter.name] = now
+        return found
+
     def write(
-        self, snapshot: Snapshot, counters: Counters, status: RunStatus, exit_code: ExitCode | None = None
+        self, snapshot: Snapshot, meters: Sequence[StageMeter], status: RunStatus, exit_code: ExitCode | None = None
     ) -> dict[str, Any]:
-        """Replace the file. Returns what it says.
+        """Replace the file. Returns what it says. When the attempt has ended, rows are those of the committed chunks.
 
         Raises:
             StorageError: it cannot be written.
         """
+        accounts = self.accounts(meters) if status is RunStatus.RUNNING else self._state.accounts()
         values: dict[str, Any] = {
             "state": status.value,
             "exit_code": exit_code,
             **self._about,
-            "updated_at": datetime.now().astimezone().isoformat(timespec="seconds"),
+            "updated_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "committed_chunks": self._state.committed_chunks,
             "committed_rows": self._state.committed_rows,
             **dataclasses.asdict(snapshot),
-            "counters": counters,
+            "accounts": {name: dataclasses.asdict(counts) for name, counts in accounts.items()},
+            "counters": self.counters(meters),
         }
         write_atomically(self._path, json.dumps(values, indent=1) + "\n")
         return values

@@ -1,4 +1,4 @@
-"""The last lines of a run: what came out, where the time went, what to do next."""
+"""The last lines of a run: what came out, where it lies, what to do next; with progress=full where the time went."""
 
 from __future__ import annotations
 
@@ -17,38 +17,42 @@ from pipeline.output_dir import DATA, REJECTS, RUN_LOG
 from pipeline.progress import duration
 from pipeline.protocols import Reporter
 from pipeline.records import RejectKind
-from pipeline.state import RejectCounts, RunStatus
-from pipeline.target import NODE as TARGET
+from pipeline.state import RejectCounts, RunStatus, errors_of
 
-MAX_REASONS = 12
+TOP_REASONS = 3
+"""So that the summary of a run has ten lines at most."""
+LONGEST_REASON = 160
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run stands after an attempt. Counts are those of the whole run but for tokens and wall_s.
+    """How a run stands after an attempt. Counts are those of committed chunks; tokens and wall_s are of the attempt.
 
     Args:
         job: its name.
         status, exit_code: of the attempt.
+        attempt: its number, 1 for the first.
         directory: where the results are.
         rows: source rows committed.
+        uncommitted: source rows that were finished beside these, in chunks that were not.
         data_rows: rows in data/.
-        rejects: committed rejects by (node, kind, reason).
+        rejects: rows by (node, kind, reason).
         tokens_in, tokens_out: prompt and completion tokens of this attempt.
         wall_s: of this attempt.
         totals: what operators added up.
         max_error_rate: the limit that the run was given.
-        accounts: what became of the committed rows at each node, in the order of the graph; empty where that is not
-            known of all of them.
+        accounts: what became of the rows at each node, in the order of the graph.
         goal: the target, where there is one.
     """
 
     job: str
     status: RunStatus
     exit_code: ExitCode
+    attempt: int
     directory: Path
     rows: int
+    uncommitted: int
     data_rows: int
     rejects: RejectCounts
     tokens_in: int
@@ -74,37 +78,52 @@ def report_lines(graph: Graph, directory: Path) -> list[str]:
     return [*lines, ""] if lines and lines[-1] else lines
 
 
-def summary_lines(outcome: Outcome, meters: Sequence[StageMeter]) -> list[str]:
-    """The summary of an attempt."""
+def summary_lines(outcome: Outcome) -> list[str]:
+    """The summary of an attempt, but for `closing_lines`: eight lines at most."""
     return [
-        f"{outcome.job}: {outcome.status} after {duration(outcome.wall_s)}",
-        f"rows        {outcome.rows:,} read and finished{_of_chunks(outcome)}, {outcome.data_rows:,} rows in {DATA}/",
-        *_target_lines(outcome),
-        *_account_lines(outcome.accounts),
+        _headline(outcome),
+        _rows_line(outcome),
         *_reject_lines(outcome.rejects),
         *_token_lines(outcome),
-        *_time_lines(meters),
         f"results     {outcome.directory / DATA}",
-        *_remedy(outcome),
     ]
 
 
-def _of_chunks(o: Outcome) -> str:
-    """What an attempt that did not come to its end counts as finished: rows beside these may be, and are not lost."""
-    return " in whole chunks" if o.status in (RunStatus.INTERRUPTED, RunStatus.FAILED) else ""
+def full_lines(outcome: Outcome, meters: Sequence[StageMeter]) -> list[str]:
+    """What progress=full adds to the summary: accounts and times of all nodes."""
+    return [*_account_lines(outcome.accounts), *_time_lines(meters)]
 
 
-def _target_lines(o: Outcome) -> list[str]:
-    """How many rows were wanted, how many there are, and what they took."""
-    if o.goal is None:
-        return []
-    accepted = o.accounts[TARGET].rows_out if TARGET in o.accounts else 0
-    per_round = o.goal.round_rows
-    rounds = f", {o.rows / per_round:.1f} rounds of {per_round:,}" if per_round else ""
-    lines = [f"target      {accepted:,} of {o.goal.wanted:,} rows accepted, from {o.rows:,} source rows{rounds}"]
-    if o.goal.spent:
-        lines.append(f"            {o.goal.spent} is spent")
-    return lines
+def too_many_errors(errors: int, rows: int, max_error_rate: float) -> str:
+    """Why a run that came to its end ends with exit code 3; empty where it does not.
+
+    Args:
+        errors, rows: rejects that are errors, and source rows.
+    """
+    if errors <= max_error_rate * rows:
+        return ""
+    return f"{errors:,} errors in {rows:,} rows are more than max_error_rate={max_error_rate:g} allows"
+
+
+def _headline(o: Outcome) -> str:
+    """What happened."""
+    if o.status is RunStatus.BUDGET:
+        spent = o.goal.spent if o.goal else None
+        return f"{o.job}: stopped after {duration(o.wall_s)}, " + (
+            f"budget spent ({spent})" if spent else "no more rows"
+        )
+    return f"{o.job}: {o.status} after {duration(o.wall_s)}"
+
+
+def _rows_line(o: Outcome) -> str:
+    """Rows in and out. What was finished and not committed is not lost, where operators keep completions."""
+    out = f"{o.data_rows:,}" if o.goal is None else f"{o.data_rows:,} of {o.goal.wanted:,}"
+    if o.status in (RunStatus.INTERRUPTED, RunStatus.FAILED):
+        more = f" ({o.uncommitted:,} more in the store)" if o.uncommitted and _stores(o) else ""
+        return f"input       {o.rows:,} rows committed{more}; output {out} rows"
+    per_round = o.goal.round_rows if o.goal else None
+    rounds = f" ({o.rows / per_round:.1f} rounds of {per_round:,})" if per_round else ""
+    return f"input       {o.rows:,} rows done{rounds}; output {out} rows"
 
 
 def _account_lines(accounts: Mapping[str, RowCounts]) -> list[str]:
@@ -116,47 +135,46 @@ def _account_lines(accounts: Mapping[str, RowCounts]) -> list[str]:
         return []
     shown = [name for name in accounts if name in ends | changed]
     width = max(10, *(len(name) for name in shown))
-    lines = [f"{'accounts':{width}}  {'rows in':>11} {'expanded':>9} {'rejected':>9} {'rows out':>11}"]
+    lines = [f"{'accounts':{width}}  {'rows in':>11} {'made':>9} {'rejected':>9} {'rows out':>11}"]
     for name in shown:
         c = accounts[name]
-        lines.append(f"{name:{width}}  {c.rows_in:11,} {c.expanded:9,} {c.rejected:9,} {c.rows_out:11,}")
+        made = f"{c.expanded:+,}" if c.expanded else "0"
+        lines.append(f"{name:{width}}  {c.rows_in:11,} {made:>9} {c.rejected:9,} {c.rows_out:11,}")
     left = len(accounts) - len(shown)
-    return lines + ([f"            {left} other node(s) passed on every row that they got"] if left else [])
-
-
-def _short(reason: str) -> str:
-    """The reason, cut at a word where it is long."""
-    return textwrap.shorten(reason, 160, placeholder=" …") if len(reason) > 160 else reason
+    return lines + ([f"{'':{width}}  the other {left} nodes dropped nothing"] if left else [])
 
 
 def _reject_lines(rejects: RejectCounts) -> list[str]:
     if not rejects:
         return ["rejects     none"]
     ranked = sorted(rejects.items(), key=lambda item: (-item[1], item[0]))
-    lines = [f"rejects     {sum(rejects.values()):,}"]
-    lines += [f"  {n:>9,}  {kind} at {node}: {_short(reason)}" for (node, kind, reason), n in ranked[:MAX_REASONS]]
-    more = len(ranked) - MAX_REASONS
-    lines += [f"             and {more} other reasons, see {REJECTS}/"] if more > 0 else []
-    counted = [reason for (_, kind, reason), _ in ranked[:MAX_REASONS] if kind == RejectKind.ERROR]
-    if any(re.search(r"\bN\b|'…'", reason) for reason in counted):
-        lines.append(f"             N and '…' are what differs from row to row; {REJECTS}/ has every row's own reason")
-    return lines
+    top = ranked[:TOP_REASONS]
+    notes = [f"the first {TOP_REASONS} of {len(ranked)} reasons"] if len(ranked) > TOP_REASONS else []
+    if any(kind == RejectKind.ERROR and re.search(r"\bN\b|'…'", reason) for (_, kind, reason), _ in top):
+        notes.append("N and '…' differ from row to row")
+    said = f": {'; '.join(notes)}; {REJECTS}/ has all" if notes else ""
+    return [
+        f"rejects     {sum(rejects.values()):,}{said}",
+        *(f"  {n:>9,}  {kind} at {node}: {_cut(reason, LONGEST_REASON)}" for (node, kind, reason), n in top),
+    ]
+
+
+def _cut(text: str, most: int) -> str:
+    """`text`, or its first words and `...`."""
+    return textwrap.shorten(text, most, placeholder=" ...") if len(text) > most else text
 
 
 def _token_lines(o: Outcome) -> list[str]:
-    lines = []
     counted = [(n, way) for n, way in ((o.tokens_in, "in"), (o.tokens_out, "out")) if n]
-    if counted:
-        rates = " and ".join(f"{n / o.wall_s:,.0f}" for n, _ in counted) if o.wall_s > 0 else ""
-        count = ", ".join(f"{n:,} {way}" for n, way in counted)
-        lines.append(f"tokens      {count} ({rates} tokens/s)" if rates else f"tokens      {count}")
-    if shared := o.totals.get("shared_tokens"):
-        lines.append(f"shared      {shared:,.0f} of the prompt tokens were computed for another row")
-    if steps := o.totals.get("slot_steps"):
-        lines.append(
-            f"slots       {o.totals.get('slot_steps_used', 0) / steps:.1%} of the slots were decoding on average"
-        )
-    return lines
+    shared, steps = o.totals.get("shared_tokens"), o.totals.get("slot_steps")
+    counts = [f"{n:,} {way}" for n, way in counted]
+    if counts and shared and o.tokens_in:
+        counts[0] += f", {shared:,.0f} of them from the prefix cache"
+    rates = " and ".join(f"{n / o.wall_s:,.0f}" for n, _ in counted) if o.wall_s > 0 else ""
+    said = ", ".join(counts) + (f" ({rates} tokens/s)" if counted and rates else "")
+    said += " in this attempt" if counted and o.attempt > 1 else ""
+    slots = f"slots {o.totals.get('slot_steps_used', 0) / steps:.1%} full" if steps else ""
+    return [f"tokens      {'; '.join(filter(None, (said, slots)))}"] if said else []
 
 
 def _time_lines(meters: Sequence[StageMeter]) -> list[str]:
@@ -166,34 +184,37 @@ def _time_lines(meters: Sequence[StageMeter]) -> list[str]:
     if not any(s["wall_s"] > 0 for _, s in nodes):
         return []
     width = max(10, *(len(m.name) for m, _ in rows))
-    lines = [f"{'time':{width}}  {'rows in':>11} {'busy s':>9} {'starved s':>9} {'blocked s':>9}  busy"]
+    lines = [f"{'time':{width}}  {'busy s':>9} {'starved s':>9} {'blocked s':>9}  busy"]
     for meter, s in rows:
         share = s["busy_s"] / s["wall_s"] if s["wall_s"] > 0 else 0.0
         clocks = f"{s['busy_s']:9.2f} {s['starved_s']:9.2f} {s['blocked_s']:9.2f}"
-        lines.append(f"{meter.name:{width}}  {meter.rows_in:11,} {clocks}  {share:4.0%}")
+        lines.append(f"{meter.name:{width}}  {clocks}  {share:4.0%}")
     slowest = max(nodes, key=lambda item: item[1]["busy_s"])[0].name
     return [*lines, f"slowest     {slowest}"]
 
 
-def _remedy(o: Outcome) -> list[str]:
+def _stores(o: Outcome) -> bool:
+    """Whether completions are kept: an operator that does counts those that it has found again."""
+    return any(key.endswith("/from_store") for key in o.totals)
+
+
+def closing_lines(o: Outcome) -> list[str]:
+    """The exit code and what to do about it; nothing where the run is done."""
     match o.exit_code:
         case ExitCode.DONE:
             return []
         case ExitCode.REJECTS:
+            why = too_many_errors(errors_of(o.rejects), o.rows, o.max_error_rate)
             return [
-                f"exit code 3: more than max_error_rate={o.max_error_rate:g} of the rows are errors; see"
-                f" {o.directory / REJECTS}. Mend the cause and run with overwrite=true, or accept them:"
-                " the same command with a larger max_error_rate="
+                f"exit code 3: {why}. Fix the cause and rerun with overwrite=true, or raise max_error_rate to accept"
+                " them"
             ]
         case ExitCode.CONFIG:
-            return [
-                "exit code 2: the configuration or the input cannot work, see above; nothing that is committed is lost"
-            ]
+            return ["exit code 2: the configuration or the input cannot work; nothing that is committed is lost"]
         case ExitCode.BUDGET:
             return [_after_budget(o)]
         case _:
-            # An operator that keeps completions counts those that it has found again.
-            kept = " and every finished completion" if any(k.endswith("/from_store") for k in o.totals) else ""
+            kept = " and every finished completion" if _stores(o) else ""
             why = f"; {o.directory / RUN_LOG} has the whole error" if o.exit_code is ExitCode.FAILED else ""
             return [f"exit code {int(o.exit_code)}: what is committed{kept} is kept; the same command resumes{why}"]
 
@@ -208,7 +229,7 @@ def _after_budget(o: Outcome) -> str:
     elif spent.startswith("target."):
         how = (
             f"a larger {spent.partition('=')[0]}= and overwrite=true make the whole again, with the stored completions,"
-            " and go on. Or let more rows pass: the accounts above say where they are lost"
+            " and go on. Or let more rows pass: the rejects say where they are lost"
         )
     else:
         how = "give it rows"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from pipeline.errors import ExitCode
 from pipeline.meter import StageMeter
@@ -83,7 +84,7 @@ class Telemetry:
         if self._flush.due(now):
             for table in list(self._context.tables.values()):
                 table.flush()
-        snapshot = self._observer.take(now)
+        snapshot = self._take(now, ending=self._context.cancelled.is_set())
         if self._status.due(now):
             self.write_status(snapshot, RunStatus.RUNNING)
         self._display.show(snapshot)
@@ -92,12 +93,15 @@ class Telemetry:
         """Record the last interval. The caller merges the metrics tables and has status.json written."""
         now = self.elapsed_s
         self._stages.record(now, list(self._meters()))
-        snapshot = self._observer.take(now)
+        snapshot = self._take(now, ending=True)
         self._display.show(snapshot)
         self._display.close()
         return snapshot
 
+    def _take(self, now: float, *, ending: bool) -> Snapshot:
+        snapshot = self._observer.take(now)
+        return replace(snapshot, eta_s=None, eta_unknown="the run is stopping", ending=True) if ending else snapshot
+
     def write_status(self, snapshot: Snapshot, status: RunStatus, exit_code: ExitCode | None = None) -> None:
         """Replace status.json, and then the file for Prometheus: what that counts, status.json can go on from."""
-        counters = self._status_file.counters(self._meters())
-        self._prometheus.write(self._status_file.write(snapshot, counters, status, exit_code))
+        self._prometheus.write(self._status_file.write(snapshot, self._meters(), status, exit_code))

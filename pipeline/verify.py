@@ -56,7 +56,7 @@ def _refuse_others(directory: Path) -> None:
         remedy = near_run(directory) or f"; {USAGE}"
         raise ConfigError(f"{directory} cannot be read: {error.strerror}{remedy}") from error
     if STATE_FILE not in names and not is_headless(names):
-        raise ConfigError(f"{directory} is no run's directory: it has no {STATE_FILE}; {USAGE}")
+        raise ConfigError(f"{directory} is not a run directory (no {STATE_FILE}); {USAGE}")
 
 
 def _looked_at(directory: Path) -> Findings:

@@ -54,7 +54,7 @@ def _standing(a: Results, b: Results) -> list[Row]:
         _texts("model", _model(a), _model(b)),
     ]
     names = {
-        "source_rows": "rows read and finished",
+        "source_rows": "rows done",
         "data_rows": "rows in data",
         "error_rejects": "rows with errors",
         "filtered_rejects": "rows filtered out",

@@ -24,6 +24,8 @@ def texts(results: Results) -> list[Panel]:
         if rows is not None:
             where = f" in {folder}" if len(results.folders) > 1 else ""
             charts += [*_lengths(rows, where), *_finish_reasons(rows, where)]
+    if not any(isinstance(chart, Histogram) for chart in charts):
+        charts = [*_lengths_by_node(results), *charts]
     return [Panel("Lengths and finish reasons", charts=charts)] if charts else []
 
 
@@ -32,6 +34,18 @@ def _lengths(rows: pl.LazyFrame, where: str) -> Iterator[Histogram]:
         found = lengths(rows, column)
         if found.rows:
             yield _histogram(f"{column}{where}", column, found)
+
+
+def _lengths_by_node(results: Results) -> Iterator[Histogram]:
+    """By the metrics, where data/ has no lengths (a node has dropped the columns)."""
+    table = results.metrics("rows")
+    if table is None:
+        return
+    for node in table.select("node").unique().collect()["node"].sort():
+        for column in ("prompt_tokens", "completion_tokens"):
+            found = lengths(table.filter(pl.col("node") == node), column)
+            if found.rows:
+                yield _histogram(f"{column} at {node}", column, found)
 
 
 def _finish_reasons(rows: pl.LazyFrame, where: str) -> Iterator[Bars]:
@@ -54,14 +68,14 @@ def _histogram(title: str, column: str, found: Lengths) -> Histogram:
         f"{found.rows:,} rows, {found.total:,} tokens: {low:,} to {high:,} a row, {mean:,.1f} on average."
         f" Dashed: the median, {marks[0][1]:,}, and the 95th percentile, {marks[1][1]:,}."
     )
-    colour = "c2" if column.endswith("prompt_token_count") else "c1"
+    colour = "c2" if "prompt_token" in column else "c1"
     return Histogram(title, about, edges, counts, "tokens", marks, colour)
 
 
 def _reasons(title: str, names: Sequence[str], rows: Sequence[int]) -> Bars:
     total = sum(rows)
     cells = [[name, f"{count:,}", share(count, total)] for name, count in zip(names, rows, strict=True)]
-    about = "stop: the model ended its text. length: it was cut at the tokens that it might have."
+    about = "stop: the model ended its text. length: cut off at max_tokens."
     numbers = Table(["", "rows", "share"], cells)
     return Bars(
         title,

@@ -59,7 +59,7 @@ def _occupancy(results: Results, found: Sequence[AttemptFigures]) -> OverTime | 
             series.append(Series(name, colour, _percent(table[column], slots)))
     about = (
         "Of all slots, those in which a row decoded, and why the others were empty."
-        " Steps that generate count; where nothing is drawn there were none."
+        " Decode steps only; gaps are prefill or idle time."
     )
     return OverTime("Slots in use, %", about + _resumed(found), edges, series, "%", stacked=True, starts=_starts(found))
 

@@ -21,18 +21,18 @@ from pipeline.report.over_time import over_time
 from pipeline.report.panel import Panel
 from pipeline.report.rejects import rejects
 from pipeline.report.samples import samples
-from pipeline.report.standing import attempt_panel, made_with, status, totals
+from pipeline.report.standing import attempt_panel, made_with, status, totals, why
 from pipeline.report.work import reuse, time_spent
 from pipeline.results import Results
 
 PANELS: Sequence[Callable[[Results], list[Panel]]] = (
+    samples,
+    rejects,
     attempt_panel,
     over_time,
     time_spent,
     texts,
-    rejects,
     reuse,
-    samples,
     made_with,
 )
 """In the order of the page."""
@@ -61,6 +61,8 @@ class Figure:
 def page(results: Results) -> str:
     """The whole page. The same results give the same text."""
     remarks: list[str] = []
+    badge = "".join(_built(status, results, remarks))
+    remarks += _built(why, results, remarks)
     panels = [panel for build in PANELS for panel in _built(build, results, remarks)]
     figures_at_top = _built(totals, results, remarks)
     drawn: list[tuple[Panel, list[Figure]]] = []
@@ -73,7 +75,7 @@ def page(results: Results) -> str:
         )
     text = _template().render(
         job=results.job,
-        status=status(results),
+        status=badge,
         totals=figures_at_top,
         panels=drawn,
         remarks=remarks,

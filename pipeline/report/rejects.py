@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,12 +13,12 @@ from pipeline.records import RejectKind
 from pipeline.rejects import VALUES_OF_A_ROW
 from pipeline.report.charts import Table
 from pipeline.report.panel import Card, Panel
+from pipeline.report.samples import MOST_FIELDS, shown
 from pipeline.report.wording import share, shortened
 from pipeline.results import Results, scan
 
 MOST_REASONS = 12
 LONGEST_REASON = 300
-LONGEST_RECORD = 800
 
 
 def rejects(results: Results) -> list[Panel]:
@@ -26,18 +27,34 @@ def rejects(results: Results) -> list[Panel]:
     if not found:
         return []
     ranked = sorted(found, key=lambda r: (-r["rows"], r["node"], r["reason"]))
-    source = results.counts.get("source_rows", 0)
     cells = [
         [
             *(f"{r['rows']:,}", shortened(r["reason"], LONGEST_REASON), r["kind"], r["node"]),
-            share(r["rows"], source) if r["rows"] <= source else None,  # of one row several samples may be rejected
+            _share(results, r),
         ]
         for r in ranked[:MOST_REASONS]
     ]
     left = ranked[MOST_REASONS:]
     caption = f"and {sum(r['rows'] for r in left):,} rows for {len(left):,} other reasons" if left else ""
-    table = Table(["rows", "reason", "kind", "node", "of the source rows"], cells, caption)
+    table = Table(["rows", "reason", "kind", "node", "of the rows there"], cells, caption)
     return [Panel("Rejects", tables=[table], cards=_examples(results, ranked[:MOST_REASONS]))]
+
+
+def _share(results: Results, reject: Mapping[str, Any]) -> str | None:
+    """Of the rows that the node had, samples and pieces counted."""
+    counts = results.accounts.get(reject["node"])
+    return None if counts is None else share(reject["rows"], counts.rows_in + counts.expanded)
+
+
+def _values(record: str) -> list[tuple[str, str]]:
+    """The columns of a rejected row; what cannot be taken apart as it is. Token ids tell nothing."""
+    try:
+        row = json.loads(record)
+    except ValueError:
+        row = record
+    if not isinstance(row, dict):
+        return [("the row", shown(row))] if row else []
+    return [(name, shown(value)) for name, value in row.items() if not name.endswith("_ids")][:MOST_FIELDS]
 
 
 def _examples(results: Results, ranked: Sequence[Mapping[str, Any]]) -> list[Card]:
@@ -79,6 +96,5 @@ def _card(record: Mapping[str, Any]) -> Card:
     if record.get("file"):
         line = record.get("line")
         fields.append(("from", record["file"] + (f", line {line}" if line is not None else "")))
-    if record.get("record"):
-        fields.append(("the row", shortened(record["record"], LONGEST_RECORD)))
+    fields += _values(record.get("record") or "")
     return Card(f"{record['kind']} at {record['node']}: row {record['row']:,}", fields)

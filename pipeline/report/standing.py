@@ -15,6 +15,7 @@ from pipeline.report.panel import Fold, Panel
 from pipeline.report.wording import number, seconds, share
 from pipeline.results import Results
 from pipeline.state import RunStatus
+from pipeline.summary import too_many_errors
 
 WORDS: Mapping[str, str] = {
     RunStatus.NEW: "not begun",
@@ -26,16 +27,28 @@ WORDS: Mapping[str, str] = {
 }
 
 
-def status(results: Results) -> str:
-    """State of the run in words."""
-    return WORDS.get(str(results.manifest.get("status")), "unknown")
+def status(results: Results) -> list[str]:
+    """State of the run in words, with the exit code of its last attempt if that has ended."""
+    state, found = str(results.manifest.get("status")), attempts(results)
+    code = found[-1].exit_code if found and state != RunStatus.RUNNING else None
+    return [WORDS.get(state, "unknown") + ("" if code is None else f", exit code {code}")]
+
+
+def why(results: Results) -> list[str]:
+    """Why a run that came to its end has the exit code 3."""
+    limit = results.config.get("max_error_rate")
+    ended = results.manifest.get("status") in (RunStatus.DONE, RunStatus.BUDGET)
+    counts = results.counts
+    errors, rows = counts.get("error_rejects", 0), counts.get("source_rows", 0)
+    said = too_many_errors(errors, rows, limit) if ended and limit is not None else ""
+    return [f"Exit code 3: {said}."] if said else []
 
 
 def totals(results: Results) -> list[tuple[str, str]]:
     """Names and values of what is known of the whole run."""
     counts, found = results.counts, attempts(results)
     source = counts.get("source_rows", 0)
-    shown = [("rows read and finished", f"{source:,}"), ("rows in data", f"{counts.get('data_rows', 0):,}")]
+    shown = [("rows done", f"{source:,}"), ("rows in data", f"{counts.get('data_rows', 0):,}")]
     for kind, name in (("error_rejects", "rows with errors"), ("filtered_rejects", "rows filtered out")):
         if rows := counts.get(kind, 0):
             shown.append((name, f"{rows:,}" + (f" ({share(rows, source)})" if rows <= source else "")))

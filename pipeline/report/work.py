@@ -7,8 +7,10 @@ from typing import Any
 
 import polars as pl
 
+from pipeline.history import attempts
 from pipeline.measured import STEP_PARTS, stage_times, step_sums
-from pipeline.report.charts import Bars, Series, Table
+from pipeline.meter import RowCounts
+from pipeline.report.charts import Bars, Cell, Series, Table
 from pipeline.report.panel import Panel
 from pipeline.report.wording import number, seconds, share, unit_of_time
 from pipeline.results import Results
@@ -19,11 +21,13 @@ PARTS = {
     "decode_s": ("in the model", "c1"),
     "sample_s": ("choosing tokens", "c2"),
 }
+WORTH_DRAWING = 0.02
+"""Share of its time that a stage is busy: the others only wait, and stand in the table alone."""
 STORED = {
     "found_resumed": "found: made by this run before",
-    "found_earlier": "found: made by other runs",
+    "found_earlier": "found: made by earlier runs",
     "missed_new": "not found: never generated",
-    "missed_settings": "not found: nothing was ever generated under these settings",
+    "missed_settings": "not found: no entry with these settings",
     "missed_cut": "not found: had been cut too early",
     "missed_retry": "not found: to be generated again",
 }
@@ -41,18 +45,31 @@ def _stages(results: Results) -> Bars | None:
     if not found:
         return None
     unit, length = unit_of_time(max(stage["wall_s"] for stage in found))
-    series = [Series(name, colour, [stage[f"{name}_s"] / length for stage in found]) for name, colour in CLOCKS]
-    about = "Busy: it worked. Starved: it waited for input, look above it. Blocked: its readers were full, look below."
-    columns = ["stage", "rows in", "rows out", "rejected", "busy", "starved", "blocked", "of its time busy"]
-    rows = [
+    drawn = [stage for stage in found if stage["busy_s"] >= WORTH_DRAWING * stage["wall_s"]] or found
+    series = [Series(name, colour, [stage[f"{name}_s"] / length for stage in drawn]) for name, colour in CLOCKS]
+    about = (
+        "Busy: it worked. Starved: it waited for input. Blocked: it waited for the next stage (backpressure)."
+        " Rows are those of committed chunks; the time of work that was abandoned or done again counts too."
+        " Stages that only wait are in the table alone."
+    )
+    columns = ["stage", "rows in", "made", "rejected", "rows out", "busy", "starved", "blocked", "of its time busy"]
+    rows: list[list[Cell]] = [
         [
-            *(s["node"], f"{s['rows_in']:,}", f"{s['rows_out']:,}", f"{s['rejected']:,}"),
+            s["node"],
+            *_account(results.accounts.get(s["node"])),
             *(seconds(s[f"{name}_s"]) for name, _ in CLOCKS),
             share(s["busy_s"], s["wall_s"]),
         ]
         for s in found
     ]
-    return Bars("Time of each stage", about, [s["node"] for s in found], series, unit, Table(columns, rows))
+    return Bars("Time of each stage", about, [s["node"] for s in drawn], series, unit, Table(columns, rows))
+
+
+def _account(counts: RowCounts | None) -> list[Cell]:
+    """Rows in, made, rejected and out; of a part, which has no account, nothing."""
+    if counts is None:
+        return [None] * 4
+    return [f"{n:,}" for n in (counts.rows_in, counts.expanded, counts.rejected, counts.rows_out)]
 
 
 def _steps(results: Results) -> Bars | None:
@@ -91,13 +108,14 @@ def _prompts(results: Results) -> Bars | None:
     table = results.metrics("steps")
     if table is None or "shared_tokens" not in table.collect_schema().names():
         return None
-    columns = pl.col("prefill_tokens", "shared_tokens").cast(pl.Int64).sum()
-    computed, shared = table.select(columns).collect().row(0)
+    shared = table.select(pl.col("shared_tokens").cast(pl.Int64).sum()).collect().item()
     if not shared:
         return None
+    # Not the tokens of the calls: these have prompts of rows that were abandoned or preempted, and once more so.
+    prompts = sum(attempt.tokens_in for attempt in attempts(results))
     about = "Prompt tokens that the model computed, and those whose keys and values came from another row's prompt."
-    pieces = [("computed", "c1", computed), ("shared", "c3", shared)]
-    return _whole("Tokens of the prompts", about, "tokens", pieces)
+    pieces = [("computed", "c1", max(0, prompts - shared)), ("prefix cache", "c3", min(shared, prompts))]
+    return _whole("Prompt tokens", about, "tokens", pieces)
 
 
 def _completions(results: Results) -> Bars | None:

@@ -55,7 +55,7 @@ def test_under_another_max_tokens_the_rows_are_as_if_there_were_no_store(tmp_pat
 
 def test_only_new_rows_of_a_grown_input_are_generated(tmp_path, store):
     first, counts = run(tmp_path / "a", store, {}, "a", rows=25)
-    assert counts == {"missed_settings": 25}
+    assert counts == {"missed_new": 25}  # not new settings: there were none
     grown, counts = run(tmp_path / "b", store, {}, "b", rows=40)
     assert grown[:25] == first
     assert counts == {"found_earlier": 25, "missed_new": 15}
@@ -85,10 +85,10 @@ def test_a_retry_generates_the_rows_with_that_reason_and_no_others_once_a_run(tm
 
 def test_the_log_says_what_was_reused(tmp_path, store, caplog):
     run(tmp_path / "a", store, {}, "a", rows=10)
-    assert "came from the store" not in caplog.text
+    assert "completion store" not in caplog.text
     with caplog.at_level("INFO"):
         run(tmp_path / "b", store, {}, "b", rows=12)
-    assert "10 completions came from the store (0 of this run, 10 of others), 2 did not: 2 were new" in caplog.text
+    assert "completion store: 10 hits (0 of this run, 10 of earlier runs), 2 misses (2 new)" in caplog.text
     assert "cut too early" not in caplog.text  # nothing that there was none of is counted
 
 
@@ -96,3 +96,15 @@ def test_a_reason_that_there_is_not_is_refused():
     assert tuple(FinishReason) == FINISH_REASONS
     with pytest.raises(ConfigError, match=r"store\.retry\.finish_reason=\['lenght'\].*stop, stop_string, length"):
         RetrySettings(["lenght"])
+
+
+def test_a_first_run_has_no_new_settings(tmp_path, store, caplog):
+    """There were none before: of five rows that are the same, found one after the other, four are hits of its own."""
+    with caplog.at_level("INFO"):
+        run(tmp_path / "a", store, {}, "a", rows=10)
+        run(tmp_path / "a", store, {}, "a", rows=12)
+        run(tmp_path / "b", store, {"repetition_penalty": 1.2}, "b", rows=12)
+        run(tmp_path / "c", store, {}, "after overwrite=true", rows=12)
+    assert "10 hits (10 of this run, 0 of earlier runs), 2 misses (2 new)" in caplog.text
+    assert "12 hits (0 of this run, 12 of earlier runs), 0 misses" in caplog.text
+    assert "no entry with these settings" not in caplog.text

@@ -261,9 +261,9 @@ def test_the_job_reports_what_a_token_cost(tmp_path, capsys):
     code = main(["job=extract", "data.limit=6", "chunk_rows=2", f"output_dir={tmp_path / 'out'}", "progress=none"])
     assert code == ExitCode.DONE
     said = re.search(
-        r"generate: constraint [\d,]+ us a token; of (\d+) tokens (\d+) were forced", capsys.readouterr().out
+        r"generate: structured output: (\d+) of (\d+) tokens forced by the grammar", capsys.readouterr().out
     )
     assert said is not None
-    assert int(said[1]) > int(said[2]) > 0
+    assert int(said[2]) > int(said[1]) > 0
     rows = pl.read_parquet(tmp_path / "out/data/*.parquet")
     assert [set(json.loads(text)) for text in rows["completion"]] == [{"name", "age"}] * 6

@@ -68,7 +68,9 @@ def test_whoever_asks_or_is_told_hears_of_the_budget(tmp_path, capsys):
     assert 'llama_batch_exit_code{job="picky"} 5\n' in gauges
     capsys.readouterr()
     assert main(["status", str(out)]) == ExitCode.INTERRUPTED
-    says = "run.log say what makes it go on (a budget was spent before the target was reached, exit code 5; last sign"
+    says = (
+        "run.log say what makes it go on (a budget was spent before the target was reached, exit code 5; last heartbeat"
+    )
     assert says in capsys.readouterr().out
     assert main(["report", str(out)]) == ExitCode.DONE
     assert "ended by a budget, before its target was reached" in (out / "report.html").read_text()

@@ -54,7 +54,7 @@ def test_runs_that_differ_are_told_apart_and_the_exit_code_is_0(tmp_path, capsys
     assert "x: 100.0 % the same" in shown
     assert "y: 0.0 % the same (0 of 29)\n    row 0\n      A  0\n      B  1\n    row 1\n" in shown
     assert "        0         1  error at square: unlucky number" in shown
-    assert "rows read and finished  45" in shown
+    assert "rows done" in shown
 
 
 @pytest.mark.parametrize("arguments", [[], ["a"], ["a", "b", "c"], ["a", "nowhere"], ["a", "html=x"]])

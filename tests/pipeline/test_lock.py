@@ -72,7 +72,7 @@ def test_a_second_run_is_kept_out_by_a_live_one_and_let_in_when_that_was_killed(
     with caplog.at_level("INFO"):
         assert run_job(job(out, flag), Resources()) is ExitCode.DONE
     assert f"an earlier run here ended without a word (pid {first.pid}" in caplog.text
-    assert "resuming: 2 chunks with 20 rows are reused" in caplog.text
+    assert "resuming: 20 rows (2 chunks) are committed already" in caplog.text
 
 
 def test_a_clock_that_was_set_back_changes_nothing(tmp_path):

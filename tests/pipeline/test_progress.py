@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -224,7 +225,7 @@ def test_the_texts():
     run.generated("generate", 50, 20, mean=20)
     shot = run.at(10.0, read=50, written=20)
     assert rows_text(shot) == "20/2,000 rows 1.0%"
-    assert details_text(shot) == "in 0 out 40 tok/s, slots 3/4, queue generate 80/100, 16m30s left"
+    assert details_text(shot) == "10s, 16m30s left, in 0 out 40 tok/s, slots 3/4, queue generate 80/100"
     assert [duration(s) for s in (7, 245, 7380)] == ["7s", "4m05s", "2h03m"]
 
 
@@ -284,3 +285,19 @@ def test_without_a_terminal_auto_means_log_lines(progress, kind):
     display.show(Run(Source(total=100)).at(10.0, read=50, written=20))
     display.close()
     assert ("20/100 rows 20.0%" in stream.getvalue()) == (kind is Bar)
+
+
+def test_60_columns_have_room_for_the_time_left():
+    run, stream = Run(Source(total=12_000)), io.StringIO()
+    run.generated("generate", 50, 20, mean=20)
+    bar = Bar(stream)
+    bar.show(run.at(3700.0, read=50, written=20))
+    bar.close()
+    shown = stream.getvalue().split("\r")[-1].rstrip()
+    assert "| 20/12,000 rows 0.2%, 1h01m, 615h38m left" in shown[:60]
+
+
+def test_a_run_that_is_stopped_has_no_time_left(tmp_path):
+    """Only the time that it took."""
+    shot = replace(Run(Source(total=100)).at(10.0, read=50, written=20), eta_s=None, ending=True)
+    assert details_text(shot) == "10s, 2 rows/s, slots 3/4"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from pipeline.report.charts import Bars, Histogram, OverTime
 from pipeline.report.outcome import texts
 from pipeline.report.over_time import over_time
 from pipeline.report.page import page
+from pipeline.report.standing import totals
 from pipeline.report.work import reuse
 from pipeline.results import read_results
 from tests.pipeline.pages import Page, headings
@@ -81,8 +83,8 @@ def test_every_colour_is_the_pages_so_that_dark_is_dark(many_text):
 
 def test_a_generation_has_every_panel_and_no_panel_is_empty(many_text):
     assert headings(many_text) == [
-        *("Over time", "Where the time went", "Lengths and finish reasons", "Rejects"),
-        *("What did not have to be computed", "Sample rows", "Made with"),
+        *("Sample rows", "Rejects", "Over time", "Where the time went", "Lengths and finish reasons"),
+        *("What did not have to be computed", "Made with"),
     ]
     for section in many_text.split("<section>")[1:]:
         assert re.search(r"<svg|<td|<dd|<pre", section)
@@ -128,9 +130,11 @@ def test_what_was_computed_and_what_was_not_add_up(many):
     (panel,) = reuse(read_results(many))
     charts = [chart for chart in panel.charts if isinstance(chart, Bars)]
     pieces = {chart.title: [int(series.values[0] or 0) for series in chart.series] for chart in charts}
-    steps, rows = (pl.read_parquet(many / f"metrics/{name}.parquet") for name in ("steps", "rows"))
-    prompts = sum(steps["prefill_tokens"].to_list()) + sum(steps["shared_tokens"].to_list())
-    whole = {"Completions": len(rows), "Tokens of the prompts": prompts}
+    rows = pl.read_parquet(many / "metrics/rows.parquet")
+    whole = {
+        "Completions": len(rows),
+        "Prompt tokens": int(dict(totals(read_results(many)))["prompt tokens"].replace(",", "")),
+    }
     assert {title: sum(values) for title, values in pieces.items()} == {title: whole[title] for title in pieces}
     assert all(value > 0 for values in pieces.values() for value in values)  # nothing is named that there was none of
 
@@ -182,3 +186,9 @@ nodes:
         *("prompt_token_count", "completion_token_count", "judge_prompt_token_count", "judge_completion_token_count"),
         *("finish_reason", "judge_finish_reason"),
     ]
+
+
+def test_lengths_that_data_does_not_have_come_from_the_metrics(many):
+    results = read_results(many)
+    (panel,) = texts(replace(results, manifest={**results.manifest, "shards": []}))
+    assert [chart.title for chart in panel.charts] == ["prompt_tokens at generate", "completion_tokens at generate"]

@@ -6,11 +6,10 @@ import fcntl
 import json
 import logging
 import os
+import re
 import signal
-import sqlite3
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +63,9 @@ def test_a_run_leaves_rows_manifest_config_log_status_and_metrics(tmp_path, caps
     assert json.loads(attempt["totals"]) == {"slot_steps": 8, "slot_steps_used": 6}
     assert {"numbers", "square", "write"} == set(pq.read_table(out / "metrics/stages.parquet")["node"].to_pylist())
     shown = capsys.readouterr().out
-    assert "45 read and finished" in shown
-    assert "75.0% of the slots" in shown
-    assert "slowest" in shown
+    counts = "input       45 rows done; output 45 rows\nrejects     none"
+    assert shown.startswith("squares: done after ")
+    assert shown.partition("\n")[2] == f"{counts}\nresults     {out}/data\n"
 
 
 def test_the_stage_metrics_add_up_to_the_rows(tmp_path):
@@ -82,7 +81,7 @@ def test_a_finished_run_says_so_and_changes_nothing(tmp_path, capsys):
     run(job(tmp_path / "out"))
     before = data(tmp_path / "out")
     assert run(job(tmp_path / "out")) is ExitCode.DONE
-    assert "finished already: 45 rows" in capsys.readouterr().out
+    assert "finished already: 45 rows in" in capsys.readouterr().out
     assert data(tmp_path / "out") == before
 
 
@@ -101,7 +100,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, caplog):
     broken.unlink()
     with caplog.at_level(logging.INFO):
         assert run(job(out, **settings)) is ExitCode.DONE
-    assert "resuming: 2 chunks with 20 rows are reused" in caplog.text
+    assert "resuming: 20 rows (2 chunks) are committed already" in caplog.text
     assert data(out) == data(tmp_path / "whole")
     assert json.loads((out / "manifest.json").read_text()) == json.loads((tmp_path / "whole/manifest.json").read_text())
     attempts = pq.read_table(out / "metrics/run.parquet").to_pylist()
@@ -190,6 +189,9 @@ def test_too_many_errors_are_exit_code_3_also_when_asked_again(tmp_path, capsys)
     assert "3  error at square: unlucky number" in shown
     assert "max_error_rate=" in shown
     assert run(job(tmp_path / "out", **settings)) is ExitCode.REJECTS
+    shown = capsys.readouterr().out
+    assert "finished already: 42 rows in" in shown
+    assert "exit code 3: 3 errors in 45 rows are more than max_error_rate=0.01 allows" in shown
     assert run(job(tmp_path / "out", **settings, max_error_rate=0.1)) is ExitCode.DONE
     rejects = pq.read_table(tmp_path / "out/rejects").to_pylist()
     assert [(r["row"], r["node"]) for r in rejects] == [(1, "square"), (2, "square"), (3, "square")]
@@ -234,20 +236,41 @@ nodes:
     assert json.loads((out / "manifest.json").read_text())["status"] == "interrupted"
     second = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert second.returncode == 0, second.stderr
-    assert "2 chunks with 20 rows are reused" in second.stderr
+    assert "20 rows (2 chunks) are committed already" in second.stderr
     assert column(out, "y") == [x * x for x in range(45)]
 
 
-def test_accounts_that_an_older_version_has_not_kept_are_not_told_in_part(tmp_path, capsys):
+def test_a_failed_run_ends_with_its_error(tmp_path, capfd):
+    """On one terminal."""
     (tmp_path / "broken").touch()
-    square = {"fail_at": 27, "broken": str(tmp_path / "broken"), "bad": [4, 41]}
-    settings = job(tmp_path / "out", square=square, max_open_chunks=1, max_error_rate=1.0)
-    assert run(settings) is ExitCode.FAILED
-    assert "\naccounts " in capsys.readouterr().out
-    with closing(sqlite3.connect(tmp_path / "out/state.sqlite")) as db:
-        db.executescript("DROP TABLE accounts; PRAGMA user_version = 2;")
-    (tmp_path / "broken").unlink()
-    assert run(settings) is ExitCode.DONE
-    shown = capsys.readouterr().out
-    assert "45 read and finished" in shown
-    assert "\naccounts " not in shown
+    command = f"{sys.executable} -m pipeline job=squares.yaml 2>&1"
+    (tmp_path / "squares.yaml").write_text(
+        f"""
+nodes:
+  numbers: {{op: {{_target_: {OPS}.Numbers, rows: 45}}}}
+  square: {{inputs: numbers, op: {{_target_: {OPS}.Square, fail_at: 27, broken: {tmp_path}/broken}}}}
+  write: {{inputs: square, op: {{_target_: {OPS}.Parquet}}}}
+"""
+    )
+    done = subprocess.run(
+        command, shell=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(PROJECT)}, check=False
+    )
+    assert done.returncode == 1
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[-1] == "error: node 'square' failed: RuntimeError: the machine caught fire"
+    assert len(lines) <= 10
+    assert sum("caught fire" in line for line in lines) == 1
+    assert "Traceback" in (tmp_path / "outputs/squares/run.log").read_text()
+
+
+def test_the_log_says_when_an_attempt_begins_and_what_has_changed(tmp_path):
+    broken = tmp_path / "broken"
+    broken.touch()
+    square = {"fail_at": 27, "broken": str(broken)}
+    run(job(tmp_path / "out", square=square, max_open_chunks=1))
+    broken.unlink()
+    run(job(tmp_path / "out", square=square, max_open_chunks=2))
+    log = (tmp_path / "out/run.log").read_text()
+    assert re.search(r"^\d{4}-\d\d-\d\dT[\d:.]{12}Z INFO +pipeline.attempt: attempt 1 begins$", log, re.M)
+    assert "attempt 2 begins, max_open_chunks: 1 -> 2\n" in log
+    assert '+00:00"' in (tmp_path / "out/status.json").read_text()

@@ -41,7 +41,7 @@ def test_a_run_is_done_though_nobody_reads_its_summary(tmp_path, monkeypatch):
     with unread(monkeypatch):
         assert run(job(tmp_path / "out")) is ExitCode.DONE
     assert (tmp_path / "out/manifest.json").exists()
-    assert "43 rows in data/" in (tmp_path / "out/run.log").read_text()
+    assert "output 43 rows" in (tmp_path / "out/run.log").read_text()
 
 
 def test_a_command_that_nobody_reads_leaves_without_a_traceback(monkeypatch, capsys):

@@ -13,7 +13,7 @@ from pipeline.graph import Graph, Node
 from pipeline.records import Reject, Rejects
 from pipeline.rejects import RejectTally
 from pipeline.state import RunStatus
-from pipeline.summary import Outcome, report_lines, summary_lines
+from pipeline.summary import Outcome, closing_lines, report_lines, summary_lines
 from tests.pipeline.ops import Collect, Count
 
 
@@ -60,24 +60,38 @@ def test_what_operators_say_is_set_apart_from_the_summary_by_one_empty_line(tmp_
     ],
 )
 def test_tokens_that_there_are_none_of_are_not_counted(tmp_path, tokens, says):
-    lines = summary_lines(outcome(tmp_path, *tokens), [])
+    lines = summary_lines(outcome(tmp_path, *tokens))
     assert next((line for line in lines if line.startswith("tokens")), None) == says
 
 
 def test_an_interrupted_run_does_not_look_as_if_its_finished_rows_were_lost(tmp_path):
-    stopped = replace(outcome(tmp_path, 5, 5), status=RunStatus.INTERRUPTED, exit_code=ExitCode.INTERRUPTED, rows=0)
-    plain = "\n".join(summary_lines(stopped, []))
-    assert "rows        0 read and finished in whole chunks" in plain
-    assert "exit code 4: what is committed is kept; the same command resumes" in plain
-    storing = "\n".join(summary_lines(replace(stopped, totals={"generate/from_store": 0.0}), []))
-    assert "exit code 4: what is committed and every finished completion is kept" in storing
+    stopped = replace(
+        outcome(tmp_path, 5, 5), status=RunStatus.INTERRUPTED, exit_code=ExitCode.INTERRUPTED, rows=160, uncommitted=16
+    )
+    assert "input       160 rows committed; output 1 rows" in summary_lines(stopped)
+    assert closing_lines(stopped) == ["exit code 4: what is committed is kept; the same command resumes"]
+    storing = replace(stopped, totals={"generate/from_store": 0.0})
+    assert "input       160 rows committed (16 more in the store); output 1 rows" in summary_lines(storing)
+    assert "what is committed and every finished completion is kept" in closing_lines(storing)[0]
 
 
 def test_a_run_that_failed_says_where_the_whole_error_is(tmp_path):
     failed = replace(outcome(tmp_path, 5, 5), status=RunStatus.FAILED, exit_code=ExitCode.FAILED)
-    assert summary_lines(failed, [])[-1].endswith(
-        f"the same command resumes; {tmp_path / 'run.log'} has the whole error"
-    )
+    assert closing_lines(failed)[-1].endswith(f"the same command resumes; {tmp_path / 'run.log'} has the whole error")
+
+
+def test_a_summary_has_ten_lines_at_most_and_cuts_reasons_between_words(tmp_path):
+    rejects = {("node", "error", f"reason {letter} " + "is long " * 40): 9 for letter in "abcde"}
+    tokens = {"shared_tokens": 412.0, "slot_steps": 8.0, "slot_steps_used": 6.0}
+    whole = replace(outcome(tmp_path, 500, 40), rejects=rejects, totals=tokens, exit_code=ExitCode.REJECTS, attempt=2)
+    lines = summary_lines(whole)
+    assert len(lines) + len(["report"]) + len(closing_lines(whole)) == 10
+    assert "rejects     45: the first 3 of 5 reasons; rejects/ has all" in lines
+    assert all(line.endswith(("long ...", "is ...")) for line in lines if "at node" in line)
+    assert (
+        "tokens      500 in, 412 of them from the prefix cache, 40 out (250 and 20 tokens/s) in this attempt;"
+        " slots 75.0% full"
+    ) in lines
 
 
 @pytest.mark.parametrize(
@@ -90,8 +104,8 @@ def test_a_run_that_failed_says_where_the_whole_error_is(tmp_path):
     ],
 )
 def test_what_stands_for_the_values_of_rows_is_explained_where_it_is_shown(tmp_path, kind, reason, explained):
-    lines = summary_lines(replace(outcome(tmp_path, 0, 0), rejects={("read", kind, reason): 2}), [])
-    assert ("N and '…' are what differs from row to row" in "\n".join(lines)) == explained
+    lines = summary_lines(replace(outcome(tmp_path, 0, 0), rejects={("read", kind, reason): 2}))
+    assert ("N and '…' differ from row to row; rejects/ has all" in "\n".join(lines)) == explained
 
 
 def test_a_long_reason_is_cut_at_a_word(tmp_path):
@@ -104,8 +118,10 @@ def outcome(directory: Path, tokens_in: int, tokens_out: int) -> Outcome:
         job="job",
         status=RunStatus.DONE,
         exit_code=ExitCode.DONE,
+        attempt=1,
         directory=directory,
         rows=1,
+        uncommitted=0,
         data_rows=1,
         rejects={},
         tokens_in=tokens_in,

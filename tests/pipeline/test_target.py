@@ -122,6 +122,7 @@ def test_the_accounts_of_all_attempts_add_up(tmp_path, capsys):
         tmp_path / "out",
         middle={"fails": {"_target_": f"{TARGET_OPS}.FailAtRow", "row": 100, "broken": str(broken)}},
     )
+    settings.progress = "full"
     assert run(settings) is ExitCode.FAILED
     broken.unlink()
     capsys.readouterr()
@@ -134,10 +135,10 @@ def test_the_accounts_of_all_attempts_add_up(tmp_path, capsys):
         assert node.rows_in + node.expanded == node.rows_out + node.rejected
     assert [accounts[n].rows_in for n in ("numbers", "picky", "fails", "target", "write")] == [160, 160, 64, 64, 60]
     shown = capsys.readouterr().out
-    assert "60 of 60 rows accepted, from 160 source rows, 3.6 rounds of 45" in shown
+    assert "input       160 rows done (3.6 rounds of 45); output 60 of 60 rows\n" in shown
     assert "picky               160         0        96          64\n" in shown
-    assert "1 other node(s) passed on every row" in shown
-    assert "\nfails      " not in shown.partition("rejects")[0]
+    assert "            the other 1 nodes dropped nothing\n" in shown
+    assert "\nfails      " not in shown.partition("\ntime")[0]
     assert "4  filtered at target: target of 60 rows was reached" in shown
 
 
@@ -155,7 +156,7 @@ def test_a_spent_budget_is_exit_code_5_and_says_which(tmp_path, capsys, budget, 
     for _ in range(2):  # the same command again finds it spent
         assert run(job(tmp_path, **budget)) is ExitCode.BUDGET
         shown = capsys.readouterr().out
-        assert f"{says} is spent" in shown
+        assert f"budget spent ({says})" in shown
         assert f"exit code 5: {says} is spent and the target is not reached" in shown
     read = {row["row"] for folder in ("data", "rejects") for row in rows(tmp_path, folder)}
     assert read == set(range(source_rows))

@@ -95,7 +95,7 @@ def test_arguments_that_make_no_sense(arguments, capsys):
 def test_a_directory_of_something_else_is_left_alone(tmp_path, capsys):
     (tmp_path / "thesis.tex").write_text("years of work")
     assert main(["verify", str(tmp_path), "repair=true"]) == ExitCode.CONFIG
-    assert "is no run's directory" in capsys.readouterr().err
+    assert "is not a run directory" in capsys.readouterr().err
     assert main(["verify", str(tmp_path / "nowhere")]) == ExitCode.CONFIG
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
 

@@ -115,4 +115,4 @@ def test_a_hanging_thread_cannot_keep_the_process_and_the_run_resumes(tmp_path):
     healed.touch()
     second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert second.returncode == 0, second.stderr
-    assert "resuming: 2 chunks with 20 rows are reused" in (tmp_path / "out/run.log").read_text()
+    assert "resuming: 20 rows (2 chunks) are committed already" in (tmp_path / "out/run.log").read_text()
