@@ -18,7 +18,6 @@ import importlib
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -74,7 +73,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "GptOssConfig",
         _NARROW
         | {"head_dim": 16, "num_hidden_layers": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
-        | {"intermediate_size": 32, "sliding_window": 32, "max_position_embeddings": 4096},
+        | {"intermediate_size": 32, "sliding_window": 32, "max_position_embeddings": 4096}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}},
     ),
     "gemma3": (
         "Gemma3TextConfig",
@@ -82,7 +82,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         | _NARROW
         | {"head_dim": 16, "query_pre_attn_scalar": 16, "num_hidden_layers": 6, "sliding_window": 32},
     ),
-    "olmo2": ("Olmo2Config", _SMALL | _TIED | {"num_hidden_layers": 2}),
+    "olmo2": ("Olmo2Config", _NARROW | {"num_hidden_layers": 3, "max_position_embeddings": 4096}),
 }
 
 
@@ -149,9 +149,10 @@ def _draw(model: Any, torch: Any) -> None:
 
 
 def _complete(model: Any, torch: Any, prompt: str) -> tuple[list[int], float]:
-    """The greedy continuation, without tokens that end a text, and the least gap between the two best logits."""
+    """The greedy continuation, never with a token that ends a text, and the least gap between the two best logits."""
     ids = list(prompt.encode())
-    ends = [_vocabulary().n_tokens - i for i in range(1, 5)]  # special tokens come last
+    first_special = _vocabulary().n_tokens - 4
+    ends = [first_special, first_special + 2]  # <|endoftext|> and <|im_end|>
     gaps = []
     for _ in range(NEW_TOKENS):
         logits = model(_as_ids(torch, ids), use_cache=False).logits[0, -1]
@@ -186,11 +187,6 @@ def convert(model: Any, name: str, path: Path) -> None:
 
 def _vocabulary() -> Any:
     return importlib.import_module("operators.llama.gguf_vocab").builtin_vocabulary()
-
-
-def references() -> Iterator[Path]:
-    """The references that are there."""
-    yield from sorted(FOLDER.glob("*.json"))
 
 
 if __name__ == "__main__":
