@@ -10,6 +10,7 @@ from pathlib import Path
 
 import llama_cpp
 
+from operators.llama.architectures import REFUSED
 from operators.llama.gguf_check import check_gguf
 from operators.llama.library import forget_errors, initialise, last_errors
 from pipeline.errors import InputError
@@ -30,6 +31,7 @@ class Header:
     """Facts of a GGUF file; None where it does not say.
 
     Args:
+        architecture: `general.architecture`.
         file_type: `general.file_type`, one of llama.cpp's LLAMA_FTYPE numbers.
         n_ctx_train: tokens of context that the model was trained for.
         n_embd: numbers of an embedding.
@@ -37,6 +39,7 @@ class Header:
         kv_values: numbers that the KV cache has for a token, in all layers.
     """
 
+    architecture: str | None
     file_type: int | None
     n_ctx_train: int | None
     n_embd: int | None
@@ -48,7 +51,7 @@ def read_header(path: Path) -> Header:
     """The header of a file; read once as long as its size and time of change are the same.
 
     Raises:
-        InputError: it is damaged, cut off, or of an architecture that llama.cpp does not know.
+        InputError: it is damaged, cut off, or of an architecture that llama.cpp does not know or that is refused here.
     """
     status = path.stat()
     return _read(path, status.st_size, status.st_mtime_ns)
@@ -67,7 +70,9 @@ def _read(path: Path, size: int, changed: int) -> Header:
     try:
         architecture = _value(model, "general.architecture")
         n_embd = _number(model, f"{architecture}.embedding_length_out")
+        _refuse(path, architecture, causal=_value(model, f"{architecture}.attention.causal"))
         return Header(
+            architecture,
             _number(model, "general.file_type"),
             _number(model, f"{architecture}.context_length"),
             _number(model, f"{architecture}.embedding_length") if n_embd is None else n_embd,
@@ -76,6 +81,18 @@ def _read(path: Path, size: int, changed: int) -> Header:
         )
     finally:
         llama_cpp.llama_model_free(model)
+
+
+def _refuse(path: Path, architecture: str | None, causal: str | None) -> None:
+    """Raise InputError for a model that cannot complete prompts here."""
+    reason = REFUSED.get(architecture or "")
+    if reason is None and causal == "false":
+        reason = "looks at what comes behind a token, as encoders and diffusion models do"
+    if reason is not None:
+        raise InputError(
+            f"{path}: a model of the architecture {architecture} {reason}; take one that continues texts"
+            " (docs/models.md has a list)"
+        )
 
 
 def _kv_values(model: ctypes.c_void_p, architecture: str | None) -> int | None:
