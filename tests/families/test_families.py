@@ -39,7 +39,7 @@ def job(family: str, out: Path, *settings: str) -> list[str]:
     return [
         *("job=generate", "model=gguf", f"model.path={HERE / family}.gguf", f"data.path={data}"),
         *("nodes.render.op.template='{{ prompt }}'", "sampling=greedy", "sampling.max_tokens=16"),
-        *("sampling.ignore_eos=true", "output.completion_ids=true", "progress=none", f"output_dir={out}"),
+        *("sampling.min_tokens=16", "output.completion_ids=true", "progress=none", f"output_dir={out}"),
         # As transformers computes: with rounded keys and values near ties fall otherwise.
         *("runtime.kv_type=f32", "runtime.flash_attention=false"),
         *settings,
