@@ -70,7 +70,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         | _TIED
         | {"intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
         | {"num_hidden_layers": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
-        | {"linear_num_key_heads": 2, "linear_num_value_heads": 4},
+        | {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "partial_rotary_factor": 0.25}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [1, 1, 0]}},
     ),
     "falcon_h1": (
         "FalconH1Config",

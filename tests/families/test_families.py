@@ -23,7 +23,6 @@ WAYS = {
     "one by one": ("runtime.slots=1", "runtime.optimise.prefix_sharing=false"),
     "calibrated": ("runtime=auto",),
     "unified": ("runtime.kv=unified", "runtime.deterministic=false"),
-    "rows that give up their slot": ("runtime.preempt_every=5",),
 }
 
 
@@ -50,8 +49,12 @@ def ids(out: Path) -> list[list[int]]:
     return pq.read_table(out / "data").sort_by("row")["completion_ids"].to_pylist()
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("family", FAMILIES)
+# Memories that cannot be cut depend on the way; for others tests/families/test_exact.py compares bits.
+RECURRENT = ("falcon_h1", "lfm2", "mamba", "mamba2", "qwen3_5")
+CASES = [(name, way) for name in FAMILIES for way in (WAYS if name in RECURRENT else ("defaults",))]
+
+
+@pytest.mark.parametrize(("family", "way"), CASES)
 def test_ids_equal_those_of_transformers(family, way, tmp_path, monkeypatch):
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     assert main(job(family, tmp_path / "out", *WAYS[way])) == ExitCode.DONE
