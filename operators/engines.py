@@ -91,12 +91,12 @@ def _make_engine(
 
 def warn_unless_exact(runtime: Runtime, settings: EngineSettings, model: Model) -> bool:
     """Whether rows are kept from depending on their neighbours; warns if they should be and that is not proven."""
-    if settings.deterministic and not model.exact:
-        runtime.log.warning(
-            "runtime.deterministic is not proven for this model (its file type, a GPU, or AMX with K-quants):"
-            " what a row gets may depend on its neighbours"
+    if settings.deterministic and model.doubt:
+        warning = (
+            f"runtime.deterministic is not proven for this model ({model.doubt}): what a row gets may depend on its"
         )
-    return settings.deterministic and model.exact
+        runtime.resource(("warned", warning), lambda: runtime.log.warning(warning + " neighbours; see docs/models.md"))
+    return settings.deterministic and not model.doubt
 
 
 def shared_store(runtime: Runtime, settings: StoreSettings) -> CompletionStore | None:

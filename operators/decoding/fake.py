@@ -174,7 +174,7 @@ class FakeModel:
     chat_template: str | None = None
     end_ids = frozenset({END_ID})
     mask_id: int | None = MASK_ID
-    exact = True
+    doubt: str | None = None
 
     def __init__(self, fail: Callable[[BatchBuffer], int] = lambda _: 0) -> None:
         self._fail = fail

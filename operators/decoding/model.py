@@ -153,8 +153,8 @@ class Model(Protocol):
     """The model's end-of-generation tokens."""
     mask_id: int | None
     """The token that stands for one that is not known yet; None where the vocabulary names none."""
-    exact: bool
-    """Whether its logits are known not to depend on neighbours, to the bit, where the scheduler keeps its rules."""
+    doubt: str | None
+    """Why its logits may depend on neighbours though the scheduler keeps its rules; None: proven not to, to the bit."""
 
     def fingerprint(self) -> str:
         """Names the content of the model: the same weights and vocabulary, the same string."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import llama_cpp
 
+from operators.llama.architectures import REFUSED
 from operators.llama.gguf_check import check_gguf
 from operators.llama.library import forget_errors, initialise, last_errors
 from operators.llama.split import parts_of
@@ -31,6 +32,7 @@ class Header:
     """Facts of a GGUF file; None where it does not say.
 
     Args:
+        architecture: `general.architecture`.
         file_type: `general.file_type`, one of llama.cpp's LLAMA_FTYPE numbers.
         n_ctx_train: tokens of context that the model was trained for.
         n_embd: numbers of an embedding.
@@ -38,6 +40,7 @@ class Header:
         kv_values: numbers that the KV cache has for a token, in all layers.
     """
 
+    architecture: str | None
     file_type: int | None
     n_ctx_train: int | None
     n_embd: int | None
@@ -49,7 +52,8 @@ def read_header(path: Path) -> Header:
     """The header of a model; read once as long as size and time of change of its files are the same.
 
     Raises:
-        InputError: a file of it is damaged or cut off, or it is of an architecture that llama.cpp does not know.
+        InputError: a file of it is damaged or cut off, or it is of an architecture that llama.cpp does not know or
+            that is refused here.
     """
     found = [part.stat() for part in parts_of(path)]
     return _read(path, tuple((status.st_size, status.st_mtime_ns) for status in found))
@@ -69,7 +73,9 @@ def _read(path: Path, states: tuple[tuple[int, int], ...]) -> Header:
     try:
         architecture = _value(model, "general.architecture")
         n_embd = _number(model, f"{architecture}.embedding_length_out")
+        _refuse(path, architecture, causal=_value(model, f"{architecture}.attention.causal"))
         return Header(
+            architecture,
             _number(model, "general.file_type"),
             _number(model, f"{architecture}.context_length"),
             _number(model, f"{architecture}.embedding_length") if n_embd is None else n_embd,
@@ -78,6 +84,18 @@ def _read(path: Path, states: tuple[tuple[int, int], ...]) -> Header:
         )
     finally:
         llama_cpp.llama_model_free(model)
+
+
+def _refuse(path: Path, architecture: str | None, causal: str | None) -> None:
+    """Raise InputError for a model that cannot complete prompts here."""
+    reason = REFUSED.get(architecture or "")
+    if reason is None and causal == "false":
+        reason = "looks at what comes behind a token, as encoders and diffusion models do"
+    if reason is not None:
+        raise InputError(
+            f"{path}: a model of the architecture {architecture} {reason}; take one that continues texts"
+            " (docs/models.md has a list)"
+        )
 
 
 def _kv_values(model: ctypes.c_void_p, architecture: str | None) -> int | None:

@@ -38,15 +38,6 @@ K_QUANTS = frozenset(
         llama_cpp.LLAMA_FTYPE_MOSTLY_Q6_K,
     )
 )
-EXACT = K_QUANTS | {
-    llama_cpp.LLAMA_FTYPE_ALL_F32,
-    llama_cpp.LLAMA_FTYPE_MOSTLY_F16,
-    llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0,
-    llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0,
-}
-"""File types whose logits were found to be the same to the bit in any company (tests/llama/test_decoding.py)."""
-
-
 _LONE_ANYWHERE = K_QUANTS | {llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0, llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0}
 _LONE_WITH_AMX = frozenset({llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0})
 _SPLIT_FROM = 512
@@ -78,11 +69,6 @@ def has_amx() -> bool:
 def repacks(file_type: int | None) -> bool:
     """Whether llama.cpp may keep the weights of such a file in a layout of its own."""
     return file_type not in K_QUANTS or has_amx()
-
-
-def is_exact(file_type: int | None) -> bool:
-    """Whether the logits of such a file were found to be the same to the bit in any company."""
-    return file_type in EXACT and not (file_type in K_QUANTS and has_amx())
 
 
 _settled: list[bool] = []

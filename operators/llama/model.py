@@ -24,9 +24,10 @@ from operators.decoding.model import (
 )
 from operators.engine_settings import EngineSettings
 from operators.llama.abort import AbortFlag
+from operators.llama.architectures import doubt
 from operators.llama.context import LlamaContext
 from operators.llama.header import read_header
-from operators.llama.kernels import K_QUANTS, is_exact, keep_rows_apart, lone_tokens, repacks
+from operators.llama.kernels import K_QUANTS, keep_rows_apart, lone_tokens, repacks
 from operators.llama.library import initialise, last_errors
 from operators.llama.pool import ContextPool
 from operators.llama.split import parts_of
@@ -95,7 +96,8 @@ class LlamaModel:
         vocab_only: load no weights; then it can tokenize, and that is all.
 
     Raises:
-        InputError: the file is missing, no GGUF, damaged, or of an architecture that llama.cpp does not know.
+        InputError: the file is missing, no GGUF, damaged, or of an architecture that llama.cpp does not know or that is
+            refused here.
     """
 
     def __init__(self, settings: ModelSettings, *, vocab_only: bool = False) -> None:
@@ -104,15 +106,14 @@ class LlamaModel:
         params = llama_cpp.llama_model_default_params()
         params.vocab_only = vocab_only
         params.n_gpu_layers = settings.gpu_layers
-        self._file_type = read_header(self._path).file_type
+        header = read_header(self._path)
+        self._file_type = header.file_type
         params.use_extra_bufts = repacks(self._file_type)
         self.is_cpu = settings.gpu_layers == 0
-        self.exact = self.is_cpu and is_exact(self._file_type)
+        self.doubt = doubt(header.architecture, self._file_type) if self.is_cpu else "it runs on a GPU"
         self._model = llama_cpp.llama_model_load_from_file(os.fsencode(self._path), params)
         if not self._model:
             raise InputError(f"model.path={settings.path} could not be loaded: {last_errors()}")
-        if llama_cpp.llama_model_has_encoder(self._model) or not llama_cpp.llama_model_has_decoder(self._model):
-            raise InputError(f"model.path={settings.path} is an encoder or embedding model; it cannot complete prompts")
         self._vocab = llama_cpp.llama_model_get_vocab(self._model)
         self._pool = ContextPool()
         self._abort = AbortFlag()
@@ -182,7 +183,7 @@ class LlamaModel:
 
     def _context(self, settings: EngineSettings, shape: DecoderShape) -> LlamaContext:
         if not keep_rows_apart(settings.deterministic) and self._file_type in K_QUANTS:
-            self.exact = False
+            self.doubt = "an earlier run in this process, or the environment, chose other kernels for K-quants"
         flash = settings.flash_attention is not False
         return LlamaContext(
             self._model,

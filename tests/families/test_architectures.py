@@ -1,0 +1,102 @@
+"""What is known of architectures: refusals, warnings, and the tables of docs/models.md."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import llama_cpp
+import pytest
+from gguf import GGUFWriter
+
+from operators.llama.architectures import CLASSES, PROVEN, REFUSED, doubt
+from operators.llama.gguf_types import FILE_TYPES
+from operators.llama.gguf_vocab import builtin_vocabulary
+from operators.llama.make_model import write_model
+from pipeline.__main__ import main
+from pipeline.errors import ExitCode
+from pipeline.jobs import PROJECT
+
+F32, Q5_0 = llama_cpp.LLAMA_FTYPE_ALL_F32, llama_cpp.LLAMA_FTYPE_MOSTLY_Q5_0
+
+
+def rows(heading: str) -> dict[str, list[str]]:
+    """The table below a heading of docs/models.md: the other cells of a row by what stands in code in its first."""
+    text = (
+        (PROJECT / "docs" / "models.md")
+        .read_text(encoding="utf-8")
+        .partition(f"## {heading}\n")[2]
+        .partition("\n## ")[0]
+    )
+    lines = [
+        [cell.strip() for cell in line.strip("|\n").split("|")] for line in text.splitlines() if line.startswith("| `")
+    ]
+    return {name: cells for first, *cells in lines for name in re.findall(r"`([^`]+)`", first)}
+
+
+def test_docs_have_the_tables_of_the_code():
+    assert {name: cells[0] for name, cells in rows("Families").items()} == CLASSES
+    assert {name: cells[0] for name, cells in rows("Refused").items()} == REFUSED
+    named = {kind.code: kind.name for kind in FILE_TYPES.values()}
+    for name, cells in rows("Families").items():
+        proven = {named[code] for code in PROVEN[CLASSES[name]] if code in named}
+        assert set(re.findall(r"`([^`]+)`", cells[1])) == proven
+
+
+@pytest.mark.parametrize(
+    ("architecture", "file_type", "machine", "reason"),
+    [
+        ("qwen3", F32, "x86_64", None),
+        ("mamba2", F32, "AMD64", None),
+        ("qwen3", F32, "aarch64", "no test ran on a processor of this kind, aarch64"),
+        ("qwen3moe", Q5_0, "x86_64", "its file type is not tested with its architecture, qwen3moe (experts)"),
+        ("gemma4", F32, "x86_64", "no test ran a model of its architecture, gemma4"),
+    ],
+)
+def test_what_no_test_proves_is_doubted(architecture, file_type, machine, reason):
+    assert doubt(architecture, file_type, machine) == reason
+
+
+def job(model: Path, out: Path) -> list[str]:
+    data = out.with_suffix(".jsonl")
+    data.write_text('{"prompt": "a"}\n', encoding="utf-8")
+    return [
+        *("job=generate", "model=gguf", f"model.path={model}", f"data.path={data}", f"output_dir={out}"),
+        *("sampling.max_tokens=2", "progress=none"),
+    ]
+
+
+def test_a_doubt_is_said_once(tmp_path, caplog):
+    write_model(tmp_path / "model.gguf", file_type="q5_0")
+    assert main(job(tmp_path / "model.gguf", tmp_path / "out")) == ExitCode.DONE
+    assert caplog.text.count("runtime.deterministic is not proven for this model (its file type is not tested") == 1
+
+
+@pytest.mark.parametrize(
+    ("architecture", "causal", "reason"),
+    [
+        ("bert", None, "is an encoder"),
+        ("dream", None, "is a diffusion model"),
+        ("qwen3", False, "looks at what comes behind a token"),
+    ],
+)
+def test_a_model_that_cannot_complete_is_refused_before_it_is_loaded(tmp_path, capfd, architecture, causal, reason):
+    """The file has no weights: to load it would be another error."""
+    path = tmp_path / "model.gguf"
+    writer = GGUFWriter(path, architecture)
+    writer.add_context_length(512)
+    writer.add_embedding_length(64)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(4)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_layer_norm_eps(1e-5)
+    if causal is not None:
+        writer.add_causal_attention(causal)
+    builtin_vocabulary().add_to(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    assert main(job(path, tmp_path / "out")) == ExitCode.CONFIG
+    assert f"a model of the architecture {architecture} {reason}" in capfd.readouterr().err
