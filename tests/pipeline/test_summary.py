@@ -108,11 +108,6 @@ def test_what_stands_for_the_values_of_rows_is_explained_where_it_is_shown(tmp_p
     assert ("N and '…' differ from row to row; rejects/ has all" in "\n".join(lines)) == explained
 
 
-def test_a_long_reason_is_cut_at_a_word(tmp_path):
-    lines = summary_lines(replace(outcome(tmp_path, 0, 0), rejects={("read", "error", "cannot " * 40): 2}), [])
-    assert any(line.endswith("cannot ...") for line in lines)
-
-
 def outcome(directory: Path, tokens_in: int, tokens_out: int) -> Outcome:
     return Outcome(
         job="job",
