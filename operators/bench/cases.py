@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass
 
 import pyarrow as pa
 
-from operators.bench.scenarios import scenario
+from operators.bench.scenarios import SCENARIOS, TOGGLES, scenario
 from operators.bench.settings import BenchSettings
+from operators.setting_checks import check
 from pipeline.errors import ConfigError
 from pipeline.protocols import BaseOperator, Inbox
 from pipeline.records import ROW, Batch, ChunkEnd, Item
@@ -40,19 +41,20 @@ def cases(settings: BenchSettings) -> list[Case]:
     """All cases. Within a scenario and a number of slots the contenders take turns, A B A B: machines drift.
 
     Raises:
-        ConfigError: `bench.contenders` leaves nothing to measure.
+        ConfigError: there is no such scenario or optimisation, or `bench.contenders` leaves nothing to measure.
     """
-    found = [case for name in _names(settings) for case in _of_scenario(name, settings)]
+    asked = (("scenarios", settings.scenarios, tuple(SCENARIOS)), ("toggle", settings.toggle, TOGGLES))
+    for key, given, known in asked:
+        unknown = [name for name in given if name not in known]
+        check(not unknown, f"bench.{key}", unknown, f"there are {', '.join(known)}")
+    names = [*settings.scenarios, *(f"toggle_{name}" for name in settings.toggle)]
+    found = [case for name in names for case in _of_scenario(name, settings)]
     if not found:
-        names = sorted({c.name for name in _names(settings) for c in scenario(name).contenders})
+        there = sorted({c.name for name in names for c in scenario(name).contenders})
         raise ConfigError(
-            f"bench.contenders={settings.contenders} leaves nothing to measure; there are {', '.join(names)}"
+            f"bench.contenders={settings.contenders} leaves nothing to measure; there are {', '.join(there)}"
         )
     return found
-
-
-def _names(settings: BenchSettings) -> list[str]:
-    return [*settings.scenarios, *(f"toggle_{name}" for name in settings.toggle)]
 
 
 def _of_scenario(name: str, settings: BenchSettings) -> Iterator[Case]:

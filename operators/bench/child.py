@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 _POLL_S = 0.02
 _GRACE_S = 10.0
@@ -51,39 +50,33 @@ class Child:
         self._err = folder / "stderr"
         self._began = time.perf_counter()
         with self._out.open("wb") as out, self._err.open("wb") as err:
-            self._process = _start(command, out, err, cwd, session)
+            try:
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=cwd, start_new_session=session
+                )
+            except OSError as error:
+                raise ChildFailed(f"{command[0]} cannot be started: {error.strerror}") from error
         self._peak_kib = 0
-        self._usage: tuple[float, int] | None = None
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
+        self.cpu_s = 0.0
+        """User and system seconds; 0 until it has ended."""
 
     @property
     def peak_rss_mb(self) -> float:
         """Most memory that it held so far, in MiB; exact once it has ended."""
         return self._peak_kib / 1024
 
-    @property
-    def cpu_s(self) -> float:
-        """User and system seconds; 0 until it has ended."""
-        return self._usage[0] if self._usage else 0.0
-
     def poll(self) -> int | None:
         """Its exit code, None while it runs."""
-        if self._usage is not None:
-            return self._process.returncode
-        self._peak_kib = max(self._peak_kib, high_water_kib(self.pid))
-        pid, status, usage = os.wait4(self.pid, os.WNOHANG)
-        if not pid:
-            return None
-        self._process.returncode = os.waitstatus_to_exitcode(status)
-        self._usage = (usage.ru_utime + usage.ru_stime, usage.ru_maxrss)
-        # The kernel's figure for a child is at least what its parent held when it was started: it is second choice.
-        if not self._peak_kib:
-            self._peak_kib = usage.ru_maxrss // (_KIB if sys.platform == "darwin" else 1)
-        return self._process.returncode
+        process = self._process
+        if process.returncode is None:
+            self._peak_kib = max(self._peak_kib, high_water_kib(process.pid))
+            pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+            if pid:
+                process.returncode = os.waitstatus_to_exitcode(status)
+                self.cpu_s = usage.ru_utime + usage.ru_stime
+                # The kernel's figure is at least what the parent held when it started the child: second choice.
+                self._peak_kib = self._peak_kib or usage.ru_maxrss // (_KIB if sys.platform == "darwin" else 1)
+        return process.returncode
 
     def finish(self, timeout_s: float, cancelled: Callable[[], bool] = lambda: False) -> Finished:
         """Wait for it.
@@ -108,7 +101,7 @@ class Child:
         """Ask it to end, and kill it if it does not; returns when it is gone."""
         for kind, patience_s in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, _GRACE_S)):
             with contextlib.suppress(ProcessLookupError):
-                (os.killpg if self._session else os.kill)(self.pid, kind)
+                (os.killpg if self._session else os.kill)(self._process.pid, kind)
             deadline = time.monotonic() + patience_s
             while self.poll() is None and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
@@ -137,14 +130,3 @@ def high_water_kib(pid: int) -> int:
         return 0
     line = next((line for line in status.splitlines() if line.startswith("VmHWM:")), "")
     return int(line.split()[1]) if line else 0
-
-
-def _start(
-    command: Sequence[str], out: IO[bytes], err: IO[bytes], cwd: Path | None, session: bool
-) -> subprocess.Popen[bytes]:
-    try:
-        return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=cwd, start_new_session=session
-        )
-    except OSError as error:
-        raise ChildFailed(f"{command[0]} cannot be started: {error.strerror}") from error

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from operators.bench.child import ChildFailed, run_child
-from operators.bench.contenders import Entry
-from operators.bench.figures import Figures
+from operators.bench.contenders import CELLS, Contender
+from operators.bench.figures import COLUMNS
 from operators.bench.quiet import NOISY, busy_share, load_average
 from operators.bench.report import REPORT, write_report
-from operators.bench.scenarios import Contender, Scenario, scenario
+from operators.bench.scenarios import Scenario, scenario
 from operators.bench.settings import BenchSettings
 from operators.bench.spec import Spec
-from operators.bench.workload import Request, Workload
+from operators.bench.workload import Request, Workload, make
 from operators.decoding.model import inspect_model
 from operators.engine_settings import EngineSettings
 from operators.settings import DataSettings, ModelSettings, SamplingSettings
@@ -32,41 +31,14 @@ from pipeline.protocols import BaseOperator, Runtime
 from pipeline.records import Batch, Output, add_columns, require_column
 
 ROOT = Path(__file__).resolve().parents[2]
-_CELL_PADDING = 256
-ADDED = (
-    pa.field("load_before", pa.float64()),
-    pa.field("busy_before", pa.float64()),
-    pa.field("wall_s", pa.float64()),
-    pa.field("work_s", pa.float64()),
-    pa.field("cpu_s", pa.float64()),
-    pa.field("peak_rss_mb", pa.float64()),
-    pa.field("prompt_tokens", pa.int64()),
-    pa.field("new_tokens", pa.int64()),
-    pa.field("tokens_per_s", pa.float64()),
-    pa.field("steps", pa.int64()),
-    pa.field("decode_step_ms", pa.float64()),
-    pa.field("prefill_s", pa.float64()),
-    pa.field("form_s", pa.float64()),
-    pa.field("decode_s", pa.float64()),
-    pa.field("sample_s", pa.float64()),
-    pa.field("call_ms", pa.float64()),
-    pa.field("own_share", pa.float64()),
-    pa.field("calls_per_block", pa.float64()),
-    pa.field("tokens_per_pass", pa.float64()),
-    pa.field("texts", pa.string()),
-    pa.field("note", pa.string()),
-    pa.field("skipped_reason", pa.string()),
-)
 
 
 class Measure(BaseOperator):
-    """Adds the figures of each case (see Figures), and `load_before` (load average), `busy_before` (share of the
-    cores that others used), `wall_s` (the whole process), `tokens_per_s` (new tokens by work_s), `call_ms` (of a call
-    inside the model, on average), `own_share` (of work_s, outside of the model's calls), `skipped_reason`.
+    """Adds the figures of each case (see Figures), and `skipped_reason`.
 
-    A case that cannot be measured here (a program is not built, a setting is not there) keeps its row, with the
-    reason. One that fails is a reject. Prompts and, where none is given, the model are made when they are first
-    needed, and kept in `bench.cache`. At the end of a run the report is written (operators.bench.report).
+    A case that cannot be measured here (a program is not built) keeps its row, with the reason. One that fails is
+    a reject. Prompts and, where none is given, the model are made when they are first needed, and kept
+    in `bench.cache`. At the end of a run the report is written (operators.bench.report).
 
     Args:
         bench: what is measured.
@@ -119,7 +91,7 @@ class Measure(BaseOperator):
             raise InputError(
                 f"bench.vocab={self._bench.vocab} does not exist; give a GGUF file, or null for the built-in one"
             )
-        self._schema = add_columns(schema, *ADDED)
+        self._schema = add_columns(schema, *COLUMNS)
         return self._schema
 
     def forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
@@ -165,7 +137,7 @@ class Measure(BaseOperator):
                 self._run.log.warning("%s", error)
                 yield batch.reject([i], str(error))
                 continue
-            columns = [pa.array([figures.get(f.name)], f.type) for f in ADDED]
+            columns = [pa.array([figures.get(f.name)], f.type) for f in COLUMNS]
             yield batch.with_data(pa.record_batch([*row.columns, *columns], schema=self._schema))
 
     def report(self, directory: Path) -> Iterable[str]:
@@ -173,7 +145,7 @@ class Measure(BaseOperator):
         return [f"report      {write_report(directory)}", ""]
 
     def _case(self, case: dict[str, Any]) -> dict[str, Any]:
-        """The values of ADDED for one case.
+        """The values of COLUMNS for one case.
 
         Raises:
             ChildFailed, ValueError: it failed.
@@ -182,17 +154,21 @@ class Measure(BaseOperator):
         contender = next(c for c in plan.contenders if c.name == case["contender"])
         workload = self._workload(plan, contender, case["rows"])
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-            entry = Entry(contender, self._spec(plan, workload, case["slots"]), workload.facts, Path(folder))
-            if reason := entry.reason_to_skip():
+            spec = self._spec(plan, workload, case["slots"], folder)
+            if reason := contender.reason_to_skip(spec):
                 self._run.log.info("%s of %s is skipped: %s", contender.name, case["scenario"], reason)
                 return {"skipped_reason": reason}
-            before = {"load_before": load_average(), "busy_before": self._listen()}
-            done = run_child(entry.command(), self._bench.timeout_s, self._cancelled, ROOT)
-            figures = entry.figures(done.output)
-        costs = {"wall_s": done.wall_s, "cpu_s": done.cpu_s, "peak_rss_mb": done.peak_rss_mb}
-        shares = {"call_ms": figures.call_ms, "own_share": figures.own_share}
-        speed = {"tokens_per_s": figures.new_tokens / figures.work_s}
-        return {**costs, **_known(figures), **before, **shares, **speed}
+            load, busy = load_average(), self._listen()
+            done = run_child(contender.command(spec), self._bench.timeout_s, self._cancelled, ROOT)
+            figures = contender.figures(spec, done.output)
+        return replace(
+            figures,
+            load_before=load,
+            busy_before=busy,
+            wall_s=done.wall_s,
+            cpu_s=figures.cpu_s or done.cpu_s,
+            peak_rss_mb=figures.peak_rss_mb or done.peak_rss_mb,
+        ).row()
 
     def _cancelled(self) -> bool:
         return self._run.cancelled
@@ -216,23 +192,16 @@ class Measure(BaseOperator):
             shots=bench.shots,
             stop=bench.stop,
             model=self._model,
-            mask_token_id=bench.mask_token_id,
         )
         folder = Path(bench.cache) / "workloads" / request.key()
-        if not folder.exists():
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
-                path = Path(scratch) / "request.json"
-                path.write_text(json.dumps(asdict(request)), encoding="utf-8")
-                command = [sys.executable, "-m", "operators.bench.workload", str(path), str(folder)]
-                run_child(command, bench.timeout_s, self._cancelled, ROOT)
-        return Workload(folder)
+        return Workload(folder) if folder.exists() else make(request, folder)
 
-    def _spec(self, plan: Scenario, workload: Workload, slots: int) -> Spec:
+    def _spec(self, plan: Scenario, workload: Workload, slots: int, folder: str) -> Spec:
         facts = workload.facts
-        room = min(-(-facts.longest // _CELL_PADDING) * _CELL_PADDING, facts.n_ctx_train)
+        room = min(-(-facts.longest // CELLS) * CELLS, facts.n_ctx_train)
         return Spec(
             workload=str(workload.folder),
+            folder=folder,
             model=self._model,
             runtime=replace(self._runtime, slots=slots, max_sequence_tokens=room),
             sampling=replace(self._sampling, **plan.sampling, stop=facts.stop),
@@ -247,10 +216,6 @@ class Measure(BaseOperator):
         vocab = Path(bench.vocab).expanduser() if bench.vocab else None
         known = content_id(vocab)[-8:] if vocab is not None and vocab.is_file() else "builtin"
         return replace(model, path=str(Path(bench.cache) / f"{bench.shape}-{bench.file_type}-{known}.gguf"))
-
-
-def _known(figures: Figures) -> dict[str, Any]:
-    return {key: value for key, value in asdict(figures).items() if value is not None}
 
 
 def _all_absolute(path: str | list[str] | None) -> str | list[str] | None:

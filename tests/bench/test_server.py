@@ -7,14 +7,12 @@ import os
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 
 from operators.bench.child import Child, ChildFailed, run_child
 from operators.bench.measure import ROOT
-from operators.bench.server import ServerFailed, ask_all, command, measure, requests, wait_until_ready
-from operators.bench.workload import Workload
+from operators.bench.server import ask_all, command, measure, requests, wait_until_ready
 from tests.bench.work import spec
 
 FAKE = """\
@@ -78,9 +76,9 @@ def server():
 def test_every_row_is_asked_once(tmp_path, server):
     port, handler = server
     made = spec(tmp_path, rows=9)
-    rows = Workload(Path(made.workload)).rendered()
+    rows = made.rows.rendered()
     answers = ask_all(port, requests(rows, made.sampling, share_prefix=False), clients=4)
-    assert sorted(a.new_tokens for a in answers) == sorted(rows["max_tokens"].to_pylist())
+    assert [a["tokens_predicted"] for a in answers] == rows["max_tokens"].to_pylist()
     assert {b["prompt"] for b in handler.bodies} == set(rows["prompt_text"].to_pylist())
     assert all(b["ignore_eos"] and b["temperature"] == 0 and not b["cache_prompt"] for b in handler.bodies)
     assert handler.most <= 4
@@ -88,18 +86,18 @@ def test_every_row_is_asked_once(tmp_path, server):
 
 def test_a_refused_request_is_an_error(server):
     port, _ = server
-    with pytest.raises(ServerFailed, match="status 500"):
+    with pytest.raises(ChildFailed, match="status 500"):
         ask_all(port, [{"prompt": "fail", "n_predict": 1}] * 3, clients=2)
 
 
 def test_a_server_that_is_gone_is_an_error():
-    with pytest.raises(ServerFailed, match="not answered"):
+    with pytest.raises(ChildFailed, match="not answered"):
         ask_all(9, [{"prompt": "x", "n_predict": 1}], clients=1)
 
 
 def test_a_server_that_ends_says_why(tmp_path):
     child = Child([sys.executable, "-S", "-c", "import sys; sys.exit('no model')"], tmp_path)
-    with pytest.raises(ServerFailed, match="ended with 1: no model"):
+    with pytest.raises(ChildFailed, match="ended with 1: no model"):
         wait_until_ready(child, 9)
 
 
@@ -120,7 +118,7 @@ def test_a_whole_measurement(tmp_path):
     program.chmod(0o755)
     made.model.path = "any.gguf"
     figures = measure(made)
-    assert figures.new_tokens == Workload(Path(made.workload)).facts.new_tokens
+    assert figures.new_tokens == made.rows.facts.new_tokens
     assert figures.work_s > 0
     assert (figures.cpu_s or 0) > 0
     assert (figures.peak_rss_mb or 0) > 1
@@ -135,13 +133,12 @@ def test_the_server_ends_when_its_measurement_is_cancelled(tmp_path):
     )
     program.chmod(0o755)
     made.model.path = "any.gguf"
-    made.save(tmp_path / "spec.json")
     pid = tmp_path / "pid"
 
     def started() -> bool:
         return pid.exists() and pid.read_text().endswith(".")
 
-    command = [sys.executable, "-m", "operators.bench.server", str(tmp_path / "spec.json")]
+    command = [sys.executable, "-m", "operators.bench", "operators.bench.server:measure", made.save()]
     with pytest.raises(ChildFailed, match="cancelled"):
         run_child(command, 60, started, cwd=ROOT)
     with pytest.raises(ProcessLookupError):
