@@ -137,7 +137,7 @@ class Program(CreateCompletion):
     def reason_to_skip(self, spec: Spec) -> str | None:
         if reason := super().reason_to_skip(spec):
             return reason
-        if not (Path(spec.peers) / self.name).is_file():
+        if not spec.program(self.name).is_file():
             return (
                 f"there is no {self.name} in {spec.peers}; build it with `make peers`, or name its folder with"
                 " bench.peers=, and measure again with overwrite=true"
@@ -156,7 +156,7 @@ class BatchedBench(Program):
         prompt, steps = sizes(spec.rows.facts)
         slots = spec.runtime.slots
         return [
-            *(str(Path(spec.peers) / self.name), *spec.llama_options()),
+            *(str(spec.program(self.name)), *spec.llama_options()),
             *(
                 "--ctx-size",
                 str(-(-(prompt + steps) // CELLS) * CELLS * slots),
@@ -181,7 +181,7 @@ class LlamaBench(Program):
     def command(self, spec: Spec) -> list[str]:
         prompt, steps = sizes(spec.rows.facts)
         return [
-            *(str(Path(spec.peers) / self.name), *spec.llama_options()),
+            *(str(spec.program(self.name)), *spec.llama_options()),
             *("--n-prompt", str(prompt), "--n-gen", str(steps), "--repetitions", "1", "--output", "jsonl"),
         ]
 

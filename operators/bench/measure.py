@@ -24,13 +24,11 @@ from operators.decoding.model import inspect_model
 from operators.engine_settings import EngineSettings
 from operators.settings import DataSettings, ModelSettings, SamplingSettings
 from operators.sources.content import content_id
-from operators.sources.files import find_files, is_url
+from operators.sources.files import find_files
 from pipeline.errors import ConfigError, InputError
 from pipeline.forecast import Forecast, Task
 from pipeline.protocols import BaseOperator, Runtime
 from pipeline.records import Batch, Output, add_columns, require_column
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Measure(BaseOperator):
@@ -56,18 +54,10 @@ class Measure(BaseOperator):
         sampling: SamplingSettings,
         runtime: EngineSettings,
     ) -> None:
-        self._bench = replace(bench, cache=_absolute(bench.cache), peers=_absolute(bench.peers))
-        if data.storage_options:
-            raise ConfigError(
-                "the benchmark keeps its settings in files, where data.storage_options must not be; give credentials"
-                " by the environment"
-            )
-        self._data = replace(data, path=_all_absolute(data.path))
+        self._bench = bench
+        self._data = data
         self._made = not model.path and model.loader == ModelSettings().loader
-        if self._made:
-            self._model = self._model_to_make(model)
-        else:
-            self._model = replace(model, path=_absolute(model.path)) if model.path else model
+        self._model = self._model_to_make(model) if self._made else model
         self._sampling = sampling
         self._runtime = runtime
         if runtime.open_keys():
@@ -117,9 +107,9 @@ class Measure(BaseOperator):
         runtime.log.info("making the model %s, once", self._model.path)
         command = [sys.executable, "-m", "operators.llama.make_model", "--out", str(self._model.path)]
         command += ["--shape", bench.shape, "--type", bench.file_type]
-        command += ["--vocab", _absolute(bench.vocab)] if bench.vocab else []
+        command += ["--vocab", str(Path(bench.vocab).expanduser())] if bench.vocab else []
         try:
-            run_child(command, bench.timeout_s, self._cancelled, ROOT)
+            run_child(command, bench.timeout_s, self._cancelled)
         except ChildFailed as error:
             raise ConfigError(f"the model cannot be made: {error}") from error
 
@@ -159,7 +149,7 @@ class Measure(BaseOperator):
                 self._run.log.info("%s of %s is skipped: %s", contender.name, case["scenario"], reason)
                 return {"skipped_reason": reason}
             load, busy = load_average(), self._listen()
-            done = run_child(contender.command(spec), self._bench.timeout_s, self._cancelled, ROOT)
+            done = run_child(contender.command(spec), self._bench.timeout_s, self._cancelled)
             figures = contender.figures(spec, done.output)
         return replace(
             figures,
@@ -193,7 +183,7 @@ class Measure(BaseOperator):
             stop=bench.stop,
             model=self._model,
         )
-        folder = Path(bench.cache) / "workloads" / request.key()
+        folder = Path(bench.cache).expanduser() / "workloads" / request.key()
         return Workload(folder) if folder.exists() else make(request, folder)
 
     def _spec(self, plan: Scenario, workload: Workload, slots: int, folder: str) -> Spec:
@@ -215,16 +205,6 @@ class Measure(BaseOperator):
         bench = self._bench
         vocab = Path(bench.vocab).expanduser() if bench.vocab else None
         known = content_id(vocab)[-8:] if vocab is not None and vocab.is_file() else "builtin"
-        return replace(model, path=str(Path(bench.cache) / f"{bench.shape}-{bench.file_type}-{known}.gguf"))
-
-
-def _all_absolute(path: str | list[str] | None) -> str | list[str] | None:
-    """`data.path` with its URLs as they are."""
-    if isinstance(path, list):
-        return [p if is_url(p) else _absolute(p) for p in path]
-    return path if path is None or is_url(path) else _absolute(path)
-
-
-def _absolute(path: str) -> str:
-    """Children run in another directory."""
-    return str(Path(path).expanduser().absolute())
+        return replace(
+            model, path=str(Path(bench.cache).expanduser() / f"{bench.shape}-{bench.file_type}-{known}.gguf")
+        )

@@ -56,7 +56,7 @@ SERVER = Program("llama-server", "operators.bench.server:measure")
 LADDER = (
     Function("engine", f"{RUNGS}:engine"),
     Function("sampling", f"{RUNGS}:sampling"),
-    Job("dataflow", ("store.enabled=false", "nodes.write.op._target_=operators.bench.discard.Discard")),
+    Job("dataflow", ("store.enabled=false", "nodes.write.op._target_=operators.bench.cases.Discard")),
     JOB,
 )
 PEERS = (
@@ -72,10 +72,7 @@ def _samples(n: int) -> Scenario:
     apart = tuple(f"runtime.optimise.{key}=false" for key in ("identical_rows", "prefix_sharing", "sample_sharing"))
     return Scenario(
         f"{n} samples of 16 tokens of each prompt, against {n} rows with its text that share nothing",
-        (
-            Job(f"n={n}", (f"sampling.n={n}",)),
-            Job(f"{n} rows", apart, copies=n),
-        ),
+        (Job(f"n={n}", (f"sampling.n={n}",)), Job(f"{n} rows", apart, copies=n)),
         Recipe(16, 16),
         sampling={**EXACT_LENGTHS, "temperature": 0.8},
     )

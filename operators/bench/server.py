@@ -66,7 +66,7 @@ def command(spec: Spec, port: int) -> list[str]:
     slots, room = spec.runtime.slots, spec.runtime.max_sequence_tokens or 1024
     caches = ["--cache-prompt"] if spec.share_prefix else ["--no-cache-prompt", "--cache-ram", "0"]
     return [
-        *(str(Path(spec.peers) / PROGRAM), *spec.llama_options()),
+        *(str(spec.program(PROGRAM)), *spec.llama_options()),
         *("--host", HOST, "--port", str(port), "--no-webui"),
         *("--parallel", str(slots), "--ctx-size", str(room * slots), "--fit", "off"),
         *(*caches, *spec.server_arguments),

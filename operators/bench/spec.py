@@ -45,15 +45,24 @@ class Spec:
         return Workload(Path(self.workload))
 
     @property
+    def model_path(self) -> str:
+        """The GGUF file."""
+        return str(Path(self.model.path or "").expanduser())
+
+    @property
     def threads(self) -> int:
         """CPU threads that compute."""
         return self.runtime.threads or usable_cores()
+
+    def program(self, name: str) -> Path:
+        """One of llama.cpp's programs."""
+        return Path(self.peers).expanduser() / name
 
     def llama_options(self) -> list[str]:
         """The options of our sizes that all of llama.cpp's programs take."""
         runtime = self.runtime
         return [
-            *("--model", str(self.model.path), "--offline", "--threads", str(self.threads)),
+            *("--model", self.model_path, "--offline", "--threads", str(self.threads)),
             *("--batch-size", str(runtime.n_batch), "--ubatch-size", str(runtime.n_ubatch)),
             *("--flash-attn", "auto" if runtime.flash_attention else "off"),
             *("--cache-type-k", runtime.kv_type, "--cache-type-v", runtime.kv_type),

@@ -84,7 +84,7 @@ class Request:
     def key(self) -> str:
         """Names the folder: the same rows, the same name, whatever the files are called."""
         values: dict[str, Any] = asdict(self)
-        del values["data"]["path"]
+        del values["data"]["path"], values["data"]["storage_options"]
         values["data"]["content"] = [file.content_id() for file in find_files(self.data)]
         values["model"]["content"] = _identity(values["model"].pop("path"))
         return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:16]

@@ -19,7 +19,7 @@ def measure(spec: Spec) -> Figures:
     """Complete all rows, one after the other."""
     runtime, sampling = spec.runtime, spec.sampling
     llama = llama_cpp.Llama(
-        str(spec.model.path),
+        spec.model_path,
         n_ctx=runtime.max_sequence_tokens or 1024,
         n_batch=runtime.n_batch,
         n_ubatch=runtime.n_ubatch,

@@ -30,6 +30,7 @@ from operators.llama.build import (
     exit_code,
     locked_version,
     python_of,
+    read_stamp,
     run_with_progress,
 )
 from operators.llama.compilers import find_compiler, this_host
@@ -56,11 +57,7 @@ Run = Callable[[Sequence[str], Mapping[str, str], Path, str], None]
 
 def is_built(folder: Path, key: str) -> bool:
     """Whether all programs are in `folder` and were built as `key` says."""
-    try:
-        known = json.loads((folder / STAMP).read_text())
-    except (OSError, ValueError):
-        return False
-    return bool(known.get("key") == key) and all((folder / name).is_file() for name in PROGRAMS)
+    return read_stamp(folder / STAMP).get("key") == key and all((folder / name).is_file() for name in PROGRAMS)
 
 
 def source(python: Path, locked: Locked, cache: Path, env: Mapping[str, str], run: Run) -> Path:

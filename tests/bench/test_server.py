@@ -11,7 +11,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from operators.bench.child import Child, ChildFailed, run_child
-from operators.bench.measure import ROOT
 from operators.bench.server import ask_all, command, measure, requests, wait_until_ready
 from tests.bench.work import spec
 
@@ -140,6 +139,6 @@ def test_the_server_ends_when_its_measurement_is_cancelled(tmp_path):
 
     command = [sys.executable, "-m", "operators.bench", "operators.bench.server:measure", made.save()]
     with pytest.raises(ChildFailed, match="cancelled"):
-        run_child(command, 60, started, cwd=ROOT)
+        run_child(command, 60, started)
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()[:-1]), 0)
