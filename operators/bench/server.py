@@ -87,8 +87,11 @@ def ask_all(port: int, bodies: Sequence[Mapping[str, Any]], clients: int) -> lis
     Raises:
         ChildFailed: one was not answered.
     """
-    with ThreadPoolExecutor(clients) as pool:
+    pool = ThreadPoolExecutor(clients)
+    try:
         return list(pool.map(lambda body: json.loads(_ask(port, "POST", "/completion", _ANSWER_S, body)), bodies))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # what still waits ends with the server
 
 
 def _ask(port: int, method: str, path: str, timeout_s: float, body: Mapping[str, Any] | None = None) -> bytes:

@@ -39,6 +39,8 @@ class Handler(BaseHTTPRequestHandler):
     at_once = 0
     most = 0
     lock = threading.Lock()
+    released: threading.Event
+    answered: list[bool]
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -49,6 +51,8 @@ class Handler(BaseHTTPRequestHandler):
             kind.bodies.append(body)
         with kind.lock:
             kind.at_once -= 1
+        if "slow" in body["prompt"]:
+            kind.answered.append(kind.released.wait(60))
         status = 500 if "fail" in body["prompt"] else 200
         text = json.dumps({"tokens_evaluated": len(body["prompt"]), "tokens_predicted": body["n_predict"]}).encode()
         self.send_response(status)
@@ -62,7 +66,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server():
-    handler = type("Counting", (Handler,), {"bodies": []})
+    handler = type("Counting", (Handler,), {"bodies": [], "released": threading.Event(), "answered": []})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
         running.daemon_threads = True
         thread = threading.Thread(target=running.serve_forever)
@@ -87,6 +91,15 @@ def test_a_refused_request_is_an_error(server):
     port, _ = server
     with pytest.raises(ChildFailed, match="status 500"):
         ask_all(port, [{"prompt": "fail", "n_predict": 1}] * 3, clients=2)
+
+
+def test_a_failure_does_not_wait_for_the_other_answers(server):
+    """Nor does SIGTERM, after which the server must end soon."""
+    port, handler = server
+    with pytest.raises(ChildFailed, match="status 500"):
+        ask_all(port, [{"prompt": "fail", "n_predict": 1}, {"prompt": "slow", "n_predict": 1}], clients=2)
+    assert handler.answered == []
+    handler.released.set()
 
 
 def test_a_server_that_is_gone_is_an_error():
