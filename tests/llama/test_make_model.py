@@ -2,99 +2,59 @@
 
 from __future__ import annotations
 
-import ctypes
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import llama_cpp
 import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from numpy.typing import NDArray
 
+from operators.engine_settings import EngineSettings
 from operators.llama.gguf_shapes import SHAPES, Shape, TensorSpec
 from operators.llama.gguf_vocab import SPECIAL_TOKENS, builtin_vocabulary, read_vocabulary
 from operators.llama.make_model import FILE_TYPES, K_QUANTS, UNIFORM_TYPES, draw_weights, main, write_model
-
-llama_cpp: Any = pytest.importorskip("llama_cpp")
+from operators.llama.model import LlamaModel
+from operators.settings import ModelSettings
 
 TEXT = "Grüße, 世界! 12 + 3 = 15 🙂👩‍🚀\n\tend, of   the line\r\n"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _quiet_llama() -> Iterator[None]:
-    callback = llama_cpp.llama_log_callback(lambda _level, _text, _data: None)  # alive until the old one is back
-    previous, user_data = llama_cpp.llama_log_callback(), ctypes.c_void_p()
-    llama_cpp.llama_log_get(ctypes.byref(previous), ctypes.byref(user_data))
-    llama_cpp.llama_log_set(callback, ctypes.c_void_p())
-    yield
-    llama_cpp.llama_log_set(previous, user_data)
-
-
-@dataclass
-class Loaded:
-    """A model opened by llama.cpp, with just enough around it to look inside."""
-
-    model: Any
-
-    @property
-    def vocab(self) -> Any:
-        return llama_cpp.llama_model_get_vocab(self.model)
-
-    def encode(self, text: str, *, special: bool = False) -> list[int]:
-        data, ids = text.encode(), (llama_cpp.llama_token * 2048)()
-        count = llama_cpp.llama_tokenize(self.vocab, data, len(data), ids, len(ids), True, special)
-        assert count >= 0
-        return list(ids[:count])
-
-    def decode_text(self, tokens: list[int]) -> str:
-        ids, data = (llama_cpp.llama_token * len(tokens))(*tokens), ctypes.create_string_buffer(4096)
-        size = llama_cpp.llama_detokenize(self.vocab, ids, len(ids), data, len(data), False, True)
-        assert size >= 0
-        return data.raw[:size].decode()
-
-    def greedy(self, prompts: list[str], n_new: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Token ids [n_new, rows] of all prompts decoded together, and the last step's logits [rows, n_vocab]."""
-        params = llama_cpp.llama_context_default_params()
-        params.n_ctx, params.n_seq_max, params.n_threads, params.n_threads_batch = 256, len(prompts), 1, 1
-        context, batch = llama_cpp.llama_init_from_model(self.model, params), llama_cpp.llama_batch_init(256, 0, 1)
-        rows, lengths, chosen = [self.encode(prompt) for prompt in prompts], [0] * len(prompts), []
-        for _ in range(n_new):
-            fill(batch, rows, lengths)
-            assert llama_cpp.llama_decode(context, batch) == 0
-            shape = (len(rows), llama_cpp.llama_vocab_n_tokens(self.vocab))
-            logits = np.array(np.ctypeslib.as_array(llama_cpp.llama_get_logits(context), shape))
-            chosen.append(logits.argmax(axis=1).astype(np.int32))
-            rows = [[int(token)] for token in chosen[-1]]
-        llama_cpp.llama_batch_free(batch)
-        llama_cpp.llama_free(context)
-        return np.array(chosen), logits
-
-
-def fill(batch: Any, rows: list[list[int]], lengths: list[int]) -> None:
-    """Put each row's tokens behind what its sequence holds, with logits for the last; updates `lengths`."""
-    batch.n_tokens = 0
-    for sequence, tokens in enumerate(rows):
-        for i, token in enumerate(tokens):
-            at = batch.n_tokens
-            batch.token[at], batch.pos[at], batch.logits[at] = token, lengths[sequence] + i, i == len(tokens) - 1
-            batch.n_seq_id[at], batch.seq_id[at][0] = 1, sequence
-            batch.n_tokens += 1
-        lengths[sequence] += len(tokens)
-
-
 @contextmanager
-def opened(path: Path) -> Iterator[Loaded]:
-    model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
-    assert model, f"llama.cpp does not load {path}"
+def opened(path: Path) -> Iterator[LlamaModel]:
+    model = LlamaModel(ModelSettings(path=str(path)))
     try:
-        yield Loaded(model)
+        yield model
     finally:
-        llama_cpp.llama_model_free(model)
+        model.close()
+
+
+def encode(model: LlamaModel, text: str) -> list[int]:
+    tokens: list[int] = model.tokenize([text.encode()])[0].tolist()
+    return tokens
+
+
+def greedy(model: LlamaModel, prompts: list[str], n_new: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Token ids [n_new, rows] of all prompts decoded together, and the last step's logits [rows, n_vocab]."""
+    slots = range(len(prompts))
+    context, give_back = model.lease(EngineSettings(slots=len(prompts), max_sequence_tokens=256, threads=1))
+    rows, batch = [model.tokenize([prompt.encode()])[0] for prompt in prompts], context.batch
+    batch.clear()
+    batch.add_spans(rows, [0 for _ in slots], slots, [1 for _ in slots])
+    chosen = []
+    for step in range(n_new):
+        logits = context.decode().copy()
+        chosen.append(logits.argmax(axis=1))
+        batch.clear()
+        batch.add_rows(chosen[-1].tolist(), [len(row) + step for row in rows], slots)
+    give_back()
+    return np.array(chosen), logits
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +74,8 @@ CASES = [
 def test_llama_decodes_several_sequences_to_varied_tokens(tmp_path: Path, shape: str, file_type: str) -> None:
     summary = write_model(tmp_path / "model.gguf", shape=shape, file_type=file_type)
     with opened(summary.path) as loaded:
-        tokens, logits = loaded.greedy(["Hello world", "How many people?", "🙂"], n_new=16)
-        assert llama_cpp.llama_model_n_params(loaded.model) == summary.n_params
+        tokens, logits = greedy(loaded, ["Hello world", "How many people?", "🙂"], n_new=16)
+        assert llama_cpp.llama_model_n_params(loaded._model) == summary.n_params
     assert np.isfinite(logits).all()
     assert 2 < logits.std() < 4
     assert len(np.unique(tokens)) > 16  # of 48: neither one token repeated nor one text for all prompts
@@ -147,11 +107,10 @@ def test_builtin_vocabulary_gives_texts_back(tiny: Path) -> None:
     every_character = "".join(chr(i) for i in [*range(1, 0x250), 0x3B1, 0x4E16, 0xFFFD, 0x1F600])
     with opened(tiny) as loaded:
         for text in (TEXT, every_character):
-            assert loaded.decode_text(loaded.encode(text)) == text
-        assert len(loaded.encode(" the people of water")) == 4
-        n_special = len(SPECIAL_TOKENS)
-        n_tokens = llama_cpp.llama_vocab_n_tokens(loaded.vocab)
-        assert loaded.encode("".join(SPECIAL_TOKENS), special=True) == list(range(n_tokens - n_special, n_tokens))
+            assert b"".join(loaded.pieces()[token] for token in encode(loaded, text)).decode() == text
+        assert len(encode(loaded, " the people of water")) == 4
+        first = loaded.n_vocab - len(SPECIAL_TOKENS)
+        assert encode(loaded, "".join(SPECIAL_TOKENS)) == list(range(first, loaded.n_vocab))
 
 
 def test_metadata_names_the_special_tokens_and_the_template(tiny: Path) -> None:
