@@ -66,7 +66,7 @@ def _group(name: str, slots: int, of_scenario: Sequence[Row]) -> Iterator[str]:
     rows = [row for row in of_scenario if row["slots"] == slots]
     names = list(dict.fromkeys(row["contender"] for row in rows))
     measured = [n for n in names if any(r["tokens_per_s"] for r in rows if r["contender"] == n)]
-    yield f"{slots} {'slot' if slots == 1 else 'slots'}, {rows[0]['rows']} prompts"
+    yield f"{_slots(slots)}, {rows[0]['rows']} prompts"
     yield ""
     if measured:
         yield from _table(measured, _ratios(name, measured), rows, of_scenario)
@@ -91,7 +91,7 @@ def _table(
     """A line for each contender: its speed, its ratios, its figures, and where blocks are made those of blocks."""
     blocks = any(row["calls_per_block"] for row in rows)
     few, slots = min(row["slots"] for row in of_scenario), rows[0]["slots"]
-    batched = [f"by {few} slots", f"{few} slots' calls allow"] if blocks and slots > few else []
+    batched = [f"by {_slots(few)}", f"calls allow by {_slots(few)}"] if blocks and slots > few else []
     figures = (*_FIGURES, *_OF_BLOCKS) if blocks else _FIGURES
     titles = ["contender", "t/s", *ratios, *(title for title, _, _ in figures), *batched]
     yield f"| {' | '.join(titles)} |"
@@ -104,6 +104,10 @@ def _table(
         if batched:
             cells += _batching(own, [row for row in of_scenario if row["contender"] == name and row["slots"] == few])
         yield f"| {' | '.join(cells)} |"
+
+
+def _slots(number: int) -> str:
+    return f"{number} {'slot' if number == 1 else 'slots'}"
 
 
 def _batching(many: Sequence[Row], few: Sequence[Row]) -> tuple[str, str]:

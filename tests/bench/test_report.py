@@ -83,7 +83,7 @@ def test_block_diffusion_has_its_calls_and_what_batching_gives(tmp_path):
     ]
     text = report(write(tmp_path, rows))
     assert "| contender | t/s | by job |" in text
-    assert "| by 1 slots | 1 slots' calls allow |" in text
+    assert "| by 1 slot | calls allow by 1 slot |" in text
     one, eight = (line.strip("|").split(" | ") for line in text.splitlines() if line.startswith("| 4/4 |"))
     assert one[2] == "0.400"
     assert one[-5:] == ["160", "10.00", "4.00", "1.25", "3.1% "]
