@@ -1,28 +1,22 @@
-"""EmitCases: the source of a benchmark. A row is one case: a contender at work on a scenario once."""
+"""EmitCases, the source of a benchmark: a row is one case, a contender at work on a scenario once. And Discard."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 
 import pyarrow as pa
 
-from operators.bench.scenarios import scenario
+from operators.bench.scenarios import SCENARIOS, TOGGLES, scenario
 from operators.bench.settings import BenchSettings
+from operators.setting_checks import check
+from operators.settings import OutputSettings
 from pipeline.errors import ConfigError
 from pipeline.protocols import BaseOperator, Inbox
-from pipeline.records import ROW, Batch, ChunkEnd, Item
+from pipeline.records import ROW, Batch, ChunkEnd, Item, Output, require_column
 
-CASE_SCHEMA = pa.schema(
-    [
-        pa.field("scenario", pa.string()),
-        pa.field("contender", pa.string()),
-        pa.field("slots", pa.int32()),
-        pa.field("repeat", pa.int32()),
-        pa.field("rows", pa.int32()),
-        ROW,
-    ]
-)
+_TEXTS, _NUMBERS = ("scenario", "contender"), ("slots", "repeat", "rows")
+CASE_SCHEMA = pa.schema([*((n, pa.string()) for n in _TEXTS), *((n, pa.int32()) for n in _NUMBERS), ROW])
 
 
 @dataclass(frozen=True)
@@ -40,19 +34,20 @@ def cases(settings: BenchSettings) -> list[Case]:
     """All cases. Within a scenario and a number of slots the contenders take turns, A B A B: machines drift.
 
     Raises:
-        ConfigError: `bench.contenders` leaves nothing to measure.
+        ConfigError: there is no such scenario or optimisation, or `bench.contenders` leaves nothing to measure.
     """
-    found = [case for name in _names(settings) for case in _of_scenario(name, settings)]
+    asked = (("scenarios", settings.scenarios, tuple(SCENARIOS)), ("toggle", settings.toggle, TOGGLES))
+    for key, given, known in asked:
+        unknown = [name for name in given if name not in known]
+        check(not unknown, f"bench.{key}", unknown, f"there are {', '.join(known)}")
+    names = [*settings.scenarios, *(f"toggle_{name}" for name in settings.toggle)]
+    found = [case for name in names for case in _of_scenario(name, settings)]
     if not found:
-        names = sorted({c.name for name in _names(settings) for c in scenario(name).contenders})
+        there = sorted({c.name for name in names for c in scenario(name).contenders})
         raise ConfigError(
-            f"bench.contenders={settings.contenders} leaves nothing to measure; there are {', '.join(names)}"
+            f"bench.contenders={settings.contenders} leaves nothing to measure; there are {', '.join(there)}"
         )
     return found
-
-
-def _names(settings: BenchSettings) -> list[str]:
-    return [*settings.scenarios, *(f"toggle_{name}" for name in settings.toggle)]
 
 
 def _of_scenario(name: str, settings: BenchSettings) -> Iterator[Case]:
@@ -83,11 +78,9 @@ class EmitCases(BaseOperator):
         self._sent = 0
 
     def plan(self) -> pa.Schema:
-        """The columns of a case."""
         return CASE_SCHEMA
 
     def seek(self, chunk: int) -> None:
-        """Begin at `chunk`, as if the ones before it had been sent."""
         self._first_chunk = chunk
         self._sent = min(chunk * self._chunk_rows, len(self._cases))
 
@@ -102,5 +95,17 @@ class EmitCases(BaseOperator):
             yield ChunkEnd(chunk, len(part))
 
     def fraction_read(self) -> float | None:
-        """Cases sent of all cases."""
         return self._sent / len(self._cases)
+
+
+class Discard(BaseOperator):
+    """Takes the place of WriteRows and drops its rows, to measure a dataflow without its files; `output` is ignored."""
+
+    def __init__(self, output: OutputSettings) -> None:
+        self._output = output
+
+    def plan(self, schema: pa.Schema) -> None:
+        require_column(schema, ROW.name, [ROW.type])
+
+    def process(self, batch: Batch) -> Iterable[Output]:
+        return ()

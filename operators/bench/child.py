@@ -10,10 +10,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
+_ROOT = Path(__file__).resolve().parents[2]
 _POLL_S = 0.02
 _GRACE_S = 10.0
 _KIB = 1024
@@ -23,70 +22,60 @@ class ChildFailed(Exception):
     """A child that ended with an exit code other than 0, took too long or was cancelled; the message says which."""
 
 
-@dataclass(frozen=True)
-class Finished:
-    """A child that has ended well. `cpu_s`: user and system time of it and of the children it waited for."""
-
-    output: str
-    wall_s: float
-    cpu_s: float
-    peak_rss_mb: float
-
-
 class Child:
     """A running process.
 
     Args:
-        command: the program and its arguments.
+        command: the program and its arguments; it finds our modules wherever it runs.
         folder: where its output is kept.
-        cwd: its current directory; None for ours.
         session: give it a session of its own, so that Ctrl-C reaches us alone and we end it with all its children. A
             child of a child has none, and ends with those.
     """
 
-    def __init__(self, command: Sequence[str], folder: Path, cwd: Path | None = None, *, session: bool = True) -> None:
+    def __init__(self, command: Sequence[str], folder: Path, *, session: bool = True) -> None:
         self._command = command
         self._session = session
-        self._out = folder / "stdout"
-        self._err = folder / "stderr"
+        self._out, self._err = folder / "stdout", folder / "stderr"
         self._began = time.perf_counter()
+        ours = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(_ROOT))))
         with self._out.open("wb") as out, self._err.open("wb") as err:
-            self._process = _start(command, out, err, cwd, session)
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    env={**os.environ, "PYTHONPATH": ours},
+                    start_new_session=session,
+                )
+            except OSError as error:
+                raise ChildFailed(f"{command[0]} cannot be started: {error.strerror}") from error
         self._peak_kib = 0
-        self._usage: tuple[float, int] | None = None
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
+        self.cpu_s = 0.0
+        """User and system seconds; 0 until it has ended."""
+        self.wall_s = 0.0
+        self.output = ""
 
     @property
     def peak_rss_mb(self) -> float:
         """Most memory that it held so far, in MiB; exact once it has ended."""
         return self._peak_kib / 1024
 
-    @property
-    def cpu_s(self) -> float:
-        """User and system seconds; 0 until it has ended."""
-        return self._usage[0] if self._usage else 0.0
-
     def poll(self) -> int | None:
         """Its exit code, None while it runs."""
-        if self._usage is not None:
-            return self._process.returncode
-        self._peak_kib = max(self._peak_kib, high_water_kib(self.pid))
-        pid, status, usage = os.wait4(self.pid, os.WNOHANG)
-        if not pid:
-            return None
-        self._process.returncode = os.waitstatus_to_exitcode(status)
-        self._usage = (usage.ru_utime + usage.ru_stime, usage.ru_maxrss)
-        # The kernel's figure for a child is at least what its parent held when it was started: it is second choice.
-        if not self._peak_kib:
-            self._peak_kib = usage.ru_maxrss // (_KIB if sys.platform == "darwin" else 1)
-        return self._process.returncode
+        process = self._process
+        if process.returncode is None:
+            self._peak_kib = max(self._peak_kib, high_water_kib(process.pid))
+            pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+            if pid:
+                process.returncode = os.waitstatus_to_exitcode(status)
+                self.cpu_s = usage.ru_utime + usage.ru_stime
+                # The kernel's figure is at least what the parent held when it started the child: second choice.
+                self._peak_kib = self._peak_kib or usage.ru_maxrss // (_KIB if sys.platform == "darwin" else 1)
+        return process.returncode
 
-    def finish(self, timeout_s: float, cancelled: Callable[[], bool] = lambda: False) -> Finished:
-        """Wait for it.
+    def finish(self, timeout_s: float, cancelled: Callable[[], bool] = lambda: False) -> None:
+        """Wait for its end.
 
         Raises:
             ChildFailed: it failed, took longer than `timeout_s`, or `cancelled` came true.
@@ -99,16 +88,16 @@ class Child:
                 self.end()
                 raise ChildFailed(f"it took longer than bench.timeout_s={timeout_s:g}")
             time.sleep(_POLL_S)
-        wall_s = time.perf_counter() - self._began
+        self.wall_s = time.perf_counter() - self._began
         if code:
             raise ChildFailed(f"{' '.join(self._command[:4])} ... ended with {code}: {self.last_words()}")
-        return Finished(self._out.read_text(errors="replace"), wall_s, self.cpu_s, self.peak_rss_mb)
+        self.output = self._out.read_text(errors="replace")
 
     def end(self) -> None:
         """Ask it to end, and kill it if it does not; returns when it is gone."""
         for kind, patience_s in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, _GRACE_S)):
             with contextlib.suppress(ProcessLookupError):
-                (os.killpg if self._session else os.kill)(self.pid, kind)
+                (os.killpg if self._session else os.kill)(self._process.pid, kind)
             deadline = time.monotonic() + patience_s
             while self.poll() is None and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
@@ -121,12 +110,12 @@ class Child:
         return " | ".join(next((t for t in texts if t), "it said nothing").splitlines()[-lines:])
 
 
-def run_child(
-    command: Sequence[str], timeout_s: float, cancelled: Callable[[], bool] = lambda: False, cwd: Path | None = None
-) -> Finished:
+def run_child(command: Sequence[str], timeout_s: float, cancelled: Callable[[], bool] = lambda: False) -> Child:
     """Run `command` to its end; see Child.finish."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        return Child(command, Path(folder), cwd).finish(timeout_s, cancelled)
+        child = Child(command, Path(folder))
+        child.finish(timeout_s, cancelled)
+        return child
 
 
 def high_water_kib(pid: int) -> int:
@@ -137,14 +126,3 @@ def high_water_kib(pid: int) -> int:
         return 0
     line = next((line for line in status.splitlines() if line.startswith("VmHWM:")), "")
     return int(line.split()[1]) if line else 0
-
-
-def _start(
-    command: Sequence[str], out: IO[bytes], err: IO[bytes], cwd: Path | None, session: bool
-) -> subprocess.Popen[bytes]:
-    try:
-        return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=cwd, start_new_session=session
-        )
-    except OSError as error:
-        raise ChildFailed(f"{command[0]} cannot be started: {error.strerror}") from error

@@ -6,19 +6,23 @@ import hashlib
 import json
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What was done, and how long it took. What a contender cannot tell is None.
+    """What was done, and how long it took; a column each in the results. None: not known of this contender.
 
     Args:
+        load_before, busy_before: load average before the case, and the share of the cores that others used.
+        wall_s: of the whole process.
         work_s: from the first prompt to the last token, without the start of the process and the load of the model.
+        cpu_s, peak_rss_mb: of the process that did the work.
         prompt_tokens, new_tokens: worked on and made.
         steps: calls of the model.
         decode_step_ms: the median call that only generates.
@@ -27,11 +31,15 @@ class Figures:
         calls_per_block: of a row with block diffusion; a call that stores a block and begins the next one counts once.
         tokens_per_pass: committed in a denoising step of a block.
         texts: names what was written, the same for the same completions of the same rows.
-        cpu_s, peak_rss_mb: of the process that did the work, where that is not the child itself.
         note: what else is to be known.
     """
 
+    load_before: float | None = None
+    busy_before: float | None = None
+    wall_s: float | None = None
     work_s: float
+    cpu_s: float | None = None
+    peak_rss_mb: float | None = None
     prompt_tokens: int
     new_tokens: int
     steps: int | None = None
@@ -43,19 +51,17 @@ class Figures:
     calls_per_block: float | None = None
     tokens_per_pass: float | None = None
     texts: str | None = None
-    cpu_s: float | None = None
-    peak_rss_mb: float | None = None
     note: str | None = None
 
-    @property
-    def call_ms(self) -> float | None:
-        """Milliseconds of a call inside the model, on average."""
-        return 1000 * self.decode_s / self.steps if self.decode_s is not None and self.steps else None
-
-    @property
-    def own_share(self) -> float | None:
-        """The share of work_s that is not spent in calls of the model: our Python, sampling, files."""
-        return 1 - self.decode_s / self.work_s if self.decode_s is not None else None
+    def row(self) -> dict[str, Any]:
+        """The values of COLUMNS: with them new tokens a second of work, milliseconds of a call inside the model, and
+        the share of the work that is not spent in such calls (our Python, sampling, files)."""
+        decode_s, known = self.decode_s, self.decode_s is not None
+        return asdict(self) | {
+            "tokens_per_s": self.new_tokens / self.work_s,
+            "call_ms": 1000 * (decode_s or 0.0) / self.steps if known and self.steps else None,
+            "own_share": 1 - (decode_s or 0.0) / self.work_s if known else None,
+        }
 
     def to_json(self) -> str:
         """One line, as a child prints it."""
@@ -73,6 +79,14 @@ class Figures:
             return cls(**json.loads(lines[-1]))
         except (IndexError, ValueError, TypeError) as error:
             raise ValueError(f"the child printed no figures: {lines[-1:]!r}") from error
+
+
+_ARROW = {"float": pa.float64(), "int": pa.int64(), "str": pa.string()}
+COLUMNS = (
+    *(pa.field(f.name, _ARROW[str(f.type).split(" ")[0]]) for f in fields(Figures)),
+    *(pa.field(name, pa.float64()) for name in ("tokens_per_s", "call_ms", "own_share")),
+    pa.field("skipped_reason", pa.string()),
+)
 
 
 def of_steps(steps: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -128,7 +142,7 @@ def _of_blocks(totals: Mapping[str, float], rows: int) -> dict[str, Any]:
 
 
 def _digest(data: Path) -> str | None:
-    """Names the completions in a folder of shards; None where there are none."""
+    """A name for the completions in a folder of shards; None where there are none."""
     digest = hashlib.sha256()
     shards = sorted(data.glob("*.parquet"))
     for shard in shards:

@@ -2,71 +2,41 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from operators.bench.child import ChildFailed, run_child
-from operators.bench.contenders import Entry
-from operators.bench.figures import Figures
+from operators.bench.contenders import CELLS, Contender
+from operators.bench.figures import COLUMNS
 from operators.bench.quiet import NOISY, busy_share, load_average
 from operators.bench.report import REPORT, write_report
-from operators.bench.scenarios import Contender, Scenario, scenario
+from operators.bench.scenarios import Scenario, scenario
 from operators.bench.settings import BenchSettings
 from operators.bench.spec import Spec
-from operators.bench.workload import Request, Workload
+from operators.bench.workload import Request, Workload, make
 from operators.decoding.model import inspect_model
 from operators.engine_settings import EngineSettings
 from operators.settings import DataSettings, ModelSettings, SamplingSettings
 from operators.sources.content import content_id
-from operators.sources.files import find_files, is_url
+from operators.sources.files import find_files
 from pipeline.errors import ConfigError, InputError
 from pipeline.forecast import Forecast, Task
 from pipeline.protocols import BaseOperator, Runtime
 from pipeline.records import Batch, Output, add_columns, require_column
 
-ROOT = Path(__file__).resolve().parents[2]
-_CELL_PADDING = 256
-ADDED = (
-    pa.field("load_before", pa.float64()),
-    pa.field("busy_before", pa.float64()),
-    pa.field("wall_s", pa.float64()),
-    pa.field("work_s", pa.float64()),
-    pa.field("cpu_s", pa.float64()),
-    pa.field("peak_rss_mb", pa.float64()),
-    pa.field("prompt_tokens", pa.int64()),
-    pa.field("new_tokens", pa.int64()),
-    pa.field("tokens_per_s", pa.float64()),
-    pa.field("steps", pa.int64()),
-    pa.field("decode_step_ms", pa.float64()),
-    pa.field("prefill_s", pa.float64()),
-    pa.field("form_s", pa.float64()),
-    pa.field("decode_s", pa.float64()),
-    pa.field("sample_s", pa.float64()),
-    pa.field("call_ms", pa.float64()),
-    pa.field("own_share", pa.float64()),
-    pa.field("calls_per_block", pa.float64()),
-    pa.field("tokens_per_pass", pa.float64()),
-    pa.field("texts", pa.string()),
-    pa.field("note", pa.string()),
-    pa.field("skipped_reason", pa.string()),
-)
-
 
 class Measure(BaseOperator):
-    """Adds the figures of each case (see Figures), and `load_before` (load average), `busy_before` (share of the
-    cores that others used), `wall_s` (the whole process), `tokens_per_s` (new tokens by work_s), `call_ms` (of a call
-    inside the model, on average), `own_share` (of work_s, outside of the model's calls), `skipped_reason`.
+    """Adds the figures of each case (see Figures), and `skipped_reason`.
 
-    A case that cannot be measured here (a program is not built, a setting is not there) keeps its row, with the
-    reason. One that fails is a reject. Prompts and, where none is given, the model are made when they are first
-    needed, and kept in `bench.cache`. At the end of a run the report is written (operators.bench.report).
+    A case that cannot be measured here (a program is not built) keeps its row, with the reason. One that fails is
+    a reject. Prompts and, where none is given, the model are made when they are first needed, and kept
+    in `bench.cache`. At the end of a run the report is written (operators.bench.report).
 
     Args:
         bench: what is measured.
@@ -84,18 +54,10 @@ class Measure(BaseOperator):
         sampling: SamplingSettings,
         runtime: EngineSettings,
     ) -> None:
-        self._bench = replace(bench, cache=_absolute(bench.cache), peers=_absolute(bench.peers))
-        if data.storage_options:
-            raise ConfigError(
-                "the benchmark keeps its settings in files, where data.storage_options must not be; give credentials"
-                " by the environment"
-            )
-        self._data = replace(data, path=_all_absolute(data.path))
+        self._bench = bench
+        self._data = data
         self._made = not model.path and model.loader == ModelSettings().loader
-        if self._made:
-            self._model = self._model_to_make(model)
-        else:
-            self._model = replace(model, path=_absolute(model.path)) if model.path else model
+        self._model = self._model_to_make(model) if self._made else model
         self._sampling = sampling
         self._runtime = runtime
         if runtime.open_keys():
@@ -119,7 +81,7 @@ class Measure(BaseOperator):
             raise InputError(
                 f"bench.vocab={self._bench.vocab} does not exist; give a GGUF file, or null for the built-in one"
             )
-        self._schema = add_columns(schema, *ADDED)
+        self._schema = add_columns(schema, *COLUMNS)
         return self._schema
 
     def forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
@@ -145,9 +107,9 @@ class Measure(BaseOperator):
         runtime.log.info("making the model %s, once", self._model.path)
         command = [sys.executable, "-m", "operators.llama.make_model", "--out", str(self._model.path)]
         command += ["--shape", bench.shape, "--type", bench.file_type]
-        command += ["--vocab", _absolute(bench.vocab)] if bench.vocab else []
+        command += ["--vocab", str(Path(bench.vocab).expanduser())] if bench.vocab else []
         try:
-            run_child(command, bench.timeout_s, self._cancelled, ROOT)
+            run_child(command, bench.timeout_s, self._cancelled)
         except ChildFailed as error:
             raise ConfigError(f"the model cannot be made: {error}") from error
 
@@ -165,7 +127,7 @@ class Measure(BaseOperator):
                 self._run.log.warning("%s", error)
                 yield batch.reject([i], str(error))
                 continue
-            columns = [pa.array([figures.get(f.name)], f.type) for f in ADDED]
+            columns = [pa.array([figures.get(f.name)], f.type) for f in COLUMNS]
             yield batch.with_data(pa.record_batch([*row.columns, *columns], schema=self._schema))
 
     def report(self, directory: Path) -> Iterable[str]:
@@ -173,7 +135,7 @@ class Measure(BaseOperator):
         return [f"report      {write_report(directory)}", ""]
 
     def _case(self, case: dict[str, Any]) -> dict[str, Any]:
-        """The values of ADDED for one case.
+        """The values of COLUMNS for one case.
 
         Raises:
             ChildFailed, ValueError: it failed.
@@ -182,17 +144,21 @@ class Measure(BaseOperator):
         contender = next(c for c in plan.contenders if c.name == case["contender"])
         workload = self._workload(plan, contender, case["rows"])
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-            entry = Entry(contender, self._spec(plan, workload, case["slots"]), workload.facts, Path(folder))
-            if reason := entry.reason_to_skip():
+            spec = self._spec(plan, workload, case["slots"], folder)
+            if reason := contender.reason_to_skip(spec):
                 self._run.log.info("%s of %s is skipped: %s", contender.name, case["scenario"], reason)
                 return {"skipped_reason": reason}
-            before = {"load_before": load_average(), "busy_before": self._listen()}
-            done = run_child(entry.command(), self._bench.timeout_s, self._cancelled, ROOT)
-            figures = entry.figures(done.output)
-        costs = {"wall_s": done.wall_s, "cpu_s": done.cpu_s, "peak_rss_mb": done.peak_rss_mb}
-        shares = {"call_ms": figures.call_ms, "own_share": figures.own_share}
-        speed = {"tokens_per_s": figures.new_tokens / figures.work_s}
-        return {**costs, **_known(figures), **before, **shares, **speed}
+            load, busy = load_average(), self._listen()
+            done = run_child(contender.command(spec), self._bench.timeout_s, self._cancelled)
+            figures = contender.figures(spec, done.output)
+        return replace(
+            figures,
+            load_before=load,
+            busy_before=busy,
+            wall_s=done.wall_s,
+            cpu_s=figures.cpu_s or done.cpu_s,
+            peak_rss_mb=figures.peak_rss_mb or done.peak_rss_mb,
+        ).row()
 
     def _cancelled(self) -> bool:
         return self._run.cancelled
@@ -216,23 +182,16 @@ class Measure(BaseOperator):
             shots=bench.shots,
             stop=bench.stop,
             model=self._model,
-            mask_token_id=bench.mask_token_id,
         )
-        folder = Path(bench.cache) / "workloads" / request.key()
-        if not folder.exists():
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
-                path = Path(scratch) / "request.json"
-                path.write_text(json.dumps(asdict(request)), encoding="utf-8")
-                command = [sys.executable, "-m", "operators.bench.workload", str(path), str(folder)]
-                run_child(command, bench.timeout_s, self._cancelled, ROOT)
-        return Workload(folder)
+        folder = Path(bench.cache).expanduser() / "workloads" / request.key()
+        return Workload(folder) if folder.exists() else make(request, folder)
 
-    def _spec(self, plan: Scenario, workload: Workload, slots: int) -> Spec:
+    def _spec(self, plan: Scenario, workload: Workload, slots: int, folder: str) -> Spec:
         facts = workload.facts
-        room = min(-(-facts.longest // _CELL_PADDING) * _CELL_PADDING, facts.n_ctx_train)
+        room = min(-(-facts.longest // CELLS) * CELLS, facts.n_ctx_train)
         return Spec(
             workload=str(workload.folder),
+            folder=folder,
             model=self._model,
             runtime=replace(self._runtime, slots=slots, max_sequence_tokens=room),
             sampling=replace(self._sampling, **plan.sampling, stop=facts.stop),
@@ -246,20 +205,6 @@ class Measure(BaseOperator):
         bench = self._bench
         vocab = Path(bench.vocab).expanduser() if bench.vocab else None
         known = content_id(vocab)[-8:] if vocab is not None and vocab.is_file() else "builtin"
-        return replace(model, path=str(Path(bench.cache) / f"{bench.shape}-{bench.file_type}-{known}.gguf"))
-
-
-def _known(figures: Figures) -> dict[str, Any]:
-    return {key: value for key, value in asdict(figures).items() if value is not None}
-
-
-def _all_absolute(path: str | list[str] | None) -> str | list[str] | None:
-    """`data.path` with its URLs as they are."""
-    if isinstance(path, list):
-        return [p if is_url(p) else _absolute(p) for p in path]
-    return path if path is None or is_url(path) else _absolute(path)
-
-
-def _absolute(path: str) -> str:
-    """Children run in another directory."""
-    return str(Path(path).expanduser().absolute())
+        return replace(
+            model, path=str(Path(bench.cache).expanduser() / f"{bench.shape}-{bench.file_type}-{known}.gguf")
+        )

@@ -1,157 +1,150 @@
-"""The lower rungs of the ladder, and contexts: `python -m operators.bench.rungs NAME SPEC.json` prints one JSON line.
+"""Our step loop without the dataflow around it: the lower rungs of the ladder, and contexts.
 
-| rung | what runs |
+| function | what runs |
 |---|---|
-| bare | the decode calls of our engine on these rows, recorded beforehand and played again |
 | engine | scheduler, batch filling and decode; a sampler that takes token 0 |
 | sampling | the same with the sampler |
-| context-reused | a call for every slots' worth of rows, on one context that is cleared between them |
-| context-fresh | the same with a new context a call |
-| blocks-reused, blocks-fresh | the same two with block diffusion |
+| context_reused | a call for every slots' worth of rows, on one context that is cleared between them |
+| context_fresh | the same with a new context a call |
+| blocks_reused, blocks_fresh | the same two with block diffusion |
+
+What the benchmark knows of the engine's insides is in this file.
 """
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from functools import partial
+from typing import Any
 
 import pyarrow as pa
 
+from operators.batch_by_length import BatchByLength
 from operators.bench.figures import Figures, of_steps
-from operators.bench.loop import Loop, NoSampler, complete, complete_by, sequences
-from operators.bench.recorder import Recorder, replay, tokens_of
 from operators.bench.spec import Spec
-from operators.bench.workload import Workload
-from operators.decoding.fake import FakeDecoder
-from operators.decoding.model import Decoder, Model, close_model, loader
+from operators.decoding.autoregressive import Autoregressive
+from operators.decoding.engine import Engine
+from operators.decoding.model import Decoder, Logits, Model, close_model, loader
 from operators.decoding.sampler import Sampler
-from operators.decoding.sequence import Sequence as Row
-from operators.decoding.strategy import Method
+from operators.decoding.scheduler import Scheduler
+from operators.decoding.sequence import Sequence
+from operators.decoding.step_log import STEPS_SCHEMA
+from operators.decoding.strategy import Method, Strategy
+from operators.decoding.worker import Worker
 from operators.diffusion_settings import BlockDiffusionSettings
+from operators.engine_settings import EngineSettings
 from operators.engines import decode_method
-from operators.settings import DecodeSettings
-from pipeline.errors import PipelineError
+from operators.requests import Requests
+from operators.settings import DecodeSettings, SamplingSettings
+from pipeline.given import Given
+from pipeline.meter import StageMeter
+from pipeline.records import ROW, Batch
 
 
-class Rungs:
-    """The rungs on the rows of one case.
+class NoSampler(Sampler):
+    """Takes token 0 for every row, without a look at the logits."""
 
-    Args:
-        spec: the case.
-        model: loaded.
+    def draw(self, logits: Logits, rows: Seq[Sequence], places: Seq[int] | None = None) -> list[int | None]:
+        """Token 0 for each row."""
+        return [0] * len(rows if places is None else places)
+
+
+def _measure(
+    spec: Spec, *, sampler: type[Sampler] = Sampler, blocks: bool = False, by_calls: bool = False, fresh: bool = False
+) -> Figures:
+    """Complete the rows of `spec`: together, or (`by_calls`) a slots' worth at a time, each (`fresh`) on a new context.
+
+    Raises:
+        ValueError: a row cannot be generated.
     """
-
-    def __init__(self, spec: Spec, model: Model) -> None:
-        self._spec = spec
-        self._model = model
-        self._table = Workload(Path(spec.workload)).rendered()
-
-    def bare(self) -> Figures:
-        """See the module."""
-        decoder = self._decoder()
-        # The trace has the tokens that the sampler of this run chose (0); which they are changes nothing in the cost.
-        fake = FakeDecoder(decoder.shape)
-        fake.lone_tokens, fake.partial = decoder.lone_tokens, decoder.partial  # what else the schedule depends on
-        recorder = Recorder(fake)
-        loop = complete(self._rows(decoder), recorder.decoder, NoSampler(), self._spec.runtime)
-        began = time.perf_counter()
-        replay(recorder.trace, decoder)
-        took = time.perf_counter() - began
-        calls, _ = tokens_of(recorder.trace)
-        return Figures(took, self._prompt_tokens, loop.new_tokens, calls, decode_s=took)
-
-    def engine(self) -> Figures:
-        """See the module."""
-        return self._loop(NoSampler())
-
-    def sampling(self) -> Figures:
-        """See the module."""
-        return self._loop(Sampler())
-
-    def context_reused(self) -> Figures:
-        """See the module."""
-        return self._calls(decode_method(DecodeSettings()), fresh=False)
-
-    def context_fresh(self) -> Figures:
-        """See the module."""
-        return self._calls(decode_method(DecodeSettings()), fresh=True)
-
-    def blocks_reused(self) -> Figures:
-        """See the module."""
-        return self._calls(self._blocks, fresh=False)
-
-    def blocks_fresh(self) -> Figures:
-        """See the module."""
-        return self._calls(self._blocks, fresh=True)
-
-    @property
-    def _blocks(self) -> Method:
-        return decode_method(BlockDiffusionSettings(mask_token_id=self._spec.mask_token_id))
-
-    def _loop(self, sampler: Sampler) -> Figures:
-        decoder = self._decoder()
-        rows = self._rows(decoder)
-        began = time.perf_counter()
-        loop = complete(rows, decoder, sampler, self._spec.runtime)
-        return self._figures(time.perf_counter() - began, [loop])
-
-    def _calls(self, method: Method, *, fresh: bool) -> Figures:
-        runtime, loops = self._spec.runtime, []
-        if not fresh:
-            method.context(self._model, runtime)[1]()  # made and given back: the pool has it from now on
-        began = time.perf_counter()
-        for start in range(0, len(self._table), runtime.slots):
-            decoder, give_back = method.context(self._model, runtime)
-            rows = self._rows(decoder, self._table.slice(start, runtime.slots), method.rows())
-            loops.append(complete_by(method, self._model, rows, decoder, runtime))
-            if fresh:
-                close_model(decoder)  # type: ignore[arg-type]  # whatever has a `close`
-            else:
-                give_back()
-        return self._figures(time.perf_counter() - began, loops)
-
-    def _figures(self, took: float, loops: Sequence[Loop]) -> Figures:
-        steps = [step for loop in loops for step in loop.steps]
-        return Figures(took, self._prompt_tokens, sum(loop.new_tokens for loop in loops), **of_steps(steps))
-
-    @property
-    def _prompt_tokens(self) -> int:
-        return sum(map(len, self._table["prompt_ids"].to_pylist()))
-
-    def _decoder(self) -> Decoder:
-        return self._model.lease(self._spec.runtime)[0]
-
-    def _rows(self, decoder: Decoder, table: pa.Table | None = None, make: Callable[..., Row] = Row) -> list[Row]:
-        room = decoder.shape.max_sequence_tokens
-        rows = self._table if table is None else table
-        return sequences(rows, self._model, self._spec.sampling, self._spec.runtime, room, make)
+    model, runtime, table = loader(spec.model)(spec.model), spec.runtime, spec.rows.rendered()
+    method = decode_method(BlockDiffusionSettings(mask_token_id=spec.mask_token_id) if blocks else DecodeSettings())
+    room = runtime.max_sequence_tokens or model.n_ctx_train
+    size = runtime.slots if by_calls else len(table)
+    parts = [
+        sequences(table.slice(start, size), model, spec.sampling, runtime, room, method.rows())
+        for start in range(0, len(table), size)
+    ]
+    if not fresh:
+        method.context(model, runtime)[1]()  # made and given back: the pool has it from now on
+    steps: list[dict[str, Any]] = []
+    began = time.perf_counter()
+    for rows in parts:
+        decoder, give_back = method.context(model, runtime)
+        strategy = method.strategy(decoder, model) if blocks else Autoregressive(decoder, sampler())
+        steps += complete(method, strategy, rows, decoder, runtime)
+        if fresh:
+            close_model(decoder)  # type: ignore[arg-type]  # whatever has a `close`
+        else:
+            give_back()
+    return Figures(
+        work_s=time.perf_counter() - began,
+        prompt_tokens=sum(len(row.prompt) for rows in parts for row in rows),
+        new_tokens=sum(len(row.tokens) for rows in parts for row in rows),
+        **of_steps(steps),
+    )
 
 
-RUNGS: Mapping[str, Callable[[Rungs], Figures]] = {
-    "bare": Rungs.bare,
-    "engine": Rungs.engine,
-    "sampling": Rungs.sampling,
-    "context-reused": Rungs.context_reused,
-    "context-fresh": Rungs.context_fresh,
-    "blocks-reused": Rungs.blocks_reused,
-    "blocks-fresh": Rungs.blocks_fresh,
-}
+engine = partial(_measure, sampler=NoSampler)
+sampling = _measure
+context_reused = partial(_measure, by_calls=True)
+context_fresh = partial(_measure, by_calls=True, fresh=True)
+blocks_reused = partial(_measure, blocks=True, by_calls=True)
+blocks_fresh = partial(_measure, blocks=True, by_calls=True, fresh=True)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """NAME SPEC.json: run the rung and print its figures. 0, or the exit code of the error that is on stderr."""
-    name, path = arguments
-    try:
-        spec = Spec.load(Path(path))
-        model = loader(spec.model)(spec.model)
-        print(RUNGS[name](Rungs(spec, model)).to_json())
-    except (PipelineError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return int(getattr(error, "exit_code", 1))
-    return 0
+def sequences(
+    rows: pa.Table,
+    model: Model,
+    sampling: SamplingSettings,
+    runtime: EngineSettings,
+    room: int,
+    make: Callable[..., Sequence] = Sequence,
+) -> list[Sequence]:
+    """The sequences that Generate would `make` of `rows` (`prompt_ids`, `max_tokens`), in the order of BatchByLength.
+
+    Raises:
+        ValueError: a row cannot be generated.
+    """
+    numbered = rows.append_column(ROW, pa.array(range(len(rows)), ROW.type)).combine_chunks().to_batches()
+    batches = BatchByLength(runtime).run(Given(Batch(0, data) for data in numbered))
+    requests = Requests(sampling, model, room, 0, "generate", None, make)
+    made = [row for batch in batches if isinstance(batch, Batch) for row in requests.sequences(batch)]
+    if refused := [row for row in made if not isinstance(row, Sequence)]:
+        raise ValueError(refused[0].reason)
+    return [row for row in made if isinstance(row, Sequence)]
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def complete(
+    method: Method, strategy: Strategy, rows: Seq[Sequence], decoder: Decoder, runtime: EngineSettings
+) -> list[dict[str, Any]]:
+    """Complete `rows` on `decoder` in this thread; returns the steps, as metrics/steps.parquet has them."""
+    queue, steps = method.queue(runtime), _Steps()
+    scheduler = Scheduler(decoder, queue, runtime, method.cut(decoder.shape))
+    worker = Worker(decoder, scheduler, strategy, (StageMeter("decode"), StageMeter("sample")))
+    engine = Engine([worker], queue, steps)
+    client = engine.client(StageMeter("generate"), 1, len(rows), lambda: None)
+    engine.add(client)
+    client.submit(rows)
+    client.end()
+    while scheduler.runnable:
+        engine.step()
+    client.collect()
+    return [dict(zip(STEPS_SCHEMA.names, values, strict=True)) for values in steps.rows]
+
+
+class _Steps:
+    """Keeps the rows of a metrics table; see pipeline.protocols.Table."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[object, ...]] = []
+
+    def append(self, *values: object) -> None:
+        """Keep a row."""
+        self.rows.append(values)
+
+    def extend(self, columns: Seq[Seq[object]]) -> None:
+        """Keep the rows of `columns`."""
+        self.rows.extend(zip(*columns, strict=True))

@@ -6,72 +6,20 @@ All contenders of a scenario get the same work: the same prompts as the same tex
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from dataclasses import dataclass, field
 from typing import Any
 
-
-class Kind(StrEnum):
-    """How a contender is run."""
-
-    JOB = "job"
-    """`python -m pipeline job=generate`."""
-    RUNG = "rung"
-    """A part of our engine alone: `operators.bench.rungs`."""
-    CREATE_COMPLETION = "create_completion"
-    """llama-cpp-python's `Llama.create_completion` in a loop."""
-    SERVER = "llama-server"
-    BATCHED_BENCH = "llama-batched-bench"
-    LLAMA_BENCH = "llama-bench"
-
-
-@dataclass(frozen=True)
-class Contender:
-    """One way to do the work of a scenario.
-
-    Args:
-        name: in the results; a rung's name is what `operators.bench.rungs` calls it.
-        kind: how it is run.
-        overrides: settings of a job (`key=value`) that make it another contender than the plain job.
-        copies: how many rows with the same text each prompt is given as.
-        once: takes so long that it runs in the first repeat only.
-        rung: what `operators.bench.rungs` calls it, where that is not its name.
-        row_tokens: room of a row (of a rung); None: as much as the rows need.
-        against: who stands in its ratio, where that is not the first contender.
-        likely_threshold: a job whose decode.confidence_threshold is that of the workload (operators.bench.confidence).
-    """
-
-    name: str
-    kind: Kind
-    overrides: tuple[str, ...] = ()
-    copies: int = 1
-    once: bool = False
-    rung: str = ""
-    row_tokens: int | None = None
-    against: str = ""
-    likely_threshold: bool = False
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Which rows a scenario has; what is made of it and of the data is a workload.
-
-    Args:
-        low, high: completion tokens of a row are drawn from this range; None: those of the reference answer, at most
-            sampling.max_tokens.
-        words: words of the prompt that are kept; None keeps all.
-        few_shot: put worked examples before each question.
-        stops: choose a stop string from the vocabulary.
-        confident: look for the threshold that commits about half of a block of so many tokens in a step; see
-            operators.bench.confidence.
-    """
-
-    low: int | None = None
-    high: int | None = None
-    words: int | None = None
-    few_shot: bool = False
-    stops: bool = False
-    confident: int | None = None
+from operators.bench.contenders import (
+    BLOCK_DIFFUSION,
+    BatchedBench,
+    Contender,
+    CreateCompletion,
+    Function,
+    Job,
+    LlamaBench,
+    Program,
+)
+from operators.bench.workload import Recipe
 
 
 @dataclass(frozen=True)
@@ -91,7 +39,7 @@ class Scenario:
 
     about: str
     contenders: tuple[Contender, ...]
-    recipe: Recipe = Recipe()
+    recipe: Recipe = field(default_factory=Recipe)
     sampling: Mapping[str, Any] = field(default_factory=lambda: EXACT_LENGTHS)
     slots: tuple[int, ...] = ()
     rows: int | None = None
@@ -99,31 +47,24 @@ class Scenario:
     share_prefix: bool = False
 
 
-BLOCK_DIFFUSION = "decode=block_diffusion"
-"""The override of a contender that makes blocks."""
-
 EXACT_LENGTHS: Mapping[str, Any] = {"per_row": ["max_tokens"], "ignore_eos": True}
 """Every row's length is known beforehand and is what comes out."""
 
-JOB = Contender("job", Kind.JOB)
-SERVER = Contender("llama-server", Kind.SERVER)
+RUNGS = "operators.bench.rungs"
+JOB = Job("job")
+SERVER = Program("llama-server", "operators.bench.server:measure")
 LADDER = (
-    Contender("bare", Kind.RUNG),
-    Contender("engine", Kind.RUNG),
-    Contender("sampling", Kind.RUNG),
-    Contender(
-        "dataflow",
-        Kind.JOB,
-        ("store.enabled=false", "nodes.write.op._target_=operators.bench.discard.Discard"),
-    ),
+    Function("engine", f"{RUNGS}:engine"),
+    Function("sampling", f"{RUNGS}:sampling"),
+    Job("dataflow", ("store.enabled=false", "nodes.write.op._target_=operators.bench.cases.Discard")),
     JOB,
 )
 PEERS = (
     JOB,
     SERVER,
-    Contender("llama-batched-bench", Kind.BATCHED_BENCH),
-    Contender("llama-bench", Kind.LLAMA_BENCH, once=True),
-    Contender("create_completion", Kind.CREATE_COMPLETION, once=True),
+    BatchedBench("llama-batched-bench"),
+    LlamaBench("llama-bench", once=True),
+    CreateCompletion("create_completion", "operators.llama.create_completion:measure", once=True),
 )
 
 
@@ -131,10 +72,7 @@ def _samples(n: int) -> Scenario:
     apart = tuple(f"runtime.optimise.{key}=false" for key in ("identical_rows", "prefix_sharing", "sample_sharing"))
     return Scenario(
         f"{n} samples of 16 tokens of each prompt, against {n} rows with its text that share nothing",
-        (
-            Contender(f"n={n}", Kind.JOB, (f"sampling.n={n}",)),
-            Contender(f"{n} rows", Kind.JOB, apart, copies=n),
-        ),
+        (Job(f"n={n}", (f"sampling.n={n}",)), Job(f"{n} rows", apart, copies=n)),
         Recipe(16, 16),
         sampling={**EXACT_LENGTHS, "temperature": 0.8},
     )
@@ -144,31 +82,32 @@ def _outputs(low: int, high: int) -> Scenario:
     return Scenario(f"completions of {low} to {high} tokens", (JOB, SERVER), Recipe(low, high))
 
 
-def _blocks(length: int, steps: int, *, fused: bool = False) -> Contender:
+def _blocks(length: int, steps: int, *, fused: bool = False) -> Job:
     overrides = [BLOCK_DIFFUSION, f"decode.block_length={length}", f"decode.denoising_steps={steps}"]
     if fused:
         overrides += ["runtime.kv=unified", "runtime.deterministic=false"]
-    return Contender(f"{length}/{steps}{' fused' if fused else ''}", Kind.JOB, tuple(overrides))
+    return Job(f"{length}/{steps}{' fused' if fused else ''}", tuple(overrides))
 
 
 def _contexts(tokens: int) -> tuple[Contender, ...]:
     reused, fresh = f"reused, {tokens:,}", f"fresh, {tokens:,}"
     return (
-        Contender(reused, Kind.RUNG, rung="blocks-reused", row_tokens=tokens, against=reused),
-        Contender(fresh, Kind.RUNG, rung="blocks-fresh", row_tokens=tokens, against=reused),
+        Function(reused, f"{RUNGS}:blocks_reused", row_tokens=tokens, against=reused),
+        Function(fresh, f"{RUNGS}:blocks_fresh", row_tokens=tokens, against=reused),
     )
 
 
-DYNAMIC = (*_blocks(4, 4).overrides, "decode.remasking=low_confidence_dynamic")
+DYNAMIC = (*_blocks(4, 4).overrides, "decode.remasking=low_confidence_dynamic", "decode.confidence_threshold=0.2")
+"""A model with random weights is never sure: with this threshold a step commits about two tokens of four where it has
+the built-in vocabulary (measured on three shapes)."""
 
 FEW_SHOT = Scenario(
     "worked examples before every question: a long prefix that all rows share",
     (
         JOB,
-        Contender("job, no flash attention", Kind.JOB, ("runtime.flash_attention=false",)),
-        Contender(
+        Job("job, no flash attention", ("runtime.flash_attention=false",)),
+        Job(
             "job, unified KV",
-            Kind.JOB,
             ("runtime.flash_attention=false", "runtime.kv=unified", "runtime.deterministic=false"),
         ),
         SERVER,
@@ -193,7 +132,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     "few_shot": FEW_SHOT,
     "deterministic": Scenario(
         "what it costs that no text depends on its neighbours",
-        (JOB, Contender("not deterministic", Kind.JOB, ("runtime.deterministic=false",))),
+        (JOB, Job("not deterministic", ("runtime.deterministic=false",))),
     ),
     "samples_4": _samples(4),
     "samples_8": _samples(8),
@@ -208,10 +147,10 @@ SCENARIOS: Mapping[str, Scenario] = {
         (
             JOB,
             *(_blocks(length, steps) for length, steps in ((1, 1), (2, 2), (4, 4), (4, 2), (4, 1))),
-            replace(_blocks(4, 4), name="4/4 dynamic", overrides=DYNAMIC, likely_threshold=True),
+            Job("4/4 dynamic", DYNAMIC),
             *(_blocks(4, steps, fused=True) for steps in (4, 2, 1)),
         ),
-        Recipe(128, 128, words=4, confident=4),
+        Recipe(128, 128, words=4),
         slots=(1, 8, 32),
         rows_per_slot=1,
     ),
@@ -225,7 +164,10 @@ SCENARIOS: Mapping[str, Scenario] = {
     ),
     "contexts": Scenario(
         "one context, cleared between calls of a slot's worth of rows, against a new one a call",
-        (Contender("context-reused", Kind.RUNG), Contender("context-fresh", Kind.RUNG)),
+        (
+            Function("context-reused", f"{RUNGS}:context_reused"),
+            Function("context-fresh", f"{RUNGS}:context_fresh"),
+        ),
         Recipe(8, 8, words=4),
         rows=320,
     ),
@@ -250,7 +192,7 @@ def toggle_scenario(name: str) -> Scenario:
     copies = _COPIES if name == "identical_rows" else 1
     sampling = {**EXACT_LENGTHS, "temperature": 0.8} if name == "sample_sharing" else EXACT_LENGTHS
     pair = tuple(
-        Contender(f"{word} {name}", Kind.JOB, (*overrides, f"runtime.optimise.{name}={value}"), copies)
+        Job(f"{word} {name}", (*overrides, f"runtime.optimise.{name}={value}"), copies=copies)
         for word, value in (("with", "true"), ("without", "false"))
     )
     recipe = FEW_SHOT.recipe if name == "prefix_sharing" else Recipe()

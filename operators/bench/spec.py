@@ -1,27 +1,27 @@
-"""What a child of the benchmark is told: a JSON file with the settings of its case."""
+"""A case of the benchmark as those who run it see it: a file with its settings."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
+import pickle
 import re
-import typing
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+from operators.bench.workload import Workload
 from operators.engine_settings import EngineSettings
-from operators.settings import DataSettings, ModelSettings, SamplingSettings
-
-T = TypeVar("T")
+from operators.setting_checks import usable_cores
+from operators.settings import ModelSettings, SamplingSettings
 
 
 @dataclass
 class Spec:
-    """One case as a child sees it.
+    """One case.
 
     Args:
         workload: folder of the rows (see operators.bench.workload).
+        folder: an empty folder for what the case writes.
         model, runtime, sampling: the settings of those names; `runtime` has the slots and row length of the case.
         peers: folder of llama.cpp's programs.
         share_prefix: whether llama-server may use its prompt cache.
@@ -30,40 +30,67 @@ class Spec:
     """
 
     workload: str
+    folder: str
     model: ModelSettings
     runtime: EngineSettings
     sampling: SamplingSettings
     peers: str
-    share_prefix: bool
+    share_prefix: bool = False
     server_arguments: list[str] = field(default_factory=list)
     mask_token_id: int | None = None
 
-    def save(self, path: Path) -> None:
-        """Write it as JSON."""
-        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+    @property
+    def rows(self) -> Workload:
+        """The rows of the case."""
+        return Workload(Path(self.workload))
 
-    @classmethod
-    def load(cls, path: Path) -> Spec:
+    @property
+    def model_path(self) -> str:
+        """The GGUF file."""
+        return str(Path(self.model.path or "").expanduser())
+
+    @property
+    def threads(self) -> int:
+        """CPU threads that compute."""
+        return self.runtime.threads or usable_cores()
+
+    def program(self, name: str) -> Path:
+        """One of llama.cpp's programs."""
+        return Path(self.peers).expanduser() / name
+
+    def llama_options(self) -> list[str]:
+        """The options of our sizes that all of llama.cpp's programs take."""
+        runtime = self.runtime
+        return [
+            *("--model", self.model_path, "--offline", "--threads", str(self.threads)),
+            *("--batch-size", str(runtime.n_batch), "--ubatch-size", str(runtime.n_ubatch)),
+            *("--flash-attn", "auto" if runtime.flash_attention else "off"),
+            *("--cache-type-k", runtime.kv_type, "--cache-type-v", runtime.kv_type),
+            *("--n-gpu-layers", str(self.model.gpu_layers)),
+        ]
+
+    def save(self) -> str:
+        """Write it into its folder, for a process of its own; returns the path."""
+        path = Path(self.folder) / "spec.pickle"
+        path.write_bytes(pickle.dumps(self))
+        return str(path)
+
+    @staticmethod
+    def load(path: Path) -> Spec:
         """Read what `save` wrote."""
-        return as_object(cls, json.loads(path.read_text(encoding="utf-8")))
+        spec: Spec = pickle.loads(path.read_bytes())
+        return spec
 
 
-def as_object(kind: type[T], values: dict[str, Any]) -> T:
-    """A dataclass from the mapping that `dataclasses.asdict` makes of it, dataclasses in it too."""
-    hints = typing.get_type_hints(kind)
-    nested = {name for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
-    return kind(**{k: as_object(hints[k], v) if k in nested else v for k, v in values.items()})
-
-
-def overrides_of(group: str, settings: Any, without: frozenset[str] = frozenset()) -> list[str]:
-    """What to write on a command line to get `settings` (a dataclass) from its defaults: `group.key=value`."""
+def overrides_of(group: str, settings: Any) -> list[str]:
+    """The arguments (`group.key=value`) that make `settings`, a dataclass, of its defaults on a command line."""
     found: list[str] = []
     default = type(settings)()
     for each in dataclasses.fields(settings):
-        value, usual = getattr(settings, each.name), getattr(default, each.name)
-        if value == usual or each.name in without:
+        value = getattr(settings, each.name)
+        if value == getattr(default, each.name):
             continue
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        if dataclasses.is_dataclass(value):
             found += overrides_of(f"{group}.{each.name}", value)
         else:
             found.append(f"{group}.{each.name}={written(value)}")
@@ -77,19 +104,6 @@ def written(value: object) -> str:
     if isinstance(value, list | tuple):
         return "[" + ",".join(written(v) for v in value) + "]"
     if isinstance(value, str):
-        # A backslash is itself but before a quote, where it is doubled.
+        # A backslash is itself except before a quote, where it is doubled.
         return "'" + re.sub(r"(\\*)('|$)", lambda m: 2 * m[1] + ("\\'" if m[2] else ""), value) + "'"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def missing_setting(override: str) -> str | None:
-    """The key of an override (`runtime.optimise.compaction=false`) if this version has no such setting."""
-    key = override.partition("=")[0]
-    group, _, rest = key.partition(".")
-    kind: Any = {"runtime": EngineSettings, "sampling": SamplingSettings, "data": DataSettings}.get(group)
-    for name in rest.split(".") if kind is not None else ():
-        hints = typing.get_type_hints(kind) if dataclasses.is_dataclass(kind) else {}
-        if name not in hints:
-            return key
-        kind = hints[name]
-    return None

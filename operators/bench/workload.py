@@ -1,19 +1,15 @@
 """The rows of a scenario: prompts and lengths, made once from the data and kept in a folder.
 
-    python -m operators.bench.workload REQUEST.json
-
-runs in a process of its own, because it loads the model for its tokenizer. The folder then holds `prompts.jsonl` (what
-a job reads), `rendered.parquet` (the same prompts as text and as tokens, for those that take no dataset) and
-`facts.json`.
+The folder holds `prompts.jsonl` (what a job reads), `rendered.parquet` (the same prompts as text and as tokens, for
+those that take no dataset) and `facts.json`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,30 +17,42 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from operators.bench.confidence import likely_threshold
-from operators.bench.scenarios import Recipe
-from operators.bench.spec import as_object
-from operators.decoding.model import Model, loader
+from operators.decoding.model import Model, close_model, loader
 from operators.settings import DataSettings, ModelSettings
 from operators.sources.content import content_id
 from operators.sources.files import find_files
 from operators.sources.read_prompts import ReadPrompts
 from operators.templates import Template
-from pipeline.errors import PipelineError, SchemaError
+from pipeline.errors import SchemaError
 from pipeline.given import Given
 from pipeline.records import Batch
 
 CHATML = "<|im_start|>user\n{{ prompt }}<|im_end|>\n<|im_start|>assistant{{ '\\n' }}"  # Jinja drops a last line end
 PROMPTS, RENDERED, FACTS, TEMPLATE = "prompts.jsonl", "rendered.parquet", "facts.json", "chatml.jinja"
 RENDERED_SCHEMA = pa.schema(
-    [
-        pa.field("prompt_text", pa.string()),
-        pa.field("prompt_ids", pa.list_(pa.int32())),
-        pa.field("max_tokens", pa.int32()),
-    ]
+    {"prompt_text": pa.string(), "prompt_ids": pa.list_(pa.int32()), "max_tokens": pa.int32()}.items()
 )
 _STOP_EVERY = 50
 """Tokens after which a random model's row should meet its stop string, on average."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the rows of a scenario are made of the data.
+
+    Args:
+        low, high: completion tokens of a row are drawn from this range; None: those of the reference answer, at most
+            sampling.max_tokens.
+        words: words of the prompt that are kept; None keeps all.
+        few_shot: put worked examples before each question.
+        stops: choose a stop string from the vocabulary.
+    """
+
+    low: int | None = None
+    high: int | None = None
+    words: int | None = None
+    few_shot: bool = False
+    stops: bool = False
 
 
 @dataclass
@@ -61,8 +69,6 @@ class Request:
         shots: worked examples before a question, where the recipe asks for them.
         stop: stop strings of a recipe with stops; empty: one is chosen.
         model: gives the tokenizer.
-        seed: of lengths that are drawn.
-        mask_token_id: of block diffusion; None: the mask that the model names.
     """
 
     recipe: Recipe
@@ -74,13 +80,11 @@ class Request:
     shots: int
     stop: list[str]
     model: ModelSettings
-    seed: int = 0
-    mask_token_id: int | None = None
 
     def key(self) -> str:
         """Names the folder: the same rows, the same name, whatever the files are called."""
         values: dict[str, Any] = asdict(self)
-        del values["data"]["path"]
+        del values["data"]["path"], values["data"]["storage_options"]
         values["data"]["content"] = [file.content_id() for file in find_files(self.data)]
         values["model"]["content"] = _identity(values["model"].pop("path"))
         return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:16]
@@ -97,8 +101,7 @@ class Facts:
         mean_depth: tokens in a row's KV cache, on average over all decode steps.
         n_ctx_train: tokens that the model was trained for.
         stop: strings that end rows.
-        likely_threshold: a confidence of which a step passes about half of a block; None where that was not asked for,
-            or the model has no mask token.
+        has_mask: whether the model's vocabulary names a mask token.
     """
 
     rows: int
@@ -108,7 +111,7 @@ class Facts:
     mean_depth: float
     n_ctx_train: int
     stop: list[str]
-    likely_threshold: float | None = None
+    has_mask: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,18 +122,8 @@ class Workload:
 
     @property
     def facts(self) -> Facts:
-        """Its numbers."""
+        """The numbers of the rows."""
         return Facts(**json.loads((self.folder / FACTS).read_text(encoding="utf-8")))
-
-    @property
-    def prompts(self) -> Path:
-        """The dataset of a job: `prompt` and `max_tokens`."""
-        return self.folder / PROMPTS
-
-    @property
-    def template(self) -> Path:
-        """The template that a job renders `prompt` with."""
-        return self.folder / TEMPLATE
 
     def rendered(self) -> pa.Table:
         """The rows under RENDERED_SCHEMA."""
@@ -145,32 +138,32 @@ def make(request: Request, folder: Path) -> Workload:
         InputError: data or model cannot be read.
     """
     prompts, answers = _read(request)
-    model = loader(request.model)(request.model)
     texts = _prompts(request, prompts, answers)
-    lengths = _lengths(request, answers, model)
     rendered = [Template(CHATML, "the benchmark's template", strict=True).render({"prompt": text}) for text in texts]
+    model = loader(request.model)(request.model)  # for its tokenizer
+    lengths = _lengths(request, answers, model)
     ids = [model.tokenize([text.encode()])[0] for text in rendered]
+    stop = (request.stop or [_stop_string(model)]) if request.recipe.stops else []
+    n_ctx_train, has_mask = model.n_ctx_train, model.mask_id is not None
+    close_model(model)
+    order = np.repeat(np.arange(request.rows), request.copies)
+    facts = facts_of([len(ids[i]) for i in order], lengths[order].tolist(), n_ctx_train, stop, has_mask)
+    columns = [[rendered[i] for i in order], [ids[i] for i in order], lengths[order]]
+    arrays = [pa.array(c, f.type) for c, f in zip(columns, RENDERED_SCHEMA, strict=True)]
     unfinished = folder.with_name(folder.name + ".tmp")
     unfinished.mkdir(parents=True, exist_ok=True)
-    order = np.repeat(np.arange(request.rows), request.copies)
     rows = [{"prompt": texts[i], "max_tokens": int(lengths[i])} for i in order]
     (unfinished / PROMPTS).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     (unfinished / TEMPLATE).write_text(CHATML, encoding="utf-8")
-    columns = [[rendered[i] for i in order], [ids[i] for i in order], lengths[order]]
-    arrays = [pa.array(c, f.type) for c, f in zip(columns, RENDERED_SCHEMA, strict=True)]
-    pq.write_table(pa.table(arrays, schema=RENDERED_SCHEMA), unfinished / RENDERED)
-    stop = (request.stop or [_stop_string(model)]) if request.recipe.stops else []
-    facts = facts_of([len(ids[i]) for i in order], lengths[order].tolist(), model.n_ctx_train, stop)
-    if request.recipe.confident is not None:
-        threshold = likely_threshold(model, ids, request.recipe.confident, request.mask_token_id)
-        facts = replace(facts, likely_threshold=threshold)
     (unfinished / FACTS).write_text(json.dumps(asdict(facts)), encoding="utf-8")
-    if not folder.exists():
-        unfinished.rename(folder)
+    pq.write_table(pa.table(arrays, schema=RENDERED_SCHEMA), unfinished / RENDERED)
+    unfinished.rename(folder)
     return Workload(folder)
 
 
-def facts_of(prompts: Sequence[int], lengths: Sequence[int], n_ctx_train: int, stop: list[str]) -> Facts:
+def facts_of(
+    prompts: Sequence[int], lengths: Sequence[int], n_ctx_train: int, stop: list[str], has_mask: bool = False
+) -> Facts:
     """The numbers of rows with these prompt tokens and completion tokens."""
     # Step k of a row, k = 0, 1 ..., sees its prompt and the k tokens before.
     depths = sum(n * p + n * (n - 1) / 2 for p, n in zip(prompts, lengths, strict=True))
@@ -182,6 +175,7 @@ def facts_of(prompts: Sequence[int], lengths: Sequence[int], n_ctx_train: int, s
         mean_depth=depths / sum(lengths),
         n_ctx_train=n_ctx_train,
         stop=stop,
+        has_mask=has_mask,
     )
 
 
@@ -224,7 +218,7 @@ def _prompts(request: Request, prompts: list[str], answers: list[str | None]) ->
 
 
 def _lengths(request: Request, answers: list[str | None], model: Model) -> np.ndarray[Any, np.dtype[np.int32]]:
-    random = np.random.default_rng(request.seed)
+    random = np.random.default_rng(0)
     if request.recipe.stops:
         return np.full(request.rows, request.cap, np.int32)
     low, high = request.recipe.low, request.recipe.high
@@ -253,18 +247,3 @@ def _identity(path: str | None) -> str | None:
     """The content of a file; of a folder or a glob its name."""
     at = Path(path).expanduser() if path else None
     return content_id(at) if at is not None and at.is_file() else path
-
-
-def main(arguments: Sequence[str]) -> int:
-    """REQUEST.json FOLDER: make the rows. 0, or 2 with the reason on stderr."""
-    request = as_object(Request, json.loads(Path(arguments[0]).read_text(encoding="utf-8")))
-    try:
-        make(request, Path(arguments[1]))
-    except PipelineError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return int(error.exit_code)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,15 +1,16 @@
 """Build llama-cpp-python for this machine and install it: `python3 operators/llama/build.py --venv .venv`.
 
-Standard library only, and runs before anything is installed. The compiler is chosen by `operators.llama.compilers`.
-A build takes minutes, so wheels are kept in `.cache/wheels/<key>/` (or under $LLAMA_WHEEL_CACHE). The key holds all
-that decides what comes out: version, Python, machine, compiler, flags and CPU features, because the code is compiled
-for exactly this CPU. pip's own cache knows nothing of those and is not used.
+Standard library only, and runs before anything is installed. A build takes minutes, so wheels are kept in
+`.cache/wheels/<key>/` (or under $LLAMA_WHEEL_CACHE). The key holds all that decides what comes out: version, Python,
+machine, compiler, flags and CPU features, because the code is compiled for exactly this CPU. pip's own cache knows
+nothing of those and is not used.
 
 CC, CXX, CFLAGS, CXXFLAGS, LDFLAGS and CMAKE_ARGS are honoured. Python's headers are not needed: the bindings are
 ctypes.
 """
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -20,16 +21,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 if not __package__:  # started as a script: import from the checkout, and do not let this folder's files shadow modules
     sys.path[0] = str(ROOT)
 
-from operators.llama.compilers import Choice, Host, NoCompilerError, choose, find_candidates, this_host
+from operators.llama.compilers import Compiler, Host, NoCompilerError, find_compiler, this_host
 
 PACKAGE = "llama-cpp-python"
 CMAKE_ARGS = ("-DLLAVA_BUILD=OFF",)  # without the image parts: a third less to compile
@@ -43,8 +43,7 @@ class BuildError(RuntimeError):
     """The wheel could not be made or installed; the message says what to do."""
 
 
-@dataclass(frozen=True)
-class Locked:
+class Locked(NamedTuple):
     """llama-cpp-python as the lock file has it; `requirement` is its entry with the hashes, word for word."""
 
     version: str
@@ -60,22 +59,20 @@ def locked_version(lock: Path) -> Locked:
     return Locked(found.group(1), found.group(0) + "\n")
 
 
-def build_env(choice: Choice, env: Mapping[str, str]) -> dict[str, str]:
+def build_env(compiler: Compiler, host: Host, env: Mapping[str, str]) -> dict[str, str]:
     """The environment that compiles: ours first, then what the user set, then the flags without which it crashes."""
-    new = dict(env)
-    new["CC"], new["CXX"] = choice.candidate.cc, choice.candidate.cxx
+    new = {**env, "CC": compiler.cc, "CXX": compiler.cxx}
     new["CMAKE_ARGS"] = " ".join([*CMAKE_ARGS, env.get("CMAKE_ARGS", "")]).strip()
     for name in ("CFLAGS", "CXXFLAGS"):
-        new[name] = " ".join([env.get(name, ""), *choice.flags]).strip()
+        new[name] = " ".join([env.get(name, ""), *compiler.flags(host)]).strip()
     new.pop("SOURCE_DATE_EPOCH", None)  # ggml takes it for a distribution's build and leaves out this CPU's features
     return new
 
 
-def wheel_key(version: str, python_tag: str, host: Host, choice: Choice, env: Mapping[str, str]) -> str:
-    """Folder name of the wheel built with `env` (from `build_env`): readable, and another for anything that matters."""
-    compiler = choice.candidate
-    flags = [compiler.cc, str(compiler.openmp), *(env.get(name, "") for name in _USER_FLAGS)]
-    words = [PACKAGE, version, python_tag, host.system, host.machine, f"{compiler.family}{compiler.version}"]
+def build_key(words: Sequence[str], host: Host, compiler: Compiler, env: Mapping[str, str], *more: str) -> str:
+    """A readable name for what is built of `words` with `env` (from `build_env`): another for anything that matters."""
+    flags = [compiler.cc, str(compiler.openmp), *(env.get(name, "") for name in _USER_FLAGS), *more]
+    words = [*words, host.system, host.machine, f"{compiler.family}{compiler.version}"]
     return "-".join([*words, f"f{digest(flags)}", f"c{digest(sorted(host.cpu_flags))}"]).lower()
 
 
@@ -89,7 +86,7 @@ def cached_wheel(folder: Path) -> Path | None:
     return next(iter(sorted(folder.glob("*.whl"))), None)
 
 
-def build_wheel(python: Path, locked: Locked, choice: Choice, env: Mapping[str, str], folder: Path) -> Path:
+def build_wheel(python: Path, locked: Locked, env: Mapping[str, str], folder: Path, title: str) -> Path:
     """Compile the locked version into `folder`, which appears whole or not at all. Raises BuildError if pip fails."""
     cache = folder.parent
     cache.mkdir(parents=True, exist_ok=True)
@@ -100,9 +97,7 @@ def build_wheel(python: Path, locked: Locked, choice: Choice, env: Mapping[str, 
         (Path(temporary) / "requirements.txt").write_text(locked.requirement)
         options = ["-v", "--no-cache-dir", "--no-deps", "--no-binary", PACKAGE, "--wheel-dir", str(made)]
         command = [str(python), "-m", "pip", "wheel", *options, "-r", f"{temporary}/requirements.txt"]
-        code = run_with_progress(command, env, log, f"building {PACKAGE} {locked.version} with {choice.candidate}")
-        if code != 0:
-            raise BuildError(failure(log, f"building {PACKAGE}"))
+        run_with_progress(command, env, log, title)
         shutil.rmtree(folder, ignore_errors=True)
         made.rename(folder)
     wheel = cached_wheel(folder)
@@ -111,34 +106,25 @@ def build_wheel(python: Path, locked: Locked, choice: Choice, env: Mapping[str, 
     return wheel
 
 
-def run_with_progress(command: Sequence[str], env: Mapping[str, str], log: Path, title: str) -> int:
-    """Run a long command, its output going to `log`, and say how far it is; its exit code."""
-    started = time.monotonic()
+def run_with_progress(command: Sequence[str], env: Mapping[str, str], log: Path, title: str) -> None:
+    """Run a long command, its output going to `log`, and say how far it is. Raises BuildError if it fails."""
+    print(f"{title}: takes minutes, log in {log}", flush=True)
+    began = time.monotonic()
     with log.open("w") as output:
         # A session of its own: Ctrl-C reaches us alone, and we end the compilers with it.
         child = subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
     try:
-        _watch(child, log, title, started)
+        while child.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(_REPORT_EVERY_S)
+            minutes, seconds = divmod(int(time.monotonic() - began), 60)
+            print(f"  {progress(log.read_text(errors='replace'))}, {minutes}:{seconds:02d} min", flush=True)
     finally:
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGTERM)
             child.wait()
-    return child.returncode
-
-
-def _watch(child: "subprocess.Popen[bytes]", log: Path, title: str, started: float) -> None:
-    """Say how far the build is until it ends: in place on a terminal, else a line every 15 s."""
-    terminal = sys.stdout.isatty()
-    print(f"{title}: takes minutes, log in {log}", flush=True)
-    said = started
-    while child.poll() is None:
-        time.sleep(1)
-        now = time.monotonic()
-        if terminal or now - said >= _REPORT_EVERY_S:
-            said = now
-            line = f"  {progress(log.read_text(errors='replace'))}, {_minutes(now - started)}"
-            print(f"\r{line:<60}" if terminal else line, end="" if terminal else "\n", flush=True)
-    print(f"{os.linesep if terminal else ''}  finished after {_minutes(time.monotonic() - started)}", flush=True)
+    if child.returncode:
+        raise BuildError(failure(log, title))
 
 
 def progress(log: str) -> str:
@@ -147,16 +133,11 @@ def progress(log: str) -> str:
     return "step {} of {}".format(*steps[-1]) if steps else "downloading and configuring"
 
 
-def _minutes(seconds: float) -> str:
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d} min"
-
-
 def failure(log: Path, what: str) -> str:
     """What to say when `what` failed: the first error in `log`, its last lines, and what to do."""
     lines = log.read_text(errors="replace").splitlines()
-    first = next((n for n, line in enumerate(lines) if re.search(r"\berror\b", line, re.IGNORECASE)), len(lines))
-    cause = lines[first : min(first + 6, len(lines) - _LOG_TAIL_LINES)]  # the first error; most that follow are echoes
-    shown = "\n".join(f"  {line}" for line in [*cause, "..." if cause else "", *lines[-_LOG_TAIL_LINES:]])
+    errors = [line for line in lines[:-_LOG_TAIL_LINES] if re.search(r"\berror\b", line, re.IGNORECASE)]
+    shown = "\n".join(f"  {line}" for line in [*errors[:1], *lines[-_LOG_TAIL_LINES:]])
     return (
         f"{what} failed:\n{shown}\nThe whole log: {log}\n"
         "If the download failed, try again; if the compiler failed, name another one with CC=... CXX=..."
@@ -214,33 +195,53 @@ def run(arguments: argparse.Namespace, env: Mapping[str, str]) -> None:
     """Choose, build unless cached, install unless installed. Raises BuildError or NoCompilerError."""
     python, tag = python_of(arguments.venv)
     locked, host = locked_version(ROOT / "requirements.lock"), this_host()
-    choice = choose(host, find_candidates(host, env))
-    compiling = build_env(choice, env)
-    key = wheel_key(locked.version, tag, host, choice, compiling)
-    folder = wheel_cache(env) / key
-    print(choice, flush=True)
+    compiler = find_compiler(host, env)
+    compiling = build_env(compiler, host, env)
+    key = build_key([PACKAGE, locked.version, tag], host, compiler, compiling)
+    folder, stamp = wheel_cache(env) / key, arguments.venv.absolute() / STAMP
+    print(compiler_line(compiler, host), flush=True)
     if arguments.dry_run:
         print(f"wheel: {folder} ({'there' if cached_wheel(folder) else 'not built yet'})")
         return
-    wheel = None if arguments.rebuild else cached_wheel(folder)
-    stamp = arguments.venv.absolute() / STAMP
     if arguments.rebuild:
         stamp.unlink(missing_ok=True)
-    wheel = wheel or build_wheel(python, locked, choice, compiling, folder)
-    new = install(python, wheel, stamp, {"key": key, **_details(locked, host, choice, compiling)})
-    print(f"{PACKAGE} {locked.version}: {'installed' if new else 'already installed'}")
-
-
-def _details(locked: Locked, host: Host, choice: Choice, env: Mapping[str, str]) -> dict[str, Any]:
-    """What `doctor` tells about the build."""
-    return {
+    wheel = None if arguments.rebuild else cached_wheel(folder)
+    title = f"building {PACKAGE} {locked.version} with {compiler}"
+    wheel = wheel or build_wheel(python, locked, compiling, folder, title)
+    details = {  # what `doctor` tells about the build
+        "key": key,
         "version": locked.version,
-        "compiler": str(choice.candidate),
-        "why": choice.why,
-        "faster": choice.faster,
-        "cpu_has_amx": host.has_amx,
-        **{name: env.get(name, "") for name in ("CC", "CXX", *_USER_FLAGS)},
+        "compiler": str(compiler),
+        "why": compiler.why(host),
+        "faster": compiler.faster(host),
+        **{name: compiling.get(name, "") for name in ("CC", "CXX", *_USER_FLAGS)},
     }
+    print(
+        f"{PACKAGE} {locked.version}: {'installed' if install(python, wheel, stamp, details) else 'already installed'}"
+    )
+
+
+def compiler_line(compiler: Compiler, host: Host) -> str:
+    """The compiler, what it makes, and what would be faster."""
+    faster = compiler.faster(host)
+    return f"compiler: {compiler}, {compiler.why(host)}" + (f"; faster: {faster}" if faster else "")
+
+
+def exit_code(work: Callable[[], None]) -> int:
+    """Do the work of a command; 0, or 1 with the reason on stderr. An interrupt ends the compilers first."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave through `finally`, which ends the compilers
+    try:
+        work()
+    except (BuildError, NoCompilerError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except (OSError, subprocess.SubprocessError) as error:
+        print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nerror: interrupted; what was there before is kept", file=sys.stderr)
+        return 130
+    return 0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -250,16 +251,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--rebuild", action="store_true", help="compile anew even if a wheel is cached")
     parser.add_argument("--dry-run", action="store_true", help="only say which compiler and which wheel")
     arguments = parser.parse_args(argv)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave through `finally`, which ends the compilers
-    try:
-        run(arguments, os.environ)
-    except (BuildError, NoCompilerError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("\nerror: interrupted; nothing was installed", file=sys.stderr)
-        return 130
-    return 0
+    return exit_code(lambda: run(arguments, os.environ))
 
 
 if __name__ == "__main__":

@@ -65,19 +65,13 @@ def ask(command: Sequence[str], timeout_s: float = _CHILD_TIMEOUT_S) -> Answer:
     except subprocess.TimeoutExpired:
         return Answer(problem=f"gave no answer within {timeout_s:g} s")
     if done.returncode < 0:
-        return Answer(problem=f"died by {_signal_name(-done.returncode)}")
+        number = signal.Signals(-done.returncode)
+        return Answer(problem=f"died by {number.name} ({signal.strsignal(number)})")
     try:
         return Answer(dict(json.loads(done.stdout.strip().splitlines()[-1])))
     except (ValueError, IndexError, TypeError):
         tail = "\n".join(done.stderr.strip().splitlines()[-5:])
         return Answer(problem=f"failed with exit code {done.returncode}:\n{tail}")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return f"{signal.Signals(number).name} ({signal.strsignal(number)})"
-    except ValueError:
-        return f"signal {number}"
 
 
 def versions() -> dict[str, str]:
@@ -93,12 +87,11 @@ def versions() -> dict[str, str]:
 
 def features(host: Host, system_info: str) -> dict[str, str]:
     """For each CPU feature that decides the speed: is it there, and does the build use it."""
+    wanted: dict[str, tuple[bool, str]] = {}
     if host.machine.lower() in ("aarch64", "arm64"):
         wanted = {"NEON": (True, "NEON")}
-    elif host.is_x86 and host.system != "Darwin":
+    elif host.takes_x86_flags:
         wanted = {name: (there <= host.cpu_flags, built) for name, (there, built) in _X86_FEATURES.items()}
-    else:
-        wanted = {}
     return {name: _used(there, f" {built} = 1 " in system_info) for name, (there, built) in wanted.items()}
 
 
@@ -111,22 +104,18 @@ def _used(there: bool, compiled: bool) -> str:
 def examine(child: Sequence[str], host: Host) -> Report:
     """Ask the children and put the findings together. `child` is the command that `CHILD` is by default."""
     info = ask([*child, "info"])
-    problems = [] if not info.problem else [f"llama-cpp-python cannot be loaded: it {info.problem}\n  {REMEDY}"]
-    proofs = _prove_all(child) if not problems else {}
-    for file_type, problem in proofs.items():
+    problems, proofs = [], {}
+    if info.problem:
+        problems.append(f"llama-cpp-python cannot be loaded: it {info.problem}\n  {REMEDY}")
+    for file_type in PROVED_TYPES if not problems else ():
+        with TemporaryDirectory() as folder:
+            problem = ask([*child, "decode", file_type, folder]).problem
+        proofs[file_type] = problem or "decodes"
         if problem:
             problems.append(f"decoding a {file_type} model {problem}\n  this llama.cpp is broken, {REMEDY}")
     build = read_stamp(Path(sys.prefix) / STAMP)
     found = features(host, str(info.values.get("system_info", "")))
-    proved = {file_type: problem or "decodes" for file_type, problem in proofs.items()}
-    notes = _notes(build, found)
-    return Report(versions(), info.values, build, found, proved, notes, problems)
-
-
-def _prove_all(child: Sequence[str]) -> dict[str, str]:
-    """'' for each file type that decodes, else what happened."""
-    with TemporaryDirectory() as folder:
-        return {file_type: ask([*child, "decode", file_type, folder]).problem for file_type in PROVED_TYPES}
+    return Report(versions(), info.values, build, found, proofs, _notes(build, found), problems)
 
 
 def _notes(build: dict[str, Any], found: dict[str, str]) -> list[str]:
@@ -136,8 +125,8 @@ def _notes(build: dict[str, Any], found: dict[str, str]) -> list[str]:
     elif build.get("record") != record(Path(sys.prefix)):
         notes.append("the installed llama-cpp-python is not the one that this project built: `make llama` puts it back")
     if found.get("AMX") == _used(True, False):
-        how = build.get("faster") or "install a compiler that gets AMX right, then `make llama`"
-        notes.append(f"AMX is not used; with it {SLOWER_WITHOUT_AMX}: {how}")
+        how = build.get("faster") or f"{SLOWER_WITHOUT_AMX} with it; install clang, then `make llama`"
+        notes.append(f"AMX is not used: {how}")
     return notes
 
 

@@ -9,10 +9,9 @@ norm brings the logits to their size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from math import sqrt
-from typing import Any
 
 EMBEDDING_STD = 0.02
 LOGIT_STD = 3.0
@@ -111,16 +110,7 @@ SHAPES = {
     "tiny-qwen3moe": Shape(arch="qwen3moe", n_ff=64, n_expert=8, n_expert_used=2),
     "tiny-256": Shape(n_embd=256, head_dim=64, n_ff=512),
     "llama-5m": Shape(arch="llama", n_layer=6, n_embd=256, n_head=8, n_head_kv=4, n_ff=768, rms_eps=1e-5),
-    "qwen3-0.6b": Shape(
-        n_layer=28,
-        n_embd=1024,
-        n_head=16,
-        n_head_kv=8,
-        head_dim=128,
-        n_ff=3072,
-        n_ctx_train=40_960,
-        rope_theta=1e6,
-    ),
+    "qwen3-0.6b": Shape("qwen3", 28, 1024, 16, 8, 128, 3072, n_ctx_train=40_960, rope_theta=1e6),
 }
 
 
@@ -129,41 +119,6 @@ def named_shape(name: str) -> Shape:
     if name not in SHAPES:
         raise ValueError(f"no shape is called {name!r}; allowed: {', '.join(SHAPES)}")
     return SHAPES[name]
-
-
-def with_overrides(shape: Shape, settings: list[str]) -> Shape:
-    """`shape` with fields replaced by `settings`, each "field=value".
-
-    Raises ValueError for a setting that is no "field=value", an unknown field or a value of the wrong type.
-    """
-    known = {field.name: type(getattr(shape, field.name)) for field in fields(shape)}
-    values: dict[str, Any] = {}
-    for setting in settings:
-        name, equals, text = setting.partition("=")
-        if not equals:
-            raise ValueError(f"{setting!r} is not of the form field=value, such as n_layer=2")
-        if name not in known:
-            raise ValueError(f"a shape has no field {name!r}; allowed: {', '.join(known)}")
-        values[name] = _parse(name, text, known[name])
-    return replace(shape, **values)
-
-
-def _truth(text: str) -> bool:
-    return {"true": True, "false": False}[text.lower()]
-
-
-def _parse(name: str, text: str, kind: type) -> object:
-    parsers: dict[type, tuple[Callable[[str], object], str]] = {
-        str: (str, "a word"),
-        bool: (_truth, "true or false"),
-        int: (int, "a whole number"),
-        float: (float, "a number"),
-    }
-    parse, wanted = parsers[kind]
-    try:
-        return parse(text)
-    except (ValueError, KeyError):
-        raise ValueError(f"{name}={text!r} is not {wanted}") from None
 
 
 @dataclass(frozen=True)
@@ -213,24 +168,21 @@ def _attention(shape: Shape, block: str) -> Iterator[TensorSpec]:
 
 
 def _feed_forward(shape: Shape, block: str) -> Iterator[TensorSpec]:
+    experts = ARCHITECTURES[shape.arch].experts
+    of_each, end = ((shape.n_expert,), "_exps.weight") if experts else ((), ".weight")
     yield _norm(block + "ffn_norm.weight", shape.n_embd)
-    if ARCHITECTURES[shape.arch].experts:
+    if experts:
         yield _matrix(block + _ROUTER, shape.n_expert, shape.n_embd)
-        yield _experts(block + "ffn_gate_exps.weight", shape.n_expert, shape.n_ff, shape.n_embd)
-        yield _experts(block + "ffn_up_exps.weight", shape.n_expert, shape.n_ff, shape.n_embd)
-        yield _experts(block + "ffn_down_exps.weight", shape.n_expert, shape.n_embd, shape.n_ff)
-        return
-    yield _matrix(block + "ffn_gate.weight", shape.n_ff, shape.n_embd)
-    yield _matrix(block + "ffn_up.weight", shape.n_ff, shape.n_embd)
-    yield _matrix(block + "ffn_down.weight", shape.n_embd, shape.n_ff)
+    for name, n_out, n_in in (
+        ("gate", shape.n_ff, shape.n_embd),
+        ("up", shape.n_ff, shape.n_embd),
+        ("down", shape.n_embd, shape.n_ff),
+    ):
+        yield TensorSpec(f"{block}ffn_{name}{end}", (*of_each, n_out, n_in), 0.0, 1 / sqrt(n_in))
 
 
 def _matrix(name: str, n_out: int, n_in: int, gain: float = 1.0) -> TensorSpec:
     return TensorSpec(name, (n_out, n_in), 0.0, gain / sqrt(n_in))
-
-
-def _experts(name: str, n_expert: int, n_out: int, n_in: int) -> TensorSpec:
-    return TensorSpec(name, (n_expert, n_out, n_in), 0.0, 1 / sqrt(n_in))
 
 
 def _norm(name: str, size: int, gain: float = 1.0) -> TensorSpec:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,28 +63,21 @@ def builtin_vocabulary() -> Vocabulary:
     merges = _merges(alphabet[ord(" ")])
     tokens = [*alphabet, *(pair.replace(" ", "") for pair in merges), *SPECIAL_TOKENS]
     types = [TokenType.NORMAL] * (len(tokens) - len(SPECIAL_TOKENS)) + [TokenType.CONTROL] * len(SPECIAL_TOKENS)
-    return Vocabulary(
-        n_tokens=len(tokens),
-        values=(
-            _string(Keys.Tokenizer.MODEL, "gpt2"),
-            _string(Keys.Tokenizer.PRE, "qwen2"),
-            _array(Keys.Tokenizer.LIST, tokens, GGUFValueType.STRING),
-            _array(Keys.Tokenizer.TOKEN_TYPE, [int(kind) for kind in types], GGUFValueType.INT32),
-            _array(Keys.Tokenizer.MERGES, merges, GGUFValueType.STRING),
-            *(
-                MetaValue(key, tokens.index(token), GGUFValueType.UINT32)
-                for key, token in (
-                    (Keys.Tokenizer.EOS_ID, IM_END),
-                    (Keys.Tokenizer.EOT_ID, IM_END),
-                    (Keys.Tokenizer.BOS_ID, END_OF_TEXT),
-                    (Keys.Tokenizer.PAD_ID, END_OF_TEXT),
-                    (Keys.Tokenizer.MASK_ID, MASK),
-                )
-            ),
-            MetaValue(Keys.Tokenizer.ADD_BOS, False, GGUFValueType.BOOL),
-            _string(Keys.Tokenizer.CHAT_TEMPLATE, CHATML_TEMPLATE),
+    keys, ids = Keys.Tokenizer, {"EOS_ID": IM_END, "EOT_ID": IM_END, "BOS_ID": END_OF_TEXT, "PAD_ID": END_OF_TEXT}
+    values = [
+        _string(keys.MODEL, "gpt2"),
+        _string(keys.PRE, "qwen2"),
+        MetaValue(keys.LIST, tokens, GGUFValueType.ARRAY, GGUFValueType.STRING),
+        MetaValue(keys.TOKEN_TYPE, [int(kind) for kind in types], GGUFValueType.ARRAY, GGUFValueType.INT32),
+        MetaValue(keys.MERGES, merges, GGUFValueType.ARRAY, GGUFValueType.STRING),
+        *(
+            MetaValue(getattr(keys, name), tokens.index(token), GGUFValueType.UINT32)
+            for name, token in (ids | {"MASK_ID": MASK}).items()
         ),
-    )
+        MetaValue(keys.ADD_BOS, False, GGUFValueType.BOOL),
+        _string(keys.CHAT_TEMPLATE, CHATML_TEMPLATE),
+    ]
+    return Vocabulary(len(tokens), tuple(values))
 
 
 def read_vocabulary(path: Path) -> Vocabulary:
@@ -118,10 +110,6 @@ def _copy(field: ReaderField) -> MetaValue:
 
 def _string(key: str, value: str | bytes) -> MetaValue:
     return MetaValue(key, value, GGUFValueType.STRING)
-
-
-def _array(key: str, value: Sequence[object], item_type: GGUFValueType) -> MetaValue:
-    return MetaValue(key, value, GGUFValueType.ARRAY, item_type)
 
 
 def _byte_alphabet() -> list[str]:

@@ -11,10 +11,7 @@ import json
 import os
 import shlex
 import shutil
-import signal
-import subprocess
 import sys
-import tarfile
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,13 +25,15 @@ from operators.llama.build import (
     BuildError,
     Locked,
     build_env,
-    digest,
-    failure,
+    build_key,
+    compiler_line,
+    exit_code,
     locked_version,
     python_of,
+    read_stamp,
     run_with_progress,
 )
-from operators.llama.compilers import Choice, Host, NoCompilerError, choose, find_candidates, this_host
+from operators.llama.compilers import find_compiler, this_host
 
 PROGRAMS = ("llama-server", "llama-batched-bench", "llama-bench")
 STAMP = "peers.json"
@@ -50,28 +49,15 @@ CMAKE_OPTIONS = (
     "-DCMAKE_BUILD_RPATH_USE_ORIGIN=ON",  # the programs find their libraries beside them, so the folder can be moved
 )
 _TOOLS = ("cmake", "ninja")
-_FLAGS = ("CMAKE_ARGS", "CFLAGS", "CXXFLAGS", "LDFLAGS")
 _SOURCE = Path("vendor") / "llama.cpp"
 
-# command, environment, log file, title -> exit code
-Run = Callable[[Sequence[str], Mapping[str, str], Path, str], int]
-
-
-def peers_key(locked: Locked, host: Host, choice: Choice, env: Mapping[str, str]) -> str:
-    """Names all that decides what comes out: version, machine, compiler, flags. `env`: from `build_env`."""
-    compiler = choice.candidate
-    flags = [compiler.cc, *(env.get(name, "") for name in _FLAGS), *CMAKE_OPTIONS]
-    words = [locked.version, host.system, host.machine, f"{compiler.family}{compiler.version}"]
-    return "-".join([*words, f"f{digest(flags)}", f"c{digest(sorted(host.cpu_flags))}"]).lower()
+# command, environment, log file, title; raises BuildError if the command fails
+Run = Callable[[Sequence[str], Mapping[str, str], Path, str], None]
 
 
 def is_built(folder: Path, key: str) -> bool:
     """Whether all programs are in `folder` and were built as `key` says."""
-    try:
-        known = json.loads((folder / STAMP).read_text())
-    except (OSError, ValueError):
-        return False
-    return bool(known.get("key") == key) and all((folder / name).is_file() for name in PROGRAMS)
+    return read_stamp(folder / STAMP).get("key") == key and all((folder / name).is_file() for name in PROGRAMS)
 
 
 def source(python: Path, locked: Locked, cache: Path, env: Mapping[str, str], run: Run) -> Path:
@@ -85,53 +71,36 @@ def source(python: Path, locked: Locked, cache: Path, env: Mapping[str, str], ru
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix="unpacking-") as temporary:
             at = Path(temporary)
-            archive = _download(python, locked, at, cache / "download.log", env, run)
-            with tarfile.open(archive) as packed:
-                if hasattr(tarfile, "data_filter"):
-                    packed.extractall(at / "all", filter="data")
-                else:  # Python before 3.11.4; the archive has the hash of the lock, so it can be trusted
-                    packed.extractall(at / "all")
-            (top,) = (at / "all").iterdir()
-            shutil.rmtree(folder, ignore_errors=True)
-            top.rename(folder)
+            (at / "requirements.txt").write_text(locked.requirement)
+            options = ["--no-deps", "--no-binary", PACKAGE, "--require-hashes", "--dest", str(at)]
+            command = [str(python), "-m", "pip", "download", *options, "-r", str(at / "requirements.txt")]
+            run(command, env, cache / "download.log", f"downloading the source of {PACKAGE} {locked.version}")
+            for archive in at.glob("*.tar.gz"):
+                shutil.unpack_archive(archive, at / "all")  # it has the hash of the lock, so it can be trusted
+                shutil.rmtree(folder, ignore_errors=True)
+                next((at / "all").iterdir()).rename(folder)
     if not (folder / _SOURCE / "CMakeLists.txt").is_file():
         raise BuildError(f"{folder} has no {_SOURCE}: remove it and run `make peers` again")
     return folder / _SOURCE
 
 
-def _download(python: Path, locked: Locked, folder: Path, log: Path, env: Mapping[str, str], run: Run) -> Path:
-    (folder / "requirements.txt").write_text(locked.requirement)
-    options = ["--no-deps", "--no-binary", PACKAGE, "--require-hashes", "--dest", str(folder)]
-    command = [str(python), "-m", "pip", "download", *options, "-r", str(folder / "requirements.txt")]
-    if run(command, env, log, f"downloading the source of {PACKAGE} {locked.version}"):
-        raise BuildError(failure(log, f"downloading the source of {PACKAGE} {locked.version}"))
-    archive = next(iter(sorted(folder.glob("*.tar.gz"))), None)
-    if archive is None:
-        raise BuildError(f"pip downloaded no source package; its log is {log}")
-    return archive
-
-
 def tools(python: Path, cache: Path, env: Mapping[str, str], run: Run) -> dict[str, str]:
-    """Where cmake and ninja are: on PATH, or from the package index in a folder of their own.
+    """The paths of cmake and ninja: on PATH, or from the package index in a folder of their own.
 
     Raises:
         BuildError: they cannot be installed.
     """
     folder = cache / "tools"
     path = os.pathsep.join([env.get("PATH", ""), str(folder / "bin")])
-    missing = [name for name in _TOOLS if shutil.which(name, path=path) is None]
-    if missing:
-        log = cache / "tools.log"
+    if missing := [name for name in _TOOLS if shutil.which(name, path=path) is None]:
         command = [str(python), "-m", "pip", "install", "--quiet", "--upgrade", "--target", str(folder), *missing]
-        if run(command, env, log, f"installing {' and '.join(missing)}"):
+        try:
+            run(command, env, cache / "tools.log", f"installing {' and '.join(missing)}")
+        except BuildError as error:
             raise BuildError(
-                f"{failure(log, 'installing ' + ' and '.join(missing))}\n"
-                "Or install them yourself (Debian, Ubuntu: apt-get install cmake ninja-build)"
-            )
-    found = {name: shutil.which(name, path=path) for name in _TOOLS}
-    if absent := [name for name, at in found.items() if at is None]:
-        raise BuildError(f"there is no {' and no '.join(absent)}: apt-get install cmake ninja-build")
-    return {name: str(at) for name, at in found.items()}
+                f"{error}\nOr install them yourself (Debian, Ubuntu: apt-get install cmake ninja-build)"
+            ) from error
+    return {name: shutil.which(name, path=path) or name for name in _TOOLS}
 
 
 def build(
@@ -148,10 +117,8 @@ def build(
     make = f"-DCMAKE_MAKE_PROGRAM={found['ninja']}"
     options = [make, *CMAKE_OPTIONS, *shlex.split(env.get("CMAKE_ARGS", ""))]
     configure = [found["cmake"], "-S", str(at), "-B", str(folder), "-G", "Ninja", *options]
-    if run(configure, env, log, "configuring llama.cpp"):
-        raise BuildError(failure(log, "configuring llama.cpp"))
-    if run([found["cmake"], "--build", str(folder), "--target", *PROGRAMS], env, log, title):
-        raise BuildError(failure(log, "building llama.cpp's programs"))
+    run(configure, env, log, "configuring llama.cpp")
+    run([found["cmake"], "--build", str(folder), "--target", *PROGRAMS], env, log, title)
     made = folder / "bin"
     absent = [name for name in PROGRAMS if not (made / name).is_file()]
     if absent:
@@ -165,10 +132,10 @@ def build(
 def make_peers(venv: Path, cache: Path, env: Mapping[str, str], run: Run = run_with_progress) -> None:
     """Build the programs unless they are there. Raises BuildError or NoCompilerError."""
     locked, host = locked_version(ROOT / "requirements.lock"), this_host()
-    choice = choose(host, find_candidates(host, env))
-    compiling = build_env(choice, env)
-    key = peers_key(locked, host, choice, compiling)
-    print(choice, flush=True)
+    compiler = find_compiler(host, env)
+    compiling = build_env(compiler, host, env)
+    key = build_key([locked.version], host, compiler, compiling, *CMAKE_OPTIONS)
+    print(compiler_line(compiler, host), flush=True)
     if is_built(cache / "bin", key):
         print(f"already built: {cache / 'bin'}")
         return
@@ -177,7 +144,7 @@ def make_peers(venv: Path, cache: Path, env: Mapping[str, str], run: Run = run_w
     (cache / ".gitignore").write_text("*\n")
     at = source(python, locked, cache, compiling, run)
     found = tools(python, cache, compiling, run)
-    build(at, found, compiling, key, cache, run, f"building {', '.join(PROGRAMS)} with {choice.candidate}")
+    build(at, found, compiling, key, cache, run, f"building {', '.join(PROGRAMS)} with {compiler}")
     print(f"built: {cache / 'bin'}")
 
 
@@ -187,19 +154,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--venv", type=Path, default=Path(".venv"), help="virtual environment whose pip downloads")
     parser.add_argument("--cache", type=Path, default=ROOT / ".cache" / "peers", help="where the programs go")
     arguments = parser.parse_args(argv)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave through `finally`, which ends the compilers
-    try:
-        make_peers(arguments.venv, arguments.cache.absolute(), os.environ)
-    except (BuildError, NoCompilerError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except (OSError, subprocess.SubprocessError, tarfile.TarError) as error:
-        print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("\nerror: interrupted; what was there before is kept", file=sys.stderr)
-        return 130
-    return 0
+    return exit_code(lambda: make_peers(arguments.venv, arguments.cache.absolute(), os.environ))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def rows(folder: Path) -> pl.DataFrame:
 def test_the_ladder_does_the_same_work_on_every_rung(bench, tmp_path):
     assert bench("bench.scenarios=[ladder]") == ExitCode.DONE
     found = rows(tmp_path)
-    assert found["contender"].to_list() == ["bare", "engine", "sampling", "dataflow", "job"]
+    assert found["contender"].to_list() == ["engine", "sampling", "dataflow", "job"]
     assert found["new_tokens"].n_unique() == found["prompt_tokens"].n_unique() == found["steps"].n_unique() == 1
     for name in ("work_s", "wall_s", "cpu_s", "peak_rss_mb", "tokens_per_s", "decode_s"):
         assert found[name].is_not_null().all(), name

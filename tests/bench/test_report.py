@@ -9,11 +9,10 @@ import polars as pl
 import pyarrow as pa
 
 from operators.bench.cases import CASE_SCHEMA
-from operators.bench.measure import ADDED
-from operators.bench.report import main, report
-from operators.bench.tables import paired_ratio, spread
+from operators.bench.figures import COLUMNS
+from operators.bench.report import main, paired_ratio, report, spread
 
-SCHEMA = pa.schema([*CASE_SCHEMA, *ADDED])
+SCHEMA = pa.schema([*CASE_SCHEMA, *COLUMNS])
 
 
 def measured(scenario: str, contender: str, repeat: int, speed: float | None, **more: object) -> dict[str, object]:
@@ -36,9 +35,10 @@ def cells(text: str, contender: str) -> list[str]:
 
 
 def test_spread():
-    assert spread([]) == "-"
-    assert spread([1234.56]) == "1,234.6"
-    assert spread([3.0, 1.0, 2.0]) == "2.0 (1.0-3.0)"
+    def of(*values: float) -> str:
+        return spread([{"work_s": value} for value in (*values, None)], "work_s")
+
+    assert [of(), of(1234.56), of(3.0, 1.0, 2.0)] == ["-", "1,234.6", "2.0 (1.0-3.0)"]
 
 
 def test_a_ratio_is_taken_within_each_repeat():
@@ -51,13 +51,13 @@ def test_a_ratio_is_taken_within_each_repeat():
     assert paired_ratio(rows, "job", "nobody") is None
 
 
-def test_a_ladder_has_ratios_to_the_rung_below_and_to_the_bare_one(tmp_path):
-    speeds = {"bare": 100.0, "engine": 98.0, "sampling": 49.0, "dataflow": 49.0, "job": 44.1}
+def test_a_ladder_has_ratios_to_the_rung_below_and_to_the_lowest(tmp_path):
+    speeds = {"engine": 100.0, "sampling": 50.0, "dataflow": 50.0, "job": 45.0}
     text = report(write(tmp_path, [measured("ladder", name, 0, speed) for name, speed in speeds.items()]))
-    assert "| contender | t/s | by the rung below | by bare |" in text
-    assert cells(text, "bare")[1:4] == ["100.0", "-", "-"]
-    assert cells(text, "sampling")[1:4] == ["49.0", "0.500", "0.490"]
-    assert cells(text, "job")[1:4] == ["44.1", "0.900", "0.441"]
+    assert "| contender | t/s | by the rung below | by engine |" in text
+    assert cells(text, "engine")[1:4] == ["100.0", "-", "-"]
+    assert cells(text, "sampling")[1:4] == ["50.0", "0.500", "0.500"]
+    assert cells(text, "job")[1:4] == ["45.0", "0.900", "0.450"]
 
 
 def test_peers_are_told_by_how_much_ours_is_faster(tmp_path):
@@ -82,11 +82,13 @@ def test_block_diffusion_has_its_calls_and_what_batching_gives(tmp_path):
         measured("diffusion", "4/4", 0, 90.0, slots=8, call_ms=16.0, **blocks),
     ]
     text = report(write(tmp_path, rows))
-    _, calls = (line for line in text.splitlines() if line.startswith("| 4/4 | 20.0"))
-    assert calls == "| 4/4 | 20.0 | 0.40 | 160 | 10.00 | 4.00 | 1.25 | 3.1% |"
-    assert "| job | 50.0 | - | 128 | 5.00 | - | - | 2.0% |" in text
-    assert "8 slots against 1" in text
-    assert "| 4/4 | 4.50 | 5.00 | 0.90 |" in text
+    assert "| contender | t/s | by job |" in text
+    assert "| by 1 slot | calls allow by 1 slot |" in text
+    one, eight = (line.strip("|").split(" | ") for line in text.splitlines() if line.startswith("| 4/4 |"))
+    assert one[2] == "0.400"
+    assert one[-5:] == ["160", "10.00", "4.00", "1.25", "3.1% "]
+    assert eight[-2:] == ["4.50", "5.00 "]
+    assert [cell.strip() for cell in cells(text, "job")[-5:]] == ["128", "5.00", "-", "-", "2.0%"]
 
 
 def test_medians_and_spread(tmp_path):

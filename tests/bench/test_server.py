@@ -7,14 +7,11 @@ import os
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 
 from operators.bench.child import Child, ChildFailed, run_child
-from operators.bench.measure import ROOT
-from operators.bench.server import ServerFailed, ask_all, command, measure, requests, wait_until_ready
-from operators.bench.workload import Workload
+from operators.bench.server import ask_all, command, measure, requests, wait_until_ready
 from tests.bench.work import spec
 
 FAKE = """\
@@ -42,6 +39,8 @@ class Handler(BaseHTTPRequestHandler):
     at_once = 0
     most = 0
     lock = threading.Lock()
+    released: threading.Event
+    answered: list[bool]
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -52,6 +51,8 @@ class Handler(BaseHTTPRequestHandler):
             kind.bodies.append(body)
         with kind.lock:
             kind.at_once -= 1
+        if "slow" in body["prompt"]:
+            kind.answered.append(kind.released.wait(60))
         status = 500 if "fail" in body["prompt"] else 200
         text = json.dumps({"tokens_evaluated": len(body["prompt"]), "tokens_predicted": body["n_predict"]}).encode()
         self.send_response(status)
@@ -65,7 +66,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server():
-    handler = type("Counting", (Handler,), {"bodies": []})
+    handler = type("Counting", (Handler,), {"bodies": [], "released": threading.Event(), "answered": []})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
         running.daemon_threads = True
         thread = threading.Thread(target=running.serve_forever)
@@ -78,9 +79,9 @@ def server():
 def test_every_row_is_asked_once(tmp_path, server):
     port, handler = server
     made = spec(tmp_path, rows=9)
-    rows = Workload(Path(made.workload)).rendered()
+    rows = made.rows.rendered()
     answers = ask_all(port, requests(rows, made.sampling, share_prefix=False), clients=4)
-    assert sorted(a.new_tokens for a in answers) == sorted(rows["max_tokens"].to_pylist())
+    assert [a["tokens_predicted"] for a in answers] == rows["max_tokens"].to_pylist()
     assert {b["prompt"] for b in handler.bodies} == set(rows["prompt_text"].to_pylist())
     assert all(b["ignore_eos"] and b["temperature"] == 0 and not b["cache_prompt"] for b in handler.bodies)
     assert handler.most <= 4
@@ -88,18 +89,27 @@ def test_every_row_is_asked_once(tmp_path, server):
 
 def test_a_refused_request_is_an_error(server):
     port, _ = server
-    with pytest.raises(ServerFailed, match="status 500"):
+    with pytest.raises(ChildFailed, match="status 500"):
         ask_all(port, [{"prompt": "fail", "n_predict": 1}] * 3, clients=2)
 
 
+def test_a_failure_does_not_wait_for_the_other_answers(server):
+    """Nor does SIGTERM, after which the server must end soon."""
+    port, handler = server
+    with pytest.raises(ChildFailed, match="status 500"):
+        ask_all(port, [{"prompt": "fail", "n_predict": 1}, {"prompt": "slow", "n_predict": 1}], clients=2)
+    assert handler.answered == []
+    handler.released.set()
+
+
 def test_a_server_that_is_gone_is_an_error():
-    with pytest.raises(ServerFailed, match="not answered"):
+    with pytest.raises(ChildFailed, match="not answered"):
         ask_all(9, [{"prompt": "x", "n_predict": 1}], clients=1)
 
 
 def test_a_server_that_ends_says_why(tmp_path):
     child = Child([sys.executable, "-S", "-c", "import sys; sys.exit('no model')"], tmp_path)
-    with pytest.raises(ServerFailed, match="ended with 1: no model"):
+    with pytest.raises(ChildFailed, match="ended with 1: no model"):
         wait_until_ready(child, 9)
 
 
@@ -120,7 +130,7 @@ def test_a_whole_measurement(tmp_path):
     program.chmod(0o755)
     made.model.path = "any.gguf"
     figures = measure(made)
-    assert figures.new_tokens == Workload(Path(made.workload)).facts.new_tokens
+    assert figures.new_tokens == made.rows.facts.new_tokens
     assert figures.work_s > 0
     assert (figures.cpu_s or 0) > 0
     assert (figures.peak_rss_mb or 0) > 1
@@ -135,14 +145,13 @@ def test_the_server_ends_when_its_measurement_is_cancelled(tmp_path):
     )
     program.chmod(0o755)
     made.model.path = "any.gguf"
-    made.save(tmp_path / "spec.json")
     pid = tmp_path / "pid"
 
     def started() -> bool:
         return pid.exists() and pid.read_text().endswith(".")
 
-    command = [sys.executable, "-m", "operators.bench.server", str(tmp_path / "spec.json")]
+    command = [sys.executable, "-m", "operators.bench", "operators.bench.server:measure", made.save()]
     with pytest.raises(ChildFailed, match="cancelled"):
-        run_child(command, 60, started, cwd=ROOT)
+        run_child(command, 60, started)
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()[:-1]), 0)

@@ -6,14 +6,13 @@ import json
 
 import pytest
 
-from operators.bench.scenarios import Recipe
-from operators.bench.workload import facts_of, make
+from operators.bench.workload import PROMPTS, Recipe, facts_of, make
 from pipeline.errors import SchemaError
 from tests.bench.work import request, workload
 
 
 def rows(made):
-    return [json.loads(line) for line in made.prompts.read_text().splitlines()]
+    return [json.loads(line) for line in (made.folder / PROMPTS).read_text().splitlines()]
 
 
 def test_lengths_are_those_of_the_answers_up_to_the_cap(tmp_path):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
-from operators.bench.scenarios import Recipe
 from operators.bench.spec import Spec
-from operators.bench.workload import Request, Workload, make
+from operators.bench.workload import FACTS, Recipe, Request, Workload, make
 from operators.engine_settings import EngineSettings
 from operators.settings import DataSettings, ModelSettings, SamplingSettings
 
@@ -34,9 +34,16 @@ def workload(folder: Path, recipe: Recipe | None = None, **values: object) -> Wo
 def spec(folder: Path, recipe: Recipe | None = None, slots: int = 4, **values: object) -> Spec:
     return Spec(
         workload=str(workload(folder, recipe, **values).folder),
+        folder=str(folder),
         model=FAKE,
         runtime=EngineSettings(slots=slots, max_sequence_tokens=256),
         sampling=SamplingSettings(per_row=["max_tokens"], ignore_eos=True),
         peers=str(folder),
-        share_prefix=False,
     )
+
+
+def with_facts(made: Spec, **values: object) -> Spec:
+    """The case with other facts of its rows."""
+    facts = asdict(made.rows.facts) | values
+    (made.rows.folder / FACTS).write_text(json.dumps(facts))
+    return made

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from operators.bench.loop import complete as one_token_a_step
+from operators.bench.rungs import complete as complete_in_this_thread
 from operators.decoding.params import SamplingParams
-from operators.decoding.sampler import Sampler
 from operators.decoding.sequence import Sequence
 from operators.diffusion_settings import BlockDiffusionSettings, Remasking
 from operators.engine_settings import EngineSettings
+from operators.engines import decode_method
 from operators.llama.make_model import write_model
 from operators.llama.model import LlamaModel
-from operators.settings import ModelSettings
+from operators.settings import DecodeSettings, ModelSettings
 from tests.diffusion.reference import Qwen3, Rules, generate
 from tests.diffusion.rows import complete, prompts
 
@@ -136,9 +136,10 @@ def test_blocks_of_one_token_that_are_read_one_position_before_are_one_token_a_s
     runtime = EngineSettings(slots=3, max_sequence_tokens=256, **EXACT)
     decoder, give_back = model.lease(runtime)
     rows = [Sequence(i, text, SamplingParams(), i, MAX_TOKENS[i]) for i, text in enumerate(TEXTS)]
-    loop = one_token_a_step(rows, decoder, Sampler(), runtime)
+    one_token_a_step = decode_method(DecodeSettings())
+    complete_in_this_thread(one_token_a_step, one_token_a_step.strategy(decoder, model), rows, decoder, runtime)
     give_back()
-    assert complete(model, shifted, TEXTS, MAX_TOKENS, slots=3, **EXACT).ids == {r.handle: r.tokens for r in loop.rows}
+    assert complete(model, shifted, TEXTS, MAX_TOKENS, slots=3, **EXACT).ids == {r.handle: r.tokens for r in rows}
 
 
 def test_a_block_longer_than_the_text_is_one_block(path, model):

@@ -7,8 +7,8 @@ import pytest
 
 from operators.decoding.params import SamplingParams
 from operators.llama.architectures import CLASSES
-from operators.llama.gguf_types import named_file_type, quantize_file
 from operators.llama.header import read_header
+from operators.llama.make_model import quantize_file
 from operators.llama.model import LlamaModel
 from operators.settings import ModelSettings
 from tests.families.test_families import FAMILIES, HERE
@@ -23,7 +23,7 @@ def test_logits_are_the_same_to_the_bit_in_any_company(family, file_type, tmp_pa
     path = HERE / f"{family}.gguf"
     if file_type != "f32":
         path = tmp_path / "model.gguf"
-        quantize_file(HERE / f"{family}.gguf", path, named_file_type(file_type))
+        quantize_file(HERE / f"{family}.gguf", path, file_type)
     model = LlamaModel(ModelSettings(path=str(path)))
     assert model.doubt is None
     params, prompts = SamplingParams(temperature=1.0, top_k=40), texts(len(LENGTHS))

@@ -2,100 +2,59 @@
 
 from __future__ import annotations
 
-import ctypes
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import llama_cpp
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
+from gguf import GGUFReader, GGUFValueType, GGUFWriter
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from numpy.typing import NDArray
 
+from operators.engine_settings import EngineSettings
 from operators.llama.gguf_shapes import SHAPES, Shape, TensorSpec
-from operators.llama.gguf_types import FILE_TYPES
 from operators.llama.gguf_vocab import SPECIAL_TOKENS, builtin_vocabulary, read_vocabulary
-from operators.llama.make_model import draw_weights, main, write_model
-
-llama_cpp: Any = pytest.importorskip("llama_cpp")
+from operators.llama.make_model import FILE_TYPES, K_QUANTS, UNIFORM_TYPES, draw_weights, main, write_model
+from operators.llama.model import LlamaModel
+from operators.settings import ModelSettings
 
 TEXT = "Grüße, 世界! 12 + 3 = 15 🙂👩‍🚀\n\tend, of   the line\r\n"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _quiet_llama() -> Iterator[None]:
-    callback = llama_cpp.llama_log_callback(lambda _level, _text, _data: None)  # alive until the old one is back
-    previous, user_data = llama_cpp.llama_log_callback(), ctypes.c_void_p()
-    llama_cpp.llama_log_get(ctypes.byref(previous), ctypes.byref(user_data))
-    llama_cpp.llama_log_set(callback, ctypes.c_void_p())
-    yield
-    llama_cpp.llama_log_set(previous, user_data)
-
-
-@dataclass
-class Loaded:
-    """A model opened by llama.cpp, with just enough around it to look inside."""
-
-    model: Any
-
-    @property
-    def vocab(self) -> Any:
-        return llama_cpp.llama_model_get_vocab(self.model)
-
-    def encode(self, text: str, *, special: bool = False) -> list[int]:
-        data, ids = text.encode(), (llama_cpp.llama_token * 2048)()
-        count = llama_cpp.llama_tokenize(self.vocab, data, len(data), ids, len(ids), True, special)
-        assert count >= 0
-        return list(ids[:count])
-
-    def decode_text(self, tokens: list[int]) -> str:
-        ids, data = (llama_cpp.llama_token * len(tokens))(*tokens), ctypes.create_string_buffer(4096)
-        size = llama_cpp.llama_detokenize(self.vocab, ids, len(ids), data, len(data), False, True)
-        assert size >= 0
-        return data.raw[:size].decode()
-
-    def greedy(self, prompts: list[str], n_new: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Token ids [n_new, rows] of all prompts decoded together, and the last step's logits [rows, n_vocab]."""
-        params = llama_cpp.llama_context_default_params()
-        params.n_ctx, params.n_seq_max, params.n_threads, params.n_threads_batch = 256, len(prompts), 1, 1
-        context, batch = llama_cpp.llama_init_from_model(self.model, params), llama_cpp.llama_batch_init(256, 0, 1)
-        rows, lengths, chosen = [self.encode(prompt) for prompt in prompts], [0] * len(prompts), []
-        for _ in range(n_new):
-            fill(batch, rows, lengths)
-            assert llama_cpp.llama_decode(context, batch) == 0
-            shape = (len(rows), llama_cpp.llama_vocab_n_tokens(self.vocab))
-            logits = np.array(np.ctypeslib.as_array(llama_cpp.llama_get_logits(context), shape))
-            chosen.append(logits.argmax(axis=1).astype(np.int32))
-            rows = [[int(token)] for token in chosen[-1]]
-        llama_cpp.llama_batch_free(batch)
-        llama_cpp.llama_free(context)
-        return np.array(chosen), logits
-
-
-def fill(batch: Any, rows: list[list[int]], lengths: list[int]) -> None:
-    """Put each row's tokens behind what its sequence holds, with logits for the last; updates `lengths`."""
-    batch.n_tokens = 0
-    for sequence, tokens in enumerate(rows):
-        for i, token in enumerate(tokens):
-            at = batch.n_tokens
-            batch.token[at], batch.pos[at], batch.logits[at] = token, lengths[sequence] + i, i == len(tokens) - 1
-            batch.n_seq_id[at], batch.seq_id[at][0] = 1, sequence
-            batch.n_tokens += 1
-        lengths[sequence] += len(tokens)
-
-
 @contextmanager
-def opened(path: Path) -> Iterator[Loaded]:
-    model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
-    assert model, f"llama.cpp does not load {path}"
+def opened(path: Path) -> Iterator[LlamaModel]:
+    model = LlamaModel(ModelSettings(path=str(path)))
     try:
-        yield Loaded(model)
+        yield model
     finally:
-        llama_cpp.llama_model_free(model)
+        model.close()
+
+
+def encode(model: LlamaModel, text: str) -> list[int]:
+    tokens: list[int] = model.tokenize([text.encode()])[0].tolist()
+    return tokens
+
+
+def greedy(model: LlamaModel, prompts: list[str], n_new: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Token ids [n_new, rows] of all prompts decoded together, and the last step's logits [rows, n_vocab]."""
+    slots = range(len(prompts))
+    context, give_back = model.lease(EngineSettings(slots=len(prompts), max_sequence_tokens=256, threads=1))
+    rows, batch = [model.tokenize([prompt.encode()])[0] for prompt in prompts], context.batch
+    batch.clear()
+    batch.add_spans(rows, [0 for _ in slots], slots, [1 for _ in slots])
+    chosen = []
+    for step in range(n_new):
+        logits = context.decode().copy()
+        chosen.append(logits.argmax(axis=1))
+        batch.clear()
+        batch.add_rows(chosen[-1].tolist(), [len(row) + step for row in rows], slots)
+    give_back()
+    return np.array(chosen), logits
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +62,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("models") / "tiny.gguf").path
 
 
-UNIFORM_TYPES = [name for name, kind in FILE_TYPES.items() if kind.matrices is not None]
-K_QUANTS = [name for name in FILE_TYPES if name not in UNIFORM_TYPES]
 CASES = [
     *((shape, name) for shape in ("tiny", "tiny-llama", "tiny-qwen2") for name in UNIFORM_TYPES),
     *((shape, name) for shape in ("tiny-256", "llama-5m") for name in ("f32", "q4_k_m")),
@@ -117,8 +74,8 @@ CASES = [
 def test_llama_decodes_several_sequences_to_varied_tokens(tmp_path: Path, shape: str, file_type: str) -> None:
     summary = write_model(tmp_path / "model.gguf", shape=shape, file_type=file_type)
     with opened(summary.path) as loaded:
-        tokens, logits = loaded.greedy(["Hello world", "How many people?", "🙂"], n_new=16)
-        assert llama_cpp.llama_model_n_params(loaded.model) == summary.n_params
+        tokens, logits = greedy(loaded, ["Hello world", "How many people?", "🙂"], n_new=16)
+        assert llama_cpp.llama_model_n_params(loaded._model) == summary.n_params
     assert np.isfinite(logits).all()
     assert 2 < logits.std() < 4
     assert len(np.unique(tokens)) > 16  # of 48: neither one token repeated nor one text for all prompts
@@ -140,23 +97,20 @@ def test_weights_are_the_same_in_every_type(tmp_path: Path, tiny: Path) -> None:
         np.testing.assert_allclose(coarse.data, exact.data, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("stored", [GGMLQuantizationType.F32, GGMLQuantizationType.Q4_0])
-def test_weights_do_not_depend_on_how_many_are_drawn_at_once(stored: GGMLQuantizationType) -> None:
+def test_weights_do_not_depend_on_how_many_are_drawn_at_once() -> None:
     spec = TensorSpec("some.weight", dims=(7, 64), mean=0.0, std=1.0)
-    whole = draw_weights(spec, 0, stored)
     for at_once in (1, 64, 130, 1000):
-        np.testing.assert_array_equal(draw_weights(spec, 0, stored, at_once), whole)
+        np.testing.assert_array_equal(draw_weights(spec, 0, at_once=at_once), draw_weights(spec, 0))
 
 
 def test_builtin_vocabulary_gives_texts_back(tiny: Path) -> None:
     every_character = "".join(chr(i) for i in [*range(1, 0x250), 0x3B1, 0x4E16, 0xFFFD, 0x1F600])
     with opened(tiny) as loaded:
         for text in (TEXT, every_character):
-            assert loaded.decode_text(loaded.encode(text)) == text
-        assert len(loaded.encode(" the people of water")) == 4
-        n_special = len(SPECIAL_TOKENS)
-        n_tokens = llama_cpp.llama_vocab_n_tokens(loaded.vocab)
-        assert loaded.encode("".join(SPECIAL_TOKENS), special=True) == list(range(n_tokens - n_special, n_tokens))
+            assert b"".join(loaded.pieces()[token] for token in encode(loaded, text)).decode() == text
+        assert len(encode(loaded, " the people of water")) == 4
+        first = loaded.n_vocab - len(SPECIAL_TOKENS)
+        assert encode(loaded, "".join(SPECIAL_TOKENS)) == list(range(first, loaded.n_vocab))
 
 
 def test_metadata_names_the_special_tokens_and_the_template(tiny: Path) -> None:
@@ -211,18 +165,16 @@ def _with_bytes(vocabulary: Any) -> Any:
         (["--shape", "huge"], ["'huge'", *SHAPES]),
         (["--type", "q9"], ["'q9'", *FILE_TYPES]),
         (["--type", "q4_k_m"], ["q4_k_m", "256", "n_embd=64", "tiny-256"]),
-        (["--set", "n_embed=64"], ["'n_embed'", "n_embd"]),
-        (["--set", "n_layer"], ["'n_layer'", "field=value"]),
-        (["--set", "n_layer=two"], ["n_layer='two'", "whole number"]),
-        (["--set", "tied_embeddings=maybe"], ["'maybe'", "true or false"]),
-        (["--set", "n_layer=0"], ["n_layer=0", "positive"]),
-        (["--set", "n_head=3"], ["n_head=3", "n_head_kv=2"]),
-        (["--set", "head_dim=33"], ["head_dim=33", "even"]),
-        (["--set", "arch=rwkv"], ["'rwkv'", "llama", "qwen3"]),
-        (["--set", "arch=qwen2"], ["n_head * head_dim", "128"]),
-        (["--set", "arch=qwen3moe"], ["qwen3moe needs n_expert above 1, found 1"]),
-        (["--set", "n_expert=4"], ["qwen3 needs n_expert 1", "found 4"]),
-        (["--shape", "tiny-qwen3moe", "--set", "n_expert_used=9"], ["n_expert_used=9", "n_expert=8"]),
+        (["--n_embed", "64"], ["--n_embed"]),
+        (["--n_layer", "two"], ["n_layer", "int", "two"]),
+        (["--n_layer", "0"], ["n_layer=0", "positive"]),
+        (["--n_head", "3"], ["n_head=3", "n_head_kv=2"]),
+        (["--head_dim", "33"], ["head_dim=33", "even"]),
+        (["--arch", "rwkv"], ["'rwkv'", "llama", "qwen3"]),
+        (["--arch", "qwen2"], ["n_head * head_dim", "128"]),
+        (["--arch", "qwen3moe"], ["qwen3moe needs n_expert above 1, found 1"]),
+        (["--n_expert", "4"], ["qwen3 needs n_expert 1", "found 4"]),
+        (["--shape", "tiny-qwen3moe", "--n_expert_used", "9"], ["n_expert_used=9", "n_expert=8"]),
         (["--vocab", "missing.gguf"], ["missing.gguf", "does not exist"]),
         (["--seed", "-1"], ["seed=-1"]),
     ],
@@ -268,7 +220,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, shape: str, file_typ
 
 def test_command_line_writes_and_says_what(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "new" / "model.gguf"
-    assert main(["--out", str(target), "--type", "Q8_0", "--set", "n_layer=1", "tied_embeddings=false"]) == 0
+    assert main(["--out", str(target), "--type", "Q8_0", "--n_layer", "1", "--no-tied_embeddings"]) == 0
     said = capsys.readouterr().out
     assert "1 layers" in said
     assert "q8_0 (9 Q8_0, 5 F32)" in said
