@@ -20,7 +20,7 @@ import jinja2.sandbox
 import pyarrow as pa
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError
-from jinja2.runtime import Context, markup_join, str_join
+from jinja2.runtime import Context, markup_join
 
 from pipeline.errors import ConfigError, SchemaError, did_you_mean
 from pipeline.records import HALF_A_CHARACTER, ROW
@@ -29,6 +29,7 @@ MAX_SOURCE_CHARACTERS = 1 << 20
 MAX_TEXT_CHARACTERS = 16 << 20
 MAX_NUMBER_BITS = 1 << 14
 MAX_BASE, MAX_EXPONENT = 100_000, 64
+SIZED = (str, list, tuple)
 OTHER_TEMPLATES = (jinja2.nodes.Include, jinja2.nodes.Import, jinja2.nodes.FromImport, jinja2.nodes.Extends)
 
 
@@ -137,7 +138,8 @@ def _joined(pieces: Iterable[str]) -> str:
     for piece in pieces:
         kept.append(piece)
         size += len(piece)
-        _bound(size)
+        if size > MAX_TEXT_CHARACTERS:
+            _bound(size)
     return "".join(kept)
 
 
@@ -170,18 +172,24 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def call_concat(self, context: Context, parts: tuple[Any, ...]) -> str:
         """`a ~ b ~ c`."""
-        _bound(sum(len(str(part)) for part in parts))
-        return (markup_join if context.eval_ctx.autoescape else str_join)(parts)
+        if context.eval_ctx.autoescape:
+            _bound(sum(len(str(part)) for part in parts))
+            return markup_join(parts)
+        return _joined(map(str, parts))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """`left operator right`, for the operators that can make much out of little."""
-        sizes = [len(value) if isinstance(value, str | list | tuple) else 0 for value in (left, right)]
         if operator == "+":
-            _bound(sum(sizes))
-        elif operator == "*" and any(sizes):
-            _bound(max(sizes) * (right if sizes[0] else left))
-        elif operator == "*" and isinstance(left, int) and isinstance(right, int):
-            if left.bit_length() + right.bit_length() > MAX_NUMBER_BITS:
+            made = left + right
+            if isinstance(made, SIZED):
+                _bound(len(made))  # at most twice what is allowed has been made
+            return made
+        if operator == "*":
+            for items, count in ((left, right), (right, left)):
+                if isinstance(items, SIZED) and isinstance(count, int):
+                    _bound(len(items) * count)
+            numbers = isinstance(left, int) and isinstance(right, int)
+            if numbers and left.bit_length() + right.bit_length() > MAX_NUMBER_BITS:
                 raise SecurityError(f"a product of more than {MAX_NUMBER_BITS} bits")
         elif operator == "**" and (abs(left) > MAX_BASE or abs(right) > MAX_EXPONENT):
             raise SecurityError("a power of numbers this large")
