@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from operators.sources.schemas import SPELLING, parse_type
+from operators.sources.schemas import parse_type
 from operators.union import append_to_lineage
-from pipeline.errors import ConfigError, SchemaError
+from pipeline.errors import SchemaError
 from pipeline.protocols import BaseOperator
 from pipeline.records import HALF_A_CHARACTER, LINEAGE, ROW, Batch, Output, RejectKind, require_column
 
@@ -163,10 +163,7 @@ class Call(BaseOperator):
 def _type(name: str, text: str) -> pa.DataType:
     if name in IDENTITY:
         raise SchemaError(f"columns has '{name}', which says which row it is; use another name")
-    try:
-        return parse_type(text)
-    except ValueError as error:
-        raise ConfigError(f"columns.{name}={text!r} is not a type: {error}; write {SPELLING}") from error
+    return parse_type(text, f"columns.{name}")
 
 
 def _fraction(value: Any, kind: pa.DataType) -> float | None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
 import keyword
+import pydoc
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from pipeline.errors import ConfigError, ExitCode
 
@@ -39,74 +37,41 @@ _ARGUMENT = re.compile(r"^(\w+(?:, \w+)*): ", re.MULTILINE)
 _WIDTH = 120
 
 
-@dataclass(frozen=True)
-class Argument:
-    """One line of `Args`: names that are explained together.
+class Argument(NamedTuple):
+    """Arguments of an operator that its docstring explains together."""
 
-    Args:
-        names: as a job writes them.
-        defaults: of each, as in YAML; None where one must be given.
-        text: what they are.
-    """
-
-    names: tuple[str, ...]
-    defaults: tuple[str | None, ...]
+    defaults: Mapping[str, str | None]
+    """By name, both as a job writes them; None where the argument is required."""
     text: str
 
 
 class Entry:
-    """What an operator says of itself.
+    """The docstring of an operator, taken apart.
 
     Args:
-        path: of the class, below `operators.`.
+        path: of its class, below `operators.`.
     """
 
     def __init__(self, path: str) -> None:
         self.target = f"operators.{path}"
         self.name = path.rpartition(".")[2]
-
-    @cached_property
-    def operator(self) -> Any:
-        """The class."""
-        module, _, name = self.target.rpartition(".")
-        return getattr(importlib.import_module(module), name)
-
-    @cached_property
-    def _sections(self) -> dict[str, str]:
+        self.operator: Any = pydoc.locate(self.target)
         parts = _SECTION.split(inspect.getdoc(self.operator) or "")
-        named = {name: textwrap.dedent(body.strip("\n")) for name, body in zip(parts[1::2], parts[2::2], strict=True)}
-        return {"": parts[0].strip(), **named}
+        sections = {
+            title: textwrap.dedent(text.strip("\n")) for title, text in zip(parts[1::2], parts[2::2], strict=True)
+        }
+        self.text = parts[0].strip()
+        self.summary = " ".join(self.text.split("\n\n")[0].split()).split(". ")[0].rstrip(".") + "."
+        self.example = sections.get("Example", "").strip("\n")
+        self.arguments = list(self._arguments(sections.get("Args", "")))
 
-    @property
-    def text(self) -> str:
-        """What it does, in paragraphs."""
-        return self._sections[""]
-
-    @property
-    def summary(self) -> str:
-        """The first sentence."""
-        first = " ".join(self.text.split("\n\n", 1)[0].split())
-        return first.split(". ", 1)[0].rstrip(".") + "."
-
-    @property
-    def example(self) -> str:
-        """A node of a job, as YAML."""
-        return self._sections.get("Example", "").strip("\n")
-
-    @property
-    def arguments(self) -> list[Argument]:
-        """What a job may give, in the order of the docstring."""
-        parts = _ARGUMENT.split(self._sections.get("Args", ""))
-        defaults = self._defaults()
-        found = []
-        for names, body in zip(parts[1::2], parts[2::2], strict=True):
-            each = tuple(_as_written(name) for name in names.split(", "))
-            found.append(Argument(each, tuple(defaults.get(name) for name in each), " ".join(body.split())))
-        return found
-
-    def _defaults(self) -> dict[str, str | None]:
+    def _arguments(self, text: str) -> Iterator[Argument]:
         parameters = inspect.signature(self.operator).parameters.values()
-        return {_as_written(p.name): None if p.default is p.empty else _in_yaml(p.default) for p in parameters}
+        defaults = {_as_written(p.name): None if p.default is p.empty else _in_yaml(p.default) for p in parameters}
+        parts = _ARGUMENT.split(text)
+        for names, body in zip(parts[1::2], parts[2::2], strict=True):
+            written = map(_as_written, names.split(", "))
+            yield Argument({name: defaults.get(name) for name in written}, " ".join(body.split()))
 
 
 def entries() -> dict[str, list[Entry]]:
@@ -129,54 +94,50 @@ def listing() -> str:
 
 
 def described(name: str) -> str:
-    """All that the operator `name` says of itself.
+    """The docstring of the operator `name`, as text.
 
     Raises:
         ConfigError: there is none.
     """
-    known = {entry.name: entry for members in entries().values() for entry in members}
-    entry = next((e for n, e in known.items() if n.lower() == name.lower()), None)
-    if entry is None:
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]}?" if near else f"the operators are {', '.join(known)}"
+    paths = {path.rpartition(".")[2]: path for members in CATALOG.values() for path in members}
+    path = next((path for known, path in paths.items() if known.lower() == name.lower()), None)
+    if path is None:
+        near = difflib.get_close_matches(name, paths, 1)
+        hint = f"did you mean {near[0]}?" if near else f"the operators are {', '.join(paths)}"
         raise ConfigError(f"there is no operator '{name}'; {hint}")
+    entry = Entry(path)
     lines = [f"{entry.name}   (_target_: {entry.target})", "", entry.text]
-    if entry.arguments:
-        lines += ["", "arguments:"]
-        for argument in entry.arguments:
-            given = ", ".join(
-                n if d is None else f"{n} (default {d})" for n, d in zip(argument.names, argument.defaults, strict=True)
-            )
-            lines += [f"  {given}", textwrap.indent(textwrap.fill(argument.text, _WIDTH - 6), "      ")]
+    lines += ["", "arguments:"] if entry.arguments else []
+    for defaults, text in entry.arguments:
+        lines.append("  " + ", ".join(n if d is None else f"{n} (default {d})" for n, d in defaults.items()))
+        lines.append(textwrap.indent(textwrap.fill(text, _WIDTH - 6), "      "))
     return "\n".join([*lines, "", "example:", textwrap.indent(entry.example, "  ")])
 
 
 def markdown() -> str:
     """docs/operators.md."""
-    return "\n".join(_markdown_lines()) + "\n"
-
-
-def _markdown_lines() -> Iterator[str]:
-    yield "# Operators"
-    yield ""
-    yield "Made from the docstrings by `python -m pipeline operators --markdown`. A node of a job names an operator as"
-    yield "`op._target_`, and its arguments beside that. `python -m pipeline operators` lists them,"
-    yield "`python -m pipeline operators Filter` prints one."
+    lines = [
+        "# Operators",
+        "",
+        "Made from the docstrings by `python -m pipeline operators --markdown`. A node of a job names an operator as",
+        "`op._target_`, and its arguments beside that. `python -m pipeline operators` lists them,",
+        "`python -m pipeline operators Filter` prints one.",
+    ]
     for title, members in entries().items():
-        yield from ["", f"## {title}"]
+        lines += ["", f"## {title}"]
         for entry in members:
-            yield from ["", f"### {entry.name}", "", f"`{entry.target}`", "", entry.text]
-            if entry.arguments:
-                yield from ["", "| argument | default | |", "|---|---|---|"]
-                for argument in entry.arguments:
-                    names = ", ".join(f"`{name}`" for name in argument.names)
-                    defaults = ", ".join("required" if d is None else f"`{d}`" for d in argument.defaults)
-                    yield f"| {names} | {defaults} | {argument.text.replace('|', '&#124;')} |"
-            yield from ["", "```yaml", entry.example, "```"]
+            lines += ["", f"### {entry.name}", "", f"`{entry.target}`", "", entry.text]
+            lines += ["", "| argument | default | |", "|---|---|---|"] if entry.arguments else []
+            for defaults, text in entry.arguments:
+                names = ", ".join(f"`{name}`" for name in defaults)
+                values = ", ".join("required" if d is None else f"`{d}`" for d in defaults.values())
+                lines.append(f"| {names} | {values} | {text.replace('|', '&#124;')} |")
+            lines += ["", "```yaml", entry.example, "```"]
+    return "\n".join(lines) + "\n"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command `operators`: a list, or what is asked for.
+    """The command `operators`: print a list, or what is asked for.
 
     Raises:
         ConfigError: an operator that does not exist is asked for.

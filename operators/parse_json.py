@@ -68,8 +68,8 @@ class ParseJson(BaseOperator):
         check(invalid in kinds, "invalid", invalid, f"it is one of {', '.join(kinds)}")
         self._column = column
         self._schema_given = None if schema is None else _read_schema(schema)
-        self._fields = declared_fields(fields, optional or []) if fields else schema_fields(self._schema_given)
         self._breach: Validate = _validator(self._schema_given) if schema is not None else _anything
+        self._fields = declared_fields(fields, optional or []) if fields else schema_fields(self._schema_given)
         self._fenced = fenced
         self._kind = RejectKind(invalid)
 

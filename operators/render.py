@@ -123,11 +123,12 @@ class Render(BaseOperator):
         """Take the model's chat template and special tokens.
 
         Raises:
-            ConfigError: there is no chat template and one is needed, or it does not compile or cannot work.
+            ConfigError: there is no chat template and one is needed, or it does not compile.
         """
         model: ChatModel = load_model(runtime, self._model)
         self._special = {"bos_token": model.bos_token, "eos_token": model.eos_token}
         self._bos = model.bos_token if model.add_bos else ""
+        self._unproved: Template | None = None
         if self._row_template is not None:
             if (self._chat or model.chat_template) is not None:
                 runtime.log.warning(BYPASSED, runtime.node, "template" if self._file is None else "template_file")
@@ -136,7 +137,7 @@ class Render(BaseOperator):
         if self._chat is None and model.chat_template is not None:
             self._chat = Template(model.chat_template, "the model's chat template", strict=False, date=self._date)
         if self._chat is not None:
-            _probe(self._chat, self._chat_values(PROBE))
+            self._unproved = self._chat
             self._text = self._from_chat
         elif self._raw_column is not None:
             self._text = _no_template
@@ -144,7 +145,14 @@ class Render(BaseOperator):
             self._text = self._raw(runtime)
 
     def process(self, batch: Batch) -> Iterable[Output]:
-        """Render each row."""
+        """Render each row.
+
+        Raises:
+            ConfigError: the chat template cannot work.
+        """
+        if self._unproved is not None:  # tried here and not in `open`: the watchdog sees it if it never ends
+            _probe(self._unproved, self._chat_values(PROBE))
+            self._unproved = None
         columns = [batch.data.column(name).to_pylist() for name in self._columns]
         raw = self._raw_texts(batch)
         texts: list[str] = []
@@ -283,7 +291,7 @@ def _no_template(values: tuple[Any, ...]) -> str:
 
 
 def _probe(template: Template, values: dict[str, Any]) -> None:
-    """Refuse a chat template that cannot work with any row, before rows are read."""
+    """Refuse a chat template that cannot work with any row."""
     try:
         template.render(values)
     except (SecurityError, OverflowError) as error:

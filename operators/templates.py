@@ -1,14 +1,14 @@
-"""Jinja templates that may come from a stranger's model file: sandboxed, bounded, and the same text every time.
+"""Jinja templates that may come from a stranger's model file: sandboxed, and the same text every time.
 
-The sandbox keeps a template from reaching Python. What a rendering may cost is bounded in work and in size
-(template_work.py), whatever its loops, macros and filters do.
+Jinja's sandbox keeps a template from reaching Python. Its text and what its operators make are bounded in size.
+Time is not bounded: the watchdog (`runtime.stall_timeout_s`) ends the run of a template that never ends.
 """
 
 from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import jinja2
@@ -16,27 +16,20 @@ import jinja2.ext
 import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
+import jinja2.sandbox
 import pyarrow as pa
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.exceptions import SecurityError
+from jinja2.runtime import Context, markup_join
 
-from operators.template_metering import meter, metering_filters, price_of
-from operators.template_sandbox import Sandbox, Silent
-from operators.template_work import (
-    CALL_STEPS,
-    CHEAP,
-    LINEAR,
-    MAX_STEPS,
-    MAX_TEXT_CHARACTERS,
-    REFUSED_FILTERS,
-    TESTS,
-    TooCostly,
-    metered,
-)
 from pipeline.errors import ConfigError, SchemaError, did_you_mean
 from pipeline.records import HALF_A_CHARACTER, ROW
 
 MAX_SOURCE_CHARACTERS = 1 << 20
-FREE = CHEAP | LINEAR
-"""Filters that are not metered themselves."""
+MAX_TEXT_CHARACTERS = 16 << 20
+MAX_NUMBER_BITS = 1 << 14
+MAX_BASE, MAX_EXPONENT = 100_000, 64
+SIZED = (str, list, tuple)
 OTHER_TEMPLATES = (jinja2.nodes.Include, jinja2.nodes.Import, jinja2.nodes.FromImport, jinja2.nodes.Extends)
 
 
@@ -51,42 +44,34 @@ class Template:
             chat templates expect.
         date: what `strftime_now` formats. None: there is no `strftime_now`, for which the templates that ask for it
             (`is defined`) have a fixed date of their own. The clock's date would make every run another one.
-        max_steps: work that a rendering may cost.
 
     Raises:
         ConfigError: it does not compile, or takes in another template; names the line.
     """
 
-    def __init__(
-        self,
-        source: str,
-        name: str,
-        *,
-        strict: bool,
-        date: datetime.date | None = None,
-        max_steps: int = MAX_STEPS,
-    ) -> None:
-        environment = _environment(strict, date, max_steps)
+    def __init__(self, source: str, name: str, *, strict: bool, date: datetime.date | None = None) -> None:
         self.name = name
-        self._work = environment.work
         if len(source) > MAX_SOURCE_CHARACTERS:
             raise ConfigError(
                 f"{name} has {len(source)} characters, more than {MAX_SOURCE_CHARACTERS}; is it a template?"
             )
+        environment = _environment(strict, date)
         try:
             tree = environment.parse(source)
             self.unknown = frozenset(jinja2.meta.find_undeclared_variables(tree) - environment.globals.keys())
             self.named = frozenset(node.name for node in tree.find_all(jinja2.nodes.Name))
-            environment.call_price = CALL_STEPS + price_of(list(tree.find_all((jinja2.nodes.Macro, jinja2.nodes.For))))
-            self._template = environment.from_string(meter(_alone(tree, name)))
-        except ConfigError:
-            raise
+            self._template = environment.from_string(tree)
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(f"{name}, line {error.lineno}: {error.message}") from error
         except RecursionError as error:
             raise ConfigError(f"{name} is nested too deeply, or has an expression that is too long") from error
         except Exception as error:  # a stranger's text goes through two compilers, Jinja's and Python's
             raise ConfigError(f"{name} cannot be compiled: {type(error).__name__}: {error}") from error
+        for node in tree.find_all(OTHER_TEMPLATES):
+            what = type(node).__name__.lower().replace("fromimport", "from ... import")
+            raise ConfigError(
+                f"{name}, line {node.lineno}: {{% {what} %}} takes in another template; write it out here"
+            )
 
     def render(self, values: dict[str, Any]) -> str:
         """The text.
@@ -94,26 +79,14 @@ class Template:
         Raises:
             jinja2.TemplateError: the template refuses (`raise_exception`) or names what is not there, or the text has
                 half a surrogate pair. What its expressions raise (TypeError ...) comes through as it is.
-            jinja2.exceptions.SecurityError: it reaches for what the sandbox does not give.
-            TooCostly: it does more than MAX_STEPS of work, or its text grows beyond MAX_TEXT_CHARACTERS.
+            SecurityError: it reaches for what the sandbox does not give, calls itself too deeply, or its text grows
+                beyond MAX_TEXT_CHARACTERS.
         """
-        self._work.begin()
         try:
-            return self._text(values)
-        except RecursionError as error:
-            raise TooCostly("it calls itself too deeply, or its values are nested too deeply") from error
-
-    def _text(self, values: dict[str, Any]) -> str:
-        pieces: list[str] = []
-        room = MAX_TEXT_CHARACTERS
-        for piece in self._template.root_render_func(self._template.new_context(values)):
-            pieces.append(piece)
-            room -= len(piece)
-            if room < 0:
-                raise TooCostly(f"the text is longer than {MAX_TEXT_CHARACTERS} characters")
-        text = "".join(pieces)
-        try:
+            text = _joined(self._template.root_render_func(self._template.new_context(values)))
             text.encode()
+        except RecursionError as error:
+            raise SecurityError("it calls itself too deeply, or its values are nested too deeply") from error
         except UnicodeEncodeError as error:
             raise jinja2.TemplateError(f"the text has {HALF_A_CHARACTER}") from error
         return text
@@ -153,29 +126,90 @@ class GenerationTag(jinja2.ext.Extension):
         return jinja2.nodes.Scope(body, lineno=line)
 
 
-def _environment(strict: bool, date: datetime.date | None, max_steps: int) -> Sandbox:
-    environment = Sandbox(
-        max_steps,
-        keys_first=strict,
+def _bound(size: int) -> None:
+    if size > MAX_TEXT_CHARACTERS:
+        raise SecurityError(f"it makes a text or a list of more than {MAX_TEXT_CHARACTERS} characters or items")
+
+
+def _joined(pieces: Iterable[str]) -> str:
+    """Join `pieces`, and stop as soon as they are too long."""
+    kept: list[str] = []
+    size = 0
+    for piece in pieces:
+        kept.append(piece)
+        size += len(piece)
+        if size > MAX_TEXT_CHARACTERS:
+            _bound(size)
+    return "".join(kept)
+
+
+class _BoundedConcat(CodeGenerator):
+    """Compiles `a ~ b` to a call of the sandbox, as Jinja does with the operators that a sandbox intercepts."""
+
+    def visit_Concat(self, node: jinja2.nodes.Concat, frame: Frame) -> None:  # noqa: N802 - named by Jinja
+        """Write the call."""
+        self.write("environment.call_concat(context, (")
+        for part in node.nodes:
+            self.visit(part, frame)
+            self.write(", ")
+        self.write("))")
+
+
+class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, in which no operator makes a huge value out of small ones."""
+
+    code_generator_class = _BoundedConcat
+    concat = staticmethod(_joined)  # joins what a macro, a block or {% set %} has printed
+    intercepted_binops = frozenset({"+", "*", "**"})
+    keys_first = False
+    """`struct.items` is the field of that name where there is one, and not the method of a dict."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """`obj.attribute`."""
+        if self.keys_first and isinstance(obj, dict) and attribute in obj:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
+
+    def call_concat(self, context: Context, parts: tuple[Any, ...]) -> str:
+        """`a ~ b ~ c`."""
+        if context.eval_ctx.autoescape:
+            _bound(sum(len(str(part)) for part in parts))
+            return markup_join(parts)
+        return _joined(map(str, parts))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """`left operator right`, for the operators that can make much out of little."""
+        if operator == "+":
+            made = left + right
+            if isinstance(made, SIZED):
+                _bound(len(made))  # at most twice what is allowed has been made
+            return made
+        if operator == "*":
+            for items, count in ((left, right), (right, left)):
+                if isinstance(items, SIZED) and isinstance(count, int):
+                    _bound(len(items) * count)
+            numbers = isinstance(left, int) and isinstance(right, int)
+            if numbers and left.bit_length() + right.bit_length() > MAX_NUMBER_BITS:
+                raise SecurityError(f"a product of more than {MAX_NUMBER_BITS} bits")
+        elif operator == "**" and (abs(left) > MAX_BASE or abs(right) > MAX_EXPONENT):
+            raise SecurityError("a power of numbers this large")
+        return super().call_binop(context, operator, left, right)
+
+
+def _environment(strict: bool, date: datetime.date | None) -> _Sandbox:
+    environment = _Sandbox(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=["jinja2.ext.loopcontrols", GenerationTag],
         undefined=jinja2.StrictUndefined if strict else jinja2.Undefined,
         finalize=_printable if strict else None,
     )
-    work = environment.work
-    for name in REFUSED_FILTERS:
-        del environment.filters[name]
-    environment.filters |= {"tojson": _to_json, "format": environment.format}
-    filters: dict[str, Any] = environment.filters
-    tests: dict[str, Any] = environment.tests
-    filters |= {name: metered(work, name, function) for name, function in filters.items() if name not in FREE}
-    filters |= metering_filters(work)
-    tests |= {name: metered(work, name, tests[name]) for name in TESTS & tests.keys()}
-    environment.globals |= {"raise_exception": _raise_exception, "namespace": Silent}
-    del environment.globals["lipsum"]  # random, and as long as it is asked for
+    environment.keys_first = strict
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    del environment.filters["random"], environment.globals["lipsum"]  # they give another text each time
     if date is not None:
-        environment.globals["strftime_now"] = _formatter(date)
+        environment.globals["strftime_now"] = date.strftime
     return environment
 
 
@@ -187,24 +221,8 @@ def _printable(value: object) -> object:
     return value
 
 
-def _alone(tree: jinja2.nodes.Template, name: str) -> jinja2.nodes.Template:
-    """`tree`, if it needs no other template.
-
-    Raises:
-        ConfigError: it names one, of whatever file.
-    """
-    for node in tree.find_all(OTHER_TEMPLATES):
-        what = type(node).__name__.lower().replace("fromimport", "from ... import")
-        raise ConfigError(f"{name}, line {node.lineno}: {{% {what} %}} takes in another template; write it out here")
-    return tree
-
-
 def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
-
-
-def _formatter(date: datetime.date) -> Callable[[str], str]:
-    return lambda form: date.strftime(form)
 
 
 def _to_json(

@@ -21,9 +21,8 @@ import pyarrow as pa
 import pyarrow.json
 
 from operators.sources.input_file import Content, InputFile
-from operators.sources.json_types import depth, infer_schema
 from operators.sources.reader import BadRow, Block, Types, misfits
-from operators.sources.schemas import MAX_NESTING, parse_schema
+from operators.sources.schemas import MAX_NESTING, depth, infer_schema, parse_schema
 from pipeline.errors import InputError
 from pipeline.records import HALF_A_CHARACTER
 

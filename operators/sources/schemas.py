@@ -1,9 +1,11 @@
-"""Column types: those that users write (`list<string>`), those that files hold, and one schema for several files."""
+"""Column types: those that users write (`list<string>`), those of JSON values and of files, one schema for several."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from typing import Any
 
 import pyarrow as pa
 
@@ -23,6 +25,7 @@ SCALARS: Mapping[str, pa.DataType] = {
 MAX_NESTING = 100
 """Of the types of a column."""
 SPELLING = f"{', '.join(SCALARS)}, list<type> or struct<name: type, ...>"
+INT64 = range(-(1 << 63), 1 << 63)
 
 
 def parse_schema(types: Mapping[str, str]) -> pa.Schema:
@@ -31,65 +34,94 @@ def parse_schema(types: Mapping[str, str]) -> pa.Schema:
     Raises:
         ConfigError: a type is misspelt; names the column.
     """
-    fields = []
-    for name, text in types.items():
-        try:
-            fields.append(pa.field(name, parse_type(text)))
-        except ValueError as error:
-            raise ConfigError(f"data.schema.{name}={text!r} is not a type: {error}; write {SPELLING}") from error
-    return pa.schema(fields)
+    return pa.schema([(name, parse_type(text, f"data.schema.{name}")) for name, text in types.items()])
 
 
-def parse_type(text: str) -> pa.DataType:
+def parse_type(text: str, key: str) -> pa.DataType:
     """The type that `text` spells, for example list<struct<role: string, content: string>>.
 
     Raises:
-        ValueError: it spells none.
+        ConfigError: it spells none; names the `key` that it was given as.
     """
-    if text.count("<") > MAX_NESTING:
-        raise ValueError(f"it is nested more than {MAX_NESTING} deep")
-    tokens = re.findall(r"[<>:,]|[^<>:,\s]+", text)
-    parsed = _take_type(tokens)
-    if tokens:
-        raise ValueError(f"'{tokens[0]}' after its end")
-    return parsed
+    try:
+        if text.count("<") > MAX_NESTING:
+            raise ValueError(f"it is nested more than {MAX_NESTING} deep")
+        return _parsed(text)
+    except ValueError as error:
+        raise ConfigError(f"{key}={text!r} is not a type: {error}; write {SPELLING}") from error
 
 
-def _take_type(tokens: list[str]) -> pa.DataType:
-    name = _take(tokens)
-    if name in SCALARS:
-        return SCALARS[name]
-    if name not in ("list", "struct"):
-        raise ValueError(f"unknown type '{name}'")
-    _expect(tokens, "<")
-    if name == "list":
-        inner = _take_type(tokens)
-    fields = [] if name == "list" else _take_fields(tokens)
-    _expect(tokens, ">")
-    return pa.list_(inner) if name == "list" else pa.struct(fields)
+def _parsed(text: str) -> pa.DataType:
+    text = text.strip()
+    if text in SCALARS:
+        return SCALARS[text]
+    nested = re.fullmatch(r"(list|struct)\s*<(.*)>", text, re.DOTALL)
+    if nested is None:
+        raise ValueError(f"unknown type '{text}'")
+    return pa.list_(_parsed(nested[2])) if nested[1] == "list" else pa.struct(_parsed_fields(nested[2]))
 
 
-def _take_fields(tokens: list[str]) -> list[pa.Field]:
-    fields: list[pa.Field] = []
-    while not fields or tokens[:1] == [","]:
-        if fields:
-            _expect(tokens, ",")
-        name = _take(tokens)
-        _expect(tokens, ":")
-        fields.append(pa.field(name, _take_type(tokens)))
-    return fields
+def _parsed_fields(text: str) -> list[tuple[str, pa.DataType]]:
+    """The fields of a struct, split at the commas that are not inside another type."""
+    fields, depth = [""], 0
+    for character in text:
+        depth += (character == "<") - (character == ">")
+        if character == "," and depth == 0:
+            fields.append("")
+        else:
+            fields[-1] += character
+    named = [re.fullmatch(r"\s*([^<>:,\s]+)\s*:(.*)", field, re.DOTALL) for field in fields]
+    if None in named:
+        raise ValueError(f"name: type expected, '{fields[named.index(None)].strip()}' found")
+    return [(field[1], _parsed(field[2])) for field in named if field is not None]
 
 
-def _take(tokens: list[str]) -> str:
-    if not tokens:
-        raise ValueError("it ends too early")
-    return tokens.pop(0)
+def infer_schema(rows: Iterable[Mapping[str, Any]]) -> pa.Schema:
+    """The columns of JSON objects in the order in which `rows` first have them, `null` where all values are.
+
+    Where two rows do not go together (a number here, a string there) the first one's type stays; an integer that does
+    not fit int64 counts as a double. Strings stay strings, also those of which pyarrow.json would make dates.
+    """
+    kinds: dict[str, pa.DataType] = {}
+    for row in rows:
+        for name, value in row.items():
+            kinds[name] = _widened(kinds.get(name, pa.null()), value)
+    return pa.schema(list(kinds.items()))
 
 
-def _expect(tokens: list[str], wanted: str) -> None:
-    found = _take(tokens)
-    if found != wanted:
-        raise ValueError(f"'{wanted}' expected, '{found}' found")
+def type_of(value: object) -> pa.DataType:
+    """The type that holds the JSON value."""
+    if value is None:
+        return pa.null()
+    if isinstance(value, bool):
+        return pa.bool_()
+    if isinstance(value, int | float):
+        return pa.int64() if isinstance(value, int) and value in INT64 else pa.float64()
+    if isinstance(value, str):
+        return pa.string()
+    if isinstance(value, list):
+        return pa.list_(reduce(_widened, value, pa.null()))
+    if isinstance(value, dict):
+        return pa.struct([pa.field(k, type_of(v)) for k, v in value.items()])
+    raise TypeError(f"{type(value).__name__} is not a JSON value")
+
+
+def _widened(known: pa.DataType, value: object) -> pa.DataType:
+    """The type that holds what `known` does and `value`, or `known` where none does."""
+    if value is None or (isinstance(value, str) and known == pa.string()):  # the usual case, without merging
+        return known
+    merged = merge_types(known, type_of(value), json=True)
+    return known if merged is None else merged
+
+
+def depth(value: Any) -> int:
+    """How many JSON values lie in each other: 1 for a number, 2 for a list of numbers."""
+    levels, inside = 0, [value]
+    while inside:
+        levels += 1
+        lists = (v.values() if isinstance(v, dict) else v for v in inside if isinstance(v, dict | list))
+        inside = [item for items in lists for item in items]
+    return levels
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
@@ -119,30 +151,23 @@ def merge_types(a: pa.DataType, b: pa.DataType, *, json: bool) -> pa.DataType | 
 
     `json`: int64 gives way to double, and a struct may lack fields that the other has.
     """
-    if pa.types.is_null(a) or a == b:
-        return b
-    if pa.types.is_null(b):
+    if pa.types.is_null(b) or a == b:
         return a
+    if pa.types.is_null(a):
+        return b
     if json and {a, b} == {pa.int64(), pa.float64()}:
         return pa.float64()
     if pa.types.is_list(a) and pa.types.is_list(b):
         inner = merge_types(a.value_type, b.value_type, json=json)
         return None if inner is None else pa.list_(inner)
-    if pa.types.is_struct(a) and pa.types.is_struct(b):
-        return _merge_structs(a, b, json)
-    return None
-
-
-def _merge_structs(a: pa.StructType, b: pa.StructType, json: bool) -> pa.DataType | None:
+    if not (pa.types.is_struct(a) and pa.types.is_struct(b)):
+        return None
     merged = {f.name: f.type for f in a}
     if not json and merged.keys() != {f.name for f in b}:
         return None
     for field in b:
-        kind = merge_types(merged.get(field.name, pa.null()), field.type, json=json)
-        if kind is None:
-            return None
-        merged[field.name] = kind
-    return pa.struct(list(merged.items()))
+        merged[field.name] = merge_types(merged.get(field.name, pa.null()), field.type, json=json)
+    return None if None in merged.values() else pa.struct(list(merged.items()))
 
 
 def common_schema(readers: Sequence[Reader], schemas: Sequence[pa.Schema], rename: Mapping[str, str]) -> pa.Schema:
@@ -205,14 +230,3 @@ def _without_null(kind: pa.DataType) -> pa.DataType | None:
         fields = [(f.name, t) for f in kind if (t := _without_null(f.type)) is not None]
         return pa.struct(fields) if fields else None
     return kind
-
-
-def cast_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The columns of `batch` under `schema`, by name. Types that are equal are not copied."""
-    columns = []
-    for field in schema:
-        column = batch.column(field.name)
-        if isinstance(column, pa.ExtensionArray):
-            column = column.storage
-        columns.append(column if column.type == field.type else column.cast(field.type))
-    return pa.record_batch(columns, schema=schema)

@@ -1,9 +1,11 @@
-"""A chat template that attacks, or works without end, ends the job before a row is read; one that a row sets off costs
-that row."""
+"""A chat template that attacks ends the job before anything is generated, and one that never ends is ended by the
+watchdog; one that a row sets off costs that row."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -18,21 +20,31 @@ FOR_ALL = {
     "globals": ("{{ cycler.__init__.__globals__ }}", "unsafe"),
     "attr": ("{{ ('x' | attr('__class__')).mro() }}", "unsafe"),
     "a file": ("{% include '/etc/passwd' %}", "takes in another template"),
-    "loops in loops": (
-        "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
-        "more than 10000000 steps",
-    ),
     "a macro without end": ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "calls itself too deeply"),
 }
 
 
-def run(folder: Path, template: str, prompts: list[str]) -> int:
+NEVER_ENDS = "{% for a in range(100000) %}" * 3 + "{% endfor %}" * 3
+HASTY = """
+import sys
+import pipeline.watchdog
+from pipeline.__main__ import main
+pipeline.watchdog.LEAVE_S = 0.3
+sys.exit(main())
+"""
+
+
+def arguments(folder: Path, template: str, prompts: list[str]) -> list[str]:
     (folder / "chat.jinja").write_text(template, encoding="utf-8")
     data = folder / "data.jsonl"
     data.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts), encoding="utf-8")
-    arguments = ["job=generate", "model=tiny", f"data.path={data}", f"model.chat_template={folder}/chat.jinja"]
+    inputs = ["job=generate", "model=tiny", f"data.path={data}", f"model.chat_template={folder}/chat.jinja"]
     settings = ["sampling.max_tokens=4", "max_error_rate=1", "progress=none", f"output_dir={folder}/out"]
-    return main([*arguments, *settings])
+    return [*inputs, *settings]
+
+
+def run(folder: Path, template: str, prompts: list[str]) -> int:
+    return main(arguments(folder, template, prompts))
 
 
 @pytest.mark.parametrize("name", FOR_ALL)
@@ -55,3 +67,15 @@ def test_one_that_a_row_sets_off_costs_that_row(tmp_path):
     (reject,) = pq.read_table(tmp_path / "out/rejects").to_pylist()
     assert (reject["row"], reject["node"]) == (1, "render")
     assert "a text or a list of more than 16777216 characters" in reject["reason"]
+
+
+@pytest.mark.parametrize("condition", ["true", "'BOMB' in messages[0].content"])
+def test_one_that_never_ends_is_ended_by_the_watchdog(condition, tmp_path):
+    source = f"{{% if {condition} %}}{NEVER_ENDS}{{% endif %}}{TURN}"
+    given = [*arguments(tmp_path, source, ["a", "BOMB"]), "runtime.stall_timeout_s=1"]
+    done = subprocess.run([sys.executable, "-c", HASTY, *given], capture_output=True, text=True, check=False)
+    assert done.returncode == ExitCode.FAILED
+    assert "nothing has moved for 1" in done.stderr
+    log = (tmp_path / "out/run.log").read_text(encoding="utf-8")
+    assert "render: busy; rows in 2, out 0" in log
+    assert "thread node-render" in log

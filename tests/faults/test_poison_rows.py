@@ -183,8 +183,8 @@ defaults:
 nodes:
   render:
     op:
-      template: "{{ prompt }}{{ '' if n == 1 else 1 // n }}{% for c in prompt if n == 3 %}{% for d in range(100000) %}\\
-        {% endfor %}{% endfor %}"
+      template: "{{ prompt }}{{ '' if n == 1 else 1 // n }}\\
+        {% for d in range(100000) if n == 3 %}{{ prompt }}{% endfor %}"
 """
 
 
@@ -201,7 +201,7 @@ def test_a_row_that_its_template_fails_on_costs_itself(tmp_path):
     assert reasons.keys() == {6, 7, 8}
     assert "ZeroDivisionError" in reasons[6]
     assert reasons[7] == "the prompt is empty; the model needs at least one token"
-    assert "more than 10000000 steps" in reasons[8]
+    assert "more than 16777216 characters" in reasons[8]
 
 
 @pytest.mark.faults

@@ -39,7 +39,7 @@ def test_every_operator_is_listed():
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 def test_an_operator_says_what_each_argument_is_and_gives_an_example(entry):
-    explained = [name for argument in entry.arguments for name in argument.names]
+    explained = [name for argument in entry.arguments for name in argument.defaults]
     taken = inspect.signature(entry.operator).parameters
     assert explained == sorted(explained, key=[catalog._as_written(name) for name in taken].index)
     assert set(explained) == {catalog._as_written(name) for name in taken}
@@ -48,12 +48,7 @@ def test_an_operator_says_what_each_argument_is_and_gives_an_example(entry):
     op = content["op"]
     assert op.pop("_target_") == entry.target
     assert set(op) <= set(explained)
-    required = {
-        name
-        for argument in entry.arguments
-        for name, default in zip(argument.names, argument.defaults, strict=True)
-        if default is None
-    }
+    required = {name for argument in entry.arguments for name, default in argument.defaults.items() if default is None}
     assert required <= set(op)
     operator = load_object(entry.target)
     assert issubclass(operator, Operator) or issubclass(operator, StreamOperator)

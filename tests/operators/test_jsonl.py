@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from operators.sources.input_file import InputFile
 from operators.sources.jsonl import JsonlReader, count_rows, split_lines
 from operators.sources.schemas import parse_type
-from pipeline.errors import InputError
+from pipeline.errors import ConfigError, InputError
 from tests.operators.reading import Reading, read
 
 SCHEMA = {"p": "string", "n": "int64", "m": "list<struct<role: string, content: string>>"}
@@ -166,7 +166,7 @@ def test_types_are_read_off_the_first_rows(tmp_path: Path) -> None:
     )
     assert types["date"] == pa.string()
     assert types["x"] == types["huge"] == pa.float64()
-    assert types["m"] == parse_type("list<struct<role: string, content: string>>")
+    assert types["m"] == parse_type("list<struct<role: string, content: string>>", "k")
     assert types["later"] == pa.list_(pa.int64())
     assert reading.values[0]["x"] == 1.0
     assert reading.values[1]["nothing"] is None
@@ -196,5 +196,5 @@ def test_files_together_have_the_columns_of_all(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "int", "list<>", "list<string", "struct<>", "struct<a>", "string>", "list<a b>"])
 def test_types_are_spelt_strictly(text: str) -> None:
-    with pytest.raises(ValueError, match=r"unknown type|ends too early|expected|after its end"):
-        parse_type(text)
+    with pytest.raises(ConfigError, match=r"^k='.*' is not a type: (unknown type|name: type expected)"):
+        parse_type(text, "k")

@@ -8,7 +8,6 @@ import jinja2
 import pytest
 from jinja2.exceptions import SecurityError
 
-from operators.template_work import TooCostly
 from operators.templates import Template
 from pipeline.errors import ConfigError
 
@@ -36,13 +35,13 @@ def test_loop_controls_and_generation_tags() -> None:
         "{{ ''.__class__.__mro__ }}",
         "{{ 'x' * 1000000000 }}",
         "{{ [1] * 1000000000 }}",
-        "{{ 9 ** 999999 }}",
-        "{{ 'x'.ljust(1000000000) }}",
-        "{{ '%1000000000d' % 1 }}",
-        "{{ '%*d' % (1000000000, 1) }}",
-        "{{ '%1000000000d' | format(1) }}",
-        "{{ '{:1000000000}'.format(1) }}",
-        "{{ '{:{}}'.format(1, 1000000000) }}",
+        "{% set ns = namespace(x=[1]) %}{% for i in range(40) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+        "{{ 9 ** 9 ** 9 }}",
+        "{% set ns = namespace(x=9) %}{% for i in range(40) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+        "{{ '{0.__class__.__mro__}'.format(1) }}",
+        "{{ cycler.__init__.__globals__ }}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+        "{% block b %}{{ self.b() }}{% endblock %}",
         "{% for i in range(1000000000) %}{% endfor %}",
         "{{ messages.append(1) }}",
     ],
@@ -56,115 +55,35 @@ def test_small_ones_of_the_same_kind_work() -> None:
     assert rendered("{{ '-' * 3 }}{{ 2 ** 3 }}{{ '%02d' % 7 }}{{ '{}!'.format('a') }}{{ 7 % 4 }}") == "---807a!3"
 
 
-def test_text_is_bounded() -> None:
-    with pytest.raises(jinja2.TemplateRuntimeError, match="longer than 16777216"):
-        rendered("{% for i in range(2000) %}{% for j in range(100) %}{{ x }}{% endfor %}{% endfor %}", x="x" * 100)
-
-
-FEW_STEPS = 300_000
-DOUBLED = "{% set ns = namespace(x=[1]) %}{% for i in range(40) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}"
-LONG = "{% set x = 'x' * 100000 %}"
-TREE = "{% set ns = namespace(x=[1]) %}{% for i in range(20) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}"
+HUGE = "it makes a text or a list of more than 16777216 characters or items"
+GROWN = "{% set ns = namespace(x=x) %}{% for i in range(40) %}{% set ns.x REPLACED %}{% endfor %}"
 
 
 @pytest.mark.parametrize(
     "source",
     [
-        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-        "{% for a in [1, 2, 3, 4, 5, 6, 7, 8, 9] recursive %}"
-        "{% if loop.depth < 9 %}{{ loop([1, 2, 3, 4, 5, 6, 7, 8, 9]) }}{% endif %}{% endfor %}",
-        "{% for a in [1, 2] %}" * 18 + "{% for b in range(99) %}{% endfor %}" + "{% endfor %}" * 18,
-        "{% for a in [1, 2, 3, 4, 5, 6, 7, 8, 9] %}" * 7 + "{% endfor %}" * 7,
-        "{% macro m(n) %}{% if n %}{% set a = m(n - 1) %}{% set b = m(n - 1) %}{% endif %}{% endmacro %}{{ m(18) }}",
-        "{% for a in range(99999) if a < 0 %}{% endfor %}" * 120,
-        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
-        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
-        "{% block b %}{{ self.b() }}{% endblock %}",
-        "{% for i in range(99999) %}{% set y = range(99999) | map('string') | list %}{% endfor %}",
-        "{% for i in range(99999) %}{% set y = range(99999) | sum %}{% endfor %}",
-        "{% for i in range(99999) %}{% if 'x' in range(99999) or range(99999).count('x') %}{% endif %}{% endfor %}",
-        LONG + "{% for i in range(99999) %}{% set y = x | lower %}{% endfor %}",
-        LONG + "{% for i in range(99999) %}{% set y = x.lower() %}{% endfor %}",
-        LONG + "{% for i in range(99999) %}{% set y = x[1:] %}{% endfor %}",
-        LONG + "{% for i in range(99999) %}{% if 'y' in x %}{% endif %}{% endfor %}",
-        TREE + "{% for i in range(9) %}{% if ns.x == [ns.x[0], ns.x[1]] %}{% endif %}{% endfor %}" * 20,
-        DOUBLED + "{{ ns.x }}",
-        DOUBLED + "{{ ns.x | tojson }}",
-        "{% set ns = namespace(x=[1]) %}{% for i in range(40) %}{% set ns.x = dict(a=ns.x, b=ns.x) %}{% endfor %}",
-        "{% set ns = namespace(x=[1]) %}{% for i in range(40) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
-        "{% set ns = namespace(x=[1]) %}{% for i in range(9) %}{% set ns.x = [ns.x] * 99 %}{% endfor %}",
-        "{% set ns = namespace(x='x') %}{% for i in range(40) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
-        "{% set ns = namespace(x='x') %}{% for i in range(40) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
-        "{% set ns = namespace(x='x') %}{% for i in range(40) %}{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}"
-        "{% endfor %}",
-        "{% set ns = namespace(x=9) %}{% for i in range(40) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
-        "{% macro m(x, n) %}{% if n %}{{ m(x ~ x, n - 1) }}{% endif %}{% endmacro %}{{ m('x', 40) }}",
-        LONG + "{{ x.replace('', x) }}",
-        LONG + "{{ x | replace('', x) }}",
-        LONG + "{{ x.join(x) }}",
-        LONG + "{{ x | list | join(x) }}",
-        LONG + "{{ x.translate({120: x}) }}",
-        LONG + "{{ ('{0}' * 9999).format(x) }}",
-        LONG + "{{ ('%(a)s' * 9999) % {'a': x} }}",
-        LONG + "{{ ('%s' * 9999) | format(x) }}",
-        LONG + "{% set y = x ~ x %}{{ " + "y + " * 90 + "y }}",
-        LONG + "{{ " + "x ~ " * 400 + "x }}",
-        "{{ [1] | batch(1000000000, 'x') | list }}",
-        "{{ [1] | slice(1000000000) | list }}",
-        "{{ [[1]] | tojson(indent=1000000000) }}",
-        "{{ 'x' | indent(1000000000, true) }}",
-        "{{ 1 | round(1000000000, 'floor') }}",
-        "{{ (1).to_bytes(1000000000, 'big') }}",
-        "{{ 'x'.encode().ljust(1000000000) }}",
-        "{{ ([[1] * 99999] * 99) | sum(start=[]) }}",
-        "{{ ('<' * 99999 ~ '>') | striptags }}" * 20,
-        "{% filter upper %}{% for i in range(99999) %}{% for j in range(99) %}{{ 'xxxxxxxx' }}{% endfor %}{% endfor %}"
-        "{% endfilter %}",
-        "{% set x %}{% for i in range(99999) %}" + "literal text " * 1000 + "{% endfor %}{% endset %}",
-    ],
-)
-def test_work_without_end_ends(source: str) -> None:
-    with pytest.raises(SecurityError):
-        Template(source, "t", strict=False, max_steps=FEW_STEPS).render({})
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
+        "{% for i in range(2000) %}{% for j in range(100) %}{{ x }}{% endfor %}{% endfor %}",
         "{% set y %}{% for i in range(99999) %}{{ x }}{% endfor %}{% endset %}",
-        "{% set x %}{% for i in range(99999) %}" + "literal text " * 1000 + "{% endfor %}{% endset %}",
-        "{% set y = (x * 90) ~ (x * 90) ~ x * 90 %}{% set z = y ~ y ~ y ~ y %}{{ " + "z ~ " * 400 + "z }}",
-        "{% set y = (x * 90) ~ (x * 90) ~ x * 90 %}{% set z = y ~ y ~ y ~ y %}{{ " + "z + " * 120 + "z }}",
+        "{% set y %}{% for i in range(99999) %}" + "literal text " * 1000 + "{% endfor %}{% endset %}",
+        "{% filter upper %}{% for i in range(99999) %}{{ x }}{% endfor %}{% endfilter %}",
+        "{% macro m(x) %}{{ x }}{{ x }}{% endmacro %}" + GROWN.replace("REPLACED", "= m(ns.x)"),
+        GROWN.replace("REPLACED", "= ns.x + ns.x"),
+        GROWN.replace("REPLACED", "= ns.x ~ ns.x"),
+        GROWN.replace("REPLACED", "= ns.x * 99"),
+        GROWN.replace("REPLACED", "%}{{ ns.x }}{{ ns.x }}{% endset"),
+        "{% autoescape true %}" + GROWN.replace("REPLACED", "= ns.x ~ ns.x") + "{% endautoescape %}",
+        "{% set y = x * 999 %}{{ " + "y ~ " * 400 + "y }}",
+        "{% set y = x * 999 %}{{ " + "y + " * 120 + "y }}",
     ],
 )
 def test_no_huge_text_is_made_before_it_is_refused(source: str) -> None:
-    template = Template(source, "t", strict=False, max_steps=FEW_STEPS)
+    template = Template(source, "t", strict=False)
     tracemalloc.start()
-    with pytest.raises(SecurityError):
+    with pytest.raises(SecurityError, match=HUGE):
         template.render({"x": "x" * 1000})
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 80 << 20
-
-
-def test_what_a_list_would_print_is_bounded() -> None:
-    with pytest.raises(TooCostly, match="a text or a list of more than 16777216"):
-        rendered(DOUBLED)
-
-
-def test_work_is_counted_not_timed() -> None:
-    def source(turns: int) -> str:
-        return "{% for i in range(" + str(turns // 100) + ") %}{% for j in range(100) %}{% endfor %}{% endfor %}"
-
-    assert Template(source(FEW_STEPS * 9 // 10), "t", strict=True, max_steps=FEW_STEPS).render({}) == ""
-    with pytest.raises(TooCostly, match=f"more than {FEW_STEPS} steps"):
-        Template(source(FEW_STEPS), "t", strict=True, max_steps=FEW_STEPS).render({})
-
-
-def test_every_rendering_has_the_whole_budget() -> None:
-    source = "{% for i in range(99999) %}{% endfor %}{% for j in range(99999) %}{% endfor %}"
-    template = Template(source, "t", strict=True, max_steps=FEW_STEPS)
-    assert [template.render({}) for _ in range(3)] == [""] * 3
 
 
 @pytest.mark.parametrize("source", ["{% include 'a' %}", "{% import 'a' as b %}", "{% extends 'a' %}"])
@@ -248,6 +167,6 @@ def test_it_says_the_same_again() -> None:
         ),
     ],
 )
-def test_what_is_metered_works_as_before(source: str, text: str) -> None:
+def test_what_templates_do(source: str, text: str) -> None:
     tree = [{"n": 1, "c": [{"n": 2}, {"n": 3}]}, {"n": 4}]
     assert rendered(source, x=["a", "b", "c"], tree=tree) == text
