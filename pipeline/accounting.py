@@ -11,9 +11,8 @@ from pathlib import Path
 
 from pipeline.errors import ExitCode, StorageError
 from pipeline.failpoints import Failpoint, reached
-from pipeline.fingerprint import digest
 from pipeline.graph import Graph
-from pipeline.manifest import write_manifest
+from pipeline.manifest import digest, write_manifest
 from pipeline.output_dir import DATA
 from pipeline.provenance import RUN_SCHEMA, machine, versions
 from pipeline.run_log import FILE_ONLY

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from enum import StrEnum
 
 from pipeline.errors import Cancelled, PipelineError, Released
 from pipeline.protocols import Operator
 from pipeline.records import Batch, ChunkEnd, Item, Output, Shard
-
-
-class OnError(StrEnum):
-    """What an exception in `process` does: `fail` ends the run, `reject` takes out the rows that cause it."""
-
-    FAIL = "fail"
-    REJECT = "reject"
+from pipeline.settings import OnError
 
 
 def run_operator(operator: Operator, items: Iterable[Item], on_error: OnError) -> Iterator[Item | Shard]:

@@ -25,10 +25,11 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, StringNode
 from omegaconf.errors import OmegaConfBaseException, ValidationError
 
+from pipeline import PROJECT
 from pipeline.aliases import check_aliases
 from pipeline.construct import load_object
 from pipeline.errors import ConfigError, did_you_mean
-from pipeline.jobs import PROJECT, Job
+from pipeline.jobs import Job
 from pipeline.mistyped import NO_TEXT, ambiguous_argument, unreadable_argument, unreadable_yaml, wrong_value
 from pipeline.output_dir import CONFIG
 from pipeline.redaction import STORAGE_OPTIONS

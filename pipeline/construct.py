@@ -12,12 +12,11 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pipeline.adapter import OnError
 from pipeline.annotations import fits, in_words, unquoted
 from pipeline.errors import ConfigError, GraphError, did_you_mean
 from pipeline.graph import Graph, Node
 from pipeline.protocols import Operator, StreamOperator
-from pipeline.settings import JobSettings, NodeSettings
+from pipeline.settings import JobSettings, NodeSettings, OnError
 from pipeline.target import aimed
 
 TARGET = "_target_"

@@ -9,7 +9,6 @@ count with their source.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
@@ -58,12 +57,6 @@ def fingerprint_of(settings: JobSettings, graph: Graph) -> dict[str, Any]:
         if isinstance(operator, Fingerprinted):
             found.update({f"nodes.{name}.{key}": _plain(value) for key, value in operator.fingerprint().items()})
     return dict(sorted(found.items()))
-
-
-def digest(fingerprint: Mapping[str, Any]) -> str:
-    """SHA-256 of the fingerprint's canonical JSON, in hex."""
-    canonical = json.dumps(fingerprint, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from pipeline.adapter import OnError
 from pipeline.errors import ConfigError, GraphError
 from pipeline.goal import Goal
 from pipeline.protocols import Operator, StreamOperator, inputs_fit
+from pipeline.settings import OnError
 
 REJECT_WRITER = "rejects"
 

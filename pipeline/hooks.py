@@ -12,8 +12,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
-from urllib.parse import urlsplit
 
+from pipeline.redaction import shown_url
 from pipeline.settings import HookSettings
 from pipeline.summary import Outcome
 
@@ -65,13 +65,6 @@ def tell(settings: HookSettings, summary: Mapping[str, Any]) -> None:
             fault = f"it cannot be run: {getattr(error, 'strerror', None) or error}"
         if fault:
             log.warning("on_finish %s: %s. The results are not affected", what, fault)
-
-
-def shown_url(url: str) -> str:
-    """A URL without what may be secret in it: user, path and query."""
-    parts = urlsplit(url)
-    port = f":{parts.port}" if parts.port else ""
-    return f"{parts.scheme}://{parts.hostname}{port}/..."
 
 
 _IN_ENVIRONMENT = ("job", "state", "exit_code", "directory", "run_id", "attempt")

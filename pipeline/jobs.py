@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline import PROJECT
 from pipeline.errors import ConfigError, did_you_mean
 
-PROJECT = Path(__file__).resolve().parents[1]
 JOBS = PROJECT / "jobs"
 SUFFIXES = (".yaml", ".yml")
 ABOUT_WIDTH = 90

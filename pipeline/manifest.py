@@ -4,13 +4,13 @@ made again at any time and is the same for the same results."""
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pipeline.failpoints import Failpoint, reached
-from pipeline.fingerprint import digest
 from pipeline.output_dir import DATA, MANIFEST
 from pipeline.shards import write_atomically
 from pipeline.state import RunState, RunStatus, errors_of
@@ -62,3 +62,9 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def digest(fingerprint: Mapping[str, Any]) -> str:
+    """SHA-256 of the fingerprint's canonical JSON, in hex."""
+    canonical = json.dumps(fingerprint, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()

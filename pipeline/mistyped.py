@@ -5,14 +5,11 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from pathlib import Path
 
 from yaml import MarkedYAMLError
 
 from pipeline.annotations import quoted
 from pipeline.errors import ConfigError
-from pipeline.settings import OUTPUTS
-from pipeline.state import STATE_FILE
 
 _KINDS = {"Integer": "a whole number", "Float": "a number", "bool": "true or false"}
 NO_TEXT = "no text:"
@@ -123,9 +120,3 @@ def senseless(command: str, arguments: Sequence[str], usage: str) -> ConfigError
     if not arguments:
         return ConfigError(f"{command} is about a run; {usage}")
     return ConfigError(f"{command} cannot make sense of '{' '.join(arguments)}'; {usage}")
-
-
-def near_run(directory: Path) -> str:
-    """`; did you mean outputs/NAME?` where there is no run in `directory`, but one of that name among the outputs."""
-    meant = Path(OUTPUTS) / directory
-    return f"; did you mean {meant}?" if (meant / STATE_FILE).is_file() else ""

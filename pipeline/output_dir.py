@@ -10,6 +10,7 @@ from pathlib import Path
 from pipeline.errors import ConfigError
 from pipeline.failpoints import Failpoint, reached
 from pipeline.lock import LOCK_FILE
+from pipeline.settings import OUTPUTS
 from pipeline.shards import TEMPORARY_SUFFIX
 from pipeline.state import STATE_FILE
 from pipeline.storage import writing
@@ -131,3 +132,9 @@ def parts(directory: Path) -> list[Path]:
 def is_part(path: str) -> bool:
     """Whether `path`, relative to the output directory, is named like a shard."""
     return path.startswith((f"{DATA}/", f"{REJECTS}/")) and _PART.fullmatch(path.rpartition("/")[2]) is not None
+
+
+def near_run(directory: Path) -> str:
+    """`; did you mean outputs/NAME?` where there is no run in `directory`, but one of that name among the outputs."""
+    meant = Path(OUTPUTS) / directory
+    return f"; did you mean {meant}?" if (meant / STATE_FILE).is_file() else ""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pipeline.jobs import PROJECT
+from pipeline import PROJECT
 
 RUN_SCHEMA = pa.schema(
     [

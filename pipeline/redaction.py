@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from pipeline.errors import ConfigError
 
@@ -91,3 +92,10 @@ def _secrets(options: Any, key: object = None) -> Iterator[str]:
             yield from _secrets(value, key)
     elif isinstance(options, str) and len(options) > 2 and key not in HARMLESS:
         yield options
+
+
+def shown_url(url: str) -> str:
+    """A URL without what may be secret in it: user, path and query."""
+    parts = urlsplit(url)
+    port = f":{parts.port}" if parts.port else ""
+    return f"{parts.scheme}://{parts.hostname}{port}/..."

@@ -21,8 +21,7 @@ from pipeline.errors import ConfigError, PipelineError
 from pipeline.manifest import manifest, read_manifest
 from pipeline.meter import RowCounts
 from pipeline.metrics import MERGED_PARTS
-from pipeline.mistyped import near_run
-from pipeline.output_dir import CONFIG, DATA, METRICS, REJECTS
+from pipeline.output_dir import CONFIG, DATA, METRICS, REJECTS, near_run
 from pipeline.state import STATE_FILE, RunState
 
 SCANS: Mapping[str, Callable[[list[Path]], pl.LazyFrame]] = {

@@ -18,8 +18,7 @@ import yaml
 from pipeline.construct import dataclass_in
 from pipeline.errors import ConfigError
 from pipeline.fingerprint import differences, flat
-from pipeline.hooks import shown_url
-from pipeline.redaction import for_keeping
+from pipeline.redaction import for_keeping, shown_url
 from pipeline.settings import GROUPS, HookSettings, JobSettings, NodeSettings, TargetSettings
 
 T = TypeVar("T")

@@ -14,8 +14,8 @@ from typing import Any
 from pipeline.errors import ConfigError, ExitCode
 from pipeline.lock import holder, is_held
 from pipeline.manifest import read_manifest
-from pipeline.mistyped import near_run, senseless
-from pipeline.output_dir import MANIFEST, STATUS
+from pipeline.mistyped import senseless
+from pipeline.output_dir import MANIFEST, STATUS, near_run
 from pipeline.progress import duration, left_text, queue_text, rows_text
 from pipeline.snapshot import NodeView, Snapshot
 from pipeline.state import STATE_FILE, RunStatus

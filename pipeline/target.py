@@ -9,14 +9,14 @@ from typing import cast
 
 import pyarrow as pa
 
-from pipeline.adapter import OnError, run_operator
+from pipeline.adapter import run_operator
 from pipeline.errors import ConfigError, GraphError
 from pipeline.goal import Goal, Spent
 from pipeline.graph import Graph, Node
 from pipeline.protocols import BaseOperator, Inbox, Runtime, Source
 from pipeline.records import LINEAGE, ROW, Batch, ChunkEnd, Item, Output, RejectKind, Shard
 from pipeline.rounds import Rounds
-from pipeline.settings import TargetSettings
+from pipeline.settings import OnError, TargetSettings
 
 NODE = "target"
 

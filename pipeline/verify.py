@@ -9,8 +9,8 @@ from pathlib import Path
 from pipeline.errors import ConfigError, ExitCode
 from pipeline.integrity import Damage, Findings, Kind, examine, state_damage
 from pipeline.lock import locked
-from pipeline.mistyped import near_run, senseless
-from pipeline.output_dir import COMPLETIONS, is_headless, parts
+from pipeline.mistyped import senseless
+from pipeline.output_dir import COMPLETIONS, is_headless, near_run, parts
 from pipeline.repair import repair
 from pipeline.state import STATE_FILE, RunState, RunStatus
 

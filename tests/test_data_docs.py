@@ -13,8 +13,8 @@ import pytest
 from operators.settings import DataSettings
 from operators.sources.input_file import CODECS, EXTENSIONS
 from operators.sources.schemas import SCALARS
+from pipeline import PROJECT
 from pipeline.errors import ExitCode
-from pipeline.jobs import PROJECT
 from tests.test_readme import run
 
 PAGE = (PROJECT / "docs/data.md").read_text(encoding="utf-8")

@@ -17,9 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from pipeline import PROJECT
 from pipeline.__main__ import main
 from pipeline.errors import ExitCode
-from pipeline.jobs import JOBS, PROJECT
+from pipeline.jobs import JOBS
 from pipeline.report.page import page
 from pipeline.results import read_results
 

@@ -12,9 +12,10 @@ import pytest
 import yaml
 
 from operators.bench.scenarios import SCENARIOS
+from pipeline import PROJECT
 from pipeline.config import CONF, known_keys
 from pipeline.errors import ExitCode
-from pipeline.jobs import JOBS, PROJECT, jobs_table
+from pipeline.jobs import JOBS, jobs_table
 from tests.test_readme import FENCE, MODEL, run
 
 PAGE = (PROJECT / "docs/jobs.md").read_text(encoding="utf-8")

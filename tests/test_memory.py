@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from operators.sinks.write_rows import WriteRows
-from pipeline.jobs import PROJECT
+from pipeline import PROJECT
 from pipeline.records import Batch, Output
 
 ROWS, CHUNK_ROWS = 200_000, 4096

@@ -14,9 +14,9 @@ import pytest
 
 from operators.decoding.step_log import STEPS_SCHEMA
 from operators.row_log import ROWS_SCHEMA
+from pipeline import PROJECT
 from pipeline.__main__ import main
 from pipeline.errors import ExitCode
-from pipeline.jobs import PROJECT
 from pipeline.metrics import STAGES_SCHEMA
 from pipeline.provenance import RUN_SCHEMA
 

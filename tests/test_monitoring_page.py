@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.jobs import PROJECT
+from pipeline import PROJECT
 from pipeline.progress import Lines
 from pipeline.run import run_job
 from pipeline.runtime import Resources

@@ -13,9 +13,9 @@ import polars as pl
 import pytest
 
 from docs.refresh_readme import BLOCK, PAGES
+from pipeline import PROJECT
 from pipeline.__main__ import main
 from pipeline.errors import ExitCode
-from pipeline.jobs import PROJECT
 
 README = (PROJECT / "README.md").read_text(encoding="utf-8")
 PIPELINE = ".venv/bin/python -m pipeline"

@@ -17,9 +17,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from pipeline import PROJECT
 from pipeline.__main__ import main
 from pipeline.errors import ExitCode
-from pipeline.jobs import PROJECT
 
 EXAMPLES = PROJECT / "docs/examples"
 PAGE = PROJECT / "docs/scheduling.md"

@@ -12,9 +12,9 @@ from gguf import GGUFWriter, LlamaFileType
 from operators.llama.architectures import CLASSES, PROVEN, REFUSED, doubt
 from operators.llama.gguf_vocab import builtin_vocabulary
 from operators.llama.make_model import FILE_TYPES, write_model
+from pipeline import PROJECT
 from pipeline.__main__ import main
 from pipeline.errors import ExitCode
-from pipeline.jobs import PROJECT
 
 F32, Q5_0 = llama_cpp.LLAMA_FTYPE_ALL_F32, llama_cpp.LLAMA_FTYPE_MOSTLY_Q5_0
 

@@ -16,8 +16,8 @@ import traceback
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline import PROJECT
 from pipeline.construct import load_object
-from pipeline.jobs import PROJECT
 
 PRELOADED = ("pipeline.__main__", "operators.generate", "operators.sinks.write_rows", "tests.faults.toy")
 PRELOADED_TOO = (

@@ -17,9 +17,10 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import yaml
 
+from pipeline import PROJECT
 from pipeline.__main__ import main
 from pipeline.config import CONF
-from pipeline.jobs import JOBS, PROJECT
+from pipeline.jobs import JOBS
 
 CODES = {0, 2, 3, 4, 5}
 """1 is left for what nobody has foreseen."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.jobs import PROJECT
+from pipeline import PROJECT
 
 TINY = PROJECT / "models/tiny/tiny-q8_0.gguf"
 ADDRESS_SPACE_BYTES = 3 << 30

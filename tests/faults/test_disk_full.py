@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
+from pipeline import PROJECT
 from pipeline.__main__ import main
 from pipeline.errors import ExitCode
-from pipeline.jobs import PROJECT
 from pipeline.records import Output
 from pipeline.run import run_job
 from pipeline.runtime import Resources

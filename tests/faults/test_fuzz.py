@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.jobs import PROJECT
+from pipeline import PROJECT
 from tests.faults.fuzzing import TEXTS, arguments_of, broken_law, seeds
 
 SHORT = settings(

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from operators.store import FLUSH_ROWS
-from pipeline.jobs import PROJECT
+from pipeline import PROJECT
 from tests.faults.hooks import TOKENS, WATCHED, new_counter
 from tests.faults.matrix import Case
 from tests.faults.results import (

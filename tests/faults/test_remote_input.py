@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from pipeline import PROJECT
 from pipeline.__main__ import main
 from pipeline.errors import ExitCode
 from pipeline.failpoints import VARIABLE
-from pipeline.jobs import PROJECT
 from tests.operators.s3_server import SECRET, arguments, serving
 
 ROWS = 60

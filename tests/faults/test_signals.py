@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline import PROJECT
 from pipeline.failpoints import VARIABLE, Failpoint
-from pipeline.jobs import PROJECT
 from tests.faults.hooks import AT, WATCHED
 from tests.faults.results import committed_shards_are_whole, files, lost_and_doubled, query
 

@@ -16,8 +16,8 @@ from operators.llama.make_model import write_model
 from operators.llama.model import LlamaModel
 from operators.score import Score
 from operators.settings import DecodeSettings, ModelSettings, SamplingSettings, StoreSettings
+from pipeline import PROJECT
 from pipeline.errors import ConfigError
-from pipeline.jobs import PROJECT
 
 TINY = ModelSettings(path=str(PROJECT / "models/tiny/tiny-q8_0.gguf"))
 CELL_BYTES = 32

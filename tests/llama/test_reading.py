@@ -25,8 +25,8 @@ from operators.llama.model import LlamaModel
 from operators.score import Score
 from operators.settings import DecodeSettings, ModelSettings, SamplingSettings, StoreSettings
 from operators.tokens import Tokenize
+from pipeline import PROJECT
 from pipeline.graph import Node
-from pipeline.jobs import PROJECT
 from pipeline.runtime import Resources
 from tests.llama.test_decoding import EXACT, model, model_file
 from tests.operators.flow import Flow, Rows, chain

@@ -12,9 +12,9 @@ from operators.decoding.model import inspect_model
 from operators.engine_settings import EngineSettings
 from operators.footprint import model_memory
 from operators.settings import ModelSettings
+from pipeline import PROJECT
 from pipeline.__main__ import main
 from pipeline.errors import ExitCode, InputError
-from pipeline.jobs import PROJECT
 
 TINY = PROJECT / "models/tiny/tiny-q8_0.gguf"
 PARTS = 3

@@ -14,9 +14,10 @@ import pytest
 
 from operators.openai.parameters import ALL, parameters_of
 from operators.openai.write_batch import ERRORS, OUTPUT, WriteBatch
+from pipeline import PROJECT
 from pipeline.errors import ExitCode, StorageError
 from pipeline.failpoints import VARIABLE, Failpoint
-from pipeline.jobs import JOBS, PROJECT
+from pipeline.jobs import JOBS
 from tests.openai.answered import USUAL, Answered, answered, fake_model, on_fake, requests
 from tests.openai.cases import ACCEPTED, REFUSED, REQUIRED, cases
 from tests.openai.shapes import ERROR_LINE, OUTPUT_LINES

@@ -14,7 +14,7 @@ from operators.openai.parameters import ALL, CHAT, COMPLETIONS, EMBEDDINGS, PARA
 from operators.openai.parse_batch import FIELDS, ParseBatch
 from operators.openai.requests import read_line, request_of
 from operators.sources.lines import LINE, TEXT
-from pipeline.jobs import PROJECT
+from pipeline import PROJECT
 from pipeline.records import ROW, Batch, Rejects
 from tests.openai.cases import ACCEPTED, REFUSED, REQUIRED, cases
 from tests.operators.test_generate import FAKE

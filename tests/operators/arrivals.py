@@ -8,10 +8,11 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from pipeline.adapter import OnError, run_operator
+from pipeline.adapter import run_operator
 from pipeline.given import Given
 from pipeline.protocols import Accumulating, Stateful, StreamOperator
 from pipeline.records import Batch, ChunkEnd, Item, Rejects
+from pipeline.settings import OnError
 
 Row = dict[str, Any]
 Identity = tuple[int, tuple[int, ...]]

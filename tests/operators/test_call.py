@@ -12,11 +12,10 @@ import pyarrow as pa
 import pytest
 
 from operators.call import Call
-from pipeline.adapter import OnError
 from pipeline.construct import build_graph
 from pipeline.errors import ConfigError, GraphError, NodeFailed
 from pipeline.graph import Node
-from pipeline.settings import JobSettings, NodeSettings
+from pipeline.settings import JobSettings, NodeSettings, OnError
 from tests.operators.flow import Flow, Rows, chain
 
 SCHEMA = pa.schema([("text", pa.string()), ("n", pa.int64())])

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from operators.map import Map
-from pipeline.adapter import OnError
 from pipeline.errors import ConfigError, NodeFailed, SchemaError
 from pipeline.graph import Node
+from pipeline.settings import OnError
 from tests.operators.flow import Flow, Rows, chain
 
 SCHEMA = pa.schema([("text", pa.string()), ("n", pa.int64())])

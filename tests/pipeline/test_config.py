@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pipeline import PROJECT
 from pipeline.__main__ import main, worst
 from pipeline.construct import build_graph
 from pipeline.errors import ExitCode, GraphError
-from pipeline.jobs import PROJECT
 from pipeline.protocols import BaseOperator
 from pipeline.settings import JobSettings, NodeSettings
 

@@ -85,7 +85,7 @@ def test_a_failing_node_is_named_and_cancels_all(tmp_path: Path) -> None:
 
 
 def test_on_error_reject_takes_out_only_the_guilty_row(tmp_path: Path) -> None:
-    from pipeline.adapter import OnError
+    from pipeline.settings import OnError
 
     sink = Collect()
     nodes = {

@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
+from pipeline import PROJECT
 from pipeline.failpoints import Failpoint, Trigger
-from pipeline.jobs import PROJECT
 from pipeline.stopping import signals_received, stopped_by_signals
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pipeline.construct import build_graph
-from pipeline.fingerprint import differences, digest, fingerprint_of
+from pipeline.fingerprint import differences, fingerprint_of
+from pipeline.manifest import digest
 from pipeline.settings import JobSettings, NodeSettings
 
 OPS = "tests.pipeline.job_ops"

@@ -16,7 +16,7 @@ import pytest
 
 from pipeline.__main__ import main
 from pipeline.errors import ConfigError, ExitCode
-from pipeline.hooks import shown_url
+from pipeline.redaction import shown_url
 from pipeline.run import run_job
 from pipeline.runtime import Resources
 from pipeline.settings import HookSettings, JobSettings, NodeSettings

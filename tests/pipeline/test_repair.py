@@ -15,13 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from pipeline import config
+from pipeline import PROJECT, config
 from pipeline.__main__ import main
 from pipeline.channel import Inbox
 from pipeline.construct import build_graph
 from pipeline.errors import ExitCode
 from pipeline.fingerprint import fingerprint_of
-from pipeline.jobs import JOBS, PROJECT, find_job
+from pipeline.jobs import JOBS, find_job
 from pipeline.meter import StageMeter
 from pipeline.records import ChunkEnd
 from pipeline.redo import Excerpt

@@ -16,8 +16,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline import PROJECT
 from pipeline.errors import ConfigError, ExitCode
-from pipeline.jobs import PROJECT
 from pipeline.run import run_job
 from pipeline.runtime import Resources
 from pipeline.settings import JobSettings, NodeSettings
