@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from operators.engine_settings import EngineSettings
-from pipeline.protocols import BaseOperator, Inbox
-from pipeline.records import ROW, Batch, ChunkEnd, Item, require_column
+from operators.settings.runtime import EngineSettings
+from pipeline.api.protocols import BaseOperator, Inbox
+from pipeline.api.records import ROW, Batch, ChunkEnd, Item, require_column
 
 PROMPT_IDS = "prompt_ids"
 MIN_BATCH_ROWS = 64

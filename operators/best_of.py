@@ -8,10 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from operators.setting_checks import check
-from pipeline.errors import SchemaError
-from pipeline.protocols import BaseOperator
-from pipeline.records import LINEAGE, ROW, Batch, Output, RejectKind, require_column
+from operators.settings.checks import check
+from pipeline.api.errors import SchemaError
+from pipeline.api.protocols import BaseOperator
+from pipeline.api.records import LINEAGE, ROW, Batch, Output, RejectKind, require_column
 
 
 class BestOf(BaseOperator):

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from operators.sources.schemas import parse_type
+from operators.rows.arrow_types import parse_type
 from operators.union import append_to_lineage
-from pipeline.errors import SchemaError
-from pipeline.protocols import BaseOperator
-from pipeline.records import HALF_A_CHARACTER, LINEAGE, ROW, Batch, Output, RejectKind, require_column
+from pipeline.api.errors import SchemaError
+from pipeline.api.protocols import BaseOperator
+from pipeline.api.records import HALF_A_CHARACTER, LINEAGE, ROW, Batch, Output, RejectKind, require_column
 
 IDENTITY = (ROW.name, LINEAGE.name)
 Row = dict[str, Any]

@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pipeline.errors import ConfigError, ExitCode
+from pipeline.api.errors import ConfigError, ExitCode
 
 CATALOG = {
     "Sources": ("sources.read_prompts.ReadPrompts",),

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 
-from pipeline.errors import ConfigError, SchemaError
-from pipeline.protocols import BaseOperator
-from pipeline.records import LINEAGE, ROW, Batch, Output, require_column
+from pipeline.api.errors import ConfigError, SchemaError
+from pipeline.api.protocols import BaseOperator
+from pipeline.api.records import LINEAGE, ROW, Batch, Output, require_column
 
 IDENTITY = (ROW.name, LINEAGE.name)
 """Columns that say which row it is: they always stay, under their names."""

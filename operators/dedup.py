@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from operators.held_rows import HeldRows
-from operators.near_duplicates import SIGNATURE, Near, NearTexts, Signature
-from operators.seen_hashes import HASH, HASH_BYTES, SeenHashes
-from operators.splitting import split
-from pipeline.errors import ConfigError
-from pipeline.protocols import BaseOperator
-from pipeline.records import ROW, Batch, Output, require_column
+from operators.rows.chunk_buffer import HeldRows
+from operators.rows.hash_set import HASH, HASH_BYTES, SeenHashes
+from operators.rows.near_duplicates import SIGNATURE, Near, NearTexts, Signature
+from operators.rows.split import split
+from pipeline.api.errors import ConfigError
+from pipeline.api.protocols import BaseOperator
+from pipeline.api.records import ROW, Batch, Output, require_column
 
 TEXTS = (pa.string(),)
 
@@ -33,7 +33,8 @@ class Dedup(BaseOperator):
 
     Args:
         columns: rows are equal if these columns are. Null equals null.
-        near: column, threshold, words and permutations: see operators.near_duplicates.Near. Needs the extra `dedup`.
+        near: column, threshold, words and permutations: see operators.rows.near_duplicates.Near. Needs the extra
+        `dedup`.
 
     Raises:
         ConfigError: neither is given, or datasketch is missing.

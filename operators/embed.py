@@ -11,13 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from operators.decoding.model import Logits, TokenIds, Wanted, inspect_model, load_model
-from operators.decoding.reading import Part
-from operators.engine_settings import EngineSettings
-from operators.forecasts.texts import forecast_texts
-from operators.setting_checks import check
-from operators.settings import ModelSettings
-from operators.text_reader import (
+from operators.engine.backend.interface import Logits, TokenIds, Wanted, inspect_model, load_model
+from operators.estimate.texts import forecast_texts
+from operators.rows.row_condition import Where, passed_by
+from operators.scoring.text_batches import Part
+from operators.scoring.text_reader import (
     TEXT_TYPES,
     TextReader,
     arithmetic_of,
@@ -26,11 +24,13 @@ from operators.text_reader import (
     text_ids,
     why_unreadable,
 )
-from operators.where import Where, passed_by
-from pipeline.errors import Cancelled, ConfigError
-from pipeline.forecast import Forecast, Task
-from pipeline.protocols import BaseOperator, MemoryNeed, Runtime
-from pipeline.records import Batch, Output, add_columns, require_column
+from operators.settings import ModelSettings
+from operators.settings.checks import check
+from operators.settings.runtime import EngineSettings
+from pipeline.api.errors import Cancelled, ConfigError
+from pipeline.api.forecast import Forecast, Task
+from pipeline.api.protocols import BaseOperator, MemoryNeed, Runtime
+from pipeline.api.records import Batch, Output, add_columns, require_column
 
 EMBEDDING = "embedding"
 Vector = npt.NDArray[np.float32]

@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from operators.setting_checks import check
+from operators.settings.checks import check
 from operators.union import append_to_lineage
-from pipeline.errors import SchemaError
-from pipeline.protocols import BaseOperator
-from pipeline.records import LINEAGE, ROW, Batch, Output, RejectKind, add_columns, require_column
+from pipeline.api.errors import SchemaError
+from pipeline.api.protocols import BaseOperator
+from pipeline.api.records import LINEAGE, ROW, Batch, Output, RejectKind, add_columns, require_column
 
 EMPTY = ("reject", "keep")
 

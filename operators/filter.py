@@ -7,10 +7,10 @@ from collections.abc import Iterable
 import polars as pl
 import pyarrow as pa
 
-from operators.expressions import RowExpression
-from operators.splitting import split
-from pipeline.protocols import BaseOperator
-from pipeline.records import Batch, Output
+from operators.rows.split import split
+from operators.rows.sql import RowExpression
+from pipeline.api.protocols import BaseOperator
+from pipeline.api.records import Batch, Output
 
 
 class Filter(BaseOperator):

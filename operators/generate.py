@@ -11,40 +11,40 @@ from typing import Any
 import pyarrow as pa
 
 from operators.batch_by_length import list_lengths
-from operators.completions import FIELDS, IDS_FIELD, Completion, OpenChunks, to_batches
-from operators.constraint_costs import cost_lines, totals_of
-from operators.decoding.autotune import FEW_ROWS
-from operators.decoding.client import Client
-from operators.decoding.constraint import Costs
-from operators.decoding.model import inspect_model, load_model, max_sequence_tokens, row_room
-from operators.decoding.sequence import Sequence as Row
-from operators.engine_settings import EngineSettings
-from operators.engines import STORE_FILE, arithmetic, decode_method, lanes_of, shared_engine, shared_store
-from operators.expressions import RowExpression
-from operators.footprint import model_memory
-from operators.forecasts.generation import Device
-from operators.forecasts.node import Generating, weights_bytes
-from operators.journal import journaled
-from operators.logprobs import LOGPROBS, logprob_fields
-from operators.look_ahead import LookAhead
-from operators.outcomes import Outcome, Outcomes, outcome, recalled
-from operators.recall import CompletionKeys, Recall
-from operators.repeated_draws import RepeatedDraws
-from operators.requests import Refused, Requests, place_of
-from operators.row_log import ROWS_SCHEMA, RowLog
-from operators.samples import SAMPLES, Samples
-from operators.sampling_rules import per_row_types
-from operators.sampling_values import structured_form
+from operators.engine.backend.interface import inspect_model, load_model, max_sequence_tokens, row_room
+from operators.engine.loop.client import Client
+from operators.engine.sampling.constraint import Costs
+from operators.engine.sequence import Sequence as Row
+from operators.estimate.generation import Device
+from operators.estimate.node import Generating, weights_bytes
+from operators.generation.completions import FIELDS, IDS_FIELD, Completion, OpenChunks, to_batches
+from operators.generation.constraint_costs import cost_lines, totals_of
+from operators.generation.duplicates import Twins
+from operators.generation.journal import journaled
+from operators.generation.logprobs import LOGPROBS, logprob_fields
+from operators.generation.memory_need import model_memory
+from operators.generation.outcomes import Outcome, Outcomes, outcome, recalled
+from operators.generation.repeated_draws import RepeatedDraws
+from operators.generation.requests import Refused, Requests, place_of
+from operators.generation.row_metrics import ROWS_SCHEMA, RowLog
+from operators.generation.samples import SAMPLES, Samples
+from operators.generation.sampling_params import structured_form
+from operators.generation.store import StoredCompletion
+from operators.generation.store_lookup import CompletionKeys, Recall
+from operators.generation.wiring import STORE_FILE, arithmetic, decode_method, lanes_of, shared_engine, shared_store
+from operators.rows.row_condition import Where, passed_by
+from operators.rows.sql import RowExpression
 from operators.settings import DecodeSettings, ModelSettings, SamplingSettings, StoreSettings
-from operators.store import StoredCompletion
+from operators.settings.runtime import EngineSettings
+from operators.settings.sampling_rules import per_row_types
 from operators.tokens import PROMPT_IDS
-from operators.tuning import tuned, tuned_before
-from operators.twins import Twins
-from operators.where import Where, passed_by
-from pipeline.forecast import Forecast, Task
-from pipeline.meter import Completed
-from pipeline.protocols import Inbox, MemoryNeed, Runtime
-from pipeline.records import Batch, ChunkEnd, Item, Rejects, add_columns, require_column
+from operators.tuning.calibration import FEW_ROWS
+from operators.tuning.choices import tuned, tuned_before
+from operators.tuning.look_ahead import LookAhead
+from pipeline.api.forecast import Forecast, Task
+from pipeline.api.meter import Completed
+from pipeline.api.protocols import Inbox, MemoryNeed, Runtime
+from pipeline.api.records import Batch, ChunkEnd, Item, Rejects, add_columns, require_column
 
 SEED = "seed"
 

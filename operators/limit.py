@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from operators.held_rows import HeldRows
-from operators.setting_checks import check
-from operators.splitting import split
-from pipeline.protocols import BaseOperator, Inbox
-from pipeline.records import ROW, Batch, ChunkEnd, Item, Rejects, require_column
+from operators.rows.chunk_buffer import HeldRows
+from operators.rows.split import split
+from operators.settings.checks import check
+from pipeline.api.protocols import BaseOperator, Inbox
+from pipeline.api.records import ROW, Batch, ChunkEnd, Item, Rejects, require_column
 
 
 class Limit(BaseOperator):

@@ -9,13 +9,13 @@ import jinja2
 import polars as pl
 import pyarrow as pa
 
-from operators.expressions import RowExpression
-from operators.setting_checks import check
-from operators.sources.schemas import plain_type
-from operators.templates import Template, used_columns
-from pipeline.errors import ConfigError
-from pipeline.protocols import BaseOperator
-from pipeline.records import LINEAGE, ROW, Batch, Output
+from operators.prompts.template import Template, used_columns
+from operators.rows.arrow_types import plain_type
+from operators.rows.sql import RowExpression
+from operators.settings.checks import check
+from pipeline.api.errors import ConfigError
+from pipeline.api.protocols import BaseOperator
+from pipeline.api.records import LINEAGE, ROW, Batch, Output
 
 
 class Map(BaseOperator):

@@ -11,12 +11,12 @@ from typing import Any, NoReturn
 
 import pyarrow as pa
 
-from operators.json_columns import Misfit, declared_fields, schema_fields
-from operators.setting_checks import check
-from operators.structured.settings import parse_schema
-from pipeline.errors import ConfigError, InputError, install
-from pipeline.protocols import BaseOperator
-from pipeline.records import Batch, Output, RejectKind, add_columns, require_column
+from operators.rows.json_values import Misfit, declared_fields, schema_fields
+from operators.settings.checks import check
+from operators.settings.structured import parse_schema
+from pipeline.api.errors import ConfigError, InputError, install
+from pipeline.api.protocols import BaseOperator
+from pipeline.api.records import Batch, Output, RejectKind, add_columns, require_column
 
 _FENCED = re.compile(r"```(?:json|JSON)?[ \t]*\n(.*?)```", re.S)
 _MAX_MESSAGE = 200

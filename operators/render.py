@@ -13,13 +13,13 @@ import jinja2
 import pyarrow as pa
 from jinja2.exceptions import SecurityError
 
-from operators.decoding.model import load_model
-from operators.messages import conversation, require_messages
+from operators.engine.backend.interface import load_model
+from operators.prompts.messages import conversation, require_messages
+from operators.prompts.template import Template, columns_of, used_columns
 from operators.settings import DataSettings, ModelSettings
-from operators.templates import Template, columns_of, used_columns
-from pipeline.errors import ConfigError, InputError, SchemaError, did_you_mean
-from pipeline.protocols import BaseOperator, Runtime
-from pipeline.records import Batch, Output, add_columns, require_column
+from pipeline.api.errors import ConfigError, InputError, SchemaError, did_you_mean
+from pipeline.api.protocols import BaseOperator, Runtime
+from pipeline.api.records import Batch, Output, add_columns, require_column
 
 PROMPT_TEXT = pa.field("prompt_text", pa.string())
 SPECIAL = ("bos_token", "eos_token")
@@ -43,10 +43,10 @@ class Render(BaseOperator):
     """Makes the text of each row's prompt: adds `prompt_text` (string).
 
     With `template` or `template_file` it is that Jinja template over the row's columns (and `bos_token`, `eos_token`).
-    Else it is the model's chat template over `data.messages_column` (`operators.messages` says what that may hold), or
-    over one user message from `data.prompt_column`, after `model.system` where a conversation has no system message. A
-    model without a chat template is given the prompt column as it is. A row that cannot be rendered (a prompt that is
-    null or empty, a conversation without messages, `raise_exception`) is a reject.
+    Else it is the model's chat template over `data.messages_column` (`operators.prompts.messages` says what that may
+    hold), or over one user message from `data.prompt_column`, after `model.system` where a conversation has no system
+    message. A model without a chat template is given the prompt column as it is. A row that cannot be rendered (a
+    prompt that is null or empty, a conversation without messages, `raise_exception`) is a reject.
 
     A template is given to the model as it is, without the turns that a chat model has learnt. For one of those, make
     the prompt with Map before this node: `templates: {prompt: "..."}`.

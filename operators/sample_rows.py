@@ -8,13 +8,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from operators.held_rows import HeldRows
-from operators.row_hash import hash_of, row_hashes
-from operators.setting_checks import check
-from operators.splitting import split
-from pipeline.errors import ConfigError
-from pipeline.protocols import BaseOperator
-from pipeline.records import ROW, Batch, Output, require_column
+from operators.rows.chunk_buffer import HeldRows
+from operators.rows.row_hash import hash_of, row_hashes
+from operators.rows.split import split
+from operators.settings.checks import check
+from pipeline.api.errors import ConfigError
+from pipeline.api.protocols import BaseOperator
+from pipeline.api.records import ROW, Batch, Output, require_column
 
 
 class Sample(BaseOperator):

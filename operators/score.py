@@ -12,15 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from operators.decoding.model import TokenIds, Wanted
-from operators.decoding.reading import Part
-from operators.decoding.sampling.layout import Layout, Scratch
-from operators.decoding.sampling.logprobs import score
-from operators.engine_settings import EngineSettings
-from operators.forecasts.texts import forecast_texts
-from operators.logprobs import LOGPROBS
-from operators.settings import ModelSettings
-from operators.text_reader import (
+from operators.engine.backend.interface import TokenIds, Wanted
+from operators.engine.sampling.logprobs import score
+from operators.engine.sampling.vocabulary_blocks import Layout, Scratch
+from operators.estimate.texts import forecast_texts
+from operators.generation.logprobs import LOGPROBS
+from operators.scoring.text_batches import Part
+from operators.scoring.text_reader import (
     TEXT_TYPES,
     TextReader,
     arithmetic_of,
@@ -29,9 +27,11 @@ from operators.text_reader import (
     text_ids,
     why_unreadable,
 )
-from pipeline.forecast import Forecast, Task
-from pipeline.protocols import BaseOperator, MemoryNeed, Runtime
-from pipeline.records import Batch, Output, add_columns, require_column
+from operators.settings import ModelSettings
+from operators.settings.runtime import EngineSettings
+from pipeline.api.forecast import Forecast, Task
+from pipeline.api.protocols import BaseOperator, MemoryNeed, Runtime
+from pipeline.api.records import Batch, Output, add_columns, require_column
 
 FIELDS = (
     LOGPROBS,

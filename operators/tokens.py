@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from operators.decoding.model import TokenIds, inspect_model, load_model
+from operators.engine.backend.interface import TokenIds, inspect_model, load_model
 from operators.settings import ModelSettings
-from pipeline.protocols import BaseOperator, Runtime
-from pipeline.records import Batch, Output, add_columns, require_column
+from pipeline.api.protocols import BaseOperator, Runtime
+from pipeline.api.records import Batch, Output, add_columns, require_column
 
 PROMPT_TEXT = "prompt_text"
 PROMPT_IDS = pa.field("prompt_ids", pa.list_(pa.int32()))

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import numpy as np
 import pyarrow as pa
 
-from pipeline.errors import SchemaError
-from pipeline.protocols import BaseOperator
-from pipeline.records import LINEAGE, ROW, Batch, Output
+from pipeline.api.errors import SchemaError
+from pipeline.api.protocols import BaseOperator
+from pipeline.api.records import LINEAGE, ROW, Batch, Output
 
 
 class Union(BaseOperator):

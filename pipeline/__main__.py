@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline.failpoints import Failpoint, reached
-from pipeline.stopping import NOTHING_RUNS, leave, leave_on_signals, signals_received, stopped_by_signals
+from pipeline.system.failpoints import Failpoint, reached
+from pipeline.system.signals import NOTHING_RUNS, leave, leave_on_signals, signals_received, stopped_by_signals
 
 if __name__ == "__main__":  # importing what follows takes a second, in which a signal is exit code 4 too
     leave_on_signals()
@@ -26,8 +26,12 @@ if __name__ == "__main__":  # importing what follows takes a second, in which a 
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
-from pipeline import completion, status, verify
-from pipeline.config import (
+from pipeline.api.errors import ConfigError, ExitCode, PipelineError, did_you_mean
+from pipeline.cli import completion, status, verify
+from pipeline.cli.sweep import SweptJob, sweep_lines
+from pipeline.cli.usage import notes, refuse_dashes
+from pipeline.config.build import build_graph, load_object
+from pipeline.config.compose import (
     COMPOSITION_ERRORS,
     CONF,
     explained,
@@ -37,23 +41,19 @@ from pipeline.config import (
     register_job,
     settings_of,
 )
-from pipeline.construct import build_graph, load_object
-from pipeline.errors import ConfigError, ExitCode, PipelineError, did_you_mean
-from pipeline.estimate import estimate
-from pipeline.fingerprint import fingerprint_of
-from pipeline.footprint import check_memory
-from pipeline.jobs import SUFFIXES, find_job, jobs_table, list_jobs
-from pipeline.mistyped import notes, refuse_dashes
-from pipeline.plan import plan_lines
-from pipeline.prometheus import refuse_nowhere
-from pipeline.publisher import destination_of
-from pipeline.redaction import refuse_noted_credentials
-from pipeline.run import run_job
-from pipeline.runtime import Resources
+from pipeline.config.fingerprint import fingerprint_of
+from pipeline.config.jobs import SUFFIXES, find_job, jobs_table, list_jobs
+from pipeline.dataflow.runtime import Resources
+from pipeline.dry_run.estimate import estimate
+from pipeline.dry_run.plan import plan_lines
+from pipeline.monitor.prometheus import refuse_nowhere
+from pipeline.publish.uploader import destination_of
+from pipeline.run.admission import standing_lines, standing_of
+from pipeline.run.job import run_job
+from pipeline.run.memory_check import check_memory
 from pipeline.settings import PLAN, JobSettings
-from pipeline.standing import standing_lines, standing_of
-from pipeline.stdout import say, stop_saying
-from pipeline.sweep import SweptJob, sweep_lines
+from pipeline.system.redaction import refuse_noted_credentials
+from pipeline.system.terminal import say, stop_saying
 
 HELP = """\
 usage: python -m pipeline job=NAME [KEY=VALUE ...]        run a job
@@ -159,7 +159,7 @@ def _meant(arguments: Sequence[str], dirs: Sequence[Path]) -> str:
 
 
 def _doctor(arguments: list[str]) -> int:
-    return int(load_object("operators.llama.doctor:main")(arguments))
+    return int(load_object("tools.build.doctor:main")(arguments))
 
 
 def _verify(arguments: list[str]) -> int:
@@ -167,11 +167,11 @@ def _verify(arguments: list[str]) -> int:
 
 
 def _report(arguments: list[str]) -> int:
-    return int(load_object("pipeline.report.command:main")(arguments))
+    return int(load_object("pipeline.cli.report:main")(arguments))
 
 
 def _compare(arguments: list[str]) -> int:
-    return int(load_object("pipeline.compare.command:main")(arguments))
+    return int(load_object("pipeline.cli.compare:main")(arguments))
 
 
 def _status(arguments: list[str]) -> int:

@@ -1,4 +1,5 @@
-"""The settings of a job as plain objects: what conf/ and the command line become at the door (see pipeline.config)."""
+"""The settings of a job as plain objects: what conf/ and the command line become at the door (see
+pipeline.config.compose)."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import ConfigError
+from pipeline.api.errors import ConfigError
 
 FULL = "full"
 PROGRESS = ("auto", "full", "bar", "log", "json", "none")

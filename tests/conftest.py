@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from pipeline.report.written import VARIABLE
+from pipeline.results.report.write import VARIABLE
 
 
 def pytest_configure(config: pytest.Config) -> None:

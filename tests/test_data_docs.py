@@ -10,11 +10,11 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from operators.rows.arrow_types import SCALARS
 from operators.settings import DataSettings
 from operators.sources.input_file import CODECS, EXTENSIONS
-from operators.sources.schemas import SCALARS
 from pipeline import PROJECT
-from pipeline.errors import ExitCode
+from pipeline.api.errors import ExitCode
 from tests.test_readme import run
 
 PAGE = (PROJECT / "docs/data.md").read_text(encoding="utf-8")

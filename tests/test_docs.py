@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from operators.sampling_rules import STEP_ORDER
 from operators.settings import SamplingSettings
+from operators.settings.sampling_rules import STEP_ORDER
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("pipeline/**/*.py", "operators/**/*.py", "models/**/*.py", "conf/**/*.yaml", "jobs/**/*.*", "docs/*.*")

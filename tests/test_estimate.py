@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.__main__ import main
-from pipeline.estimate import Estimate, estimate_lines
-from pipeline.forecast import NOTHING, Range
-from pipeline.report.costs import report_costs
-from pipeline.report.written import VARIABLE
-from tests.pipeline.test_config import NODES
+from pipeline.api.forecast import NOTHING, Range
+from pipeline.dry_run.estimate import Estimate, estimate_lines
+from pipeline.results.report.costs import report_costs
+from pipeline.results.report.write import VARIABLE
+from tests.pipeline.config.test_compose import NODES
 
 FAKE = ("model=fake", "sampling.max_tokens=12", "chunk_rows=10", "runtime.slots=4", "progress=none")
 TINY = ("model=tiny", "sampling.max_tokens=6", "data.limit=20", "runtime.slots=4", "progress=none")
@@ -223,7 +223,7 @@ def test_what_a_calibration_would_choose_is_assumed_and_said(here, capsys, monke
 
 
 def test_the_report_that_a_run_draws_at_its_end_is_counted(here, monkeypatch, capsys):
-    monkeypatch.setattr("pipeline.estimate.peak_bytes", lambda: 200e6)
+    monkeypatch.setattr("pipeline.dry_run.estimate.peak_bytes", lambda: 200e6)
     assert report_costs(wanted=True) == (NOTHING, NOTHING)  # tests draw none
     monkeypatch.delenv(VARIABLE)
     assert report_costs(wanted=False) == (NOTHING, NOTHING)

@@ -28,18 +28,18 @@ OPERATORS_MAY_USE = {
 """Modules of `pipeline` that operators build on."""
 
 PLAIN_ENGINE = {"scheduler", "slots", "sequence", "sampler", "recovery", "calls"}
-MAY_USE_HYDRA = {"pipeline/__main__.py", "pipeline/config.py"}
+MAY_USE_HYDRA = {"pipeline/__main__.py", "pipeline/config/compose.py"}
 STARTS_THREADS = {
-    "pipeline/executor.py",
-    "pipeline/stopping.py",
-    "pipeline/publisher.py",
-    "operators/decoding/lanes.py",
-    "operators/store.py",
-    "operators/bench/server.py",
+    "pipeline/dataflow/executor.py",
+    "pipeline/system/signals.py",
+    "pipeline/publish/uploader.py",
+    "operators/engine/loop/threads.py",
+    "operators/generation/store.py",
+    "tools/bench/server.py",
 }
 """Locks are for everybody; a thread of its own, or a pool of them, is not. The clients of llama-server, which only wait
 for answers, are a `concurrent.futures` pool."""
-STDLIB_ONLY = ("operators/llama/build.py", "operators/llama/compilers.py", "operators/llama/peers.py")
+STDLIB_ONLY = ("tools/build/build.py", "tools/build/compilers.py", "tools/build/peers.py")
 """They run before anything is installed."""
 
 
@@ -67,7 +67,7 @@ def in_folder(folder: str) -> list[Path]:
 
 
 def test_there_is_something_to_look_at():
-    assert {"pipeline/executor.py", "operators/settings.py"} <= {name_of(p) for p in MODULES}
+    assert {"pipeline/dataflow/executor.py", "operators/settings/__init__.py"} <= {name_of(p) for p in MODULES}
 
 
 @pytest.mark.parametrize("path", in_folder("pipeline/"), ids=name_of)
@@ -93,21 +93,21 @@ def test_llama_cpp_stays_in_its_folder(path):
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_llguidance_stays_in_its_folder(path):
-    assert "llguidance" not in packages(path) or name_of(path).startswith("operators/structured/")
+    assert "llguidance" not in packages(path) or name_of(path).startswith("operators/constraints/")
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_matplotlib_is_imported_by_what_draws_and_only_when_it_does(path):
-    assert "matplotlib" not in packages(path) or name_of(path) == "pipeline/report/drawing.py"
+    assert "matplotlib" not in packages(path) or name_of(path) == "pipeline/results/report/drawing.py"
     statements = ast.parse(path.read_text(encoding="utf-8")).body
     at_the_top = [node for node in statements if isinstance(node, ast.Import | ast.ImportFrom)]
     assert not [node for node in at_the_top if "matplotlib" in ast.unparse(node)]
 
 
 def test_a_run_loads_nothing_for_its_report_before_its_end():
-    tops = ast.parse((ROOT / "pipeline/report/written.py").read_text(encoding="utf-8")).body
+    tops = ast.parse((ROOT / "pipeline/results/report/write.py").read_text(encoding="utf-8")).body
     found = {node.module for node in tops if isinstance(node, ast.ImportFrom)}
-    assert found <= {"__future__", "pathlib", "pipeline.output_dir", "pipeline.shards"}
+    assert found <= {"__future__", "pathlib", "pipeline.run_dir.names", "pipeline.system.atomic_files"}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
@@ -119,7 +119,7 @@ def test_threads_stay_where_they_belong(path):
 
 @pytest.mark.parametrize(
     "path",
-    [p for p in in_folder("operators/decoding/") if p.stem in PLAIN_ENGINE or p.parent.name == "sampling"],
+    [p for p in in_folder("operators/engine/") if p.stem in PLAIN_ENGINE or p.parent.name == "sampling"],
     ids=name_of,
 )
 def test_the_engines_parts_are_plain_python_and_numpy(path):

@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from operators.llama.make_model import write_model
-from operators.tuning import CACHE_VARIABLE
+from operators.tuning.choices import CACHE_VARIABLE
 from pipeline.__main__ import main
-from pipeline.errors import ExitCode
+from pipeline.api.errors import ExitCode
+from tools.models.make_model import write_model
 
 SAMPLINGS = {"greedy": (), "warm": ("sampling.temperature=1.0", "sampling.n=2")}
 PLAIN = tuple(

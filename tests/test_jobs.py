@@ -19,10 +19,10 @@ import yaml
 
 from pipeline import PROJECT
 from pipeline.__main__ import main
-from pipeline.errors import ExitCode
-from pipeline.jobs import JOBS
-from pipeline.report.page import page
-from pipeline.results import read_results
+from pipeline.api.errors import ExitCode
+from pipeline.config.jobs import JOBS
+from pipeline.results.reader import read_results
+from pipeline.results.report.page import page
 
 ROWS, SLOTS = 20, 4
 SMALL = (f"data.limit={ROWS}", f"runtime.slots={SLOTS}", "sampling.max_tokens=24", "chunk_rows=8", "progress=none")

@@ -11,12 +11,12 @@ import polars as pl
 import pytest
 import yaml
 
-from operators.bench.scenarios import SCENARIOS
 from pipeline import PROJECT
-from pipeline.config import CONF, known_keys
-from pipeline.errors import ExitCode
-from pipeline.jobs import JOBS, jobs_table
+from pipeline.api.errors import ExitCode
+from pipeline.config.compose import CONF, known_keys
+from pipeline.config.jobs import JOBS, jobs_table
 from tests.test_readme import FENCE, MODEL, run
+from tools.bench.scenarios import SCENARIOS
 
 PAGE = (PROJECT / "docs/jobs.md").read_text(encoding="utf-8")
 NAMES = sorted(path.stem for path in JOBS.glob("*.yaml"))

@@ -16,7 +16,7 @@ import pytest
 
 from operators.sinks.write_rows import WriteRows
 from pipeline import PROJECT
-from pipeline.records import Batch, Output
+from pipeline.api.records import Batch, Output
 
 ROWS, CHUNK_ROWS = 200_000, 4096
 CHUNKS = -(-ROWS // CHUNK_ROWS)

@@ -12,13 +12,13 @@ import polars as pl
 import pyarrow.parquet as pq
 import pytest
 
-from operators.decoding.step_log import STEPS_SCHEMA
-from operators.row_log import ROWS_SCHEMA
+from operators.engine.loop.step_log import STEPS_SCHEMA
+from operators.generation.row_metrics import ROWS_SCHEMA
 from pipeline import PROJECT
 from pipeline.__main__ import main
-from pipeline.errors import ExitCode
-from pipeline.metrics import STAGES_SCHEMA
-from pipeline.provenance import RUN_SCHEMA
+from pipeline.api.errors import ExitCode
+from pipeline.run_dir.metrics_table import STAGES_SCHEMA
+from pipeline.system.machine import RUN_SCHEMA
 
 PAGE = (PROJECT / "docs/metrics.md").read_text(encoding="utf-8")
 SCHEMAS = {"stages": STAGES_SCHEMA, "steps": STEPS_SCHEMA, "rows": ROWS_SCHEMA, "run": RUN_SCHEMA}

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from pipeline import PROJECT
-from pipeline.progress import Lines
-from pipeline.run import run_job
-from pipeline.runtime import Resources
+from pipeline.dataflow.runtime import Resources
+from pipeline.monitor.display import Lines
+from pipeline.monitor.snapshot import Snapshot
+from pipeline.run.job import run_job
 from pipeline.settings import HookSettings
-from pipeline.snapshot import Snapshot
-from tests.pipeline.test_run import job
+from tests.pipeline.run.test_job import job
 
 PAGE = (PROJECT / "docs/monitoring.md").read_text(encoding="utf-8")
 

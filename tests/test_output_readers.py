@@ -15,7 +15,7 @@ import yaml
 
 from operators.sinks.formats import scan
 from pipeline.__main__ import main
-from pipeline.errors import ExitCode
+from pipeline.api.errors import ExitCode
 
 ROWS = 24
 FORMATS = {

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.__main__ import main
-from pipeline.errors import ExitCode
+from pipeline.api.errors import ExitCode
 
 ROOT = Path(__file__).resolve().parents[1]
 FILE = re.compile(r"`(\w+\.(?:py|yaml))`[^\n]*:\n\n```\w+\n(.*?)```", re.S)

@@ -15,7 +15,7 @@ import pytest
 from docs.refresh_readme import BLOCK, PAGES
 from pipeline import PROJECT
 from pipeline.__main__ import main
-from pipeline.errors import ExitCode
+from pipeline.api.errors import ExitCode
 
 README = (PROJECT / "README.md").read_text(encoding="utf-8")
 PIPELINE = ".venv/bin/python -m pipeline"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from operators.setting_checks import usable_cores
+from operators.settings.checks import usable_cores
 from pipeline.__main__ import main
-from pipeline.errors import ExitCode
+from pipeline.api.errors import ExitCode
 
 ROWS = 30
 MAY_CHANGE = [

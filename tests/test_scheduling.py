@@ -19,7 +19,7 @@ import pytest
 
 from pipeline import PROJECT
 from pipeline.__main__ import main
-from pipeline.errors import ExitCode
+from pipeline.api.errors import ExitCode
 
 EXAMPLES = PROJECT / "docs/examples"
 PAGE = PROJECT / "docs/scheduling.md"

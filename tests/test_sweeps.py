@@ -8,12 +8,12 @@ from pathlib import Path
 import polars as pl
 import yaml
 
-from operators.decoding import fake
-from operators.decoding.fake import FakeModel, inspect
-from operators.decoding.model import ModelFacts
+from operators.engine.backend import fake
+from operators.engine.backend.fake import FakeModel, inspect
+from operators.engine.backend.interface import ModelFacts
 from operators.settings import ModelSettings
 from pipeline.__main__ import main
-from pipeline.errors import ExitCode
+from pipeline.api.errors import ExitCode
 
 __all__ = ["inspect"]
 loads: list[ModelSettings] = []

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.__main__ import main
-from pipeline.errors import ExitCode
+from pipeline.api.errors import ExitCode
 
 JOB = """
 # People out of records: distinct prompts, six of them, parsed.

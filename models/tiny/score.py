@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from models.tiny.tasks import FAMILIES, check
 from operators.sinks.formats import scan
-from pipeline.protocols import BaseOperator
-from pipeline.records import Batch, Output, RejectKind, add_columns, require_column
+from pipeline.api.protocols import BaseOperator
+from pipeline.api.records import Batch, Output, RejectKind, add_columns, require_column
 
 _COLUMNS = ("family", "prompt", "completion", "meta")
 CORRECT = pa.field("correct", pa.bool_(), nullable=False)

@@ -37,8 +37,8 @@ _DENSE = (
     }
 )
 PROVEN = {kind: _DENSE if kind == "dense" else _FLOATS for kind in CLASSES.values()}
-"""File types whose logits were found to be the same to the bit in any company, by class (tests/llama/test_decoding.py,
-tests/families/test_exact.py)."""
+"""File types whose logits were found to be the same to the bit in any company, by class
+(tests/operators/llama/test_decoding.py, tests/families/test_exact.py)."""
 
 _ENCODER = "is an encoder"
 _DIFFUSION = "is a diffusion model of a kind that is not supported (decode=block_diffusion takes models such as SDAR)"

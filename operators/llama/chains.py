@@ -6,7 +6,7 @@ What stays is then given the slot's own id, and the others are dropped.
 
 Which id is the first is not specified: llama.cpp keeps the ids of a token in an unordered set ("if a token has multiple
 sequences they are assumed equivalent"). With libstdc++ it is the one that was listed last, where ids follow each other.
-So this is used only where operators/decoding/chaining.py has seen it work.
+So this is used only where operators/engine/strategies/chaining.py has seen it work.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from collections.abc import Sequence
 import llama_cpp
 import numpy as np
 
-from operators.decoding.batch import Chain
-from operators.decoding.model import DecoderShape
+from operators.engine.backend.batch import Chain
+from operators.engine.backend.interface import DecoderShape
 from operators.llama.pointers import PointerTables
 
 

@@ -7,13 +7,13 @@ import ctypes
 import llama_cpp
 import numpy as np
 
-from operators.decoding.batch import BatchBuffer, DecodeFailed
-from operators.decoding.model import DecoderShape, Logits, Wanted
+from operators.engine.backend.batch import BatchBuffer, DecodeFailed
+from operators.engine.backend.interface import DecoderShape, Logits, Wanted
 from operators.llama.abort import AbortFlag
 from operators.llama.chains import ChainIds
 from operators.llama.library import last_errors
 from operators.llama.pointers import PointerTables
-from pipeline.errors import ConfigError
+from pipeline.api.errors import ConfigError
 
 KV_TYPES = {"f16": llama_cpp.GGML_TYPE_F16, "f32": llama_cpp.GGML_TYPE_F32, "q8_0": llama_cpp.GGML_TYPE_Q8_0}
 
@@ -26,7 +26,7 @@ _CODES = {
 
 
 class LlamaContext:
-    """Implements operators.decoding.model.Decoder.
+    """Implements operators.engine.backend.interface.Decoder.
 
     Args:
         model: handle of a loaded llama_model.

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipeline.errors import InputError
+from pipeline.api.errors import InputError
 
 VERSIONS = (2, 3)
 HEADER_BYTES = 24

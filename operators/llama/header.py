@@ -14,7 +14,7 @@ from operators.llama.architectures import REFUSED
 from operators.llama.gguf_check import check_gguf
 from operators.llama.library import forget_errors, initialise, last_errors
 from operators.llama.split import parts_of
-from pipeline.errors import InputError
+from pipeline.api.errors import InputError
 
 _OTHER_CACHES = (
     "ssm.state_size",

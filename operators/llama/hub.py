@@ -8,12 +8,12 @@ from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 
-from operators.decoding.model import ModelFacts, check_options
+from operators.engine.backend.interface import ModelFacts, check_options
 from operators.llama.model import LlamaModel, check_gpu, facts_of
 from operators.llama.split import part_names, parts_of
 from operators.settings import ModelSettings
-from pipeline.errors import ConfigError, InputError, install
-from pipeline.shards import sha256_of
+from pipeline.api.errors import ConfigError, InputError, install
+from pipeline.system.atomic_files import sha256_of
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 

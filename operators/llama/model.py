@@ -13,7 +13,7 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from operators.decoding.model import (
+from operators.engine.backend.interface import (
     DecoderShape,
     ModelFacts,
     ModelSizes,
@@ -22,7 +22,6 @@ from operators.decoding.model import (
     check_options,
     decoder_shape,
 )
-from operators.engine_settings import EngineSettings
 from operators.llama.abort import AbortFlag
 from operators.llama.architectures import doubt
 from operators.llama.context import LlamaContext
@@ -31,10 +30,11 @@ from operators.llama.kernels import K_QUANTS, keep_rows_apart, lone_tokens, repa
 from operators.llama.library import initialise, last_errors
 from operators.llama.pool import ContextPool
 from operators.llama.split import parts_of
-from operators.setting_checks import check, usable_cores
 from operators.settings import ModelSettings
+from operators.settings.checks import check, usable_cores
+from operators.settings.runtime import EngineSettings
 from operators.sources.content import content_id
-from pipeline.errors import ConfigError, InputError
+from pipeline.api.errors import ConfigError, InputError
 
 _MAGIC = b"GGUF"
 
@@ -89,7 +89,7 @@ def gguf_path(settings: ModelSettings) -> Path:
 
 
 class LlamaModel:
-    """Implements operators.decoding.model.Model. `close` frees it and its contexts.
+    """Implements operators.engine.backend.interface.Model. `close` frees it and its contexts.
 
     Args:
         settings: names the file.

@@ -7,7 +7,7 @@ import ctypes
 import llama_cpp
 import numpy as np
 
-from operators.decoding.batch import BatchBuffer
+from operators.engine.backend.batch import BatchBuffer
 
 
 class PointerTables:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pipeline.errors import InputError
+from pipeline.api.errors import InputError
 
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 

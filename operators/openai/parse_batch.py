@@ -8,17 +8,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from operators.decoding.model import inspect_model
+from operators.engine.backend.interface import inspect_model
+from operators.generation.requests import SEED_BITS
 from operators.openai.faults import Code, Fault
 from operators.openai.requests import Request, custom_id_of, read_line, request_of
 from operators.openai.values import unsupported
-from operators.requests import SEED_BITS
-from operators.row_hash import hash_of
-from operators.setting_checks import check
+from operators.rows.row_hash import hash_of
 from operators.settings import ModelSettings
+from operators.settings.checks import check
 from operators.sources.lines import LINE, TEXT
-from pipeline.protocols import BaseOperator
-from pipeline.records import LINEAGE, ROW, Batch, Output, require_column
+from pipeline.api.protocols import BaseOperator
+from pipeline.api.records import LINEAGE, ROW, Batch, Output, require_column
 
 _MESSAGE = pa.struct([pa.field("role", pa.string()), pa.field("content", pa.string())])
 _BIAS = pa.struct([pa.field("token", pa.int64()), pa.field("bias", pa.float64())])

@@ -10,7 +10,7 @@ from typing import Any
 from operators.openai.faults import Code, Fault
 from operators.openai.parameters import ALL, CHAT, COMPLETIONS, PARAMETERS, Parameter, parameters_of
 from operators.openai.values import Columns, unsupported
-from operators.sources.schemas import MAX_NESTING, depth
+from operators.rows.arrow_types import MAX_NESTING, depth
 
 DEFAULT_COMPLETION_TOKENS = 16
 """Of /v1/completions without max_tokens, as in the API."""

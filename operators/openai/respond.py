@@ -8,12 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from operators.decoding.model import inspect_model, load_model
+from operators.engine.backend.interface import inspect_model, load_model
 from operators.openai.bodies import line_of, usage
 from operators.openai.faults import Code, Fault
 from operators.settings import ModelSettings
-from pipeline.protocols import BaseOperator, Runtime
-from pipeline.records import LINEAGE, ROW, Batch, Output, RejectKind, require_column
+from pipeline.api.protocols import BaseOperator, Runtime
+from pipeline.api.records import LINEAGE, ROW, Batch, Output, RejectKind, require_column
 
 _TOKENS = pa.list_(pa.int32())
 _READ = {

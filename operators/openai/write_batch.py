@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from operators.openai.error_lines import error_lines
-from operators.setting_checks import check
 from operators.settings import OutputSettings
+from operators.settings.checks import check
 from operators.sinks.write_rows import WriteRows
-from pipeline.records import require_column
-from pipeline.shards import part_name, write_atomically
+from pipeline.api.records import require_column
+from pipeline.system.atomic_files import part_name, write_atomically
 
 OUTPUT, ERRORS = "output.jsonl", "errors.jsonl"
 

@@ -12,9 +12,9 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from operators.expressions import known_to_polars
+from operators.rows.sql import known_to_polars
 from operators.settings import OutputSettings
-from pipeline.errors import SchemaError
+from pipeline.api.errors import SchemaError
 
 _SUFFIX_OF_JSONL = {"none": "jsonl", "gzip": "jsonl.gz", "zstd": "jsonl.zst"}
 _NO_COMPRESSION = "none"

@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 
 from operators.settings import OutputSettings
 from operators.sinks.formats import format_of, refuse_unwritable, scan
-from pipeline.errors import ConfigError
-from pipeline.protocols import BaseOperator, Runtime
-from pipeline.records import ROW, Batch, Output, require_column
-from pipeline.shards import part_name, sorted_by_identity, write_table_shard
+from pipeline.api.errors import ConfigError
+from pipeline.api.protocols import BaseOperator, Runtime
+from pipeline.api.records import ROW, Batch, Output, require_column
+from pipeline.system.atomic_files import part_name, sorted_by_identity, write_table_shard
 
 PREVIEW_WIDTH = 300
 """Characters of a value that a preview shows."""

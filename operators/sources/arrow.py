@@ -9,12 +9,12 @@ from typing import TypeAlias
 import pyarrow as pa
 import pyarrow.ipc
 
+from operators.rows.arrow_types import plain_schema
 from operators.sources.checked import checked
 from operators.sources.input_file import InputFile
 from operators.sources.places import unreadable
 from operators.sources.reader import Block, Types, refuse_types
-from operators.sources.schemas import plain_schema
-from pipeline.errors import InputError
+from pipeline.api.errors import InputError
 
 FILE_MAGIC = b"ARROW1"
 IpcReader: TypeAlias = pa.ipc.RecordBatchFileReader | pa.ipc.RecordBatchStreamReader

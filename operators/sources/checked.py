@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from operators.sources.reader import BadRow, Block, misfits
-from pipeline.records import record_json
+from pipeline.api.records import record_json
 
 
 def checked(batch: pa.RecordBatch, schema: pa.Schema) -> Block:

@@ -20,10 +20,10 @@ from typing import TextIO, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from operators.rows.arrow_types import parse_schema
 from operators.sources.input_file import Content, InputFile
 from operators.sources.reader import BadRow, Block, Types, misfits
-from operators.sources.schemas import parse_schema
-from pipeline.errors import ConfigError, InputError
+from pipeline.api.errors import ConfigError, InputError
 
 BLOCK_CHARS = 1 << 20
 MAX_ROW_CHARS = 64 << 20

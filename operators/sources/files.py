@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from operators.settings import DataSettings
 from operators.sources.input_file import CODECS, EXTENSIONS, InputFile
 from operators.sources.places import LocalPlace, Place, in_order, unreadable
-from pipeline.errors import ConfigError, InputError, did_you_mean
+from pipeline.api.errors import ConfigError, InputError, did_you_mean
 
 KNOWN = ", ".join(EXTENSIONS)
 PACKED = ("jsonl", "csv", "lines")

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from operators.settings import DataSettings
 from operators.sources.input_file import EXTENSIONS, InputFile
-from pipeline.errors import ConfigError, InputError, SourceError, install
+from pipeline.api.errors import ConfigError, InputError, SourceError, install
 
 FORMATS: Mapping[str, str] = {"parquet": "parquet", "json": "jsonl", "csv": "csv", "arrow": "arrow"}
 """What `datasets` calls a format, and what `data.format` does."""

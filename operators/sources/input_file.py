@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from operators.sources.content import Stamp
 from operators.sources.places import LocalPlace, Place
-from pipeline.errors import InputError
+from pipeline.api.errors import InputError
 
 EXTENSIONS: Mapping[str, str] = {
     ".parquet": "parquet",

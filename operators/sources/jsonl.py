@@ -20,11 +20,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json
 
+from operators.rows.arrow_types import MAX_NESTING, depth, infer_schema, parse_schema
 from operators.sources.input_file import Content, InputFile
 from operators.sources.reader import BadRow, Block, Types, misfits
-from operators.sources.schemas import MAX_NESTING, depth, infer_schema, parse_schema
-from pipeline.errors import InputError
-from pipeline.records import HALF_A_CHARACTER
+from pipeline.api.errors import InputError
+from pipeline.api.records import HALF_A_CHARACTER
 
 BLOCK_BYTES = 1 << 20
 MAX_LINE_BYTES = 64 << 20

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from operators.rows.arrow_types import plain_schema
 from operators.sources.checked import checked
 from operators.sources.input_file import InputFile
 from operators.sources.places import unreadable
 from operators.sources.reader import Block, Types, refuse_types
-from operators.sources.schemas import plain_schema
-from pipeline.errors import InputError
+from pipeline.api.errors import InputError
 
 READ_ROWS = 8192
 

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Protocol
 
 from operators.sources.content import SAMPLED, Stamp, content_id
-from pipeline.errors import InputError
+from pipeline.api.errors import InputError
 
 
 class Place(Protocol):

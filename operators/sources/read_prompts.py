@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from operators.rows.arrow_types import common_schema
 from operators.settings import DataSettings
 from operators.sources.arrow import ArrowReader
 from operators.sources.content import Stamp
@@ -19,10 +20,9 @@ from operators.sources.lines import LinesReader
 from operators.sources.parquet import ParquetReader
 from operators.sources.places import unreadable
 from operators.sources.reader import Block, Reader, ReaderFactory
-from operators.sources.schemas import common_schema
-from pipeline.errors import ConfigError, InputError
-from pipeline.protocols import BaseOperator, Inbox, Runtime
-from pipeline.records import ROW, Batch, ChunkEnd, Item, Reject, Rejects
+from pipeline.api.errors import ConfigError, InputError
+from pipeline.api.protocols import BaseOperator, Inbox, Runtime
+from pipeline.api.records import ROW, Batch, ChunkEnd, Item, Reject, Rejects
 
 BATCH_ROWS = 1024
 SAMPLE_ROWS = 10_000

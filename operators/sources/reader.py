@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from operators.sources.input_file import InputFile
-from pipeline.errors import ConfigError
+from pipeline.api.errors import ConfigError
 
 Types = Mapping[str, str]
 

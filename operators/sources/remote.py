@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from operators.sources.content import Stamp
-from pipeline.errors import ConfigError, InputError, PipelineError, SourceError, install
-from pipeline.redaction import clean_url, has_password, usable, without_secrets
+from pipeline.api.errors import ConfigError, InputError, PipelineError, SourceError, install
+from pipeline.system.redaction import clean_url, has_password, usable, without_secrets
 
 BLOCK_BYTES = 4 << 20
 """What is fetched at a time, and again ahead of what is asked for."""

@@ -148,7 +148,7 @@ def _talkative_model(name: str) -> tuple[Any, dict[str, Any]]:
 
 
 def _draw(model: Any, torch: Any) -> None:
-    """Draw weights that let a model of any depth wander, as operators/llama/gguf_shapes.py does, and why."""
+    """Draw weights that let a model of any depth wander, as tools/models/shapes.py does, and why."""
     last_norm = None
     for name, weight in model.named_parameters():
         if name.endswith(("A_log", ".D", "dt_bias", "dt_proj.weight", "dt_proj.bias")):
@@ -207,7 +207,7 @@ def convert(model: Any, name: str, path: Path) -> None:
 
 
 def _vocabulary() -> Any:
-    return importlib.import_module("operators.llama.gguf_vocab").builtin_vocabulary()
+    return importlib.import_module("tools.models.vocabularies").builtin_vocabulary()
 
 
 if __name__ == "__main__":

@@ -10,11 +10,11 @@ import pytest
 from gguf import GGUFWriter, LlamaFileType
 
 from operators.llama.architectures import CLASSES, PROVEN, REFUSED, doubt
-from operators.llama.gguf_vocab import builtin_vocabulary
-from operators.llama.make_model import FILE_TYPES, write_model
 from pipeline import PROJECT
 from pipeline.__main__ import main
-from pipeline.errors import ExitCode
+from pipeline.api.errors import ExitCode
+from tools.models.make_model import FILE_TYPES, write_model
+from tools.models.vocabularies import builtin_vocabulary
 
 F32, Q5_0 = llama_cpp.LLAMA_FTYPE_ALL_F32, llama_cpp.LLAMA_FTYPE_MOSTLY_Q5_0
 

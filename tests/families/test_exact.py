@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from operators.decoding.params import SamplingParams
+from operators.engine.sampling.params import SamplingParams
 from operators.llama.architectures import CLASSES
 from operators.llama.header import read_header
-from operators.llama.make_model import quantize_file
 from operators.llama.model import LlamaModel
 from operators.settings import ModelSettings
 from tests.families.test_families import FAMILIES, HERE
-from tests.llama.test_decoding import LENGTHS, complete, texts
+from tests.operators.llama.test_decoding import LENGTHS, complete, texts
+from tools.models.make_model import quantize_file
 
 SHUFFLED = np.random.default_rng(1).permutation(len(LENGTHS)).tolist()
 

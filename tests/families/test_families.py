@@ -11,10 +11,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from operators.tuning import CACHE_VARIABLE
+from operators.tuning.choices import CACHE_VARIABLE
 from pipeline.__main__ import main
-from pipeline.errors import ExitCode
-from pipeline.failpoints import VARIABLE, Failpoint
+from pipeline.api.errors import ExitCode
+from pipeline.system.failpoints import VARIABLE, Failpoint
 
 HERE = Path(__file__).parent
 FAMILIES = sorted(path.stem for path in HERE.glob("*.json"))

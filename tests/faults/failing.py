@@ -9,11 +9,11 @@ from __future__ import annotations
 import itertools
 
 import operators.llama.model as llama
-from operators.decoding.batch import DecodeFailed
-from operators.decoding.model import DecoderShape, Logits, ModelFacts
-from operators.engine_settings import EngineSettings
+from operators.engine.backend.batch import DecodeFailed
+from operators.engine.backend.interface import DecoderShape, Logits, ModelFacts
 from operators.llama.context import LlamaContext
 from operators.settings import ModelSettings
+from operators.settings.runtime import EngineSettings
 
 MARK = "\a"
 """A character that is a token of its own."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline import PROJECT
-from pipeline.construct import load_object
+from pipeline.config.build import load_object
 
 PRELOADED = ("pipeline.__main__", "operators.generate", "operators.sinks.write_rows", "tests.faults.toy")
 PRELOADED_TOO = (

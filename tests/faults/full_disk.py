@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.__main__ import main
-from pipeline.errors import ExitCode, PipelineError
-from pipeline.run import run_job
-from pipeline.runtime import Resources
+from pipeline.api.errors import ExitCode, PipelineError
+from pipeline.dataflow.runtime import Resources
+from pipeline.run.job import run_job
 from pipeline.settings import JobSettings, NodeSettings
 
 OPS = "tests.pipeline.job_ops"

@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 import operators.llama.model as llama
-from operators.decoding.autoregressive import Autoregressive
-from operators.decoding.calls import Call, Draw
-from operators.decoding.model import Logits, Model, ModelFacts
-from operators.decoding.sequence import Sequence
+from operators.engine.backend.interface import Logits, Model, ModelFacts
+from operators.engine.scheduler.step_batch import Call, Draw
+from operators.engine.sequence import Sequence
+from operators.engine.strategies.autoregressive import Autoregressive
 from operators.settings import ModelSettings
 from pipeline.__main__ import main
-from pipeline.failpoints import Trigger
+from pipeline.system.failpoints import Trigger
 
 AT, TOKENS = "FAULTS_AT", "FAULTS_TOKENS"
 WATCHED = (f"model.loader={__name__}:load", f"decode.strategy={__name__}:Watched")

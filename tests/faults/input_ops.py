@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.protocols import BaseOperator, Runtime
-from pipeline.records import Batch, Output
+from pipeline.api.protocols import BaseOperator, Runtime
+from pipeline.api.records import Batch, Output
 
 
 class Meddles(BaseOperator):

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from pipeline.verify import main as verify
+from pipeline.cli.verify import main as verify
 
 
 def files(directory: Path) -> dict[str, bytes]:

@@ -12,9 +12,9 @@ import pytest
 from operators.settings import DataSettings
 from operators.sources import ReadPrompts
 from operators.sources.content import WHOLE_UP_TO_BYTES
-from pipeline.errors import ConfigError, ExitCode, InputError
-from pipeline.run import run_job
-from pipeline.runtime import Resources
+from pipeline.api.errors import ConfigError, ExitCode, InputError
+from pipeline.dataflow.runtime import Resources
+from pipeline.run.job import run_job
 from pipeline.settings import JobSettings, NodeSettings
 
 OPS = "tests.pipeline.job_ops"

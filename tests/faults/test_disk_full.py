@@ -20,10 +20,10 @@ import pytest
 
 from pipeline import PROJECT
 from pipeline.__main__ import main
-from pipeline.errors import ExitCode
-from pipeline.records import Output
-from pipeline.run import run_job
-from pipeline.runtime import Resources
+from pipeline.api.errors import ExitCode
+from pipeline.api.records import Output
+from pipeline.dataflow.runtime import Resources
+from pipeline.run.job import run_job
 from pipeline.settings import JobSettings, NodeSettings
 from tests.pipeline.job_ops import Parquet
 
@@ -217,8 +217,8 @@ def test_with_ever_less_room_a_run_fails_clearly_and_goes_on_when_there_is_room(
 JOURNAL = """
 import subprocess, sys
 from pathlib import Path
-from operators.store import CompletionStore, StoredCompletion
-from pipeline.errors import StorageError
+from operators.generation.store import CompletionStore, StoredCompletion
+from pipeline.api.errors import StorageError
 path = Path("disk/completions.sqlite")
 big = {n.to_bytes(16, "big"): StoredCompletion([n], "x" * 4000, "stop") for n in range(99)}
 store = CompletionStore(path)

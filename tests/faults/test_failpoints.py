@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline import PROJECT
-from pipeline.failpoints import VARIABLE, Failpoint
+from pipeline.system.failpoints import VARIABLE, Failpoint
 from tests.faults import toy
 from tests.faults.results import (
     committed_shards_are_whole,

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.__main__ import main
-from pipeline.errors import ExitCode
+from pipeline.api.errors import ExitCode
 
 TURN = "{% for m in messages %}{{ m.content }}{% endfor %}"
 FOR_ALL = {
@@ -27,9 +27,9 @@ FOR_ALL = {
 NEVER_ENDS = "{% for a in range(100000) %}" * 3 + "{% endfor %}" * 3
 HASTY = """
 import sys
-import pipeline.watchdog
+import pipeline.run.watchdog
 from pipeline.__main__ import main
-pipeline.watchdog.LEAVE_S = 0.3
+pipeline.run.watchdog.LEAVE_S = 0.3
 sys.exit(main())
 """
 

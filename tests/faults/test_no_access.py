@@ -15,7 +15,7 @@ import pytest
 
 from pipeline import PROJECT
 from pipeline.__main__ import main
-from pipeline.errors import ExitCode
+from pipeline.api.errors import ExitCode
 
 ROWS = pa.table({"prompt": [f"prompt {i}" for i in range(20)]})
 JOB = ("job=generate", "model=fake", "sampling.max_tokens=4", "chunk_rows=8", "progress=none")

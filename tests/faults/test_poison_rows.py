@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.__main__ import main
-from pipeline.errors import ExitCode
+from pipeline.api.errors import ExitCode
 
 GOOD = (
     "Name the color of grass.",

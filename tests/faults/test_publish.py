@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.failpoints import VARIABLE, Failpoint
+from pipeline.system.failpoints import VARIABLE, Failpoint
 from tests.faults import toy
 from tests.faults.results import committed_shards_are_whole, files, lost_and_doubled
 from tests.faults.test_failpoints import PUBLISHING

@@ -13,9 +13,9 @@ import pytest
 
 from pipeline import PROJECT
 from pipeline.__main__ import main
-from pipeline.errors import ExitCode
-from pipeline.failpoints import VARIABLE
-from tests.operators.s3_server import SECRET, arguments, serving
+from pipeline.api.errors import ExitCode
+from pipeline.system.failpoints import VARIABLE
+from tests.operators.sources.s3_server import SECRET, arguments, serving
 
 ROWS = 60
 pytestmark = pytest.mark.faults

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import PROJECT
-from pipeline.failpoints import VARIABLE, Failpoint
+from pipeline.system.failpoints import VARIABLE, Failpoint
 from tests.faults.hooks import AT, WATCHED
 from tests.faults.results import committed_shards_are_whole, files, lost_and_doubled, query
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.errors import ExitCode
-from pipeline.failpoints import VARIABLE, Failpoint
-from pipeline.meter import RowCounts
-from pipeline.state import STATE_FILE, RunState
+from pipeline.api.errors import ExitCode
+from pipeline.api.meter import RowCounts
+from pipeline.run_dir.state import STATE_FILE, RunState
+from pipeline.system.failpoints import VARIABLE, Failpoint
 from tests.faults.hooks import AT, WATCHED
 from tests.faults.results import files, nothing_is_left_over, says_that_all_is_whole
 

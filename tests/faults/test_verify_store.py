@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.__main__ import main
-from pipeline.errors import ExitCode
+from pipeline.api.errors import ExitCode
 
 SHARD = "data/part-00001.parquet"
 

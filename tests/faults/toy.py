@@ -9,10 +9,10 @@ import pyarrow as pa
 import yaml
 
 from operators.settings import OutputSettings
-from pipeline.protocols import BaseOperator
-from pipeline.records import Batch, Output, add_columns
-from pipeline.run import run_job
-from pipeline.runtime import Resources
+from pipeline.api.protocols import BaseOperator
+from pipeline.api.records import Batch, Output, add_columns
+from pipeline.dataflow.runtime import Resources
+from pipeline.run.job import run_job
 from pipeline.settings import JobSettings, NodeSettings
 
 ROWS = 300
@@ -29,7 +29,7 @@ generate:
   inputs: prompts
   op:
     _target_: operators.generate.Generate
-    model: {{loader: "operators.decoding.fake:load"}}
+    model: {{loader: "operators.engine.backend.fake:load"}}
     sampling: {{max_tokens: 4}}
     decode: {{}}
     runtime: {{slots: 8, threads: 1}}

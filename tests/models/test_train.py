@@ -22,7 +22,7 @@ from models.tiny.objectives import MaskedBlocks, NextToken  # noqa: E402
 from models.tiny.shape import Shape  # noqa: E402
 from models.tiny.start import start_of  # noqa: E402
 from models.tiny.tasks import FAMILIES  # noqa: E402
-from tests.diffusion.reference import Qwen3  # noqa: E402
+from tests.operators.engine.block_diffusion.reference import Qwen3  # noqa: E402
 
 SHAPE = Shape(width=64, layers=2, heads=2, kv_heads=1, head_dim=32, feed_forward=96)
 PLAN = training.Plan(steps=4, rows=8, groups=2, warmup=2, evaluate_every=4, save_every=2, evaluation_rows=14)

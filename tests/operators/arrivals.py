@@ -8,10 +8,10 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from pipeline.adapter import run_operator
-from pipeline.given import Given
-from pipeline.protocols import Accumulating, Stateful, StreamOperator
-from pipeline.records import Batch, ChunkEnd, Item, Rejects
+from pipeline.api.list_inbox import Given
+from pipeline.api.protocols import Accumulating, Stateful, StreamOperator
+from pipeline.api.records import Batch, ChunkEnd, Item, Rejects
+from pipeline.dataflow.as_stream import run_operator
 from pipeline.settings import OnError
 
 Row = dict[str, Any]

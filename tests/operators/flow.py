@@ -8,13 +8,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.executor import Executor, ExecutorSettings
-from pipeline.graph import Graph, Node
-from pipeline.protocols import BaseOperator, Inbox
-from pipeline.records import Batch, ChunkEnd, Item, Shard
-from pipeline.rejects import RejectTally, RejectWriter
-from pipeline.runtime import Resources, RunContext
-from pipeline.shards import publish
+from pipeline.api.protocols import BaseOperator, Inbox
+from pipeline.api.records import Batch, ChunkEnd, Item, Shard
+from pipeline.dataflow.executor import Executor, ExecutorSettings
+from pipeline.dataflow.graph import Graph, Node
+from pipeline.dataflow.reject_writer import RejectTally, RejectWriter
+from pipeline.dataflow.runtime import Resources, RunContext
+from pipeline.system.atomic_files import publish
 from tests.pipeline.ops import Collect
 
 

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operators.batch_by_length import BatchByLength, list_lengths
-from operators.engine_settings import EngineSettings
-from pipeline.channel import Channel, Inbox
-from pipeline.errors import SchemaError
-from pipeline.meter import StageMeter
-from pipeline.records import ROW, Batch, ChunkEnd, Item
+from operators.settings.runtime import EngineSettings
+from pipeline.api.errors import SchemaError
+from pipeline.api.meter import StageMeter
+from pipeline.api.records import ROW, Batch, ChunkEnd, Item
+from pipeline.dataflow.inbox import Channel, Inbox
 
 SCHEMA = pa.schema([ROW, pa.field("prompt_ids", pa.list_(pa.int32()))])
 

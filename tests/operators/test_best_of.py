@@ -11,8 +11,8 @@ import pytest
 
 from operators.best_of import BestOf
 from operators.tokens import Tokenize
-from pipeline.errors import ConfigError, SchemaError
-from pipeline.records import Batch, ChunkEnd
+from pipeline.api.errors import ConfigError, SchemaError
+from pipeline.api.records import Batch, ChunkEnd
 from tests.operators.flow import Flow, Rows, chain
 from tests.operators.test_generate import FAKE, TEXT, generate, prompts
 from tests.operators.test_generate import flow as generating

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 from operators.call import Call
-from pipeline.construct import build_graph
-from pipeline.errors import ConfigError, GraphError, NodeFailed
-from pipeline.graph import Node
+from pipeline.api.errors import ConfigError, GraphError, NodeFailed
+from pipeline.config.build import build_graph
+from pipeline.dataflow.graph import Node
 from pipeline.settings import JobSettings, NodeSettings, OnError
 from tests.operators.flow import Flow, Rows, chain
 

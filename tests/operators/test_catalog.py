@@ -11,12 +11,12 @@ import yaml
 
 from operators import catalog
 from pipeline.__main__ import main
-from pipeline.construct import load_object
-from pipeline.protocols import Operator, StreamOperator
+from pipeline.api.protocols import Operator, StreamOperator
+from pipeline.config.build import load_object
 
 ROOT = Path(__file__).parents[2]
 ENTRIES = [entry for members in catalog.entries().values() for entry in members]
-INTERNAL = {"operators.bench", "operators.openai"}
+INTERNAL = {"tools.bench", "operators.openai"}
 """Operators of these packages are parts of one job, and nothing to build another from."""
 
 

@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 
 from operators.columns import Rename, Select
-from pipeline.errors import ConfigError, SchemaError
-from pipeline.records import LINEAGE, ROW, Batch
+from pipeline.api.errors import ConfigError, SchemaError
+from pipeline.api.records import LINEAGE, ROW, Batch
 
 SCHEMA = pa.schema([("a", pa.int64()), ("b", pa.string()), ROW, LINEAGE])
 DATA = pa.record_batch([[1, 2], ["x", "y"], [5, 6], [[0], [1]]], schema=SCHEMA)

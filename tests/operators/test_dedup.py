@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operators.dedup import Dedup
-from operators.near_duplicates import Near, NearTexts, shingles
-from operators.seen_hashes import HASH_BYTES
-from pipeline.errors import ConfigError, SchemaError
-from pipeline.records import ROW
+from operators.rows.hash_set import HASH_BYTES
+from operators.rows.near_duplicates import Near, NearTexts, shingles
+from pipeline.api.errors import ConfigError, SchemaError
+from pipeline.api.records import ROW
 from tests.operators.arrivals import Outcome, Row, in_order
 
 SCHEMA = pa.schema([ROW, ("a", pa.string()), ("b", pa.float64()), ("c", pa.list_(pa.binary()))])

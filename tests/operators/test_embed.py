@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from operators.decoding.fake import N_EMBD
 from operators.embed import POOLING, Embed
-from operators.engine_settings import EngineSettings
-from pipeline.errors import ConfigError
+from operators.engine.backend.fake import N_EMBD
+from operators.settings.runtime import EngineSettings
+from pipeline.api.errors import ConfigError
 from tests.operators.flow import Flow
 from tests.operators.test_generate import FAKE
 from tests.operators.test_score import IDS, flow, texts

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operators.explode import Explode
-from pipeline.errors import ConfigError, SchemaError
-from pipeline.records import LINEAGE, ROW, Batch, Rejects
+from pipeline.api.errors import ConfigError, SchemaError
+from pipeline.api.records import LINEAGE, ROW, Batch, Rejects
 from tests.operators.flow import Flow, Rows, chain
 
 LISTS = pa.schema([("id", pa.string()), ("items", pa.list_(pa.int64()))])

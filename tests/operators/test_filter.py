@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from operators.filter import Filter
-from pipeline.errors import ConfigError, SchemaError
-from pipeline.records import ROW, Batch, Rejects
+from pipeline.api.errors import ConfigError, SchemaError
+from pipeline.api.records import ROW, Batch, Rejects
 from tests.operators.flow import Flow, Rows, chain
 
 SCHEMA = pa.schema([("completion", pa.string()), ("n", pa.int64())])

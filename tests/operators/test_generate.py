@@ -7,18 +7,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from operators.engine_settings import EngineSettings
 from operators.generate import Generate
+from operators.generation.store import CompletionStore
 from operators.settings import DecodeSettings, ModelSettings, SamplingSettings, StoreSettings
-from operators.store import CompletionStore
+from operators.settings.runtime import EngineSettings
 from operators.tokens import Tokenize
-from pipeline.errors import SchemaError
-from pipeline.graph import Node
-from pipeline.protocols import BaseOperator
-from pipeline.records import Batch
+from pipeline.api.errors import SchemaError
+from pipeline.api.protocols import BaseOperator
+from pipeline.api.records import Batch
+from pipeline.dataflow.graph import Node
 from tests.operators.flow import Flow, Rows, chain
 
-FAKE = ModelSettings(loader="operators.decoding.fake:load")
+FAKE = ModelSettings(loader="operators.engine.backend.fake:load")
 TEXT = pa.field("prompt_text", pa.string())
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from operators.limit import Limit
 from operators.union import Union
-from pipeline.errors import ConfigError
-from pipeline.graph import Node
-from pipeline.records import ROW
+from pipeline.api.errors import ConfigError
+from pipeline.api.records import ROW
+from pipeline.dataflow.graph import Node
 from tests.operators.arrivals import Outcome, in_order
 from tests.operators.flow import Flow, Rows, chain
 from tests.pipeline.ops import Collect, Count

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from operators.map import Map
-from pipeline.errors import ConfigError, NodeFailed, SchemaError
-from pipeline.graph import Node
+from pipeline.api.errors import ConfigError, NodeFailed, SchemaError
+from pipeline.dataflow.graph import Node
 from pipeline.settings import OnError
 from tests.operators.flow import Flow, Rows, chain
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from operators.json_columns import schema_fields
 from operators.parse_json import ParseJson
-from pipeline.errors import ConfigError, InputError, SchemaError
-from pipeline.records import ROW
+from operators.rows.json_values import schema_fields
+from pipeline.api.errors import ConfigError, InputError, SchemaError
+from pipeline.api.records import ROW
 from tests.operators.arrivals import Outcome, in_order
-from tests.operators.schemas import PERSON
+from tests.operators.rows.schemas import PERSON
 
 TEXT = pa.schema([ROW, ("text", pa.string())])
 FIELDS = {"name": "string", "age": "int64", "tags": "list<string>", "rest": "json"}

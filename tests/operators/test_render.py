@@ -11,7 +11,7 @@ import pytest
 
 from operators.render import Render
 from operators.settings import DataSettings, ModelSettings
-from pipeline.errors import ConfigError, InputError, NodeFailed, SchemaError
+from pipeline.api.errors import ConfigError, InputError, NodeFailed, SchemaError
 from tests.operators.fakes import chat_model
 from tests.operators.flow import Flow, Rows, chain
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import ExitCode
-from pipeline.run import run_job
-from pipeline.runtime import Resources
+from pipeline.api.errors import ExitCode
+from pipeline.cli.verify import main as verify
+from pipeline.dataflow.runtime import Resources
+from pipeline.run.job import run_job
 from pipeline.settings import JobSettings, NodeSettings
-from pipeline.verify import main as verify
 
 OPS = "tests.pipeline.job_ops"
 ROWS = 200

@@ -9,11 +9,11 @@ import pytest
 
 from operators.settings import DataSettings
 from operators.sources import ReadPrompts
-from pipeline.channel import Inbox
-from pipeline.goal import Goal
-from pipeline.meter import StageMeter
-from pipeline.records import Batch, ChunkEnd, Rejects
-from pipeline.rounds import Rounds
+from pipeline.api.meter import StageMeter
+from pipeline.api.records import Batch, ChunkEnd, Rejects
+from pipeline.dataflow.goal import Goal
+from pipeline.dataflow.inbox import Inbox
+from pipeline.dataflow.rounds import Rounds
 from pipeline.settings import TargetSettings
 
 ROWS, BAD, ROUNDS = 25, 12, 3

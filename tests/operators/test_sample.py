@@ -12,8 +12,8 @@ import pytest
 
 from operators.settings import DataSettings
 from operators.sources.read_prompts import ReadPrompts
-from pipeline.forecast import Range, Sample
-from pipeline.sample import PLACES, ROWS, sample_of
+from pipeline.api.forecast import Range, Sample
+from pipeline.dry_run.sample import PLACES, ROWS, sample_of
 
 CHUNK = 64
 

@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 
 from operators.sample_rows import Sample
-from pipeline.errors import ConfigError
-from pipeline.records import ROW
+from pipeline.api.errors import ConfigError
+from pipeline.api.records import ROW
 from tests.operators.arrivals import Outcome, in_order
 
 SCHEMA = pa.schema([ROW])

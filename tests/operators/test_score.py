@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from operators.engine_settings import EngineSettings
 from operators.score import Score
+from operators.settings.runtime import EngineSettings
 from operators.tokens import Tokenize
-from pipeline.errors import ConfigError, Interrupted, SchemaError
-from pipeline.graph import Node
+from pipeline.api.errors import ConfigError, Interrupted, SchemaError
+from pipeline.dataflow.graph import Node
 from tests.operators.flow import Flow, Rows, chain
 from tests.operators.test_generate import FAKE, TEXT, generate, prompts
 

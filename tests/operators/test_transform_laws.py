@@ -19,10 +19,10 @@ from operators.explode import Explode
 from operators.filter import Filter
 from operators.limit import Limit
 from operators.map import Map
-from operators.near_duplicates import Near
 from operators.parse_json import ParseJson
+from operators.rows.near_duplicates import Near
 from operators.sample_rows import Sample
-from pipeline.records import LINEAGE, ROW
+from pipeline.api.records import LINEAGE, ROW
 from tests.operators.arrivals import Outcome, Row, in_order, mixed, resumed
 
 SCHEMA = pa.schema([ROW, LINEAGE, ("n", pa.int64()), ("text", pa.string()), ("many", pa.list_(pa.int64()))])

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from operators.filter import Filter
 from operators.union import Union, append_to_lineage
-from pipeline.errors import SchemaError
-from pipeline.graph import Node
-from pipeline.records import LINEAGE, ROW
+from pipeline.api.errors import SchemaError
+from pipeline.api.records import LINEAGE, ROW
+from pipeline.dataflow.graph import Node
 from tests.operators.flow import Flow, Rows, chain
 
 PROMPT = pa.schema([("prompt", pa.string())])

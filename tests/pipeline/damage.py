@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import ExitCode
-from pipeline.run import run_job
-from pipeline.runtime import Resources
+from pipeline.api.errors import ExitCode
+from pipeline.dataflow.runtime import Resources
+from pipeline.run.job import run_job
 from pipeline.settings import JobSettings, NodeSettings
 
 OPS = "tests.pipeline.job_ops"

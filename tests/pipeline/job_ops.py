@@ -13,9 +13,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.protocols import BaseOperator, Inbox, Runtime
-from pipeline.records import Batch, ChunkEnd, Item, Output, add_columns, require_column
-from pipeline.shards import part_name, sorted_by_identity, write_parquet_shard
+from pipeline.api.protocols import BaseOperator, Inbox, Runtime
+from pipeline.api.records import Batch, ChunkEnd, Item, Output, add_columns, require_column
+from pipeline.system.atomic_files import part_name, sorted_by_identity, write_parquet_shard
 from tests.pipeline.ops import NUMBERS
 
 

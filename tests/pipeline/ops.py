@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pyarrow as pa
 
-from pipeline.protocols import BaseOperator, Inbox, Runtime
-from pipeline.records import ROW, Batch, ChunkEnd, Item, Output, RejectKind, add_columns, require_column
+from pipeline.api.protocols import BaseOperator, Inbox, Runtime
+from pipeline.api.records import ROW, Batch, ChunkEnd, Item, Output, RejectKind, add_columns, require_column
 
 NUMBERS = pa.schema([ROW, pa.field("x", pa.int64())])
 

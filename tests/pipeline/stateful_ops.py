@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
-from pipeline.protocols import BaseOperator, Inbox
-from pipeline.records import Batch, ChunkEnd, Item, Output, RejectKind, add_columns
+from pipeline.api.protocols import BaseOperator, Inbox
+from pipeline.api.records import Batch, ChunkEnd, Item, Output, RejectKind, add_columns
 
 
 class RunningSum(BaseOperator):

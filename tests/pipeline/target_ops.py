@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from pipeline.protocols import BaseOperator, Runtime
-from pipeline.records import Batch, Output, RejectKind, add_columns
+from pipeline.api.protocols import BaseOperator, Runtime
+from pipeline.api.records import Batch, Output, RejectKind, add_columns
 from tests.pipeline.job_ops import Parquet
 
 

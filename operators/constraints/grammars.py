@@ -1,0 +1,137 @@
+"""From what users write in `sampling.structured` to what llguidance compiles; what cannot be compiled is refused here.
+
+Needs no model, so a job is checked before one is loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import any_to_lark
+
+from operators.constraints.schema_pointer import place_of
+from operators.settings.structured import StructuredSettings, parse_schema
+from pipeline.api.errors import ConfigError, InputError
+
+_GRAMMAR_FILES = (".lark", ".gbnf")
+_WHITESPACE: dict[str, dict[str, Any]] = {
+    "natural": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
+    "compact": {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"},
+    "pretty": {"whitespace_pattern": r"\x20|\x0A\x20{0,20}", "item_separator": ",", "key_separator": ":"},
+}
+_STRICT: dict[str, Any] = {"lenient": False, "coerce_one_of": False}
+"""Nothing is left out and nothing is approximated, so that what was completed validates."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """A constraint, checked.
+
+    Args:
+        noun: what a text that fits is called.
+        grammar: in llguidance's own notation: two constraints are the same if this is.
+    """
+
+    noun: str
+    grammar: str
+
+    @property
+    def digest(self) -> str:
+        """Stands for it in content keys and fingerprints."""
+        return hashlib.blake2b(self.grammar.encode(), digest_size=16).hexdigest()
+
+
+def form_of(settings: StructuredSettings) -> Form | None:
+    """The constraint of `settings`; None where there is none, or it differs by row.
+
+    Raises:
+        ConfigError: it cannot be compiled; for a JSON schema the place is named.
+        InputError: its file cannot be read.
+    """
+    forms: dict[str, Callable[[StructuredSettings], Form]] = {
+        "json_schema": _json_schema,
+        "regex": _regex,
+        "choices": _choices,
+        "grammar": _grammar,
+    }
+    make = forms.get(settings.kind or "")
+    return None if make is None else make(settings)
+
+
+def _json_schema(settings: StructuredSettings) -> Form:
+    key = "sampling.structured.json_schema"
+    schema = settings.json_schema
+    if isinstance(schema, str):
+        if schema.lstrip()[:1] == "{":
+            schema = parse_schema(schema, key)
+        else:
+            schema = parse_schema(_read(key, schema), f"{key}: the file {schema}")
+    if isinstance(schema, dict) and "x-guidance" in schema:
+        raise ConfigError(f"{key} has the key 'x-guidance'; what it would set is set by sampling.structured.whitespace")
+    options = _WHITESPACE[settings.whitespace] | _STRICT
+
+    def grammar(schema: Any) -> str:
+        return LLMatcher.grammar_from_json_schema(json.dumps(schema, allow_nan=False), overrides=options)  # type: ignore[arg-type]
+
+    def fault(schema: Any) -> str | None:
+        try:
+            return _fault(grammar(schema))
+        except (TypeError, ValueError) as error:
+            return str(error)
+        except RecursionError:
+            return "it is nested too deeply"
+
+    if (reason := fault(schema)) is not None:
+        raise ConfigError(f"{key} cannot be compiled at {place_of(schema, fault)}: {reason}")
+    return Form("JSON", grammar(schema))
+
+
+def _regex(settings: StructuredSettings) -> Form:
+    return _checked("regex", "match of the regex", LLMatcher.grammar_from_regex(settings.regex or ""))
+
+
+def _choices(settings: StructuredSettings) -> Form:
+    lark = "start: " + " | ".join(json.dumps(choice) for choice in settings.choices or ())
+    return _checked("choices", "choice", LLMatcher.grammar_from_lark(lark))
+
+
+def _grammar(settings: StructuredSettings) -> Form:
+    key = "sampling.structured.grammar"
+    text = settings.grammar or ""
+    if "\n" not in text and Path(text).suffix in _GRAMMAR_FILES:
+        text = _read(key, text)
+    try:
+        lark = any_to_lark(text)
+    except Exception as error:  # the converter raises plain Exceptions too
+        raise ConfigError(
+            f"{key} has no rule `start:`, as a Lark grammar has, and cannot be read as GBNF: {error}"
+        ) from error
+    return _checked("grammar", "text of the grammar", LLMatcher.grammar_from_lark(lark))
+
+
+def _checked(key: str, noun: str, grammar: str) -> Form:
+    if (reason := _fault(grammar)) is not None:
+        raise ConfigError(f"sampling.structured.{key} cannot be compiled: {reason}")
+    return Form(noun, grammar)
+
+
+def _fault(grammar: str) -> str | None:
+    """Why llguidance cannot compile `grammar`."""
+    broken, messages = LLMatcher.validate_grammar_with_warnings(grammar)
+    return "; ".join(messages) if broken else None
+
+
+def _read(key: str, path: str) -> str:
+    try:
+        where = Path(path).expanduser()
+        if where.exists() and not where.is_file():
+            raise InputError(f"{key}: {path} is no regular file; give the path of a text file")
+        return where.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{key}: the file {path} cannot be read: {error}") from error

@@ -1,0 +1,1 @@
+"""The decoder contract, model loading, batch views and the fake decoder."""

@@ -1,0 +1,125 @@
+"""The tokens of one call of the backend, filled in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.api.errors import PipelineError
+
+
+class DecodeFailed(PipelineError):
+    """The backend refused a batch. `code` is its return code (llama_decode: 1 no KV room, 2 aborted, -1 bad batch)."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Consecutive blocks of one row in a call, of which each sees itself, those before it and what is in the slot.
+
+    Args:
+        slot: of the row.
+        start: where in the batch its first token is.
+        first: position of that token.
+        blocks, length: how many, of how many tokens.
+        kept: so many of them are in the slot afterwards, and the others are gone.
+    """
+
+    slot: int
+    start: int
+    first: int
+    blocks: int
+    length: int
+    kept: int
+
+
+class BatchBuffer:
+    """The tokens of one decode call, filled in place and read by the backend without a copy.
+
+    Attributes:
+        token, pos, seq_id: int32 [capacity]; output: int8 [capacity], 1 where logits are wanted.
+        chains: the rows that bring several blocks; their tokens are in the arrays like any other's.
+        n_tokens: how many are filled.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.token = np.zeros(capacity, np.int32)
+        self.pos = np.zeros(capacity, np.int32)
+        self.seq_id = np.zeros(capacity, np.int32)
+        self.output = np.zeros(capacity, np.int8)
+        self.chains: list[Chain] = []
+        self.n_tokens = 0
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that fit."""
+        return len(self.token)
+
+    def clear(self) -> None:
+        """Empty the batch."""
+        self.n_tokens = 0
+        self.chains.clear()
+
+    def add_rows(self, tokens: Sequence[int], positions: Sequence[int], slots: Sequence[int]) -> None:
+        """One token for each of several rows, all with logits."""
+        span = self._take(len(tokens))
+        self.token[span] = tokens
+        self.pos[span] = positions
+        self.seq_id[span] = slots
+        self.output[span] = 1
+
+    def add_spans(
+        self,
+        tokens: Sequence[npt.NDArray[np.int32]],
+        first_positions: Sequence[int],
+        slots: Sequence[int],
+        outputs: Sequence[int],
+    ) -> None:
+        """Consecutive tokens of each of several rows, with logits for the last `outputs` of each."""
+        counts = np.array([len(t) for t in tokens])
+        ends = counts.cumsum()
+        span = self._take(int(ends[-1]))
+        np.concatenate(tokens, out=self.token[span])
+        steps = np.arange(ends[-1], dtype=np.int32)
+        self.pos[span] = steps + np.repeat(np.array(first_positions) - (ends - counts), counts)
+        self.seq_id[span] = np.repeat(slots, counts)
+        self.output[span] = np.repeat(ends - outputs, counts) <= steps
+
+    def add_blocks(
+        self,
+        tokens: npt.NDArray[np.int32],
+        first_positions: Sequence[int],
+        slots: Sequence[int],
+        outputs: npt.NDArray[np.bool_],
+    ) -> None:
+        """Equally many consecutive tokens of each of several rows: `tokens`, int32 [rows, length], with logits where
+        `outputs`, bool [rows, length], has them."""
+        rows, length = tokens.shape
+        span = self._take(rows * length)
+        self.token[span] = tokens.ravel()
+        self.pos[span] = (np.array(first_positions, np.int32)[:, None] + np.arange(length, dtype=np.int32)).ravel()
+        self.seq_id[span] = np.repeat(np.array(slots, np.int32), length)
+        self.output[span] = outputs.ravel()
+
+    def add_chain(
+        self, tokens: npt.NDArray[np.int32], first: int, slot: int, outputs: npt.NDArray[np.bool_], kept: int
+    ) -> None:
+        """Consecutive blocks of a row: `tokens`, int32 [blocks, length], from position `first` on, with logits where
+        `outputs`, bool [blocks, length], has them. `kept`: see Chain."""
+        blocks, length = tokens.shape
+        self.chains.append(Chain(slot, self.n_tokens, first, blocks, length, kept))
+        self.add_blocks(tokens.reshape(1, -1), [first], [slot], outputs.reshape(1, -1))
+
+    def _take(self, count: int) -> slice:
+        end = self.n_tokens + count
+        if end > self.capacity:
+            raise DecodeFailed(-1, f"a batch of {end} tokens is larger than n_batch={self.capacity}")
+        span = slice(self.n_tokens, end)
+        self.n_tokens = end
+        return span

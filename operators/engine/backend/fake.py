@@ -1,0 +1,242 @@
+"""A model without weights, for tests of the scheduler and for measuring what stands above the backend.
+
+Its logits depend on every token in the slot's KV cache (through a rolling hash), so that a row that is moved, cut or
+fed wrongly gives other tokens. Ends are frequent, so lengths are ragged. Tokens are UTF-8 bytes. With `partial` off it
+has the memory of a recurrent model: a state after all tokens, which cannot be cut and is copied whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from operators.engine.backend.batch import BatchBuffer, Chain, DecodeFailed
+from operators.engine.backend.interface import (
+    DecoderShape,
+    Logits,
+    ModelFacts,
+    TokenIds,
+    Wanted,
+    check_options,
+    decoder_shape,
+)
+from operators.settings import ModelSettings
+from operators.settings.runtime import EngineSettings
+
+N_VOCAB = 320
+N_EMBD = 8
+END_ID = 257
+MASK_ID = 258
+_TORN = (2, -3)
+"""After these codes llama.cpp may have computed a part of the batch."""
+_MULTIPLIER = np.uint64(6364136223846793005)
+_KINDS = 251
+_PIECES = [bytes([i]) for i in range(256)] + [b""] * (N_VOCAB - 256)
+
+
+class FakeDecoder:
+    """A decoder that computes in microseconds and refuses what llama.cpp would refuse or be slow at.
+
+    Args:
+        shape: its sizes.
+        fail: called before each call with the batch; returns a code to fail with, 0 to go on.
+    """
+
+    partial = True
+
+    def __init__(self, shape: DecoderShape, fail: Callable[[BatchBuffer], int] = lambda _: 0) -> None:
+        self.shape = shape
+        self.n_vocab = N_VOCAB
+        self.batch = BatchBuffer(shape.call_tokens)
+        self.calls: list[tuple[int, ...]] = []
+        """For each call the slots of its tokens' rows, in order, without repeats."""
+        self.keep_calls = False
+        self.lone_tokens = 0
+        self._fail = fail
+        # The hash after each token: of slot s after n tokens at [s, n].
+        self._hashes = np.zeros((shape.slots + 1, shape.max_sequence_tokens + 1), np.uint64)
+        self._length = np.zeros(shape.slots + 1, np.int64)
+        self._table = _embedding_table() if shape.wanted is Wanted.EMBEDDINGS else _logit_table()
+
+    def decode(self) -> Logits:
+        """See Decoder.decode."""
+        n = self.batch.n_tokens
+        slots, positions = self.batch.seq_id[:n], self.batch.pos[:n]
+        if code := self._fail(self.batch):
+            if code in _TORN:
+                half = slots[: (n + 1) // 2]
+                np.add.at(self._length, half, 1)
+            raise DecodeFailed(code, f"the fake fails with {code}")
+        used = int(self._length.sum()) + n
+        if not self.shape.per_sequence and used > self.shape.cells:
+            raise DecodeFailed(1, f"{used} tokens are more than the {self.shape.cells} that fit")
+        if self.keep_calls:
+            self.calls.append(tuple(dict.fromkeys(slots.tolist())))
+        hashes = self._computed(slots, positions)
+        kinds = (hashes[self.batch.output[:n] != 0] >> np.uint64(33)) % np.uint64(_KINDS)
+        logits: Logits = self._table[kinds]
+        return logits
+
+    def truncate(self, slot: int, length: int) -> None:
+        """See Decoder.truncate."""
+        self._check_length(slot, length)
+        self._length[slot] = length
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """See Decoder.copy."""
+        self._check_length(source, length)
+        self._hashes[target, : length + 1] = self._hashes[source, : length + 1]
+        self._length[target] = length
+
+    def save(self, slot: int) -> bytes:
+        """See Decoder.save."""
+        return self._hashes[slot, : self._length[slot] + 1].tobytes()
+
+    def restore(self, slot: int, saved: bytes) -> None:
+        """See Decoder.restore."""
+        if self._length[slot]:
+            raise DecodeFailed(-1, f"slot {slot} is not empty")
+        hashes = np.frombuffer(saved, np.uint64)
+        self._hashes[slot, : len(hashes)] = hashes
+        self._length[slot] = len(hashes) - 1
+
+    def clear(self) -> None:
+        """See Decoder.clear."""
+        self._length[:] = 0
+
+    def _check_length(self, slot: int, length: int) -> None:
+        """Raise DecodeFailed unless `slot` can be cut to `length` tokens."""
+        held = int(self._length[slot])
+        if held < length or (not self.partial and length not in (0, held)):
+            raise DecodeFailed(-1, f"slot {slot} has {held} tokens and cannot have the first {length} of them")
+
+    def _computed(self, slots: npt.NDArray[np.int32], positions: npt.NDArray[np.int32]) -> npt.NDArray[np.uint64]:
+        if self.shape.block:
+            return self._blocks(slots, positions)
+        return self._one_each(slots, positions) if self._is_decode(slots) else self._spans(slots, positions)
+
+    def _is_decode(self, slots: npt.NDArray[np.int32]) -> bool:
+        return bool((np.diff(slots) > 0).all())
+
+    def _one_each(self, slots: npt.NDArray[np.int32], positions: npt.NDArray[np.int32]) -> npt.NDArray[np.uint64]:
+        if (self._length[slots] != positions).any():
+            raise DecodeFailed(-1, f"positions {positions} do not follow {self._length[slots]} in slots {slots}")
+        tokens = self.batch.token[: self.batch.n_tokens].astype(np.uint64)
+        hashes: npt.NDArray[np.uint64] = self._hashes[slots, positions] * _MULTIPLIER + tokens + np.uint64(1)
+        self._length[slots] += 1
+        self._hashes[slots, positions + 1] = hashes
+        return hashes
+
+    def _spans(self, slots: npt.NDArray[np.int32], positions: npt.NDArray[np.int32]) -> npt.NDArray[np.uint64]:
+        starts = np.flatnonzero(np.diff(slots, prepend=-1))
+        counts = np.diff(starts, append=len(slots))
+        rows = slots[starts]
+        expected = np.repeat(self._length[rows] - starts, counts) + np.arange(len(slots))
+        if (expected != positions).any():
+            raise DecodeFailed(-1, f"positions {positions} do not follow {self._length[rows]} in slots {rows}")
+        hashes = np.empty(len(slots), np.uint64)
+        for step in range(int(counts.max())):
+            going = counts > step
+            at = starts[going] + step
+            token, here = self.batch.token[at].astype(np.uint64), positions[at]
+            hashes[at] = self._hashes[rows[going], here] * _MULTIPLIER + token + np.uint64(1)
+            self._hashes[rows[going], here + 1] = hashes[at]
+        self._length[rows] += counts
+        return hashes
+
+    def _blocks(self, slots: npt.NDArray[np.int32], positions: npt.NDArray[np.int32]) -> npt.NDArray[np.uint64]:
+        """Every token of a row sees all that the row brings, and what is in its slot; in a chain its block and those
+        before it."""
+        hashes = np.empty(len(slots), np.uint64)
+        starts = np.flatnonzero(np.diff(slots, prepend=-1)).tolist()
+        chains = {chain.start: chain for chain in self.batch.chains}
+        for start, end in zip(starts, [*starts[1:], len(slots)], strict=True):
+            slot, first = slots[start], int(positions[start])
+            if self._length[slot] != first or (np.diff(positions[start:end]) != 1).any():
+                raise DecodeFailed(-1, f"positions {positions[start:end]} do not follow {self._length[slot]} in {slot}")
+            chain = chains.get(start, Chain(int(slot), start, first, 1, end - start, 1))
+            whole = self._hashes[slot, first : first + 1]
+            for block in range(chain.blocks):
+                own = slice(start + block * chain.length, start + (block + 1) * chain.length)
+                for token in self.batch.token[own].astype(np.uint64):
+                    whole = whole * _MULTIPLIER + token + np.uint64(1)
+                hashes[own] = whole + np.arange(1, chain.length + 1, dtype=np.uint64) * _MULTIPLIER
+                if block < chain.kept:
+                    self._length[slot] += chain.length
+                    self._hashes[slot, self._length[slot]] = whole[0]
+        return hashes
+
+
+class FakeModel:
+    """The Model that goes with FakeDecoder."""
+
+    n_vocab = N_VOCAB
+    n_embd = N_EMBD
+    n_ctx_train = 8192
+    add_bos = False
+    closing_ids: tuple[int, ...] = ()
+    bos_token = ""
+    eos_token = ""
+    chat_template: str | None = None
+    end_ids = frozenset({END_ID})
+    mask_id: int | None = MASK_ID
+    doubt: str | None = None
+
+    def __init__(self, fail: Callable[[BatchBuffer], int] = lambda _: 0) -> None:
+        self._fail = fail
+        self.decoders: list[FakeDecoder] = []
+
+    def fingerprint(self) -> str:
+        """See Model.fingerprint."""
+        return inspect(ModelSettings()).fingerprint
+
+    def tokenize(self, texts: Sequence[bytes]) -> tuple[TokenIds, npt.NDArray[np.int32]]:
+        """One token a byte."""
+        ids = np.frombuffer(b"".join(texts), np.uint8).astype(np.int32)
+        offsets = np.zeros(len(texts) + 1, np.int32)
+        np.cumsum([len(t) for t in texts], out=offsets[1:])
+        return ids, offsets
+
+    def pieces(self) -> Sequence[bytes]:
+        """A byte for each of the first 256 tokens, nothing for the others."""
+        return _PIECES
+
+    def lease(
+        self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT, block: int = 0, chain: int = 0
+    ) -> tuple[FakeDecoder, Callable[[], None]]:
+        """A new decoder."""
+        shape = decoder_shape(settings, self.n_ctx_train, wanted, block, chain)
+        self.decoders.append(FakeDecoder(shape, self._fail))
+        return self.decoders[-1], lambda: None
+
+    def lease_apart(self, settings: EngineSettings) -> tuple[FakeDecoder, Callable[[], None]]:
+        """A new decoder."""
+        return FakeDecoder(decoder_shape(settings, self.n_ctx_train), self._fail), lambda: None
+
+    def abort(self) -> None:
+        """Its calls take no time."""
+
+
+def load(settings: ModelSettings) -> FakeModel:
+    """The fake, for `model=fake`."""
+    return FakeModel()
+
+
+def inspect(settings: ModelSettings) -> ModelFacts:
+    """The facts of the fake."""
+    check_options(settings, ())
+    return ModelFacts("fake-1", FakeModel.n_ctx_train, N_EMBD)
+
+
+def _logit_table() -> Logits:
+    table = np.random.default_rng(0).normal(0, 2, (_KINDS, N_VOCAB)).astype(np.float32)
+    table[:, 128:END_ID] -= 8  # mostly ASCII, so that texts can be read
+    table[:, END_ID + 1 :] = -np.inf
+    table[:16, END_ID] += 20  # one step in sixteen ends the row
+    return table
+
+
+def _embedding_table() -> Logits:
+    return np.random.default_rng(1).normal(0, 1, (_KINDS, N_EMBD)).astype(np.float32)

@@ -1,0 +1,1 @@
+"""The step loop: engine, worker, threads, clients, recovery, step log."""

@@ -1,0 +1,93 @@
+"""Few: the candidates that are left to some rows, few enough to sort."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from operators.engine.sampling.vocabulary_blocks import Floats, Ids
+
+Doubles = npt.NDArray[np.float64]
+
+
+class Few:
+    """The candidates of several rows that share their parameters.
+
+    Every sum over a row is the last entry of a cumulative sum, which NumPy computes from left to right: its bits do not
+    depend on how many rows there are, as those of `sum(axis=1)` may.
+
+    Attributes:
+        ids: int64 [rows, n].
+        logits: float32 [rows, n], falling from left to right but for -inf, which marks what is no longer a candidate.
+        size: int64 [rows]; candidates as llama.cpp counts them: it keeps impossible ones (-inf) until a cut drops them.
+    """
+
+    def __init__(self, ids: Ids, logits: Floats, size: npt.NDArray[np.int64]) -> None:
+        self.ids = ids
+        self.logits = logits
+        self.size = size
+
+    @classmethod
+    def of_row(cls, ids: Ids, logits: Floats, size: int) -> Few:
+        """One row's candidates, already in order."""
+        return cls(ids[None, :], logits[None, :].copy(), np.array([size], np.int64))
+
+    @property
+    def top(self) -> Floats:
+        """float32 [rows, 1]: the largest logit."""
+        top: Floats = self.logits.max(axis=1, keepdims=True)
+        return top
+
+    @property
+    def possible(self) -> npt.NDArray[np.bool_]:
+        """bool [rows, n]: what is still a candidate."""
+        possible: npt.NDArray[np.bool_] = self.logits > -np.inf
+        return possible
+
+    def distances(self) -> Doubles:
+        """float64 [rows, n]: logit less the largest one; at most 0."""
+        return (self.logits - self.top).astype(np.float64)
+
+    def weights(self) -> Doubles:
+        """float64 [rows, n]: exp(logit - largest)."""
+        return np.exp(self.distances())
+
+    def probabilities(self) -> Doubles:
+        """float64 [rows, n]."""
+        weights = self.weights()
+        return weights / row_sums(weights)
+
+    def keep(self, kept: npt.NDArray[np.bool_]) -> None:
+        """Drop the candidates outside `kept`, bool [rows, n]."""
+        self.logits[~kept] = -np.inf
+        self.size = np.count_nonzero(self.logits > -np.inf, axis=1)
+
+    def sort(self) -> None:
+        """Bring the candidates in order after their logits were changed."""
+        by_id = np.argsort(self.ids, axis=1)
+        falling = np.argsort(-np.take_along_axis(self.logits, by_id, 1), axis=1, kind="stable")
+        order = np.take_along_axis(by_id, falling, 1)
+        self.ids = np.take_along_axis(self.ids, order, 1)
+        self.logits = np.take_along_axis(self.logits, order, 1)
+
+    def pick(self, uniforms: Doubles) -> list[tuple[int, float] | None]:
+        """A token for each row by inversion, and its probability. `uniforms`: float64 [rows] in [0, 1).
+
+        None for a row that has no distribution.
+        """
+        weights = self.weights()
+        running = weights.cumsum(axis=1)
+        total = running[:, -1]
+        with np.errstate(invalid="ignore"):
+            column = np.count_nonzero(running <= (uniforms * total)[:, None], axis=1)
+        last = self.logits.shape[1] - 1 - self.possible[:, ::-1].argmax(axis=1)
+        column = np.minimum(column, last)
+        return [
+            (int(ids[c]), float(w[c] / t)) if np.isfinite(t) and t > 0 else None
+            for ids, w, c, t in zip(self.ids, weights, column, total, strict=True)
+        ]
+
+
+def row_sums(values: Doubles) -> Doubles:
+    """float64 [rows, 1]: the sum of each row, added from left to right."""
+    return values.cumsum(axis=1)[:, -1:]

@@ -1,0 +1,111 @@
+"""DRY, "don't repeat yourself": a penalty on the token that would prolong a repetition."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from operators.engine.sampling.logit_edits import Bias, Change
+from operators.engine.sampling.step import Editing, history
+
+if TYPE_CHECKING:
+    from operators.engine.sequence import Sequence
+
+_LOG_OF_LARGEST = 88.7228391
+"""log of the largest float32: the exponent stops where the penalty would overflow."""
+
+
+class Breakers:
+    """Sequences of tokens over which no repetition reaches.
+
+    Args:
+        sequences: token ids, each at least one.
+    """
+
+    def __init__(self, sequences: Iterable[tuple[int, ...]] = ()) -> None:
+        self._tails: dict[int, set[tuple[int, ...]]] = {}
+        for head, *tail in sequences:
+            self._tails.setdefault(head, set()).add(tuple(tail))
+
+    def __repr__(self) -> str:
+        """The same text for the same sequences; short, since there may be thousands."""
+        content = repr(sorted((head, sorted(tails)) for head, tails in self._tails.items()))
+        return f"Breakers({hashlib.blake2b(content.encode(), digest_size=16).hexdigest()})"
+
+    def alone(self, token: int) -> bool:
+        """Whether `token` is a breaker by itself."""
+        return () in self._tails.get(token, ())
+
+    def limit(self, tokens: npt.NDArray[np.int32]) -> int:
+        """How many of the last `tokens` come after the last breaker in them."""
+        if not self._tails:
+            return len(tokens)
+        backwards = tokens[::-1].tolist()
+        for i, token in enumerate(backwards):
+            tails = self._tails.get(token, ())
+            lengths = [len(t) for t in tails if len(t) <= i and list(t) == backwards[i - len(t) : i][::-1]]
+            if lengths:
+                return i - max(lengths)
+        return len(tokens)
+
+
+@dataclass(frozen=True)
+class Dry(Editing):
+    """Subtracts multiplier * base ** (n - allowed_length) from the logit of a token that would prolong a repetition of
+    n tokens, n at least `allowed_length`, to n + 1. Source: p-e-w, text-generation-webui#5677; the port is llama.cpp's.
+
+    Args:
+        last_n: tokens of prompt and completion that are searched; None for all.
+    """
+
+    multiplier: float
+    base: float
+    allowed_length: int
+    last_n: int | None
+    breakers: Breakers
+
+    def change(self, row: Sequence) -> Change | None:
+        """See HistoryStep.change."""
+        tokens = history(row, self.last_n)
+        if len(tokens) <= self.allowed_length:
+            return None
+        limit = self.breakers.limit(tokens)
+        if limit < self.allowed_length:
+            return None
+        largest = int(_LOG_OF_LARGEST / math.log(self.base)) if self.base > 1.000001 else 0
+        longest = min(limit, self.allowed_length + largest) if largest else limit
+        repeats = _longest_repeats(tokens, longest, self.allowed_length)
+        penalised = {t: n for t, n in repeats.items() if not self.breakers.alone(t)}
+        if not penalised:
+            return None
+        ids = np.array(sorted(penalised), np.int64)
+        lengths = np.array([penalised[t] for t in ids.tolist()])
+        penalties = self.multiplier * self.base ** (lengths - self.allowed_length).astype(np.float64)
+        return Bias(ids, -penalties.astype(np.float32))
+
+
+def _longest_repeats(tokens: npt.NDArray[np.int32], longest: int, shortest: int) -> dict[int, int]:
+    """For each token that follows an earlier occurrence of the end of `tokens`: the length of the longest such
+    occurrence, no more than `longest` and no less than `shortest`.
+
+    All occurrences are followed back together, so it takes as many steps as the longest of them is long.
+    """
+    end = len(tokens) - 1
+    places = np.arange(end)  # an occurrence that ends here is followed by the token behind it
+    found: dict[int, int] = {}
+    length = 0
+    while len(places):
+        if length >= shortest:
+            found.update(dict.fromkeys(tokens[places + 1].tolist(), length))
+        if length == longest:
+            break
+        places = places[places >= length]
+        places = places[tokens[places - length] == tokens[end - length]]
+        length += 1
+    return found

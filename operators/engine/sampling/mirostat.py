@@ -1,0 +1,55 @@
+"""Mirostat 2: keeps the surprise of what is drawn near a target."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from operators.engine.sampling.candidates import Few
+from operators.engine.sampling.whole_vocabulary import Full
+
+if TYPE_CHECKING:
+    from operators.engine.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class Mirostat:
+    """Drops candidates whose surprise in bits is above mu, but never the likeliest; mu starts at 2 * `tau`, and after
+    each token moves by `eta` times the difference of `tau` and its surprise (Basu et al. 2021, algorithm 2). It is the
+    last step of a chain; mu is kept by the row."""
+
+    tau: float
+    eta: float
+
+    def few(self, few: Few, rows: Seq[Sequence]) -> None:
+        """See Step.few."""
+        least = np.array([[self._least(row)] for row in rows])
+        kept = few.probabilities() >= least
+        kept[np.arange(len(kept)), few.logits.argmax(axis=1)] = True
+        few.keep(kept & few.possible)
+
+    def full(self, full: Full, row: Sequence) -> None:
+        """See Step.full."""
+        weights = full.weights()
+        least = np.float32(min(1.0, self._least(row) * full.scratch.total(weights)))
+        flags = np.greater_equal(weights, least, out=full.scratch.flags)
+        if math.isclose(least, 1.0):
+            full.narrow(np.array([full.values.argmax()]))
+            return
+        np.logical_and(flags, np.greater(weights, 0, out=full.scratch.marks), out=flags)
+        full.keep(flags, int(np.count_nonzero(flags)))
+
+    def drawn(self, row: Sequence, probability: float) -> None:
+        """A token with `probability` among what was kept was drawn for `row`."""
+        row.mirostat_mu = self._mu(row) - self.eta * (-math.log2(probability) - self.tau)
+
+    def _mu(self, row: Sequence) -> float:
+        return 2 * self.tau if row.mirostat_mu is None else row.mirostat_mu
+
+    def _least(self, row: Sequence) -> float:
+        """The probability whose surprise is mu."""
+        return float(2.0 ** -max(self._mu(row), -1.0))

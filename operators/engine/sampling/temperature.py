@@ -1,0 +1,81 @@
+"""Temperature, fixed or by entropy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from operators.engine.sampling.candidates import Few, row_sums
+from operators.engine.sampling.vocabulary_blocks import Floats
+from operators.engine.sampling.whole_vocabulary import Full
+
+if TYPE_CHECKING:
+    from operators.engine.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """Divides the logits by `t`; 0 leaves the likeliest candidate alone, of equal ones that with the lowest id."""
+
+    t: float
+
+    def few(self, few: Few, rows: Seq[Sequence]) -> None:
+        """See Step.few."""
+        _divide_few(few, np.full((len(few.ids), 1), self.t, np.float32))
+
+    def full(self, full: Full, row: Sequence) -> None:
+        """See Step.full."""
+        _divide_full(full, self.t)
+
+
+@dataclass(frozen=True)
+class DynamicTemperature:
+    """A temperature between t - `spread` and t + `spread` that rises with the entropy of the candidates: the entropy,
+    as a part of the largest that so many could have, to the power of `exponent`, says how far it rises. Source:
+    kalomaze, llama.cpp#4972."""
+
+    t: float
+    spread: float
+    exponent: float
+
+    def few(self, few: Few, rows: Seq[Sequence]) -> None:
+        """See Step.few."""
+        weights, distances = few.weights(), np.maximum(few.distances(), -1e4)
+        totals = row_sums(weights)
+        entropies = np.log(totals) - row_sums(weights * distances) / totals
+        sizes = few.size[:, None]
+        parts = entropies / np.log(np.maximum(sizes, 2))
+        temperatures = np.array([[self._temperature(part)] for part in parts[:, 0].tolist()], np.float32)
+        _divide_few(few, np.where(sizes > 1, temperatures, np.float32(1)))
+
+    def full(self, full: Full, row: Sequence) -> None:
+        """See Step.full."""
+        if full.size > 1:
+            _divide_full(full, self._temperature(full.entropy()[0] / math.log(full.size)))
+
+    def _temperature(self, part: float) -> float:
+        low, high = max(0.0, self.t - self.spread), self.t + self.spread
+        return low + (high - low) * math.pow(max(part, 0.0), self.exponent)
+
+
+def _divide_few(few: Few, temperatures: Floats) -> None:
+    # Distances to the largest, not logits, so that no division overflows.
+    distances = few.logits - few.top
+    cold = temperatures <= 0
+    with np.errstate(over="ignore"):
+        few.logits = np.divide(distances, np.where(cold, np.float32(1), temperatures), dtype=np.float32)
+    if cold.any():
+        others = np.ones_like(few.possible)
+        others[np.arange(len(few.ids)), few.logits.argmax(axis=1)] = False
+        few.logits[others & cold] = -np.inf
+
+
+def _divide_full(full: Full, temperature: float) -> None:
+    if np.float32(temperature) <= 0:
+        full.narrow(np.array([full.values.argmax()]), full.size)
+        return
+    full.divide(temperature)

@@ -1,0 +1,145 @@
+"""Full: one row over its whole vocabulary, as long as no step has made the candidates few."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from operators.engine.sampling.candidates import Few
+from operators.engine.sampling.sort_keys import by_logit
+from operators.engine.sampling.vocabulary_blocks import Floats, Ids, Scratch
+
+FEW = 4096
+"""As many candidates at most are sorted."""
+_CHUNK = 65_536
+
+
+class Full:
+    """A row over the whole vocabulary. What is no longer a candidate has the logit -inf.
+
+    The logits that it is given are read and never written: others may read the same memory. The first step that
+    changes something writes into a buffer of the scratch, so only one Full on a scratch is in use at a time.
+
+    Args:
+        logits: float32 [n_vocab].
+        scratch: the buffers.
+
+    Attributes:
+        values: float32 [n_vocab], the logits as they are now.
+        size: candidates as llama.cpp counts them.
+        few: the candidates, once they are few; from then on the rest of this object is stale.
+    """
+
+    def __init__(self, logits: Floats, scratch: Scratch) -> None:
+        self.values = logits
+        self.scratch = scratch
+        self.size = len(logits)
+        self.few: Few | None = None
+        self._top: np.float32 | None = None
+
+    def writable(self) -> Floats:
+        """The values in a buffer that may be written; to be asked for before every change."""
+        self._top = None
+        if self.values is not self.scratch.values:
+            np.copyto(self.scratch.values, self.values)
+            self.values = self.scratch.values
+        return self.values
+
+    @property
+    def top(self) -> np.float32:
+        """The largest logit; NaN where there is one."""
+        if self._top is None:
+            self._top = self.values.max()
+        return self._top
+
+    def divide(self, temperature: float) -> None:
+        """Divide the distances to the largest logit by `temperature`, so that nothing overflows."""
+        self.values = self.distances(self.scratch.values)
+        self._top = np.float32(0)
+        with np.errstate(over="ignore"):
+            np.divide(self.values, np.float32(temperature), out=self.values)
+
+    def distances(self, out: Floats) -> Floats:
+        """Logit less the largest one, into the buffer `out`."""
+        return np.subtract(self.values, self.top, out=out)
+
+    def weights(self) -> Floats:
+        """exp(logit - largest), in the scratch's `weights`."""
+        weights = self.distances(self.scratch.weights)
+        return np.exp(weights, out=weights)
+
+    def entropy(self) -> tuple[float, float]:
+        """The entropy in nats and the sum of the weights. Leaves weights and distances (`scores`) in the scratch.
+
+        H = log Z - (sum of w d) / Z, with w = exp(d). Distances below -200 are raised to it: they weigh nothing.
+        """
+        scratch = self.scratch
+        distances = np.maximum(self.distances(scratch.scores), np.float32(-200), out=scratch.scores)
+        weights = np.exp(distances, out=scratch.weights)
+        total = scratch.total(weights)
+        product = np.multiply(weights, distances, out=scratch.product)
+        return float(np.log(total)) - scratch.total(product) / total, total
+
+    def keep(self, flags: np.typing.NDArray[np.bool_], count: int) -> None:
+        """Drop what `flags`, bool [n_vocab], does not have; `count`: how many it has."""
+        if count <= FEW:
+            self.narrow(np.flatnonzero(flags))
+        else:
+            self.mask(flags)
+            self.size = count
+
+    def mask(self, flags: np.typing.NDArray[np.bool_]) -> None:
+        """Make impossible what `flags`, bool [n_vocab], does not have."""
+        # The smaller of a logit and +inf or -inf; NumPy's own masking (putmask) takes five times as long.
+        bounds = self.scratch.product
+        np.copyto(bounds, flags)
+        np.subtract(bounds, np.float32(0.5), out=bounds)
+        np.multiply(bounds, np.float32(np.inf), out=bounds)
+        values = self.writable()
+        np.minimum(values, bounds, out=values)
+
+    def narrow(self, ids: Ids, size: int | None = None) -> None:
+        """Go on with the candidates `ids` alone."""
+        self.few = Few.of_row(*by_logit(self.values[ids], ids), len(ids) if size is None else size)
+
+    def keep_top(self, k: int) -> None:
+        """Go on with the `k` likeliest, equal ones by id. For any k; `top.py` is faster for a small one."""
+        order = self.scratch.weights
+        np.copyto(order, self.values)
+        order.partition(len(order) - k)
+        threshold = order[len(order) - k]
+        flags = np.greater(self.values, threshold, out=self.scratch.flags)
+        above = np.flatnonzero(flags)
+        np.equal(self.values, threshold, out=flags)
+        self.narrow(np.concatenate([above, _first(flags, k - len(above))]))
+
+    def pick(self, uniform: float) -> tuple[int, float] | None:
+        """A token by inversion over the blocks, then inside one, and its probability; `uniform` in [0, 1)."""
+        layout = self.scratch.layout
+        weights = self.weights()
+        sums = self.scratch.block_sums(weights)
+        running = sums.cumsum()
+        total = running[-1]
+        if not (np.isfinite(total) and total > 0):
+            return None
+        goal = uniform * total
+        # Rounding may put the goal behind the last block, or inside a block behind its last token.
+        block = min(int(np.searchsorted(running, goal, side="right")), int(np.flatnonzero(sums)[-1]))
+        ids = layout.offsets + block if block < layout.width else np.arange(layout.tail, layout.n_vocab)
+        before = running[block - 1] if block else 0.0
+        inside = weights[ids].astype(np.float64).cumsum() + before
+        place = int(np.searchsorted(inside, goal, side="right"))
+        last = int(np.flatnonzero(weights[ids])[-1])
+        token = int(ids[min(place, last)])
+        return token, float(weights[token] / total)
+
+
+def _first(flags: np.typing.NDArray[np.bool_], count: int) -> Ids:
+    """The first `count` ids that `flags` has, without listing all of them."""
+    found: list[Ids] = []
+    for start in range(0, len(flags), _CHUNK):
+        if count <= 0:
+            break
+        some = np.flatnonzero(flags[start : start + _CHUNK])[:count] + start
+        found.append(some)
+        count -= len(some)
+    return np.concatenate(found) if found else np.empty(0, np.int64)

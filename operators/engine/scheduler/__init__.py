@@ -1,0 +1,1 @@
+"""Continuous batching: the waiting queue, slots, prefix cache, KV budget, step batches."""

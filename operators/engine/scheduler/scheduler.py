@@ -1,0 +1,266 @@
+"""Who is admitted, in which slot, and what the next call computes.
+
+In the per-sequence layout a call is either the prefill of some prompts or one decode step of all rows, never both:
+llama.cpp cuts a batch into micro-batches of equal token counts over consecutive slots, so a prompt beside decoding rows
+would be cut where its neighbours are, its bits would depend on them, and nothing would be gained, since each
+micro-batch streams the weights anew. Prompts go first: a slot that prefills later is a slot that does not decode now.
+In the unified layout there is one micro-batch, and pieces of prompts ride along with the rows that decode. And so they
+do where a row that decodes brings as many tokens as a piece of a prompt has
+(operators/engine/strategies/block_diffusion/block_rows.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import chain
+
+from operators.engine.backend.interface import Decoder
+from operators.engine.scheduler.kv_budget import KvRoom, Paused
+from operators.engine.scheduler.prefill import Cut, Span, cutting, one_micro_batch, riders
+from operators.engine.scheduler.prefix_cache import Counts, Sharing
+from operators.engine.scheduler.slots import SlotPool
+from operators.engine.scheduler.step_batch import Call, Company, Draw, Unfilled, Work
+from operators.engine.scheduler.waiting_queue import Line, Queue
+from operators.engine.sequence import Sequence, State
+from operators.settings.runtime import EngineSettings
+
+
+class Scheduler:
+    """Continuous batching over the slots of one decoder.
+
+    Args:
+        decoder: whose slots they are; told what to copy and what to forget.
+        queue: where rows wait.
+        settings: refill, admission, preempt_every, swap_mb, row_timeout_s and optimise are read.
+        cut: how rows are cut; None: prompts in pieces, and then a token a step.
+    """
+
+    def __init__(self, decoder: Decoder, queue: Queue, settings: EngineSettings, cut: Cut | None = None) -> None:
+        self._decoder = decoder
+        self._shape = decoder.shape
+        self._settings = settings
+        self._cut = cut or cutting(self._shape)
+        self._admissions = itertools.count()
+        self._decode_calls = 0
+        self._now = 0.0
+        self.queue = queue
+        self.slots = SlotPool(self._shape.slots)
+        self.counts = Counts()
+        self._sharing = Sharing(decoder, queue, self.slots, self._cut, self.counts)
+        self._room = KvRoom(self._shape, settings.admission == "optimistic")
+        self._paused = Paused(decoder, settings.swap_mb, self.counts)
+
+    @property
+    def runnable(self) -> bool:
+        """Whether `schedule` would give work."""
+        return bool(len(self.slots) or self._paused.rows) or self.queue.admissible
+
+    @property
+    def fullness(self) -> float:
+        """The share of slots that have a row in the next call, as far as rows are there for them."""
+        rows = len(self.slots) + len(self._paused.rows) + self.queue.admissible_rows
+        return min(1.0, rows / self.slots.size)
+
+    @property
+    def depth(self) -> int:
+        """The distance from the source of the node furthest from it that has rows here, in slots or before them."""
+        return max((line.depth for line in self._lines()), default=0)
+
+    def schedule(self, now: float) -> Work | None:
+        """Admit rows, and say what the next call computes; None when there is nothing to do. `now`: seconds."""
+        self._now = now
+        # Those that wait for a row that has just left take what they need before its slot is given away.
+        drawing, before = self._sharing.begin(), len(self.slots)
+        unfilled = self._admit(now)
+        if len(self.slots) > before:
+            drawing += self._sharing.begin()
+        if drawing:
+            return Draw(drawing)
+        rows = self.slots.rows()
+        prefilling = [row for row in rows if row.state is State.PREFILL and not self._sharing.follows(row)]
+        if not self._shape.per_sequence:
+            return self._mixed(prefilling, unfilled) if rows else None
+        if prefilling and not self._cut.mixes:
+            grouped = self._settings.optimise.grouped_prefill
+            return Call([], one_micro_batch(prefilling, self._shape, self._cut, grouped=grouped))
+        return self._step(prefilling, unfilled) if rows else None
+
+    def computed(self, work: Work) -> None:
+        """The rows of `work` have been moved on: cut off what was there for the call alone."""
+        if isinstance(work, Call) and work.beside is not None:
+            self._decoder.truncate(work.beside.slot, work.beside.position)
+        for row in work.sequences:
+            if row.same is not None and row.tokens:
+                self.queue.settle(row)
+
+    def failed(self, call: Call) -> None:
+        """The backend refused `call`: forget what it may have left in the KV cache."""
+        self.forget(call)
+        self.counts.failed_calls += 1
+
+    def forget(self, call: Call) -> None:
+        """Forget what `call`, from which no row has been moved on, has left in the KV cache."""
+        for row in call.sequences:
+            self._decoder.truncate(row.slot, row.n_past)
+        if call.beside is not None:
+            self._decoder.truncate(call.beside.slot, call.beside.position)
+
+    def halves(self, call: Call) -> list[Call]:
+        """`call`, which has two rows or more, as two."""
+        rows, spans = call.rows, call.spans
+        if rows and spans:
+            return [self._call(rows, []), self._call([], spans)]
+        if spans:
+            return [self._call([], some) for some in (spans[: len(spans) // 2], spans[len(spans) // 2 :])]
+        return [self._call(some, []) for some in (rows[: len(rows) // 2], rows[len(rows) // 2 :])]
+
+    def make_room(self) -> bool:
+        """The backend has no room for what a call would add. Returns whether rows can wait for it: those that are to
+        wait give up their slots at the next call."""
+        if not self._room.is_shared or len(self.slots) < 2:
+            return False
+        self._room.learn(self.slots.rows())
+        return True
+
+    def finish(self, row: Sequence) -> None:
+        """A row has ended, or its node has left: its slot is free."""
+        self._room.finished(row)
+        self.queue.settle(row)
+        self._sharing.forget(row)
+        self._sharing.vacate(self.slots.release(row), row)
+
+    def expire(self, now: float) -> None:
+        """Refuse the rows that have been in a slot for longer than a row may. `now`: seconds."""
+        limit = self._settings.row_timeout_s
+        if limit is None:
+            return
+        for row in self.slots.rows():
+            in_slot = now - row.admitted_at - row.preempted_s
+            if in_slot > limit and row.finish_reason is None and row.error is None:
+                row.error = f"it took longer than runtime.row_timeout_s={limit:g} and had {len(row.tokens)} tokens then"
+
+    def abandon(self, belongs: Callable[[Sequence], bool]) -> None:
+        """Forget the rows that `belongs` names, in slots and out of them."""
+        for row in self.slots.rows():
+            if belongs(row):
+                self.finish(row)
+        for row in filter(belongs, self._paused.rows):
+            self.queue.settle(row)
+        self._paused.forget(belongs)
+
+    def clear(self) -> None:
+        """Forget what rows that have left their slots have left there."""
+        for slot in self.slots.slots:
+            if slot.row is None:
+                self._sharing.clear(slot)
+
+    def _lines(self) -> Iterable[Line]:
+        for row in chain(self.slots.rows(), self._paused.rows):
+            if isinstance(row.line, Line):
+                yield row.line
+        yield from (line for line in self.queue.lines if line.admissible_rows)
+
+    def _admit(self, now: float) -> Unfilled:
+        """Fill the free slots; returns why those that stay free do."""
+        while (row := self._paused.next()) is not None:
+            if not self.slots.free or not self._room.fits(row, self._room.promised(self.slots.rows())):
+                return Unfilled.ROOM
+            self._paused.resume(row, self._sharing.vacant_slot(row))
+            row.preempted_s += now
+        queue = self.queue
+        if len(self.slots) and self.slots.free < self._settings.refill and queue.waiting:
+            return Unfilled.REFILL
+        taken: list[Sequence] = []
+        promised = self._room.promised(self.slots.rows())
+        while len(taken) < self.slots.free:
+            row = queue.take(self.slots, partial(self._room.fits, promised=promised))
+            if row is None:
+                break
+            promised += self._room.promised([row])
+            row.admitted_at = now
+            row.admission = next(self._admissions)
+            taken.append(row)
+        if taken:
+            self._sharing.place(taken)
+        if queue.waiting:
+            return Unfilled.ROOM if queue.admissible else Unfilled.CREDIT
+        return Unfilled.TAIL if queue.ended else Unfilled.INPUT
+
+    def _step(self, prefilling: list[Sequence], unfilled: Unfilled) -> Call:
+        """One step of all rows, each slot its own stream; and of prompts, where these bring as many tokens."""
+        self._decode_calls += 1
+        every = self._settings.preempt_every
+        if every is not None and self._decode_calls % every == 0 and len(self.slots) > 1:
+            self._preempt(always_save=True)
+        # A hole cuts the step into several micro-batches; and the backend computes a row that is alone in one with
+        # other kernels.
+        if self._settings.optimise.compaction or (self._shape.deterministic and self.slots.lonely()):
+            self._close_holes()
+        begun = [row for row in prefilling if row.state is State.PREFILL]
+        spans = [Span(row, self._cut.piece(row, self._shape.n_ubatch)) for row in begun]
+        causes = {unfilled: self.slots.free, Unfilled.PREFIX: sum(map(self._sharing.follows, self.slots.rows()))}
+        return self._call(self._decoding(), spans, {cause: count for cause, count in causes.items() if count})
+
+    def _call(self, rows: list[Sequence], spans: list[Span], unfilled: dict[Unfilled, int] | None = None) -> Call:
+        """A call, with company for a row that is alone in it with a single token."""
+        small = [*rows, *(span.row for span in spans)] if self._cut.mixes else rows
+        return Call(rows, spans, unfilled or {}, self._company_of(small))
+
+    def _mixed(self, prefilling: list[Sequence], unfilled: Unfilled) -> Work:
+        """One step of all rows that decode, and pieces of prompts beside them, in one micro-batch."""
+        while self._room.lacks(self.slots.rows(), self._tokens(self._decoding())) and len(self.slots) > 1:
+            self._preempt(always_save=False)
+        while True:
+            decoding = self._decoding()
+            tokens = self._tokens(decoding)
+            room = self._shape.n_ubatch - tokens if decoding else self._shape.call_tokens
+            room = self._room.left(self.slots.rows(), tokens, room)
+            spans = riders([row for row in prefilling if row.state is State.PREFILL], room, self._cut)
+            if decoding or spans:
+                break
+            self._preempt(always_save=False)
+        return Call(decoding, spans, {unfilled: self.slots.free} if self.slots.free and decoding else {})
+
+    def _tokens(self, decoding: list[Sequence]) -> int:
+        return sum(map(self._cut.step, decoding))
+
+    def _decoding(self) -> list[Sequence]:
+        return [row for row in self.slots.rows() if row.state is State.DECODE]
+
+    def _preempt(self, *, always_save: bool) -> None:
+        """The youngest row gives up its slot and goes on later."""
+        row = max(self.slots.rows(), key=lambda row: row.admission)
+        self._sharing.forget(row)
+        self._paused.pause(row, always_save=always_save)
+        row.preempted_s -= self._now
+        self._sharing.clear(self.slots.release(row))
+
+    def _company_of(self, rows: list[Sequence]) -> Company | None:
+        """What keeps the bits of a lone row, where the backend computes one token with other kernels."""
+        if len(rows) != 1 or not self._cut.lone or not self._shape.deterministic:
+            return None
+        if rows[0].n_past < self._decoder.lone_tokens:
+            return None
+        above = rows[0].slot + 1
+        if above >= self.slots.size and above > 1:
+            above = rows[0].slot - 1
+        if above >= self.slots.size:  # a decoder of one slot has a second one for this alone
+            return Company(above)
+        neighbour = self.slots.slots[above]
+        if neighbour.row is not None:
+            return Company(above, neighbour.row)
+        self._sharing.clear(neighbour)
+        return Company(above)
+
+    def _close_holes(self) -> None:
+        """Move the highest rows into the lowest free slots."""
+        while (hole := self.slots.hole()) is not None:
+            source, target = hole
+            row = self.slots.row_of(source)
+            self._decoder.copy(source.index, target.index, row.n_past)
+            self.slots.release(row)
+            self.slots.allocate(row, target)
+            self._sharing.moved(source, target)
+            self.counts.moves += 1

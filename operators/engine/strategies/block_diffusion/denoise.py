@@ -1,0 +1,263 @@
+"""The decode strategy of SDAR: a block of tokens is made from masks in some steps, and then the next one.
+
+In each denoising step the model sees the tokens of the block that are known, and masks for the others; from its logits
+at the masks a token is proposed for each, and those that it is surest of are committed. These steps only read the KV
+cache: what they leave there is dropped at once. A block that is complete is computed once more as it is (the store
+pass), and what that leaves stays. Every row brings one block to every call, whether of its prompt, in denoising or to
+be stored: so all of them share each call, and llama.cpp cuts nothing.
+
+docs/block_diffusion.md has the algorithm and its sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from operators.engine.backend.interface import Decoder, Logits, TokenIds
+from operators.engine.sampling.sampler import Sampler
+from operators.engine.scheduler.step_batch import Call, Draw
+from operators.engine.strategies.block_diffusion.block_rows import Before, Block, BlockRow
+from operators.engine.strategies.block_diffusion.method import Blockwise
+from operators.engine.strategies.block_diffusion.remasking import Beliefs, Believing, committed
+from operators.settings import DecodeSettings
+from operators.settings.block_diffusion import BlockDiffusionSettings, Remasking
+from pipeline.api.errors import ConfigError
+
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass
+class PassCounts:
+    """What was computed. A pass is one block of one row in one call."""
+
+    prompt_passes: float = 0.0
+    """Blocks of prompts."""
+    denoise_passes: float = 0.0
+    """Denoising steps."""
+    store_passes: float = 0.0
+    """Blocks that were complete, computed for the KV cache."""
+    fused_passes: float = 0.0
+    """Those of them whose call had the first denoising step of the next block as well."""
+    committed_tokens: float = 0.0
+    """Tokens that became known."""
+    discarded_tokens: float = 0.0
+    """Those of them that lie behind the end of a text."""
+    output_rows: float = 0.0
+    """Rows of logits."""
+
+
+@dataclass(slots=True)  # not frozen: one is made for every row and call, and freezing doubles the cost
+class Pass:
+    """What a row brings to a call.
+
+    Args:
+        row: None for what keeps a lone row company.
+        slot, first: where it is, and the position of its first token.
+        tokens: int32 [blocks, L].
+        wanted: bool [blocks, L], where logits are wanted. With decode.shift_logits that is one position before the
+            tokens that are to be made, for the first of a block in the block before it.
+        block: the block that is denoised or stored; None for blocks of the prompt.
+        ahead: the block behind the one that is stored, which is begun in the same call.
+    """
+
+    row: BlockRow | None
+    slot: int
+    first: int
+    tokens: TokenIds
+    wanted: Flags
+    block: Block | None = None
+    ahead: Block | None = None
+
+    @property
+    def kept(self) -> int:
+        """Blocks that stay in the KV cache."""
+        return len(self.tokens) - (self.ahead is not None)
+
+
+class BlockDiffusion:
+    """Fills the batch of a call and takes its logits.
+
+    Args:
+        decoder: the context; its batch is filled in place. Of its logits those of the mask are overwritten.
+        settings: the schedule, and which tokens are committed.
+        mask_id: the mask.
+    """
+
+    @classmethod
+    def method(cls, settings: DecodeSettings) -> Blockwise:
+        """The strategy before there is a context.
+
+        Raises:
+            ConfigError: these are the settings of another strategy.
+        """
+        if not isinstance(settings, BlockDiffusionSettings):
+            raise ConfigError(
+                f"decode.strategy='{settings.strategy}' has settings of its own; use decode=block_diffusion"
+            )
+        return Blockwise(settings, cls)
+
+    def __init__(self, decoder: Decoder, settings: BlockDiffusionSettings, mask_id: int) -> None:
+        self._decoder = decoder
+        self._settings = settings
+        self._mask_id = mask_id
+        self._sampler = Sampler()
+        self._believing = Believing()
+        self._passes: list[Pass] = []
+        self._outputs: Flags = np.empty((0, settings.block_length), np.bool_)
+        self._fused = decoder.shape.chain > 1 and settings.commit != "separate"
+        self.counts = PassCounts()
+
+    def fill(self, call: Call) -> None:
+        """Put what the rows of `call` bring into the decoder's batch: those with one block in the order of their slots,
+        and then those with several."""
+        self._passes = sorted(self._passes_of(call), key=lambda one: (len(one.tokens) > 1, one.slot))
+        self._outputs = np.concatenate([one.wanted for one in self._passes])
+        single = [one for one in self._passes if len(one.tokens) == 1]
+        if self._decoder.shape.deterministic:
+            no_lone_output(self._outputs, [one.slot for one in single])
+        batch = self._decoder.batch
+        batch.clear()
+        at = len(single)
+        if single:
+            tokens = np.concatenate([one.tokens for one in single])
+            batch.add_blocks(tokens, [one.first for one in single], [one.slot for one in single], self._outputs[:at])
+        for one in self._passes[at:]:
+            batch.add_chain(one.tokens, one.first, one.slot, one.wanted, one.kept)
+
+    def advance(self, call: Call, logits: Logits) -> None:
+        """Take the logits of `call`, float32 [outputs, n_vocab]: commit tokens, and move every row on."""
+        self.counts.output_rows += len(logits)
+        logits[:, self._mask_id] = -np.inf
+        # Of each token the row of its logits, where it has one.
+        outputs = self._outputs.ravel()
+        lines = outputs.cumsum() - 1
+        ends = np.cumsum([one.wanted.size for one in self._passes]).tolist()
+        parts = [slice(start, end) for start, end in pairwise([0, *ends])]
+        temperatures = np.empty(len(logits), np.float32)
+        for one, part in zip(self._passes, parts, strict=True):
+            temperatures[lines[part][outputs[part]]] = _temperature(one.row)
+        entropies = self._settings.remasking == Remasking.ENTROPY
+        beliefs = self._believing.beliefs(logits, temperatures, entropies=entropies)
+        for one, part in zip(self._passes, parts, strict=True):
+            if one.row is not None:
+                self._move(one.row, one, logits, beliefs, lines[part][one.wanted.ravel()].tolist())
+
+    def draw(self, work: Draw) -> None:
+        """Never asked for: rows share no logits.
+
+        Raises:
+            RuntimeError: it was.
+        """
+        raise RuntimeError(f"{len(work.rows)} rows are to draw from logits of others, which blocks never do")
+
+    def totals(self) -> Mapping[str, float]:
+        """The counts of PassCounts."""
+        return asdict(self.counts)
+
+    def _passes_of(self, call: Call) -> Iterator[Pass]:
+        for span in call.spans:
+            row = _of_blocks(span.row)
+            tokens = row.feed[row.n_past : row.n_past + span.count].reshape(-1, row.block_length)
+            wanted = np.zeros(tokens.shape, np.bool_)
+            wanted[-1, -1] = self._settings.shift_logits and span.completes
+            yield Pass(row, row.slot, row.n_past, tokens, wanted)
+        for row in map(_of_blocks, call.rows):
+            block = row.block or row.begin_block(self._mask_id)
+            ahead = row.next_block(self._mask_id) if self._fused and block.is_complete else None
+            brought = [block] if ahead is None else [block, ahead]
+            ids, known = np.stack([one.ids for one in brought]), np.stack([one.known for one in brought])
+            wanted = _one_before(~known) if self._settings.shift_logits else ~known
+            yield Pass(row, row.slot, row.n_past, ids, wanted, block, ahead)
+        if call.beside is not None:
+            tokens = np.zeros((1, self._settings.block_length), np.int32)
+            yield Pass(None, call.beside.slot, call.beside.position, tokens, np.ones(tokens.shape, np.bool_))
+
+    def _move(self, row: BlockRow, one: Pass, logits: Logits, beliefs: Beliefs, lines: Seq[int]) -> None:
+        """Move a row on by what it brought; `lines` are its rows of `logits`."""
+        if one.block is not None and not one.block.is_complete:
+            self._decoder.truncate(row.slot, row.n_past)
+            self._denoise(row, one.block, logits, beliefs, lines)
+            return
+        row.n_past += one.kept * row.block_length
+        row.settle()
+        if one.wanted[one.kept - 1, -1]:
+            row.before = Before(logits[lines[0]].copy(), beliefs.alone(lines[0]))
+            lines = lines[1:]
+        if one.block is None:
+            self.counts.prompt_passes += one.kept
+            return
+        self.counts.store_passes += 1
+        row.block = one.ahead
+        if one.ahead is not None:
+            self.counts.fused_passes += 1
+            self._denoise(row, one.ahead, logits, beliefs, lines)
+
+    def _denoise(self, row: BlockRow, block: Block, logits: Logits, beliefs: Beliefs, lines: Seq[int]) -> None:
+        """Commit some of the tokens that `block` lacks, and take all of it once it is complete."""
+        places = np.flatnonzero(~block.known).tolist()
+        said = [(logits[line], beliefs, line) for line in lines]
+        if row.before is not None and not block.known[0]:
+            said.insert(0, (row.before.logits, row.before.beliefs, 0))
+        tokens: list[int] = []
+        for place, (own, of, line) in zip(places, said, strict=True):
+            token = self._candidate(row, row.n_past + place, block.step, own, int(of.tops[line]))
+            if token is None or not np.isfinite(of.maxima[line]):
+                row.error = f"the logits for position {row.n_past + place} are no distribution (NaN or -inf everywhere)"
+                return
+            tokens.append(token)
+        temperature = _temperature(row)
+        sure = [
+            of.confidence(line, float(own[token]), temperature)
+            for (own, of, line), token in zip(said, tokens, strict=True)
+        ]
+        nats = [float(of.entropies[line]) for _, of, line in said if of.entropies is not None]
+        chosen = committed(self._settings, block.step, sure, nats or None)
+        for place in chosen:
+            block.ids[places[place]] = tokens[place]
+            block.known[places[place]] = True
+        block.step += 1
+        self.counts.denoise_passes += 1
+        self.counts.committed_tokens += len(chosen)
+        if block.is_complete:
+            self.counts.discarded_tokens += row.end_block()
+
+    def _candidate(self, row: BlockRow, position: int, step: int, logits: Logits, top: int) -> int | None:
+        """The token proposed for `position`. Its random number goes by the position and the step of the block."""
+        if row.params.chain.greedy:
+            return top
+        return self._sampler.draw_one(logits, row, row.uniforms.at(position, step))
+
+
+def no_lone_output(outputs: Flags, slots: Seq[int]) -> None:
+    """Add an output wherever llama.cpp would see a single one in a micro-batch, which it computes with other kernels.
+
+    A micro-batch is a run of consecutive slots. `outputs`: bool [rows, L], of rows in `slots`, in ascending order.
+    """
+    cuts = [at for at, (one, other) in enumerate(pairwise(slots), 1) if other != one + 1]
+    for start, end in pairwise([0, *cuts, len(slots)]):
+        run = outputs[start:end].reshape(-1)  # a view
+        if run.sum() == 1 and len(run) > 1:
+            run[int(run.argmin())] = True
+
+
+def _one_before(unknown: Flags) -> Flags:
+    """Where logits are wanted if what is said of a token is read one position before it; `unknown`, bool [blocks, L],
+    are the tokens. The last token of a block that is complete says what comes behind it."""
+    return np.append(unknown.ravel()[1:], not unknown.any()).reshape(unknown.shape)
+
+
+def _of_blocks(row: object) -> BlockRow:
+    if not isinstance(row, BlockRow):
+        raise TypeError(f"block diffusion was given a row that has no blocks: {row!r}")
+    return row
+
+
+def _temperature(row: BlockRow | None) -> float:
+    """At which confidences are taken: that of the row, and 1 for a greedy one."""
+    return 1.0 if row is None else row.params.temperature or 1.0

@@ -1,0 +1,1 @@
+"""The parts of Generate: requests, completions, samples, duplicates, the completion store."""

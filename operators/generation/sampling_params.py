@@ -1,0 +1,171 @@
+"""From what users write in `sampling` to SamplingParams: texts become token ids of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from operators.engine.backend.interface import Model
+from operators.engine.sampling.constraint import Constraint
+from operators.engine.sampling.dry import Breakers
+from operators.engine.sampling.params import SamplingParams
+from operators.settings.structured import StructuredSettings
+from pipeline.api.errors import ConfigError, install
+
+if TYPE_CHECKING:
+    from operators.constraints.compiler import Compiler
+    from operators.constraints.grammars import Form
+
+_BREAKER_BYTES = 40
+_TAIL_TOKENS = 20
+"""llama.cpp looks at so much of a DRY breaker."""
+_COPIED = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "max_tokens",
+    "min_tokens",
+    "typical_p",
+    "top_n_sigma",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "penalty_last_n",
+    "dry_multiplier",
+    "dry_base",
+    "dry_allowed_length",
+    "dry_penalty_last_n",
+    "xtc_probability",
+    "xtc_threshold",
+    "mirostat",
+    "mirostat_tau",
+    "mirostat_eta",
+    "dynatemp_range",
+    "dynatemp_exponent",
+    "logprobs",
+)
+"""Settings that are parameters as they stand."""
+
+
+class ParamsMaker:
+    """Makes SamplingParams for a model.
+
+    Args:
+        model: whose tokens.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._breakers: dict[tuple[str, ...], Breakers] = {}
+        self._compiler: Compiler | None = None
+
+    def make(self, values: Mapping[str, Any]) -> SamplingParams:
+        """The parameters of checked values, by the names of SamplingSettings.
+
+        Raises:
+            ConfigError: a token id is not in the vocabulary, a text has no tokens, or a constraint cannot be compiled.
+        """
+        own = frozenset(self._token("stop_token_ids", t) for t in values["stop_token_ids"])
+        stops = own | (frozenset() if values["ignore_eos"] else self._model.end_ids)
+        return SamplingParams(
+            **{name: values[name] for name in _COPIED},
+            stop_ids=stops,
+            kept_stop_ids=own if values["keep_stop"] else frozenset(),
+            end_ids=own | self._model.end_ids,
+            logit_bias=tuple(self._biases(values["logit_bias"] or {})),
+            bad_words=tuple(dict.fromkeys(ids for word in values["bad_words"] for ids in self._bad_word(word))),
+            dry_breakers=self._dry_breakers(values),
+            order=tuple(values["order"]),
+            constraint=self._constraint(values["structured"]),
+        )
+
+    def _constraint(self, settings: StructuredSettings) -> Constraint | None:
+        form = structured_form(settings)
+        if form is None:
+            return None
+        if self._compiler is None:
+            from operators.constraints.compiler import Compiler
+
+            self._compiler = Compiler(self._model)
+        return self._compiler.constraint(form, skip_forced=settings.skip_forced)
+
+    def _token(self, key: str, token: int) -> int:
+        if not 0 <= token < self._model.n_vocab:
+            raise ConfigError(
+                f"sampling.{key} has the token id {token}; the model's ids are 0 to {self._model.n_vocab - 1}"
+            )
+        return token
+
+    def _ids(self, key: str, text: str) -> tuple[int, ...]:
+        ids = token_ids(self._model, text.encode())
+        if not ids:
+            raise ConfigError(f"sampling.{key} has {text!r}, for which the model has no tokens")
+        return ids
+
+    def _biases(self, biases: Mapping[int | str, float]) -> Iterable[tuple[int, float]]:
+        """A text's bias goes to each of its tokens, as in llama-server."""
+        for key, bias in biases.items():
+            ids = self._ids("logit_bias", key) if isinstance(key, str) else (self._token("logit_bias", key),)
+            yield from ((token, float(bias)) for token in dict.fromkeys(ids))
+
+    def _bad_word(self, word: str | int | Sequence[int]) -> Iterable[tuple[int, ...]]:
+        if isinstance(word, str):
+            # At the start of a text and behind a space a word has different tokens.
+            yield self._ids("bad_words", word)
+            yield self._ids("bad_words", " " + word.lstrip(" "))
+        elif isinstance(word, int):
+            yield (self._token("bad_words", word),)
+        else:
+            yield tuple(self._token("bad_words", token) for token in word)
+
+    def _dry_breakers(self, values: Mapping[str, Any]) -> Breakers:
+        texts = tuple(values["dry_sequence_breakers"])
+        if values["dry_multiplier"] == 0:
+            return Breakers()
+        if texts not in self._breakers:
+            self._breakers[texts] = dry_breakers(self._model, texts)
+        return self._breakers[texts]
+
+
+def structured_form(settings: StructuredSettings) -> Form | None:
+    """What `settings` ask of a text, checked; None where they ask nothing of all rows alike.
+
+    Raises:
+        ConfigError: it cannot be compiled, or llguidance is not installed.
+        InputError: its file cannot be read.
+    """
+    if settings.kind is None:
+        return None
+    try:
+        from operators.constraints.grammars import form_of
+    except ImportError as error:
+        raise ConfigError(f"sampling.structured needs llguidance ({error}); {install('structured')}") from error
+    return form_of(settings)
+
+
+def token_ids(model: Model, text: bytes) -> tuple[int, ...]:
+    """The tokens of a text, without the BOS that a prompt would begin with."""
+    ids: list[int] = model.tokenize([text])[0].tolist()
+    return tuple(ids[1:] if model.add_bos else ids)
+
+
+def dry_breakers(model: Model, texts: Sequence[str]) -> Breakers:
+    """Every sequence of tokens with which one of `texts` can come: inside a token, or begun by the end of a token and
+    finished by the tokens of the rest. As llama.cpp does it (get_overlapping_token_sequences)."""
+    pieces = model.pieces()
+    return Breakers(
+        (token, *tail)
+        for text in dict.fromkeys(text.encode()[:_BREAKER_BYTES] for text in texts)
+        for token in range(model.n_vocab)
+        for tail in _tails(model, text, pieces[token])
+    )
+
+
+def _tails(model: Model, text: bytes, piece: bytes) -> Iterable[tuple[int, ...]]:
+    if text in piece:
+        yield ()
+        return
+    for length in range(1, min(len(text), len(piece)) + 1):
+        if piece.endswith(text[:length]):
+            yield token_ids(model, text[length:])[:_TAIL_TOKENS]

@@ -1,0 +1,246 @@
+"""CompletionStore: finished generations in SQLite, found again by what made them."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from operators.engine.backend.interface import TokenIds
+from operators.engine.sampling.logprobs import Scored
+from operators.generation.logprobs import from_bytes, to_bytes
+from pipeline.api.errors import InputError, PipelineError
+from pipeline.system.disk_errors import is_of_disk, storage_error
+from pipeline.system.failpoints import Failpoint, reached
+
+FLUSH_ROWS = 64
+FLUSH_S = 0.5
+_FORMAT = 2
+_AT_ONCE = 500
+"""Keys of one query."""
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS completions (
+    key BLOB PRIMARY KEY, ids BLOB NOT NULL, text TEXT NOT NULL, finish_reason TEXT NOT NULL,
+    least INTEGER NOT NULL, run TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS logprobs (key BLOB PRIMARY KEY, scores BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS settings (digest BLOB PRIMARY KEY) WITHOUT ROWID;
+"""
+
+Completions = Mapping[bytes, "StoredCompletion"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCompletion:
+    """A finished generation."""
+
+    ids: Sequence[int] | TokenIds
+    text: str
+    finish_reason: str
+    scores: Sequence[Scored] | None = None
+    """Log-probabilities of the tokens, where they were asked for."""
+    least: int = 0
+    """With a smaller max_tokens it would have been cut."""
+    run: str = ""
+    """Which run made it."""
+
+
+class CompletionStore:
+    """Keeps completions by key. Safe to use from several threads and several processes.
+
+    What is put is written by a thread of its own, FLUSH_S seconds later at the latest and at once when FLUSH_ROWS have
+    come: a node that waits for a slow reader must not keep what it has finished from being durable.
+
+    Args:
+        path: the database; made if it is not there.
+        sync: `process` survives the death of the process, `power` also that of the machine.
+
+    Raises:
+        InputError: the file is no such database or cannot be written.
+        StorageError: there is no room for it.
+    """
+
+    def __init__(self, path: Path, sync: str = "process") -> None:
+        self._path = path
+        self._changed = threading.Condition()
+        self._unsaved: dict[bytes, StoredCompletion] = {}
+        self._writing: dict[bytes, StoredCompletion] = {}
+        self._new_settings: set[bytes] = set()
+        self._sources: list[Callable[[], Completions]] = []
+        self._closing = False
+        self._failure: PipelineError | None = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._writer, self._reader = self._connect(sync), self._connect(sync)
+            self._writer.executescript(_SCHEMA)
+            self.settings = {bytes(d) for (d,) in self._reader.execute("SELECT digest FROM settings")}
+            """Digests of the settings under which something was generated before."""
+        except (sqlite3.Error, OSError) as error:
+            raise unusable(path, error, opening=True) from error
+        self._thread = threading.Thread(target=self._write_on, name="journal")
+        self._thread.start()
+
+    def find(self, keys: Sequence[bytes]) -> dict[bytes, StoredCompletion]:
+        """The completions of those `keys` that are known."""
+        with self._changed, self._reading():
+            self._raise_failure()
+            fresh = self._writing | self._unsaved
+            found = {k: fresh[k] for k in keys if k in fresh}
+            for start in range(0, len(keys), _AT_ONCE):
+                some = keys[start : start + _AT_ONCE]
+                query = (
+                    "SELECT key, ids, text, finish_reason, scores, least, run"
+                    " FROM completions LEFT JOIN logprobs USING (key)"
+                    f" WHERE key IN ({','.join('?' * len(some))})"
+                )
+                for key, ids, text, reason, scores, least, run in self._reader.execute(query, some):
+                    scored = None if scores is None else from_bytes(scores)
+                    stored = StoredCompletion(np.frombuffer(ids, np.int32), text, reason, scored, least, run)
+                    found.setdefault(key, stored)
+        return found
+
+    def put(self, completions: Completions) -> None:
+        """Keep `completions`.
+
+        Raises:
+            PipelineError: what was put before cannot be written.
+        """
+        with self._changed:
+            self._raise_failure()
+            if not self._unsaved or len(self._unsaved) + len(completions) >= FLUSH_ROWS:
+                self._changed.notify_all()
+            self._unsaved.update(completions)
+
+    def note_settings(self, digests: set[bytes]) -> None:
+        """Something is generated under the settings of these digests."""
+        with self._changed:
+            self._new_settings |= digests
+
+    def watch(self, source: Callable[[], Completions]) -> None:
+        """Have what `source()` gives written too: what is finished and was not put yet. Called from another thread."""
+        with self._changed:
+            self._sources.append(source)
+
+    def forget(self, source: Callable[[], Completions]) -> None:
+        """No longer ask `source`."""
+        with self._changed:
+            self._sources.remove(source)
+
+    def close(self) -> None:
+        """Write what waits and close the database.
+
+        Raises:
+            PipelineError: it cannot be written.
+        """
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+        self._writer.close()
+        self._reader.close()
+        self._raise_failure()
+
+    def _connect(self, sync: str) -> sqlite3.Connection:
+        connection = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None, timeout=60)
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute(f"PRAGMA synchronous={'FULL' if sync == 'power' else 'NORMAL'}")
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0 and connection.execute("SELECT 1 FROM sqlite_master WHERE name='completions'").fetchone():
+            raise _unusable_version(self._path, "an earlier version of this program")
+        if version > _FORMAT:
+            raise _unusable_version(self._path, f"a later version of this program (format {version})")
+        connection.execute(f"PRAGMA user_version = {_FORMAT}")
+        return connection
+
+    def _write_on(self) -> None:
+        """The writer's thread."""
+        try:
+            while self._wait():
+                self._write()
+            self._write()
+        except (sqlite3.Error, OSError) as error:
+            with self._changed:
+                self._failure = unusable(self._path, error)
+                self._failure.__cause__ = error
+
+    def _wait(self) -> bool:
+        """Until there is enough to write, or time has passed. False when the store is being closed."""
+        with self._changed:
+            until = time.monotonic() + FLUSH_S
+            while not self._closing and len(self._unsaved) < FLUSH_ROWS and (left := until - time.monotonic()) > 0:
+                self._changed.wait(left)
+            return not self._closing
+
+    def _write(self) -> None:
+        with self._changed:
+            sources = list(self._sources)
+        left_over = [source() for source in sources]
+        with self._changed:
+            for completions in left_over:
+                self._unsaved.update(completions)
+            self._writing, self._unsaved = self._unsaved, {}
+            new_settings, self._new_settings = self._new_settings, set()
+        if self._writing or new_settings:
+            self._transact(self._writing, new_settings)
+        with self._changed:
+            self._writing = {}
+
+    def _transact(self, completions: Completions, new_settings: set[bytes]) -> None:
+        rows = [
+            (key, np.asarray(c.ids, np.int32).tobytes(), c.text, c.finish_reason, c.least, c.run)
+            for key, c in completions.items()
+        ]
+        scores = [(key, to_bytes(c.scores)) for key, c in completions.items() if c.scores is not None]
+        try:
+            self._writer.execute("BEGIN IMMEDIATE")
+            self._writer.executemany("INSERT OR IGNORE INTO settings VALUES (?)", [(d,) for d in new_settings])
+            self._writer.executemany("INSERT OR REPLACE INTO logprobs VALUES (?, ?)", scores)
+            self._writer.executemany("INSERT OR REPLACE INTO completions VALUES (?, ?, ?, ?, ?, ?)", rows)
+            reached(Failpoint.JOURNAL_COMMITTING)
+            self._writer.execute("COMMIT")
+        except BaseException:
+            if self._writer.in_transaction:  # SQLite has ended it itself when the disk was full
+                self._writer.execute("ROLLBACK")
+            raise
+        reached(Failpoint.JOURNAL_COMMITTED)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise unusable(self._path, error) from error
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+
+def unusable(path: Path, error: sqlite3.Error | OSError, *, opening: bool = False) -> PipelineError:
+    """What an error of the database at `path` means.
+
+    Args:
+        opening: the run has not begun: another store can be named.
+    """
+    if isinstance(error, OSError) or is_of_disk(error):
+        failed = storage_error(path, error)
+        if failed.full or not opening:
+            return failed
+    if opening:
+        return InputError(f"the completion store {path} cannot be used: {error}; name another with store.path=")
+    return InputError(
+        f"the completion store {path} fails: {error}; run the same command again. If it is damaged move it away first"
+        f" (in an output directory python -m pipeline verify {path.parent} repair=true does that)"
+    )
+
+
+def _unusable_version(path: Path, by: str) -> InputError:
+    return InputError(
+        f"the completion store {path} cannot be used: it was written by {by}; name another with store.path="
+    )

@@ -1,0 +1,168 @@
+"""Recall: which rows of a node need not be generated, because a completion store has what they would become."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from operators.engine.backend.interface import TokenIds
+from operators.engine.sequence import FinishReason, Sequence
+from operators.generation.completions import Completion
+from operators.generation.requests import key_parameters, setting_parameters
+from operators.generation.store import CompletionStore, StoredCompletion
+
+
+class CompletionKeys:
+    """Content keys of rows that share a model, a strategy and an engine.
+
+    Args:
+        context: everything beside the row's own values that can change its text.
+    """
+
+    def __init__(self, *context: object) -> None:
+        self._base = hashlib.blake2b(repr(context).encode(), digest_size=16)
+
+    def key(self, parameters: bytes, prompt: TokenIds) -> bytes:
+        """16 bytes that stand for a row. `parameters`: its sampling values, with the seed unless it is greedy."""
+        digest = self._base.copy()
+        digest.update(len(parameters).to_bytes(4, "little"))
+        digest.update(parameters)
+        digest.update(np.ascontiguousarray(prompt).data)
+        return digest.digest()
+
+    def settings(self, parameters: bytes) -> bytes:
+        """16 bytes that stand for the settings of a row, whatever its prompt and its seed are."""
+        digest = self._base.copy()
+        digest.update(b"settings")
+        digest.update(parameters)
+        return digest.digest()
+
+
+@dataclass
+class Hits:
+    """How many rows were found in the store, by who had made them; and of the others, why they were not."""
+
+    found_resumed: int = 0
+    """Made by an earlier attempt of this run, or for another row of it."""
+    found_earlier: int = 0
+    """Made by an earlier run, of this job (before overwrite=true) or of another."""
+    missed_new: int = 0
+    """Such a row was never generated under these settings, or nothing at all was in the store."""
+    missed_settings: int = 0
+    """There are completions, but none under these settings: another model, template, sampling or arithmetic."""
+    missed_cut: int = 0
+    """Generated before, and cut at fewer tokens than it may have now."""
+    missed_retry: int = 0
+    """Generated before, and `store.retry` has it generated again."""
+
+    @property
+    def found(self) -> int:
+        """All that were found."""
+        return self.found_resumed + self.found_earlier
+
+
+class Recall:
+    """Looks rows up and keeps what they become.
+
+    The key of a row leaves out its max_tokens, since that only says where a text is cut. What ended by itself is what
+    the row becomes under any max_tokens that is large enough; what is longer is cut; and what was cut too early is
+    generated again. So a larger max_tokens costs the rows that were cut, and a smaller one nothing.
+
+    Args:
+        store: the store.
+        keys: makes the keys.
+        pieces: the bytes of every token.
+        retry: finish reasons with which a completion of another run does not count.
+        run: the name of this run.
+    """
+
+    def __init__(
+        self, store: CompletionStore, keys: CompletionKeys, pieces: Seq[bytes], retry: Collection[str], run: str
+    ) -> None:
+        self._store = store
+        self._keys = keys
+        self._pieces = pieces
+        self._retry = frozenset(retry)
+        self._run = run
+        self._begun = bool(store.settings)
+        self._seen: dict[bytes, bool] = {}
+        self.hits = Hits()
+
+    def find(self, rows: Seq[Sequence]) -> dict[Sequence, StoredCompletion]:
+        """What is known of `rows`, which are given their keys."""
+        settings = [setting_parameters(row) for row in rows]
+        for row, own in zip(rows, settings, strict=True):
+            row.key = self._keys.key(key_parameters(row, own), row.prompt)
+        stored = self._store.find([row.key for row in rows])
+        found: dict[Sequence, StoredCompletion] = {}
+        for row, own in zip(rows, settings, strict=True):
+            known = stored.get(row.key)
+            if known is None:
+                self._count_unknown(own)
+            elif (serves := self._as_for(row, known)) is not None:
+                found[row] = serves
+        return found
+
+    def keep(self, done: Iterable[tuple[Sequence, Completion]]) -> None:
+        """Have the store keep what rows have become."""
+        self._store.put(self.stored(done))
+
+    def stored(self, done: Iterable[tuple[Sequence, Completion]]) -> dict[bytes, StoredCompletion]:
+        """What the store keeps of rows and what they have become."""
+        return {
+            row.key: StoredCompletion(c.ids, c.text, c.finish_reason, c.scores, len(c.ids) + row.dropped, self._run)
+            for row, c in done
+        }
+
+    def totals(self) -> dict[str, float]:
+        """The counts."""
+        return {key: float(value) for key, value in asdict(self.hits).items()}
+
+    def summary(self) -> str | None:
+        """The counts in words; None where nothing was known."""
+        h = self.hits
+        missed = h.missed_new + h.missed_settings + h.missed_cut + h.missed_retry
+        if h.found + h.missed_cut + h.missed_retry == 0:
+            return None
+        why = {
+            "new": h.missed_new,
+            "no entry with these settings": h.missed_settings,
+            "cut too early": h.missed_cut,
+            "to be retried": h.missed_retry,
+        }
+        reasons = ", ".join(f"{n:,} {reason}" for reason, n in why.items() if n)
+        owners = f"{h.found_resumed:,} of this run, {h.found_earlier:,} of earlier runs"
+        return f"completion store: {h.found:,} hits ({owners}), {missed:,} misses{f' ({reasons})' if missed else ''}"
+
+    def _as_for(self, row: Sequence, known: StoredCompletion) -> StoredCompletion | None:
+        """What `row` becomes, going by what is known; None if that does not tell."""
+        own = known.run == self._run
+        if known.finish_reason in self._retry and not own:
+            self.hits.missed_retry += 1
+            return None
+        if known.finish_reason == FinishReason.LENGTH and len(known.ids) < row.max_tokens:
+            self.hits.missed_cut += 1
+            return None
+        self.hits.found_resumed += own
+        self.hits.found_earlier += not own
+        return known if known.least <= row.max_tokens else self._cut(known, row.max_tokens)
+
+    def _cut(self, known: StoredCompletion, max_tokens: int) -> StoredCompletion:
+        ids = known.ids[:max_tokens]
+        text = b"".join([self._pieces[token] for token in ids]).decode("utf-8", "replace")
+        scores = None if known.scores is None else known.scores[:max_tokens]
+        return StoredCompletion(ids, text, FinishReason.LENGTH.value, scores, max_tokens, known.run)
+
+    def _count_unknown(self, settings: bytes) -> None:
+        if settings not in self._seen:
+            digest = self._keys.settings(settings)
+            self._seen[settings] = digest in self._store.settings
+            self._store.note_settings({digest})
+        if self._seen[settings] or not self._begun:
+            self.hits.missed_new += 1
+        else:
+            self.hits.missed_settings += 1

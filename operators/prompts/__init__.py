@@ -1,0 +1,1 @@
+"""Prompts from columns: templates and chat messages."""

@@ -1,0 +1,103 @@
+"""Conversations as rows hold them: a list of messages, or the JSON text of one; contents as texts, or as parts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from pipeline.api.errors import SchemaError
+
+WANTED = "list<struct<role: string, content: string>>, or text that holds such a list as JSON"
+TEXT_PARTS = ("text", "input_text", "output_text")
+"""Types of parts that are text, as the APIs of OpenAI call them."""
+BETWEEN_PARTS = "\n"
+"""As llama-server and vLLM join them for chat templates that take texts only."""
+
+
+def require_messages(schema: pa.Schema, name: str) -> None:
+    """Refuse a column that cannot hold conversations.
+
+    Raises:
+        SchemaError: it is not there, or of another type.
+    """
+    if name not in schema.names:
+        raise SchemaError(f"data.messages_column={name} is no column; the input has {', '.join(schema.names)}")
+    kind = schema.field(name).type
+    if kind == pa.string():
+        return
+    message = kind.value_type if pa.types.is_list(kind) else None
+    found = {f.name: f.type for f in message} if message is not None and pa.types.is_struct(message) else {}
+    if found.get("role") != pa.string() or "content" not in found:
+        raise SchemaError(f"column '{name}' has type {kind}; messages are {WANTED}")
+
+
+def conversation(value: object, column: str) -> list[dict[str, Any]]:
+    """The messages of a row, each content a text, without the keys that only other rows' messages have.
+
+    Args:
+        value: what the row has in its messages column, not null.
+        column: the name of that column.
+
+    Raises:
+        ValueError: it holds no conversation that can be written out as text; says which message and why.
+    """
+    messages = _parsed(value, column) if isinstance(value, str) else value
+    if not isinstance(messages, list):
+        raise ValueError(f"column '{column}' holds {_kind(messages)}; messages are a list")
+    if not messages:
+        raise ValueError(f"column '{column}' has no messages; give it one or drop the row")
+    return [_message(message, f"message {i} of column '{column}'") for i, message in enumerate(messages)]
+
+
+def _parsed(text: str, column: str) -> object:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"column '{column}' is text that is not JSON ({error.msg} at character {error.pos + 1}); write the list of"
+            " messages as JSON, or name the column with data.prompt_column="
+        ) from error
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, thousands of brackets
+        raise ValueError(f"column '{column}' is JSON that cannot be read: {error}") from error
+
+
+def _message(given: object, where: str) -> dict[str, Any]:
+    if given is not None and not isinstance(given, Mapping):
+        raise ValueError(f"{where} is {_kind(given)}; a message has a role and a content")
+    message = {k: v for k, v in (given or {}).items() if v is not None}
+    lacks = [key for key in ("role", "content") if key not in message]
+    if lacks and not (lacks == ["content"] and "tool_calls" in message):
+        raise ValueError(f"{where} has no {lacks[0]}")
+    if not isinstance(message["role"], str):
+        raise ValueError(f"{where} has a role that is {_kind(message['role'])}; roles are texts")
+    return message if lacks else {**message, "content": _text(message["content"], where)}
+
+
+def _text(content: object, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise ValueError(f"{where} has a content that is {_kind(content)}; it is a text or a list of parts")
+    return BETWEEN_PARTS.join(_part(part, where) for part in content if part is not None)
+
+
+def _part(part: object, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    found = part if isinstance(part, Mapping) else {}
+    text, kind = found.get("text"), found.get("type")
+    if isinstance(text, str) and (kind is None or kind in TEXT_PARTS):
+        return text
+    named = f"of type '{kind}'" if kind else f"that is {_kind(part)}"
+    raise ValueError(f"{where} has a part {named}, and only text can be read; drop the part or the row")
+
+
+def _kind(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, Mapping):
+        return "an object"
+    return {bool: "true or false", str: "a text", list: "a list"}.get(type(value), "a number")

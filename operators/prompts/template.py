@@ -1,0 +1,236 @@
+"""Jinja templates that may come from a stranger's model file: sandboxed, and the same text every time.
+
+Jinja's sandbox keeps a template from reaching Python. Its text and what its operators make are bounded in size.
+Time is not bounded: the watchdog (`runtime.stall_timeout_s`) ends the run of a template that never ends.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.meta
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+import pyarrow as pa
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.exceptions import SecurityError
+from jinja2.runtime import Context, markup_join
+
+from pipeline.api.errors import ConfigError, SchemaError, did_you_mean
+from pipeline.api.records import HALF_A_CHARACTER, ROW
+
+MAX_SOURCE_CHARACTERS = 1 << 20
+MAX_TEXT_CHARACTERS = 16 << 20
+MAX_NUMBER_BITS = 1 << 14
+MAX_BASE, MAX_EXPONENT = 100_000, 64
+SIZED = (str, list, tuple)
+OTHER_TEMPLATES = (jinja2.nodes.Include, jinja2.nodes.Import, jinja2.nodes.FromImport, jinja2.nodes.Extends)
+
+
+class Template:
+    """A compiled template. Not for two threads at a time.
+
+    Args:
+        source: its text.
+        name: what it is called in errors.
+        strict: an unknown variable and a printed null or function are errors, and `row.items` is the key `items` where
+            there is one (templates that users write over columns). Otherwise they are empty, `None` and the method, as
+            chat templates expect.
+        date: what `strftime_now` formats. None: there is no `strftime_now`, for which the templates that ask for it
+            (`is defined`) have a fixed date of their own. The clock's date would make every run another one.
+
+    Raises:
+        ConfigError: it does not compile, or takes in another template; names the line.
+    """
+
+    def __init__(self, source: str, name: str, *, strict: bool, date: datetime.date | None = None) -> None:
+        self.name = name
+        if len(source) > MAX_SOURCE_CHARACTERS:
+            raise ConfigError(
+                f"{name} has {len(source)} characters, more than {MAX_SOURCE_CHARACTERS}; is it a template?"
+            )
+        environment = _environment(strict, date)
+        try:
+            tree = environment.parse(source)
+            self.unknown = frozenset(jinja2.meta.find_undeclared_variables(tree) - environment.globals.keys())
+            self.named = frozenset(node.name for node in tree.find_all(jinja2.nodes.Name))
+            self._template = environment.from_string(tree)
+        except jinja2.TemplateSyntaxError as error:
+            raise ConfigError(f"{name}, line {error.lineno}: {error.message}") from error
+        except RecursionError as error:
+            raise ConfigError(f"{name} is nested too deeply, or has an expression that is too long") from error
+        except Exception as error:  # a stranger's text goes through two compilers, Jinja's and Python's
+            raise ConfigError(f"{name} cannot be compiled: {type(error).__name__}: {error}") from error
+        for node in tree.find_all(OTHER_TEMPLATES):
+            what = type(node).__name__.lower().replace("fromimport", "from ... import")
+            raise ConfigError(
+                f"{name}, line {node.lineno}: {{% {what} %}} takes in another template; write it out here"
+            )
+
+    def render(self, values: dict[str, Any]) -> str:
+        """The text.
+
+        Raises:
+            jinja2.TemplateError: the template refuses (`raise_exception`) or names what is not there, or the text has
+                half a surrogate pair. What its expressions raise (TypeError ...) comes through as it is.
+            SecurityError: it reaches for what the sandbox does not give, calls itself too deeply, or its text grows
+                beyond MAX_TEXT_CHARACTERS.
+        """
+        try:
+            text = _joined(self._template.root_render_func(self._template.new_context(values)))
+            text.encode()
+        except RecursionError as error:
+            raise SecurityError("it calls itself too deeply, or its values are nested too deeply") from error
+        except UnicodeEncodeError as error:
+            raise jinja2.TemplateError(f"the text has {HALF_A_CHARACTER}") from error
+        return text
+
+
+def columns_of(schema: pa.Schema) -> str:
+    """The columns that there are, as a message names them; says so where the input has none of its own."""
+    listed = f"the columns are {', '.join(schema.names)}"
+    return f"the input is empty ({listed})" if set(schema.names) <= {ROW.name} else listed
+
+
+def used_columns(template: Template, schema: pa.Schema, given: Iterable[str] = ()) -> list[str]:
+    """The columns of `schema` that `template` names, in their order.
+
+    Args:
+        given: names that it may use besides.
+
+    Raises:
+        SchemaError: it names something else.
+    """
+    unknown = sorted(template.unknown - set(schema.names) - set(given))
+    if unknown:
+        hint = did_you_mean(unknown[0], schema.names)
+        raise SchemaError(f"{template.name} uses '{unknown[0]}'; {columns_of(schema)}{hint}")
+    return [name for name in schema.names if name in template.named]  # one that is called `range` is meant as well
+
+
+class GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}...{% endgeneration %}` marks what the model wrote, for training; here it is its content."""
+
+    tags = {"generation"}  # noqa: RUF012 - typed so by Jinja
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        """The content, in a scope of its own."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body, lineno=line)
+
+
+def _bound(size: int) -> None:
+    if size > MAX_TEXT_CHARACTERS:
+        raise SecurityError(f"it makes a text or a list of more than {MAX_TEXT_CHARACTERS} characters or items")
+
+
+def _joined(pieces: Iterable[str]) -> str:
+    """Join `pieces`, and stop as soon as they are too long."""
+    kept: list[str] = []
+    size = 0
+    for piece in pieces:
+        kept.append(piece)
+        size += len(piece)
+        if size > MAX_TEXT_CHARACTERS:
+            _bound(size)
+    return "".join(kept)
+
+
+class _BoundedConcat(CodeGenerator):
+    """Compiles `a ~ b` to a call of the sandbox, as Jinja does with the operators that a sandbox intercepts."""
+
+    def visit_Concat(self, node: jinja2.nodes.Concat, frame: Frame) -> None:  # noqa: N802 - named by Jinja
+        """Write the call."""
+        self.write("environment.call_concat(context, (")
+        for part in node.nodes:
+            self.visit(part, frame)
+            self.write(", ")
+        self.write("))")
+
+
+class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, in which no operator makes a huge value out of small ones."""
+
+    code_generator_class = _BoundedConcat
+    concat = staticmethod(_joined)  # joins what a macro, a block or {% set %} has printed
+    intercepted_binops = frozenset({"+", "*", "**"})
+    keys_first = False
+    """`struct.items` is the field of that name where there is one, and not the method of a dict."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """`obj.attribute`."""
+        if self.keys_first and isinstance(obj, dict) and attribute in obj:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
+
+    def call_concat(self, context: Context, parts: tuple[Any, ...]) -> str:
+        """`a ~ b ~ c`."""
+        if context.eval_ctx.autoescape:
+            _bound(sum(len(str(part)) for part in parts))
+            return markup_join(parts)
+        return _joined(map(str, parts))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """`left operator right`, for the operators that can make much out of little."""
+        if operator == "+":
+            made = left + right
+            if isinstance(made, SIZED):
+                _bound(len(made))  # at most twice what is allowed has been made
+            return made
+        if operator == "*":
+            for items, count in ((left, right), (right, left)):
+                if isinstance(items, SIZED) and isinstance(count, int):
+                    _bound(len(items) * count)
+            numbers = isinstance(left, int) and isinstance(right, int)
+            if numbers and left.bit_length() + right.bit_length() > MAX_NUMBER_BITS:
+                raise SecurityError(f"a product of more than {MAX_NUMBER_BITS} bits")
+        elif operator == "**" and (abs(left) > MAX_BASE or abs(right) > MAX_EXPONENT):
+            raise SecurityError("a power of numbers this large")
+        return super().call_binop(context, operator, left, right)
+
+
+def _environment(strict: bool, date: datetime.date | None) -> _Sandbox:
+    environment = _Sandbox(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=["jinja2.ext.loopcontrols", GenerationTag],
+        undefined=jinja2.StrictUndefined if strict else jinja2.Undefined,
+        finalize=_printable if strict else None,
+    )
+    environment.keys_first = strict
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    del environment.filters["random"], environment.globals["lipsum"]  # they give another text each time
+    if date is not None:
+        environment.globals["strftime_now"] = date.strftime
+    return environment
+
+
+def _printable(value: object) -> object:
+    if value is None:
+        raise jinja2.TemplateRuntimeError("prints a null; guard it with {% if column %} or {{ column or '' }}")
+    if callable(value):  # it would print its address, which differs from run to run
+        raise jinja2.TemplateRuntimeError(f"prints a function; call it: {getattr(value, '__name__', 'name')}()")
+    return value
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """As transformers has it: unlike Jinja's own filter, it does not escape for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,0 +1,1 @@
+"""Rows and columns without a model: SQL conditions, chunk buffers, hashes, Arrow types."""

@@ -1,0 +1,232 @@
+"""Column types: those that users write (`list<string>`), those of JSON values and of files, one schema for several."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+import pyarrow as pa
+
+from operators.sources.reader import Reader
+from pipeline.api.errors import ConfigError, SchemaError
+from pipeline.api.records import LINEAGE, ROW
+
+SCALARS: Mapping[str, pa.DataType] = {
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "bool": pa.bool_(),
+    "json": pa.string(),
+}
+MAX_NESTING = 100
+"""Of the types of a column."""
+SPELLING = f"{', '.join(SCALARS)}, list<type> or struct<name: type, ...>"
+INT64 = range(-(1 << 63), 1 << 63)
+
+
+def parse_schema(types: Mapping[str, str]) -> pa.Schema:
+    """The schema that `data.schema` spells.
+
+    Raises:
+        ConfigError: a type is misspelt; names the column.
+    """
+    return pa.schema([(name, parse_type(text, f"data.schema.{name}")) for name, text in types.items()])
+
+
+def parse_type(text: str, key: str) -> pa.DataType:
+    """The type that `text` spells, for example list<struct<role: string, content: string>>.
+
+    Raises:
+        ConfigError: it spells none; names the `key` that it was given as.
+    """
+    try:
+        if text.count("<") > MAX_NESTING:
+            raise ValueError(f"it is nested more than {MAX_NESTING} deep")
+        return _parsed(text)
+    except ValueError as error:
+        raise ConfigError(f"{key}={text!r} is not a type: {error}; write {SPELLING}") from error
+
+
+def _parsed(text: str) -> pa.DataType:
+    text = text.strip()
+    if text in SCALARS:
+        return SCALARS[text]
+    nested = re.fullmatch(r"(list|struct)\s*<(.*)>", text, re.DOTALL)
+    if nested is None:
+        raise ValueError(f"unknown type '{text}'")
+    return pa.list_(_parsed(nested[2])) if nested[1] == "list" else pa.struct(_parsed_fields(nested[2]))
+
+
+def _parsed_fields(text: str) -> list[tuple[str, pa.DataType]]:
+    """The fields of a struct, split at the commas that are not inside another type."""
+    fields, depth = [""], 0
+    for character in text:
+        depth += (character == "<") - (character == ">")
+        if character == "," and depth == 0:
+            fields.append("")
+        else:
+            fields[-1] += character
+    named = [re.fullmatch(r"\s*([^<>:,\s]+)\s*:(.*)", field, re.DOTALL) for field in fields]
+    if None in named:
+        raise ValueError(f"name: type expected, '{fields[named.index(None)].strip()}' found")
+    return [(field[1], _parsed(field[2])) for field in named if field is not None]
+
+
+def infer_schema(rows: Iterable[Mapping[str, Any]]) -> pa.Schema:
+    """The columns of JSON objects in the order in which `rows` first have them, `null` where all values are.
+
+    Where two rows do not go together (a number here, a string there) the first one's type stays; an integer that does
+    not fit int64 counts as a double. Strings stay strings, also those of which pyarrow.json would make dates.
+    """
+    kinds: dict[str, pa.DataType] = {}
+    for row in rows:
+        for name, value in row.items():
+            kinds[name] = _widened(kinds.get(name, pa.null()), value)
+    return pa.schema(list(kinds.items()))
+
+
+def type_of(value: object) -> pa.DataType:
+    """The type that holds the JSON value."""
+    if value is None:
+        return pa.null()
+    if isinstance(value, bool):
+        return pa.bool_()
+    if isinstance(value, int | float):
+        return pa.int64() if isinstance(value, int) and value in INT64 else pa.float64()
+    if isinstance(value, str):
+        return pa.string()
+    if isinstance(value, list):
+        return pa.list_(reduce(_widened, value, pa.null()))
+    if isinstance(value, dict):
+        return pa.struct([pa.field(k, type_of(v)) for k, v in value.items()])
+    raise TypeError(f"{type(value).__name__} is not a JSON value")
+
+
+def _widened(known: pa.DataType, value: object) -> pa.DataType:
+    """The type that holds what `known` does and `value`, or `known` where none does."""
+    if value is None or (isinstance(value, str) and known == pa.string()):  # the usual case, without merging
+        return known
+    merged = merge_types(known, type_of(value), json=True)
+    return known if merged is None else merged
+
+
+def depth(value: Any) -> int:
+    """How many JSON values lie in each other: 1 for a number, 2 for a list of numbers."""
+    levels, inside = 0, [value]
+    while inside:
+        levels += 1
+        lists = (v.values() if isinstance(v, dict) else v for v in inside if isinstance(v, dict | list))
+        inside = [item for items in lists for item in items]
+    return levels
+
+
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """`schema` with plain types, all nullable, without metadata."""
+    return pa.schema([pa.field(f.name, plain_type(f.type)) for f in schema])
+
+
+def plain_type(found: pa.DataType) -> pa.DataType:
+    """`found` without large offsets, views, dictionaries and extensions: later operators meet one string type."""
+    if isinstance(found, pa.BaseExtensionType):
+        return plain_type(found.storage_type)
+    if pa.types.is_dictionary(found):
+        return plain_type(found.value_type)
+    if pa.types.is_large_string(found) or pa.types.is_string_view(found):
+        return pa.string()
+    if pa.types.is_large_binary(found) or pa.types.is_binary_view(found):
+        return pa.binary()
+    if pa.types.is_list(found) or pa.types.is_large_list(found):
+        return pa.list_(plain_type(found.value_type))
+    if pa.types.is_struct(found):
+        return pa.struct([pa.field(f.name, plain_type(f.type)) for f in found])
+    return found
+
+
+def merge_types(a: pa.DataType, b: pa.DataType, *, json: bool) -> pa.DataType | None:
+    """The type that holds values of both, or None. A null type gives way, also inside; the rest must be equal.
+
+    `json`: int64 gives way to double, and a struct may lack fields that the other has.
+    """
+    if pa.types.is_null(b) or a == b:
+        return a
+    if pa.types.is_null(a):
+        return b
+    if json and {a, b} == {pa.int64(), pa.float64()}:
+        return pa.float64()
+    if pa.types.is_list(a) and pa.types.is_list(b):
+        inner = merge_types(a.value_type, b.value_type, json=json)
+        return None if inner is None else pa.list_(inner)
+    if not (pa.types.is_struct(a) and pa.types.is_struct(b)):
+        return None
+    merged = {f.name: f.type for f in a}
+    if not json and merged.keys() != {f.name for f in b}:
+        return None
+    for field in b:
+        merged[field.name] = merge_types(merged.get(field.name, pa.null()), field.type, json=json)
+    return None if None in merged.values() else pa.struct(list(merged.items()))
+
+
+def common_schema(readers: Sequence[Reader], schemas: Sequence[pa.Schema], rename: Mapping[str, str]) -> pa.Schema:
+    """One schema for all files; a column without any value is a string column.
+
+    `rename`: how columns will be called later. Here they have the names of the files.
+
+    Raises:
+        SchemaError: a file differs; names the file and the column.
+        ConfigError: a column has a name that the pipeline needs for itself, two columns have one name, or `rename`
+            names one that is not there.
+    """
+    merged: dict[str, pa.DataType] = {}
+    first = readers[0].file if readers else None
+    for reader, schema in zip(readers, schemas, strict=True):
+        check_names(schema, str(reader.file), rename)
+        found = {f.name: f.type for f in schema}
+        if merged and not reader.optional_columns and (odd := found.keys() ^ merged.keys()):
+            has, lacks = (reader.file, first) if odd & found.keys() else (first, reader.file)
+            raise SchemaError(f"column '{min(odd)}' is in {has} but not in {lacks}; all files need the same columns")
+        for name, kind in found.items():
+            both = merge_types(merged.get(name, pa.null()), kind, json=reader.optional_columns)
+            if both is None:
+                raise SchemaError(
+                    f"column '{name}' is {kind} in {reader.file} but {merged[name]} in the files before it;"
+                    " all files need the same types"
+                )
+            merged[name] = both
+    if unknown := sorted(rename.keys() - merged.keys()):
+        raise ConfigError(f"data.rename names '{unknown[0]}'; the columns are {', '.join(merged) or 'none'}")
+    typed = ((name, _without_null(kind)) for name, kind in merged.items())
+    return pa.schema([pa.field(name, kind) for name, kind in typed if kind is not None])
+
+
+def check_names(schema: pa.Schema, where: str, rename: Mapping[str, str]) -> None:
+    """Refuse column names that are taken or doubled, once they are renamed.
+
+    Raises:
+        ConfigError: names the column and the remedy.
+    """
+    names = [rename.get(name, name) for name in schema.names]
+    for old, name in zip(schema.names, names, strict=True):
+        if name in (ROW.name, LINEAGE.name):
+            raise ConfigError(
+                f"{where} has a column '{name}', a name that the pipeline needs for itself; give it another one:"
+                f" 'data.rename={{{old}: source_{name}}}'"
+            )
+        if names.count(name) > 1:
+            raise ConfigError(f"{where} has two columns '{name}'; rename one, in the file or with data.rename=")
+
+
+def _without_null(kind: pa.DataType) -> pa.DataType | None:
+    """`kind` with string for null; None for a struct without fields, which Parquet cannot hold."""
+    if pa.types.is_null(kind):
+        return pa.string()
+    if pa.types.is_list(kind):
+        inner = _without_null(kind.value_type)
+        return None if inner is None else pa.list_(inner)
+    if pa.types.is_struct(kind):
+        fields = [(f.name, t) for f in kind if (t := _without_null(f.type)) is not None]
+        return pa.struct(fields) if fields else None
+    return kind

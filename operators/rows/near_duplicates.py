@@ -1,0 +1,98 @@
+"""Which texts are nearly the same as one that is kept: MinHash and locality-sensitive hashing, by datasketch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from operators.settings.checks import check
+from pipeline.api.errors import ConfigError, install
+
+SIGNATURE = np.dtype("<u4")
+"""datasketch keeps 64 bits of each number, of which the upper half is zero."""
+Signature = npt.NDArray[np.uint32]
+
+
+@dataclass
+class Near:
+    """What counts as nearly the same (`near` of a Dedup).
+
+    Args:
+        column: a column of texts; null counts as an empty text.
+        threshold: the share of shingles that two texts have in common (Jaccard similarity), above 0 and up to 1, from
+            which on the later one is a duplicate. It is estimated, with an error of about 1 / sqrt(permutations).
+        words: consecutive words that make a shingle. Case and white space do not count. Fewer find texts alike that
+            only share words; a text of fewer words is one shingle.
+        permutations: numbers of a signature. More estimate better, and cost memory and time in proportion.
+    """
+
+    column: str
+    threshold: float = 0.8
+    words: int = 3
+    permutations: int = 128
+
+    def __post_init__(self) -> None:
+        check(0 < self.threshold <= 1, "near.threshold", self.threshold, "it is above 0 and up to 1")
+        check(self.words >= 1, "near.words", self.words, "it is 1 or more")
+        check(self.permutations >= 16, "near.permutations", self.permutations, "it is 16 or more; 128 is usual")
+
+
+class NearTexts:
+    """The texts that are kept, as signatures.
+
+    Raises:
+        ConfigError: datasketch is not installed, or it has no index for such a threshold.
+    """
+
+    def __init__(self, near: Near) -> None:
+        try:
+            from datasketch import MinHash, MinHashLSH
+        except ImportError as error:
+            raise ConfigError(f"near needs the package datasketch: {install('dedup')}") from error
+        self._near = near
+        try:
+            self._index: Any = MinHashLSH(threshold=near.threshold, num_perm=near.permutations)
+        except ValueError as error:  # one band of all numbers would be best, and is refused
+            raise ConfigError(
+                f"near.threshold={near.threshold} is too high for {near.permutations} permutations: {error};"
+                " lower it, or compare whole columns with columns: [...]"
+            ) from error
+        self._first: Any = MinHash(num_perm=near.permutations)
+        self._kept: list[Signature] = []
+
+    def signature(self, text: str) -> Signature:
+        """The signature of a text: SIGNATURE [permutations]."""
+        minhash = self._minhash(None)
+        minhash.update_batch(set(shingles(text, self._near.words)))
+        signature: Signature = minhash.hashvalues.astype(SIGNATURE)
+        return signature
+
+    def has_like(self, signature: Signature) -> bool:
+        """Whether a text that is kept is nearly the same. Of the index's candidates, that of the highest estimate
+        decides: so it does not matter in which order they come."""
+        found = self._index.query(self._minhash(signature))
+        return any(np.mean(self._kept[i] == signature) >= self._near.threshold for i in found)
+
+    def keep(self, signature: Signature) -> None:
+        """Put a text among those that are kept."""
+        self._index.insert(len(self._kept), self._minhash(signature), check_duplication=False)
+        self._kept.append(signature)
+
+    def _minhash(self, signature: Signature | None) -> Any:
+        """datasketch's object for a signature, or for no text yet. Making its permutations anew would take longer than
+        hashing a text."""
+        minhash = self._first.copy()
+        if signature is not None:
+            minhash.hashvalues = signature.astype(np.uint64)
+        return minhash
+
+
+def shingles(text: str, words: int) -> Iterator[bytes]:
+    """Every `words` consecutive words of `text`."""
+    found = text.lower().split()
+    for i in range(max(1, len(found) - words + 1)):
+        yield " ".join(found[i : i + words]).encode()

@@ -1,0 +1,80 @@
+"""Which rows of a batch an operator works on, and how the others pass it by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from operators.rows.sql import RowExpression
+from pipeline.api.forecast import Forecast, Task, share
+from pipeline.api.records import Batch
+
+
+class Where:
+    """Splits batches by a condition.
+
+    Args:
+        text: a condition on one row, in the SQL of polars; None: all rows are worked on.
+
+    Raises:
+        ConfigError: it looks beyond its row.
+    """
+
+    def __init__(self, text: str | None) -> None:
+        self._condition = None if text is None else RowExpression("where", text)
+
+    def plan(self, schema: pa.Schema) -> None:
+        """Check the condition against the columns.
+
+        Raises:
+            ConfigError: it is not SQL.
+            SchemaError: it names an unknown column, does not fit the types, or is not true or false.
+        """
+        if self._condition is not None:
+            self._condition.plan(schema, lambda kind: kind == pl.Boolean, "true or false; compare it with something")
+
+    def split(self, batch: Batch) -> tuple[Batch, Batch]:
+        """The rows that are worked on, and those for which the condition is false or null."""
+        if self._condition is None:
+            return batch, batch.with_data(batch.data.slice(0, 0))
+        holds = self._condition.values(batch.data).fill_null(False).to_numpy()
+        if holds.all():
+            return batch, batch.with_data(batch.data.slice(0, 0))
+        chosen, others = (pa.array(np.flatnonzero(which), pa.int64()) for which in (holds, ~holds))
+        return batch.with_data(batch.data.take(chosen)), batch.with_data(batch.data.take(others))
+
+    def forecast(
+        self,
+        batches: Sequence[Batch],
+        task: Task,
+        of_own: Callable[[Sequence[Batch], Task], Forecast],
+        passing: Callable[[Batch], Batch],
+    ) -> Forecast:
+        """What `task` takes, of which only the rows that are worked on take anything (see Forecaster).
+
+        Args:
+            of_own: the forecast of those.
+            passing: what the others leave as.
+        """
+        parts = [self.split(batch) for batch in batches]
+        own = [chosen for chosen, _ in parts if chosen.num_rows]
+        part = share(sum(b.num_rows for b in own), sum(b.num_rows for b in batches))
+        found = of_own(own, replace(task, rows=task.rows.times(part)))
+        left = [passing(others) for _, others in parts if others.num_rows]
+        return replace(found, rows_out=found.rows_out + task.rows.times(1 - part), output=[*found.output, *left])
+
+
+def passed_by(batch: Batch, kept: Collection[str], schema: pa.Schema) -> Batch:
+    """The rows of `batch` under `schema`: the columns `kept` as they are, as far as there are, null in the others."""
+    data = batch.data
+    columns = [
+        data.column(field.name)
+        if field.name in kept and field.name in data.schema.names
+        else pa.nulls(data.num_rows, field.type)
+        for field in schema
+    ]
+    return batch.with_data(pa.record_batch(columns, schema=schema))

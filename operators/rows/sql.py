@@ -1,0 +1,135 @@
+"""SQL over the columns of one row, as job files write it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import polars as pl
+import pyarrow as pa
+from polars.exceptions import ColumnNotFoundError, PolarsError, SQLInterfaceError, SQLSyntaxError
+
+from pipeline.api.errors import ConfigError, SchemaError
+
+_BEYOND_THE_ROW = re.compile(
+    r"\b(array_agg|avg|corr|count|covar\w*|first\w*|last\w*|listagg|max|median|min|quantile\w*|row_number|std\w*"
+    r"|string_agg|sum|unnest|var\w*)\s*\("
+    r"|\b(over|select)\b",
+    re.I,
+)
+_CLOCK = re.compile(r"\bnow\s*\(|\b(current_date|current_time|current_timestamp|localtime|localtimestamp)\b", re.I)
+_OTHERS = (
+    pa.types.is_decimal256,
+    pa.types.is_interval,
+    pa.types.is_large_list_view,
+    pa.types.is_list_view,
+    pa.types.is_run_end_encoded,
+    pa.types.is_union,
+)
+"""Types that polars does not know."""
+
+
+class RowExpression:
+    """An expression in the SQL of polars, evaluated for each row of a batch.
+
+    Args:
+        key: how the job file calls it, for errors.
+        text: the expression.
+
+    Raises:
+        ConfigError: it looks beyond its row (avg, OVER ...): its value would depend on how rows are batched. Or at the
+            clock: a resumed run would give other values.
+    """
+
+    def __init__(self, key: str, text: str) -> None:
+        self._name = f"{key}={text!r}"
+        self._text = text
+        bare = re.sub(r"'[^']*'|\"[^\"]*\"", "", text)
+        if beyond := _BEYOND_THE_ROW.search(bare):
+            raise ConfigError(
+                f"{self._name} looks beyond its row with '{beyond.group()}'; such an expression is about one row"
+            )
+        if clock := _CLOCK.search(bare):
+            raise ConfigError(
+                f"{self._name} looks at the clock with '{clock.group()}', and a resumed run would give other values;"
+                " write the date out: DATE('2026-01-31'), or '${now:%Y-%m-%d}' for the day on which the run began"
+            )
+
+    def plan(self, schema: pa.Schema, fits: Callable[[pl.DataType], bool], wanted: str) -> pa.DataType:
+        """Check it against the columns, and remember which it uses. Returns the type of its values in Arrow.
+
+        Args:
+            schema: the columns.
+            fits: whether a type is accepted.
+            wanted: in words what `fits` accepts.
+
+        Raises:
+            ConfigError: it is not SQL.
+            SchemaError: it names an unknown column or none, or its type is not what is wanted.
+        """
+        schema = pa.schema([f for f in schema if known_to_polars(f.type)])
+        kind = self._checked(schema)
+        # A column is used if nothing works without it: the others need not be converted for each batch.
+        self._columns = [name for name in schema.names if not self._works_without(schema, name)]
+        if not self._columns:
+            raise SchemaError(f"{self._name} names no column; the columns are {', '.join(schema.names)}")
+        if not fits(kind):
+            raise SchemaError(f"{self._name} gives {kind}, not {wanted}")
+        return pl.Series(dtype=kind).to_arrow().type
+
+    def values(self, data: pa.RecordBatch) -> pl.Series:
+        """Its value for each row.
+
+        Raises:
+            ValueError: it cannot be computed of these rows (a text that is no number, say).
+        """
+        try:
+            found = self._evaluate(data.select(self._columns))
+        except PolarsError as error:
+            raise ValueError(f"{self._name}: {_without_plan(error)}") from error
+        if len(found) != data.num_rows:
+            raise ValueError(f"{self._name} gives {len(found)} values for {data.num_rows} rows; it must give one a row")
+        return found
+
+    def _checked(self, schema: pa.Schema) -> pl.DataType:
+        try:
+            return self._evaluate(_no_rows(schema)).dtype
+        except ColumnNotFoundError as error:
+            what, columns = str(error).partition(";")[0], ", ".join(schema.names)
+            quoted = re.search(r'column "(.*)"', what)
+            if quoted and quoted[0].removeprefix("column ") in self._text:
+                columns += f"; a text takes single quotes: '{quoted[1]}'"
+            raise SchemaError(f"{self._name}: {what}; the columns are {columns}") from error
+        except (SQLSyntaxError, SQLInterfaceError) as error:
+            raise ConfigError(f"{self._name} is not an expression in SQL: {_without_plan(error)}") from error
+        except PolarsError as error:
+            raise SchemaError(f"{self._name} does not fit the columns: {_without_plan(error)}") from error
+
+    def _works_without(self, schema: pa.Schema, name: str) -> bool:
+        try:
+            self._evaluate(_no_rows(pa.schema([f for f in schema if f.name != name])))
+        except PolarsError:
+            return False
+        return True
+
+    def _evaluate(self, data: pa.RecordBatch) -> pl.Series:
+        # sql_expr would do without the SELECT, but knows no IN.
+        frame = pl.DataFrame(pl.from_arrow(data))
+        return frame.sql(f"SELECT ({self._text}\n) AS value FROM self")["value"]
+
+
+def known_to_polars(kind: pa.DataType) -> bool:
+    """Whether polars takes a column of this type; some of the others end the process with a message of its own."""
+    if any(is_other(kind) for is_other in _OTHERS):
+        return False
+    inner = [kind.field(i) for i in range(kind.num_fields)]
+    return len({f.name for f in inner}) == len(inner) and all(known_to_polars(f.type) for f in inner)
+
+
+def _without_plan(error: PolarsError) -> str:
+    """What polars says, without the plan of its query."""
+    return str(error).partition("\n\nResolved plan")[0]
+
+
+def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([], schema)

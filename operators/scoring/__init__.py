@@ -1,0 +1,1 @@
+"""The parts of Score and Embed: batches of whole texts."""

@@ -1,0 +1,119 @@
+"""Reads whole texts: what a model makes of every token, several texts in one call.
+
+Nothing is drawn and nothing is kept: texts of equal length are computed together, in the slots from 0 on, and
+forgotten. Of a text the bits depend on the text alone, by the rules of operators/engine/scheduler/radix_tree.py: only
+equal pieces share a call, no text has a piece of a single token, and where one is cut both parts are computed by the
+kernel that the whole would have been.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from operators.engine.backend.interface import Decoder, Logits, TokenIds
+from operators.settings.runtime import KERNEL_TOKENS, EngineSettings
+
+OUTPUT_BYTES = 256 << 20
+"""Memory for the logits of a call. llama.cpp computes them in a buffer of that size besides."""
+SLOTS = 16
+"""Texts of one call at most: more fill a call only where they have fewer than 32 tokens, and each costs KV cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What the model made of some tokens of a text.
+
+    Args:
+        index: which text.
+        start: position of the first token.
+        rows: float32 [tokens, n_vocab or n_embd], a view that holds until the next part is asked for.
+    """
+
+    index: int
+    start: int
+    rows: Logits
+
+
+class Reader:
+    """Reads texts on a decoder that gives an output for any token (Wanted.EVERY or Wanted.EMBEDDINGS).
+
+    Args:
+        decoder: with the settings that `reading_settings` gives.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self._room = min(decoder.shape.n_batch, decoder.shape.n_ubatch)
+        self._least = KERNEL_TOKENS if decoder.shape.deterministic else 1
+
+    def groups(self, lengths: Seq[int]) -> Iterator[list[int]]:
+        """Which texts are read together, by their indices: of equal length, as many as fit into a call."""
+        order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+        start = 0
+        while start < len(order):
+            length = lengths[order[start]]
+            most = max(1, min(self._decoder.shape.slots, self._room // max(length, 2)))
+            end = start + 1
+            while end < min(start + most, len(order)) and lengths[order[end]] == length:
+                end += 1
+            yield order[start:end]
+            start = end
+
+    def read(self, texts: Seq[TokenIds], first: Seq[int]) -> Iterator[Part]:
+        """What the model makes of a group of texts, of each from the position `first` on at the latest.
+
+        A text of one token gets a second one behind it, which changes nothing before it and whose output is left out:
+        the backend computes a lone token with other kernels.
+
+        Raises:
+            DecodeFailed: the backend refused a call.
+        """
+        decoder = self._decoder
+        decoder.clear()
+        lone = len(texts[0]) == 1 and decoder.shape.deterministic
+        fed = [np.repeat(ids, 2) for ids in texts] if lone else list(texts)
+        start = 0
+        for count in pieces(len(fed[0]), self._room, self._least):
+            end = start + count
+            # Two at least: the backend computes a lone output with other kernels.
+            outputs = [min(count, max(2, end - since)) if end > since else 0 for since in first]
+            decoder.batch.clear()
+            decoder.batch.add_spans([ids[start:end] for ids in fed], [start] * len(fed), list(range(len(fed))), outputs)
+            rows = decoder.decode()
+            row = 0
+            for index, given in enumerate(outputs):
+                if given:
+                    yield Part(index, end - given, rows[row : row + 1] if lone else rows[row : row + given])
+                row += given
+            start = end
+
+
+def pieces(length: int, room: int, least: int) -> list[int]:
+    """How a text of `length` tokens is cut where `room` fit into a call, `least` being the shortest piece."""
+    found: list[int] = []
+    while length > room:
+        found.append(min(room, length - least))
+        length -= found[-1]
+    return [*found, length]
+
+
+def reading_settings(settings: EngineSettings, n_vocab: int) -> EngineSettings:
+    """`settings` for a decoder that gives an output for every token: as many tokens in a call as OUTPUT_BYTES allow."""
+    settings = settings.with_defaults()
+    least = 2 * KERNEL_TOKENS if settings.deterministic else 1
+    tokens = max(least, min(settings.n_ubatch, OUTPUT_BYTES // (4 * n_vocab)))
+    return replace(
+        settings,
+        slots=min(settings.slots, SLOTS, tokens),
+        n_batch=tokens,
+        n_ubatch=tokens,
+        kv="per_sequence",
+        n_ctx=None,
+        admission="reserve",
+        refill=1,
+        contexts=1,
+    )

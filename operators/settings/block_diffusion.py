@@ -1,0 +1,84 @@
+"""The config group `decode` for `decode=block_diffusion`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from operators.settings import DecodeSettings
+from operators.settings.checks import NOT_IN_DATA, check
+
+PREFILLS = ("auto", "block", "nested")
+COMMITS = ("auto", "separate", "fused")
+
+
+class Remasking(StrEnum):
+    """Which of the tokens that a block still lacks are committed in a denoising step."""
+
+    STATIC = "low_confidence_static"
+    """Those with the highest confidence, as many as the schedule has for the step."""
+    DYNAMIC = "low_confidence_dynamic"
+    """All above `confidence_threshold`, if these are as many as the schedule has; or else as static."""
+    SEQUENTIAL = "sequential"
+    """The leftmost, as many as the schedule has."""
+    ENTROPY = "entropy_bounded"
+    """Those of the lowest entropy, as long as their sum stays below `eb_threshold`; one at least."""
+
+
+@dataclass
+class BlockDiffusionSettings(DecodeSettings):
+    """How blocks are denoised (`decode`). docs/block_diffusion.md has the algorithm.
+
+    Args:
+        block_length: tokens of a block, L; what the checkpoint was trained with (SDAR ships 4, 8, 16, 32 and 64).
+        denoising_steps: in which a block is made; more than block_length counts as block_length; null: block_length.
+        remasking: which tokens are committed in a step; see Remasking.
+        confidence_threshold: of low_confidence_dynamic; confidences above it are committed.
+        eb_threshold: of entropy_bounded, in nats.
+        mask_token_id: what stands where a token is not known yet; null: the mask token that the GGUF names.
+        shift_logits: read what is said of a token one position before it, as in models that were trained from ones that
+            predict the next token (Dream, Fast-dLLM v2). SDAR reads it at its own position.
+        prefill: block (a call a block of a prompt) or nested (several blocks in one call).
+        commit: separate (a complete block is computed once more, and then the next is begun) or fused (in one call).
+            nested and fused need runtime.kv=unified and an order inside llama.cpp that is tried at the start; where it
+            does not hold the others are used. auto: these where runtime.kv=unified.
+    """
+
+    strategy: str = "operators.engine.strategies.block_diffusion.denoise:BlockDiffusion"
+    block_length: int = 4
+    denoising_steps: int | None = None
+    remasking: str = Remasking.STATIC.value
+    confidence_threshold: float = 0.85
+    eb_threshold: float = 0.35
+    mask_token_id: int | None = None
+    shift_logits: bool = False
+    prefill: str = field(default="auto", metadata=NOT_IN_DATA)
+    commit: str = field(default="auto", metadata=NOT_IN_DATA)
+
+    def __post_init__(self) -> None:
+        steps, mask = self.denoising_steps, self.mask_token_id
+        check(1 <= self.block_length <= 1024, "decode.block_length", self.block_length, "it is 1 to 1024")
+        check(steps is None or steps >= 1, "decode.denoising_steps", steps, "1 or more, or null for block_length")
+        check(
+            self.remasking in list(Remasking),
+            "decode.remasking",
+            self.remasking,
+            f"it is one of {', '.join(Remasking)}",
+        )
+        threshold = self.confidence_threshold
+        check(0 <= threshold <= 1, "decode.confidence_threshold", threshold, "it is a probability, 0 to 1")
+        check(self.eb_threshold >= 0, "decode.eb_threshold", self.eb_threshold, "it is 0 nats or more")
+        check(self.prefill in PREFILLS, "decode.prefill", self.prefill, f"it is one of {', '.join(PREFILLS)}")
+        check(self.commit in COMMITS, "decode.commit", self.commit, f"it is one of {', '.join(COMMITS)}")
+        check(mask is None or mask >= 0, "decode.mask_token_id", mask, "a token id, 0 or more, or null for the model's")
+
+    @property
+    def steps(self) -> int:
+        """Denoising steps of a block."""
+        return min(self.denoising_steps or self.block_length, self.block_length)
+
+    def committed(self, step: int) -> int:
+        """Tokens that the schedule commits in `step` of a block, counted from 0: as even as can be, the first steps
+        more. It counts the length of the block, not what a prompt has left of it."""
+        each, more = divmod(self.block_length, self.steps)
+        return each + (step < more)

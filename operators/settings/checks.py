@@ -1,0 +1,38 @@
+"""What the config groups are checked with, and which of their fields cannot change a result."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from pipeline.api.errors import ConfigError
+
+NOT_IN_DATA: Mapping[str, Any] = {"fingerprint": False}
+"""Metadata of a field that may change between two attempts of one run: it cannot change a byte of data/."""
+
+
+def check(holds: bool, key: str, value: object, allowed: str) -> None:
+    """Raise ConfigError, naming `key`, its `value` and what is `allowed`, unless the condition `holds`."""
+    if not holds:
+        quotes = "; yes, no, on, off, true and false are texts only in quotes" if _has_boolean(value) else ""
+        raise ConfigError(f"{key}={value!r} cannot work: {allowed}{quotes}")
+
+
+def _has_boolean(value: object) -> bool:
+    """Whether there is a boolean in a list or a mapping: YAML makes it of a word that was meant as a text."""
+    inside = [*value, *value.values()] if isinstance(value, Mapping) else value if isinstance(value, list) else []
+    return any(isinstance(v, bool) for v in inside)
+
+
+def not_in_data(settings: type) -> set[str]:
+    """The fields of a settings class that cannot change a byte of data/."""
+    return {f.name for f in fields(settings) if f.metadata.get("fingerprint") is False}
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

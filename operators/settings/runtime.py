@@ -1,0 +1,204 @@
+"""The config group `runtime`: how a model is run."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from operators.settings.checks import NOT_IN_DATA, check, usable_cores
+
+KV_LAYOUTS = ("per_sequence", "unified")
+KV_TYPES = ("f16", "f32", "q8_0")
+ADMISSIONS = ("reserve", "optimistic")
+MAX_SLOTS = 255
+THREADS_PER_CORE = 2
+"""More threads gain nothing, and so many that the machine cannot start them end the process."""
+DEFAULT_SEQUENCE_TOKENS = 1024
+_UNITS = {"": 1, "b": 1, "mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+_BYTES = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(|b|[mgt]i?b)\s*", re.IGNORECASE)
+OPEN: dict[str, Any] = {
+    "slots": 0,
+    "threads": 0,
+    "kv": "auto",
+    "n_batch": 0,
+    "n_ubatch": 0,
+    "flash_attention": None,
+}
+"""Values of EngineSettings that leave their key open, for a calibration to choose."""
+KERNEL_TOKENS = 64
+"""CPU flash attention computes this many tokens of a row and more with another kernel than fewer."""
+
+
+@dataclass
+class OptimiseSettings:
+    """What makes the engine fast; each can be switched off, to see what it is worth (`runtime.optimise`).
+
+    None of them changes a row's text where `runtime.deterministic` holds.
+
+    Args:
+        compaction: move the highest row into the lowest free slot when rows have ended.
+        grouped_prefill: compute prompts of equal length in one call.
+        prefix_sharing: compute what prompts have in common once.
+        sample_sharing: compute equal prompts once, and draw their first tokens from the same logits.
+        identical_rows: generate once what is bound to come out the same (greedy rows with one prompt).
+        longest_first: begin with the rows that have the largest max_tokens.
+    """
+
+    compaction: bool = True
+    grouped_prefill: bool = True
+    prefix_sharing: bool = True
+    sample_sharing: bool = True
+    identical_rows: bool = True
+    longest_first: bool = True
+
+
+@dataclass
+class EngineSettings:
+    """How the model is run (`runtime`).
+
+    What is left open (OPEN: `runtime=auto` leaves all of it open) is chosen by a calibration when the first prompts are
+    there, and a value given beside it stays.
+
+    Args:
+        slots: rows that decode at the same time.
+        max_sequence_tokens: prompt and completion tokens of one row at most; null: 1024 or what the model was trained
+            for, if that is less. Memory for the KV cache grows with slots x max_sequence_tokens.
+        threads: CPU threads, at most two a core; null: all cores this process may use.
+        kv: per_sequence (each row its own KV stream; text independent of neighbours) or unified (one pool of cells).
+        kv_type: how the KV cache is stored: f16, f32 (exact, twice the memory) or q8_0 (half of it, slower).
+        n_ctx: tokens that fit into the KV cache of the unified layout, and so into one row; null: slots x
+            max_sequence_tokens.
+        admission: reserve (a row is admitted when its longest completion fits into n_ctx) or optimistic (when what is
+            to be expected does; when room runs out, the youngest row gives up its slot and goes on later).
+        swap_mb: MiB of memory for rows that gave up their slot; beyond that they compute their tokens again.
+        preempt_every: have the youngest row give up its slot every so many steps. For tests.
+        contexts: contexts of the one loaded model that decode side by side, each with `slots`, a KV cache and a thread
+            of its own; `threads` are divided among them. For many cores, of which one call may not make use: while one
+            context draws its tokens, another computes. What it gains was not measured. Not for several GPUs.
+        n_batch: prompt tokens at most in one call.
+        n_ubatch: tokens that llama.cpp computes at once; longer prompts are cut here.
+        flash_attention: use llama.cpp's flash attention kernels; null leaves it open. On the CPU they pay for short
+            rows and not for long ones.
+        memory_limit: memory that models and their KV caches may take, as "8GiB" or a number of bytes; a graph that
+            takes more is refused before anything is loaded. null: what is free, and then there is a warning only.
+        lookahead_rows: rows that are sorted by length at a time.
+        priority: a column, or an SQL expression over the columns, that is a number: of the rows that wait those with
+            the highest are admitted first. A row never waits longer than for the end of its chunk and the next.
+        refill: free slots to wait for before new rows are admitted; never waits while nothing decodes.
+        deterministic: keep every row's text independent of its neighbours, bit for bit (CPU).
+        stall_timeout_s: seconds after which a run in which nothing moves (no token, no row) is ended, with the stacks
+            of all threads in run.log; null: never. More than the longest call takes.
+        row_timeout_s: seconds that a row may be in a slot; one that takes longer is rejected, and what is rejected then
+            depends on the machine. null: as long as it takes.
+        shuffle_window: admit the rows of a window in an order drawn with this seed, instead of by length. For tests.
+    """
+
+    slots: int = field(default=16, metadata=NOT_IN_DATA)
+    max_sequence_tokens: int | None = None
+    # Threads and layout change the last bits. Where these matter, operators fingerprint what they come to: `exactness`.
+    threads: int | None = field(default=None, metadata=NOT_IN_DATA)
+    kv: str = field(default="per_sequence", metadata=NOT_IN_DATA)
+    kv_type: str = "f16"
+    n_ctx: int | None = field(default=None, metadata=NOT_IN_DATA)
+    admission: str = field(default="reserve", metadata=NOT_IN_DATA)
+    swap_mb: int = field(default=1024, metadata=NOT_IN_DATA)
+    preempt_every: int | None = field(default=None, metadata=NOT_IN_DATA)
+    contexts: int = field(default=1, metadata=NOT_IN_DATA)
+    n_batch: int = field(default=2048, metadata=NOT_IN_DATA)
+    n_ubatch: int = field(default=512, metadata=NOT_IN_DATA)
+    flash_attention: bool | None = True
+    memory_limit: str | None = field(default=None, metadata=NOT_IN_DATA)
+    lookahead_rows: int = field(default=256, metadata=NOT_IN_DATA)
+    refill: int = field(default=1, metadata=NOT_IN_DATA)
+    deterministic: bool = True
+    priority: str | None = field(default=None, metadata=NOT_IN_DATA)
+    stall_timeout_s: float | None = field(default=1800.0, metadata=NOT_IN_DATA)
+    row_timeout_s: float | None = field(default=None, metadata=NOT_IN_DATA)
+    shuffle_window: int | None = field(default=None, metadata=NOT_IN_DATA)
+    optimise: OptimiseSettings = field(default_factory=OptimiseSettings, metadata=NOT_IN_DATA)
+
+    def __post_init__(self) -> None:
+        check(
+            self.memory_limit is None or _BYTES.fullmatch(str(self.memory_limit)) is not None,
+            "runtime.memory_limit",
+            self.memory_limit,
+            "it is a number of bytes, or one with a unit (8GiB, 500MiB, 8GB), or null",
+        )
+        if self.open_keys():
+            self.with_defaults()  # checks the rest
+            return
+        for key in ("slots", "n_batch", "n_ubatch", "lookahead_rows", "refill", "contexts"):
+            check(getattr(self, key) >= 1, f"runtime.{key}", getattr(self, key), "it is 1 or more")
+        check(self.swap_mb >= 0, "runtime.swap_mb", self.swap_mb, "it is 0 or more")
+        for key in ("max_sequence_tokens", "threads", "n_ctx", "preempt_every"):
+            value = getattr(self, key)
+            check(value is None or value >= 1, f"runtime.{key}", value, "it is 1 or more, or null")
+        cores = os.cpu_count() or 1
+        check(
+            self.threads is None or self.threads <= THREADS_PER_CORE * cores,
+            "runtime.threads",
+            self.threads,
+            f"this machine has {cores} cores, and more than {THREADS_PER_CORE * cores} threads gain nothing;"
+            " runtime.threads=null takes one a core",
+        )
+        for key in ("stall_timeout_s", "row_timeout_s"):
+            value = getattr(self, key)
+            check(value is None or value > 0, f"runtime.{key}", value, "it is above 0 seconds, or null")
+        check(self.kv in KV_LAYOUTS, "runtime.kv", self.kv, f"it is one of {', '.join(KV_LAYOUTS)}")
+        check(self.kv_type in KV_TYPES, "runtime.kv_type", self.kv_type, f"it is one of {', '.join(KV_TYPES)}")
+        check(self.slots <= MAX_SLOTS, "runtime.slots", self.slots, f"llama.cpp decodes {MAX_SLOTS} rows at most")
+        check(self.refill <= self.slots, "runtime.refill", self.refill, f"it is at most runtime.slots={self.slots}")
+        check(self.n_ubatch >= self.slots, "runtime.n_ubatch", self.n_ubatch, f"at least slots={self.slots}")
+        check(self.n_ubatch <= self.n_batch, "runtime.n_ubatch", self.n_ubatch, f"at most n_batch={self.n_batch}")
+        self._check_layout()
+
+    @property
+    def row_limit(self) -> str:
+        """The key that says how long a row may be: runtime.n_ctx where not even one row of max_sequence_tokens fits."""
+        longest = self.max_sequence_tokens or DEFAULT_SEQUENCE_TOKENS
+        return "runtime.n_ctx" if self.n_ctx is not None and self.n_ctx < longest else "runtime.max_sequence_tokens"
+
+    def exactness(self) -> dict[str, object]:
+        """Where texts are to be the same to the bit: what of the machine's side can change a bit."""
+        if not self.deterministic:
+            return {}
+        return {"threads": self.with_defaults().threads or usable_cores(), "kv": self.with_defaults().kv}
+
+    @property
+    def memory_limit_bytes(self) -> int | None:
+        """`memory_limit` in bytes."""
+        found = _BYTES.fullmatch(str(self.memory_limit))
+        return None if found is None else int(float(found[1]) * _UNITS[found[2].lower()])
+
+    def open_keys(self) -> list[str]:
+        """The keys that a calibration is to choose."""
+        return [key for key, value in OPEN.items() if getattr(self, key) == value]
+
+    def with_defaults(self) -> EngineSettings:
+        """The same with the usual values for what is open."""
+        usual: dict[str, Any] = {f.name: f.default for f in fields(EngineSettings)}
+        return replace(self, **{key: usual[key] for key in self.open_keys()})
+
+    def _check_layout(self) -> None:
+        check(
+            self.n_ubatch >= 2 * KERNEL_TOKENS or not self.deterministic,
+            "runtime.n_ubatch",
+            self.n_ubatch,
+            f"with runtime.deterministic it is at least {2 * KERNEL_TOKENS}, so that every piece of a long prompt has"
+            f" {KERNEL_TOKENS} tokens or more",
+        )
+        check(
+            self.kv == "unified" or (self.n_ctx is None and self.admission == "reserve"),
+            "runtime.kv",
+            self.kv,
+            "runtime.n_ctx and runtime.admission=optimistic need runtime.kv=unified; here each slot has its own room",
+        )
+        check(self.admission in ADMISSIONS, "runtime.admission", self.admission, f"one of {', '.join(ADMISSIONS)}")
+        check(
+            self.kv == "per_sequence" or not self.deterministic,
+            "runtime.kv",
+            self.kv,
+            "in the unified layout a row's text depends on its neighbours; add runtime.deterministic=false",
+        )

@@ -1,0 +1,76 @@
+"""What a text has to be: the part `structured` of the config group `sampling`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.api.errors import ConfigError
+
+KINDS = ("json_schema", "json_schema_column", "regex", "choices", "grammar")
+"""The keys of which one may be given."""
+WHITESPACE = ("natural", "compact", "pretty")
+
+
+@dataclass
+class StructuredSettings:
+    """What a text has to be (`sampling.structured`); nothing in particular where no key is given.
+
+    Args:
+        json_schema: a JSON Schema: a mapping, JSON text, or the path of a file.
+        json_schema_column: a column with the schema of each row, as JSON text.
+        optional: a row whose `json_schema_column` is null may have any text; else it is a reject.
+        regex: the whole text matches it.
+        choices: the text is one of these.
+        grammar: a grammar in Lark's or llama.cpp's (GBNF) notation: text, or the path of a .lark or .gbnf file.
+        whitespace: of JSON: natural (one space behind a comma and a colon), compact (none), or pretty (at most one
+            space, or one line break and 20 spaces, wherever JSON may have white space).
+        skip_forced: tokens that leave no choice are not drawn, and many of them are computed together.
+    """
+
+    json_schema: Any = None
+    json_schema_column: str | None = None
+    optional: bool = False
+    regex: str | None = None
+    choices: list[str] | None = None
+    grammar: str | None = None
+    whitespace: str = "natural"
+    skip_forced: bool = True
+
+    def __post_init__(self) -> None:
+        given = [key for key in KINDS if getattr(self, key) is not None]
+        if len(given) > 1:
+            raise ConfigError(f"sampling.structured has {' and '.join(given)}; give one of them")
+        if self.choices is not None and (not self.choices or "" in self.choices):
+            raise ConfigError(
+                f"sampling.structured.choices={self.choices!r} cannot work: one string or more, none of them empty"
+            )
+        if self.optional and self.json_schema_column is None:
+            raise ConfigError("sampling.structured.optional=true is about json_schema_column, which is not given")
+        if self.whitespace not in WHITESPACE:
+            raise ConfigError(
+                f"sampling.structured.whitespace={self.whitespace!r} cannot work: it is one of {', '.join(WHITESPACE)}"
+            )
+
+    @property
+    def kind(self) -> str | None:
+        """The key that is given."""
+        return next((key for key in KINDS if getattr(self, key) is not None), None)
+
+
+def parse_schema(text: str, what: str) -> dict[str, Any] | bool:
+    """The schema that `text` holds.
+
+    Raises:
+        ConfigError: it is no JSON, or no schema. The message begins with `what`.
+    """
+    try:
+        schema = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{what} is no JSON: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{what} is nested too deeply for a JSON schema") from error
+    if not isinstance(schema, dict | bool):
+        raise ConfigError(f"{what} is {text[:40]}, no JSON schema, which is an object, true or false")
+    return schema

@@ -1,0 +1,1 @@
+"""The calibration behind `runtime=auto`."""

@@ -1,0 +1,1 @@
+"""The contracts that operators are written against: errors, records, protocols, meters, forecasts."""

@@ -1,0 +1,113 @@
+"""`python -m pipeline compare A B`: settings, rows, speed, lengths and texts of two runs side by side.
+
+Exit code 0 whether they differ or not: that is what is asked. 2: a directory is no run's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.api.errors import ExitCode
+from pipeline.cli.usage import senseless
+from pipeline.results.compare.figures import figures, lines, stages
+from pipeline.results.compare.rows import Agreement, Joined, joined
+from pipeline.results.compare.settings import content_differences, setting_differences
+from pipeline.results.reader import Results, read_results
+from pipeline.results.report.sample_rows import shown
+from pipeline.results.report.wording import share
+
+USAGE = "write python -m pipeline compare outputs/A outputs/B"
+MOST_LINES = 40
+LONGEST_VALUE = 200
+LONGEST_SETTING = 160
+CONTEXT = 20
+"""Characters before the first difference of two texts that are shown."""
+
+
+def main(arguments: Sequence[str]) -> ExitCode:
+    """The command.
+
+    Raises:
+        ConfigError: there are not two directories, or one is no run's.
+    """
+    if len(arguments) != 2 or any("=" in a or a.startswith("-") for a in arguments):
+        raise senseless("compare", arguments, USAGE)
+    a, b = (read_results(Path(folder)) for folder in arguments)
+    for section in sections(a, b, (arguments[0], arguments[1])):
+        print("\n".join(section), end="\n\n")
+    return ExitCode.DONE
+
+
+def sections(a: Results, b: Results, names: tuple[str, str]) -> Iterator[list[str]]:
+    """What is printed, in parts with an empty line between them."""
+    yield lines(figures(a, b), names)
+    yield ["busy, and of its time", *_indented(lines(stages(a, b)))]
+    yield _listed("settings", setting_differences(a, b))
+    yield _listed("what else decides the rows (content of inputs and model)", content_differences(a, b))
+    if rejected := _rejects(a, b):
+        yield ["rejects that differ in number", *_indented(rejected)]
+    for folder in [folder for folder in a.folders if folder in b.folders]:
+        yield _rows(folder, joined(a, b, folder))
+
+
+def _listed(what: str, differences: Sequence[str]) -> list[str]:
+    if not differences:
+        return [f"{what}: the same"]
+    cut = [line if len(line) <= LONGEST_SETTING else f"{line[:LONGEST_SETTING]} ..." for line in differences]
+    more = len(cut) - MOST_LINES
+    return [f"{what}: {len(cut)} differ", *_indented(cut[:MOST_LINES]), *([f"  and {more} more"] if more > 0 else [])]
+
+
+def _rejects(a: Results, b: Results) -> list[str]:
+    sides = [_reject_counts(run.manifest) for run in (a, b)]
+    keys = [key for key in dict.fromkeys([*sides[0], *sides[1]]) if sides[0].get(key) != sides[1].get(key)]
+    counts = [" ".join(f"{side.get(key, 0):9,}" for side in sides) for key in keys]
+    return [f"{count}  {key[:LONGEST_SETTING]}" for count, key in zip(counts, keys, strict=True)][:MOST_LINES]
+
+
+def _reject_counts(manifest: Mapping[str, Any]) -> dict[str, int]:
+    return {f"{r['kind']} at {r['node']}: {r['reason']}": r["rows"] for r in manifest.get("rejects", [])}
+
+
+def _rows(folder: str, found: Joined | None) -> list[str]:
+    if found is None:
+        return [f"rows of {folder}: cannot be joined, there is neither an id column nor a column 'row' in both"]
+    by = ", ".join(found.keys)
+    alone = f"{found.only_a:,} and {found.only_b:,} in one alone"
+    head = [f"rows of {folder}, joined by {by}: {found.both:,} in both, {alone}"]
+    if not found.both:
+        return head
+    return [*head, *(line for column in found.columns for line in _column(column, found.both))]
+
+
+def _column(found: Agreement, both: int) -> list[str]:
+    told = [f"  {found.column}: {share(found.equal, both)} the same ({found.equal:,} of {both:,})"]
+    for difference in found.first:
+        told += [f"    {difference.key}", *(f"      {text}" for text in _apart(difference.a, difference.b))]
+    return told
+
+
+def _apart(a: object, b: object) -> list[str]:
+    """Two values from where they part."""
+    if not isinstance(a, str) or not isinstance(b, str):
+        return [f"A  {shown(a)}", f"B  {shown(b)}"]
+    same = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    begin = max(0, same - CONTEXT)
+    before = [f"the first {same:,} characters are the same"] if same else []
+    return [*before, *(f"{side}  {_excerpt(text, begin)}" for side, text in (("A", a), ("B", b)))]
+
+
+def _excerpt(text: str, begin: int) -> str:
+    end = begin + LONGEST_VALUE
+    return _printable(f"{'...' if begin else ''}{text[begin:end]}{'...' if len(text) > end else ''}")
+
+
+def _printable(text: str) -> str:
+    """On one line, and without what a terminal would obey."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def _indented(rows: Sequence[str]) -> list[str]:
+    return [f"  {row}" for row in rows]

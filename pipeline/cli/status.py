@@ -1,0 +1,145 @@
+"""`python -m pipeline status DIR [--json]`: how far a run is, from its files, on one screen.
+
+Exit codes: 0 it runs or is done, 4 it is neither (the same command resumes it), 2 there is no run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from pipeline.api.errors import ConfigError, ExitCode
+from pipeline.cli.usage import senseless
+from pipeline.monitor.display import duration, left_text, queue_text, rows_text
+from pipeline.monitor.snapshot import NodeView, Snapshot
+from pipeline.monitor.status_file import read_status
+from pipeline.run_dir.lock import holder, is_held
+from pipeline.run_dir.manifest import read_manifest
+from pipeline.run_dir.names import MANIFEST, STATUS, near_run
+from pipeline.run_dir.state import STATE_FILE, RunStatus
+
+USAGE = "write python -m pipeline status outputs/NAME, and --json behind it for status.json as it is"
+BAR = 30
+QUIET_S = 30.0
+"""A live run writes every second."""
+_ENDED: Mapping[str, tuple[str, str]] = {
+    RunStatus.RUNNING: ("the same command resumes", "it was killed{}"),
+    RunStatus.INTERRUPTED: ("the same command resumes", "it was interrupted{}"),
+    RunStatus.FAILED: ("the same command resumes", "it failed{}: see run.log"),
+    RunStatus.BUDGET: (
+        "the last lines of run.log say what makes it go on",
+        "a budget was spent before the target was reached{}",
+    ),
+}
+"""By state of a run that is not done: how to go on, and how it ended, with a place for the exit code."""
+
+
+def main(arguments: Sequence[str]) -> ExitCode:
+    """The command.
+
+    Raises:
+        ConfigError: there is no run.
+    """
+    options, folders = [a for a in arguments if a == "--json"], [a for a in arguments if a != "--json"]
+    if len(folders) != 1 or folders[0].startswith("-") or "=" in folders[0]:
+        raise senseless("status", arguments, USAGE)
+    directory = Path(folders[0])
+    if not (directory / STATE_FILE).is_file():
+        remedy = near_run(directory) or f"; {USAGE}"
+        raise ConfigError(f"there is no run in {directory}: it has no {STATE_FILE}{remedy}")
+    alive, values = is_held(directory), read_status(directory)
+    if options:
+        text = (directory / STATUS).read_text(encoding="utf-8").rstrip() if values is not None else "{}"
+        print(text)
+    else:
+        print("\n".join(_lines(directory, values, alive, datetime.now().astimezone())))
+    state = read_manifest(directory).get("status") if values is None else values["state"]
+    done = state == RunStatus.DONE
+    return ExitCode.DONE if alive or done else ExitCode.INTERRUPTED
+
+
+def _lines(directory: Path, values: Mapping[str, Any] | None, alive: bool, now: datetime) -> list[str]:
+    """The screen."""
+    if values is None:
+        return _without_status(directory, alive)
+    snapshot = _snapshot(values)
+    return [
+        f"{values['job']}  {_standing(directory, values, alive, now)}",
+        *_progress(snapshot, values, alive),
+        f"rejects   {snapshot.errors:,} errors, {snapshot.filtered:,} filtered",
+        f"committed {values['committed_rows']:,} rows in {values['committed_chunks']:,} chunks",
+        *_table(snapshot.nodes, values["accounts"]),
+        f"results   {directory}",
+    ]
+
+
+def _without_status(directory: Path, alive: bool) -> list[str]:
+    """What is known without status.json, which is lost, or was written by another version."""
+    found = read_manifest(directory)
+    if alive or not found:
+        named = "starting" if alive else "not running, and it has not said how far it came; the same command resumes"
+        return [f"{directory}: {named}"]
+    state, counts = found["status"], found["counts"]
+    goes_on, how = _ENDED.get(state, ("", ""))
+    named = f"not running; {goes_on} ({how.format('')})" if how else state
+    return [
+        f"{found['job']}  {named}; {STATUS} is lost or of another version, so this is what {MANIFEST} says",
+        f"rejects   {counts['error_rejects']:,} errors, {counts['filtered_rejects']:,} filtered",
+        f"committed {counts['source_rows']:,} rows in {counts['chunks']:,} chunks",
+        f"results   {directory}",
+    ]
+
+
+def _standing(directory: Path, values: Mapping[str, Any], alive: bool, now: datetime) -> str:
+    state, attempt = values["state"], values["attempt"]
+    if alive:
+        who = holder(directory)
+        silent = (now - datetime.fromisoformat(values["updated_at"])).total_seconds()
+        named = "running" if state == RunStatus.RUNNING else f"{state}, and a process still works in it"
+        quiet = f", silent for {duration(silent)}: see run.log" if silent > QUIET_S else ""
+        return f"{named}: pid {who.get('pid')} on {who.get('host')}, attempt {attempt}{quiet}"
+    if state == RunStatus.DONE:
+        return f"done after {duration(values['elapsed_s'])}, exit code {values['exit_code']}, attempt {attempt}"
+    goes_on, how = _ENDED[state]
+    code = "" if values["exit_code"] is None else f", exit code {values['exit_code']}"
+    return f"not running; {goes_on} ({how.format(code)}; last heartbeat {values['updated_at']}, attempt {attempt})"
+
+
+def _progress(s: Snapshot, values: Mapping[str, Any], alive: bool) -> list[str]:
+    filled = round(BAR * (s.fraction or 0.0))
+    lines = [f"|{'#' * filled}{'-' * (BAR - filled)}| {rows_text(s)}"]
+    if alive and values["state"] == RunStatus.RUNNING:
+        why = f": {s.eta_unknown}" if s.eta_unknown else ""
+        lines.append(f"time      {duration(s.elapsed_s)} so far, {left_text(s) or 'stopping'}{'' if s.ending else why}")
+        lines += [f"operators {', '.join(s.statuses)}"] if s.statuses else []
+        lines += [f"queue     {queue_text(s)} rows wait before the slowest stage"] if s.queue else []
+    if s.tokens_in + s.tokens_out:
+        rates = f" ({s.tokens_in_per_s:,.0f} and {s.tokens_out_per_s:,.0f} tokens/s lately)"
+        of = f" in attempt {values['attempt']}" if values["attempt"] > 1 else ""
+        lines.append(f"tokens    {s.tokens_in:,} in, {s.tokens_out:,} out{of}{rates if alive else ''}")
+    lines += [f"cached    {s.recalled:,} rows (from the store, or identical to another row)"] if s.recalled else []
+    return lines
+
+
+def _table(nodes: Sequence[NodeView], accounts: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """One line per node: the rows of its account, the clocks of the last 20 seconds that it ran. A part has no rows of
+    its own."""
+    width = max(10, *(len(node.name) for node in nodes))
+    lines = [f"{'node':{width}}  {'rows in':>11} {'rows out':>11} {'rejected':>9} busy starved blocked {'queue':>13}"]
+    for node in nodes:
+        count = accounts.get(node.name, dict.fromkeys(("rows_in", "rows_out", "rejected"), 0))
+        rows = f"{count['rows_in']:11,} {count['rows_out']:11,} {count['rejected']:9,}"
+        rows = f"{'':33}" if "/" in node.name else rows
+        queue = f"{node.queue_rows:,}/{node.queue_capacity:,}" if node.queue_capacity else ""
+        clocks = f"{node.busy:4.0%} {node.starved:7.0%} {node.blocked:7.0%}"
+        lines.append(f"{node.name:{width}}  {rows} {clocks} {queue:>13}".rstrip())
+    return lines
+
+
+def _snapshot(values: Mapping[str, Any]) -> Snapshot:
+    found = {field.name: values[field.name] for field in fields(Snapshot)}
+    nodes = tuple(NodeView(**node) for node in values["nodes"])
+    return Snapshot(**{**found, "statuses": tuple(values["statuses"]), "nodes": nodes})

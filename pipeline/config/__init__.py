@@ -1,0 +1,1 @@
+"""From YAML to settings, graph and fingerprint; the only place that knows Hydra."""

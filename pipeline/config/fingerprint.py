@@ -1,0 +1,96 @@
+"""What decides the bytes of data/: a flat mapping of keys to values, compared when a run is resumed.
+
+A setting counts when an operator is given it. Where something lies does not count, only what it holds: fields called
+`path` are left out, and an operator that reads a file says what is in it through its own `fingerprint()`. Fields whose
+metadata says `fingerprint: False` are left out too, and so are credentials. Operators and functions of a user's own
+count with their source.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from pipeline.config.user_code import code_of
+from pipeline.dataflow.graph import Graph
+from pipeline.settings import GROUPS, JobSettings
+from pipeline.system.redaction import STORAGE_OPTIONS
+
+ABSENT = "(absent)"
+
+
+@runtime_checkable
+class Fingerprinted(Protocol):
+    """An operator whose output depends on more than its arguments: the content of files, the threads it resolved."""
+
+    def fingerprint(self) -> Mapping[str, Any]:
+        """Flat keys and plain values. Called after `plan` and before `open`."""
+
+
+def fingerprint_of(settings: JobSettings, graph: Graph) -> dict[str, Any]:
+    """The fingerprint of a job.
+
+    A whole group that a node is given stands under the key that users type (`sampling.temperature`), everything else
+    under the node (`nodes.render.op.template`).
+    """
+    top: dict[str, Any] = {"seed": settings.seed, "chunk_rows": settings.chunk_rows}
+    found = dict(top)
+    if (target := settings.target).accepted_rows is not None:
+        rows = target.rows_of_chunk(settings.chunk_rows)
+        # Tokens and minutes are left out: they end a run between two chunks, and the next one goes on from there.
+        found |= {"target.accepted_rows": target.accepted_rows, "target.chunk_rows": rows, "target.sink": target.sink}
+        found |= {"target.max_rows": target.max_rows, "target.max_rounds": target.max_rounds}
+    groups = [(name, getattr(settings, name)) for name in GROUPS if getattr(settings, name) is not None]
+    for name, node in settings.nodes.items():
+        for key, value in node.op.items():
+            if key in top and value == top[key]:
+                continue  # named by the key that users type
+            group = next((g for g, whole in groups if dataclasses.is_dataclass(value) and whole == value), None)
+            found.update(flat(group or f"nodes.{name}.op.{key}", value))
+        found[f"nodes.{name}.inputs"] = list(node.inputs)
+        found[f"nodes.{name}.on_error"] = node.on_error
+        for module in graph.nodes[name].modules:
+            found.update({f"nodes.{name}.code.{file}": sha256 for file, sha256 in code_of(module).items()})
+        operator = graph.nodes[name].op
+        if isinstance(operator, Fingerprinted):
+            found.update({f"nodes.{name}.{key}": _plain(value) for key, value in operator.fingerprint().items()})
+    return dict(sorted(found.items()))
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """`key: old -> new` for every key that differs."""
+    keys = sorted(k for k in {**before, **now} if before.get(k, ABSENT) != now.get(k, ABSENT))
+    return [_difference(k, before.get(k, ABSENT), now.get(k, ABSENT)) for k in keys]
+
+
+def _difference(key: str, before: object, now: object) -> str:
+    node, is_code, module = key.removeprefix("nodes.").partition(".code.")
+    if is_code and ABSENT not in (before, now):  # two hashes say no more than that they differ
+        return f"{module.replace('.', '/')}.py, code of the node '{node}', has changed"
+    return f"{key}: {_shown(before)} -> {_shown(now)}"
+
+
+def flat(key: str, value: object) -> Iterator[tuple[str, Any]]:
+    """`value` by dotted keys that begin with `key`, down to plain values, without what is in no fingerprint."""
+    if key.rpartition(".")[2] == STORAGE_OPTIONS:
+        return
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            if field.name != "path" and field.metadata.get("fingerprint", True):
+                yield from flat(f"{key}.{field.name}", getattr(value, field.name))
+    elif isinstance(value, Mapping) and value:
+        for name, inner in value.items():
+            yield from flat(f"{key}.{name}", inner)
+    else:
+        yield key, _plain(value)
+
+
+def _plain(value: object) -> Any:
+    """`value` as it comes back from JSON, so that a stored fingerprint compares equal to a new one."""
+    return json.loads(json.dumps(value, default=str))
+
+
+def _shown(value: object) -> str:
+    return ABSENT if value == ABSENT else json.dumps(value, ensure_ascii=False)

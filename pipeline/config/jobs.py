@@ -1,0 +1,77 @@
+"""Where jobs are found: jobs/NAME.yaml here, DIR/job/NAME.yaml with --config-dir DIR, or any file by its path."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline import PROJECT
+from pipeline.api.errors import ConfigError, did_you_mean
+
+JOBS = PROJECT / "jobs"
+SUFFIXES = (".yaml", ".yml")
+ABOUT_WIDTH = 90
+"""Characters that the list of jobs has for what one is about."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job file. `name` is what the job is called, `key` a name that is unique among all files."""
+
+    name: str
+    path: Path
+    key: str
+
+    @property
+    def about(self) -> str:
+        """The first comment line of the file, as far as its first sentence goes."""
+        for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
+            text = line.removeprefix("#").strip()
+            if line.startswith("#") and text and not text.startswith("@package"):
+                return textwrap.shorten(re.split(r"(?<=\w\.) ", text)[0], ABOUT_WIDTH, placeholder=" ...")
+        return ""
+
+
+def list_jobs(config_dirs: Sequence[Path] = ()) -> list[Job]:
+    """All jobs that can be named, sorted; a user's own come before ours of the same name."""
+    found: dict[str, Job] = {}
+    for folder in (*(d / "job" for d in config_dirs), JOBS):
+        for path in sorted(folder.glob("*.yaml")):
+            # A user's file lies where Hydra looks for options too: under its own name it would be taken for a schema.
+            found.setdefault(path.stem, Job(path.stem, path, path.stem) if folder == JOBS else _job_at(path))
+    return [found[name] for name in sorted(found)]
+
+
+def find_job(name: str, config_dirs: Sequence[Path] = ()) -> Job:
+    """The job called `name`, or the file at `name` if that is a path.
+
+    Raises:
+        ConfigError: there is none; the message lists the jobs and the closest name.
+    """
+    if name.endswith(SUFFIXES) or "/" in name:
+        return _job_at(Path(name).expanduser())
+    jobs = {job.name: job for job in list_jobs(config_dirs)}
+    if name not in jobs:
+        if here := next((f"{name}{end}" for end in SUFFIXES if Path(f"{name}{end}").is_file()), None):
+            raise ConfigError(f"there is no job '{name}'; did you mean job={here}, the file in this directory?")
+        raise ConfigError(f"there is no job '{name}'{did_you_mean(name, jobs, 'job=')}\n{jobs_table(config_dirs)}")
+    return jobs[name]
+
+
+def jobs_table(config_dirs: Sequence[Path] = ()) -> str:
+    """The jobs, a line each."""
+    jobs = list_jobs(config_dirs)
+    width = max((len(job.name) for job in jobs), default=0)
+    lines = [f"  {job.name:{width}}  {job.about}" for job in jobs]
+    return "\n".join(["jobs:", *lines, "  or a file: job=path/to/file.yaml; docs/jobs.md tells more"])
+
+
+def _job_at(path: Path) -> Job:
+    if not path.is_file():
+        raise ConfigError(f"there is no job file {path}; a relative path starts at the current directory, {Path.cwd()}")
+    where = path.resolve()
+    return Job(path.stem, where, f"{path.stem}-{hashlib.sha256(str(where).encode()).hexdigest()[:8]}")

@@ -1,0 +1,83 @@
+"""The source files behind what a job names by `module.name`: a run that is resumed must find the same code.
+
+Read off the files and not off what is loaded: what else a process has imported must not count. Followed are imports of
+modules that lie where the first one does; packages that are installed beside it are not, nor is this project.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+OURS = ("pipeline", "operators", "models")
+"""What a version of this project decides, and no user."""
+
+
+def code_of(module: str) -> dict[str, str]:
+    """SHA-256 of the source of `module`, which is imported, and of the modules beside it that it imports, by name.
+
+    Empty for modules of this project and for those that have no source in Python.
+    """
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if module.partition(".")[0] in OURS or file is None or not file.endswith(".py"):
+        return {}
+    root = _root(module, Path(file))
+    only = module.partition(".")[0] if _is_installed(root) else None
+    found: dict[str, str] = {}
+    waiting = [(module, Path(file))]
+    while waiting:
+        name, path = waiting.pop()
+        if name not in found:
+            source = path.read_bytes()
+            found[name] = hashlib.sha256(source).hexdigest()
+            imports = _imports(ast.parse(source), name, is_package=path.name == "__init__.py")
+            waiting += [pair for dotted in imports for pair in _files(root, dotted, only)]
+    return dict(sorted(found.items()))
+
+
+def line_of(error: BaseException) -> str | None:
+    """Where in a user's own code `error` comes from, as `file:line`; None where it does not come through any."""
+    not_theirs = [str(Path(__file__).parents[2] / name) for name in OURS]
+    not_theirs += [sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib")]
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [f for f in frames if f.filename.endswith(".py") and not f.filename.startswith(tuple(not_theirs))]
+    return f"{theirs[-1].filename}:{theirs[-1].lineno}" if theirs else None
+
+
+def _root(module: str, file: Path) -> Path:
+    """The directory from which `module` is imported."""
+    depth = module.count(".") + (file.name == "__init__.py")
+    return file.absolute().parents[depth]
+
+
+def _is_installed(root: Path) -> bool:
+    return str(root) in {sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib")}
+
+
+def _imports(tree: ast.AST, module: str, *, is_package: bool) -> Iterator[str]:
+    """Dotted names that `module` imports; `from a import b` as a.b, which may be a module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parts = module.split(".")
+            package = parts[: len(parts) - node.level + is_package] if node.level else []
+            base = [*package, *([node.module] if node.module else [])]
+            yield from (".".join([*base, alias.name]) for alias in node.names)
+
+
+def _files(root: Path, dotted: str, only: str | None) -> Iterator[tuple[str, Path]]:
+    """The modules below `root` that importing `dotted` runs: its packages, and itself."""
+    parts = dotted.split(".")
+    if parts[0] in OURS or only not in (None, parts[0]):
+        return
+    for length in range(1, len(parts) + 1):
+        place = root.joinpath(*parts[:length])
+        for path in (place.with_name(f"{place.name}.py"), place / "__init__.py"):
+            if path.is_file():
+                yield ".".join(parts[:length]), path

@@ -1,0 +1,1 @@
+"""The dataflow engine: graph, executor, inboxes, outboxes, chunks and their commits."""

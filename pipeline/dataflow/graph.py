@@ -1,0 +1,167 @@
+"""The graph of a job: named nodes, their inputs, and the rules that are checked before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from pipeline.api.errors import ConfigError, GraphError
+from pipeline.api.protocols import Operator, StreamOperator, inputs_fit
+from pipeline.dataflow.goal import Goal
+from pipeline.settings import OnError
+
+REJECT_WRITER = "rejects"
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operator and where its input comes from.
+
+    Args:
+        op: the operator.
+        inputs: names of the nodes that it reads; empty for the source.
+        capacity_rows: rows that may wait on each of its inputs.
+        on_error: what an exception of an Operator does to the run.
+        modules: where the job found the operator, and functions that it is given.
+    """
+
+    op: Operator | StreamOperator
+    inputs: tuple[str, ...] = ()
+    capacity_rows: int = 1024
+    on_error: OnError = OnError.FAIL
+    modules: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Checked nodes in topological order (`order`), with the schema that each gives (`schemas`, None for a sink).
+
+    `goal`: where rows are made until there are enough, what the nodes that see to that share.
+    """
+
+    nodes: Mapping[str, Node]
+    goal: Goal | None = None
+    order: tuple[str, ...] = field(init=False)
+    schemas: Mapping[str, pa.Schema | None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        _check_names(self.nodes)
+        object.__setattr__(self, "order", _topological(self.nodes))
+        object.__setattr__(self, "schemas", _plan(self.nodes, self.order))
+        _check_ends(self)
+
+    @property
+    def source(self) -> str:
+        """The node without inputs."""
+        return self.order[0]
+
+    @property
+    def sinks(self) -> tuple[str, ...]:
+        """The nodes without an output."""
+        return tuple(n for n in self.order if self.schemas[n] is None)
+
+    def readers(self, name: str) -> tuple[tuple[str, int], ...]:
+        """(node, port) of every input that reads `name`."""
+        return tuple((n, i) for n in self.order for i, src in enumerate(self.nodes[n].inputs) if src == name)
+
+    def depth(self, name: str) -> int:
+        """Edges on the longest path from the source to `name`."""
+        return 1 + max(self.depth(i) for i in self.nodes[name].inputs) if self.nodes[name].inputs else 0
+
+    def title(self, name: str) -> str:
+        """What the operator of a node is called where it is shown."""
+        op = self.nodes[name].op
+        return str(getattr(op, "title", type(op).__name__))
+
+    def to_mermaid(self) -> str:
+        """The graph as a Mermaid flowchart."""
+        lines = ["flowchart LR"]
+        for name in self.order:
+            left, right = ("([", "])") if name == self.source or name in self.sinks else ("[", "]")
+            parts = "".join(f"<br/><small>{name}/{p}</small>" for p in getattr(self.nodes[name].op, "parts", ()))
+            lines.append(f'    {name}{left}"<b>{name}</b><br/>{self.title(name)}{parts}"{right}')
+        lines += [f"    {src} --> {name}" for name in self.order for src in self.nodes[name].inputs]
+        return "\n".join(lines)
+
+
+def _check_names(nodes: Mapping[str, Node]) -> None:
+    if not nodes:
+        raise ConfigError("the job has no nodes; give it a flow (flow=generate) or nodes of its own")
+    for name, node in nodes.items():
+        if name == REJECT_WRITER or not name.isidentifier():
+            raise GraphError(name, f"a node's name is an identifier and not '{REJECT_WRITER}'")
+        for source in node.inputs:
+            if source not in nodes:
+                raise GraphError(name, f"unknown input '{source}'; the nodes are {', '.join(nodes)}")
+        if node.capacity_rows < 1:
+            raise GraphError(name, f"capacity_rows is {node.capacity_rows}; it must be 1 or more")
+
+
+def _topological(nodes: Mapping[str, Node]) -> tuple[str, ...]:
+    order: list[str] = []
+    open_nodes = dict(nodes)
+    while open_nodes:
+        ready = [n for n, node in open_nodes.items() if all(i in order for i in node.inputs)]
+        if not ready:
+            raise GraphError(next(iter(open_nodes)), f"is on or behind a cycle: {_cycle(open_nodes)}")
+        order += ready
+        for name in ready:
+            del open_nodes[name]
+    sources = [n for n in order if not nodes[n].inputs]
+    if len(sources) > 1:
+        # One that cannot do without inputs has lost them; otherwise the second is one too many.
+        lost = next((n for n in sources if not inputs_fit(nodes[n].op, [])), sources[1])
+        others = " and ".join(f"'{n}'" for n in sources if n != lost)
+        raise GraphError(lost, f"has no inputs; write inputs: NODE (a graph has one source, and there is {others})")
+    return tuple(order)
+
+
+def _cycle(nodes: Mapping[str, Node]) -> str:
+    path = [next(iter(nodes))]
+    while True:
+        before = next(i for i in nodes[path[-1]].inputs if i in nodes)
+        if before in path:
+            loop = path[path.index(before) :]
+            return " -> ".join([before, *reversed(loop)])
+        path.append(before)
+
+
+def _plan(nodes: Mapping[str, Node], order: tuple[str, ...]) -> dict[str, pa.Schema | None]:
+    schemas: dict[str, pa.Schema | None] = {}
+    for name in order:
+        node = nodes[name]
+        given: list[pa.Schema] = []
+        for source in node.inputs:
+            schema = schemas[source]
+            if schema is None:
+                raise GraphError(name, f"reads '{source}', which is a sink and has no output")
+            given.append(schema)
+        if not inputs_fit(node.op, given):
+            raise GraphError(name, f"{type(node.op).__name__} does not take {len(given)} inputs")
+        try:
+            schemas[name] = node.op.plan(*given)
+        except GraphError:
+            raise
+        except ConfigError as error:
+            raise _named(name, error) from error
+        except Exception as error:  # of an operator of a user's own: the traceback tells the line, this the node
+            error.add_note(f"raised by {type(node.op).__name__}.plan, at node '{name}'")
+            raise
+    return schemas
+
+
+def _named(name: str, error: ConfigError) -> ConfigError:
+    return type(error)(f"node '{name}': {error}")
+
+
+def _check_ends(graph: Graph) -> None:
+    for name in graph.order:
+        if graph.schemas[name] is not None and not graph.readers(name):
+            sink = next(iter(graph.sinks), "write")
+            raise GraphError(
+                name, f"its output is read by no node; give it to one (nodes.{sink}.inputs: {name}), or remove the node"
+            )
+    if graph.source in graph.sinks:
+        raise GraphError(graph.source, "is the source and gives no rows")

@@ -1,0 +1,114 @@
+"""The outputs of one node: fan-out to its readers, rejects to the reject writer, shards to the committer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from pipeline.api.errors import PipelineError, Released
+from pipeline.api.meter import StageMeter
+from pipeline.api.records import Batch, ChunkEnd, Item, Rejects, Shard
+from pipeline.dataflow.inbox import Channel
+
+
+class ChunkOrderError(PipelineError):
+    """An operator broke the order of chunks; a defect of the operator."""
+
+
+class Outbox:
+    """Where a node's items go.
+
+    Args:
+        node: the node's name.
+        meter: the node's meter.
+        readers: one channel for each reader; all get the same objects, nothing is copied.
+        rejects: the channel to the reject writer.
+        begin_chunk: called with the number of each chunk before its first item leaves (a source waits here).
+        end_chunk: called with each ChunkEnd and the shards of that chunk (a sink reports to the committer here).
+    """
+
+    def __init__(
+        self,
+        node: str,
+        meter: StageMeter,
+        readers: list[Channel],
+        rejects: Channel | None,
+        begin_chunk: Callable[[int], None] | None = None,
+        end_chunk: Callable[[ChunkEnd, list[Shard]], None] | None = None,
+    ) -> None:
+        self._node = node
+        self._meter = meter
+        self._readers = readers
+        self._rejects = rejects
+        self._begin_chunk = begin_chunk
+        self._end_chunk = end_chunk
+        self._shards: list[Shard] = []
+        self._begun: int | None = None
+        self._ended: int | None = None
+
+    def put(self, item: Item | Shard) -> None:
+        """Send `item` to whom it concerns, waiting for room.
+
+        Raises:
+            Released: every reader has left.
+            Cancelled: the run is being cancelled.
+            ChunkOrderError: the item belongs to a chunk that has ended, or a ChunkEnd is out of turn.
+        """
+        self._check_order(item)
+        if self._begin_chunk is not None and (self._begun is None or item.chunk > self._begun):
+            self._begun = item.chunk
+            self._begin_chunk(item.chunk)
+        match item:
+            case Batch():
+                self._meter.count(item.chunk, rows_out=item.num_rows, expanded=item.expanded)
+                self._to_readers(item)
+            case Rejects():
+                self._meter.count(item.chunk, rejected=item.num_rows)
+                self._to_reject_writer(replace(item, node=self._node))
+            case Shard():
+                self._meter.count(item.chunk, rows_out=item.rows)
+                self._shards.append(item)
+            case ChunkEnd():
+                self._end(item)
+
+    @property
+    def counted(self) -> bool:
+        """True when everything that came in must show in what went out: not so for a sink that writes no shards."""
+        return bool(self._readers) or self._meter.rows_out > 0
+
+    def has_ended(self, chunk: int) -> bool:
+        """True when the end of `chunk` has left."""
+        return self._ended is not None and self._ended >= chunk
+
+    def close(self) -> None:
+        """No more items will come."""
+        for channel in [*self._readers, *([self._rejects] if self._rejects else [])]:
+            channel.close()
+
+    def _end(self, end: ChunkEnd) -> None:
+        # The reject writer hears of the end first: a reader that leaves at this end then leaves nobody waiting.
+        self._ended = end.chunk
+        if self._begin_chunk is not None:
+            self._meter.count(end.chunk, rows_in=end.rows)
+        self._to_reject_writer(end)
+        if self._end_chunk is not None:
+            shards, self._shards = self._shards, []
+            self._end_chunk(end, shards)
+        self._to_readers(end)
+
+    def _to_readers(self, item: Batch | ChunkEnd) -> None:
+        taken = [channel.put(item, self._meter) for channel in self._readers]
+        if taken and not any(taken):
+            raise Released
+
+    def _to_reject_writer(self, item: Rejects | ChunkEnd) -> None:
+        if self._rejects is not None:
+            self._rejects.put(item, self._meter)
+
+    def _check_order(self, item: Item | Shard) -> None:
+        if self._ended is None:
+            return
+        if item.chunk <= self._ended:
+            raise ChunkOrderError(f"sent a {type(item).__name__} of chunk {item.chunk} after the end of {self._ended}")
+        if isinstance(item, ChunkEnd) and item.chunk != self._ended + 1:
+            raise ChunkOrderError(f"ended chunk {item.chunk} right after chunk {self._ended}")

@@ -1,0 +1,162 @@
+"""Rounds: a source that is gone through again and again, as one endless source."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.api.protocols import Inbox, Runtime, Source
+from pipeline.api.records import ROW, Batch, ChunkEnd, Item, Rejects, Shard, require_column
+from pipeline.dataflow.goal import Goal
+
+
+@dataclass
+class Place:
+    """How far a Rounds has come.
+
+    Args:
+        row: the next row, counted over all rounds.
+        round: the round that it belongs to, from 0.
+        round_rows: rows of a round; None in the first one.
+        source_chunk: the source's chunk that the next row is in, or the one before it.
+        source_row: the first row of that chunk, counted within the round.
+    """
+
+    row: int = 0
+    round: int = 0
+    round_rows: int | None = None
+    source_chunk: int = 0
+    source_row: int = 0
+
+
+class Rounds:
+    """Sends the rows of `source` round after round, until `goal` is over or the rows that may be read are.
+
+    Row i of round r is row r * N + i, where N is the source's number of rows: so every round draws other numbers. The
+    rows are cut into chunks of `chunk_rows`, whatever the source's own chunks are and across the ends of rounds. A
+    chunk of the source is held until it has ended.
+
+    Args:
+        source: a source that can seek.
+        goal: what the run is for.
+        chunk_rows: rows of a chunk.
+    """
+
+    def __init__(self, source: Source, goal: Goal, chunk_rows: int) -> None:
+        self._source = source
+        self._goal = goal
+        self._chunk_rows = chunk_rows
+        self._place = Place()
+        self._chunk = 0
+        self._used = 0
+        """Rows of the present chunk that have been sent."""
+        self.title = f"{type(source).__name__}, in rounds"
+
+    def plan(self) -> pa.Schema:
+        """As the source."""
+        schema = self._source.plan()
+        require_column(schema, ROW.name, [ROW.type])
+        return schema
+
+    def fingerprint(self) -> Mapping[str, Any]:
+        """As the source."""
+        own = getattr(self._source, "fingerprint", None)
+        return {} if own is None else own()
+
+    def open(self, runtime: Runtime) -> None:
+        """As the source."""
+        self._source.open(runtime)
+
+    def close(self) -> None:
+        """As the source."""
+        self._source.close()
+
+    def seek(self, chunk: int) -> None:
+        """Begin at `chunk`. From where in the source, `restore` says."""
+        self._chunk = chunk
+
+    def restore(self, state: bytes) -> None:
+        """Go on from where a chunk ended."""
+        self._place = Place(**json.loads(state))
+        self._goal.round_rows = self._place.round_rows
+
+    def state(self, chunk: int) -> bytes:
+        """Where the chunk that is being sent ended."""
+        return json.dumps(asdict(self._place)).encode()
+
+    def fraction_read(self) -> float | None:
+        """How much of the target has been reached."""
+        return min(1.0, self._goal.arrived / self._goal.wanted)
+
+    def run(self, inbox: Inbox) -> Iterator[Item | Shard]:
+        """The rows, rejects and chunk ends."""
+        while self._more and self._goal.round_rows != 0:
+            yield from self._round(inbox)
+        self._goal.source_ended(self._place.row)
+        if self._used or (self._chunk == 0 and self._goal.round_rows == 0):
+            yield self._end()
+
+    @property
+    def _more(self) -> bool:
+        """Whether another row may be sent. A chunk that has begun is filled up, as far as rows may be read."""
+        last = self._goal.last_row
+        return (last is None or self._place.row < last) and not (self._used == 0 and self._goal.over)
+
+    def _round(self, inbox: Inbox) -> Iterator[Item]:
+        """A round, or what is left of it."""
+        place = self._place
+        first_row = place.round * (place.round_rows or 0)
+        self._source.seek(place.source_chunk)
+        held: list[Batch | Rejects] = []
+        for item in self._source.run(inbox):
+            if isinstance(item, Batch | Rejects):
+                held.append(item)
+            elif isinstance(item, ChunkEnd):
+                stop = first_row + place.source_row + item.rows
+                yield from self._cut([_moved(one, first_row) for one in held], stop)
+                if place.row < stop:
+                    return
+                held.clear()
+                place.source_chunk, place.source_row = item.chunk + 1, place.source_row + item.rows
+        self._goal.round_rows = place.round_rows = place.source_row
+        place.round, place.source_chunk, place.source_row = place.round + 1, 0, 0
+
+    def _cut(self, items: list[Batch | Rejects], stop: int) -> Iterator[Item]:
+        """The rows of `items` from the present one up to `stop`, chunk by chunk."""
+        place = self._place
+        while place.row < stop and self._more:
+            last = min(stop, place.row + self._chunk_rows - self._used, self._goal.last_row or stop)
+            yield from (part for item in items if (part := _part(item, self._chunk, place.row, last)).num_rows)
+            self._used += last - place.row
+            place.row = last
+            if self._used == self._chunk_rows:
+                yield self._end()
+
+    def _end(self) -> ChunkEnd:
+        end = ChunkEnd(self._chunk, self._used)
+        self._chunk, self._used = self._chunk + 1, 0
+        return end
+
+
+def _moved(item: Batch | Rejects, by: int) -> Batch | Rejects:
+    """`item` with `by` added to the numbers of its rows."""
+    if not by:
+        return item
+    if isinstance(item, Rejects):
+        return replace(item, rows=tuple(replace(reject, row=reject.row + by) for reject in item.rows))
+    rows = pa.array(np.asarray(item.data.column(ROW.name)) + by, ROW.type)
+    return item.with_data(item.data.set_column(item.data.schema.get_field_index(ROW.name), ROW, rows))
+
+
+def _part(item: Batch | Rejects, chunk: int, first: int, last: int) -> Batch | Rejects:
+    """Those rows of `item` with numbers in [first, last), as rows of `chunk`."""
+    if isinstance(item, Rejects):
+        return Rejects(chunk, tuple(reject for reject in item.rows if first <= reject.row < last))
+    rows = np.asarray(item.data.column(ROW.name))
+    inside = (rows >= first) & (rows < last)
+    return Batch(chunk, item.data if inside.all() else item.data.filter(pa.array(inside)))

@@ -1,0 +1,1 @@
+"""Check and estimate a job without running it."""

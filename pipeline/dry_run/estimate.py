@@ -1,0 +1,243 @@
+"""`dry_run=true`: what a run would do, cost and leave behind, found out on a sample of its input and printed."""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline.api.errors import ConfigError
+from pipeline.api.forecast import NOTHING, Forecast, Range, is_unbounded
+from pipeline.api.records import RejectKind
+from pipeline.config.fingerprint import fingerprint_of
+from pipeline.dataflow.graph import Graph
+from pipeline.dataflow.runtime import Resources
+from pipeline.dry_run.rehearsal import Played, Rehearsal
+from pipeline.results.report.costs import report_costs
+from pipeline.run.admission import standing_lines, standing_of
+from pipeline.settings import JobSettings
+
+CALIBRATION_S = 30.0
+PROMPTS = 3
+MOST_SHOWN = 1000
+"""Characters of a prompt that are shown, half of them from its end."""
+STAGES_BYTES = 50_000
+"""metrics/, state.sqlite, config.yaml and the rest of a small run."""
+THREADS_BYTES = Range(0, 32e6, 96e6)
+"""What the threads of a run have beside what a rehearsal in one thread has: heaps of their own, files being written."""
+OUTSIDE_S = Range(0.05, 0.3, 1.0)
+"""What a run does before its first row and after its last: state, commits, metrics, manifest."""
+_LEFT_OUT = {RejectKind.ERROR: "rejected", RejectKind.FILTERED: "left out"}
+
+
+@dataclass
+class Estimate:
+    """What a run would take.
+
+    Args:
+        rows: source rows that are left to do.
+        tokens_in, tokens_out: that a model computes.
+        seconds: None where that could not be found out.
+        prepare_s: of them to load models and make contexts.
+        memory_bytes: at most, while it runs.
+        parts: of the memory, by what for.
+        disk_bytes: that are added to the disk.
+    """
+
+    rows: Range
+    tokens_in: Range = NOTHING
+    tokens_out: Range = NOTHING
+    seconds: Range | None = NOTHING
+    prepare_s: float = 0.0
+    memory_bytes: Range = NOTHING
+    parts: Mapping[str, float] = field(default_factory=dict)
+    disk_bytes: Range = NOTHING
+    notes: tuple[str, ...] = ()
+
+
+def estimate(
+    settings: JobSettings, graph: Graph, process: Resources, calibration_s: float = CALIBRATION_S
+) -> Iterator[str]:
+    """The lines to print, each when it is known. Writes nothing to the output directory and takes no lock.
+
+    Raises:
+        ConfigError: the run would be refused, or every row of the sample is.
+        NodeFailed: an operator raised on the sample, as it would in the run.
+    """
+    directory = settings.directory.absolute()
+    standing = standing_of(directory, fingerprint_of(settings, graph), settings)
+    yield from standing_lines(standing)
+    if standing.done:
+        return
+    rehearsal = Rehearsal(graph, directory, process, settings.chunk_rows, calibration_s, standing.chunks, standing.rows)
+    for _ in rehearsal.run():
+        if rehearsal.sample is not None and len(rehearsal.nodes) == 1:
+            yield f"sample: {rehearsal.sample.taken:,} rows ({rehearsal.sample.how})"
+    yield from _reject_lines(rehearsal)
+    yield from _prompt_lines(rehearsal)
+    found = combined(settings, rehearsal, peak_bytes())
+    yield from [f"note: {note}" for note in found.notes]
+    yield from estimate_lines(found, directory)
+
+
+def combined(settings: JobSettings, rehearsal: Rehearsal, memory: float) -> Estimate:
+    """The forecasts of all nodes together. `memory`: bytes that the process had at most while it found them out."""
+    nodes = rehearsal.nodes
+    forecasts = {name: played.forecast for name, played in nodes.items() if played.forecast is not None}
+    source = next(iter(nodes.values()))
+    disk = Range(STAGES_BYTES, 2 * STAGES_BYTES, 10 * STAGES_BYTES)
+    for played in nodes.values():
+        disk += played.sink_bytes or NOTHING
+    report_memory, report_file = report_costs(wanted=settings.report)
+    disk += report_file
+    parts: Counter[str] = Counter()
+    for forecast in forecasts.values():
+        disk += forecast.disk_bytes
+        parts |= Counter(forecast.memory)  # nodes share a model: the larger of two counts
+    prepare_s = sum(forecast.prepare_s for forecast in forecasts.values())
+    return Estimate(
+        rows=source.rows,
+        tokens_in=sum((f.tokens_in for f in forecasts.values()), NOTHING),
+        tokens_out=sum((f.tokens_out for f in forecasts.values()), NOTHING),
+        seconds=_seconds(nodes, forecasts, prepare_s),
+        prepare_s=prepare_s,
+        memory_bytes=_memory(settings, nodes, memory) + report_memory,
+        parts=dict(parts),
+        disk_bytes=disk,
+        notes=(*_notes(settings), *(f"{name}: {note}" for name, f in forecasts.items() for note in f.notes)),
+    )
+
+
+def estimate_lines(found: Estimate, directory: Path) -> Iterator[str]:
+    """The estimate as a table, and warnings."""
+    free_disk = _free_disk(directory)
+    rest = found.memory_bytes.likely - sum(found.parts.values())
+    parts = {**found.parts, "everything else": rest} if found.parts and rest > 0 else {}
+    inside = ", ".join(f"{what} {_bytes_text(size)}" for what, size in parts.items())
+    seconds = "unknown" if found.seconds is None else _text(found.seconds, _time_text)
+    loading = f", of which {_time_text(found.prepare_s)} to load the model" if found.prepare_s >= 0.5 else ""
+    yield "estimate: what is likely, and in brackets between what it lies nine times of ten"
+    yield f"  rows         {_text(found.rows, _count_text)}"
+    if found.tokens_in.high:
+        yield f"  tokens in    {_text(found.tokens_in, _count_text)}"
+    if found.tokens_out.high:
+        yield f"  tokens out   {_text(found.tokens_out, _count_text)}"
+    yield f"  time         {seconds}{loading}"
+    yield f"  peak memory  {_text(found.memory_bytes, _bytes_text)}{f': {inside}' if inside else ''}"
+    yield f"  disk         {_text(found.disk_bytes, _bytes_text)}; {_bytes_text(free_disk)} free"
+    if found.disk_bytes.low > free_disk or free_disk < found.disk_bytes.high < math.inf:
+        surely = "will not" if found.disk_bytes.low > free_disk else "may not"
+        yield f"warning: the results {surely} fit on the disk of {directory}; make room or give another output_dir="
+
+
+def peak_bytes() -> float:
+    """The most memory that this process has had."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+
+
+def _reject_lines(rehearsal: Rehearsal) -> Iterator[str]:
+    """Rows of the sample that leave the graph, by node and reason.
+
+    Raises:
+        ConfigError: all of them do, as errors.
+    """
+    for name, played in rehearsal.nodes.items():
+        for kind, word in _LEFT_OUT.items():
+            reasons = Counter(reject.reason for reject in played.rejects if reject.kind is kind)
+            told = "; ".join(f"{count:,} x {_shown(reason, 300)}" for reason, count in reasons.most_common(PROMPTS))
+            count = reasons.total()
+            if kind is RejectKind.ERROR and played.given and count == played.given and not played.output:
+                raise ConfigError(f"node '{name}' rejects every row of the sample: {told}")
+            if told:
+                yield f"{name}: {count:,} of {played.given:,} rows of the sample are {word}: {told}"
+
+
+def _prompt_lines(rehearsal: Rehearsal) -> Iterator[str]:
+    for name, played in rehearsal.nodes.items():
+        for number, (text, tokens) in enumerate(played.forecast.prompts[:PROMPTS] if played.forecast else ()):
+            yield f"{name}, prompt {number + 1} ({tokens:,} tokens): {_shown(text)}"
+
+
+def _shown(text: str, most: int = MOST_SHOWN) -> str:
+    """The text on one line, with everything that does not print as an escape; the middle of a long one left out."""
+    if len(text) <= most:
+        return _escaped(text)
+    left = len(text) - most
+    return f"{_escaped(text[: most // 2])} ({left:,} characters) {_escaped(text[-(most // 2) :])}"
+
+
+def _escaped(text: str) -> str:
+    quoted = json.dumps(text, ensure_ascii=False)
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in quoted)
+
+
+def _seconds(nodes: Mapping[str, Played], forecasts: Mapping[str, Forecast], prepare_s: float) -> Range | None:
+    """Nodes with a model share the device, so their times add up; the others work beside them."""
+    device = NOTHING
+    for forecast in forecasts.values():
+        if forecast.seconds is None:
+            return None
+        device += forecast.seconds
+    slowest = NOTHING
+    for played in nodes.values():
+        slowest = slowest.bounded(played.rows.times(played.row_s))
+    return device.bounded(slowest) + Range(0.5 * prepare_s, prepare_s, 2 * prepare_s) + OUTSIDE_S
+
+
+def _memory(settings: JobSettings, nodes: Mapping[str, Played], memory: float) -> Range:
+    """What there was in the rehearsal, and rows of chunks that are open."""
+    rows = min(next(iter(nodes.values())).rows.likely, settings.chunk_rows * settings.max_open_chunks)
+    waiting = 0.0
+    for played in nodes.values():
+        if played.output:
+            size = sum(batch.data.get_total_buffer_size() for batch in played.output)
+            waiting = max(waiting, rows * size / sum(batch.num_rows for batch in played.output))
+    return Range(0.85 * memory, memory, 1.2 * memory) + THREADS_BYTES + Range(0, waiting, 2 * waiting)
+
+
+def _notes(settings: JobSettings) -> Iterator[str]:
+    target = getattr(settings, "target", None)
+    if getattr(target, "accepted_rows", None):
+        yield (
+            "target.accepted_rows is set: how many rows it takes until so many are accepted is not known."
+            " The estimate is for the whole input"
+        )
+
+
+def _free_disk(directory: Path) -> int:
+    there = next(path for path in (directory, *directory.parents) if path.exists())
+    return shutil.disk_usage(there).free
+
+
+def _text(value: Range, form: Callable[[float], str]) -> str:
+    if value.is_exact:
+        return form(value.likely)
+    if is_unbounded(value):
+        return f"{form(value.low)} or more"
+    return f"{form(value.likely)} ({form(value.low)} to {form(value.high)})"
+
+
+def _count_text(value: float) -> str:
+    return f"{round(value):,}"
+
+
+def _time_text(seconds: float) -> str:
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.1f} days"
+
+
+def _bytes_text(size: float) -> str:
+    power = min(int(math.log(max(size, 1), 1024)), 4)
+    return f"{size / 1024**power:,.1f} {('bytes', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"

@@ -1,0 +1,124 @@
+"""A run for Prometheus: a file in the text format that node_exporter's textfile collector reads.
+
+It says what status.json says. Counters are those of the run over all its attempts; they fall only when the run is begun
+anew, which Prometheus takes for a restart. Format: prometheus.io/docs/instrumenting/exposition_formats, version 0.0.4.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from pipeline.api.errors import ConfigError, StorageError
+from pipeline.run_dir.state import RunStatus
+from pipeline.system.atomic_files import write_atomically
+
+PREFIX = "llama_batch_"
+COUNTERS = {
+    "rows_in": ("stage_rows_in_total", "Rows that a stage took from its inputs."),
+    "rows_out": ("stage_rows_out_total", "Rows that a stage passed on or wrote."),
+    "rejected": ("stage_rows_rejected_total", "Rows that a stage took out."),
+    "batches": ("stage_batches_total", "Batches that a stage took in, or calls of the model."),
+    "tokens_in": ("prompt_tokens_total", "Prompt tokens of rows that drew their first token."),
+    "tokens_out": ("completion_tokens_total", "Completion tokens drawn."),
+}
+"""By key of the counters in status.json: name and help."""
+CLOCKS = {"busy_s": "busy", "starved_s": "starved", "blocked_s": "blocked"}
+log = logging.getLogger(__name__)
+Labels = dict[str, Any]
+Samples = list[tuple[Labels, float]]
+
+
+class PrometheusFile:
+    """Keeps the file of one run up to date. That it cannot be written ends no run: it is said once.
+
+    Args:
+        path: the file; None for none.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        self._path = None if path is None else Path(path)
+        self._told = False
+
+    def write(self, status: Mapping[str, Any]) -> None:
+        """Replace the file by what `status` (the values of status.json) says."""
+        if self._path is None:
+            return
+        try:
+            write_atomically(self._path, exposition(status))
+        except StorageError as error:
+            if not self._told:
+                self._told = True
+                log.warning("prometheus_file is not kept up to date: %s", error)
+
+
+def refuse_nowhere(path: str | None) -> None:
+    """Before a run begins.
+
+    Raises:
+        ConfigError: the file's directory is not there.
+    """
+    if path is not None and not Path(path).absolute().parent.is_dir():
+        raise ConfigError(
+            f"prometheus_file={path}: there is no directory {Path(path).parent}; make it, or name the one that"
+            " node_exporter was given as --collector.textfile.directory"
+        )
+
+
+def exposition(status: Mapping[str, Any]) -> str:
+    """The text of the file."""
+    return "".join(f"{line}\n" for family in _families(status) for line in _lines(*family))
+
+
+def _families(status: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Samples]]:
+    """Name, type, help and samples of each family."""
+    job = {"job": status["job"]}
+    counters = status["counters"]
+    for key, (name, help_) in COUNTERS.items():
+        yield name, "counter", help_, [({**job, "node": node}, values[key]) for node, values in counters.items()]
+    seconds = [
+        ({**job, "node": node, "state": state}, values[key])
+        for node, values in counters.items()
+        for key, state in CLOCKS.items()
+    ]
+    yield "stage_seconds_total", "counter", "Seconds in which a stage worked, starved or was blocked.", seconds
+    queues = [({**job, "node": n["name"]}, n) for n in status["nodes"] if n["queue_capacity"]]
+    for key, help_ in (("queue_rows", "Rows that wait for a stage."), ("queue_capacity", "Rows that may wait.")):
+        yield key, "gauge", help_, [(labels, node[key]) for labels, node in queues]
+    rejects = [({**job, "kind": kind}, status[key]) for kind, key in (("error", "errors"), ("filtered", "filtered"))]
+    yield "rows_rejected", "gauge", "Rows of the run that were rejected.", rejects
+    for name, help_, value in _gauges(status):
+        yield name, "gauge", help_, [] if value is None else [(job, value)]
+
+
+def _gauges(status: Mapping[str, Any]) -> Iterator[tuple[str, str, float | None]]:
+    """What there is one of in a run; None for what is not known."""
+    running = status["state"] == RunStatus.RUNNING
+    yield "running", "1 while an attempt runs; it stays 1 when that is killed, see updated_timestamp_seconds.", running
+    yield (
+        "updated_timestamp_seconds",
+        "When this was written.",
+        datetime.fromisoformat(status["updated_at"]).timestamp(),
+    )
+    yield "attempt", "Number of the last attempt.", status["attempt"]
+    yield "exit_code", "Of the last attempt, when it has ended.", status["exit_code"]
+    yield "rows_finished", "Rows of the input that are finished.", status["rows"]
+    yield "rows_expected", "Rows of the input, if that is known.", status["rows_total"]
+    yield "rows_committed", "Rows of the input that are safe in data/ or rejects/.", status["committed_rows"]
+    yield "eta_seconds", "Seconds to the end, if that is known.", status["eta_s"] if running else None
+
+
+def _lines(name: str, kind: str, help_: str, samples: Samples) -> Iterator[str]:
+    if samples:
+        yield f"# HELP {PREFIX}{name} {help_}"
+        yield f"# TYPE {PREFIX}{name} {kind}"
+        for labels, value in samples:
+            shown = ",".join(f'{key}="{_escaped(str(text))}"' for key, text in labels.items())
+            yield f"{PREFIX}{name}{{{shown}}} {float(value):.15g}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -1,0 +1,91 @@
+"""run.log, and what of it is shown on the terminal."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pipeline.monitor.display import TerminalHandler
+from pipeline.run_dir.names import RUN_LOG
+from pipeline.system.disk_errors import storage_error, writing
+
+FILE_ONLY, TERMINAL_ONLY = {"only": "file"}, {"only": "terminal"}
+"""`extra` of a log line that goes to run.log alone, or to the terminal alone."""
+
+
+class _OneLine(logging.Formatter):
+    """The message alone: tracebacks stand in run.log."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        level = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
+        return level + record.getMessage()
+
+
+class _Json(logging.Formatter):
+    """An object a line: time, level, logger, message, and the fields of a progress line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        values = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+        }
+        fields: dict[str, object] | None = getattr(record, "fields", None)
+        said = {"message": record.getMessage()} if fields is None else {"message": "progress", **fields}
+        return json.dumps({**values, **said}, ensure_ascii=False)
+
+
+class _File(logging.FileHandler):
+    """run.log. That it cannot be written ends no run and fills no terminal: it is said once."""
+
+    _told = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._told:
+            self._told = True
+            print(f"warning: {storage_error(Path(self.baseFilename), error)}", file=sys.stderr)
+
+    def close(self) -> None:
+        with suppress(OSError):  # what did not fit before does not fit now
+            super().close()
+
+
+@contextmanager
+def run_log(directory: Path, progress: str) -> Iterator[None]:
+    """Append everything that is logged inside the block to run.log; show it on stderr too, warnings only if quiet.
+
+    Raises:
+        StorageError: run.log cannot be opened.
+    """
+    with writing(directory / RUN_LOG):
+        file = _File(directory / RUN_LOG, encoding="utf-8")
+    formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
+    formatter.converter = time.gmtime
+    file.setFormatter(formatter)
+    terminal = TerminalHandler(logging.WARNING if progress == "none" else logging.INFO)
+    terminal.setFormatter(_Json() if progress == "json" else _OneLine())
+    file.addFilter(lambda record: getattr(record, "only", "file") == "file")
+    terminal.addFilter(lambda record: getattr(record, "only", "terminal") == "terminal")
+    root, ours = logging.getLogger(), logging.getLogger("pipeline")
+    levels = root.level, ours.level
+    root.setLevel(logging.INFO)
+    ours.setLevel(logging.DEBUG)
+    for handler in (file, terminal):
+        root.addHandler(handler)
+    try:
+        yield
+    finally:
+        for handler in (file, terminal):
+            root.removeHandler(handler)
+        file.close()
+        root.setLevel(levels[0])
+        ours.setLevel(levels[1])

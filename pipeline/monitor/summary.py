@@ -1,0 +1,236 @@
+"""The last lines of a run: what came out, where it lies, what to do next; with progress=full where the time went."""
+
+from __future__ import annotations
+
+import logging
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.api.errors import ExitCode
+from pipeline.api.meter import RowCounts, StageMeter
+from pipeline.api.protocols import Reporter
+from pipeline.api.records import RejectKind
+from pipeline.dataflow.goal import Goal
+from pipeline.dataflow.graph import Graph
+from pipeline.monitor.display import duration
+from pipeline.run_dir.names import DATA, REJECTS, RUN_LOG
+from pipeline.run_dir.state import RejectCounts, RunStatus, errors_of
+
+TOP_REASONS = 3
+"""So that the summary of a run has ten lines at most."""
+LONGEST_REASON = 160
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run stands after an attempt. Counts are those of committed chunks; tokens and wall_s are of the attempt.
+
+    Args:
+        job: its name.
+        status, exit_code: of the attempt.
+        attempt: its number, 1 for the first.
+        directory: where the results are.
+        rows: source rows committed.
+        uncommitted: source rows that were finished beside these, in chunks that were not.
+        data_rows: rows in data/.
+        rejects: rows by (node, kind, reason).
+        tokens_in, tokens_out: prompt and completion tokens of this attempt.
+        wall_s: of this attempt.
+        totals: what operators added up.
+        max_error_rate: the limit that the run was given.
+        accounts: what became of the rows at each node, in the order of the graph.
+        goal: the target, where there is one.
+    """
+
+    job: str
+    status: RunStatus
+    exit_code: ExitCode
+    attempt: int
+    directory: Path
+    rows: int
+    uncommitted: int
+    data_rows: int
+    rejects: RejectCounts
+    tokens_in: int
+    tokens_out: int
+    wall_s: float
+    totals: Mapping[str, float]
+    max_error_rate: float
+    accounts: Mapping[str, RowCounts]
+    goal: Goal | None
+
+
+def report_lines(graph: Graph, directory: Path) -> list[str]:
+    """What the operators of a finished run have to say, in the order of the graph, and an empty line behind it."""
+    lines: list[str] = []
+    for name in graph.order:
+        op = graph.nodes[name].op
+        if isinstance(op, Reporter):
+            try:
+                lines += op.report(directory)
+            except Exception as error:  # the run is done and its results are whole, whatever its report may lack
+                log.exception("node '%s' cannot report", name)
+                lines.append(f"node '{name}' cannot report: {type(error).__name__}: {error}")
+    return [*lines, ""] if lines and lines[-1] else lines
+
+
+def summary_lines(outcome: Outcome) -> list[str]:
+    """The summary of an attempt, but for `closing_lines`: eight lines at most."""
+    return [
+        _headline(outcome),
+        _rows_line(outcome),
+        *_reject_lines(outcome.rejects),
+        *_token_lines(outcome),
+        f"results     {outcome.directory / DATA}",
+    ]
+
+
+def full_lines(outcome: Outcome, meters: Sequence[StageMeter]) -> list[str]:
+    """What progress=full adds to the summary: accounts and times of all nodes."""
+    return [*_account_lines(outcome.accounts), *_time_lines(meters)]
+
+
+def too_many_errors(errors: int, rows: int, max_error_rate: float) -> str:
+    """Why a run that came to its end ends with exit code 3; empty where it does not.
+
+    Args:
+        errors, rows: rejects that are errors, and source rows.
+    """
+    if errors <= max_error_rate * rows:
+        return ""
+    return f"{errors:,} errors in {rows:,} rows are more than max_error_rate={max_error_rate:g} allows"
+
+
+def _headline(o: Outcome) -> str:
+    """What happened."""
+    if o.status is RunStatus.BUDGET:
+        spent = o.goal.spent if o.goal else None
+        return f"{o.job}: stopped after {duration(o.wall_s)}, " + (
+            f"budget spent ({spent})" if spent else "no more rows"
+        )
+    return f"{o.job}: {o.status} after {duration(o.wall_s)}"
+
+
+def _rows_line(o: Outcome) -> str:
+    """Rows in and out. What was finished and not committed is not lost, where operators keep completions."""
+    out = f"{o.data_rows:,}" if o.goal is None else f"{o.data_rows:,} of {o.goal.wanted:,}"
+    if o.status in (RunStatus.INTERRUPTED, RunStatus.FAILED):
+        more = f" ({o.uncommitted:,} more in the store)" if o.uncommitted and _stores(o) else ""
+        return f"input       {o.rows:,} rows committed{more}; output {out} rows"
+    per_round = o.goal.round_rows if o.goal else None
+    rounds = f" ({o.rows / per_round:.1f} rounds of {per_round:,})" if per_round else ""
+    return f"input       {o.rows:,} rows done{rounds}; output {out} rows"
+
+
+def _account_lines(accounts: Mapping[str, RowCounts]) -> list[str]:
+    """What became of the rows at the source, the last node, and each between them that did not pass on all as they
+    came; nothing where there is none."""
+    ends = {*list(accounts)[:1], *list(accounts)[-1:]}
+    changed = {name for name, counts in accounts.items() if counts.expanded or counts.rejected}
+    if not changed:
+        return []
+    shown = [name for name in accounts if name in ends | changed]
+    width = max(10, *(len(name) for name in shown))
+    lines = [f"{'accounts':{width}}  {'rows in':>11} {'made':>9} {'rejected':>9} {'rows out':>11}"]
+    for name in shown:
+        c = accounts[name]
+        made = f"{c.expanded:+,}" if c.expanded else "0"
+        lines.append(f"{name:{width}}  {c.rows_in:11,} {made:>9} {c.rejected:9,} {c.rows_out:11,}")
+    left = len(accounts) - len(shown)
+    return lines + ([f"{'':{width}}  the other {left} nodes dropped nothing"] if left else [])
+
+
+def _reject_lines(rejects: RejectCounts) -> list[str]:
+    if not rejects:
+        return ["rejects     none"]
+    ranked = sorted(rejects.items(), key=lambda item: (-item[1], item[0]))
+    top = ranked[:TOP_REASONS]
+    notes = [f"the first {TOP_REASONS} of {len(ranked)} reasons"] if len(ranked) > TOP_REASONS else []
+    if any(kind == RejectKind.ERROR and re.search(r"\bN\b|'…'", reason) for (_, kind, reason), _ in top):
+        notes.append("N and '…' differ from row to row")
+    said = f": {'; '.join(notes)}; {REJECTS}/ has all" if notes else ""
+    return [
+        f"rejects     {sum(rejects.values()):,}{said}",
+        *(f"  {n:>9,}  {kind} at {node}: {_cut(reason, LONGEST_REASON)}" for (node, kind, reason), n in top),
+    ]
+
+
+def _cut(text: str, most: int) -> str:
+    """`text`, or its first words and `...`."""
+    return textwrap.shorten(text, most, placeholder=" ...") if len(text) > most else text
+
+
+def _token_lines(o: Outcome) -> list[str]:
+    counted = [(n, way) for n, way in ((o.tokens_in, "in"), (o.tokens_out, "out")) if n]
+    shared, steps = o.totals.get("shared_tokens"), o.totals.get("slot_steps")
+    counts = [f"{n:,} {way}" for n, way in counted]
+    if counts and shared and o.tokens_in:
+        counts[0] += f", {shared:,.0f} of them from the prefix cache"
+    rates = " and ".join(f"{n / o.wall_s:,.0f}" for n, _ in counted) if o.wall_s > 0 else ""
+    said = ", ".join(counts) + (f" ({rates} tokens/s)" if counted and rates else "")
+    said += " in this attempt" if counted and o.attempt > 1 else ""
+    slots = f"slots {o.totals.get('slot_steps_used', 0) / steps:.1%} full" if steps else ""
+    return [f"tokens      {'; '.join(filter(None, (said, slots)))}"] if said else []
+
+
+def _time_lines(meters: Sequence[StageMeter]) -> list[str]:
+    """A table of all stages, and the node that sets the pace: the one that is busy longest."""
+    rows = [(m, m.clock.seconds()) for m in meters]
+    nodes = [(m, s) for m, s in rows if "/" not in m.name]
+    if not any(s["wall_s"] > 0 for _, s in nodes):
+        return []
+    width = max(10, *(len(m.name) for m, _ in rows))
+    lines = [f"{'time':{width}}  {'busy s':>9} {'starved s':>9} {'blocked s':>9}  busy"]
+    for meter, s in rows:
+        share = s["busy_s"] / s["wall_s"] if s["wall_s"] > 0 else 0.0
+        clocks = f"{s['busy_s']:9.2f} {s['starved_s']:9.2f} {s['blocked_s']:9.2f}"
+        lines.append(f"{meter.name:{width}}  {clocks}  {share:4.0%}")
+    slowest = max(nodes, key=lambda item: item[1]["busy_s"])[0].name
+    return [*lines, f"slowest     {slowest}"]
+
+
+def _stores(o: Outcome) -> bool:
+    """Whether completions are kept: an operator that does counts those that it has found again."""
+    return any(key.endswith("/from_store") for key in o.totals)
+
+
+def closing_lines(o: Outcome) -> list[str]:
+    """The exit code and what to do about it; nothing where the run is done."""
+    match o.exit_code:
+        case ExitCode.DONE:
+            return []
+        case ExitCode.REJECTS:
+            why = too_many_errors(errors_of(o.rejects), o.rows, o.max_error_rate)
+            return [
+                f"exit code 3: {why}. Fix the cause and rerun with overwrite=true, or raise max_error_rate to accept"
+                " them"
+            ]
+        case ExitCode.CONFIG:
+            return ["exit code 2: the configuration or the input cannot work; nothing that is committed is lost"]
+        case ExitCode.BUDGET:
+            return [_after_budget(o)]
+        case _:
+            kept = " and every finished completion" if _stores(o) else ""
+            why = f"; {o.directory / RUN_LOG} has the whole error" if o.exit_code is ExitCode.FAILED else ""
+            return [f"exit code {int(o.exit_code)}: what is committed{kept} is kept; the same command resumes{why}"]
+
+
+def _after_budget(o: Outcome) -> str:
+    """What to do when a budget was spent. Tokens and minutes decide no row, so the run can go on; the others do."""
+    spent = o.goal.spent if o.goal else None
+    if spent is None:
+        return "exit code 5: a node took no more rows before the target was reached; one that limits them does that"
+    if spent.startswith(("target.max_tokens", "target.max_minutes")):
+        how = f"the same command with a larger {spent.partition('=')[0]}= goes on"
+    elif spent.startswith("target."):
+        how = (
+            f"a larger {spent.partition('=')[0]}= and overwrite=true make the whole again, with the stored completions,"
+            " and go on. Or let more rows pass: the rejects say where they are lost"
+        )
+    else:
+        how = "give it rows"
+    return f"exit code 5: {spent} is spent and the target is not reached; {how}"

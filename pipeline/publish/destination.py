@@ -1,0 +1,120 @@
+"""Where results are published: a folder behind an fsspec URL. No rename, no lock: only whole files that are put."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pipeline.api.errors import ConfigError, PublishError, install
+from pipeline.system.redaction import usable, without_secrets
+
+T = TypeVar("T")
+_PERMANENT = (PermissionError, FileNotFoundError, NotADirectoryError, NotImplementedError)
+"""Errors that another try does not mend: no right, no bucket, a file system that cannot be written."""
+log = logging.getLogger(__name__)
+
+
+class Stopped(Exception):
+    """Raised out of a wait between two tries when the run is to end."""
+
+
+class Destination:
+    """A folder at `url`. Paths are relative to it.
+
+    Every method may raise PublishError, after `retries` more tries, and Stopped.
+
+    Args:
+        url: for example s3://bucket/prefix, file:///folder, memory://folder.
+        options: what fsspec opens the file system with; never shown.
+        retries: tries after the first.
+        wait_s: seconds before the second try; twice as many before each one after that.
+
+    Raises:
+        ConfigError: fsspec or the package for this kind of URL is missing, or the URL or the options cannot be used.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, Any], retries: int, wait_s: float = 1.0) -> None:
+        self.url = url.rstrip("/")
+        self.stopped = threading.Event()
+        """Set it to have a wait between two tries end at once."""
+        self._retries = retries
+        self._wait_s = wait_s
+        self._options = usable(options)
+        self._fs, root = _opened(self.url, self._options, self._shown)
+        self._root = root.rstrip("/")
+
+    def sizes(self) -> dict[str, int | None]:
+        """Every file there with its size in bytes; None where the file system does not say."""
+
+        def listed() -> dict[str, int | None]:
+            self._fs.invalidate_cache()
+            try:
+                found = self._fs.find(self._root, detail=True)
+            except FileNotFoundError:
+                return {}
+            return {name.removeprefix(self._root).lstrip("/"): entry.get("size") for name, entry in found.items()}
+
+        return self._tried("list", "", listed)
+
+    def put(self, file: Path, path: str) -> None:
+        """Copy the local `file` there, in pieces; it takes the place of what is there."""
+        self._tried("write", path, lambda: self._fs.put_file(str(file), self._at(path)))
+
+    def write(self, path: str, text: str) -> None:
+        """Put a small text there."""
+        self._tried("write", path, lambda: self._fs.pipe_file(self._at(path), text.encode()))
+
+    def read(self, path: str) -> bytes:
+        """The bytes of a small file."""
+        return self._tried("read", path, lambda: bytes(self._fs.cat_file(self._at(path))))
+
+    def remove(self, path: str) -> None:
+        """Remove a file."""
+        self._tried("remove", path, lambda: self._fs.rm_file(self._at(path)))
+
+    def _at(self, path: str) -> str:
+        return f"{self._root}/{path}"
+
+    def _tried(self, what: str, path: str, do: Callable[[], T]) -> T:
+        """`do()`, again after a while if it fails. The file systems raise whatever their libraries do."""
+        place = f"{self.url}/{path}".rstrip("/")
+        for attempt in range(self._retries + 1):
+            try:
+                return do()
+            except Exception as error:
+                why = self._shown(f"{type(error).__name__}: {error}")
+                if attempt == self._retries or isinstance(error, _PERMANENT):
+                    # Without its cause: a traceback shows what the library was called with.
+                    raise PublishError(f"cannot {what} {place}: {why}") from None
+                wait_s = self._wait_s * 2**attempt
+                log.debug("cannot %s %s, next try in %g s: %s", what, place, wait_s, why)
+            if self.stopped.wait(wait_s):
+                raise Stopped
+        raise AssertionError("there is at least one try")
+
+    def _shown(self, text: str) -> str:
+        """`text` without what the options keep secret."""
+        return without_secrets(text, self._options)
+
+
+def _opened(url: str, options: Mapping[str, Any], shown: Callable[[str], str]) -> tuple[Any, str]:
+    """The file system of `url` and the path in it."""
+    try:
+        import fsspec
+    except ImportError as error:
+        raise ConfigError(f"output.publish={url} needs fsspec ({error}); install it: {install('remote')}") from error
+    local = {"auto_mkdir": True} if url.startswith(("file://", "local://")) else {}
+    try:
+        found: tuple[Any, str] = fsspec.core.url_to_fs(url, **local, **options)
+    except ImportError as error:
+        extra = "s3" if url.startswith(("s3://", "s3a://")) else "remote"
+        raise ConfigError(
+            f"output.publish={url}: {error}; for s3:// {install(extra)}, for others the package that fsspec names"
+        ) from error
+    except Exception as error:  # whatever the library for this kind of URL makes of the options
+        why = shown(f"{type(error).__name__}: {error}")
+        raise ConfigError(f"output.publish={url} with output.storage_options cannot be used: {why}") from None
+    return found

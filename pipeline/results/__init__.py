@@ -1,0 +1,1 @@
+"""A finished run, read: tables, report and comparison."""

@@ -1,0 +1,109 @@
+"""The attempts of a run, one after the other: when each began, how it ended, what it did."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import polars as pl
+
+from pipeline.results.reader import Results
+from pipeline.run_dir.state import RunStatus
+
+UNKNOWN_END = "killed"
+"""State of an attempt that has left metrics and no account of its end."""
+STILL_OPEN = "running, or killed"
+"""The same of the last attempt, for which it cannot be told."""
+
+
+@dataclass(frozen=True)
+class AttemptFigures:
+    """One attempt.
+
+    Args:
+        number: 1 for the first.
+        state: how it ended.
+        exit_code: the same for who started it; None for one that was killed.
+        started_at: ISO 8601; None for one that was killed.
+        wall_s: how long it took; of one that was killed, up to its last metrics.
+        rows: source rows that it committed; None for one that was killed.
+        tokens_in, tokens_out: prompt tokens worked on, completion tokens made.
+        begins_s: seconds of running time before it: pauses between attempts do not count.
+        versions, machine: what it was made with.
+    """
+
+    number: int
+    state: str
+    exit_code: int | None
+    started_at: str | None
+    wall_s: float
+    rows: int | None
+    tokens_in: int
+    tokens_out: int
+    begins_s: float
+    versions: Mapping[str, Any]
+    machine: Mapping[str, Any]
+
+
+def attempts(results: Results) -> list[AttemptFigures]:
+    """All attempts that have left metrics, in their order."""
+    table = results.metrics("run")
+    accounts = {} if table is None else {row["attempt"]: row for row in table.sort("attempt").collect().to_dicts()}
+    seen = _from_stages(results)
+    numbers = sorted({*accounts, *seen})
+    walls = [max(accounts.get(n, {}).get("wall_s", 0.0), seen.get(n, {}).get("t_s", 0.0)) for n in numbers]
+    begins = accumulate(walls[:-1], initial=0.0)
+    unaccounted = _unaccounted(results, numbers)
+    return [
+        _figures(n, accounts.get(n, seen.get(n, {})), wall, begin, unaccounted[n])
+        for n, wall, begin in zip(numbers, walls, begins, strict=False)
+    ]
+
+
+def running_s(found: Sequence[AttemptFigures]) -> float:
+    """Seconds of all attempts together."""
+    return sum(attempt.wall_s for attempt in found)
+
+
+def on_one_axis(table: pl.LazyFrame, found: Sequence[AttemptFigures]) -> pl.LazyFrame:
+    """`table` of metrics with `t_s` counted in running time over all attempts instead of from the start of each."""
+    begins = pl.LazyFrame(
+        {"attempt": [a.number for a in found], "begins_s": [a.begins_s for a in found]},
+        schema={"attempt": pl.Int32, "begins_s": pl.Float64},
+    )
+    joined = table.join(begins, on="attempt")
+    return joined.with_columns(t_s=pl.col("t_s") + pl.col("begins_s")).drop("begins_s")
+
+
+def _from_stages(results: Results) -> dict[int, dict[str, Any]]:
+    """The last moment and the tokens of each attempt, by its stages."""
+    stages = results.metrics("stages")
+    if stages is None:
+        return {}
+    columns = (pl.col("t_s").max(), pl.col("tokens_in").sum(), pl.col("tokens_out").sum())
+    return {row["attempt"]: row for row in stages.group_by("attempt").agg(*columns).collect().to_dicts()}
+
+
+def _unaccounted(results: Results, numbers: Sequence[int]) -> dict[int, str]:
+    """What is said of each attempt if it gave no account of its end."""
+    open_end = results.manifest.get("status") == RunStatus.RUNNING
+    return {n: STILL_OPEN if open_end and n == numbers[-1] else UNKNOWN_END for n in numbers}
+
+
+def _figures(number: int, known: Mapping[str, Any], wall_s: float, begins_s: float, unaccounted: str) -> AttemptFigures:
+    return AttemptFigures(
+        number,
+        known.get("state") or unaccounted,
+        known.get("exit_code"),
+        known.get("started_at"),
+        wall_s,
+        known.get("rows"),
+        known.get("tokens_in") or 0,
+        known.get("tokens_out") or 0,
+        begins_s,
+        json.loads(known.get("versions") or "{}"),
+        json.loads(known.get("machine") or "{}"),
+    )

@@ -1,0 +1,161 @@
+"""What lies in the directory of a run, to be read: manifest, settings, rows, rejects and metrics.
+
+Nothing is written and no lock is taken, so a run may be looked at while it works.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
+from pipeline.api.errors import ConfigError, PipelineError
+from pipeline.api.meter import RowCounts
+from pipeline.run_dir.manifest import manifest, read_manifest
+from pipeline.run_dir.metrics_table import MERGED_PARTS
+from pipeline.run_dir.names import CONFIG, DATA, METRICS, REJECTS, near_run
+from pipeline.run_dir.state import STATE_FILE, RunState
+
+SCANS: Mapping[str, Callable[[list[Path]], pl.LazyFrame]] = {
+    ".parquet": lambda files: pl.scan_parquet(files),
+    ".jsonl": lambda files: pl.scan_ndjson(files),
+    ".arrow": lambda files: pl.scan_ipc(files),
+}
+"""How the rows of a file are read, by the ending of its name; one of COMPRESSED may stand behind it."""
+COMPRESSED = ("", ".gz", ".zst")
+
+
+@dataclass(frozen=True)
+class Results:
+    """A run as it stands.
+
+    Args:
+        directory: of the run.
+        manifest: as in manifest.json.
+        config: as in config.yaml; empty where that is gone or damaged.
+        accounts: what became of the committed rows, by node; empty where only the results were copied.
+        missing: committed files that are not there.
+    """
+
+    directory: Path
+    manifest: Mapping[str, Any]
+    config: Mapping[str, Any]
+    missing: Sequence[str] = field(default=())
+    accounts: Mapping[str, RowCounts] = field(default_factory=dict)
+
+    @property
+    def job(self) -> str:
+        """Name of the job."""
+        return str(self.manifest.get("job") or self.directory.name)
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Rows: `source_rows`, `data_rows`, `error_rejects`, `filtered_rejects`; and `chunks`."""
+        found: Mapping[str, int] = self.manifest.get("counts", {})
+        return found
+
+    @property
+    def folders(self) -> list[str]:
+        """The directories of data/ that have rows, relative to the run's: `data`, and `data/NAME` of a second sink."""
+        found = {Path(s["path"]).parent.as_posix() for s in self._shards(DATA) if s["rows"]}
+        return sorted(found)
+
+    def shards(self, folder: str) -> list[tuple[Path, int]]:
+        """The committed files of `folder` in the order of their rows, each with how many it has."""
+        found = [s for s in self._shards(folder) if Path(s["path"]).parent.as_posix() == folder]
+        ordered = sorted(found, key=lambda s: s["chunk"])
+        return [(self.directory / s["path"], s["rows"]) for s in ordered if s["path"] not in self.missing]
+
+    def rows(self, folder: str) -> pl.LazyFrame | None:
+        """All rows of a folder of data/; None where there are none, or they are in a format that is not known here."""
+        return scan([path for path, rows in self.shards(folder) if rows])
+
+    def rejects(self) -> pl.LazyFrame | None:
+        """All rejects; None where there are none."""
+        return scan([path for path, _ in self.shards(REJECTS)])
+
+    def metrics(self, name: str) -> pl.LazyFrame | None:
+        """The table `name` of all attempts, also the part files that are not merged yet; None where it is empty."""
+        merged = self.directory / METRICS / f"{name}.parquet"
+        known = _merged_parts(merged) if merged.exists() else frozenset()
+        parts = sorted((self.directory / METRICS / name).glob("*.parquet"))
+        files = [*([merged] if merged.exists() else []), *(part for part in parts if part.name not in known)]
+        readable = [pl.scan_parquet(file) for file in files if _is_whole(file)]
+        # Another version may have written some of the files, with other columns.
+        return pl.concat(readable, how="diagonal_relaxed") if readable else None
+
+    def _shards(self, folder: str) -> list[dict[str, Any]]:
+        return [s for s in self.manifest.get("shards", []) if s["path"].startswith(f"{folder}/")]
+
+
+def read_results(directory: Path) -> Results:
+    """The run in `directory`.
+
+    Raises:
+        ConfigError: it is no run's, or what is committed cannot be told.
+    """
+    found, accounts = _committed(directory)
+    missing = [s["path"] for s in found.get("shards", []) if not (directory / s["path"]).exists()]
+    return Results(directory, found, _config(directory), missing, accounts)
+
+
+def scan(files: list[Path]) -> pl.LazyFrame | None:
+    """The rows of `files`, which are of one format; None where there are no files or the format is not known."""
+    formats = {_format(path.name) for path in files}
+    known = formats.pop() if len(formats) == 1 else None
+    return None if known is None else SCANS[known](files)
+
+
+def _format(name: str) -> str | None:
+    return next((end for end in SCANS if name.endswith(tuple(end + packed for packed in COMPRESSED))), None)
+
+
+def _committed(directory: Path) -> tuple[Mapping[str, Any], Mapping[str, RowCounts]]:
+    """Manifest and accounts from the state, which is the truth; manifest.json serves where only the results were
+    copied."""
+    written = read_manifest(directory)
+    if not (directory / STATE_FILE).is_file():
+        if not written:
+            remedy = near_run(directory) or "; give one like outputs/NAME"
+            raise ConfigError(f"{directory} is not a run directory (no {STATE_FILE}){remedy}")
+        return written, {}
+    try:
+        with closing(RunState(directory / STATE_FILE)) as state:
+            return manifest(state, state.status), state.accounts()
+    except PipelineError as error:
+        if not written:
+            raise ConfigError(f"what {directory} holds cannot be told: {error}") from error
+        return written, {}
+
+
+def _config(directory: Path) -> Mapping[str, Any]:
+    try:
+        found = yaml.safe_load((directory / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _merged_parts(merged: Path) -> frozenset[str]:
+    """The parts that the merged file has already: a run that dies while it merges leaves both."""
+    if not _is_whole(merged):
+        return frozenset()
+    metadata = pq.read_schema(merged).metadata or {}
+    return frozenset(json.loads(metadata.get(MERGED_PARTS, b"[]")))
+
+
+def _is_whole(file: Path) -> bool:
+    """False for a file without its footer, after a power failure for example, and for one that was merged just now."""
+    try:
+        pq.read_schema(file)
+    except (pa.ArrowException, OSError):
+        return False
+    return True

@@ -1,0 +1,135 @@
+"""The panel over the running time of all attempts: how much was computed, and how full the slots were."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import polars as pl
+
+from pipeline.results.attempts import AttemptFigures, attempts, on_one_axis
+from pipeline.results.figures import UNFILLED, causes_of
+from pipeline.results.reader import Results
+from pipeline.results.report.charts import OverTime, Series
+from pipeline.results.report.panel import Panel
+
+MOST_BINS = 48
+FEWEST_BINS = 4
+"""A run that is shorter has no course to show."""
+STEPS_A_BIN = 8
+"""So that a bin's rate does not hang on which side of its edge a step falls."""
+INTERVALS_A_BIN = 2
+RESUMED = " A dashed line is where a later attempt begins; the time between attempts is left out."
+CAUSES = {
+    "input": ("no row waited", "c7"),
+    "credit": ("readers were full", "c2"),
+    "refill": ("waited for a refill", "c3"),
+    "room": ("no room in the KV cache", "c4"),
+    "tail": ("the input had ended", "c6"),
+    "prefix": ("waited for a shared prompt", "c5"),
+}
+"""What each cause of an empty slot is called, and its colour."""
+
+
+def over_time(results: Results) -> list[Panel]:
+    """Tokens a second (rows, where no tokens are counted), and the slots that decoded."""
+    found = attempts(results)
+    charts = [chart for chart in (_rate(results, found), _occupancy(results, found)) if chart is not None]
+    return [Panel("Over time", charts=charts)] if charts else []
+
+
+def _rate(results: Results, found: Sequence[AttemptFigures]) -> OverTime | None:
+    return _computed(results, found) or _counted(results, found)
+
+
+def _occupancy(results: Results, found: Sequence[AttemptFigures]) -> OverTime | None:
+    steps = results.metrics("steps")
+    if steps is None:
+        return None
+    causes = causes_of(steps)
+    decoding = on_one_axis(steps, found).filter(pl.col("decode_tokens") > 0)
+    bins = _bins(decoding, STEPS_A_BIN, "rows", *causes)
+    if bins is None:
+        return None
+    table, edges = bins
+    slots = table.select(pl.sum_horizontal("rows", *causes)).to_series()
+    series = [Series("decoding", "c1", _percent(table["rows"], slots))]
+    for column in causes:
+        if table[column].sum():
+            name, colour = CAUSES.get(column.removeprefix(UNFILLED), (column.removeprefix(UNFILLED), "c7"))
+            series.append(Series(name, colour, _percent(table[column], slots)))
+    about = (
+        "Of all slots, those in which a row decoded, and why the others were empty."
+        " Decode steps only; gaps are prefill or idle time."
+    )
+    return OverTime("Slots in use, %", about + _resumed(found), edges, series, "%", stacked=True, starts=_starts(found))
+
+
+def _computed(results: Results, found: Sequence[AttemptFigures]) -> OverTime | None:
+    steps = results.metrics("steps")
+    bins = None
+    if steps is not None:
+        bins = _bins(on_one_axis(steps, found), STEPS_A_BIN, "prefill_tokens", "decode_tokens")
+    if bins is None:
+        return None
+    table, edges = bins
+    width = edges[1] - edges[0]
+    series = [
+        Series("prompts", "c2", (table["prefill_tokens"] / width).to_list()),
+        Series("completions", "c1", (table["decode_tokens"] / width).to_list()),
+    ]
+    about = "Tokens that the model computed in a second. What came from a store or from another row costs nothing here."
+    return OverTime(
+        "Tokens computed, tokens/s", about + _resumed(found), edges, series, "tokens/s", starts=_starts(found)
+    )
+
+
+def _counted(results: Results, found: Sequence[AttemptFigures]) -> OverTime | None:
+    """By the counters of the stages: prompt tokens, or else rows that reached a sink."""
+    stages = results.metrics("stages")
+    if stages is None:
+        return None
+    nodes = results.config.get("nodes", {})
+    read = {name for node in nodes.values() for name in node.get("inputs", ())}
+    arrived = pl.when(pl.col("node").is_in([name for name in nodes if name not in read])).then("rows_in").otherwise(0)
+    # A part that joins later counts its first interval from the start: the others of that moment know better.
+    moments = stages.group_by("attempt", "t_s").agg(
+        pl.col("interval_s").min(), pl.col("tokens_in").sum(), arrived.sum().alias("rows")
+    )
+    middles = moments.with_columns(t_s=pl.col("t_s") - pl.col("interval_s") / 2)
+    bins = _bins(on_one_axis(middles, found), INTERVALS_A_BIN, "interval_s", "tokens_in", "rows")
+    if bins is None:
+        return None
+    table, edges = bins
+    by_tokens = bool(table["tokens_in"].sum())
+    column, name, unit = ("tokens_in", "prompts", "tokens/s") if by_tokens else ("rows", "rows", "rows/s")
+    covered = table["interval_s"]
+    rates = [n / s if s else None for n, s in zip(table[column], covered, strict=True)]
+    title = "Prompt tokens read, tokens/s" if by_tokens else "Rows finished, rows/s"
+    about = f"In a second, by the counters of the stages.{_resumed(found)}"
+    return OverTime(title, about, edges, [Series(name, "c1", rates)], unit, starts=_starts(found))
+
+
+def _bins(table: pl.LazyFrame, rows_a_bin: int, *columns: str) -> tuple[pl.DataFrame, list[float]] | None:
+    """Sums of `columns` in spans of equal time, and the edges of these; None where there is too little."""
+    many, last = table.select(pl.len(), pl.col("t_s").max()).collect().row(0)
+    count = min(MOST_BINS, many // rows_a_bin)
+    if count < FEWEST_BINS or not last:
+        return None
+    width = last / count
+    place = (pl.col("t_s") / width).floor().cast(pl.Int64).clip(0, count - 1)
+    sums = table.group_by(bin=place).agg(pl.col(columns).cast(pl.Float64).sum()).collect(engine="streaming")
+    whole = pl.DataFrame({"bin": range(count)}, schema={"bin": pl.Int64})
+    filled = whole.join(sums, on="bin", how="left", maintain_order="left").fill_null(0.0)
+    return filled, [width * i for i in range(count + 1)]
+
+
+def _percent(part: pl.Series, whole: pl.Series) -> list[float | None]:
+    return [100 * p / w if w else None for p, w in zip(part, whole, strict=True)]
+
+
+def _starts(found: Sequence[AttemptFigures]) -> list[float]:
+    return [attempt.begins_s for attempt in found[1:]]
+
+
+def _resumed(found: Sequence[AttemptFigures]) -> str:
+    return RESUMED if len(found) > 1 else ""

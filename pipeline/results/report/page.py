@@ -1,0 +1,119 @@
+"""The page: panels to HTML, by a template that escapes whatever stands in rows, names and settings."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import jinja2
+import polars as pl
+from markupsafe import Markup
+
+from pipeline.api.errors import install
+from pipeline.results.reader import Results
+from pipeline.results.report.charts import Chart, Table, legend
+from pipeline.results.report.drawing import NoMatplotlib, draw
+from pipeline.results.report.over_time import over_time
+from pipeline.results.report.panel import Panel
+from pipeline.results.report.rejects import rejects
+from pipeline.results.report.sample_rows import samples
+from pipeline.results.report.texts import texts
+from pipeline.results.report.time_spent import reuse, time_spent
+from pipeline.results.report.totals import attempt_panel, made_with, status, totals, why
+
+PANELS: Sequence[Callable[[Results], list[Panel]]] = (
+    samples,
+    rejects,
+    attempt_panel,
+    over_time,
+    time_spent,
+    texts,
+    reuse,
+    made_with,
+)
+"""In the order of the page."""
+
+NO_DRAWINGS = (
+    "There are no drawings, only their tables, because matplotlib is not installed:"
+    f" {install('report')}, then python -m pipeline report DIR draws them."
+)
+_NOT_FOR_HTML = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+"""Characters that no page may have."""
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart on the page. `svg` is empty where nothing can draw."""
+
+    title: str
+    about: str
+    svg: Markup
+    legend: Sequence[tuple[str, str]]
+    table: Table
+
+
+def page(results: Results) -> str:
+    """The whole page. The same results give the same text."""
+    remarks: list[str] = []
+    badge = "".join(_built(status, results, remarks))
+    remarks += _built(why, results, remarks)
+    panels = [panel for build in PANELS for panel in _built(build, results, remarks)]
+    figures_at_top = _built(totals, results, remarks)
+    drawn: list[tuple[Panel, list[Figure]]] = []
+    for panel in panels:
+        figures = [_figure(chart, f"f{len(drawn)}-{n}", remarks) for n, chart in enumerate(panel.charts)]
+        drawn.append((panel, figures))
+    if results.missing:
+        remarks.append(
+            f"{len(results.missing):,} committed files are missing: python -m pipeline verify {results.directory}"
+        )
+    text = _template().render(
+        job=results.job,
+        status=badge,
+        totals=figures_at_top,
+        panels=drawn,
+        remarks=remarks,
+        style=Markup((Path(__file__).parent / "page.css").read_text(encoding="utf-8")),
+    )
+    return _NOT_FOR_HTML.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def _built(build: Callable[[Results], list[T]], results: Results, remarks: list[str]) -> list[T]:
+    """What `build` makes. What cannot be read costs this part of the page, and the page says so."""
+    try:
+        return build(results)
+    except (Exception, pl.exceptions.PanicException) as error:
+        log.warning("report.html lacks a part (%s): %s: %s", build.__name__, type(error).__name__, error)
+        remarks.append(f"A part of this page ({build.__name__}) could not be made: {type(error).__name__}: {error}")
+        return []
+
+
+def _figure(chart: Chart, name: str, remarks: list[str]) -> Figure:
+    """What cannot be drawn is shown by its table alone, and the page says why."""
+    svg = Markup("")
+    try:
+        svg = Markup(draw(chart, name))
+    except NoMatplotlib:
+        if NO_DRAWINGS not in remarks:
+            remarks.append(NO_DRAWINGS)
+    except Exception as error:
+        log.warning("report.html lacks the drawing '%s': %s: %s", chart.title, type(error).__name__, error)
+        remarks.append(f"'{chart.title}' could not be drawn: {type(error).__name__}: {error}")
+    return Figure(chart.title, chart.about, svg, legend(chart), chart.table())
+
+
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("page.html")

@@ -1,0 +1,154 @@
+"""Panels on what took the time: stages, steps of the model, and what did not have to be computed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import polars as pl
+
+from pipeline.api.meter import RowCounts
+from pipeline.results.attempts import attempts
+from pipeline.results.figures import STEP_PARTS, stage_times, step_sums
+from pipeline.results.reader import Results
+from pipeline.results.report.charts import Bars, Cell, Series, Table
+from pipeline.results.report.panel import Panel
+from pipeline.results.report.wording import number, seconds, share, unit_of_time
+
+CLOCKS = (("busy", "c1"), ("starved", "c7"), ("blocked", "c2"))
+PARTS = {
+    "form_s": ("filling the batch", "c3"),
+    "decode_s": ("in the model", "c1"),
+    "sample_s": ("choosing tokens", "c2"),
+}
+WORTH_DRAWING = 0.02
+"""Share of its time that a stage is busy: the others only wait, and stand in the table alone."""
+STORED = {
+    "found_resumed": "found: made by this run before",
+    "found_earlier": "found: made by earlier runs",
+    "missed_new": "not found: never generated",
+    "missed_settings": "not found: no entry with these settings",
+    "missed_cut": "not found: had been cut too early",
+    "missed_retry": "not found: to be generated again",
+}
+"""What the totals of a run say of its store, in words."""
+
+
+def time_spent(results: Results) -> list[Panel]:
+    """Where the time of each stage went, and what the calls of the model spent theirs on."""
+    charts = [chart for chart in (_stages(results), _steps(results)) if chart is not None]
+    return [Panel("Where the time went", charts=charts)] if charts else []
+
+
+def _stages(results: Results) -> Bars | None:
+    found = [stage for stage in stage_times(results) if stage["wall_s"] > 0]
+    if not found:
+        return None
+    unit, length = unit_of_time(max(stage["wall_s"] for stage in found))
+    drawn = [stage for stage in found if stage["busy_s"] >= WORTH_DRAWING * stage["wall_s"]] or found
+    series = [Series(name, colour, [stage[f"{name}_s"] / length for stage in drawn]) for name, colour in CLOCKS]
+    about = (
+        "Busy: it worked. Starved: it waited for input. Blocked: it waited for the next stage (backpressure)."
+        " Rows are those of committed chunks; the time of work that was abandoned or done again counts too."
+        " Stages that only wait are in the table alone."
+    )
+    columns = ["stage", "rows in", "made", "rejected", "rows out", "busy", "starved", "blocked", "of its time busy"]
+    rows: list[list[Cell]] = [
+        [
+            s["node"],
+            *_account(results.accounts.get(s["node"])),
+            *(seconds(s[f"{name}_s"]) for name, _ in CLOCKS),
+            share(s["busy_s"], s["wall_s"]),
+        ]
+        for s in found
+    ]
+    return Bars("Time of each stage", about, [s["node"] for s in drawn], series, unit, Table(columns, rows))
+
+
+def _account(counts: RowCounts | None) -> list[Cell]:
+    """Rows in, made, rejected and out; of a part, which has no account, nothing."""
+    if counts is None:
+        return [None] * 4
+    return [f"{n:,}" for n in (counts.rows_in, counts.expanded, counts.rejected, counts.rows_out)]
+
+
+def _steps(results: Results) -> Bars | None:
+    found = step_sums(results)
+    if not any(group[part] for group in found for part in STEP_PARTS):
+        return None
+    names = ["computing prompts" if group["prompts"] else "generating" for group in found]
+    unit, length = unit_of_time(max(sum(group[part] for part in STEP_PARTS) for group in found))
+    series = [Series(name, colour, [group[part] / length for group in found]) for part, (name, colour) in PARTS.items()]
+    columns = ["calls", "number", "tokens", "tokens a call", *(name for name, _ in PARTS.values()), "a call"]
+    rows = [[name, *_step_cells(group)] for name, group in zip(names, found, strict=True)]
+    about = "The calls of the model by what they compute, and what they spent their time on."
+    return Bars("Time of the steps", about, names, series, unit, Table(columns, rows))
+
+
+def _step_cells(group: dict[str, Any]) -> list[str]:
+    spent = sum(group[part] for part in STEP_PARTS)
+    return [
+        f"{group['steps']:,}",
+        f"{group['tokens']:,}",
+        number(group["tokens"] / group["steps"]),
+        *(seconds(group[part]) for part in STEP_PARTS),
+        f"{number(1000 * spent / group['steps'])} ms",
+    ]
+
+
+def reuse(results: Results) -> list[Panel]:
+    """What came from other rows, from a store, or from a row that is the same."""
+    charts = [chart for chart in (_prompts(results), _completions(results)) if chart is not None]
+    tables = _lookups(results)
+    about = "Over all attempts: a completion that a resumed run took from its store counts there too."
+    return [Panel("What did not have to be computed", about, charts, tables)] if charts or tables else []
+
+
+def _prompts(results: Results) -> Bars | None:
+    table = results.metrics("steps")
+    if table is None or "shared_tokens" not in table.collect_schema().names():
+        return None
+    shared = table.select(pl.col("shared_tokens").cast(pl.Int64).sum()).collect().item()
+    if not shared:
+        return None
+    # Not the tokens of the calls: these have prompts of rows that were abandoned or preempted, and once more so.
+    prompts = sum(attempt.tokens_in for attempt in attempts(results))
+    about = "Prompt tokens that the model computed, and those whose keys and values came from another row's prompt."
+    pieces = [("computed", "c1", max(0, prompts - shared)), ("prefix cache", "c3", min(shared, prompts))]
+    return _whole("Prompt tokens", about, "tokens", pieces)
+
+
+def _completions(results: Results) -> Bars | None:
+    table = results.metrics("rows")
+    if table is None:
+        return None
+    flags = [name for name in ("from_store", "identical") if name in table.collect_schema().names()]
+    sums = table.select(pl.len().alias("all"), *(pl.col(flag).cast(pl.Int64).sum() for flag in flags)).collect()
+    found = sums.row(0, named=True)
+    stored, same = found.get("from_store") or 0, found.get("identical") or 0
+    if not stored + same:
+        return None
+    about = "Completions that were generated, found in the store, or taken from a row that was bound to be the same."
+    made = found["all"] - stored - same
+    pieces = [("generated", "c1", made), ("from the store", "c3", stored), ("same as another row", "c4", same)]
+    return _whole("Completions", about, "completions", pieces)
+
+
+def _whole(title: str, about: str, unit: str, pieces: list[tuple[str, str, int]]) -> Bars:
+    series = [Series(name, colour, [count]) for name, colour, count in pieces if count]
+    total = sum(count for _, _, count in pieces)
+    rows = [[name, f"{count:,}", share(count, total)] for name, _, count in pieces]
+    return Bars(title, about, [f"{total:,} {unit}"], series, unit, Table(["", unit, "share"], rows))
+
+
+def _lookups(results: Results) -> list[Table]:
+    """What a store was asked for, by node, where it had something to say."""
+    table = results.metrics("run")
+    totals: dict[str, float] = {}
+    for text in [] if table is None else table.select("totals").collect().to_series().drop_nulls():
+        for key, value in json.loads(text).items():
+            totals[key] = totals.get(key, 0.0) + value
+    split = [(*key.rpartition("/")[::2], value) for key, value in totals.items()]
+    rows = [[node, STORED[key], f"{value:,.0f}"] for node, key, value in split if key in STORED and value]
+    known = any(key in STORED and key.startswith("found") and value for _, key, value in split)
+    return [Table(["node", "the store", "rows"], rows)] if known else []

@@ -1,0 +1,112 @@
+"""How a run stands: the figures at the top of the page, its attempts, and at the end what it was made with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from pipeline.monitor.summary import too_many_errors
+from pipeline.results.attempts import AttemptFigures, attempts, running_s
+from pipeline.results.figures import slots_used
+from pipeline.results.reader import Results
+from pipeline.results.report.charts import Table
+from pipeline.results.report.panel import Fold, Panel
+from pipeline.results.report.wording import number, seconds, share
+from pipeline.run_dir.state import RunStatus
+
+WORDS: Mapping[str, str] = {
+    RunStatus.NEW: "not begun",
+    RunStatus.RUNNING: "running, or killed",
+    RunStatus.INTERRUPTED: "interrupted",
+    RunStatus.FAILED: "failed",
+    RunStatus.BUDGET: "ended by a budget, before its target was reached",
+    RunStatus.DONE: "done",
+}
+
+
+def status(results: Results) -> list[str]:
+    """State of the run in words, with the exit code of its last attempt if that has ended."""
+    state, found = str(results.manifest.get("status")), attempts(results)
+    code = found[-1].exit_code if found and state != RunStatus.RUNNING else None
+    return [WORDS.get(state, "unknown") + ("" if code is None else f", exit code {code}")]
+
+
+def why(results: Results) -> list[str]:
+    """Why a run that came to its end has the exit code 3."""
+    limit = results.config.get("max_error_rate")
+    ended = results.manifest.get("status") in (RunStatus.DONE, RunStatus.BUDGET)
+    counts = results.counts
+    errors, rows = counts.get("error_rejects", 0), counts.get("source_rows", 0)
+    said = too_many_errors(errors, rows, limit) if ended and limit is not None else ""
+    return [f"Exit code 3: {said}."] if said else []
+
+
+def totals(results: Results) -> list[tuple[str, str]]:
+    """Names and values of what is known of the whole run."""
+    counts, found = results.counts, attempts(results)
+    source = counts.get("source_rows", 0)
+    shown = [("rows done", f"{source:,}"), ("rows in data", f"{counts.get('data_rows', 0):,}")]
+    for kind, name in (("error_rejects", "rows with errors"), ("filtered_rejects", "rows filtered out")):
+        if rows := counts.get(kind, 0):
+            shown.append((name, f"{rows:,}" + (f" ({share(rows, source)})" if rows <= source else "")))
+    took = running_s(found)
+    if took:
+        shown.append(("running time", seconds(took)))
+    shown += _tokens(found, took)
+    if (used := slots_used(results)) is not None:
+        shown.append(("slots in use", share(used, 1)))
+    if len(found) > 1:
+        shown.append(("attempts", str(len(found))))
+    return shown
+
+
+def _tokens(found: Sequence[AttemptFigures], took: float) -> list[tuple[str, str]]:
+    read, made = sum(a.tokens_in for a in found), sum(a.tokens_out for a in found)
+    shown = [("prompt tokens", f"{read:,}")] if read else []
+    shown += [("completion tokens", f"{made:,}")] if made else []
+    if took and (made or read):
+        name = "completion tokens a second" if made else "prompt tokens a second"
+        shown.append((name, number((made or read) / took)))
+    return shown
+
+
+def attempt_panel(results: Results) -> list[Panel]:
+    """The attempts, where there were several."""
+    found = attempts(results)
+    if len(found) < 2:
+        return []
+    columns = ["attempt", "began", "ended", "running time", "rows committed", "prompt tokens", "completion tokens"]
+    rows = [
+        [
+            *(str(a.number), _day_and_time(a.started_at), a.state, seconds(a.wall_s)),
+            *(None if a.rows is None else f"{a.rows:,}", f"{a.tokens_in:,}", f"{a.tokens_out:,}"),
+        ]
+        for a in found
+    ]
+    about = "What an attempt did not commit was finished by a later one."
+    return [Panel("Attempts", about, tables=[Table(columns, rows)])]
+
+
+def made_with(results: Results) -> list[Panel]:
+    """Versions, machine, settings and fingerprint."""
+    found = attempts(results)
+    last = next((attempt for attempt in reversed(found) if attempt.versions), None)
+    rows = [] if last is None else [[k, str(v)] for k, v in {**last.machine, **last.versions}.items() if v != ""]
+    fingerprint: Mapping[str, Any] = results.manifest.get("fingerprint", {})
+    if digest := fingerprint.get("sha256"):
+        rows.append(["fingerprint", digest])
+    folds = []
+    if results.config:
+        text = yaml.safe_dump(dict(results.config), sort_keys=False, allow_unicode=True)
+        folds.append(Fold("Settings (config.yaml)", text))
+    if keys := fingerprint.get("keys"):
+        lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in keys.items()]
+        folds.append(Fold("What decides the bytes of data/ (fingerprint)", "\n".join(lines)))
+    return [Panel("Made with", tables=[Table(["", ""], rows)] if rows else [], folds=folds)] if rows or folds else []
+
+
+def _day_and_time(iso: str | None) -> str | None:
+    return None if iso is None else iso[:19].replace("T", " ")

@@ -1,0 +1,1 @@
+"""One run: admission, attempt, ending, repair, watchdog, on_finish."""

@@ -1,0 +1,82 @@
+"""Whether a graph fits into memory: what its nodes will take, added up before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from pipeline.api.errors import ConfigError
+from pipeline.api.protocols import MemoryNeed, Sized
+from pipeline.dataflow.graph import Graph
+from pipeline.settings import JobSettings
+from pipeline.system.memory import free_memory
+
+REMEDIES = (
+    "use fewer runtime.slots, shorter runtime.max_sequence_tokens, runtime.kv_type=q8_0, or smaller or more quantised"
+    " models"
+)
+
+
+def check_memory(settings: JobSettings, graph: Graph) -> None:
+    """Refuse a graph that takes more than `runtime.memory_limit`.
+
+    What is added up is the least that it can take, so whatever is refused could not have worked. Without a limit
+    nothing is refused: how much is free changes by the second, and the weights of a model need not be in memory all at
+    once (`memory_warning`).
+
+    Raises:
+        ConfigError: it takes more; with what each model and context takes, and what helps.
+    """
+    limit = _limit(settings)
+    needs = needs_of(graph)
+    total = sum(need.size_bytes for need in needs)
+    if limit is not None and total > limit:
+        raise ConfigError(
+            f"the graph takes at least {_mib(total)} of memory, and runtime.memory_limit is {_mib(limit)}:\n"
+            + "\n".join(_lines(needs))
+            + f"\n{REMEDIES[0].upper()}{REMEDIES[1:]}, or raise runtime.memory_limit"
+        )
+
+
+def memory_warning(settings: JobSettings, graph: Graph) -> str | None:
+    """What to say of a graph without a limit that takes more than is free; None if it fits."""
+    needs = needs_of(graph)
+    total, free = sum(need.size_bytes for need in needs), free_memory()
+    if _limit(settings) is not None or total <= free:
+        return None
+    return (
+        f"the graph takes at least {_mib(total)} of memory and {_mib(free)} are free; if it fails or becomes slow,"
+        f" {REMEDIES}:\n" + "\n".join(_lines(needs))
+    )
+
+
+def memory_lines(settings: JobSettings, graph: Graph) -> list[str]:
+    """For a plan: what the graph takes, and of how much; nothing where no node says."""
+    needs = needs_of(graph)
+    if not needs:
+        return []
+    limit = _limit(settings)
+    of = f"{_mib(free_memory())} free" if limit is None else f"runtime.memory_limit={_mib(limit)}"
+    return [f"memory, at least: {_mib(sum(need.size_bytes for need in needs))} ({of})", *_lines(needs)]
+
+
+def needs_of(graph: Graph) -> list[MemoryNeed]:
+    """What the nodes of a graph take; what several share once."""
+    found: dict[Hashable, MemoryNeed] = {}
+    for name in graph.order:
+        op = graph.nodes[name].op
+        for need in op.memory_needs() if isinstance(op, Sized) else ():
+            found.setdefault(need.key, need)
+    return list(found.values())
+
+
+def _limit(settings: JobSettings) -> int | None:
+    # `runtime` is a settings class of the operators; it may have no such key.
+    return getattr(settings.runtime, "memory_limit_bytes", None)
+
+
+def _lines(needs: list[MemoryNeed]) -> list[str]:
+    return [f"  {_mib(need.size_bytes):>11}  {need.what}" for need in needs]
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):,.0f} MiB"

@@ -1,0 +1,130 @@
+"""Makes what is damaged in a run's directory again, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TypeVar
+
+from pipeline.api.errors import ConfigError, DamagedError, ExitCode
+from pipeline.config.build import build_graph
+from pipeline.config.compose import schemas
+from pipeline.config.config_yaml import as_started, settings_from
+from pipeline.config.fingerprint import differences, fingerprint_of
+from pipeline.dataflow.graph import Graph
+from pipeline.dataflow.runtime import Resources
+from pipeline.monitor.run_log import run_log
+from pipeline.publish.uploader import destination_of, publishing
+from pipeline.run.job import run_locked
+from pipeline.run.remake_chunks import remake
+from pipeline.run_dir.integrity import Findings, Kind
+from pipeline.run_dir.manifest import read_manifest, write_manifest
+from pipeline.run_dir.names import COMPLETIONS, CONFIG, set_aside
+from pipeline.run_dir.published import forget_everywhere
+from pipeline.run_dir.state import STATE_FILE, RunState, RunStatus
+from pipeline.settings import JobSettings
+from pipeline.system.atomic_files import write_atomically
+
+T = TypeVar("T")
+
+
+def repair(directory: Path, found: Findings) -> ExitCode:
+    """Mend what `found` says is damaged. The caller holds the lock, and looks again afterwards.
+
+    Returns:
+        How a run ended that had to be made again because its state was lost, or how the files that were made again were
+        published; else DONE.
+
+    Raises:
+        ConfigError: it cannot be mended: the settings are lost, or the input or model is not what it was.
+        NodeFailed, StorageError, Interrupted: as a run.
+    """
+    directory = directory.absolute()
+    for damage in [*found.of(Kind.COMPLETIONS), *found.of(Kind.METRICS)]:
+        set_aside(directory / damage.path)
+    if found.of(Kind.STATE):
+        return _begin_anew(directory)
+    ended = ExitCode.DONE
+    with closing(RunState(directory / STATE_FILE)) as state:
+        if found.of(Kind.CONFIG) and state.config is not None:
+            write_atomically(directory / CONFIG, state.config)
+        chunks = sorted({damage.chunk for damage in found.of(Kind.SHARD) if damage.chunk is not None})
+        if chunks:
+            ended = _with_job(directory, state, lambda job, graph, shared: _remade(job, graph, shared, state, chunks))
+        if found.of(Kind.MANIFEST):
+            write_manifest(directory, state, state.status)
+    return ended
+
+
+def _remade(
+    settings: JobSettings, graph: Graph, process: Resources, state: RunState, chunks: Sequence[int]
+) -> ExitCode:
+    """The chunks are made again, and published again where the run is done; else the run that goes on does that."""
+    remake(settings, graph, state, chunks, process)
+    forget_everywhere(settings.directory, chunks)
+    place = destination_of(settings)
+    if place is None or state.status is not RunStatus.DONE:
+        return ExitCode.DONE
+    with run_log(settings.directory, "none"), publishing(settings, settings.directory, state, place) as publisher:
+        return ExitCode.DONE if publisher is None else publisher.finish()
+
+
+def _begin_anew(directory: Path) -> ExitCode:
+    """The state is lost: put it aside and run the whole job, over files that stay until they are made again."""
+
+    def run(settings: JobSettings, graph: Graph, process: Resources) -> ExitCode:
+        fingerprint = fingerprint_of(settings, graph)
+        set_aside(directory / STATE_FILE)
+        with closing(RunState(directory / STATE_FILE)) as state:
+            state.begin(fingerprint, settings.name, salvaged=True)
+        return run_locked(settings, graph, fingerprint, process)
+
+    return _with_job(directory, None, run)
+
+
+def _with_job(directory: Path, state: RunState | None, do: Callable[[JobSettings, Graph, Resources], T]) -> T:
+    """`do` with the job as it was run, checked to be the same still."""
+    process = Resources()
+    try:
+        with as_started({} if state is None else state.origin):
+            settings = _settings(directory)
+            graph = _graph(directory, settings)
+            _refuse_changed(directory, state, settings, graph)
+            return do(settings, graph, process)
+    finally:
+        process.close()
+
+
+def _settings(directory: Path) -> JobSettings:
+    path = directory / CONFIG
+    try:
+        return settings_from(path.read_text(encoding="utf-8"), directory, schemas())
+    except (OSError, UnicodeDecodeError, ConfigError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise DamagedError(
+            f"{path} cannot be used ({why}), so the job cannot be run from here: run the command that made"
+            f" {directory} again, with overwrite=true. It keeps {COMPLETIONS}"
+        ) from error
+
+
+def _graph(directory: Path, settings: JobSettings) -> Graph:
+    try:
+        return build_graph(settings)
+    except ConfigError as error:
+        raise ConfigError(
+            f"the job that made {directory} cannot be built any more: {error}\n"
+            "Where another version of this program made it, run its command again: with overwrite=true, which keeps"
+            f" {COMPLETIONS}, or, if {STATE_FILE} is lost, with another output_dir="
+        ) from error
+
+
+def _refuse_changed(directory: Path, state: RunState | None, settings: JobSettings, graph: Graph) -> None:
+    before = read_manifest(directory).get("fingerprint", {}).get("keys") if state is None else state.fingerprint
+    now = fingerprint_of(settings, graph)
+    if before and before != now:
+        changed = "\n".join(f"  {line}" for line in differences(before, now))
+        raise ConfigError(
+            f"what {directory} was made from is not what it was, so the same rows cannot be made again:\n{changed}\n"
+            "Put it back and repeat the command, or run the job with overwrite=true"
+        )

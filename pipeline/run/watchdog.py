@@ -1,0 +1,87 @@
+"""Watchdog: notices that nothing moves any more, says where everything stands, and ends the run."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+
+from pipeline.api.errors import PipelineError
+from pipeline.api.meter import Clock, StageMeter
+
+LEAVE_S = 15.0
+"""A run that was stopped for standing still and does not end has threads that never will."""
+log = logging.getLogger(__name__)
+
+
+class Stalled(PipelineError):
+    """Nothing has moved for `runtime.stall_timeout_s`. The run can be resumed."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(
+            f"nothing has moved for {seconds:g} s; run.log says where every thread and every channel stood."
+            " Run the same command again to resume; if steps do take that long, raise runtime.stall_timeout_s"
+        )
+
+
+class Watchdog:
+    """Watches a run from its main thread.
+
+    Args:
+        timeout_s: seconds without any progress; None never ends a run.
+        meters: gives the meters of all nodes and their parts: progress is that any of their counts changes.
+        describe: what every node is doing, a line each.
+        stop: ends the run.
+        leave: ends the process, for a run that does not end when it is told to.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        timeout_s: float | None,
+        meters: Callable[[], Sequence[StageMeter]],
+        describe: Callable[[], Iterable[str]],
+        stop: Callable[[PipelineError], None],
+        leave: Callable[[], None],
+        clock: Clock,
+    ) -> None:
+        self._timeout_s = timeout_s
+        self._meters = meters
+        self._describe = describe
+        self._stop = stop
+        self._leave = leave
+        self._clock = clock
+        self._seen: list[object] = []
+        self._since = clock()
+        self._stalled_at: float | None = None
+
+    def check(self) -> None:
+        """Look once. To be called every second or so."""
+        if self._timeout_s is None:
+            return
+        now = self._clock()
+        seen: list[object] = [_counts(meter) for meter in self._meters()]
+        if self._stalled_at is not None:
+            if now - self._stalled_at >= LEAVE_S:
+                self._leave()
+        elif seen != self._seen:
+            self._seen, self._since = seen, now
+        elif now - self._since >= self._timeout_s:
+            self._stalled_at = now
+            log.error("nothing has moved for %g s\n%s\n\n%s", now - self._since, "\n".join(self._describe()), stacks())
+            self._stop(Stalled(self._timeout_s))
+
+
+def stacks() -> str:
+    """Where every thread of this process is."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return "\n".join(
+        f"thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
+        for ident, frame in sys._current_frames().items()  # the only way to another thread's stack
+    )
+
+
+def _counts(meter: StageMeter) -> tuple[int, ...]:
+    return (meter.rows_in, meter.rows_out, meter.rejected, meter.batches, meter.tokens_in, meter.tokens_out)

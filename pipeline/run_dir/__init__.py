@@ -1,0 +1,1 @@
+"""The contents of a run's directory: state.sqlite, manifest, lock, metrics tables, integrity."""

@@ -1,0 +1,207 @@
+"""Whether the files of a run are as they were written: all that `verify` reads, the little that a resume looks at."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
+from pipeline.api.errors import ConfigError
+from pipeline.run_dir.manifest import manifest
+from pipeline.run_dir.names import COMPLETIONS, CONFIG, MANIFEST, METRICS, parts
+from pipeline.run_dir.state import STATE_FILE, RunState, RunStatus, ShardRecord
+from pipeline.run_dir.state_schema import APPLICATION_ID
+from pipeline.system.atomic_files import sha256_of
+
+
+class Kind(StrEnum):
+    """What a damaged file is, which decides how it is mended. The value says that in words."""
+
+    STATE = "moved aside and begun anew: the rows come from the stored completions"
+    SHARD = "its chunk is made again: the rows come from the stored completions"
+    MANIFEST = f"written again from {STATE_FILE}"
+    CONFIG = f"written again from {STATE_FILE}"
+    COMPLETIONS = "moved aside and begun anew: committed rows lose nothing, others are generated again"
+    METRICS = "moved aside: no result is lost"
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A file that is not as it was written. `path`: relative to the output directory. `chunk`: of a shard."""
+
+    path: str
+    what: str
+    kind: Kind
+    chunk: int | None = None
+
+
+@dataclass
+class Findings:
+    """What is whole, what is not, and what is worth a remark; all as lines or with their files."""
+
+    whole: list[str] = field(default_factory=list)
+    damaged: list[Damage] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+    def of(self, kind: Kind) -> list[Damage]:
+        """The damaged files of one kind."""
+        return [damage for damage in self.damaged if damage.kind is kind]
+
+
+def missing_or_cut(directory: Path, shards: Sequence[ShardRecord]) -> dict[str, str]:
+    """The committed files that are not there or have another size, and what is wrong with each; reads none."""
+    found: dict[str, str] = {}
+    for shard in shards:
+        try:
+            size = (directory / shard.path).stat().st_size
+        except OSError as error:
+            found[shard.path] = "is missing" if isinstance(error, FileNotFoundError) else f"is lost: {error.strerror}"
+            continue
+        if size != shard.size_bytes:
+            found[shard.path] = f"has {size:,} bytes, {shard.size_bytes:,} were written"
+    return found
+
+
+def database_damage(path: Path, application_id: int | None = None) -> str | None:
+    """What is wrong with a SQLite database, None if nothing is.
+
+    `application_id`: what it must be marked with.
+
+    Raises:
+        ConfigError: another process keeps it locked.
+    """
+    if not path.exists():
+        return "is missing"
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=10)) as db:
+            ours = application_id in (None, db.execute("PRAGMA application_id").fetchone()[0])
+            # Without a table it is what a process leaves that dies while it makes the database.
+            if not ours and db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]:
+                return "is not marked as the state of a run"
+            said = str(db.execute("PRAGMA integrity_check(1)").fetchone()[0])
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            raise ConfigError(f"{path} is in use by another process ({error}); try again when it is done") from error
+        return f"cannot be opened: {error}"
+    except sqlite3.DatabaseError as error:
+        return f"is damaged: {error}"
+    return None if said == "ok" else f"is damaged: {said.splitlines()[-1]}"
+
+
+def state_damage(directory: Path) -> str | None:
+    """What is wrong with the state.sqlite of `directory`, None if nothing is."""
+    return database_damage(directory / STATE_FILE, APPLICATION_ID)
+
+
+def examine(directory: Path, state: RunState | None) -> Findings:
+    """Read everything in `directory` and compare it with `state`; without one only what needs none."""
+    found = Findings()
+    if state is not None:
+        found.whole.append(STATE_FILE)
+        _examine_shards(directory, state.shards(), found)
+        _examine_manifest(directory, state, found)
+    _examine_config(directory, state, found)
+    _examine_completions(directory, found)
+    _examine_metrics(directory, found)
+    return found
+
+
+def _examine_shards(directory: Path, shards: Sequence[ShardRecord], found: Findings) -> None:
+    cut = missing_or_cut(directory, shards)
+    whole: list[ShardRecord] = []
+    for shard in shards:
+        what = cut.get(shard.path) or _content_damage(directory / shard.path, shard)
+        if what is None:
+            whole.append(shard)
+        else:
+            found.damaged.append(Damage(shard.path, what, Kind.SHARD, shard.chunk))
+    for folder in sorted({Path(s.path).parent.as_posix() for s in whole}):
+        here = [s for s in whole if Path(s.path).parent.as_posix() == folder]
+        found.whole.append(f"{folder}/: {len(here):,} files, {sum(s.rows for s in here):,} rows")
+    known = {shard.path for shard in shards}
+    for path in parts(directory):
+        if (name := path.relative_to(directory).as_posix()) not in known:
+            found.remarks.append(f"{name} belongs to no committed chunk; the next run removes it")
+
+
+def _content_damage(path: Path, shard: ShardRecord) -> str | None:
+    try:
+        digest = sha256_of(path)
+        if digest != shard.sha256:
+            return f"has other bytes than were written (sha256 {digest[:12]}..., not {shard.sha256[:12]}...)"
+        rows = pq.read_metadata(path).num_rows if path.suffix == ".parquet" else shard.rows
+    except (pa.ArrowException, OSError) as error:
+        return f"cannot be read: {error}"
+    return None if rows == shard.rows else f"has {rows:,} rows, {shard.rows:,} were written"
+
+
+def _examine_manifest(directory: Path, state: RunState, found: Findings) -> None:
+    try:
+        there = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
+        what = "is not what the state of the run says"
+    except FileNotFoundError:
+        there, what = None, "is missing"
+    except (OSError, ValueError) as error:
+        there, what = None, f"cannot be read: {error}"
+    status = state.status
+    if there == json.loads(json.dumps(manifest(state, status))):
+        found.whole.append(MANIFEST)
+    elif status in (RunStatus.RUNNING, RunStatus.NEW) and (there is not None or what == "is missing"):
+        found.remarks.append(
+            f"{MANIFEST} is missing or of an earlier attempt: the last one was killed; a resume writes it"
+        )
+    else:
+        found.damaged.append(Damage(MANIFEST, what, Kind.MANIFEST))
+
+
+def _examine_config(directory: Path, state: RunState | None, found: Findings) -> None:
+    kept = None if state is None else state.config
+    try:
+        text = (directory / CONFIG).read_text(encoding="utf-8")
+        whole = text == kept if kept is not None else isinstance(yaml.safe_load(text), dict)
+        what = "is not what the run wrote"
+    except FileNotFoundError:
+        whole, what = False, "is missing"
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        whole, what = False, f"cannot be read: {error}"
+    if whole:
+        found.whole.append(CONFIG)
+    elif state is not None and (state.status is RunStatus.RUNNING or (kept is None and state.committed_chunks == 0)):
+        found.remarks.append(
+            f"{CONFIG} {what}; the last attempt was killed or had not begun, and the next one writes it"
+        )
+    else:
+        found.damaged.append(Damage(CONFIG, what, Kind.CONFIG))
+
+
+def _examine_completions(directory: Path, found: Findings) -> None:
+    path = directory / COMPLETIONS
+    if not path.exists():
+        return
+    what = database_damage(path)
+    if what is None:
+        found.whole.append(COMPLETIONS)
+    else:
+        found.damaged.append(Damage(COMPLETIONS, what, Kind.COMPLETIONS))
+
+
+def _examine_metrics(directory: Path, found: Findings) -> None:
+    tables = sorted((directory / METRICS).glob("*.parquet"))
+    whole = 0
+    for path in tables:
+        try:
+            pq.read_metadata(path)
+            whole += 1
+        except (pa.ArrowException, OSError) as error:
+            name = path.relative_to(directory).as_posix()
+            found.damaged.append(Damage(name, f"cannot be read: {error}", Kind.METRICS))
+    if whole:
+        found.whole.append(f"{METRICS}/: {whole} tables")

@@ -1,0 +1,70 @@
+"""manifest.json: what a run has written, for whoever reads its files. Made from state.sqlite alone, so that it can be
+made again at any time and is the same for the same results."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.run_dir.names import DATA, MANIFEST
+from pipeline.run_dir.state import RunState, RunStatus, errors_of
+from pipeline.system.atomic_files import write_atomically
+from pipeline.system.failpoints import Failpoint, reached
+
+
+def manifest(state: RunState, status: RunStatus) -> dict[str, Any]:
+    """The manifest of the committed part of a run."""
+    fingerprint = state.fingerprint or {}
+    shards = state.shards()
+    rejects = state.rejects()
+    return {
+        "job": state.job,
+        "status": status.value,
+        "fingerprint": {"sha256": digest(fingerprint), "keys": fingerprint},
+        "counts": {
+            "chunks": state.committed_chunks,
+            "source_rows": state.committed_rows,
+            "data_rows": sum(s.rows for s in shards if s.path.startswith(f"{DATA}/")),
+            "error_rejects": errors_of(rejects),
+            "filtered_rejects": rejects.total() - errors_of(rejects),
+        },
+        "rejects": [{"node": n, "kind": k, "reason": r, "rows": c} for (n, k, r), c in rejects.items()],
+        "schema": state.schemas(),
+        "shards": [dataclasses.asdict(s) for s in shards],
+    }
+
+
+def begun(state: RunState) -> dict[str, Any]:
+    """The manifest of a place where files are on their way and none may be read yet."""
+    whole = manifest(state, RunStatus.RUNNING)
+    return {key: whole[key] for key in ("job", "status", "fingerprint")} | {"shards": []}
+
+
+def as_text(manifest: Mapping[str, Any]) -> str:
+    """The text of manifest.json."""
+    return json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
+
+
+def write_manifest(directory: Path, state: RunState, status: RunStatus) -> None:
+    """Replace manifest.json."""
+    write_atomically(directory / MANIFEST, as_text(manifest(state, status)))
+    reached(Failpoint.MANIFEST_WRITTEN)
+
+
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """What manifest.json says; empty where it is not there or damaged."""
+    try:
+        found = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def digest(fingerprint: Mapping[str, Any]) -> str:
+    """SHA-256 of the fingerprint's canonical JSON, in hex."""
+    canonical = json.dumps(fingerprint, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()

@@ -1,0 +1,198 @@
+"""Metrics tables that grow while a job runs: small part files, merged into one Parquet file at its end.
+
+A Parquet file has no footer before it is closed, so an open one would be lost with the process. The parts of an attempt
+that was killed are merged by the next one; the column `attempt` tells them apart.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.api.meter import StageMeter
+from pipeline.system.atomic_files import TEMPORARY_SUFFIX, removed_on_failure
+from pipeline.system.disk_errors import writing
+from pipeline.system.failpoints import Failpoint, reached
+
+log = logging.getLogger(__name__)
+ATTEMPT = pa.field("attempt", pa.int32(), nullable=False)
+MERGED_PARTS = b"merged_parts"
+"""Key of a merged file's metadata: JSON list of the part files that its last merge took in."""
+
+STAGES_SCHEMA = pa.schema(
+    [
+        pa.field("t_s", pa.float64()),
+        pa.field("interval_s", pa.float64()),
+        pa.field("node", pa.string()),
+        pa.field("rows_in", pa.int64()),
+        pa.field("rows_out", pa.int64()),
+        pa.field("expanded", pa.int64()),
+        pa.field("rejected", pa.int64()),
+        pa.field("batches", pa.int64()),
+        pa.field("tokens_in", pa.int64()),
+        pa.field("tokens_out", pa.int64()),
+        pa.field("queue_rows", pa.int64()),
+        pa.field("busy_s", pa.float64()),
+        pa.field("starved_s", pa.float64()),
+        pa.field("blocked_s", pa.float64()),
+        pa.field("wall_s", pa.float64()),
+    ]
+)
+
+
+class MetricsTable:
+    """One metrics table of one attempt. `append` may be called from any thread and costs about a microsecond.
+
+    Args:
+        directory: the metrics directory of the run.
+        name: the table's name; parts go to <directory>/<name>/, the merged file to <directory>/<name>.parquet.
+        schema: without `attempt`, which is put first.
+        attempt: number of this attempt, 1 for the first.
+    """
+
+    def __init__(self, directory: Path, name: str, schema: pa.Schema, attempt: int) -> None:
+        self.name = name
+        self._parts = directory / name
+        self._merged = directory / f"{name}.parquet"
+        self._own = schema
+        self._schema = pa.schema([ATTEMPT, *schema])
+        self._attempt = attempt
+        self._lock = threading.Lock()
+        self._rows: list[tuple[object, ...]] = []
+        self._batches: list[pa.RecordBatch] = []
+        self._written = 0
+
+    def append(self, *values: object) -> None:
+        """Add one row, values in the order of the schema."""
+        with self._lock:
+            self._rows.append(values)
+
+    def extend(self, columns: Sequence[Sequence[object]]) -> None:
+        """Add several rows at once, as columns of equal length in the order of the schema."""
+        arrays = [pa.array(c, type=f.type) for c, f in zip(columns, self._own, strict=True)]
+        with self._lock:
+            self._batches.append(pa.record_batch(arrays, schema=self._own))
+
+    def flush(self) -> None:
+        """Write the rows since the last flush as a part file.
+
+        Raises:
+            StorageError: it cannot be written; these rows are lost.
+        """
+        with self._lock:
+            rows, self._rows = self._rows, []
+            batches, self._batches = self._batches, []
+        if rows:
+            columns = zip(*rows, strict=True)
+            arrays = [pa.array(c, type=f.type) for c, f in zip(columns, self._own, strict=True)]
+            batches.append(pa.record_batch(arrays, schema=self._own))
+        if not batches:
+            return
+        table = pa.Table.from_batches(batches, self._own)
+        attempt = pa.repeat(pa.scalar(self._attempt, ATTEMPT.type), len(table))
+        path = self._parts / f"part-{self._attempt:04d}-{self._written:06d}.parquet"
+        temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+        with writing(path), removed_on_failure(temporary):
+            self._parts.mkdir(parents=True, exist_ok=True)
+            with temporary.open("wb") as file:  # by its name Arrow would hold it, and its room, after an error
+                pq.write_table(pa.table([attempt, *table.columns], schema=self._schema), file)
+            reached(Failpoint.METRICS_PART_WRITTEN)
+            temporary.replace(path)
+        reached(Failpoint.METRICS_PART_RENAMED)
+        self._written += 1
+
+    def merge(self) -> None:
+        """Flush, then merge the parts of this and of earlier attempts into one file, streaming.
+
+        A file that cannot be read, after a power failure for example, is left out with a warning.
+
+        Raises:
+            StorageError: there is no room; the parts stay for the next attempt.
+        """
+        self.flush()
+        parts = sorted(self._parts.glob("*.parquet"))
+        temporary = self._merged.with_name(self._merged.name + TEMPORARY_SUFFIX)
+        with writing(self._merged), removed_on_failure(temporary):
+            if parts:
+                self._write_merged(parts, temporary)
+                reached(Failpoint.METRICS_MERGED)
+                temporary.replace(self._merged)
+                reached(Failpoint.METRICS_MERGE_RENAMED)
+            for part in parts:
+                part.unlink()
+                reached(Failpoint.METRICS_PART_REMOVED)
+            for leftover in self._parts.glob(f"*{TEMPORARY_SUFFIX}"):
+                leftover.unlink()
+            with suppress(OSError):  # it was never made, or something else lies there
+                self._parts.rmdir()
+
+    def _write_merged(self, parts: Sequence[Path], to: Path) -> None:
+        # A process that dies between the rename and the removal of the parts leaves both: the file names its parts.
+        merged = self._last_merged()
+        schema = self._schema.with_metadata({MERGED_PARTS: json.dumps([part.name for part in parts])})
+        with to.open("wb") as file, pq.ParquetWriter(file, schema) as writer:
+            for table in self._earlier():
+                writer.write_table(table)
+            for part in parts:
+                if part.name not in merged and (table := _readable(part)) is not None:
+                    writer.write_table(_fit(table, self._schema))
+
+    def _last_merged(self) -> frozenset[str]:
+        """The parts that the merged file has already. One that is damaged is put aside."""
+        if not self._merged.exists():
+            return frozenset()
+        try:
+            metadata = pq.read_schema(self._merged).metadata or {}
+        except (pa.ArrowException, OSError) as error:
+            log.warning("%s cannot be read (%s): it is begun anew", self._merged, error)
+            self._merged.replace(self._merged.with_name(f"{self._merged.name}.damaged"))
+            return frozenset()
+        return frozenset(json.loads(metadata.get(MERGED_PARTS, b"[]")))
+
+    def _earlier(self) -> Iterator[pa.Table]:
+        if self._merged.exists():
+            with pq.ParquetFile(self._merged) as file:
+                for batch in file.iter_batches():
+                    yield _fit(pa.Table.from_batches([batch]), self._schema)
+
+
+def _readable(part: Path) -> pa.Table | None:
+    try:
+        return pq.read_table(part)
+    except (pa.ArrowException, OSError) as error:
+        log.warning("%s cannot be read (%s): its rows are missing from the metrics", part, error)
+        return None
+
+
+def _fit(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """`table` under `schema`: columns that an older version did not have are null."""
+    columns = [
+        table.column(f.name).cast(f.type) if f.name in table.schema.names else pa.nulls(len(table), f.type)
+        for f in schema
+    ]
+    return pa.table(columns, schema=pa.schema([f.with_nullable(True) for f in schema])).cast(schema)
+
+
+class StageRecorder:
+    """Turns the running counters of the meters into one row a stage and interval."""
+
+    def __init__(self, table: MetricsTable) -> None:
+        self._table = table
+        self._last: dict[str, dict[str, float]] = {}
+
+    def record(self, now_s: float, meters: list[StageMeter]) -> None:
+        """Append what each meter gained since the last call. `now_s`: seconds since the attempt began."""
+        for meter in meters:
+            total: dict[str, float] = {**meter.counts(), **meter.clock.seconds()}
+            last = self._last.get(meter.name, {"t_s": 0.0})
+            gain = {k: v - last.get(k, 0) for k, v in total.items()} | {"queue_rows": total["queue_rows"]}
+            row = {"t_s": now_s, "interval_s": now_s - last["t_s"], "node": meter.name, **gain}
+            self._table.append(*(row[f.name] for f in STAGES_SCHEMA))
+            self._last[meter.name] = {**total, "t_s": now_s}

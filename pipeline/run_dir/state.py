@@ -1,0 +1,291 @@
+"""What a run has committed, in state.sqlite: the truth that a resume, the manifest and the summary go by."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from pipeline.api.errors import ConfigError, StorageError
+from pipeline.api.meter import RowCounts
+from pipeline.api.records import RejectKind
+from pipeline.run_dir.state_schema import set_up
+from pipeline.system.disk_errors import using_database
+from pipeline.system.failpoints import Failpoint, reached
+
+STATE_FILE = "state.sqlite"
+RejectCounts = Mapping[tuple[str, str, str], int]
+"""Rows by (node, kind, reason)."""
+
+
+class RunStatus(StrEnum):
+    """State of a run, or of one of its attempts. RUNNING and no lock held: it was killed."""
+
+    NEW = "new"
+    RUNNING = "running"
+    INTERRUPTED = "interrupted"
+    FAILED = "failed"
+    BUDGET = "budget"
+    """A budget was spent before the target was reached."""
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRecord:
+    """A committed file. `path`: relative to the output directory. `size_bytes`, `sha256`: of the file."""
+
+    path: str
+    chunk: int
+    rows: int
+    size_bytes: int
+    sha256: str
+
+
+class RunState:
+    """The state of the run in one output directory. Methods may be called from any thread.
+
+    Every method may raise StorageError (the disk is full or cannot be written) and DamagedError.
+
+    Args:
+        path: of state.sqlite; made if it is not there.
+
+    Raises:
+        ConfigError: the file is another program's, or of a newer version, or may not be written.
+        DamagedError: it is damaged.
+        StorageError: there is no room for it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._lock = threading.Lock()
+        self._path = path
+        try:
+            self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        except sqlite3.Error as error:
+            raise ConfigError(f"{path} cannot be used: {error}; give another output_dir=") from error
+        try:
+            with using_database(path):
+                set_up(self._db, path)
+        except BaseException as error:
+            self._db.close()
+            if isinstance(error, StorageError) and not error.full:
+                raise ConfigError(f"{error}, or give another output_dir=") from error
+            raise
+
+    def close(self) -> None:
+        """Close the database."""
+        self._db.close()
+
+    def begin(self, fingerprint: Mapping[str, Any], job: str, *, salvaged: bool = False) -> None:
+        """Make this the run of `fingerprint`. `salvaged`: see the property."""
+        with self._transaction():
+            self._set("fingerprint", fingerprint)
+            self._set("job", job)
+            self._set("run_id", uuid.uuid4().hex)
+            self._set("salvaged", salvaged)
+
+    @property
+    def salvaged(self) -> bool:
+        """True for a state that took the place of a damaged one: files of the earlier one lie in data/ until this run
+        has made them again."""
+        return bool(self._get("salvaged"))
+
+    def note_config(self, text: str, origin: Mapping[str, Any]) -> None:
+        """Keep what config.yaml says, and where the run was started (see pipeline.config.config_yaml)."""
+        with self._transaction():
+            self._set("config", text)
+            self._set("origin", origin)
+
+    @property
+    def config(self) -> str | None:
+        """What config.yaml says; None where the run was made before this was kept."""
+        found: str | None = self._get("config")
+        return found
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """Where the run was started; empty where that is not known."""
+        found: dict[str, Any] = self._get("origin") or {}
+        return found
+
+    @property
+    def fingerprint(self) -> dict[str, Any] | None:
+        """What the run was begun with; None for a new one."""
+        found: dict[str, Any] | None = self._get("fingerprint")
+        return found
+
+    @property
+    def defect(self) -> str | None:
+        """Why the results cannot be trusted, though they are committed: an attempt lost or made up rows."""
+        found: str | None = self._get("defect")
+        return found
+
+    def note_defect(self, why: str) -> None:
+        """Remember that the committed results cannot be trusted."""
+        with self._transaction():
+            self._set("defect", why)
+
+    @property
+    def run_id(self) -> str:
+        """Names the run, from its beginning through all its attempts."""
+        return str(self._get("run_id") or "")
+
+    @property
+    def job(self) -> str:
+        """Name of the job."""
+        return str(self._get("job") or "")
+
+    @property
+    def status(self) -> RunStatus:
+        """State of the last attempt."""
+        row = self._one("SELECT status FROM attempts ORDER BY attempt DESC LIMIT 1")
+        return RunStatus(row[0]) if row else RunStatus.NEW
+
+    def start_attempt(self, started_at: str) -> int:
+        """Count a new attempt, running from now. Returns its number, 1 for the first."""
+        with self._transaction():
+            last = self._db.execute("SELECT COALESCE(MAX(attempt), 0) FROM attempts").fetchone()[0]
+            self._db.execute("INSERT INTO attempts VALUES (?, ?, ?)", (last + 1, started_at, RunStatus.RUNNING))
+        return int(last) + 1
+
+    def end_attempt(self, attempt: int, status: RunStatus) -> None:
+        """Say how `attempt` ended."""
+        with self._transaction():
+            self._db.execute("UPDATE attempts SET status = ? WHERE attempt = ?", (status, attempt))
+
+    def commit(
+        self,
+        attempt: int,
+        chunk: int,
+        rows: int,
+        shards: Sequence[ShardRecord],
+        rejects: RejectCounts,
+        schemas: Mapping[str, Mapping[str, str]] | None = None,
+        states: Mapping[str, bytes] | None = None,
+        additions: Mapping[str, bytes] | None = None,
+        accounts: Mapping[str, RowCounts] | None = None,
+    ) -> None:
+        """Record chunk `chunk` of `rows` source rows in one transaction, after all its files have their final names.
+
+        Args:
+            schemas: column names and types by directory, for directories that had none yet.
+            states: by node, what its operator must remember as of this chunk; takes the place of what it kept before.
+            additions: by node, what its operator must remember besides what it kept before.
+            accounts: by node, what became of the rows of this chunk.
+
+        Raises:
+            ConfigError: the chunk is not the next one.
+        """
+        with self._transaction():
+            expected = self._db.execute("SELECT COUNT(*) FROM chunks").fetchone()[0]
+            if chunk != expected:
+                raise ConfigError(f"chunk {chunk} was to be committed, but the next one is {expected}")
+            self._db.execute("INSERT INTO chunks VALUES (?, ?, ?)", (chunk, attempt, rows))
+            self._db.executemany(
+                "INSERT OR REPLACE INTO shards VALUES (?, ?, ?, ?, ?)",
+                [(s.path, s.chunk, s.rows, s.size_bytes, s.sha256) for s in shards],
+            )
+            self._db.executemany(
+                "INSERT INTO rejects VALUES (?, ?, ?, ?, ?)", [(chunk, *key, n) for key, n in rejects.items()]
+            )
+            for directory, schema in (schemas or {}).items():
+                self._set(f"schema:{directory}", schema)
+            self._db.executemany(
+                "INSERT OR REPLACE INTO operator_state VALUES (?, ?, ?)",
+                [(node, chunk, kept) for node, kept in (states or {}).items()],
+            )
+            self._db.executemany(
+                "INSERT INTO operator_additions VALUES (?, ?, ?)",
+                [(node, chunk, added) for node, added in (additions or {}).items()],
+            )
+            self._db.executemany(
+                "INSERT INTO accounts VALUES (?, ?, ?, ?, ?) ON CONFLICT (node) DO UPDATE SET"
+                " rows_in = rows_in + excluded.rows_in, expanded = expanded + excluded.expanded,"
+                " rejected = rejected + excluded.rejected, rows_out = rows_out + excluded.rows_out",
+                [(node, c.rows_in, c.expanded, c.rejected, c.rows_out) for node, c in (accounts or {}).items()],
+            )
+
+    def operator_states(self) -> dict[str, bytes]:
+        """What the operators keep, by node, as of the last committed chunk that the node ended."""
+        return dict(self._all("SELECT node, state FROM operator_state ORDER BY node"))
+
+    def operator_additions(self) -> dict[str, Iterator[bytes]]:
+        """What the operators added chunk by chunk, by node. Read a chunk at a time: all of it may be large."""
+        nodes = self._all("SELECT DISTINCT node FROM operator_additions ORDER BY node")
+        return {node: self._added_by(node) for (node,) in nodes}
+
+    def _added_by(self, node: str) -> Iterator[bytes]:
+        for (chunk,) in self._all("SELECT chunk FROM operator_additions WHERE node = ? ORDER BY chunk", node):
+            found = self._one("SELECT added FROM operator_additions WHERE node = ? AND chunk = ?", node, chunk)
+            yield found[0]
+
+    def accounts(self) -> dict[str, RowCounts]:
+        """What became of the rows of all committed chunks, by node."""
+        found = self._all("SELECT node, rows_in, expanded, rejected, rows_out FROM accounts ORDER BY node")
+        return {node: RowCounts(*counts) for node, *counts in found}
+
+    @property
+    def committed_chunks(self) -> int:
+        """Chunks committed: 0 to this, without it."""
+        return int((self._one("SELECT COUNT(*) FROM chunks") or (0,))[0])
+
+    @property
+    def committed_rows(self) -> int:
+        """Source rows of the committed chunks."""
+        return int((self._one("SELECT COALESCE(SUM(rows), 0) FROM chunks") or (0,))[0])
+
+    def shards(self) -> list[ShardRecord]:
+        """All committed files, sorted by path."""
+        return [ShardRecord(*r) for r in self._all("SELECT path, chunk, rows, bytes, sha256 FROM shards ORDER BY path")]
+
+    def rejects(self) -> Counter[tuple[str, str, str]]:
+        """Committed rejects by (node, kind, reason)."""
+        found = self._all("SELECT node, kind, reason, SUM(rows) FROM rejects GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2, 3")
+        return Counter({(node, kind, reason): n for node, kind, reason, n in found})
+
+    def schemas(self) -> dict[str, dict[str, str]]:
+        """Column names and types of the files, by directory."""
+        found = self._all("SELECT key, value FROM meta WHERE key LIKE 'schema:%' ORDER BY key")
+        return {key.removeprefix("schema:"): json.loads(value) for key, value in found}
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._lock, using_database(self._path):
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                reached(Failpoint.STATE_COMMITTING)
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:  # SQLite has ended it itself when the disk was full
+                    self._db.execute("ROLLBACK")
+                raise
+        reached(Failpoint.STATE_COMMITTED)
+
+    def _set(self, key: str, value: object) -> None:
+        text = json.dumps(value, ensure_ascii=False, sort_keys=not key.startswith("schema:"))
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, text))
+
+    def _get(self, key: str) -> Any:
+        row = self._one("SELECT value FROM meta WHERE key = ?", key)
+        return None if row is None else json.loads(row[0])
+
+    def _one(self, query: str, *values: object) -> Any:
+        with self._lock, using_database(self._path):
+            return self._db.execute(query, values).fetchone()
+
+    def _all(self, query: str, *values: object) -> list[Any]:
+        with self._lock, using_database(self._path):
+            return self._db.execute(query, values).fetchall()
+
+
+def errors_of(rejects: RejectCounts) -> int:
+    """Rows that were rejected because something was wrong with them."""
+    return sum(n for (_, kind, _), n in rejects.items() if kind == RejectKind.ERROR)

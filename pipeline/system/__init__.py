@@ -1,0 +1,1 @@
+"""The process, the machine and the disk: signals, atomic files, disk errors, redaction, memory, failpoints."""

@@ -1,0 +1,118 @@
+"""Files that appear whole or not at all: a temporary name, fsync, and later a rename."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import pyarrow as pa
+import pyarrow.compute
+import pyarrow.parquet as pq
+
+from pipeline.api.records import LINEAGE, ROW, Shard
+from pipeline.system.disk_errors import writing
+from pipeline.system.failpoints import Failpoint, reached
+
+TEMPORARY_SUFFIX = ".tmp"
+
+
+def part_name(chunk: int, suffix: str = "parquet") -> str:
+    """Name of the file of a chunk: part-00000.parquet."""
+    return f"part-{chunk:05d}.{suffix}"
+
+
+def sorted_by_identity(table: pa.Table) -> pa.Table:
+    """`table` in the order of (row, lineage)."""
+    rows = table.column(ROW.name)
+    if LINEAGE.name not in table.schema.names or table.column(LINEAGE.name).null_count == len(table):
+        return table.take(pa.compute.sort_indices(rows))
+    lineage = [tuple(v) if v is not None else () for v in table.column(LINEAGE.name).to_pylist()]
+    keys = list(zip(rows.to_pylist(), lineage, strict=True))
+    return table.take(pa.array(sorted(range(len(keys)), key=keys.__getitem__), pa.int64()))
+
+
+def write_parquet_shard(table: pa.Table, path: Path, chunk: int, compression: str = "zstd") -> Shard:
+    """Write `table` as Parquet beside `path` under a temporary name and fsync it."""
+    return write_table_shard(table, path, chunk, lambda t, f: pq.write_table(t, f, compression=compression))
+
+
+def write_table_shard(table: pa.Table, path: Path, chunk: int, write: Callable[[pa.Table, BinaryIO], object]) -> Shard:
+    """Have `write` put `table` into a temporary file beside `path`, and fsync it.
+
+    Raises:
+        StorageError: the disk is full or the directory cannot be written; nothing is left behind.
+    """
+    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    with writing(path), removed_on_failure(temporary):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            reached(Failpoint.SHARD_OPENED)
+            write(table, file)
+            file.flush()
+            reached(Failpoint.SHARD_WRITTEN)
+            os.fsync(file.fileno())
+        reached(Failpoint.SHARD_FSYNCED)
+        size = temporary.stat().st_size
+        return Shard(chunk, path, temporary, table.num_rows, size, sha256_of(temporary), table.schema)
+
+
+def publish(shards: list[Shard]) -> None:
+    """Rename every shard to its final name and make the renames durable.
+
+    Raises:
+        StorageError: a rename failed.
+    """
+    for shard in shards:
+        with writing(shard.path):
+            shard.temporary.replace(shard.path)
+        reached(Failpoint.SHARD_RENAMED)
+    for directory in {shard.path.parent for shard in shards}:
+        with writing(directory):
+            fsync_directory(directory)
+        reached(Failpoint.DIRECTORY_FSYNCED)
+
+
+def write_atomically(path: Path, text: str | Iterable[str]) -> None:
+    """Replace `path` by `text`, or by its pieces one after the other, in one step.
+
+    Raises:
+        StorageError: it cannot be written; `path` is as it was.
+    """
+    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    with writing(path), removed_on_failure(temporary):
+        with temporary.open("w", encoding="utf-8") as file:
+            file.writelines([text] if isinstance(text, str) else text)
+            file.flush()
+            os.fsync(file.fileno())
+        reached(Failpoint.FILE_WRITTEN)
+        temporary.replace(path)
+
+
+@contextmanager
+def removed_on_failure(temporary: Path) -> Iterator[None]:
+    """Inside the block `temporary` is written. When that fails it is removed: the rest of the run may need the room."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def sha256_of(path: Path) -> str:
+    """Hex digest of the file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def fsync_directory(directory: Path) -> None:
+    """Make renames in `directory` durable."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

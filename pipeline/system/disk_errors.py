@@ -1,0 +1,116 @@
+"""What a full, read-only or failing disk becomes: an error with the file, the room that is left and the remedy."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipeline.api.errors import DamagedError, StorageError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_PROTECTED = (errno.EROFS, errno.EACCES, errno.EPERM)
+_OF_SQLITE = {
+    sqlite3.SQLITE_FULL: errno.ENOSPC,
+    sqlite3.SQLITE_READONLY: errno.EROFS,
+    sqlite3.SQLITE_PERM: errno.EACCES,
+    sqlite3.SQLITE_CANTOPEN: errno.EACCES,
+    sqlite3.SQLITE_IOERR: errno.EIO,
+}
+"""SQLite's primary result codes that speak of the disk."""
+
+
+def storage_error(path: Path, error: OSError | sqlite3.Error) -> StorageError:
+    """The error for a file at `path` that could not be written, moved or removed."""
+    number, free = _number(error), _free_bytes(path)
+    room = "" if free is None else f" ({free:,} bytes are free there)"
+    full = number in _FULL or free == 0  # without room SQLite may speak of an I/O error instead
+    if full:
+        remedy = "make room"
+    elif number in _PROTECTED:
+        remedy = "make it writable for this user"
+    else:
+        remedy = "see to the disk"
+    why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error) or type(error).__name__
+    text = f"{path} cannot be written: {why}{room}; {remedy} and run the same command again"
+    return StorageError(text, path, full=full)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Inside the block an error of the disk becomes one that names `path`.
+
+    Raises:
+        StorageError: an OSError, or a sqlite3.Error that speaks of the disk, was raised inside.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(path, error) from error
+    except sqlite3.Error as error:
+        if not is_of_disk(error):
+            raise
+        raise storage_error(path, error) from error
+
+
+@contextmanager
+def using_database(path: Path) -> Iterator[None]:
+    """`writing`, for the state.sqlite of a run, with the remedy for one that is damaged.
+
+    Raises:
+        StorageError: as `writing`.
+        DamagedError: SQLite finds that the file is damaged.
+    """
+    try:
+        with writing(path):
+            yield
+    except sqlite3.DatabaseError as error:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            raise
+        raise DamagedError(
+            f"{path} is damaged: {error}; python -m pipeline verify {path.parent} says more, and repair=true makes it"
+            " again from the stored completions. Or give another output_dir="
+        ) from error
+
+
+def is_of_disk(error: sqlite3.Error) -> bool:
+    """Whether `error` says that the file could not be written, rather than that a statement is wrong."""
+    return _number(error) is not None
+
+
+def explained(error: BaseException, directory: Path) -> BaseException:
+    """`error`, or what it means where an operator let an error of the disk through.
+
+    `directory`: where the run writes, named when the error names no file itself.
+    """
+    if isinstance(error, OSError) and error.errno in (*_FULL, errno.EROFS):
+        return storage_error(Path(os.fsdecode(error.filename)) if _has_name(error) else directory, error)
+    if isinstance(error, sqlite3.Error) and _number(error) in (*_FULL, errno.EROFS):
+        return storage_error(directory, error)
+    return error
+
+
+def _number(error: OSError | sqlite3.Error) -> int | None:
+    """The errno that `error` has or amounts to."""
+    if isinstance(error, OSError):
+        return error.errno
+    code = getattr(error, "sqlite_errorcode", None)  # the module's own errors have none
+    return None if code is None else _OF_SQLITE.get(code & 0xFF)
+
+
+def _has_name(error: OSError) -> bool:
+    return isinstance(error.filename, str | bytes)
+
+
+def _free_bytes(path: Path) -> int | None:
+    """Room on the file system of `path`, or of the nearest folder above it that is there."""
+    for place in (path.parent, *path.parent.parents):
+        try:
+            return shutil.disk_usage(place).free
+        except OSError:
+            continue
+    return None

@@ -1,0 +1,79 @@
+"""Rows of block diffusion on a model: completed by the engine in this thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import numpy as np
+
+from operators.engine.backend.interface import Model
+from operators.engine.loop.engine import Engine
+from operators.engine.loop.worker import Worker
+from operators.engine.sampling.params import SamplingParams
+from operators.engine.sampling.stop_strings import StopWatcher
+from operators.engine.scheduler.scheduler import Scheduler
+from operators.engine.sequence import Sequence
+from operators.engine.strategies.block_diffusion.denoise import BlockDiffusion
+from operators.engine.strategies.block_diffusion.method import Blockwise
+from operators.settings.block_diffusion import BlockDiffusionSettings
+from operators.settings.runtime import EngineSettings
+from pipeline.api.meter import StageMeter
+from tests.operators.engine.fixtures import Table
+
+
+class Done:
+    """What came of a run: the rows by handle, the worker, and the table of steps."""
+
+    def __init__(self, rows: Seq[Sequence], worker: Worker, steps: Table) -> None:
+        self.rows = {row.handle: row for row in rows}
+        self.ids = {row.handle: row.tokens for row in rows}
+        self.worker = worker
+        self.steps = steps
+        self.totals = dict(worker.strategy.totals())
+
+
+def prompts(count: int, least: int = 1, longest: int = 19, n_vocab: int = 256, seed: int = 3) -> list[np.ndarray]:
+    """Prompts of all lengths from `least` to `longest`, in turn."""
+    random = np.random.default_rng(seed)
+    sizes = [least + i % (longest - least + 1) for i in range(count)]
+    return [random.integers(0, n_vocab, size).astype(np.int32) for size in sizes]
+
+
+def complete(
+    model: Model,
+    decode: BlockDiffusionSettings,
+    texts: Seq[np.ndarray],
+    max_tokens: int | Seq[int] = 22,
+    params: SamplingParams | None = None,
+    make: type[BlockDiffusion] = BlockDiffusion,
+    stop: Seq[bytes] = (),
+    **settings: Any,
+) -> Done:
+    """Complete `texts`. After every step slots are checked, and that none holds more than whole blocks."""
+    runtime = EngineSettings(**({"max_sequence_tokens": 256, "slots": 4} | settings))
+    method = Blockwise(decode, make)
+    decoder, give_back = method.context(model, runtime)
+    queue = method.queue(runtime)
+    meters = (StageMeter("decode"), StageMeter("sample"))
+    scheduler = Scheduler(decoder, queue, runtime, method.cut(decoder.shape))
+    worker = Worker(decoder, scheduler, method.strategy(decoder, model), meters)
+    steps = Table()
+    engine = Engine([worker], queue, steps)
+    client = engine.client(StageMeter("node"), 1, 10_000, lambda: None)
+    engine.add(client)
+    lengths = [max_tokens] * len(texts) if isinstance(max_tokens, int) else max_tokens
+    own = params or SamplingParams()
+    rows = [method.rows()(i, text, own, i, lengths[i]) for i, text in enumerate(texts)]
+    for row in rows:
+        row.stops = StopWatcher(stop, model.pieces()) if stop else None
+    client.submit(rows)
+    client.end()
+    try:
+        while scheduler.runnable:
+            engine.step()
+            scheduler.slots.check()
+            assert all(row.n_past % decode.block_length == 0 for row in scheduler.slots.rows())
+    finally:
+        give_back()
+    return Done(client.collect(), worker, steps)

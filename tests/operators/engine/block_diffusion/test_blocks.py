@@ -1,0 +1,88 @@
+"""Rows that grow by blocks: how they are cut, what room they take, which random numbers they draw by."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from operators.engine.backend.fake import MASK_ID, N_VOCAB, FakeDecoder, FakeModel
+from operators.engine.sampling.params import SamplingParams
+from operators.engine.sequence import FinishReason
+from operators.engine.strategies.block_diffusion.block_rows import BlockCut, BlockRow
+from operators.engine.strategies.block_diffusion.denoise import BlockDiffusion
+from operators.settings.block_diffusion import BlockDiffusionSettings
+from operators.settings.runtime import EngineSettings
+from tests.operators.engine.fixtures import shape
+
+FLAT = np.zeros(N_VOCAB, np.float32)
+
+
+def row(prompt: int, max_tokens: int = 20, seed: int = 1, **params: float) -> BlockRow:
+    text = np.arange(prompt, dtype=np.int32)
+    return BlockRow("row", text, SamplingParams(**params), seed, max_tokens, block_length=4)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "blocks", "room", "count"),
+    [(22, 16, 100, 20), (22, 16, 10, 8), (22, 2, 100, 8), (22, 1, 100, 4), (22, 1, 3, 0), (3, 16, 100, 0)],
+)
+def test_a_piece_of_a_prompt_is_whole_blocks(prompt, blocks, room, count):
+    assert BlockCut(4, blocks).piece(row(prompt), room) == count
+
+
+@pytest.mark.parametrize(("prompt", "tokens", "cells"), [(8, 4, 12), (8, 5, 16), (7, 1, 8), (6, 3, 12), (1, 1, 4)])
+def test_a_row_takes_room_for_whole_blocks(prompt, tokens, cells):
+    assert row(prompt).cells(tokens) == cells
+
+
+def test_a_row_that_has_its_block_stored_brings_the_next_one_where_that_is_built():
+    one = row(6)
+    one.n_past = 4
+    block = one.begin_block(MASK_ID)
+    assert block.known.tolist() == [True, True, False, False]
+    assert block.ids.tolist() == [4, 5, MASK_ID, MASK_ID]
+    assert [BlockCut(4, ahead=ahead).step(one) for ahead in (False, True)] == [4, 4]
+    block.known[:] = True
+    assert [BlockCut(4, ahead=ahead).step(one) for ahead in (False, True)] == [4, 8]
+
+
+def test_a_block_gives_its_tokens_behind_the_prompt_up_to_the_end_of_the_text():
+    one = row(6, max_tokens=1)
+    one.n_past = 4
+    block = one.begin_block(MASK_ID)
+    block.ids[2:] = [70, 71]
+    block.known[:] = True
+    assert one.end_block() == 1
+    assert one.tokens == [70]
+    assert one.finish_reason == FinishReason.LENGTH
+
+
+def test_a_row_that_begins_anew_computes_all_blocks_it_had():
+    one = row(6)
+    one.tokens, one.n_past = [70, 71, 72, 73, 74, 75], 8
+    one.give_up(None)
+    assert one.feed.tolist() == [0, 1, 2, 3, 4, 5, 70, 71]
+    one.n_past = 4
+    one.give_up(None)
+    assert one.feed.tolist() == [0, 1, 2, 3, 4, 5, 70, 71], "also if it has not got that far again"
+
+
+def test_a_token_is_drawn_by_seed_position_and_step():
+    strategy = BlockDiffusion(FakeDecoder(shape(block=4)), BlockDiffusionSettings(), MASK_ID)
+
+    def drawn(position: int, step: int, seed: int = 1) -> int | None:
+        return strategy._candidate(row(6, seed=seed, temperature=1.0), position, step, FLAT, 0)
+
+    assert drawn(9, 2) == drawn(9, 2)
+    assert len({drawn(9, step) for step in range(8)}) > 4
+    assert len({drawn(position, 2) for position in range(8)}) > 4
+    assert len({drawn(9, 2, seed) for seed in range(8)}) > 4
+
+
+@pytest.mark.parametrize(
+    ("slots", "kv", "chain"), [(4, "unified", 16), (60, "unified", 3), (128, "unified", 0), (4, "per_sequence", 0)]
+)
+def test_a_row_has_as_many_blocks_in_a_call_as_there_are_sequence_ids(slots, kv, chain):
+    settings = EngineSettings(slots=slots, kv=kv, deterministic=kv != "unified", n_ubatch=1024)
+    decoder, _ = BlockDiffusion.method(BlockDiffusionSettings()).context(FakeModel(), settings)
+    assert decoder.shape.chain == chain

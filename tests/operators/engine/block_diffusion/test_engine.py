@@ -1,0 +1,299 @@
+"""The engine's laws hold for blocks: on the fake decoder, whose logits depend on all that a row may see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from operators.engine.backend.batch import BatchBuffer, DecodeFailed
+from operators.engine.backend.fake import END_ID, FakeModel
+from operators.engine.loop.step_log import STEPS_SCHEMA
+from operators.engine.sampling.params import SamplingParams
+from operators.settings.block_diffusion import BlockDiffusionSettings, Remasking
+from tests.operators.engine.block_diffusion.rows import Done, complete, prompts
+from tests.operators.engine.fixtures import only
+
+FOUR = BlockDiffusionSettings(block_length=4, denoising_steps=3)
+SHIFTED = replace(FOUR, shift_logits=True)
+ENDING = SamplingParams(stop_ids=frozenset({END_ID}))
+WARM = SamplingParams(temperature=0.9, top_k=20, min_p=0.02, stop_ids=frozenset({END_ID}))
+POISON = 300
+UNIFIED: dict[str, Any] = {"kv": "unified", "deterministic": False}
+COUNT = 18
+TEXTS = prompts(COUNT, longest=37)
+RAGGED = [1 + 7 * i % 33 for i in range(COUNT)]
+
+
+def alone(decode: BlockDiffusionSettings, params: SamplingParams) -> dict[object, list[int]]:
+    """Each row by itself, on an engine of its own."""
+    model = FakeModel()
+    return {i: complete(model, decode, [TEXTS[i]], [RAGGED[i]], params, slots=1).ids[0] for i in range(COUNT)}
+
+
+def column(done: Done, name: str) -> list[int]:
+    return [row[STEPS_SCHEMA.get_field_index(name)] for row in done.steps.rows]
+
+
+def poisoned(batch: BatchBuffer) -> int:
+    return 1 if POISON in batch.token[: batch.n_tokens] else 0
+
+
+def every(count: int, code: int, after: int = 0) -> Callable[[BatchBuffer], int]:
+    """Fails every so many calls; those by which a context is tried come first."""
+    calls = iter(range(1, 1_000_000))
+    return lambda batch: code if (call := next(calls)) % count == 0 and call > after else 0
+
+
+@pytest.mark.parametrize("remasking", list(Remasking))
+@pytest.mark.parametrize("length", [1, 3, 4, 16])
+def test_ids_depend_on_the_row_alone(remasking, length):
+    decode = BlockDiffusionSettings(block_length=length, remasking=remasking.value, confidence_threshold=0.3)
+    expected = alone(decode, ENDING)
+    assert any(len(ids) < most for ids, most in zip(expected.values(), RAGGED, strict=True))
+    for slots in (2, 5, COUNT):
+        assert complete(FakeModel(), decode, TEXTS, RAGGED, ENDING, slots=slots).ids == expected, slots
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"preempt_every": 3},
+        {"preempt_every": 1, "optimise": only()},
+        {"optimise": only(compaction=True)},
+        {"kv": "unified", "deterministic": False},
+        {"kv": "unified", "deterministic": False, "n_ctx": 128},
+        {"refill": 3},
+        {"shuffle_window": 1},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("params", [ENDING, WARM], ids=["greedy", "warm"])
+@pytest.mark.parametrize("decode", [FOUR, SHIFTED], ids=["", "shifted"])
+def test_how_rows_are_scheduled_changes_no_id(settings, params, decode):
+    done = complete(FakeModel(), decode, TEXTS, RAGGED, params, slots=6, **settings)
+    expected = complete(FakeModel(), decode, TEXTS, RAGGED, params, slots=30, optimise=only())
+    assert done.ids == expected.ids
+    assert done.worker.scheduler.counts.preempted_saved or "preempt_every" not in settings
+
+
+@pytest.mark.parametrize("swap_mb", [0, 1024])
+@pytest.mark.parametrize("settings", [FOUR, SHIFTED], ids=["", "shifted"])
+def test_a_row_that_gave_up_its_slot_goes_on_in_the_middle_of_its_block(swap_mb, settings):
+    """From what was saved of it, or by computing its blocks again: what was known of the block at hand stays known."""
+    expected = complete(FakeModel(), settings, TEXTS, RAGGED, slots=30)
+    for commit in ("separate", "fused"):
+        decode = replace(settings, commit=commit)
+        model = FakeModel(every(5, 1, after=20))
+        tight = UNIFIED | {"admission": "optimistic", "swap_mb": swap_mb}
+        done = complete(model, decode, TEXTS, RAGGED, slots=6, **tight)
+        assert done.ids == expected.ids
+        counts = done.worker.scheduler.counts
+        assert counts.preempted_anew if swap_mb == 0 else counts.preempted_saved
+
+
+def test_rows_move_into_holes():
+    assert complete(FakeModel(), FOUR, TEXTS, RAGGED, slots=6).worker.scheduler.counts.moves
+
+
+@pytest.mark.parametrize(("length", "slots", "smallest"), [(1, 1, 2), (1, 5, 2), (4, 1, 4)])
+def test_no_call_has_a_single_token(length, slots, smallest):
+    """llama.cpp computes one token alone with other kernels."""
+    sizes: list[int] = []
+
+    def seen(batch: BatchBuffer) -> int:
+        sizes.append(batch.n_tokens)
+        return 0
+
+    decode = BlockDiffusionSettings(block_length=length)
+    complete(FakeModel(seen), decode, TEXTS[:5], RAGGED[:5], slots=slots)
+    assert min(sizes) == smallest
+    complete(FakeModel(seen), decode, TEXTS[:5], RAGGED[:5], slots=slots, deterministic=False)
+    assert min(sizes) == length
+
+
+@pytest.mark.parametrize("code", [1, 2, -1, -3])
+@pytest.mark.parametrize("layout", [{}, UNIFIED], ids=["per_sequence", "unified"])
+def test_failures_that_pass_cost_no_row(code, layout):
+    expected = complete(FakeModel(), FOUR, TEXTS, RAGGED, WARM, slots=30).ids
+    for count in (2, 3, 7):
+        model = FakeModel(every(count, code, after=20))
+        done = complete(model, FOUR, TEXTS, RAGGED, WARM, slots=6, **layout)
+        assert done.ids == expected
+        assert not any(row.error for row in done.rows.values())
+
+
+@pytest.mark.parametrize(("prefill", "calls"), [("nested", 1), ("block", 5)])
+@pytest.mark.parametrize(("commit", "more"), [("fused", 0), ("separate", 2)])
+def test_fused_a_denoising_step_is_a_call_and_nested_the_prompt_is_one(prefill, calls, commit, more):
+    decode = BlockDiffusionSettings(block_length=4, denoising_steps=3, prefill=prefill, commit=commit)
+    done = complete(FakeModel(), decode, [np.arange(22, dtype=np.int32)], 9, slots=1, **UNIFIED)
+    assert done.totals["denoise_passes"] == 1 + 3 + 3
+    assert len(done.steps.rows) == calls + 7 + more
+
+
+@pytest.mark.parametrize("code", [0, -1])
+def test_where_blocks_that_share_a_call_see_too_much_they_share_none(code, caplog):
+    """Or where the backend refuses such calls."""
+
+    class Blurred(FakeModel):
+        def lease(self, *args: Any, **kwargs: Any) -> Any:
+            decoder, back = super().lease(*args, **kwargs)
+
+            def one_block(tokens: np.ndarray, first: int, slot: int, outputs: np.ndarray, kept: int) -> None:
+                if code:
+                    raise DecodeFailed(code, "coupled sequences")
+                decoder.batch.add_blocks(tokens.reshape(1, -1), [first], [slot], outputs.reshape(1, -1))
+
+            decoder.batch.add_chain = one_block  # type: ignore[method-assign]
+            return decoder, back
+
+    done = complete(Blurred(), FOUR, TEXTS, RAGGED, ENDING, slots=6, **UNIFIED)
+    assert "decode.prefill=block and decode.commit=separate: blocks that share a call" in caplog.text
+    assert done.totals["fused_passes"] == 0
+    assert done.ids == complete(FakeModel(), FOUR, TEXTS, RAGGED, ENDING, slots=6).ids
+
+
+def test_a_poisoned_prompt_is_refused_alone():
+    """Whether the poison is in a whole block of the prompt or in what opens the first block that is made."""
+    guilty = {3: 0, 9: -1, 17: 5}
+    texts = [text.copy() for text in TEXTS]
+    for i, place in guilty.items():
+        texts[i][place] = POISON
+    done = complete(FakeModel(poisoned), FOUR, texts, RAGGED, slots=6)
+    expected = complete(FakeModel(), FOUR, TEXTS, RAGGED, slots=6).ids
+    assert {i for i, row in done.rows.items() if row.error} == set(guilty)
+    assert {i: done.ids[i] for i in done.ids if i not in guilty} == {
+        i: ids for i, ids in expected.items() if i not in guilty
+    }
+
+
+@pytest.mark.parametrize("length", [1, 4, 32])
+def test_whole_blocks_of_a_prompt_are_shared_and_nothing_else(length):
+    decode = BlockDiffusionSettings(block_length=length)
+    random = np.random.default_rng(5)
+    head = random.integers(0, 256, 50).astype(np.int32)
+    texts = [np.append(head, random.integers(0, 256, size)).astype(np.int32) for size in (0, 0, 3, 9, 14, 2)]
+    shared = complete(FakeModel(), decode, texts, 20, WARM, slots=3)
+    assert shared.ids == complete(FakeModel(), decode, texts, 20, WARM, slots=6, optimise=only()).ids
+    taken = [row.shared_tokens for row in shared.rows.values()]
+    assert all(count % length == 0 for count in taken)
+    assert max(taken) == (0 if length == 1 else 50 - 50 % length)
+
+
+def test_a_block_that_says_what_comes_behind_it_is_computed_by_each_row():
+    """Where what is said of a token is read one position before it: of 48 tokens in whole blocks 44 are shared."""
+    text = np.arange(50, dtype=np.int32)
+    for size, taken in ((50, 44), (48, 44), (45, 40)):
+        done = complete(FakeModel(), SHIFTED, [text[:size]] * 4, 20, WARM, slots=2)
+        assert done.ids == complete(FakeModel(), SHIFTED, [text[:size]] * 4, 20, WARM, slots=6, optimise=only()).ids
+        assert max(row.shared_tokens for row in done.rows.values()) == taken
+
+
+def test_a_slot_of_a_step_is_used_or_has_a_cause():
+    texts = [np.arange(i % 3, 40, dtype=np.int32) for i in range(COUNT)]
+    done = complete(FakeModel(), FOUR, texts, RAGGED, slots=6)
+    unfilled = [name for name in STEPS_SCHEMA.names if name.startswith("unfilled_")]
+    sums = zip(*(column(done, name) for name in ("rows", *unfilled)), strict=True)
+    assert {sum(counts) for counts in sums} == {6}
+    assert sum(column(done, "unfilled_prefix"))
+
+
+def test_a_call_has_a_block_of_every_row_and_the_counts_are_those_of_the_calls():
+    done = complete(FakeModel(), FOUR, TEXTS, RAGGED, ENDING, slots=6)
+    totals = done.totals
+    rows, prefill, decode = (column(done, name) for name in ("rows", "prefill_tokens", "decode_tokens"))
+    assert [4 * count for count in rows] == [a + b for a, b in zip(prefill, decode, strict=True)]
+    assert sum(prefill) == 4 * totals["prompt_passes"]
+    assert sum(decode) == 4 * (totals["denoise_passes"] + totals["store_passes"])
+    dropped = sum(row.dropped for row in done.rows.values())
+    kept = sum(len(row.tokens) for row in done.rows.values())
+    assert totals["committed_tokens"] == kept + dropped + totals["discarded_tokens"]
+
+
+def test_a_row_costs_its_prompt_blocks_and_for_each_block_the_steps_and_a_store_pass_but_the_last():
+    done = complete(FakeModel(), FOUR, [np.arange(10, dtype=np.int32)], 9, slots=1)
+    assert done.totals["prompt_passes"] == 2
+    # Positions 10 to 19: the first block lacks 2 tokens, which takes 1 of the steps of 2, 1 and 1 tokens.
+    assert done.totals["denoise_passes"] == 1 + 3 + 3
+    assert done.totals["store_passes"] == 2
+    assert done.totals["discarded_tokens"] == 1
+    assert done.totals["committed_tokens"] == 10
+    assert len(done.steps.rows) == 2 + 7 + 2
+
+
+def test_logits_are_asked_for_where_tokens_are_unknown():
+    """But for the second one, where a lone output would be computed with other kernels."""
+    decode = BlockDiffusionSettings(block_length=4)
+    texts = [np.arange(8, dtype=np.int32)]
+    assert complete(FakeModel(), decode, texts, 4, slots=1, deterministic=False).totals["output_rows"] == 4 + 3 + 2 + 1
+    assert complete(FakeModel(), decode, texts, 4, slots=1).totals["output_rows"] == 4 + 3 + 2 + 2
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=50.0)], ids=["greedy", "hot"])
+def test_the_mask_is_never_made(params):
+    """Here it is a token that is made often otherwise."""
+    free = complete(FakeModel(), FOUR, TEXTS, 20, params).ids
+    common = int(np.bincount(np.concatenate(list(free.values()))).argmax())
+    banned = complete(FakeModel(), replace(FOUR, mask_token_id=common), TEXTS, 20, params).ids
+    assert not any(common in ids for ids in banned.values())
+
+
+def test_a_mask_in_a_prompt_is_a_token_like_any_other():
+    text = np.array([5, FakeModel.mask_id, 6, FakeModel.mask_id, FakeModel.mask_id, 7], np.int32)
+    done = complete(FakeModel(), FOUR, [text], 10, slots=1)
+    assert len(done.ids[0]) == 10
+    assert done.totals["committed_tokens"] == 10  # two of them in the block that the prompt opens
+
+
+@pytest.mark.parametrize("most", [1, 2, 7, 12])
+def test_a_smaller_max_tokens_gives_the_beginning(most):
+    whole = complete(FakeModel(), FOUR, TEXTS, 30, ENDING)
+    cut = complete(FakeModel(), FOUR, TEXTS, most, ENDING)
+    assert cut.ids == {i: ids[:most] for i, ids in whole.ids.items()}
+    ended = {i for i, ids in whole.ids.items() if len(ids) < most}
+    assert {i for i, row in cut.rows.items() if row.finish_reason == "stop"} >= ended
+
+
+def test_a_text_ends_at_its_first_stop_token_and_keeps_it_on_request():
+    free = complete(FakeModel(), FOUR, TEXTS, 30).ids
+    ended = complete(FakeModel(), FOUR, TEXTS, 30, ENDING)
+    kept = complete(
+        FakeModel(), FOUR, TEXTS, 30, SamplingParams(stop_ids=frozenset({END_ID}), kept_stop_ids=frozenset({END_ID}))
+    )
+    for i, ids in free.items():
+        length = ids.index(END_ID) if END_ID in ids else 30
+        assert ended.ids[i] == ids[:length]
+        assert kept.ids[i] == ids[: length + 1]
+        assert ended.rows[i].finish_reason == ("stop" if length < 30 else "length")
+    assert len({len(ids) % 4 for ids in ended.ids.values()}) > 1, "some end inside a block"
+
+
+def test_an_end_token_in_the_prompt_ends_nothing():
+    texts = [np.array([END_ID, i, END_ID, 2, 3, END_ID], np.int32) for i in range(10)]
+    free, ended = complete(FakeModel(), FOUR, texts, 10).ids, complete(FakeModel(), FOUR, texts, 10, ENDING).ids
+    assert ended == {i: ids[: ids.index(END_ID)] if END_ID in ids else ids for i, ids in free.items()}
+    assert any(ended.values())
+
+
+def test_a_stop_string_ends_a_text():
+    free = complete(FakeModel(), FOUR, TEXTS, 30)
+    pieces = FakeModel().pieces()
+    stopped = complete(FakeModel(), FOUR, TEXTS, 30, stop=[b"e", b"a"])
+    for i, ids in free.ids.items():
+        text = b"".join(pieces[token] for token in ids)
+        cuts = [at for at in (text.find(b"e"), text.find(b"a")) if at >= 0]
+        row = stopped.rows[i]
+        assert row.stops is not None
+        assert row.finish_reason == ("stop_string" if cuts else "length")
+        assert bytes(row.stops.text[: row.stops.cut]) == (text[: min(cuts)] if cuts else text)
+
+
+def test_tokens_are_drawn_by_the_seed():
+    warm = complete(FakeModel(), FOUR, [TEXTS[0]] * 8, 20, SamplingParams(temperature=1.5)).ids
+    assert len({tuple(ids) for ids in warm.values()}) == 8
+    cold = complete(FakeModel(), FOUR, [TEXTS[0]] * 8, 20, SamplingParams()).ids
+    assert len({tuple(ids) for ids in cold.values()}) == 1

@@ -1,0 +1,178 @@
+"""`decode=block_diffusion` in a job: what is refused before anything runs, and what a store and a resume make of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from operators.engine.strategies.block_diffusion.denoise import BlockDiffusion
+from operators.settings import SamplingSettings
+from operators.settings.block_diffusion import BlockDiffusionSettings
+from operators.settings.runtime import EngineSettings
+from pipeline.__main__ import main
+from pipeline.api.errors import ConfigError, ExitCode
+from tools.bench.contenders import Job
+from tools.bench.scenarios import SCENARIOS
+
+SMALL = ("data.limit=20", "sampling.max_tokens=24", "runtime.slots=4", "chunk_rows=8", "progress=none")
+
+
+def run(out: Path, *overrides: str, code: int = ExitCode.DONE) -> list[dict[str, Any]]:
+    """The rows of a job on the fake model."""
+    assert main(["job=diffuse", "model=fake", f"output_dir={out}", *SMALL, *overrides]) == code
+    return [row for shard in sorted((out / "data").glob("*.parquet")) for row in pq.read_table(shard).to_pylist()]
+
+
+def totals(out: Path) -> dict[str, float]:
+    found: dict[str, float] = json.loads(pq.read_table(out / "metrics/run.parquet")["totals"][0].as_py())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("decode.remasking=best", "one of low_confidence_static, low_confidence_dynamic, sequential, entropy_bounded"),
+        ("decode.mask_token_id=320", "decode.mask_token_id=320 cannot work: the model's ids are 0 to 319"),
+        ("decode.blocklength=4", "did you mean decode.block_length?"),
+        ("sampling.structured.regex=a+", "sampling.structured=regex cannot work with decode=block_diffusion"),
+        ("sampling.per_row=[logprobs]", "a column 'logprobs' cannot work with decode=block_diffusion"),
+        ("decode.block_length=256", "runtime.slots=4 x decode.block_length=256 = 1024 tokens, which llama.cpp must"),
+    ],
+)
+def test_what_cannot_work_ends_with_exit_code_2(override, said, tmp_path, capsys):
+    run(tmp_path / "out", override, code=ExitCode.CONFIG)
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"block_length": 0}, "decode.block_length=0 cannot work: it is 1 to 1024"),
+        ({"denoising_steps": 0}, "decode.denoising_steps=0 cannot work: 1 or more"),
+        ({"confidence_threshold": 1.5}, "decode.confidence_threshold=1.5 cannot work: it is a probability"),
+        ({"eb_threshold": -1}, "decode.eb_threshold=-1"),
+        ({"mask_token_id": -1}, "decode.mask_token_id=-1 cannot work"),
+        ({"prefill": "whole"}, "decode.prefill='whole' cannot work: it is one of auto, block, nested"),
+        ({"commit": "never"}, "decode.commit='never' cannot work: it is one of auto, separate, fused"),
+    ],
+)
+def test_a_value_that_cannot_work_is_refused(values, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        BlockDiffusionSettings(**values)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "runtime", "said"),
+    [
+        ({"logprobs": 0}, {}, "sampling.logprobs=0 cannot work with decode=block_diffusion"),
+        ({"min_tokens": 2}, {}, "sampling.min_tokens=2 cannot work"),
+        ({"repetition_penalty": 1.1}, {}, "sampling.repetition_penalty=1.1 cannot work"),
+        ({"presence_penalty": 0.1}, {}, "sampling.presence_penalty=0.1 cannot work"),
+        ({"frequency_penalty": -0.1}, {}, "sampling.frequency_penalty=-0.1 cannot work"),
+        ({"dry_multiplier": 1.0}, {}, "sampling.dry_multiplier=1.0 cannot work"),
+        ({"bad_words": ["a"]}, {}, "sampling.bad_words=['a'] cannot work"),
+        ({"logit_bias": {5: 1.0}}, {}, "sampling.logit_bias={5: 1.0} cannot work"),
+        ({"mirostat": 2}, {}, "sampling.mirostat=2 cannot work"),
+        ({"xtc_probability": 0.5}, {}, "sampling.xtc_probability=0.5 cannot work"),
+        ({"dynatemp_range": 0.5}, {}, "sampling.dynatemp_range=0.5 cannot work"),
+        ({}, {"slots": 0}, "runtime=auto measures steps of one token a row"),
+        ({}, {"slots": 129}, "runtime.slots=129 x decode.block_length=4 = 516 tokens"),
+        ({}, {"slots": 65, "kv": "unified", "deterministic": False}, "65 x decode.block_length=4 x 2 = 520 tokens"),
+    ],
+)
+def test_what_cannot_work_together_is_refused(sampling, runtime, said):
+    method = BlockDiffusion.method(BlockDiffusionSettings())
+    method.check(SamplingSettings(temperature=0.7, top_k=5, stop=["a"], stop_token_ids=[3], n=2), EngineSettings())
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        method.check(SamplingSettings(**sampling), EngineSettings(**runtime))
+
+
+def test_blocks_share_a_call_in_the_unified_layout_alone():
+    method = BlockDiffusion.method(BlockDiffusionSettings(commit="fused", prefill="nested"))
+    with pytest.raises(ConfigError, match=r"decode\.prefill=nested and decode\.commit=fused cannot work"):
+        method.check(SamplingSettings(), EngineSettings())
+    method.check(SamplingSettings(), EngineSettings(kv="unified", deterministic=False))
+
+
+def test_keys_of_block_diffusion_are_none_of_the_other_strategy(tmp_path, capsys):
+    run(tmp_path / "out", "decode=autoregressive", "decode.block_length=4", code=ExitCode.CONFIG)
+    assert "'decode.block_length' is a key of another option of decode" in capsys.readouterr().err
+
+
+def test_a_strategy_wants_its_own_settings(tmp_path, capsys):
+    strategy = "decode.strategy=operators.engine.strategies.block_diffusion.denoise:BlockDiffusion"
+    run(tmp_path / "out", "decode=autoregressive", strategy, code=ExitCode.CONFIG)
+    assert "use decode=block_diffusion" in capsys.readouterr().err
+
+
+def test_a_model_without_a_mask_is_refused_and_the_mask_never_guessed(tmp_path, capsys):
+    loader = "model.loader=tests.operators.engine.block_diffusion.fakes:load"
+    run(tmp_path / "out", loader, code=ExitCode.CONFIG)
+    assert "needs the id of the mask token" in capsys.readouterr().err
+    assert len(run(tmp_path / "given", loader, "decode.mask_token_id=258")) == 20
+
+
+def test_the_settings_are_part_of_the_fingerprint(tmp_path, capsys):
+    run(tmp_path / "out")
+    run(tmp_path / "out", "decode.denoising_steps=2", code=ExitCode.CONFIG)
+    assert "decode.denoising_steps: null -> 2" in capsys.readouterr().err
+
+
+def test_what_a_store_has_is_found_and_cut_and_not_found_under_other_settings(tmp_path):
+    store = f"store.path={tmp_path / 'store.sqlite'}"
+    whole = run(tmp_path / "one", store)
+    assert run(tmp_path / "two", store) == whole
+    assert totals(tmp_path / "two")["generate/from_store"] == 20
+    cut = run(tmp_path / "three", store, "sampling.max_tokens=9")
+    assert cut == run(tmp_path / "apart", "sampling.max_tokens=9")
+    assert totals(tmp_path / "three")["generate/from_store"] == 20
+    run(tmp_path / "four", store, "decode.denoising_steps=2")
+    assert totals(tmp_path / "four")["generate/from_store"] == 0
+
+
+def test_slots_and_contexts_change_nothing(tmp_path):
+    one = run(tmp_path / "one")
+    assert run(tmp_path / "two", "runtime.contexts=2", "runtime.slots=3") == one
+    assert run(tmp_path / "three", "runtime.slots=20") == one
+
+
+def test_samples_differ_and_equal_greedy_rows_are_made_once(tmp_path):
+    hot = ("sampling.temperature=1.2", "sampling.ignore_eos=true")
+    warm = run(tmp_path / "warm", "sampling.n=3", "data.limit=5", *hot)
+    assert len({row["completion"] for row in warm}) == 15
+    run(tmp_path / "cold", "sampling.n=3", "data.limit=5")
+    assert totals(tmp_path / "cold")["generate/identical"] == 10
+
+
+def test_the_contenders_of_the_benchmark_are_jobs_and_fused_ones_say_the_same(tmp_path):
+    jobs = [each for each in SCENARIOS["diffusion"].contenders if isinstance(each, Job)]
+    contenders = [each for each in jobs if each.name.startswith("4/")]
+    small = ("data.limit=4", "sampling.max_tokens=10")
+    made = {each.name: run(tmp_path / each.name.replace("/", "-"), *each.overrides, *small) for each in contenders}
+    assert len(made) == 7
+    assert all(made[name] == made[f"{name} fused"] for name in ("4/4", "4/2", "4/1"))
+    assert made["4/4"] != made["4/2"]
+
+
+def test_rows_have_lengths_of_their_own(tmp_path):
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(f'{{"id": {i}, "prompt": "a{"b" * i}", "max_tokens": {1 + i}}}\n' for i in range(9)))
+    rows = run(tmp_path / "out", f"data.path={data}", "sampling.per_row=[max_tokens]", "sampling.ignore_eos=true")
+    assert [row["completion_token_count"] for row in rows] == [1 + i for i in range(9)]
+    assert {row["finish_reason"] for row in rows} == {"length"}
+
+
+def test_a_row_has_room_for_whole_blocks(tmp_path):
+    """42 tokens fit, that is ten blocks of four; the prompt has 30, so 10 are left; one of 40 leaves none."""
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(f'{{"id": {n}, "prompt": "{"a" * n}"}}\n' for n in (30, 40)))
+    more = ("runtime.max_sequence_tokens=42", "sampling.ignore_eos=true", "nodes.render.op.template='{{ prompt }}'")
+    rows = run(tmp_path / "out", f"data.path={data}", *more, "max_error_rate=1")
+    assert [(row["prompt_token_count"], row["completion_token_count"]) for row in rows] == [(30, 10)]
+    rejects = pq.read_table(next((tmp_path / "out/rejects").glob("*.parquet"))).to_pylist()
+    assert "leaves no room for a completion" in rejects[0]["reason"]

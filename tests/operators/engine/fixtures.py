@@ -1,0 +1,118 @@
+"""Sequences and engines on the fake decoder."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence as Seq
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from operators.engine.backend.fake import END_ID, FakeDecoder
+from operators.engine.backend.interface import Decoder, DecoderShape
+from operators.engine.loop.engine import Engine
+from operators.engine.loop.step_log import STEPS_SCHEMA
+from operators.engine.loop.worker import Worker
+from operators.engine.sampling.params import SamplingParams
+from operators.engine.sampling.sampler import Sampler
+from operators.engine.scheduler.scheduler import Scheduler
+from operators.engine.scheduler.waiting_queue import Queue, queue_for
+from operators.engine.sequence import Sequence
+from operators.engine.strategies.autoregressive import Autoregressive
+from operators.settings.runtime import EngineSettings, OptimiseSettings
+from pipeline.api.meter import StageMeter
+
+__all__ = ["queue_for"]
+
+GREEDY = SamplingParams(stop_ids=frozenset({END_ID}))
+WARM = SamplingParams(temperature=1.0, top_k=20, stop_ids=frozenset({END_ID}))
+
+
+class Table:
+    """Keeps the rows of a metrics table."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[Any, ...]] = []
+
+    def append(self, *values: object) -> None:
+        self.rows.append(values)
+
+    def extend(self, columns: Seq[Seq[object]]) -> None:
+        self.rows.extend(zip(*columns, strict=True))
+
+
+def shape(slots: int = 4, **sizes: int | bool | None) -> DecoderShape:
+    return DecoderShape(**({"slots": slots, "max_sequence_tokens": 256, "n_batch": 256, "n_ubatch": 128} | sizes))  # type: ignore[arg-type]
+
+
+def prompts(count: int, longest: int = 90, seed: int = 1) -> list[np.ndarray]:
+    random = np.random.default_rng(seed)
+    return [random.integers(0, 256, random.integers(1, longest + 1)).astype(np.int32) for _ in range(count)]
+
+
+def sequences(texts: Seq[np.ndarray], params: SamplingParams = GREEDY, max_tokens: int = 30) -> list[Sequence]:
+    return [Sequence(i, text, params, seed=1000 + i, max_tokens=max_tokens) for i, text in enumerate(texts)]
+
+
+def settings_for(sizes: DecoderShape, **settings: Any) -> EngineSettings:
+    """The settings that give a decoder of this shape."""
+    return EngineSettings(
+        **(
+            {
+                "slots": sizes.slots,
+                "max_sequence_tokens": sizes.max_sequence_tokens,
+                "n_batch": sizes.n_batch,
+                "n_ubatch": sizes.n_ubatch,
+                "kv": "per_sequence" if sizes.per_sequence else "unified",
+                "deterministic": sizes.deterministic,
+                "n_ctx": sizes.n_ctx,
+            }
+            | settings
+        )
+    )
+
+
+def only(**on: bool) -> OptimiseSettings:
+    """All optimisations off but for those named."""
+    return OptimiseSettings(**(dict.fromkeys((f.name for f in fields(OptimiseSettings)), False) | on))
+
+
+def worker_on(decoder: Decoder, settings: EngineSettings, queue: Queue, sampler: Sampler | None = None) -> Worker:
+    meters = (StageMeter("decode"), StageMeter("sample"))
+    strategy = Autoregressive(decoder, sampler or Sampler())
+    return Worker(decoder, Scheduler(decoder, queue, settings), strategy, meters)
+
+
+class Bench:
+    """An engine whose steps the test calls itself, on one client."""
+
+    def __init__(self, sizes: DecoderShape, **settings: Any) -> None:
+        self.settings = settings_for(sizes, **settings)
+        self.decoder = FakeDecoder(sizes)
+        self.decoder.keep_calls = True
+        self.queue = queue_for(self.settings)
+        self.worker = worker_on(self.decoder, self.settings, self.queue)
+        self.scheduler = self.worker.scheduler
+        self.steps = Table()
+        self.engine = Engine([self.worker], self.queue, self.steps)
+        self.woken = threading.Event()
+
+    def client(self, depth: int = 1, capacity: int = 1000):
+        client = self.engine.client(StageMeter("node"), depth, capacity, self.woken.set)
+        self.engine.add(client)
+        return client
+
+    def column(self, name: str) -> list[Any]:
+        """A column of the steps."""
+        return [row[STEPS_SCHEMA.get_field_index(name)] for row in self.steps.rows]
+
+    def run(self, rows: Seq[Sequence]) -> dict[object, list[int]]:
+        """Complete `rows`; the tokens of each by its handle. Slots are checked after every step."""
+        client = self.client()
+        client.submit(rows)
+        client.end()
+        while self.scheduler.runnable:
+            self.engine.step()
+            self.scheduler.slots.check()
+        return {row.handle: row.tokens for row in client.collect()}

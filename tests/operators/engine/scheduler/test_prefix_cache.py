@@ -1,0 +1,285 @@
+"""Sharing of prefixes and prompts: the same tokens with less computed."""
+
+from __future__ import annotations
+
+from functools import partial
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+
+from operators.engine.loop.client import Client
+from operators.engine.sampling.params import SamplingParams
+from operators.engine.scheduler.prefill import Cutting
+from operators.engine.scheduler.prefix_cache import CELLS_A_TOKEN
+from operators.engine.scheduler.radix_tree import BLOCK, PrefixTree, SamePrompt, common_length
+from operators.engine.scheduler.slots import Slot
+from operators.engine.sequence import Sequence
+from operators.settings.runtime import KERNEL_TOKENS, OptimiseSettings
+from tests.operators.engine.fixtures import GREEDY, WARM, Bench, only, prompts, sequences, shape
+
+
+def family(count: int, shared: int, seed: int = 0, longest: int = 90) -> list[np.ndarray]:
+    """Prompts with `shared` tokens in common."""
+    head = np.random.default_rng(seed + 100).integers(0, 256, shared).astype(np.int32)
+    return [np.concatenate([head, tail]) for tail in prompts(count, longest, seed)]
+
+
+def tokens_computed(bench: Bench) -> int:
+    return sum(bench.column("prefill_tokens"))
+
+
+def mixed_families() -> list[np.ndarray]:
+    """Rows of two long families, a short one, twins, and strangers, in no order."""
+    texts = [*family(12, 100), *family(12, 70, seed=5), *family(12, 30, seed=9, longest=25), *prompts(12, seed=3)]
+    texts += texts[:6]
+    return [texts[i] for i in np.random.default_rng(1).permutation(len(texts))]
+
+
+@pytest.mark.usefixtures("memory")
+@pytest.mark.parametrize("slots", [1, 2, 5, 16])
+@pytest.mark.parametrize("params", [GREEDY, WARM], ids=["greedy", "warm"])
+@pytest.mark.parametrize("per_sequence", [True, False])
+def test_with_and_without_sharing_the_tokens_are_the_same(slots, params, per_sequence):
+    texts = mixed_families()
+    sizes = shape(slots, per_sequence=per_sequence, deterministic=per_sequence)
+    plain = Bench(sizes, optimise=only())
+    sharing = Bench(sizes)
+    assert sharing.run(sequences(texts, params)) == plain.run(sequences(texts, params))
+    assert plain.scheduler.counts.shared_tokens == 0
+    if not sharing.decoder.partial:
+        assert sharing.scheduler.counts.shared_tokens == sharing.scheduler.counts.copies == 0
+    elif per_sequence or slots > 1:  # in the unified layout nothing is kept of a row that has left
+        assert sharing.scheduler.counts.shared_tokens > 500
+    assert tokens_computed(sharing) + sharing.scheduler.counts.shared_tokens <= sum(map(len, texts))
+
+
+@pytest.mark.usefixtures("memory")
+@pytest.mark.parametrize("name", ["prefix_sharing", "sample_sharing", "compaction", "grouped_prefill"])
+def test_each_optimisation_alone_changes_no_token(name):
+    texts = mixed_families()
+    expected = Bench(shape(5), optimise=only()).run(sequences(texts, WARM))
+    assert Bench(shape(5), optimise=only(**{name: True})).run(sequences(texts, WARM)) == expected
+
+
+def test_a_common_prefix_is_computed_once():
+    texts = family(20, 128, longest=90)
+    texts = [t for t in texts if len(t) >= 192]  # 64 tokens of its own at least, so that all of the prefix can be taken
+    bench = Bench(shape(4))
+    bench.run(sequences(texts))
+    own = sum(len(t) - 128 for t in texts)
+    assert tokens_computed(bench) == 128 + own
+    assert bench.scheduler.counts.shared_tokens == 128 * (len(texts) - 1)
+
+
+@pytest.mark.parametrize(("per_sequence", "copied"), [(True, False), (False, True)])
+def test_a_prefix_that_takes_less_to_compute_than_to_copy_is_computed(per_sequence, copied):
+    texts = [t for t in family(9, 128) if len(t) >= 192]
+
+    def run(cells: int) -> int:
+        sizes = shape(len(texts), max_sequence_tokens=cells, per_sequence=per_sequence, deterministic=per_sequence)
+        bench = Bench(sizes)
+        bench.run(sequences(texts))
+        return bench.scheduler.counts.copies
+
+    assert bool(run(129 * CELLS_A_TOKEN)) == copied
+    assert run(128 * CELLS_A_TOKEN)
+
+
+def test_a_row_that_waits_for_another_is_looked_at_once_a_step(monkeypatch):
+    bench = Bench(shape(2, max_sequence_tokens=2048))
+    sharing = bench.scheduler._sharing
+    asked = Mock(side_effect=sharing._source)
+    monkeypatch.setattr(sharing, "_source", asked)
+    bench.client().submit(sequences([np.arange(1000, dtype=np.int32)] * 2))
+    bench.engine.step()
+    asked.reset_mock()
+    for _ in range(5):
+        bench.engine.step()
+    assert asked.call_count == 5
+
+
+def test_a_slot_that_is_refilled_needs_no_copy():
+    bench = Bench(shape(1))
+    bench.run(sequences(family(10, 40, longest=20)))
+    assert bench.scheduler.counts.shared_tokens == 40 * 9
+    assert bench.scheduler.counts.copies == 0
+
+
+def test_samples_of_a_prompt_draw_from_the_same_logits():
+    texts = [text for text in prompts(6, seed=7) for _ in range(8)]
+    bench = Bench(shape(16), optimise=only(sample_sharing=True))
+    result = bench.run(sequences(texts, WARM))
+    assert result == Bench(shape(16), optimise=only()).run(sequences(texts, WARM))
+    assert tokens_computed(bench) == sum(len(text) for text in texts[::8] if len(text) > 1)
+
+
+def test_samples_that_are_admitted_much_later_still_share():
+    """Four slots, thirty samples: most begin when the first have long ended."""
+    text = prompts(1, seed=11)[0]
+    bench = Bench(shape(4), optimise=only(sample_sharing=True))
+    rows = sequences([text] * 30, WARM)
+    assert bench.run(rows) == Bench(shape(4), optimise=only()).run(sequences([text] * 30, WARM))
+    assert tokens_computed(bench) == len(text)
+    assert all(row.same is None for row in rows)
+
+
+def test_nothing_is_left_in_the_tree_but_what_the_slots_hold():
+    bench = Bench(shape(3))
+    bench.run(sequences(mixed_families()))
+    held = [slot for slot in bench.scheduler.slots.slots if slot.end is not None]
+    assert len(bench.queue.tree) <= sum(slot.end.depth for slot in held if slot.end)
+    for slot in held:
+        bench.scheduler._sharing.clear(slot)
+    assert len(bench.queue.tree) == 0
+    assert not bench.queue.tree.at_hand
+    assert not bench.queue._same
+
+
+def test_a_node_that_leaves_takes_its_rows_out_of_the_tree():
+    bench = Bench(shape(2))
+    client = bench.client()
+    rows = sequences([*family(10, 40), *[prompts(1)[0]] * 4])
+    client.submit(rows)
+    bench.engine.step()
+    leave(bench, client)
+    for slot in bench.scheduler.slots.slots:
+        bench.scheduler._sharing.clear(slot)
+    assert len(bench.queue.tree) == 0
+    assert not bench.queue._same
+    assert not bench.scheduler.runnable
+
+
+def leave(bench: Bench, client: Client) -> None:
+    """`client` leaves between two steps."""
+    client.leave()
+    while bench.worker.requests:
+        bench.worker.requests.popleft()()
+
+
+@pytest.mark.parametrize("common", [200, 250])
+def test_no_row_waits_for_the_rest_of_a_prompt_whose_row_has_left(common):
+    """It takes what was computed: the first piece of 128 tokens. With 250 tokens in common it has the very prompt."""
+    head, stranger = np.arange(250, dtype=np.int32), np.full(251, 7, np.int32)
+    bench = Bench(shape(2))
+    first, second = bench.client(), bench.client()
+    first.submit(sequences([stranger], max_tokens=1))
+    second.submit(sequences([head]))
+    for _ in range(3):
+        bench.engine.step()
+    leave(bench, second)
+    rows = sequences([np.concatenate([head[:common], stranger])[:250]])
+    first.submit(rows)
+    for _ in range(6):
+        bench.engine.step()
+    assert rows[0].tokens
+    assert rows[0].shared_tokens == 128
+
+
+def test_a_row_that_left_early_hides_no_slot_that_has_more():
+    """It had 256 of its 400 tokens; the one that took these has 380."""
+    head = np.arange(400, dtype=np.int32)
+    bench = Bench(shape(2, deterministic=False, max_sequence_tokens=512))
+    first, second = bench.client(), bench.client()
+    rows = [sequences([head[:length]], max_tokens=1)[0] for length in (380, 400)]
+    second.submit(sequences([head]))
+    bench.engine.step()
+    first.submit(rows[:1])
+    bench.engine.step()
+    leave(bench, second)
+    bench.engine.step()
+    first.submit(rows[1:])
+    bench.engine.step()
+    assert [row.shared_tokens for row in rows] == [256, 380]
+
+
+def test_what_other_contexts_read_is_written_under_the_lock(monkeypatch):
+    """The slots that have a prompt of several samples: all contexts look through them."""
+    bench = Bench(shape(4, per_sequence=False, deterministic=False))
+
+    class Guarded(set[Slot]):
+        def discard(self, slot: object) -> None:
+            assert bench.queue.lock._is_owned()  # type: ignore[attr-defined]
+            super().discard(slot)
+
+    monkeypatch.setattr("operators.engine.scheduler.waiting_queue.SamePrompt", partial(SamePrompt, holders=Guarded()))
+    bench.run(sequences([prompts(1)[0]] * 8, WARM))
+
+
+def test_nothing_is_kept_for_a_row_that_leaves_before_its_first_token():
+    bench = Bench(shape(1), preempt_every=1)
+    client = bench.client()
+    client.submit(sequences([np.arange(200, dtype=np.int32)] * 2))
+    bench.engine.step()
+    bench.scheduler._preempt(always_save=True)
+    leave(bench, client)
+    assert not bench.queue._same
+
+
+def test_rows_of_a_family_are_admitted_while_its_prefix_is_at_hand():
+    """Families in turn, one slot: without regard to prefixes each row would find the other family's."""
+    one, other = family(8, 64, seed=1, longest=10), family(8, 64, seed=2, longest=10)
+    texts = [text for pair in zip(one, other, strict=True) for text in pair]
+    bench = Bench(shape(1, max_sequence_tokens=256), optimise=OptimiseSettings(longest_first=False))
+    bench.run(sequences(texts))
+    assert bench.scheduler.counts.shared_tokens == 0  # 64 + 10 tokens leave no piece of 64
+    one, other = family(8, 30, seed=1, longest=10), family(8, 30, seed=2, longest=10)
+    texts = [text for pair in zip(one, other, strict=True) for text in pair]
+    bench = Bench(shape(1), optimise=OptimiseSettings(longest_first=False))
+    bench.run(sequences(texts))
+    assert bench.scheduler.counts.shared_tokens == 30 * 14
+
+
+def test_what_may_be_shared_depends_on_the_kernel_of_both():
+    cut = Cutting(KERNEL_TOKENS)
+    text = np.arange(200, dtype=np.int32)
+
+    def row(length: int) -> Sequence:
+        return Sequence(0, text[:length], SamplingParams(), 0, 1)
+
+    assert cut.shared(row(200), text) == 200 - 64
+    assert cut.shared(row(130), text) == 66
+    assert cut.shared(row(127), text) == 0
+    assert cut.shared(row(60), text) == 0
+    assert cut.shared(row(60), text[:50]) == 50
+    assert cut.shared(row(60), text[:60]) == 58
+    assert Cutting(0).shared(row(60), text) == 59
+
+
+@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 127, 128, 129, 500])
+@pytest.mark.parametrize("room", [64, 100, 128])
+def test_pieces_end_and_keep_their_kernel(length, room):
+    cut = Cutting(KERNEL_TOKENS)
+    row = Sequence(0, np.zeros(length, np.int32), SamplingParams(), 0, 1)
+    pieces = []
+    while row.prompt_left:
+        pieces.append(cut.piece(row, room))
+        if not pieces[-1]:
+            break
+        row.n_past += pieces[-1]
+    if room >= 128 or length <= room:
+        assert sum(pieces) == length
+    least = 64 if length >= 64 else min(2, length)
+    assert all(piece >= least or piece == 0 for piece in pieces)
+
+
+def test_the_tree_finds_the_deepest_common_block():
+    tree = PrefixTree(0)
+    head = np.arange(100, dtype=np.int32)
+    rows = sequences([head, head[:50], np.concatenate([head[:40], head[:40]]), head[::-1].copy(), head[:BLOCK]])
+    for number, row in enumerate(rows):
+        tree.enter(row, (0, 0.0, 0, number))
+    assert [row.prefix.depth if row.prefix else 0 for row in rows] == [6, 3, 5, 6, 0]
+    assert len(tree) == 6 + 0 + 3 + 6
+    for row in rows:
+        tree.leave(row)
+    assert len(tree) == 0
+
+
+def test_common_length():
+    a = np.array([1, 2, 3], np.int32)
+    assert common_length(a, np.array([1, 2, 4, 5], np.int32)) == 2
+    assert common_length(a, np.array([1, 2, 4, 5], np.int32), 1) == 2
+    assert common_length(a, a) == common_length(a, a, 3) == 3
+    assert common_length(a, a[:0]) == 0
+    assert common_length(a, np.array([9], np.int32)) == 0

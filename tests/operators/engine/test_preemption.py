@@ -1,0 +1,138 @@
+"""Rows that give up their slot go on as if nothing had been; priorities; room in the KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from itertools import pairwise
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+
+from operators.engine.sampling.params import SamplingParams
+from operators.engine.sequence import Sequence
+from tests.operators.engine.fixtures import GREEDY, WARM, Bench, only, prompts, sequences, shape
+
+pytestmark = pytest.mark.usefixtures("memory")
+
+
+@pytest.mark.parametrize("every", [1, 2, 5])
+@pytest.mark.parametrize("params", [GREEDY, WARM], ids=["greedy", "warm"])
+def test_forced_preemption_changes_no_token(every, params):
+    texts = prompts(40)
+    bench = Bench(shape(6), preempt_every=every)
+    rows = sequences(texts, params)
+    assert bench.run(rows) == Bench(shape(6)).run(sequences(texts, params))
+    assert bench.scheduler.counts.preempted_saved == sum(row.preemptions for row in rows) > 10
+
+
+def test_no_row_is_saved_while_a_copy_waits_for_a_call():
+    """llama.cpp copies at the next call. To have it done earlier costs a token, which a recurrent state keeps."""
+    bench = Bench(shape(6), preempt_every=2, optimise=only(compaction=True))
+    done: list[str] = []
+
+    def note(name: str) -> None:
+        call = getattr(bench.decoder, name)
+
+        def noted(*args: object) -> object:
+            done.append(name)
+            return call(*args)
+
+        setattr(bench.decoder, name, noted)
+
+    for name in ("copy", "save", "decode"):
+        note(name)
+    bench.run(sequences(prompts(40)))
+    assert {"copy", "save"} <= set(done)
+    assert ("copy", "save") not in pairwise(done)
+
+
+@pytest.mark.parametrize("swap_mb", [1024, 0])
+@pytest.mark.parametrize("params", [GREEDY, WARM], ids=["greedy", "warm"])
+def test_a_cache_that_is_promised_twice_loses_no_row(swap_mb, params):
+    """Eight slots share 300 cells; a row may take 150. Two rows of three end early, so that little is expected."""
+    texts = prompts(40, longest=60)
+    endless = replace(params, stop_ids=frozenset())
+
+    def rows_of(texts: Seq[np.ndarray]) -> list[Sequence]:
+        return [Sequence(i, t, params if i % 3 else endless, seed=i, max_tokens=90) for i, t in enumerate(texts)]
+
+    sizes = shape(8, per_sequence=False, deterministic=False, n_ctx=300)
+    bench = Bench(sizes, admission="optimistic", swap_mb=swap_mb)
+    assert bench.run(rows_of(texts)) == Bench(shape(8)).run(rows_of(texts))
+    counts = bench.scheduler.counts
+    if swap_mb:
+        assert counts.preempted_saved > 0
+        assert counts.preempted_anew == 0
+    else:
+        assert counts.preempted_anew > 0
+        assert counts.preempted_saved == 0
+
+
+def test_by_default_no_room_is_promised_twice():
+    sizes = shape(8, per_sequence=False, deterministic=False, n_ctx=300)
+    bench = Bench(sizes)
+    texts = prompts(30, longest=60)
+    assert bench.run(sequences(texts, max_tokens=90)) == Bench(shape(8)).run(sequences(texts, max_tokens=90))
+    assert bench.scheduler.counts.preempted_saved == bench.scheduler.counts.preempted_anew == 0
+    assert any(bench.column("unfilled_room"))
+
+
+def test_the_promises_of_all_rows_are_not_summed_for_each_that_is_admitted(monkeypatch):
+    bench = Bench(shape(64, per_sequence=False, deterministic=False))
+    room = bench.scheduler._room
+    summed = Mock(side_effect=room._promise)
+    monkeypatch.setattr(room, "_promise", summed)
+    bench.client().submit(sequences(prompts(64)))
+    bench.scheduler.schedule(0.0)
+    assert len(bench.scheduler.slots) == 64
+    assert summed.call_count <= 2 * 64
+
+
+def test_optimism_fills_more_slots():
+    sizes = shape(8, per_sequence=False, deterministic=False, n_ctx=300)
+    texts = prompts(60, longest=20)
+    steps = []
+    for admission in ("reserve", "optimistic"):
+        bench = Bench(sizes, admission=admission)
+        bench.run(sequences(texts, max_tokens=200))
+        steps.append(sum(n > 0 for n in bench.column("decode_tokens")))
+    assert steps[1] < 0.8 * steps[0]
+
+
+def test_pieces_of_prompts_ride_along_in_the_unified_layout():
+    bench = Bench(shape(3, per_sequence=False, deterministic=False))
+    bench.run(sequences(prompts(20, longest=200)))
+    both = zip(bench.column("prefill_tokens"), bench.column("decode_tokens"), strict=True)
+    assert any(prefill and decode for prefill, decode in both)
+
+
+def admitted(rows: list[Sequence]) -> list[object]:
+    return [row.handle for row in sorted(rows, key=lambda row: row.admission)]
+
+
+def test_rows_of_higher_priority_are_admitted_first():
+    bench = Bench(shape(1))
+    rows = sequences([np.full(5, i, np.int32) for i in range(6)])
+    for row, priority in zip(rows, (0, 3, 1, 3, -1, 0), strict=True):
+        row.priority = priority
+    bench.run(rows)
+    assert admitted(rows) == [1, 3, 2, 0, 5, 4]
+
+
+def test_no_priority_keeps_an_old_chunk_waiting():
+    bench = Bench(shape(1))
+    rows = sequences([np.full(5, i, np.int32) for i in range(6)])
+    for row in rows:
+        row.chunk = int(row.handle)  # type: ignore[call-overload]
+        row.priority = row.chunk
+    bench.run(rows)
+    assert admitted(rows) == [1, 0, 3, 2, 5, 4]
+
+
+def test_the_rows_with_most_tokens_to_make_are_admitted_first():
+    bench = Bench(shape(1))
+    rows = [Sequence(i, np.full(5, i, np.int32), SamplingParams(), i, max_tokens=n) for i, n in enumerate((5, 9, 2, 9))]
+    bench.run(rows)
+    assert admitted(rows) == [1, 3, 0, 2]

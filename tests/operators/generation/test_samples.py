@@ -1,0 +1,140 @@
+"""Several completions of a prompt, rows that come out the same, priorities: on the fake decoder."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from operators.settings import SamplingSettings, StoreSettings
+from operators.settings.runtime import OptimiseSettings
+from pipeline.api.errors import ConfigError, SchemaError
+from tests.operators.test_generate import flow, generate, prompts
+
+WARM = {"temperature": 1.0}
+
+
+@pytest.mark.parametrize("slots", [1, 4, 16])
+def test_every_row_gets_its_samples_and_each_its_own_seed(tmp_path, slots):
+    run = flow(tmp_path, prompts(20), generate(WARM | {"n": 3}, {"slots": slots}))
+    rows = run.run()
+    assert [(row["row"], row["lineage"]) for row in rows] == [(i, [k]) for i in range(20) for k in range(3)]
+    assert len({row["seed"] for row in rows}) == 60
+    assert len({row["completion"] for row in rows}) > 50
+    assert len(run.committed) == 2
+
+
+def test_samples_do_not_depend_on_how_they_are_computed(tmp_path):
+    def completions(name, **runtime):
+        run = flow(tmp_path / name, prompts(20), generate(WARM | {"n": 3}, runtime))
+        return [(row["row"], row["lineage"], row["completion"]) for row in run.run()]
+
+    expected = completions("a")
+    off = {"sample_sharing": False, "prefix_sharing": False, "identical_rows": False}
+    assert completions("b", slots=2, optimise=OptimiseSettings(**off)) == expected
+    assert completions("c", slots=7, contexts=2) == expected
+
+
+def test_a_column_says_how_many(tmp_path):
+    asked = [1, 3, None, 0, 2, -1]
+    rows = [{**row, "n": n} for row, n in zip(prompts(6), asked, strict=True)]
+    run = flow(tmp_path, rows, generate(WARM | {"n": 2, "per_row": ["n"]}), pa.field("n", pa.int64()))
+    out = run.run()
+    made = [sum(row["row"] == i for row in out) for i in range(6)]
+    assert made == [1, 3, 2, 0, 2, 0]
+    assert run.tally.errors == 2
+    assert all("whole number" in reason for _, _, reason in run.tally.by_reason)
+
+
+def test_samples_of_samples_append_to_the_lineage(tmp_path):
+    rows = [{**row, "lineage": [7, i]} for i, row in enumerate(prompts(3))]
+    run = flow(tmp_path, rows, generate(WARM | {"n": 2}), pa.field("lineage", pa.list_(pa.int32())))
+    assert [row["lineage"] for row in run.run()] == [[7, i, k] for i in range(3) for k in range(2)]
+
+
+def test_greedy_rows_with_one_prompt_are_generated_once(tmp_path):
+    rows = [*prompts(5), *prompts(5), *prompts(5)]
+    op = generate(store=StoreSettings())
+    out = flow(tmp_path / "a", rows, op).run()
+    assert op._recall is not None
+    assert op._twins.served + op._recall.hits.found == 10
+    assert op._twins.waiting == 0
+    texts = [row["completion"] for row in out]
+    assert texts[:5] == texts[5:10] == texts[10:]
+    op = generate(runtime={"optimise": OptimiseSettings(identical_rows=False)})
+    assert [row["completion"] for row in flow(tmp_path / "b", rows, op).run()] == texts
+    assert op._twins.served == 0
+
+
+def test_rows_that_draw_are_not_taken_for_the_same(tmp_path):
+    op = generate(WARM)
+    rows = flow(tmp_path, [*prompts(5), *prompts(5)], op).run()
+    assert op._twins.served == 0
+    assert len({row["completion"] for row in rows}) == 10
+
+
+def test_the_wait_for_a_twin_is_bounded(tmp_path):
+    """Ten thousand equal rows, and a window of 16: what waits for the first of them is no more than that."""
+    op = generate({"ignore_eos": True})
+    most: list[int] = []
+    wants = op._wants_rows
+
+    def watch(client):
+        most.append(op._twins.waiting)
+        return wants(client)
+
+    op._wants_rows = watch  # type: ignore[method-assign]
+    rows = flow(tmp_path, [{"prompt_text": "one and the same"}] * 2000, op, chunk_rows=512).run()
+    assert len(rows) == 2000
+    assert len({row["completion"] for row in rows}) == 1
+    assert 5 < max(most) <= 16 + 5  # the window and a batch
+
+
+def test_the_metrics_say_which_rows_were_not_generated(tmp_path):
+    op = generate(store=StoreSettings())
+    run = flow(tmp_path, [*prompts(4), *prompts(4)], op)
+    run.run()
+    for table in run.context.tables.values():
+        table.flush()
+        table.merge()
+    table = pq.read_table(tmp_path / "metrics" / "rows.parquet")
+    assert sum(table["identical"].to_pylist()) + sum(table["from_store"].to_pylist()) == 4
+
+
+def test_each_row_gets_its_priority(tmp_path):
+    rows = [{**row, "rank": i} for i, row in enumerate(prompts(12))]
+    op = generate(runtime={"slots": 1, "priority": "rank * 2"})
+    seen: dict[int, float] = {}
+    rank = op._rank
+
+    def watch(made, batch):
+        rank(made, batch)
+        seen.update({row.handle.row: row.priority for row in made})
+
+    op._rank = watch  # type: ignore[method-assign]
+    assert len(flow(tmp_path, rows, op, pa.field("rank", pa.int64()), chunk_rows=64).run()) == 12
+    assert seen == {i: 2.0 * i for i in range(12)}
+
+
+@pytest.mark.parametrize(
+    ("priority", "error", "message"),
+    [
+        ("nope", SchemaError, "runtime.priority='nope'.*nope"),
+        ("prompt_text", SchemaError, "not a number"),
+        ("rank >", ConfigError, "not an expression in SQL"),
+        ("max(rank)", ConfigError, "beyond its row"),
+    ],
+)
+def test_a_priority_that_cannot_work(tmp_path, priority, error, message):
+    def build():
+        op = generate(runtime={"priority": priority})
+        return flow(tmp_path, prompts(1), op, pa.field("rank", pa.int64()))
+
+    with pytest.raises(error, match=message):
+        build()
+
+
+@pytest.mark.parametrize("n", [0, -1])
+def test_n_is_one_or_more(n):
+    with pytest.raises(ConfigError, match=r"sampling\.n"):
+        SamplingSettings(n=n)

@@ -1,0 +1,170 @@
+"""The completion store: found before and after it is written, and after its process died."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from operators.generate import Generate
+from operators.generation.store import FLUSH_ROWS, CompletionStore, StoredCompletion
+from operators.generation.store_lookup import CompletionKeys
+from operators.settings import DecodeSettings, ModelSettings, SamplingSettings, StoreSettings
+from operators.settings.runtime import EngineSettings
+from pipeline.api.errors import InputError, PipelineError
+from pipeline.api.meter import StageMeter
+from pipeline.api.records import Batch, ChunkEnd
+from pipeline.dataflow.inbox import Inbox
+from pipeline.dataflow.runtime import NodeRuntime, Resources, RunContext
+
+ROOT = Path(__file__).parents[3]
+
+
+def stored(number: int) -> StoredCompletion:
+    return StoredCompletion([number, 2, 3], f"text {number} ✓", "stop")
+
+
+def key(number: int) -> bytes:
+    return CompletionKeys("model").key(b"", np.array([number], np.int32))
+
+
+def count(path: Path) -> int:
+    with sqlite3.connect(path) as database:
+        return int(database.execute("SELECT COUNT(*) FROM completions").fetchone()[0])
+
+
+def keys_in(path: Path) -> set[bytes]:
+    """What another connection sees."""
+    with sqlite3.connect(path) as database:
+        return {key for (key,) in database.execute("SELECT key FROM completions")}
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    """Until it holds; a minute is more than it ever takes."""
+    for _ in range(12_000):
+        if holds():
+            return
+        time.sleep(0.005)
+    pytest.fail("it never came to hold")
+
+
+def test_found_at_once_and_after_it_is_opened_again(tmp_path):
+    store = CompletionStore(tmp_path / "store.sqlite")
+    store.put({key(i): stored(i) for i in range(3)})
+    for _ in range(2):
+        found = store.find([key(i) for i in range(5)])
+        assert set(found) == {key(i) for i in range(3)}
+        assert found[key(1)].text == "text 1 ✓"
+        assert list(found[key(1)].ids) == [1, 2, 3]
+        store.close()
+        store = CompletionStore(tmp_path / "store.sqlite")
+    store.close()
+    assert len({key(i) for i in range(100)} | {CompletionKeys("other").key(b"", np.array([1], np.int32))}) == 101
+
+
+def test_many_keys_at_once(tmp_path):
+    store = CompletionStore(tmp_path / "store.sqlite")
+    store.put({key(i): stored(i) for i in range(3000)})
+    assert len(store.find([key(i) for i in range(4000)])) == 3000
+    store.close()
+
+
+def test_what_was_flushed_outlives_the_process(tmp_path):
+    path = tmp_path / "store.sqlite"
+    code = f"""
+import os
+from tests.operators.generation.test_store import *
+store = CompletionStore(Path({str(path)!r}))
+store.put({{key(i): stored(i) for i in range(FLUSH_ROWS)}})
+while store._unsaved or store._writing:
+    time.sleep(0.001)
+store.put({{key(9999): stored(9999)}})
+os._exit(9)
+"""
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 9
+    store = CompletionStore(path)
+    assert len(store.find([key(i) for i in range(FLUSH_ROWS)])) == FLUSH_ROWS
+    store.close()
+
+
+def test_one_row_is_durable_though_nothing_else_happens(tmp_path):
+    store = CompletionStore(tmp_path / "store.sqlite")
+    store.put({key(1): stored(1)})
+    wait_for(lambda: count(tmp_path / "store.sqlite") == 1)
+    assert keys_in(tmp_path / "store.sqlite") == {key(1)}
+    store.close()
+
+
+def test_what_a_node_has_not_put_yet_is_durable_too(tmp_path):
+    store = CompletionStore(tmp_path / "store.sqlite")
+    waiting = {key(i): stored(i) for i in range(3)}
+    source = waiting.copy
+    store.watch(source)
+    wait_for(lambda: count(tmp_path / "store.sqlite") == 3)
+    assert keys_in(tmp_path / "store.sqlite") == set(waiting)
+    store.forget(source)
+    store.close()
+
+
+def test_a_store_that_cannot_be_written_says_so_at_the_next_put_and_at_the_end(tmp_path):
+    store = CompletionStore(tmp_path / "store.sqlite")
+    store._writer.execute("DROP TABLE completions")
+    store.put({key(1): stored(1)})
+    wait_for(lambda: store._failure is not None)
+    with pytest.raises(PipelineError, match=r"store\.sqlite fails: no such table"):
+        store.put({key(2): stored(2)})
+    with pytest.raises(PipelineError, match="no such table"):
+        store.close()
+
+
+@pytest.mark.parametrize(("version", "message"), [(0, "an earlier version"), (99, "a later version")])
+def test_a_store_of_another_version_is_named(tmp_path, version, message):
+    with sqlite3.connect(tmp_path / "store.sqlite") as database:
+        database.execute("CREATE TABLE completions (key BLOB)")
+        database.execute(f"PRAGMA user_version = {version}")
+    with pytest.raises(InputError, match=rf"store\.sqlite cannot be used: it was written by {message}.*store\.path="):
+        CompletionStore(tmp_path / "store.sqlite")
+
+
+@pytest.mark.parametrize("blocked", [True, False], ids=["blocked", "stopped"])
+def test_rows_that_were_finished_and_not_collected_are_kept(tmp_path, blocked):
+    """While the node waits for its reader (here: for the next `next`), and when it is stopped."""
+    settings = EngineSettings(slots=4, max_sequence_tokens=128)
+    sampling = SamplingSettings(max_tokens=20, ignore_eos=True, per_row=["max_tokens"])
+    model = ModelSettings(loader="operators.engine.backend.fake:load")
+    op = Generate(model, sampling, DecodeSettings(), settings, StoreSettings())
+    ids = pa.array([[1], [2], [3], [4]], pa.list_(pa.int32()))
+    data = pa.RecordBatch.from_pydict({"row": [0, 1, 2, 3], "max_tokens": [1, 20, 20, 20], "prompt_ids": ids})
+    op.plan(data.schema)
+    context = RunContext(tmp_path, Resources(), Resources())
+    op.open(NodeRuntime(context, "generate", 1, StageMeter("generate")))
+    meter = StageMeter("generate")
+    inbox = Inbox(meter)
+    channel = inbox.connect(100)
+    channel.put(Batch(0, data), meter)
+    channel.put(ChunkEnd(0, 4), meter)
+    decoder = op._engine._workers[0].decoder
+    decode, gate = decoder.decode, threading.Semaphore(1)
+    decoder.decode = lambda: decode() if gate.acquire() else None  # type: ignore
+    running = op.run(inbox)
+    first = next(running)
+    assert isinstance(first, Batch)
+    assert first.num_rows == 1
+    gate.release(100)
+    while context.statuses[0]() != "slots 0/4":
+        time.sleep(0.001)
+    if blocked:
+        wait_for(lambda: count(tmp_path / "completions.sqlite") == 4)
+        assert op._store is not None
+        assert op._store._sources[0]() == {}, "what is written already is not written again"
+    running.close()  # type: ignore[attr-defined]  # a generator, though its type does not say so
+    context.resources.close()
+    assert count(tmp_path / "completions.sqlite") == 4

@@ -1,0 +1,154 @@
+"""Where a prompt may be cut: the promise on which shared prefixes and pieces rest."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from operators.engine.backend.batch import DecodeFailed
+from operators.llama.context import LlamaContext
+from operators.llama.model import LlamaModel
+from operators.settings.runtime import EngineSettings
+from tests.operators.llama.test_decoding import EXACT, model, model_file
+
+__all__ = ["model", "model_file"]
+
+CUTS = {
+    300: [[64, 236], [100, 200], [236, 64], [64, 64, 64, 108]],
+    700: [[512, 188], [64, 636], [333, 367], [64] * 9 + [124]],
+    130: [[65, 65], [64, 66]],
+    60: [[30, 30], [20, 20, 20], [7, 53], [58, 2]],
+}
+
+
+def logits_of(decoder: LlamaContext, ids: np.ndarray, cuts: list[int]) -> bytes:
+    """The logits after `ids`, computed in pieces, and of two decode steps after it."""
+    decoder.clear()
+    past = 0
+    for count in cuts:
+        decoder.batch.clear()
+        last = past + count == len(ids)
+        decoder.batch.add_spans([ids[past : past + count]], [past], [0], [2 if last else 0])
+        logits = decoder.decode()
+        past += count
+        decoder.truncate(0, past)
+    made = [logits[-1].tobytes()]
+    for step in range(2):
+        decoder.batch.clear()
+        decoder.batch.add_rows([step, 5], [past + step, step], [0, 1])
+        made.append(decoder.decode()[0].tobytes())
+    return b"".join(made)
+
+
+@pytest.mark.parametrize("model_file", EXACT, indirect=True)
+@pytest.mark.parametrize("length", CUTS)
+def test_pieces_of_the_same_kernel_give_the_same_bits(model: LlamaModel, length: int):
+    decoder, give_back = model.lease(EngineSettings(slots=2, max_sequence_tokens=1024, n_ubatch=1024))
+    ids = np.random.default_rng(length).integers(0, 300, length).astype(np.int32)
+    whole = logits_of(decoder, ids, [length])
+    for cuts in CUTS[length]:
+        assert logits_of(decoder, ids, cuts) == whole, cuts
+    give_back()
+
+
+def step(decoder: LlamaContext, past: int, *, company: bool) -> bytes:
+    """The logits of a decode step of a row with `past` tokens."""
+    decoder.clear()
+    decoder.batch.clear()
+    decoder.batch.add_spans([np.arange(past, dtype=np.int32) % 290], [0], [0], [2])
+    decoder.decode()
+    decoder.batch.clear()
+    slots = [0, 1] if company else [0]
+    decoder.batch.add_rows([7] * len(slots), [past, 0][: len(slots)], slots)
+    return decoder.decode()[0].tobytes()
+
+
+@pytest.mark.parametrize("model_file", EXACT, indirect=True)
+@pytest.mark.parametrize("flash_attention", [True, False])
+def test_a_row_may_be_alone_where_the_decoder_says_so(model: LlamaModel, flash_attention: bool):
+    settings = EngineSettings(slots=2, threads=2, max_sequence_tokens=1024, flash_attention=flash_attention)
+    decoder, give_back = model.lease(settings)
+    for past in (2, 63, 64, 200, 255, 256, 300, 511, 600):
+        if past < decoder.lone_tokens:
+            assert step(decoder, past, company=False) == step(decoder, past, company=True), past
+    give_back()
+
+
+@pytest.mark.parametrize("model_file", ["q8_0"], indirect=True)
+def test_where_it_may_not_be_alone_bits_would_differ(model: LlamaModel):
+    """If this fails llama.cpp has changed for the better, and company costs time for nothing."""
+    decoder, give_back = model.lease(EngineSettings(slots=2, threads=2, max_sequence_tokens=1024))
+    assert step(decoder, 300, company=False) != step(decoder, 300, company=True)
+    give_back()
+
+
+@pytest.mark.parametrize("model_file", ["q8_0"], indirect=True)
+def test_pieces_of_another_kernel_do_not(model: LlamaModel):
+    """If this fails llama.cpp has changed for the better, and prompts may be cut anywhere."""
+    decoder, give_back = model.lease(EngineSettings(slots=2, max_sequence_tokens=1024, n_ubatch=1024))
+    ids = np.random.default_rng(0).integers(0, 300, 130).astype(np.int32)
+    assert logits_of(decoder, ids, [67, 63]) != logits_of(decoder, ids, [130])
+    give_back()
+
+
+@pytest.mark.parametrize("model_file", ["q8_0"], indirect=True)
+def test_a_row_that_was_copied_is_saved_as_it_is_and_one_that_is_restored_stays(model: LlamaModel):
+    """llama.cpp copies between streams at the next decode only."""
+    decoder, give_back = model.lease(EngineSettings(slots=3, max_sequence_tokens=512))
+    texts = [np.random.default_rng(seed).integers(0, 300, 80).astype(np.int32) for seed in (1, 2)]
+
+    def after(slot: int) -> bytes:
+        decoder.batch.clear()
+        rows = sorted({slot, 0 if slot else 1})
+        ends = [80 if r == slot or r == 0 else 0 for r in rows]
+        decoder.batch.add_rows([9] * 2, ends, rows)
+        return decoder.decode()[rows.index(slot)].tobytes()
+
+    def begin() -> None:
+        decoder.clear()
+        for slot, ids in enumerate(texts):
+            decoder.batch.clear()
+            decoder.batch.add_spans([ids], [0], [slot], [2])
+            decoder.decode()
+        decoder.truncate(1, 0)
+
+    begin()
+    expected = after(0)
+    begin()
+    decoder.copy(0, 2, 80)
+    saved = decoder.save(2)  # before any decode
+    decoder.truncate(2, 0)
+    decoder.restore(2, saved)
+    assert after(2) == expected
+
+    begin()
+    first = decoder.save(0)
+    decoder.copy(0, 2, 80)
+    decoder.truncate(2, 0)
+    decoder.truncate(0, 0)
+    decoder.batch.clear()
+    decoder.batch.add_spans([texts[1]], [0], [0], [2])
+    decoder.decode()
+    decoder.copy(0, 2, 80)
+    decoder.truncate(2, 0)
+    decoder.restore(2, first)  # what was copied before must not come over it
+    assert after(2) == expected
+    give_back()
+
+
+@pytest.mark.parametrize("model_file", ["q8_0"], indirect=True)
+def test_a_state_that_cannot_forget_a_token_is_not_given_one_to_finish_copies(model: LlamaModel):
+    decoder, give_back = model.lease(EngineSettings(slots=3, max_sequence_tokens=512))
+    decoder.batch.clear()
+    decoder.batch.add_spans([np.arange(80, dtype=np.int32)], [0], [0], [0])
+    decoder.decode()
+    decoder.partial = False
+    try:
+        assert decoder.save(0)
+        decoder.copy(0, 2, 80)
+        with pytest.raises(DecodeFailed, match="cannot be saved before copies"):
+            decoder.save(0)
+    finally:
+        decoder.partial = True
+        decoder.clear()
+        give_back()

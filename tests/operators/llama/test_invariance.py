@@ -1,0 +1,106 @@
+"""No optimisation of the scheduler changes a bit of a row's logits, on real llama.cpp."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from operators.engine.sampling.params import SamplingParams
+from operators.llama.model import LlamaModel
+from operators.settings.runtime import OptimiseSettings
+from tests.operators.engine.fixtures import only
+from tests.operators.llama.test_decoding import COUNTS, complete, model, model_file
+
+__all__ = ["model", "model_file"]
+
+WARM = SamplingParams(temperature=1.0, top_k=40)
+
+
+def texts() -> list[np.ndarray]:
+    """Prompts of 5 to 700 tokens: strangers, a family with 40 tokens in common, one with 300, and twins."""
+    random = np.random.default_rng(0)
+
+    def draw(count: int) -> np.ndarray:
+        return random.integers(0, 300, count).astype(np.int32)
+
+    short, long = draw(40), draw(300)
+    rows = [draw(n) for n in (5, 62, 63, 64, 65, 66, 127, 129, 511, 513, 700)]
+    rows += [np.concatenate([short, draw(n)]) for n in (2, 9, 15, 20, 23, 24, 60)]
+    rows += [np.concatenate([long, draw(n)]) for n in (3, 60, 64, 65, 66, 150, 400)]
+    rows += [rows[7], rows[7], rows[1], rows[-1]]
+    return [rows[i] for i in random.permutation(len(rows))]
+
+
+@pytest.fixture(scope="module")
+def expected(model: LlamaModel):
+    """Without anything shared, moved, grouped or sorted."""
+    rows = texts()
+    return complete(model, rows, range(len(rows)), WARM, slots=3, optimise=only(compaction=True))
+
+
+@pytest.mark.parametrize("slots", [1, 2, 7, 16])
+def test_everything_on_changes_no_bit(model, expected, slots):
+    rows = texts()
+    assert complete(model, rows, range(len(rows)), WARM, slots=slots) == expected
+    assert COUNTS["shared_tokens"] > 1000
+
+
+@pytest.mark.parametrize("name", ["prefix_sharing", "sample_sharing", "grouped_prefill"])
+def test_nor_does_any_of_them_alone(model, expected, name):
+    rows = texts()
+    on = only(**{"compaction": True, name: True})
+    assert complete(model, rows, range(len(rows)), WARM, slots=7, optimise=on) == expected
+
+
+@pytest.mark.parametrize("model_file", ["f32", "q8_0", "q4_k_m"], indirect=True)  # one of each kind of kernel
+def test_without_flash_attention_it_holds_too(model):
+    rows = texts()
+    how = {"flash_attention": False}
+    plain = complete(model, rows, range(len(rows)), WARM, slots=3, optimise=only(compaction=True), **how)
+    for slots in (1, 7, 16):
+        assert complete(model, rows, range(len(rows)), WARM, slots=slots, **how) == plain
+
+
+def test_holes_between_the_slots_change_no_bit(model, expected):
+    rows = texts()
+    assert (
+        complete(model, rows, range(len(rows)), WARM, slots=7, optimise=OptimiseSettings(compaction=False)) == expected
+    )
+
+
+@pytest.mark.parametrize("n_ubatch", [128, 1024])
+def test_where_long_prompts_are_cut_changes_no_bit(model, expected, n_ubatch):
+    rows = texts()
+    assert complete(model, rows, range(len(rows)), WARM, slots=5, n_ubatch=n_ubatch) == expected
+
+
+def test_rows_that_give_up_their_slot_keep_their_bits(model, expected):
+    rows = texts()
+    assert complete(model, rows, range(len(rows)), WARM, slots=5, preempt_every=2) == expected
+    assert COUNTS["preempted_saved"] > 5
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_number_of_threads_changes_no_bit(model, expected, threads):
+    rows = texts()
+    assert complete(model, rows, range(len(rows)), WARM, slots=5, threads=threads) == expected
+
+
+@pytest.mark.parametrize("model_file", ["f32"], indirect=True)
+def test_a_cache_that_is_promised_twice_loses_nothing(model):
+    """In the unified layout bits may differ; with an exact cache and one kernel the ids of a greedy row do not."""
+    rows = [row for row in texts() if len(row) < 300]
+    how: dict[str, Any] = {"kv_type": "f32", "flash_attention": False}
+    alone, _ = complete(model, rows, range(len(rows)), SamplingParams(), slots=2, **how)
+    for swap_mb in (1024, 0):
+        tight: dict[str, Any] = {
+            "kv": "unified",
+            "deterministic": False,
+            "n_ctx": 1024,
+            "admission": "optimistic",
+            "swap_mb": swap_mb,
+        }
+        ids, _ = complete(model, rows, range(len(rows)), SamplingParams(), slots=16, **tight, **how)
+        assert ids == alone

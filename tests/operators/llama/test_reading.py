@@ -1,0 +1,220 @@
+"""Score and Embed on real llama.cpp: what llama-cpp-python gives, and the same bits in any company."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import pyarrow as pa
+import pytest
+from gguf import GGUFValueType, Keys
+
+from operators.embed import POOLING, Embed
+from operators.engine.backend.interface import Wanted
+from operators.generate import Generate
+from operators.llama.model import LlamaModel
+from operators.score import Score
+from operators.scoring.text_batches import Reader, reading_settings
+from operators.settings import DecodeSettings, ModelSettings, SamplingSettings, StoreSettings
+from operators.settings.runtime import EngineSettings
+from operators.tokens import Tokenize
+from pipeline import PROJECT
+from pipeline.dataflow.graph import Node
+from pipeline.dataflow.runtime import Resources
+from tests.operators.flow import Flow, Rows, chain
+from tests.operators.llama.test_decoding import EXACT, model, model_file
+from tools.models import make_model
+from tools.models.vocabularies import MetaValue, builtin_vocabulary
+
+__all__ = ["model", "model_file"]
+
+TINY = PROJECT / "models/tiny/tiny-q8_0.gguf"
+LENGTHS = (1, 2, 3, 5, 5, 31, 63, 64, 65, 65, 100, 127, 128, 129, 191, 192, 193, 300, 511, 512, 513, 700)
+PLAIN: dict[str, Any] = {"flash_attention": False, "kv_type": "f32"}
+"""As few differences to llama-cpp-python's own settings as possible: what is left is the order of additions."""
+WORDS = [
+    "Put these words in alphabetical order: hare, goose, fox",
+    "a",
+    "What is 12 plus 30?",
+    "The donkey asked everyone who had lost the compass. They were tired, but they did not give up. " * 4,
+    "naïve text, with \n a new line",
+]
+
+
+@pytest.fixture(scope="module")
+def process():
+    """What the flows of this module share: loaded models."""
+    resources = Resources()
+    yield resources
+    resources.close()
+
+
+def outputs(
+    model: LlamaModel,
+    wanted: Wanted,
+    texts: Seq[np.ndarray],
+    order: Seq[int],
+    first: Seq[int] | None = None,
+    **settings: Any,
+) -> dict[int, list[bytes]]:
+    """The bytes of the output of each token, by text."""
+    how = reading_settings(EngineSettings(max_sequence_tokens=1024, **settings), model.n_vocab)
+    decoder, give_back = model.lease(how, wanted)
+    reader = Reader(decoder)
+    found: dict[int, list[bytes]] = {}
+    for group in reader.groups([len(texts[i]) for i in order]):
+        members = [order[place] for place in group]
+        for part in reader.read([texts[i] for i in members], [first[i] if first else 0 for i in members]):
+            found.setdefault(members[part.index], []).extend(row.tobytes() for row in part.rows)
+    give_back()
+    return found
+
+
+@pytest.mark.parametrize("model_file", EXACT, indirect=True)
+@pytest.mark.parametrize("wanted", [Wanted.EVERY, Wanted.EMBEDDINGS])
+def test_outputs_are_the_same_to_the_bit_in_any_company(model, wanted):
+    random = np.random.default_rng(0)
+    texts = [random.integers(0, 300, n).astype(np.int32) for n in LENGTHS * 2]
+    shuffled = random.permutation(len(texts)).tolist()
+    expected = outputs(model, wanted, texts, range(len(texts)), slots=16)
+    assert {i: len(rows) for i, rows in expected.items()} == {i: len(text) for i, text in enumerate(texts)}
+    for slots, n_ubatch, order in [
+        (1, 512, range(len(texts))),
+        (2, 128, shuffled),
+        (7, 200, shuffled),
+        (16, 1024, shuffled),
+    ]:
+        assert outputs(model, wanted, texts, order, slots=slots, n_ubatch=n_ubatch) == expected, f"{slots} slots"
+
+
+@pytest.mark.parametrize("model_file", ["f32", "q8_0"], indirect=True)
+def test_a_beginning_without_outputs_changes_no_bit(model):
+    """What is given before a scored text is computed without logits."""
+    random = np.random.default_rng(1)
+    texts = [random.integers(0, 300, n).astype(np.int32) for n in (700, 90, 90, 90, 40, 40, 2)]
+    every = outputs(model, Wanted.EVERY, texts, range(7), slots=4)
+    some = outputs(model, Wanted.EVERY, texts, range(7), first=[690, 88, 0, 40, 38, 1, 0], slots=4)
+    assert {i: len(rows) for i, rows in some.items()} == {0: 10, 1: 2, 2: 90, 3: 50, 4: 2, 5: 39, 6: 2}
+    assert all(rows == every[i][-len(rows) :] for i, rows in some.items())
+
+
+def column(name: str, values: Seq[str]) -> tuple[list[dict[str, str]], pa.Schema]:
+    return [{name: value} for value in values], pa.schema([(name, pa.string())])
+
+
+def run(directory: Path, process: Resources, op: Any, texts: Seq[str] = WORDS) -> list[dict[str, Any]]:
+    return Flow(directory, chain(Rows(*column("text", texts)), op=op), process).run()
+
+
+def their_logprobs(path: Path, ids: Seq[int]) -> np.ndarray:
+    """Of each token but the first, by llama-cpp-python."""
+    llama = llama_cpp.Llama(str(path), n_ctx=1024, logits_all=True, verbose=False, type_k=0, type_v=0)
+    llama.eval(list(ids))
+    logits = llama.scores[: len(ids)].astype(np.float64)
+    llama.close()
+    top = logits.max(axis=1, keepdims=True)
+    logprobs = logits - top - np.log(np.exp(logits - top).sum(axis=1, keepdims=True))
+    return logprobs[np.arange(len(ids) - 1), ids[1:]]
+
+
+def test_scores_are_those_of_llama_cpp_python(tmp_path, process):
+    settings = ModelSettings(path=str(TINY))
+    rows = run(tmp_path, process, Score(settings, EngineSettings(**PLAIN)), [w for w in WORDS if len(w) > 1])
+    vocabulary = llama_cpp.Llama(str(TINY), vocab_only=True, verbose=False)
+    for row in rows:
+        expected = their_logprobs(TINY, vocabulary.tokenize(row["text"].encode(), add_bos=True, special=True))
+        assert np.abs(np.array(row["logprobs"]) - expected).max() < 1e-4
+        assert row["logprob_sum"] == pytest.approx(expected.sum(), abs=1e-3)
+        assert row["perplexity"] == pytest.approx(np.exp(-expected.mean()), rel=1e-4)
+    vocabulary.close()
+    assert len(rows) == len(WORDS) - 1
+
+
+@pytest.mark.parametrize("pooling", POOLING)
+@pytest.mark.parametrize("normalize", [True, False])
+def test_embeddings_are_those_of_llama_cpp_python(tmp_path, process, pooling, normalize):
+    settings = ModelSettings(path=str(TINY))
+    op = Embed(settings, EngineSettings(**PLAIN), pooling=pooling, normalize=normalize)
+    ours = np.array([row["embedding"] for row in run(tmp_path, process, op)])
+    theirs = their_embeddings(TINY, pooling, normalize=normalize)
+    assert ours.shape == theirs.shape
+    assert np.abs(ours - theirs).max() < 1e-4 * np.abs(theirs).max()
+
+
+def their_embeddings(path: Path, pooling: str, *, normalize: bool) -> np.ndarray:
+    kind = {"mean": 1, "cls": 2, "last": 3}[pooling]
+    llama = llama_cpp.Llama(str(path), n_ctx=1024, embedding=True, pooling_type=kind, verbose=False, type_k=0, type_v=0)
+    made = np.array([llama.embed(text, normalize=normalize) for text in WORDS])
+    llama.close()
+    return made
+
+
+@pytest.fixture(scope="module")
+def framed(tmp_path_factory) -> Path:
+    """A model that wants a BOS before a text and an EOS behind it, and was made for the pooling `last`."""
+    path = tmp_path_factory.mktemp("framed") / "framed.gguf"
+    plain = builtin_vocabulary()
+    values = [value for value in plain.values if value.key != Keys.Tokenizer.ADD_BOS]
+    values += [MetaValue(key, True, GGUFValueType.BOOL) for key in (Keys.Tokenizer.ADD_BOS, Keys.Tokenizer.ADD_EOS)]
+    values.append(MetaValue(Keys.LLM.POOLING_TYPE.format(arch="qwen3"), 3, GGUFValueType.UINT32))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(make_model, "builtin_vocabulary", lambda: replace(plain, values=tuple(values)))
+        make_model.write_model(path)
+    return path
+
+
+def test_a_text_is_framed_as_the_model_wants_it(tmp_path, process, framed):
+    """Embedded with BOS and EOS; scored behind the BOS, from its first token on."""
+    settings = ModelSettings(path=str(framed))
+    ours = np.array([r["embedding"] for r in run(tmp_path / "a", process, Embed(settings, EngineSettings(**PLAIN)))])
+    assert np.abs(ours - their_embeddings(framed, "mean", normalize=True)).max() < 1e-4
+    vocabulary = llama_cpp.Llama(str(framed), vocab_only=True, verbose=False)
+    for row in run(tmp_path / "b", process, Score(settings, EngineSettings(**PLAIN))):
+        ids = vocabulary.tokenize(row["text"].encode(), add_bos=False, special=True)
+        assert row["token_count"] == len(ids)
+        expected = their_logprobs(framed, [vocabulary.token_bos(), *ids])
+        assert np.abs(np.array(row["logprobs"]) - expected).max() < 1e-4
+    rows = [{"text": "of the water", "before": "many people"}]
+    schema = pa.schema([("text", pa.string()), ("before", pa.string())])
+    op = Score(settings, EngineSettings(**PLAIN), given_column="before")
+    (row,) = Flow(tmp_path / "c", chain(Rows(rows, schema), op=op), process).run()
+    before, text = (vocabulary.tokenize(rows[0][k].encode(), add_bos=False, special=True) for k in ("before", "text"))
+    expected = their_logprobs(framed, [vocabulary.token_bos(), *before, *text])[len(before) :]
+    assert np.abs(np.array(row["logprobs"]) - expected).max() < 1e-4
+    vocabulary.close()
+
+
+def test_a_completion_is_scored_and_embedded_beside_the_generate_that_makes_it(tmp_path, process):
+    """Three contexts, one thread that computes: no deadlock, and the log-probabilities of the draw."""
+    tiny = ModelSettings(path=str(TINY))
+    runtime = EngineSettings(slots=2, lookahead_rows=1, max_sequence_tokens=256, **PLAIN)
+    sampling = SamplingSettings(temperature=1.0, logprobs=0, min_tokens=2, max_tokens=12)
+    store = StoreSettings(enabled=False)
+    generating = Generate(tiny, sampling, DecodeSettings(), runtime, store, completion_ids=True)
+    texts, schema = column("prompt_text", [f"{word} {i}" for i in range(8) for word in WORDS])
+    scored = Score(tiny, runtime, text_column="completion_ids", given_column="prompt_ids", as_="scored")
+    nodes = {
+        "source": Node(Rows(texts, schema, chunk_rows=10, batch=3)),
+        "tokenize": Node(Tokenize(tiny), ("source",), capacity_rows=1),
+        "generate": Node(generating, ("tokenize",), capacity_rows=1),
+        "score": Node(scored, ("generate",), capacity_rows=1),
+        "embed": Node(Embed(tiny, runtime, text_column="completion", pooling="last"), ("score",), capacity_rows=1),
+    }
+    flow = Flow(tmp_path, nodes, process)
+    running = threading.Thread(target=flow.run, daemon=True)
+    running.start()
+    running.join(120)
+    assert not running.is_alive()
+    names = {thread.name for thread in threading.enumerate()}
+    assert not [name for name in names if name.startswith("engine-")]
+    rejected = sum(flow.tally.by_kind.values())
+    assert len(flow.out) + rejected == 40
+    assert len(flow.out) > 30
+    for row in flow.out:
+        assert np.abs(np.array(row["scored_logprobs"]) - np.array(row["logprobs"])).max() < 1e-3
+        assert len(row["embedding"]) == len(flow.out[0]["embedding"])

@@ -1,0 +1,215 @@
+"""Calls into llama.cpp that fail or are aborted: the neighbours keep every bit, and the context can be used again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from operators.engine.backend.batch import DecodeFailed
+from operators.engine.backend.interface import Logits
+from operators.engine.sampling.params import SamplingParams
+from operators.llama.context import LlamaContext
+from operators.llama.model import LlamaModel
+from operators.settings import ModelSettings
+from operators.settings.runtime import EngineSettings
+from tests.operators.llama.test_decoding import complete, texts
+from tools.models.make_model import write_model
+
+POISON = 301
+GREEDY = SamplingParams()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Iterator[LlamaModel]:
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    write_model(path, file_type="q8_0")
+    loaded = LlamaModel(ModelSettings(path=str(path)))
+    yield loaded
+    loaded.close()
+
+
+class FailingModel:
+    """Leases contexts whose calls fail when `fails` says so of the tokens, after they were computed."""
+
+    def __init__(self, model: LlamaModel, fails: Callable[[LlamaContext], bool], code: int) -> None:
+        self._model, self._fails, self._code = model, fails, code
+
+    def lease(self, settings: EngineSettings) -> tuple[Any, Callable[[], None]]:
+        context, give_back = self._model.lease(settings)
+        decode = context.decode
+
+        def failing() -> Logits:
+            if not self._fails(context):
+                return decode()
+            decode()
+            raise DecodeFailed(self._code, "made to fail")
+
+        context.decode = failing  # type: ignore[method-assign]
+
+        def back() -> None:
+            del context.decode
+            give_back()
+
+        return context, back
+
+
+def has_poison(context: LlamaContext) -> bool:
+    return POISON in context.batch.token[: context.batch.n_tokens]
+
+
+@pytest.mark.parametrize("slots", [1, 2, 7])
+@pytest.mark.parametrize("code", [1, 2, -1, -3])
+def test_neighbours_of_a_row_that_fails_keep_every_bit(model, slots, code):
+    prompts = texts(25)
+    poisoned = [np.append(p, POISON).astype(np.int32) if i in (4, 5, 20) else p for i, p in enumerate(prompts)]
+    order = range(len(prompts))
+    ids, bits = complete(model, prompts, order, GREEDY, slots=slots)
+    failing: Any = FailingModel(model, has_poison, code)
+    ids_2, bits_2 = complete(failing, poisoned, order, GREEDY, slots=slots)
+    good = [i for i in order if i not in (4, 5, 20)]
+    assert {i: ids_2[i] for i in good} == {i: ids[i] for i in good}
+    assert {k: v for k, v in bits_2.items() if k[0] in good} == {k: v for k, v in bits.items() if k[0] in good}
+
+
+@pytest.mark.parametrize("slots", [1, 2, 7])
+def test_rows_that_begin_like_a_refused_one_keep_every_bit(model, slots):
+    """The refused row fails at position 250, and its slot is empty then: what it had of the common tokens is gone."""
+    head = np.random.default_rng(3).integers(0, 300, 245).astype(np.int32)
+    prompts = [np.append(head[:130], text) for text in texts(25) if len(text) < 100]
+    prompts.insert(1, head)
+    failing: Any = FailingModel(model, lambda context: 250 in context.batch.pos[: context.batch.n_tokens], -3)
+    order = range(len(prompts))
+    whole, bits = complete(model, prompts, order, GREEDY, 10, slots=slots)
+    made, bits_2 = complete(failing, prompts, order, GREEDY, 10, slots=slots)
+    assert len(made.pop(1)) < len(whole.pop(1))
+    assert made == whole
+    assert {k: v for k, v in bits_2.items() if k[0] != 1} == {k: v for k, v in bits.items() if k[0] != 1}
+
+
+@pytest.mark.parametrize("every", [2, 5])
+def test_calls_that_fail_for_no_reason_change_no_bit(model, every):
+    prompts = texts(25)
+    calls = iter(range(1, 10**9))
+    failing: Any = FailingModel(model, lambda context: next(calls) % every == 0, -3)
+    assert complete(failing, prompts, range(25), GREEDY, slots=5) == complete(
+        model, prompts, range(25), GREEDY, slots=5
+    )
+
+
+def test_a_row_that_is_tried_alone_again_keeps_its_bits_behind_the_depth_where_llama_cpp_changes_kernels(model):
+    """Deeper than 512 cells; the step is cut in halves of one row each."""
+    prompts = [np.random.default_rng(i).integers(0, 300, 600 + i).astype(np.int32) for i in range(3)]
+    failing: Any = FailingModel(
+        model, lambda context: int(context.batch.output[: context.batch.n_tokens].sum()) > 2, -3
+    )
+    assert complete(failing, prompts, range(3), GREEDY, 6, slots=3) == complete(
+        model, prompts, range(3), GREEDY, 6, slots=3
+    )
+
+
+def test_llama_cpp_fills_every_hole_of_a_unified_cache(model):
+    """So no room is no room, however it lies, and KvRoom may keep in mind what it has learnt of it."""
+    slots, each = 8, 64
+    sizes: dict[str, Any] = {"kv": "unified", "deterministic": False, "n_ctx": slots * each, "n_batch": 512}
+    decoder, give_back = model.lease(EngineSettings(slots=slots, max_sequence_tokens=512, **sizes))
+    for position in range(each):
+        decoder.batch.clear()
+        decoder.batch.add_rows([7] * slots, [position] * slots, list(range(slots)))
+        decoder.decode()
+    for slot in range(1, slots, 2):
+        decoder.truncate(slot, 0)
+    room = slots // 2 * each
+    for start, count, fits in ((0, room, True), (room, 1, False)):
+        decoder.batch.clear()
+        decoder.batch.add_spans([np.zeros(count, np.int32)], [start], [1], [0])
+        if fits:
+            decoder.decode()
+            continue
+        with pytest.raises(DecodeFailed) as failure:
+            decoder.decode()
+        assert failure.value.code == 1
+    give_back()
+
+
+def test_a_state_that_cannot_be_cut_is_neither_cut_nor_copied_in_part(model, monkeypatch):
+    """As in recurrent models: what llama.cpp has refused may not pass for done."""
+    decoder, give_back = model.lease(EngineSettings(slots=2))
+    decoder.batch.clear()
+    decoder.batch.add_spans([np.arange(9, dtype=np.int32)], [0], [0], [2])
+    decoder.decode()
+    monkeypatch.setattr(decoder, "partial", False)
+    with pytest.raises(DecodeFailed, match="slot 0 has a state after 9 tokens, and none after 5"):
+        decoder.copy(0, 1, 5)
+    decoder.copy(0, 1, 9)
+    monkeypatch.setattr("llama_cpp.llama_memory_seq_rm", lambda *_: False)
+    with pytest.raises(DecodeFailed, match="cannot cut what it has in slot 0 to 5 tokens"):
+        decoder.truncate(0, 5)
+    give_back()
+
+
+def test_a_set_flag_aborts_every_call_until_the_next_lease(model):
+    settings = EngineSettings(slots=2)
+    decoder, give_back = model.lease(settings)
+
+    def decode() -> Logits:
+        decoder.batch.clear()
+        decoder.batch.add_spans([np.arange(200, dtype=np.int32)], [0], [0], [1])
+        return decoder.decode().copy()
+
+    whole = decode()
+    model.abort()
+    for _ in range(2):
+        decoder.clear()
+        with pytest.raises(DecodeFailed, match="it was aborted") as failure:
+            decode()
+        assert failure.value.code == 2
+    give_back()
+    decoder, give_back = model.lease(settings)
+    assert np.array_equal(decode(), whole)
+    give_back()
+
+
+def test_a_long_call_ends_when_it_is_aborted(model):
+    """From another thread, and in the middle: 2,000 calls' worth of tokens would take seconds."""
+    decoder, give_back = model.lease(EngineSettings(slots=2, n_batch=2048, n_ubatch=2048, max_sequence_tokens=2048))
+    began, failures = threading.Event(), []
+
+    def compute() -> None:
+        try:
+            while True:
+                decoder.clear()
+                decoder.batch.clear()
+                decoder.batch.add_spans([np.zeros(2048, np.int32)], [0], [0], [1])
+                began.set()
+                decoder.decode()
+        except DecodeFailed as failure:
+            failures.append(failure.code)
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    began.wait()
+    model.abort()
+    thread.join()
+    assert failures == [2]
+    give_back()
+
+
+def test_real_exhaustion_of_the_kv_cache_costs_no_row(model):
+    """The scheduler believes in twice the cells that there are: llama.cpp says that there is no room."""
+    prompts = texts(19)[:9]
+    whole, _ = complete(model, prompts, range(9), GREEDY, 40, slots=9)
+    sizes: dict[str, Any] = {"kv": "unified", "deterministic": False}
+
+    class Exhausted:
+        def lease(self, settings: EngineSettings) -> tuple[Any, Callable[[], None]]:
+            context, give_back = model.lease(EngineSettings(slots=9, max_sequence_tokens=1024, n_ctx=1024, **sizes))
+            context.shape = type(context.shape)(**(vars(context.shape) | {"n_ctx": 9 * 1024}))
+            return context, give_back
+
+    exhausted: Any = Exhausted()
+    made, _ = complete(exhausted, prompts, range(9), GREEDY, 40, slots=9, **sizes)
+    assert {i: len(ids) for i, ids in made.items()} == {i: len(ids) for i, ids in whole.items()}

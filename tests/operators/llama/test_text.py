@@ -1,0 +1,97 @@
+"""The text of a completion is its tokens, byte for byte.
+
+$QWEN_VOCAB may name a GGUF file with a large vocabulary (llama.cpp's models/ggml-vocab-qwen2.gguf); it is tested too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+import llama_cpp
+import numpy as np
+import pytest
+
+from operators.engine.sampling.params import SamplingParams
+from operators.engine.sampling.stop_strings import StopWatcher
+from operators.engine.sequence import Sequence
+from operators.generation.requests import completion_text
+from operators.llama.model import LlamaModel
+from operators.settings import ModelSettings
+from tools.models.make_model import write_model
+
+ROOT = Path(__file__).resolve().parents[3]
+QWEN = os.environ.get("QWEN_VOCAB")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        "shipped",
+        pytest.param("qwen", marks=pytest.mark.skipif(QWEN is None, reason="needs a vocabulary: QWEN_VOCAB=file.gguf")),
+    ],
+)
+def vocabulary(request, tmp_path_factory):
+    """Our model, and llama-cpp-python's, on one vocabulary."""
+    path = ROOT / "models/tiny/tiny-q8_0.gguf"
+    if request.param == "qwen":
+        path = tmp_path_factory.mktemp("model") / "qwen.gguf"
+        write_model(path, file_type="q8_0", shape="tiny", vocab=Path(str(QWEN)))
+    ours = LlamaModel(ModelSettings(path=str(path)))
+    theirs = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
+    yield ours, theirs
+    theirs.close()
+    ours.close()
+
+
+def detokenized(llama: llama_cpp.Llama, tokens: list[int]) -> bytes:
+    """As llama.cpp has it. (llama-cpp-python's own `detokenize` is wrong for tokens of more than 32 bytes.)"""
+    size = 64 * len(tokens) + 1024
+    text = ctypes.create_string_buffer(size)
+    ids = (ctypes.c_int32 * len(tokens))(*tokens)
+    count = llama_cpp.llama_detokenize(llama._model.vocab, ids, len(tokens), text, size, False, False)
+    assert count >= 0
+    return text.raw[:count]
+
+
+def row_of(tokens: list[int], stops: StopWatcher | None = None) -> Sequence:
+    row = Sequence(0, np.array([1], np.int32), SamplingParams(), 0, 10_000, stops)
+    for token in tokens:
+        row.append(token)
+    return row
+
+
+def test_random_tokens_come_out_as_their_bytes(vocabulary):
+    ours, theirs = vocabulary
+    random = np.random.default_rng(0)
+    pieces = ours.pieces()
+    broken = 0
+    for _ in range(300):
+        tokens = random.integers(0, ours.n_vocab, random.integers(1, 60)).tolist()
+        expected = detokenized(theirs, tokens)
+        assert b"".join(pieces[t] for t in tokens) == expected
+        text = completion_text(row_of(tokens), pieces)
+        assert text == expected.decode("utf-8", "replace")
+        broken += "\ufffd" in text
+    assert broken  # characters cut in the middle were among them
+
+
+def test_watching_for_a_stop_string_changes_no_byte(vocabulary):
+    ours, _ = vocabulary
+    random = np.random.default_rng(1)
+    pieces = ours.pieces()
+    for _ in range(100):
+        tokens = random.integers(0, ours.n_vocab, 40).tolist()
+        watched = row_of(tokens, StopWatcher([b"\xff\xfe never \xff"], pieces))
+        assert completion_text(watched, pieces) == completion_text(row_of(tokens), pieces)
+
+
+def test_the_model_keeps_what_it_was_asked_for(vocabulary):
+    ours, _ = vocabulary
+    assert ours.pieces() is ours.pieces()
+
+
+def test_control_tokens_have_no_text(vocabulary):
+    ours, _ = vocabulary
+    assert all(ours.pieces()[token] == b"" for token in ours.end_ids)

@@ -1,0 +1,172 @@
+"""The sandbox: what Hugging Face templates need works, what a hostile one tries does not."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import jinja2
+import pytest
+from jinja2.exceptions import SecurityError
+
+from operators.prompts.template import Template
+from pipeline.api.errors import ConfigError
+
+
+def rendered(source: str, **values: object) -> str:
+    return Template(source, "t", strict=False).render(values)
+
+
+def test_blocks_take_their_line_with_them() -> None:
+    assert rendered("a\n  {% if true %}\nb\n  {% endif %}\nc") == "a\nb\nc"
+
+
+def test_tojson_is_plain_json() -> None:
+    assert rendered("{{ x | tojson }}", x={"b": "é<", "a": 1}) == '{"b": "é<", "a": 1}'
+
+
+def test_loop_controls_and_generation_tags() -> None:
+    assert rendered("{% for i in [1,2,3] %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}") == "1"
+    assert rendered("{% generation %}{{ x }}{% endgeneration %}", x="y") == "y"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ 'x' * 1000000000 }}",
+        "{{ [1] * 1000000000 }}",
+        "{% set ns = namespace(x=[1]) %}{% for i in range(40) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+        "{{ 9 ** 9 ** 9 }}",
+        "{% set ns = namespace(x=9) %}{% for i in range(40) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+        "{{ '{0.__class__.__mro__}'.format(1) }}",
+        "{{ cycler.__init__.__globals__ }}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+        "{% block b %}{{ self.b() }}{% endblock %}",
+        "{% for i in range(1000000000) %}{% endfor %}",
+        "{{ messages.append(1) }}",
+    ],
+)
+def test_hostile_expressions_fail(source: str) -> None:
+    with pytest.raises((SecurityError, OverflowError, jinja2.UndefinedError)):
+        rendered(source, messages=[])
+
+
+def test_small_ones_of_the_same_kind_work() -> None:
+    assert rendered("{{ '-' * 3 }}{{ 2 ** 3 }}{{ '%02d' % 7 }}{{ '{}!'.format('a') }}{{ 7 % 4 }}") == "---807a!3"
+
+
+HUGE = "it makes a text or a list of more than 16777216 characters or items"
+GROWN = "{% set ns = namespace(x=x) %}{% for i in range(40) %}{% set ns.x REPLACED %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(2000) %}{% for j in range(100) %}{{ x }}{% endfor %}{% endfor %}",
+        "{% set y %}{% for i in range(99999) %}{{ x }}{% endfor %}{% endset %}",
+        "{% set y %}{% for i in range(99999) %}" + "literal text " * 1000 + "{% endfor %}{% endset %}",
+        "{% filter upper %}{% for i in range(99999) %}{{ x }}{% endfor %}{% endfilter %}",
+        "{% macro m(x) %}{{ x }}{{ x }}{% endmacro %}" + GROWN.replace("REPLACED", "= m(ns.x)"),
+        GROWN.replace("REPLACED", "= ns.x + ns.x"),
+        GROWN.replace("REPLACED", "= ns.x ~ ns.x"),
+        GROWN.replace("REPLACED", "= ns.x * 99"),
+        GROWN.replace("REPLACED", "%}{{ ns.x }}{{ ns.x }}{% endset"),
+        "{% autoescape true %}" + GROWN.replace("REPLACED", "= ns.x ~ ns.x") + "{% endautoescape %}",
+        "{% set y = x * 999 %}{{ " + "y ~ " * 400 + "y }}",
+        "{% set y = x * 999 %}{{ " + "y + " * 120 + "y }}",
+    ],
+)
+def test_no_huge_text_is_made_before_it_is_refused(source: str) -> None:
+    template = Template(source, "t", strict=False)
+    tracemalloc.start()
+    with pytest.raises(SecurityError, match=HUGE):
+        template.render({"x": "x" * 1000})
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 80 << 20
+
+
+@pytest.mark.parametrize("source", ["{% include 'a' %}", "{% import 'a' as b %}", "{% extends 'a' %}"])
+def test_a_template_stands_alone(source: str) -> None:
+    with pytest.raises(ConfigError, match=r"t, line 1: .* takes in another template"):
+        rendered(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+        "{% for a in b %}" * 30 + "{% endfor %}" * 30,
+        "{{ " + "9" * 9000 + " }}",
+    ],
+)
+def test_one_that_no_compiler_takes_is_a_config_error(source: str) -> None:
+    with pytest.raises(ConfigError, match=r"^t "):
+        rendered(source)
+
+
+def test_it_says_the_same_again() -> None:
+    for source in ("{{ [1, 2] | random }}", "{{ lipsum() }}"):
+        with pytest.raises((ConfigError, jinja2.UndefinedError)):
+            rendered(source)
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (
+            "{% for i in x %}{{ loop.index }}/{{ loop.length }}{{ '.' if loop.last else ',' }}{% endfor %}",
+            "1/3,2/3,3/3.",
+        ),
+        ("{% for i in x %}{{ loop.revindex }}{{ loop.nextitem }}{{ loop.previtem }}{% endfor %}", "3b2ca1b"),
+        ("{% for i in range(70) %}{% if loop.last %}{{ loop.length }}{{ loop.index0 }}{% endif %}{% endfor %}", "7069"),
+        ("{% for i in x if i != 'b' %}{{ i }}{{ loop.length }}{% else %}none{% endfor %}", "a2c2"),
+        ("{% for i in [] %}{% else %}none{% endfor %}{% for i in nothing %}{% else %}none{% endfor %}", "nonenone"),
+        ("{% for k, v in {'a': 1, 'b': 2}.items() %}{{ k }}{{ v }}{% endfor %}", "a1b2"),
+        ("{% for i in tree recursive %}{{ i.n }}{% if i.c %}({{ loop(i.c) }}){% endif %}{% endfor %}", "1(23)4"),
+        ("{% for i in x %}{{ loop.cycle('-', '+') }}{% if loop.changed(i) %}!{% endif %}{% endfor %}", "-!+!-!"),
+        ("{% for i in 'ab' * 40 %}{% if loop.index == 71 %}{% break %}{% endif %}{{ i }}{% endfor %}", "ab" * 35),
+        (
+            "{% macro m(a, b='y') %}{{ a }}{{ b }}{{ caller() if caller else '' }}{% endmacro %}"
+            "{{ m('x') }}{% call m('z') %}!{% endcall %}",
+            "xyzy!",
+        ),
+        ("{% set t | upper | trim %} {{ x[0] }}b {% endset %}{{ t }}{% filter upper %}c{% endfilter %}", "ABC"),
+        (
+            "{{ x | map('upper') | join(', ') }}{{ ', '.join(x | map('upper')) }}{{ x | reverse | list }}",
+            "A, B, CA, B, C['c', 'b', 'a']",
+        ),
+        (
+            "{{ x[1:] }}{{ x[::-1] | first }}{{ 'abc'[1:] }}{{ (x + ['d']) | length }}{{ x == ['a', 'b', 'c'] }}",
+            "['b', 'c']cbc4True",
+        ),
+        (
+            "{{ 'a' ~ 1 ~ none }}{{ 'a' + 'b' }}{{ 1 + 2 + 3 }}{{ [1] + [2] }}{{ 'a' in x }}{{ 'z' not in x }}",
+            "a1Noneab6[1, 2]TrueTrue",
+        ),
+        (
+            "{% set ns = namespace(n=0, l=[]) %}{% for i in x %}{% set ns.n = ns.n + 1 %}{% set ns.l = ns.l + [i] %}"
+            "{% endfor %}{{ ns.n }}{{ ns.l }}",
+            "3['a', 'b', 'c']",
+        ),
+        ("{{ 'a|b'.split('|')[-1].strip() }}{{ ' a '.strip().startswith('a') }}{{ 'a'.replace('a', 'b') }}", "bTrueb"),
+        (
+            "{% set c = cycler(1, 2) %}{{ c.next() }}{{ c.next() }}{{ c.current }}"
+            "{% set j = joiner() %}{{ j() }}{{ j() }}",
+            "121, ",
+        ),
+        ("{{ tree | selectattr('c') | map(attribute='n') | list }}{{ tree | groupby('n') | length }}", "[1]2"),
+        (
+            "{{ x | batch(2) | list }}{{ [3, 1] | sort }}{{ [1, 2] | sum }}{{ 1.256 | round(2) }}"
+            "{{ '<a>b' | striptags }}",
+            "[['a', 'b'], ['c']][1, 3]31.26b",
+        ),
+        (
+            "{% autoescape true %}{{ '<' ~ x[0] }}{{ '<' | safe + '<' }}{% endautoescape %}{{ '<' ~ 'b' }}",
+            "&lt;a<&lt;<b",
+        ),
+    ],
+)
+def test_what_templates_do(source: str, text: str) -> None:
+    tree = [{"n": 1, "c": [{"n": 2}, {"n": 3}]}, {"n": 4}]
+    assert rendered(source, x=["a", "b", "c"], tree=tree) == text

@@ -1,0 +1,252 @@
+"""WriteRows: which files in which format, which columns, and equal bytes for equal rows."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from operators.filter import Filter
+from operators.settings import OutputSettings
+from operators.sinks.formats import scan
+from operators.sinks.write_rows import WriteRows
+from pipeline.api.errors import ConfigError, SchemaError
+from pipeline.api.meter import StageMeter
+from pipeline.api.records import LINEAGE, ROW, Batch, Shard
+from pipeline.dataflow.graph import Node
+from pipeline.dataflow.runtime import NodeRuntime, Resources, RunContext
+from pipeline.system.atomic_files import publish
+from tests.operators.flow import Flow, Rows, chain
+
+SCHEMA = pa.schema([ROW, LINEAGE, pa.field("text", pa.string()), pa.field("ids", pa.list_(pa.int32()))])
+
+
+def row(i: int) -> dict[str, Any]:
+    return {"row": i // 2, "lineage": [i % 2], "text": None if i % 5 == 0 else f"t{i % 7}", "ids": [i] * (i % 4)}
+
+
+def runtime(folder: Path) -> NodeRuntime:
+    return NodeRuntime(RunContext(folder, Resources(), Resources()), "write", 1, StageMeter("write"))
+
+
+def write(folder: Path, batches: list[list[dict[str, Any]]], output: OutputSettings | None = None) -> Shard:
+    op = WriteRows(output or OutputSettings())
+    op.plan(SCHEMA)
+    op.open(runtime(folder))
+    for rows in batches:
+        assert not list(op.process(Batch(0, pa.RecordBatch.from_pylist(rows, SCHEMA))))
+    (shard,) = op.finish(0)
+    assert isinstance(shard, Shard)
+    return shard
+
+
+FORMATS = [
+    OutputSettings(),
+    OutputSettings(compression="gzip", compression_level=2),
+    OutputSettings("jsonl"),
+    OutputSettings("jsonl", "gzip"),
+    OutputSettings("jsonl", "zstd", 7),
+    OutputSettings("arrow"),
+    OutputSettings("arrow", "lz4"),
+]
+
+
+def named(output: OutputSettings) -> str:
+    return f"{output.format}-{output.compression}"
+
+
+@pytest.mark.parametrize("output", FORMATS, ids=named)
+@settings(max_examples=12, deadline=None)
+@given(cut=st.integers(1, 40), seed=st.integers(0, 9))
+def test_order_and_batches_do_not_show_in_the_bytes(tmp_path_factory, output, cut: int, seed: int) -> None:
+    rows = [row(i) for i in range(40)]
+    shuffled = random.Random(seed).sample(rows, len(rows))
+    folder = tmp_path_factory.mktemp("out")
+    first = write(folder / "a", [rows], output)
+    second = write(folder / "b", [shuffled[i : i + cut] for i in range(0, 40, cut)], output)
+    assert (first.sha256, first.rows) == (second.sha256, 40)
+    publish([second])
+    assert scan(second.path.parent).collect().to_dicts() == rows
+
+
+@pytest.mark.parametrize("output", FORMATS, ids=named)
+def test_nested_types_and_values_come_back_and_what_is_below_a_null_does_not_show(tmp_path, output) -> None:
+    kind = pa.struct({"n": pa.int64(), "tags": pa.list_(pa.struct({"t": pa.string(), "p": pa.float64()}))})
+    value = {"n": 1, "tags": [{"t": 'é\n"', "p": 0.1}, {"t": None, "p": -1e300}]}
+    schema = pa.schema([ROW, pa.field("s", kind), pa.field("v", pa.list_(pa.float32())), pa.field("i", pa.int64())])
+    shards = []
+    for below in (7, 8):  # the same rows; only the memory under the null differs
+        column = pa.Array.from_buffers(pa.int64(), 2, [pa.py_buffer(b"\x01"), pa.array([3, below]).buffers()[1]])
+        op = WriteRows(output)
+        op.plan(schema)
+        op.open(runtime(tmp_path / str(below)))
+        columns = [
+            pa.array([0, 1]),
+            pa.array([value, None], kind),
+            pa.array([[0.5], []], pa.list_(pa.float32())),
+            column,
+        ]
+        list(op.process(Batch(0, pa.record_batch(columns, schema=schema))))
+        shards += [shard for shard in op.finish(0) if isinstance(shard, Shard)]
+    publish(shards)
+    assert shards[0].sha256 == shards[1].sha256
+    found = scan(shards[0].path.parent).collect().to_dicts()
+    assert found == [{"row": 0, "s": value, "v": [0.5], "i": 3}, {"row": 1, "s": None, "v": [], "i": None}]
+
+
+@pytest.mark.parametrize("output", FORMATS, ids=named)
+def test_a_chunk_without_rows_is_a_file_too(tmp_path, output) -> None:
+    shard = write(tmp_path, [], output)
+    publish([shard])
+    assert (shard.path.exists(), shard.rows) == (True, 0)
+    assert scan(shard.path.parent).collect().height == 0
+
+
+def test_rows_that_cannot_be_shown_end_no_run_that_is_done(tmp_path) -> None:
+    schema = pa.schema([ROW, pa.field("odd", pa.month_day_nano_interval())])
+    op = WriteRows(OutputSettings("arrow", preview=1))
+    op.plan(schema)
+    op.open(runtime(tmp_path))
+    op.process(Batch(0, pa.record_batch([pa.array([0]), pa.nulls(1, schema.field("odd").type)], schema=schema)))
+    publish([shard for shard in op.finish(0) if isinstance(shard, Shard)])
+    with pytest.raises(ValueError, match="a type that polars cannot show"):
+        list(op.report(tmp_path))
+
+
+def test_no_time_stands_in_a_gzip_header(tmp_path) -> None:
+    shard = write(tmp_path, [[row(1)]], OutputSettings("jsonl", "gzip"))
+    content = shard.temporary.read_bytes()
+    assert content[3:8] == bytes(5)  # no name, and a time of 0
+    assert json.loads(gzip.decompress(content)) == row(1)
+
+
+@pytest.mark.parametrize(("output", "depth"), [("parquet", 60), ("arrow", 80)])
+def test_a_column_that_is_nested_too_deeply_for_a_file_is_refused_before_anything_is_made(output, depth) -> None:
+    kind = pa.int64()
+    for _ in range(depth):
+        kind = pa.list_(kind)
+    schema = pa.schema([ROW, pa.field("deep", kind)])
+    with pytest.raises(SchemaError, match=r"column 'deep' is nested deeper than .*data.schema=\{deep: json, ...\}"):
+        WriteRows(OutputSettings(output)).plan(schema)
+    WriteRows(OutputSettings("jsonl")).plan(schema)
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.list_(pa.large_binary()), pa.struct({"a": pa.binary(4)})])
+def test_bytes_are_refused_where_the_format_knows_none(kind) -> None:
+    schema = pa.schema([ROW, pa.field("image", kind)])
+    with pytest.raises(SchemaError, match=r"column 'image' has type .*JSON cannot hold bytes"):
+        WriteRows(OutputSettings("jsonl")).plan(schema)
+    WriteRows(OutputSettings("arrow")).plan(schema)
+
+
+@pytest.mark.parametrize(
+    ("kind", "output"),
+    [
+        (pa.month_day_nano_interval(), "parquet"),
+        (pa.sparse_union([pa.field("a", pa.int64())]), "parquet"),
+        (pa.struct({"a": pa.decimal256(50, 2)}), "jsonl"),
+        (pa.list_view(pa.int64()), "jsonl"),
+    ],
+    ids=str,
+)
+def test_a_type_that_no_file_of_the_format_can_have_is_refused_before_anything_is_made(kind, output: str) -> None:
+    schema = pa.schema([ROW, pa.field("odd", kind)])
+    with pytest.raises(SchemaError, match=r"column 'odd' has type .* cannot be written into .*; write output=arrow"):
+        WriteRows(OutputSettings(output)).plan(schema)
+    WriteRows(OutputSettings("arrow")).plan(schema)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"format": "csv"}, "output.format='csv' cannot work: it is one of parquet, jsonl, arrow"),
+        ({"format": "jsonl", "compression": "snappy"}, "with output.format=jsonl it is one of none, gzip, zstd"),
+        ({"compression_level": 23}, "zstd has levels 1 to 22"),
+        ({"compression": "snappy", "compression_level": 1}, "snappy has no levels"),
+        ({"publish": "bucket/prefix"}, "it is an URL: s3://bucket/prefix"),
+        ({"publish": "ftp://me:hunter2@host/x"}, "output.publish has a password in it"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(values, says) -> None:
+    with pytest.raises(ConfigError, match=says):
+        OutputSettings(**values)
+
+
+def test_metadata_of_the_schema_is_left_out(tmp_path: Path) -> None:
+    op = WriteRows(OutputSettings(compression="none"))
+    op.plan(SCHEMA.with_metadata({"when": "now"}))
+    op.open(runtime(tmp_path))
+    (shard,) = op.finish(3)
+    assert isinstance(shard, Shard)
+    assert shard.path == tmp_path / "data" / "part-00003.parquet"
+    assert pq.read_schema(shard.temporary).equals(SCHEMA)
+    assert pq.read_schema(shard.temporary).metadata is None
+    assert not shard.path.exists()
+
+
+def test_one_file_a_chunk_in_a_flow_also_for_a_second_sink(tmp_path: Path) -> None:
+    rows = [{"prompt": f"p{i}"} for i in range(40)]
+    nodes = chain(Rows(rows, pa.schema([("prompt", pa.string())]), chunk_rows=16))
+    nodes |= {
+        "main": Node(WriteRows(OutputSettings()), ("source",)),
+        "second": Node(WriteRows(OutputSettings(), "second"), ("source",)),
+        "some": Node(Filter("row < 5"), ("source",)),
+    }
+    Flow(tmp_path, nodes).run()
+    for folder in (tmp_path / "data", tmp_path / "data" / "second"):
+        files = sorted(folder.glob("*.parquet"))
+        assert [f.name for f in files] == [f"part-0000{k}.parquet" for k in range(3)]
+        assert [r["prompt"] for f in files for r in pq.read_table(f).to_pylist()] == [r["prompt"] for r in rows]
+
+
+@pytest.mark.parametrize(
+    ("output", "columns"),
+    [
+        (OutputSettings(), ["row", "completion"]),
+        (OutputSettings(prompt_text=True), ["row", "prompt_text", "completion"]),
+        (OutputSettings(completion_ids=True), ["row", "completion", "completion_ids"]),
+    ],
+)
+def test_helper_columns_are_left_out(tmp_path: Path, output: OutputSettings, columns: list[str]) -> None:
+    ids = pa.list_(pa.int32())
+    text = pa.string()
+    schema = pa.schema([ROW, ("prompt_text", text), ("prompt_ids", ids), ("completion", text), ("completion_ids", ids)])
+    op = WriteRows(output)
+    op.plan(schema)
+    op.open(runtime(tmp_path))
+    (shard,) = op.finish(0)
+    assert isinstance(shard, Shard)
+    assert pq.read_schema(shard.temporary).names == columns
+
+
+def test_what_cannot_work_is_refused() -> None:
+    for directory in ("/tmp", "../x"):
+        with pytest.raises(ConfigError, match="a folder in data/"):
+            WriteRows(OutputSettings(), directory)
+    with pytest.raises(SchemaError, match="needs a column 'row'"):
+        WriteRows(OutputSettings()).plan(pa.schema([("a", pa.string())]))
+
+
+def test_a_preview_rounds_numbers_and_shows_nested_values_as_json(tmp_path):
+    message = pa.struct([("role", pa.string()), ("content", pa.string())])
+    schema = pa.schema([ROW, ("perplexity", pa.float64()), ("messages", pa.list_(message)), ("text", pa.string())])
+    op = WriteRows(OutputSettings(preview=1, preview_columns=["perplexity", "messages", "text", "perplexity"]))
+    op.plan(schema)
+    (tmp_path / "data").mkdir()
+    messages = [{"role": "user", "content": "é"}]
+    values = {"row": 0, "perplexity": 1.0003905573437335, "messages": messages, "text": "a\nb"}
+    pq.write_table(pa.Table.from_pylist([values], schema), tmp_path / "data/part-00000.parquet")
+    assert list(op.report(tmp_path)) == [
+        "perplexity  1.00039",
+        'messages    [{"role": "user", "content": "é"}]',
+        "text        a b",
+        "",
+    ]

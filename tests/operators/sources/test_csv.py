@@ -1,0 +1,148 @@
+"""CSV: types, and rows that do not fit the header or the types."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from operators.sources.csv import CsvReader
+from operators.sources.input_file import InputFile
+from pipeline.api.errors import InputError
+from tests.operators.sources.reading import read
+
+GOOD = [("1", "a"), ("", ""), ("2", 'quoted "b", and\na line'), ("-3", "é"), ("07", "x")]
+MALFORMED = [("1",), ("1", "2", "3")]
+MISFIT = [("one", "a"), ("1.5", "b"), ("99999999999999999999", "c")]
+
+
+def to_bytes(rows: list[tuple[str, ...]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(st.sampled_from(GOOD + MALFORMED + MISFIT), max_size=25),
+    block_chars=st.integers(1, 200),
+    chunk_rows=st.integers(1, 9),
+    seek=st.integers(0, 3),
+)
+def test_any_mix_of_rows_gives_every_row_its_own_fate(
+    tmp_path_factory, rows: list[tuple[str, ...]], block_chars: int, chunk_rows: int, seek: int
+) -> None:
+    path = tmp_path_factory.mktemp("csv") / "a.csv"
+    path.write_bytes(to_bytes([("n", "p"), *rows]))
+    types = {"n": "int64", "p": "string"}
+    whole = read(path, chunk_rows, schema=types)
+    assert [(row["n"], row["p"]) for row in whole.values] == [
+        (int(n) if n else None, p) for n, p in (row for row in rows if row in GOOD)
+    ]
+    assert sorted(whole.rejects) == [i for i, row in enumerate(rows) if row not in GOOD]
+    before = [sum(field.count("\n") for row in rows[:i] for field in row) for i in range(len(rows))]
+    assert all(reject.line == i + 2 + before[i] for i, reject in whole.rejects.items())
+    tail = read(path, chunk_rows, seek, schema=types)
+    assert tail.rows == {i: row for i, row in whole.rows.items() if i >= seek * chunk_rows}
+    assert tail.rejects == {i: row for i, row in whole.rejects.items() if i >= seek * chunk_rows}
+    reader = CsvReader(InputFile(str(path)), types, block_chars)
+    blocks = list(reader.blocks(reader.schema(1), 0))
+    assert sum(b.rows for b in blocks) == len(rows)
+    assert [row for b in blocks if b.data is not None for row in b.data.to_pylist()] == whole.values
+
+
+def test_types_are_as_narrow_as_the_values(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(
+        "i,d,b,zip,date,long,none\n1,1,true,01234,2020-01-01,123456789012345678901,\n,2.5,FALSE,99999,2021-01-01,1,\n"
+    )
+    schema = CsvReader(InputFile(str(path))).schema(1)
+    assert {f.name: str(f.type) for f in schema} == {
+        "i": "int64", "d": "double", "b": "bool", "zip": "string", "date": "string", "long": "string", "none": "null",
+    }  # fmt: skip
+    assert read(path).values[1] == {
+        "i": None, "d": 2.5, "b": False, "zip": "99999", "date": "2021-01-01", "long": "1", "none": "",
+    }  # fmt: skip
+
+
+def test_rejects_say_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"n,p\n1,a\n2\nx,b\n3,\xff\n")
+    rejects = read(path, schema={"n": "int64", "p": "string"}).rejects
+    assert [(r.line, r.record) for r in rejects.values()] == [
+        (3, "2"),
+        (4, '{"n": "x", "p": "b"}'),
+        (5, '{"n": "3", "p": "\\\\xff"}'),
+    ]
+    assert rejects[1].reason == "has 1 fields, the header has 2; a field with a delimiter or a line break needs quotes"
+    assert rejects[2].reason == "column 'n' is int64, the value is 'x'; data.schema can give another type"
+
+
+def test_a_row_that_is_wrong_in_both_ways_costs_itself(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"n,p\n1,a\n2\xff\n3,\xc3\xa9\n")
+    reading = read(path)
+    assert [(r.line, r.record) for r in reading.rejects.values()] == [(3, "2\\xff")]
+    assert reading.values == [{"n": 1, "p": "a"}, {"n": 3, "p": "é"}]
+
+
+def test_tabs_and_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_text("\ufeffp\tq\na,b\t2\n")
+    assert read(path).values == [{"p": "a,b", "q": 2}]
+
+
+OPEN = 'a quote is opened and not closed; close it, and write "" for a quote inside quotes'
+BEHIND = 'there is text behind a closing quote; write "" for a quote inside quotes'
+LONG = "the row has more than 40 characters; Parquet takes longer rows"
+BAD = {
+    "open to the end": ('1,"a\n2,b\n3,c', [2, 3], {2: OPEN}),
+    "open to the next quote": ('1,"a\n2,b\n3,"c, d"\n4,e\n', [2, 3, 4], {2: OPEN}),
+    "open in the last line": ('1,a\n2,"b', [1], {3: OPEN}),
+    "open in every line": ('1,"a\n2,"b\n3,"c\n', [], {2: OPEN, 3: OPEN, 4: OPEN}),
+    "text behind": ('1,"a" b\n2,c\n', [2], {2: BEHIND}),
+    "a long line": (f"1,{'a' * 99}\n2,b\n", [2], {2: LONG}),
+    "a long line without end": (f"1,a\n2,{'b' * 99}", [1], {3: LONG}),
+    "a long line of old": (f"1,{'a' * 99}\r2,b\r", [2], {2: LONG}),
+    "long over lines": ('1,"' + "a" * 30 + "\n" + "a" * 30 + '"\n2,b\n', [2], None),
+}
+
+
+@pytest.mark.parametrize("block_chars", [1, 7, 1000])
+@pytest.mark.parametrize("name", BAD)
+def test_a_row_that_cannot_be_parsed_costs_itself(tmp_path: Path, name: str, block_chars: int) -> None:
+    text, good, bad = BAD[name]
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"n,p\n" + text.encode())
+    reader = CsvReader(InputFile(str(path)), None, block_chars, max_row_chars=40)
+    blocks = list(reader.blocks(pa.schema([("n", pa.int64())]), 0))
+    assert [n for block in blocks if block.data is not None for n in block.data["n"].to_pylist()] == good
+    if bad is not None:
+        assert {row.line: row.reason for block in blocks for row in block.bad} == bad
+
+
+def test_a_header_that_cannot_be_parsed_is_an_input_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('\n"a,b\n1,2\n')
+    with pytest.raises(InputError, match=r"a\.csv cannot be read as CSV: its header, line 2: a quote is opened"):
+        read(path)
+
+
+def test_a_row_of_ten_megabytes_is_a_row(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("n,p\n1," + "a" * 10_000_000 + '\n2,"' + "b\n" * 5_000_000 + '"\n3,c\n')
+    assert [len(row["p"]) for row in read(path).values] == [10_000_000, 10_000_000, 1]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_every_line_end_and_blank_lines(tmp_path: Path, end: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(end.join(["n,p", "", "1,a", "", "x,b", '2,"c', 'd"', "3", ""]).encode())
+    reading = read(path, schema={"n": "int64", "p": "string"})
+    assert reading.values == [{"n": 1, "p": "a"}, {"n": 2, "p": f"c{end}d"}]
+    assert [reject.line for reject in reading.rejects.values()] == [5, 8]

@@ -1,0 +1,135 @@
+"""The calibration, on a decoder whose calls cost what the test says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from operators.engine.backend.fake import FakeDecoder
+from operators.engine.backend.interface import Logits, decoder_shape
+from operators.settings.runtime import OPEN, EngineSettings
+from operators.tuning.calibration import Calibration, Choice
+from pipeline.api.errors import ConfigError
+
+GIGABYTE = 1 << 30
+AUTO = EngineSettings(**OPEN)
+
+
+pytestmark = pytest.mark.usefixtures("memory")
+
+
+class Costly(FakeDecoder):
+    """Its calls take what `cost` says of (tokens, rows, settings), on a clock of its own."""
+
+    clock = 0.0
+
+    def __init__(self, settings: EngineSettings, cost: Callable[[int, int, EngineSettings], float]) -> None:
+        super().__init__(decoder_shape(settings, 4096))
+        self.settings, self.cost = settings, cost
+
+    def decode(self) -> Logits:
+        slots = self.batch.seq_id[: self.batch.n_tokens]
+        Costly.clock += self.cost(len(slots), len(set(slots.tolist())), self.settings)
+        return super().decode()
+
+
+def choose(
+    cost: Callable[[int, int, EngineSettings], float],
+    settings: EngineSettings = AUTO,
+    free_bytes: int = GIGABYTE,
+    rows: int | None = None,
+) -> Choice:
+    opened: list[int] = []
+
+    def lease(settings: EngineSettings) -> tuple[Costly, Callable[[], None]]:
+        opened.append(1)
+        return Costly(settings, cost), opened.clear
+
+    choice = Calibration(lease, settings, [50, 70, 90], 64, free_bytes, lambda: Costly.clock, rows).choose()
+    assert not opened  # every context is freed
+    return choice
+
+
+def linear(fixed: float, each: float) -> Callable[[int, int, EngineSettings], float]:
+    return lambda tokens, rows, settings: fixed + each * tokens
+
+
+def test_where_a_row_costs_as_much_in_any_company_few_slots_are_taken():
+    assert choose(linear(0.0, 0.01)).values["slots"] == 4
+
+
+def test_where_weights_cost_most_many_slots_are_taken():
+    assert choose(linear(1.0, 0.0001)).values["slots"] == 64
+
+
+def test_the_least_number_of_slots_within_the_tolerance():
+    # (f + 0.01 n) / n for f = 0.1: 8: 0.0225, 16: 0.01625, 32: 0.0131, 64: 0.0116; for f = 0.02: 16: 0.0113, 32: 0.0106
+    assert choose(linear(0.1, 0.01)).values["slots"] == 64
+    assert choose(linear(0.02, 0.01)).values["slots"] == 32
+
+
+def test_few_rows_need_few_slots():
+    assert choose(linear(1.0, 0.0001), rows=16).values["slots"] == 16
+    assert choose(linear(1.0, 0.0001), rows=20).values["slots"] == 20  # in 16 a second round would be made for 4 rows
+    assert choose(linear(1.0, 0.0001), rows=1).values["slots"] == 1
+    assert choose(linear(1.0, 0.0001), rows=100).values["slots"] == 64
+    assert choose(linear(0.0, 0.01), rows=100).values["slots"] == 4
+
+
+def test_memory_bounds_the_slots():
+    # The fake keeps 8 bytes a token: 1024 tokens a row.
+    few = choose(linear(1.0, 0.0001), free_bytes=2 * 20 * 1024 * 8)
+    assert few.values["slots"] == 16
+    assert "room for 19" in few.reasons[-1]
+    assert choose(linear(1.0, 0.0001), free_bytes=0).values["slots"] == 1
+
+
+def test_large_calls_only_where_they_pay():
+    assert choose(linear(0.0, 0.001)).values["n_ubatch"] == 128
+    assert choose(linear(0.05, 0.0001)).values["n_ubatch"] == 1024
+
+
+def test_a_slow_machine_is_not_kept_busy_for_long():
+    before = Costly.clock
+    choose(linear(0.5, 0.02))  # 3 s for a call of 128 tokens
+    assert Costly.clock - before < 60
+
+
+def test_a_value_that_is_given_stays():
+    settings = EngineSettings(**(OPEN | {"slots": 24, "n_ubatch": 256}))
+    choice = choose(linear(1.0, 0.0001), settings)
+    done = choice.apply(settings)
+    assert (done.slots, done.n_ubatch) == (24, 256)
+    assert not done.open_keys()
+    assert "slots" not in settings.open_keys()
+
+
+def test_the_layout_is_measured_where_it_may_be_chosen():
+    def unified_is_faster(tokens: int, rows: int, settings: EngineSettings) -> float:
+        return 0.01 if settings.kv == "unified" else 0.02
+
+    assert choose(unified_is_faster).values["kv"] == "per_sequence"
+    settings = EngineSettings(**OPEN, deterministic=False)
+    assert choose(unified_is_faster, settings).apply(settings).kv == "unified"
+
+
+def test_flash_attention_is_dropped_where_steps_are_clearly_faster_without():
+    def cost(without: float) -> Callable[[int, int, EngineSettings], float]:
+        return lambda tokens, rows, settings: 1.0 if settings.flash_attention else without
+
+    assert choose(cost(0.5)).values["flash_attention"] is False
+    assert choose(cost(0.98)).values["flash_attention"] is True
+    assert choose(cost(1.5)).values["flash_attention"] is True
+
+
+def test_threads_are_measured(monkeypatch):
+    monkeypatch.setattr("operators.tuning.calibration.usable_cores", lambda: 8)
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    assert choose(lambda t, r, s: 1.0 if s.threads == 8 else 0.5).values["threads"] == 4
+    assert choose(lambda t, r, s: 0.2 if s.threads == 8 else 0.5).values["threads"] == 8
+
+
+def test_what_cannot_work_is_refused_beside_open_values_too():
+    with pytest.raises(ConfigError, match=r"runtime\.kv_type"):
+        EngineSettings(**OPEN, kv_type="f8")

@@ -1,0 +1,176 @@
+"""`python -m pipeline status`: what another terminal sees of a run that runs, is done, failed or was killed."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.__main__ import main
+from pipeline.api.errors import ConfigError, ExitCode
+from pipeline.dataflow.runtime import Resources
+from pipeline.run.job import run_job
+from pipeline.run_dir.lock import LOCK_FILE, is_held, locked
+from pipeline.run_dir.state import RunState
+from pipeline.settings import JobSettings, NodeSettings
+from tests.pipeline.run.test_job import OPS, job
+
+
+def waiting(directory: Path, flag: Path, **settings: Any) -> JobSettings:
+    """A job of 45 rows that stands still at row 25 while `flag` is there."""
+    found = job(directory, max_open_chunks=1, **settings)
+    found.nodes["wait"] = NodeSettings({"_target_": f"{OPS}.WaitAt", "at": 25, "flag": str(flag)}, "square")
+    found.nodes["write"].inputs = ["wait"]
+    return found
+
+
+def values(directory: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((directory / "status.json").read_text())
+    return found
+
+
+def test_of_a_run_that_runs(tmp_path, capsys):
+    out, flag = tmp_path / "out", tmp_path / "flag"
+    flag.touch()
+    ended: list[ExitCode] = []
+    run = threading.Thread(target=lambda: ended.append(run_job(waiting(out, flag), Resources())))
+    run.start()
+    try:
+        while not Path(f"{flag}.reached").exists() or values(out)["rows"] < 20:
+            assert run.is_alive()
+        assert is_held(out)
+        assert main(["status", str(out)]) == ExitCode.DONE
+        shown = capsys.readouterr().out
+    finally:
+        flag.unlink()
+        run.join()
+    assert "squares  running: pid" in shown
+    assert "committed 20 rows in 2 chunks" in shown
+    assert "/45 rows" in shown
+    assert "time left unknown" in shown or " left" in shown
+    assert ended == [ExitCode.DONE]
+    assert not is_held(out)
+
+
+def test_of_a_run_that_is_done(tmp_path, capsys):
+    run_job(job(tmp_path / "out", square={"bad": [3]}, max_error_rate=0.1), Resources())
+    capsys.readouterr()
+    assert main(["status", str(tmp_path / "out")]) == ExitCode.DONE
+    shown = capsys.readouterr().out
+    assert re.search(r"squares  done after \d+s, exit code 0, attempt 1\n", shown)
+    assert "45/45 rows 100.0%" in shown
+    assert "rejects   1 errors, 0 filtered" in shown
+    (square,) = [line.split() for line in shown.splitlines() if line.startswith("square ")]
+    assert square[1:4] == ["45", "44", "1"]
+
+
+def test_of_a_run_that_failed(tmp_path, capsys):
+    broken = tmp_path / "broken"
+    broken.touch()
+    run_job(job(tmp_path / "out", square={"fail_at": 25, "broken": str(broken)}, max_open_chunks=1), Resources())
+    assert main(["status", str(tmp_path / "out")]) == ExitCode.INTERRUPTED
+    shown = capsys.readouterr().out
+    assert "not running; the same command resumes (it failed, exit code 1: see run.log" in shown
+    assert "committed 20 rows in 2 chunks" in shown
+
+
+def test_of_a_run_that_was_killed(tmp_path, capsys):
+    out = tmp_path / "out"
+    run_job(job(out), Resources())
+    (out / "status.json").write_text(json.dumps({**values(out), "state": "running", "exit_code": None}))
+    assert main(["status", str(out)]) == ExitCode.INTERRUPTED
+    assert "not running; the same command resumes (it was killed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", [None, "", '{"state": "done"}'])
+def test_of_a_run_that_has_said_nothing_yet(tmp_path, capsys, text):
+    RunState(tmp_path / "state.sqlite").close()
+    if text is not None:
+        (tmp_path / "status.json").write_text(text)
+    assert main(["status", str(tmp_path)]) == ExitCode.INTERRUPTED
+    assert "not running, and it has not said how far it came" in capsys.readouterr().out
+    with locked(tmp_path):
+        assert main(["status", str(tmp_path)]) == ExitCode.DONE
+    assert "starting" in capsys.readouterr().out
+
+
+def test_where_there_is_no_run(tmp_path, capsys):
+    for arguments in ([str(tmp_path)], [str(tmp_path / "nowhere")], [], ["a", "b"], ["--loud"]):
+        assert main(["status", *arguments]) == ExitCode.CONFIG
+    assert list(tmp_path.iterdir()) == []
+    assert "it has no state.sqlite" in capsys.readouterr().err
+
+
+def test_json_is_the_file_as_it_is(tmp_path, capsys):
+    run_job(job(tmp_path / "out"), Resources())
+    capsys.readouterr()
+    assert main(["status", str(tmp_path / "out"), "--json"]) == ExitCode.DONE
+    assert json.loads(capsys.readouterr().out) == values(tmp_path / "out")
+
+
+def test_counters_of_a_run_go_on_over_its_attempts_and_never_fall(tmp_path):
+    broken = tmp_path / "broken"
+    broken.touch()
+    settings = job(tmp_path / "out", square={"fail_at": 25, "broken": str(broken)}, max_open_chunks=1)
+    assert run_job(settings, Resources()) is ExitCode.FAILED
+    before = values(tmp_path / "out")["counters"]
+    broken.unlink()
+    assert run_job(settings, Resources()) is ExitCode.DONE
+    after = values(tmp_path / "out")["counters"]
+    assert all(after[node][key] >= value for node, counts in before.items() for key, value in counts.items())
+    assert after["square"]["rows_in"] == before["square"]["rows_in"] + 25
+    settings.overwrite = True
+    assert run_job(settings, Resources()) is ExitCode.DONE
+    assert values(tmp_path / "out")["counters"]["square"]["rows_in"] == 45
+
+
+def test_counters_of_another_run_are_not_taken_over(tmp_path):
+    """As where state.sqlite was lost and made again beside an old status.json."""
+    broken = tmp_path / "broken"
+    broken.touch()
+    settings = job(tmp_path / "out", square={"fail_at": 25, "broken": str(broken)}, max_open_chunks=1)
+    run_job(settings, Resources())
+    (tmp_path / "out/status.json").write_text(json.dumps({**values(tmp_path / "out"), "run_id": "another"}))
+    broken.unlink()
+    run_job(settings, Resources())
+    assert values(tmp_path / "out")["counters"]["square"]["rows_in"] == 25
+
+
+def test_who_looks_keeps_no_run_out(tmp_path):
+    """The lock is shared for a moment by who looks: a run that begins just then waits for that moment."""
+    (tmp_path / LOCK_FILE).touch()
+    with (tmp_path / LOCK_FILE).open("rb") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        with locked(tmp_path, wait=lambda _: fcntl.flock(looking, fcntl.LOCK_UN)):
+            assert is_held(tmp_path)
+            with pytest.raises(ConfigError, match="another run"), locked(tmp_path):
+                pass
+    assert not is_held(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "says"),
+    [
+        ("done", ExitCode.DONE, "done"),
+        ("failed", ExitCode.INTERRUPTED, "not running; the same command resumes (it failed: see run.log)"),
+    ],
+)
+def test_of_a_run_of_another_version(tmp_path, capsys, status, code, says):
+    """Whose status.json has other keys."""
+    out = tmp_path / "out"
+    run_job(job(out, square={"bad": [3]}, max_error_rate=0.1), Resources())
+    capsys.readouterr()
+    older = {key: value for key, value in values(out).items() if key not in ("recalled", "counters")}
+    (out / "status.json").write_text(json.dumps(older))
+    manifest = (out / "manifest.json").read_text()
+    (out / "manifest.json").write_text(manifest.replace('"status": "done"', f'"status": "{status}"'))
+    assert main(["status", str(out)]) == code
+    shown = capsys.readouterr().out
+    assert f"squares  {says}; status.json is lost or of another version" in shown
+    assert "committed 45 rows in 5 chunks" in shown
+    assert "rejects   1 errors, 0 filtered" in shown

@@ -1,0 +1,108 @@
+"""What people mistype is answered with what to write, and what is then written works."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from pipeline.__main__ import COMMANDS, main
+from pipeline.api.errors import ExitCode
+from tests.pipeline.config.test_compose import here, refused, write_job
+
+__all__ = ["here"]  # the fixture: a directory with a job file of squares
+
+SQUARES = "job=squares.yaml"
+
+
+@pytest.mark.parametrize("text", ["Hi, you: answer!", "Q: {{ question }}", "(a) or [b]?", "Don't = do", "{x: 1"])
+def test_a_text_that_cannot_be_read_is_shown_with_quotes_with_which_it_can(capsys, text):
+    message = refused(capsys, SQUARES, f"model.system={text}")
+    (suggested,) = shlex.split(message.split("quotes of its own: ")[1])
+    assert main([SQUARES, suggested, "--cfg", "job", "--package", "model"]) == ExitCode.DONE
+    assert text in capsys.readouterr().out.replace("''", "'")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (['model.system=say "yes", now'], r"""a \ before quotes inside: 'model.system="..."'"""),
+        (["model.system=yes, no"], """for one text write 'model.system="yes, no"', for a list"""),
+        (["data.path=my", "file.csv"], "'file.csv' cannot be read as key=value; there are no spaces around the ="),
+        (["sampling.stop=[a,", "b]"], "a list is put in quotes as a whole: 'sampling.stop=[one, two]'"),
+        (["sampling.stop=x"], "sampling.stop takes a list; write sampling.stop=[...]"),
+        (["sampling.temperature=hot"], "sampling.temperature=hot cannot work: it takes a number"),
+        (["overwrite=perhaps"], "overwrite=perhaps cannot work: it takes true or false"),
+        (["--seed=3"], "--seed=3: settings have no dashes; write seed=3"),
+        (["-seed", "3"], "write seed=VALUE"),
+        (["--dry-run"], "write dry_run=VALUE"),
+        (["--sampling.max-tokens=5"], "write sampling.max_tokens=5"),
+    ],
+)
+def test_an_argument_that_is_no_setting_is_told_how_to_be_one(capsys, arguments, says):
+    assert says in refused(capsys, SQUARES, *arguments)
+    assert not Path("outputs").exists()
+
+
+@pytest.mark.parametrize(
+    ("argument", "noted"),
+    [
+        (r'sampling.stop=["\n"]', True),
+        (r'nodes.render.op.template="Q: {{ q }}\nA:"', True),
+        ('sampling.stop=["\n"]', False),
+        (r'sampling.structured.regex="a\n"', False),
+        ("nodes.render.op.template=\"{{ q | replace('\\n', ' ') }}\"", False),
+        ("job.yaml", True),  # in which `stop: ['\n']` has YAML's single quotes
+    ],
+)
+def test_a_line_break_that_is_none_is_noted(capsys, argument, noted):
+    stops = "sampling: {stop: ['\\n', \"\\n\"]}"
+    write_job("job", f"defaults:\n  - override /flow: generate\ndata: {{path: p.csv}}\n{stops}\n")
+    Path("p.csv").write_text("prompt,q\na,b\n")
+    job = ["job=job.yaml"] if argument == "job.yaml" else ["job=generate", "data.path=p.csv", "model=tiny", argument]
+    assert main([*job, "dry_run=plan"]) == ExitCode.DONE
+    assert (r"\n is a backslash and an n here" in capsys.readouterr().err) == noted
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("seed:\n\t3\n", "line 2, column 1: found character '\\t' that cannot start any token; YAML is indented with"),
+        ("name: {{ x }}\n", "line 1, column 8: found unhashable key; a text that begins with { needs quotes"),
+        ("name: a: b\n", "line 1, column 8: mapping values are not allowed here; a text with a colon"),
+        ("seed: 1\nseed: 2\n", "line 2, column 1: found duplicate key seed"),
+        ("defaults:\n  - model: gguf\n", "write `- override /model: gguf`"),
+        ("defaults:\n  - /model: gguf\n", "write `- override /model: gguf`"),
+        ("defaults:\n  - override flow: generate\n", "in a job's defaults write `- override /flow: OPTION` (in "),
+        ("defaults:\n  - override /flwo: generate\n", "did you mean /flow?"),
+        ("sampling:\n  structured: {choices: [yes, no]}\n", 'write "yes", "on" or "true", with the quotes (in '),
+        ("sampling:\n  stop: [no]\n", "sampling.stop[0]: False is a boolean here, not a text"),
+        ("data:\n  prompt_column: on\n", "data.prompt_column: True is a boolean here, not a text"),
+        ("sampling: 1\n", "sampling takes settings of its own below it (sampling: {key: value})"),
+        ("output: jsonl\n", "chosen with `- override /output: jsonl` at the end of `defaults:`"),
+        ("sampling:\n  stop: x\n", "sampling.stop takes a list; write sampling.stop=[...] (in "),
+    ],
+)
+def test_a_job_file_that_is_wrong_is_told_where_and_what_to_write(capsys, text, says):
+    write_job("bad", text)
+    message = refused(capsys, "job=bad.yaml")
+    assert says in message
+    assert len(message.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_that_is_asked_for_help_gives_it(capsys, command):
+    assert main([command, "--help"]) == ExitCode.DONE
+    assert "commands:\n" in capsys.readouterr().out
+
+
+def test_the_name_of_a_job_in_place_of_its_directory_is_told_the_directory(capsys):
+    assert main([SQUARES]) == ExitCode.DONE
+    for arguments in (["status", "squares"], ["report", "squares"], ["verify", "squares"]):
+        assert "did you mean outputs/squares?" in refused(capsys, *arguments)
+        assert "did you mean" not in refused(capsys, arguments[0], "circles")
+
+
+def test_a_command_without_its_run_is_told_what_to_write(capsys):
+    assert "status is about a run; write python -m pipeline status outputs/NAME" in refused(capsys, "status")

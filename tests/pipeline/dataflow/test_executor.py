@@ -1,0 +1,249 @@
+"""Laws of the dataflow core, on small graphs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from pipeline.api.errors import Interrupted, NodeFailed
+from pipeline.api.meter import StageMeter
+from pipeline.api.records import ChunkEnd
+from pipeline.dataflow import executor
+from pipeline.dataflow.executor import Executor, ExecutorSettings
+from pipeline.dataflow.graph import Graph, Node
+from pipeline.dataflow.reject_writer import RejectTally, RejectWriter
+from pipeline.dataflow.row_counts import AccountingError
+from pipeline.dataflow.runtime import Resources, RunContext
+from pipeline.system.atomic_files import publish
+from tests.pipeline.ops import Apply, Buffer, Collect, Count, Join, KeepEven, TakeChunks, Twice
+
+
+class Run:
+    """A graph, run in a directory; keeps what was committed."""
+
+    def __init__(self, tmp_path: Path, nodes: Mapping[str, Node], max_open_chunks: int = 8) -> None:
+        self.committed: list[int] = []
+        self.tally = RejectTally()
+        self.context = RunContext(tmp_path, Resources(), Resources())
+        self.executor = Executor(
+            Graph(nodes),
+            RejectWriter(tmp_path / "rejects", self.tally),
+            self.context,
+            self._commit,
+            ExecutorSettings(max_open_chunks=max_open_chunks, tick_s=0.01),
+        )
+
+    def _commit(self, end: object, shards: object) -> None:
+        publish(list(shards))  # type: ignore[call-overload]
+        self.committed.append(end.chunk)  # type: ignore[attr-defined]
+
+    def meter(self, name: str) -> StageMeter:
+        return next(m for m in self.executor.meters if m.name == name)
+
+
+def test_fan_out_filter_and_fan_in_keep_every_row(tmp_path: Path) -> None:
+    sink, join = Collect(), Join()
+    nodes = {
+        "count": Node(Count(25)),
+        "even": Node(KeepEven(), ("count",)),
+        "twice": Node(Twice(), ("count",)),
+        "join": Node(join, ("even", "twice"), capacity_rows=2),
+        "sink": Node(sink, ("join",), capacity_rows=1),
+    }
+    run = Run(tmp_path, nodes)
+    run.executor.run()
+    assert sorted(sink.column("x")) == sorted([*range(25), *range(25), *range(0, 25, 2)])
+    assert sink.ends == run.committed == [0, 1, 2]
+    assert join.ports == {0, 1}
+    assert run.tally.by_reason == {("even", "filtered", "odd"): 12}
+
+
+def test_fan_out_shares_the_buffers(tmp_path: Path) -> None:
+    a, b = Collect(), Collect()
+    Run(tmp_path, {"count": Node(Count(5)), "a": Node(a, ("count",)), "b": Node(b, ("count",))}).executor.run()
+    assert [x.data.column("x").buffers()[1].address for x in a.batches] == [
+        x.data.column("x").buffers()[1].address for x in b.batches
+    ]
+
+
+def test_a_failing_node_is_named_and_cancels_all(tmp_path: Path) -> None:
+    source = Count(100_000)
+    nodes = {
+        "count": Node(source),
+        "fail": Node(Apply(lambda x: 1 // (x - 35)), ("count",)),
+        "sink": Node(Collect(), ("fail",)),
+    }
+    run = Run(tmp_path, nodes)
+    with pytest.raises(NodeFailed, match=r"node 'fail' failed: ZeroDivisionError"):
+        run.executor.run()
+    assert source.sent < 100_000
+    assert run.committed in ([], [0], [0, 1], [0, 1, 2])
+
+
+def test_on_error_reject_takes_out_only_the_guilty_row(tmp_path: Path) -> None:
+    from pipeline.settings import OnError
+
+    sink = Collect()
+    nodes = {
+        "count": Node(Count(40)),
+        "fail": Node(Apply(lambda x: 1 // (x - 35)), ("count",), on_error=OnError.REJECT),
+        "sink": Node(sink, ("fail",)),
+    }
+    run = Run(tmp_path, nodes)
+    run.executor.run()
+    assert sorted(sink.column("x")) == [x for x in range(40) if x != 35]
+    assert run.tally.errors == 1
+
+
+def test_a_failure_to_open_is_named(tmp_path: Path) -> None:
+    class Unopenable(Collect):
+        def open(self, runtime: object) -> None:
+            raise OSError("no such device")
+
+    run = Run(tmp_path, {"count": Node(Count(5)), "sink": Node(Unopenable(), ("count",))})
+    with pytest.raises(NodeFailed, match="node 'sink' failed: OSError: no such device"):
+        run.executor.run()
+
+
+def test_an_early_leaving_reader_releases_its_writers_and_what_it_ended_is_committed(tmp_path: Path) -> None:
+    source, sink = Count(1_000_000), Collect()
+    nodes = {"count": Node(source), "take": Node(TakeChunks(3), ("count",)), "sink": Node(sink, ("take",))}
+    run = Run(tmp_path, nodes)
+    run.executor.run()
+    assert sorted(sink.column("x")) == list(range(30))
+    assert run.committed == [0, 1, 2]
+    assert source.sent < 1_000_000
+
+
+@pytest.mark.parametrize("max_open_chunks", [1, 2, 8])
+def test_a_leaving_reader_ends_the_run_also_where_nothing_moves_any_more(tmp_path: Path, max_open_chunks: int) -> None:
+    """The source waits for a commit that will not come, and the nodes behind it for rows."""
+    sink = Collect()
+    nodes = {
+        "count": Node(Count(1_000_000)),
+        "even": Node(KeepEven(), ("count",)),
+        "buffer": Node(Buffer(), ("even",)),
+        "take": Node(TakeChunks(3), ("buffer",)),
+        "sink": Node(sink, ("take",)),
+    }
+    run = Run(tmp_path, nodes, max_open_chunks)
+    run.executor.run()
+    assert sorted(sink.column("x")) == list(range(0, 30, 2))
+    assert run.committed == [0, 1, 2]
+
+
+def test_one_of_two_readers_may_leave(tmp_path: Path) -> None:
+    some, every = Collect(), Collect()
+    nodes = {
+        "count": Node(Count(55)),
+        "take": Node(TakeChunks(2), ("count",)),
+        "some": Node(some, ("take",)),
+        "every": Node(every, ("count",)),
+    }
+    run = Run(tmp_path, nodes)
+    run.executor.run()
+    assert sorted(some.column("x")) == list(range(20))
+    assert sorted(every.column("x")) == list(range(55))
+    assert run.committed == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_straggler_in_the_first_chunk_holds_the_source_at_the_window(tmp_path: Path) -> None:
+    release, ahead = threading.Event(), list[int]()
+    source = Count(1000)
+
+    class Hold(TakeChunks):
+        """Keeps chunk 0 open until the source can go no further, as one long generation would."""
+
+        def run(self, inbox):
+            held = []
+            for item in inbox:
+                if not release.is_set():
+                    held.append(item)
+                    if isinstance(item, ChunkEnd) and item.chunk == 2:  # the last that the window lets through
+                        while source.sent < 1000 and run.meter("count").clock.seconds()["blocked_s"] == 0:
+                            time.sleep(0.001)
+                        ahead.append(source.sent)
+                        release.set()
+                        yield from held
+                else:
+                    yield item
+
+    sink = Collect()
+    nodes = {"count": Node(source), "hold": Node(Hold(0), ("count",)), "sink": Node(sink, ("hold",))}
+    run = Run(tmp_path, nodes, max_open_chunks=3)
+    run.executor.run()
+    assert sorted(sink.column("x")) == list(range(1000))
+    assert ahead[0] <= 30 + source.batch_rows  # the batch that waits for its chunk to begin is made already
+
+
+def test_lost_rows_are_an_error(tmp_path: Path) -> None:
+    class Loses(KeepEven):
+        def process(self, batch):
+            yield batch.with_data(batch.data.slice(1))
+
+    nodes = {"count": Node(Count(9)), "loses": Node(Loses(), ("count",)), "sink": Node(Collect(), ("loses",))}
+    with pytest.raises(AccountingError, match="node 'loses': 9 rows in"):
+        Run(tmp_path, nodes).executor.run()
+
+
+def test_interrupt_ends_the_run_without_a_commit_of_what_is_open(tmp_path: Path) -> None:
+    started = threading.Event()
+
+    class Slow(Collect):
+        def process(self, batch):
+            started.set()
+            return super().process(batch)
+
+    run = Run(tmp_path, {"count": Node(Count(10**9, chunk_rows=10**9)), "sink": Node(Slow(), ("count",))})
+
+    def stop() -> None:
+        started.wait()
+        run.executor.interrupt()
+
+    threading.Thread(target=stop).start()
+    with pytest.raises(Interrupted):
+        run.executor.run()
+    assert run.committed == []
+
+
+class Stuck(Collect):
+    """Computes until it is cut off, whatever it is told."""
+
+    def open(self, runtime):
+        self.cut_off = threading.Event()
+        runtime.when_stuck(self.cut_off.set)
+
+    def process(self, batch):
+        self.cut_off.wait()
+        return super().process(batch)
+
+
+def test_what_computes_on_is_cut_off_when_a_stopped_run_does_not_end(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(executor, "GRACE_S", 0.01)
+    sink = Stuck()
+    run = Run(tmp_path, {"count": Node(Count(100)), "sink": Node(sink, ("count",))})
+    threading.Timer(0.05, run.executor.interrupt).start()
+    with pytest.raises(Interrupted):
+        run.executor.run()
+    assert sink.cut_off.is_set()
+    assert run.committed == []
+
+
+def test_nothing_is_cut_off_in_a_run_that_ends_in_time(tmp_path: Path) -> None:
+    sink = Stuck()
+    run = Run(tmp_path, {"count": Node(Count(100)), "sink": Node(sink, ("count",))})
+
+    def stop() -> None:
+        run.executor.interrupt()
+        ended.set()
+
+    ended = threading.Event()
+    sink.process = lambda batch: (ended.wait(), ())[1]  # type: ignore[method-assign]
+    threading.Timer(0.05, stop).start()
+    with pytest.raises(Interrupted):
+        run.executor.run()
+    assert not sink.cut_off.is_set()

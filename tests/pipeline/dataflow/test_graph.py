@@ -1,0 +1,76 @@
+"""Each rule of the graph, by the error that names the node."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.api.errors import ConfigError, GraphError, SchemaError
+from pipeline.dataflow.graph import Graph, Node
+from tests.pipeline.ops import Apply, Collect, Count, Join, KeepEven
+
+
+def test_order_schemas_depth_and_readers():
+    graph = Graph(
+        {
+            "sink": Node(Collect(), ("join",)),
+            "join": Node(Join(), ("even", "count")),
+            "even": Node(KeepEven(), ("count",)),
+            "count": Node(Count(5)),
+        }
+    )
+    assert graph.order == ("count", "even", "join", "sink")
+    assert (graph.source, graph.sinks) == ("count", ("sink",))
+    assert graph.readers("count") == (("even", 0), ("join", 1))
+    assert [graph.depth(n) for n in graph.order] == [0, 1, 2, 3]
+    assert graph.schemas["sink"] is None
+
+
+@pytest.mark.parametrize(
+    ("nodes", "says"),
+    [
+        ({"a": Node(Count(1)), "b": Node(Collect(), ("c",))}, "node 'b': unknown input 'c'; the nodes are a, b"),
+        ({"a": Node(KeepEven(), ("b",)), "b": Node(KeepEven(), ("a",))}, "cycle: (b -> a -> b|a -> b -> a)"),
+        ({"a": Node(KeepEven(), ("a",))}, "cycle: a -> a"),
+        (
+            {"a": Node(Count(1)), "b": Node(Count(1)), "s": Node(Join(), ("a", "b"))},
+            "node 'b': has no inputs; write inputs: NODE .*there is 'a'",
+        ),
+        ({"a": Node(Count(1)), "b": Node(KeepEven(), ("a",))}, "node 'b': its output is read by no node"),
+        (
+            {"a": Node(Count(1)), "s": Node(Collect(), ("a",)), "t": Node(Collect(), ("s",))},
+            "node 't': reads 's', which",
+        ),
+        ({"a": Node(Count(1)), "s": Node(Collect(), ("a", "a"))}, "node 's': Collect does not take 2 inputs"),
+        ({"a b": Node(Count(1))}, "node 'a b': a node's name is an identifier"),
+        ({"rejects": Node(Count(1))}, "node 'rejects': a node's name is an identifier and not 'rejects'"),
+        ({"a": Node(Count(1)), "s": Node(Collect(), ("a",), capacity_rows=0)}, "node 's': capacity_rows is 0"),
+    ],
+)
+def test_a_graph_that_breaks_a_rule(nodes, says):
+    with pytest.raises(GraphError, match=says):
+        Graph(nodes)
+
+
+def test_no_nodes():
+    with pytest.raises(ConfigError, match="the job has no nodes"):
+        Graph({})
+
+
+def test_columns_that_do_not_fit_are_told_with_the_node():
+    nodes = {"count": Node(Count(1)), "a": Node(Apply(abs), ("count",)), "b": Node(Apply(abs), ("a",))}
+    with pytest.raises(SchemaError, match=r"node 'b': would write the column 'y', which the input.*\(drop: \[y\]\)"):
+        Graph({**nodes, "sink": Node(Collect(), ("b",))})
+
+
+def test_mermaid():
+    op = Apply(abs)
+    op.parts = ("decode", "sample")  # type: ignore[attr-defined]
+    drawn = Graph({"count": Node(Count(1)), "a": Node(op, ("count",)), "sink": Node(Collect(), ("a",))}).to_mermaid()
+    assert drawn.splitlines() == [
+        "flowchart LR",
+        '    count(["<b>count</b><br/>Count"])',
+        '    a["<b>a</b><br/>Apply<br/><small>a/decode</small><br/><small>a/sample</small>"]',
+        '    sink(["<b>sink</b><br/>Collect"])',
+        "    count --> a",
+        "    a --> sink",
+    ]

@@ -1,0 +1,111 @@
+"""What an operator remembers is committed with each chunk: a resumed run gives what an uninterrupted one gives."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.api.errors import ConfigError, ExitCode
+from pipeline.dataflow.runtime import Resources
+from pipeline.run.job import run_job
+from pipeline.settings import JobSettings, NodeSettings
+
+OPS, STATEFUL = "tests.pipeline.job_ops", "tests.pipeline.stateful_ops"
+SUM = {"_target_": f"{STATEFUL}.RunningSum"}
+BY_CHUNK = {"_target_": f"{STATEFUL}.SumByChunk"}
+FIRST = {"_target_": f"{STATEFUL}.FirstOfEach", "modulo": 41}
+
+
+def job(directory: Path, op: dict[str, Any], broken: Path, max_open_chunks: int = 1, rows: int = 45) -> JobSettings:
+    fails = {"_target_": f"{OPS}.Square", "fail_at": 37, "broken": str(broken)}
+    nodes = {
+        "numbers": NodeSettings({"_target_": f"{OPS}.Numbers", "rows": rows}),
+        "remembers": NodeSettings(op, "numbers"),
+        "square": NodeSettings(fails, "remembers"),
+        "write": NodeSettings({"_target_": f"{OPS}.Parquet"}, "square"),
+    }
+    return JobSettings(
+        name="stateful", nodes=nodes, output_dir=str(directory), progress="none", max_open_chunks=max_open_chunks
+    )
+
+
+def run(settings: JobSettings) -> ExitCode:
+    return run_job(settings, Resources())
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    found = [p for folder in ("data", "rejects") for p in (directory / folder).rglob("*") if p.is_file()]
+    return {p.relative_to(directory).as_posix(): p.read_bytes() for p in found}
+
+
+def kept(directory: Path) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(directory / "state.sqlite")) as db:
+        return db.execute("SELECT node, chunk, state FROM operator_state").fetchall()
+
+
+def chunks(directory: Path) -> int:
+    with closing(sqlite3.connect(directory / "state.sqlite")) as db:
+        return int(db.execute("SELECT COUNT(*) FROM chunks").fetchone()[0])
+
+
+# FirstOfEach is a chunk ahead of what it ends, so at least two chunks must be open.
+@pytest.mark.parametrize(
+    ("op", "max_open_chunks"), [(SUM, 1), (SUM, 8), (BY_CHUNK, 1), (BY_CHUNK, 8), (FIRST, 2), (FIRST, 3)]
+)
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, op, max_open_chunks):
+    broken = tmp_path / "broken"
+    assert run(job(tmp_path / "whole", op, broken, max_open_chunks)) is ExitCode.DONE
+    broken.touch()
+    out = tmp_path / "out"
+    assert run(job(out, op, broken, max_open_chunks)) is ExitCode.FAILED
+    assert chunks(out) >= 3 - (max_open_chunks - 1)
+    broken.unlink()
+    assert run(job(out, op, broken, max_open_chunks)) is ExitCode.DONE
+    assert files(out) == files(tmp_path / "whole")
+
+
+def test_the_state_is_that_of_the_last_committed_chunk_and_no_older_one_is_kept(tmp_path):
+    (tmp_path / "broken").touch()
+    assert run(job(tmp_path / "out", SUM, tmp_path / "broken")) is ExitCode.FAILED
+    assert kept(tmp_path / "out") == [("remembers", 2, str(sum(range(30))).encode())]
+
+
+def test_what_is_added_is_written_with_its_chunk_and_never_again(tmp_path):
+    """So what is written at a chunk does not grow with the run."""
+    (tmp_path / "broken").touch()
+    assert run(job(tmp_path / "out", BY_CHUNK, tmp_path / "broken")) is ExitCode.FAILED
+    with closing(sqlite3.connect(tmp_path / "out/state.sqlite")) as db:
+        found = db.execute("SELECT node, chunk, added FROM operator_additions ORDER BY chunk").fetchall()
+    assert found == [("remembers", k, str(list(range(10 * k, 10 * k + 10))).encode()) for k in range(3)]
+    assert kept(tmp_path / "out") == []
+
+
+def test_an_operator_that_is_ahead_is_asked_for_the_chunk_that_it_ends(tmp_path):
+    """It ends chunk 2 when it has seen all rows of chunk 3, where the next node fails."""
+    (tmp_path / "broken").touch()
+    assert run(job(tmp_path / "out", FIRST, tmp_path / "broken", max_open_chunks=2)) is ExitCode.FAILED
+    ((node, chunk, state),) = kept(tmp_path / "out")
+    assert (node, chunk) == ("remembers", chunks(tmp_path / "out") - 1)
+    assert state == str(list(range(10 * chunk + 10))).encode()
+
+
+@pytest.mark.parametrize(("op", "method"), [("WrongState", "state"), ("WrongAddition", "added")])
+def test_a_state_that_is_no_bytes_is_refused_with_the_node(tmp_path, caplog, op, method):
+    assert run(job(tmp_path, {"_target_": f"{STATEFUL}.{op}"}, tmp_path / "broken")) is ExitCode.FAILED
+    assert f"node 'remembers' failed: TypeError: {method}(0) gave str; it must give bytes" in caplog.text
+
+
+@pytest.mark.parametrize(("op", "table"), [(SUM, "operator_state"), (BY_CHUNK, "operator_additions")])
+def test_an_operator_whose_state_was_never_kept_cannot_go_on(tmp_path, op, table):
+    broken, out = tmp_path / "broken", tmp_path / "out"
+    broken.touch()
+    run(job(out, op, broken))
+    with closing(sqlite3.connect(out / "state.sqlite")) as db:
+        db.execute(f"DELETE FROM {table}")
+        db.commit()
+    with pytest.raises(ConfigError, match=r"node 'remembers': keeps state between chunks, but none is in .*overwrite="):
+        run(job(out, op, broken))

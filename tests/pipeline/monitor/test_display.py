@@ -1,0 +1,313 @@
+"""How far, how fast, how long: on meters and a clock that the test sets."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from dataclasses import replace
+
+import pytest
+
+from pipeline.api.meter import Completed, StageMeter, StageState
+from pipeline.api.records import Reject, Rejects
+from pipeline.dataflow.goal import Goal, Spent
+from pipeline.dataflow.reject_writer import RejectTally
+from pipeline.monitor.display import (
+    Bar,
+    Lines,
+    Silent,
+    details_text,
+    duration,
+    fields,
+    make_display,
+    pairs_text,
+    rows_text,
+)
+from pipeline.monitor.run_log import run_log
+from pipeline.monitor.snapshot import Before, Observer, Snapshot
+from pipeline.settings import TargetSettings
+
+
+class Source:
+    """Knows its size, or how much it has read, or neither."""
+
+    def __init__(self, total: int | None = None, fraction: float | None = None) -> None:
+        self.total_rows = lambda: total
+        self.fraction_read = lambda: fraction
+
+
+class Run:
+    """Three meters in a row, and an observer."""
+
+    def __init__(
+        self,
+        source: object,
+        before: Before | None = None,
+        names: str = "read generate write",
+        goal: Goal | None = None,
+    ) -> None:
+        self.meters = {name: StageMeter(name) for name in names.split()}
+        for meter in list(self.meters.values())[1:]:
+            meter.queue_capacity = 100
+        self.tally = RejectTally()
+        self.ended = False
+        order = list(self.meters)
+        self.observer = Observer(
+            lambda: list(self.meters.values()),
+            {name: order[max(0, i - 1) : i] for i, name in enumerate(order)},
+            order[-1:],
+            self.tally,
+            [lambda: "slots 3/4", lambda: ""],
+            source,
+            lambda: self.ended,
+            before or Before(),
+            goal,
+        )
+        self.observer.take(0.0)
+
+    def at(self, now_s: float, read: int, written: int) -> Snapshot:
+        self.meters["read"].rows_out, self.meters["write"].rows_in = read, written
+        return self.observer.take(now_s)
+
+    def generated(self, node: str, entered: int, finished: int, mean: int, in_flight: int = 0) -> None:
+        """`node` has finished so many rows of `mean` tokens, and has made `in_flight` tokens of others."""
+        meter = self.meters[node]
+        before = meter.completed or Completed()
+        meter.completed = Completed(finished, finished * mean, before.recalled)
+        meter.rows_in, meter.rows_out = entered, finished + before.recalled
+        meter.tokens_out = finished * mean + in_flight
+
+
+def test_time_left_is_the_tokens_that_are_left_by_their_rate():
+    run = Run(Source(total=100))
+    run.generated("generate", 50, 20, mean=30, in_flight=200)
+    shot = run.at(10.0, read=50, written=20)
+    assert (shot.rows, shot.rows_total, shot.fraction) == (20, 100, 0.2)
+    assert shot.tokens_out_per_s == 80
+    assert shot.eta_s == (80 * (600 + 200 / 2) / 20 - 200) / 80
+    assert shot.statuses == ("slots 3/4",)
+
+
+def test_a_row_that_has_outlived_the_mean_still_needs_time():
+    run = Run(Source(total=21))
+    run.generated("generate", 21, 20, mean=30, in_flight=400)
+    assert run.at(10.0, read=21, written=20).eta_s == 0.5 * (600 + 400 / 2) / 20 / 100
+
+
+def test_before_the_first_row_is_finished_the_time_is_unknown_and_it_says_why():
+    run = Run(Source(total=100))
+    run.generated("generate", 50, 0, mean=0, in_flight=300)
+    shot = run.at(10.0, read=50, written=0)
+    assert (shot.eta_s, shot.eta_unknown) == (None, "generate has finished no row yet")
+    assert "time left unknown" in details_text(shot)
+
+
+def test_rows_from_the_store_make_the_others_no_cheaper():
+    """A resumed run: 60 rows are there at once, and the 40 that are not cost what generated rows cost."""
+    run = Run(Source(total=100))
+    run.meters["generate"].completed = Completed(recalled=60)
+    run.meters["generate"].rows_in = run.meters["generate"].rows_out = 60
+    shot = run.at(1.0, read=100, written=60)
+    assert (shot.recalled, shot.eta_s) == (60, None)
+    run.generated("generate", 100, 10, mean=50)
+    shot = run.at(11.0, read=100, written=70)
+    assert shot.eta_s == 30 * 50 / (500 / 11)
+    assert "at most 33s left" in details_text(shot)
+
+
+def test_each_of_two_generates_has_work_of_its_own():
+    """The first is ahead; the second, which gets half of its rows, has three times the tokens a row."""
+    run = Run(Source(total=100), names="read draft keep judge write")
+    run.generated("draft", 60, 40, mean=10)
+    run.meters["keep"].rows_in, run.meters["keep"].rows_out, run.meters["keep"].rejected = 40, 20, 20
+    run.meters["judge"].completed = Completed()
+    assert run.at(5.0, read=60, written=0).eta_unknown == "judge has finished no row yet"
+    run.generated("judge", 20, 10, mean=30)
+    left = 60 * 10 + (100 * 0.5 - 10) * 30
+    assert run.at(10.0, read=60, written=10).eta_s == left / ((40 * 10 + 10 * 30) / 10)
+
+
+def test_samples_are_completions_of_their_own():
+    run = Run(Source(total=100))
+    run.generated("generate", 50, 80, mean=10)
+    run.meters["generate"].expanded = 150
+    assert run.at(10.0, read=50, written=80).eta_s == (400 - 80) * 10 / 80
+
+
+def test_where_nothing_is_generated_the_tokens_that_are_read_are_the_work():
+    run = Run(Source(total=100))
+    run.meters["generate"].tokens_in, run.meters["generate"].rows_out = 400, 20
+    assert run.at(10.0, read=50, written=20).eta_s == 80 * 20 / 40
+
+
+def test_without_tokens_the_rows_are_the_work():
+    assert Run(Source(total=100)).at(10.0, read=50, written=20).eta_s == 80 / 2
+
+
+def test_the_time_in_which_nothing_had_begun_is_no_part_of_a_rate():
+    """A model that takes 100 s to load is not a slow one."""
+    run = Run(Source(total=100))
+    for now in (50.0, 100.0):
+        assert run.at(now, read=0, written=0).eta_unknown == "nothing is done yet"
+    assert run.at(101.0, read=50, written=20).rows_per_s == 20
+
+
+def test_a_run_that_stands_still_has_no_end_in_sight():
+    run = Run(Source(total=100))
+    for now in (1.0, 30.0, 60.0):
+        shot = run.at(now, read=50, written=20)
+    assert (shot.rows_per_s, shot.eta_s, shot.eta_unknown) == (0, None, "nothing was finished in the last 20 s")
+
+
+def test_rejected_rows_are_finished_rows():
+    run = Run(Source(total=100))
+    run.tally.add(Rejects(0, (Reject(row=1, reason="bad"), Reject(row=2, reason="bad"))))
+    shot = run.at(10.0, read=50, written=20)
+    assert (shot.rows, shot.errors, shot.filtered) == (22, 2, 0)
+
+
+def test_the_total_is_estimated_from_the_share_that_is_read_and_says_so():
+    shot = Run(Source(fraction=0.25)).at(1.0, read=50, written=20)
+    assert (shot.rows_total, shot.rows_total_exact) == (200, False)
+    assert rows_text(shot) == "20/~200 rows 10.0%"
+
+
+def test_a_total_that_cannot_be_estimated_is_not():
+    shot = Run(object()).at(1.0, read=50, written=20)
+    assert (shot.rows_total, shot.eta_s) == (None, None)
+    assert shot.eta_unknown == "how many rows the source has is not known yet"
+    assert rows_text(shot) == "20 rows"
+
+
+def test_what_a_source_has_sent_is_all_once_it_has_ended():
+    run = Run(Source(fraction=0.9), Before(rows=30))
+    run.ended = True
+    shot = run.at(1.0, read=50, written=20)
+    assert (shot.rows_total, shot.rows_total_exact) == (80, True)
+
+
+def test_rows_and_rejects_of_earlier_attempts_are_done_and_not_part_of_the_rate():
+    shot = Run(Source(total=100), Before(40, 3, 2)).at(10.0, read=50, written=20)
+    assert (shot.rows, shot.rows_per_s, shot.eta_s) == (60, 2, 20)
+    assert (shot.errors, shot.filtered) == (3, 2)
+
+
+def test_expanded_rows_are_shared_out():
+    run = Run(Source(total=100))
+    run.meters["generate"].expanded = 50
+    assert run.at(10.0, read=50, written=40).rows == 20
+
+
+def test_rates_forget_what_is_older_than_the_window():
+    run = Run(Source(total=1000))
+    run.at(30.0, read=30, written=30)
+    run.at(40.0, read=30, written=30)
+    assert run.at(50.0, read=30, written=30).rows_per_s == 0
+
+
+@pytest.mark.parametrize(
+    ("waiting", "slowest"), [((100, 100), "write"), ((100, 3), "generate"), ((0, 2), "write"), ((0, 0), None)]
+)
+def test_the_queue_that_is_shown_is_the_last_of_the_fullest(waiting, slowest):
+    run = Run(Source(total=100))
+    run.meters["generate"].queue_rows, run.meters["write"].queue_rows = (lambda: waiting[0]), (lambda: waiting[1])
+    assert run.at(1.0, read=50, written=20).queue == slowest
+
+
+def test_clocks_are_shares_of_the_window():
+    now = [0.0]
+    run = Run(Source(total=100))
+    meter = run.meters["generate"] = StageMeter("generate", lambda: now[0])
+    meter.clock.start()
+    for now[0] in (1.0, 50.0):
+        run.at(now[0], read=1, written=1)
+    with meter.clock.during(StageState.STARVED):
+        now[0] = 65.0
+    now[0] = 70.0
+    (view,) = [node for node in run.at(70.0, read=2, written=2).nodes if node.name == "generate"]
+    assert (view.busy, view.starved, view.blocked) == (0.25, 0.75, 0)
+
+
+def test_the_texts():
+    run = Run(Source(total=2000))
+    run.meters["generate"].queue_rows = lambda: 80
+    run.generated("generate", 50, 20, mean=20)
+    shot = run.at(10.0, read=50, written=20)
+    assert rows_text(shot) == "20/2,000 rows 1.0%"
+    assert details_text(shot) == "10s, 16m30s left, in 0 out 40 tok/s, slots 3/4, queue generate 80/100"
+    assert [duration(s) for s in (7, 245, 7380)] == ["7s", "4m05s", "2h03m"]
+
+
+def test_a_log_line_is_pairs_that_a_program_can_take_apart():
+    run = Run(Source(total=2000))
+    run.generated("generate", 50, 20, mean=20)
+    values = fields(run.at(10.0, read=50, written=20))
+    assert dict(pair.split("=", 1) for pair in pairs_text(values).split(" ")) == {
+        key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()
+    }
+    assert (values["rows"], values["eta_s"], values["slots"], values["queue"]) == (20, 990.0, "3/4", None)
+    assert pairs_text({"a": "b c", "d": 'e"'}) == 'a="b c" d="e\\""'
+
+
+def test_under_a_target_progress_is_that_of_accepted_rows():
+    """Of 60 rows 20 were there before; 10 more took 4 s, so the other 30 take 12 s, whatever the source's."""
+    goal = Goal(TargetSettings(accepted_rows=60))
+    goal.go_on_from(Spent(accepted=20))
+    run = Run(Source(fraction=0.5), Before(100), goal=goal)
+    assert run.at(1.0, read=10, written=0).eta_s is None
+    goal.arrived += 10
+    shot = run.at(5.0, read=90, written=70)
+    assert (shot.fraction, shot.eta_s, shot.accepted, shot.wanted) == (0.5, 12.0, 30, 60)
+    assert rows_text(shot) == "30/60 accepted 50.0% of 170 rows"
+    goal.arrived += 99  # of which none may be among the first
+    shot = run.at(6.0, read=90, written=70)
+    assert (shot.accepted, shot.eta_s) == (59, None)
+    goal.accepted = 60
+    assert run.at(7.0, read=90, written=70).fraction == 1.0
+
+
+def test_log_lines_come_every_ten_seconds(caplog):
+    run, lines = Run(Source(total=100)), Lines()
+    with caplog.at_level(logging.INFO):
+        for now in (1.0, 9.0, 10.0, 11.0, 19.0, 21.0):
+            lines.show(run.at(now, read=50, written=20))
+    assert [message.partition(" rows_total")[0] for message in caplog.messages] == ["progress rows=20"] * 2
+
+
+def test_with_progress_json_every_line_on_the_terminal_is_an_object(tmp_path, capsys):
+    with run_log(tmp_path, "json"):
+        logging.getLogger("pipeline.x").warning("a disk\nis full")
+        Lines().show(Run(Source(total=100)).at(10.0, read=50, written=20))
+    said, progress = map(json.loads, capsys.readouterr().err.splitlines())
+    assert (said["level"], said["logger"], said["message"]) == ("warning", "pipeline.x", "a disk\nis full")
+    assert (progress["message"], progress["rows"], progress["rows_total"]) == ("progress", 20, 100)
+    assert "progress rows=20" in (tmp_path / "run.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("progress", "kind"), [("auto", Lines), ("log", Lines), ("json", Lines), ("bar", Bar), ("none", Silent)]
+)
+def test_without_a_terminal_auto_means_log_lines(progress, kind):
+    stream = io.StringIO()
+    display = make_display(progress, stream)
+    assert type(display) is kind
+    display.show(Run(Source(total=100)).at(10.0, read=50, written=20))
+    display.close()
+    assert ("20/100 rows 20.0%" in stream.getvalue()) == (kind is Bar)
+
+
+def test_60_columns_have_room_for_the_time_left():
+    run, stream = Run(Source(total=12_000)), io.StringIO()
+    run.generated("generate", 50, 20, mean=20)
+    bar = Bar(stream)
+    bar.show(run.at(3700.0, read=50, written=20))
+    bar.close()
+    shown = stream.getvalue().split("\r")[-1].rstrip()
+    assert "| 20/12,000 rows 0.2%, 1h01m, 615h38m left" in shown[:60]
+
+
+def test_a_run_that_is_stopped_has_no_time_left(tmp_path):
+    """Only the time that it took."""
+    shot = replace(Run(Source(total=100)).at(10.0, read=50, written=20), eta_s=None, ending=True)
+    assert details_text(shot) == "10s, 2 rows/s, slots 3/4"

@@ -1,0 +1,139 @@
+"""What operators say at the end of a finished run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.api.errors import ExitCode
+from pipeline.api.records import Reject, Rejects
+from pipeline.dataflow.graph import Graph, Node
+from pipeline.dataflow.reject_writer import RejectTally
+from pipeline.monitor.summary import Outcome, closing_lines, report_lines, summary_lines
+from pipeline.run_dir.state import RunStatus
+from tests.pipeline.ops import Collect, Count
+
+
+class Says(Collect):
+    def report(self, directory: Path) -> Iterable[str]:
+        yield f"results of {directory.name}"
+
+
+class SaysLines(Collect):
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__()
+        self._lines = lines
+
+    def report(self, directory: Path) -> Iterable[str]:
+        return self._lines
+
+
+class Fails(Collect):
+    def report(self, directory: Path) -> Iterable[str]:
+        raise OSError("the disk is gone")
+
+
+def test_a_report_that_fails_is_named_and_spoils_no_other(tmp_path):
+    nodes = {"count": Node(Count(1)), "fails": Node(Fails(), ("count",)), "says": Node(Says(), ("count",))}
+    assert report_lines(Graph(nodes), tmp_path / "out") == [
+        "node 'fails' cannot report: OSError: the disk is gone",
+        "results of out",
+        "",
+    ]
+
+
+def test_what_operators_say_is_set_apart_from_the_summary_by_one_empty_line(tmp_path):
+    for said in ([], ["one"], ["one", ""]):
+        graph = Graph({"count": Node(Count(1)), "says": Node(SaysLines(said), ("count",))})
+        assert report_lines(graph, tmp_path) == (["one", ""] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "says"),
+    [
+        ((500, 40), "tokens      500 in, 40 out (250 and 20 tokens/s)"),
+        ((500, 0), "tokens      500 in (250 tokens/s)"),
+        ((0, 0), None),
+    ],
+)
+def test_tokens_that_there_are_none_of_are_not_counted(tmp_path, tokens, says):
+    lines = summary_lines(outcome(tmp_path, *tokens))
+    assert next((line for line in lines if line.startswith("tokens")), None) == says
+
+
+def test_an_interrupted_run_does_not_look_as_if_its_finished_rows_were_lost(tmp_path):
+    stopped = replace(
+        outcome(tmp_path, 5, 5), status=RunStatus.INTERRUPTED, exit_code=ExitCode.INTERRUPTED, rows=160, uncommitted=16
+    )
+    assert "input       160 rows committed; output 1 rows" in summary_lines(stopped)
+    assert closing_lines(stopped) == ["exit code 4: what is committed is kept; the same command resumes"]
+    storing = replace(stopped, totals={"generate/from_store": 0.0})
+    assert "input       160 rows committed (16 more in the store); output 1 rows" in summary_lines(storing)
+    assert "what is committed and every finished completion is kept" in closing_lines(storing)[0]
+
+
+def test_a_run_that_failed_says_where_the_whole_error_is(tmp_path):
+    failed = replace(outcome(tmp_path, 5, 5), status=RunStatus.FAILED, exit_code=ExitCode.FAILED)
+    assert closing_lines(failed)[-1].endswith(f"the same command resumes; {tmp_path / 'run.log'} has the whole error")
+
+
+def test_a_summary_has_ten_lines_at_most_and_cuts_reasons_between_words(tmp_path):
+    rejects = {("node", "error", f"reason {letter} " + "is long " * 40): 9 for letter in "abcde"}
+    tokens = {"shared_tokens": 412.0, "slot_steps": 8.0, "slot_steps_used": 6.0}
+    whole = replace(outcome(tmp_path, 500, 40), rejects=rejects, totals=tokens, exit_code=ExitCode.REJECTS, attempt=2)
+    lines = summary_lines(whole)
+    assert len(lines) + len(["report"]) + len(closing_lines(whole)) == 10
+    assert "rejects     45: the first 3 of 5 reasons; rejects/ has all" in lines
+    assert all(line.endswith(("long ...", "is ...")) for line in lines if "at node" in line)
+    assert (
+        "tokens      500 in, 412 of them from the prefix cache, 40 out (250 and 20 tokens/s) in this attempt;"
+        " slots 75.0% full"
+    ) in lines
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "explained"),
+    [
+        ("error", "has N fields, the header has N", True),
+        ("error", "column '…' is not UTF-8", True),
+        ("error", "NaN is no number", False),
+        ("filtered", "more than N words", False),
+    ],
+)
+def test_what_stands_for_the_values_of_rows_is_explained_where_it_is_shown(tmp_path, kind, reason, explained):
+    lines = summary_lines(replace(outcome(tmp_path, 0, 0), rejects={("read", kind, reason): 2}))
+    assert ("N and '…' differ from row to row; rejects/ has all" in "\n".join(lines)) == explained
+
+
+def outcome(directory: Path, tokens_in: int, tokens_out: int) -> Outcome:
+    return Outcome(
+        job="job",
+        status=RunStatus.DONE,
+        exit_code=ExitCode.DONE,
+        attempt=1,
+        directory=directory,
+        rows=1,
+        uncommitted=0,
+        data_rows=1,
+        rejects={},
+        tokens_in=tokens_in,
+        tokens_out=tokens_out,
+        wall_s=2.0,
+        totals={},
+        max_error_rate=0.0,
+        accounts={},
+        goal=None,
+    )
+
+
+def test_rows_are_counted_by_reason_without_their_values_and_an_encoding_keeps_its_name():
+    tally = RejectTally()
+    reasons = ["column 'a' is not UTF-8: 'x1'", "column 'b' is not UTF-8: 'y'", "has 3 fields", "has 12 fields"]
+    tally.add(Rejects(0, tuple(Reject(i, reason) for i, reason in enumerate(reasons)), "read"))
+    assert {reason: n for (_, _, reason), n in tally.by_reason.items()} == {
+        "column '…' is not UTF-8: '…'": 2,
+        "has N fields": 2,
+    }

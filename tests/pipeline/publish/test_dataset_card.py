@@ -1,0 +1,100 @@
+"""The card of a finished run says what the run was, the same each time, and gives way to what its user wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from operators.settings import OutputSettings
+from pipeline.api.errors import ConfigError, ExitCode
+from pipeline.config.config_yaml import settings_from
+from pipeline.run_dir.names import CARD
+from tests.pipeline.damage import job, run
+
+
+def front(directory: Path) -> dict[str, Any]:
+    text = (directory / CARD).read_text()
+    found: dict[str, Any] = yaml.safe_load(text.split("---\n")[1])
+    return found
+
+
+def with_card(directory: Path, **card: Any):
+    return job(directory, output=OutputSettings(card=card))
+
+
+def test_it_has_what_the_hub_reads_and_what_people_ask(tmp_path):
+    run(with_card(tmp_path / "out", license="cc-by-4.0", text="Squares, by hand."))
+    assert front(tmp_path / "out") == {
+        "license": "cc-by-4.0",
+        "pretty_name": "squares",
+        "size_categories": ["n<1K"],
+        "configs": [{"config_name": "default", "data_files": [{"split": "train", "path": "data/*.parquet"}]}],
+        "dataset_info": [
+            {"config_name": "default", "features": [{"name": n, "dtype": "int64"} for n in ("row", "x", "y")]}
+        ],
+    }
+    text = (tmp_path / "out" / CARD).read_text()
+    for said in ("Squares, by hand.", "| `y` | `int64` |", "| prompts read | 45 |", "| rows in data/ | 43 |"):
+        assert said in text
+    assert "| square | error | unlucky number | 2 |" in text
+    assert "| seed | `0` |" in text
+    assert "nodes.square.op.bad:\n- 4\n- 41\n" in text
+
+
+def test_equal_runs_have_equal_cards_and_no_path_of_this_machine(tmp_path):
+    path = str(tmp_path / "secret" / "numbers")
+    for name in ("a", "b"):
+        settings = with_card(tmp_path / name)
+        settings.nodes["numbers"].op["path"] = path
+        run(settings)
+    assert (tmp_path / "a" / CARD).read_bytes() == (tmp_path / "b" / CARD).read_bytes()
+    text = (tmp_path / "a" / CARD).read_text()
+    assert str(tmp_path) not in text
+    assert "nodes.numbers.op.path: numbers" in text
+
+
+def test_an_unfinished_run_has_none(tmp_path):
+    (tmp_path / "broken").touch()
+    settings = with_card(tmp_path / "out")
+    settings.nodes["square"].op |= {"fail_at": 27, "broken": str(tmp_path / "broken")}
+    assert run(settings) is ExitCode.FAILED
+    assert not (tmp_path / "out" / CARD).exists()
+
+
+def test_the_same_command_with_another_license_writes_it_anew_unless_it_was_edited(tmp_path):
+    path = tmp_path / "out" / CARD
+    run(with_card(tmp_path / "out"))
+    assert "license" not in front(tmp_path / "out")
+    run(with_card(tmp_path / "out", license="mit"))
+    assert front(tmp_path / "out")["license"] == "mit"
+    path.write_text(path.read_text().replace("# squares", "# My squares"))
+    edited = path.read_text()
+    settings = with_card(tmp_path / "out", license="apache-2.0")
+    run(settings)
+    assert path.read_text() == edited
+    settings.overwrite = True
+    run(settings)
+    assert path.read_text() == edited
+
+
+def test_a_card_that_is_not_wanted_is_not_written(tmp_path):
+    for no in (False, None):
+        run(job(tmp_path / "out", output=OutputSettings(card=no)))
+        assert not (tmp_path / "out" / CARD).exists()
+
+
+@pytest.mark.parametrize("card", [{"licence": "mit"}, "mit", 3])
+def test_a_card_that_is_none_is_refused(card):
+    with pytest.raises(ConfigError, match=r"output.card=.* it is false, or has the keys license and text"):
+        OutputSettings(card=card)
+
+
+def test_the_settings_of_a_card_come_back_from_config_yaml(tmp_path):
+    run(with_card(tmp_path / "out", license="mit", text="Mine."))
+    again = settings_from(
+        (tmp_path / "out/config.yaml").read_text(), tmp_path / "out", {"output": {"s": OutputSettings}}
+    )
+    assert (again.output.card.license, again.output.card.text) == ("mit", "Mine.")

@@ -1,0 +1,100 @@
+"""Every place that tells how many rows a run had tells the same numbers: docs/metrics.md says which."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from itertools import dropwhile, islice, takewhile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.__main__ import main
+from pipeline.api.errors import ExitCode
+from pipeline.results.reader import read_results
+from pipeline.results.report.charts import Bars
+from pipeline.results.report.page import page
+from pipeline.results.report.time_spent import time_spent
+from pipeline.results.report.totals import totals
+from pipeline.run_dir.state import RunState
+from pipeline.settings import JobSettings
+from tests.pipeline.dataflow import test_target
+from tests.pipeline.run import test_job as test_run
+from tests.pipeline.run.test_job import run
+
+Rows = dict[str, list[int]]
+"""By node: rows in, rejected, rows out."""
+
+
+def resumed(directory: Path) -> JobSettings:
+    """A run that has failed at row 27, after it had read on to the end."""
+    broken = directory.with_name("broken")
+    broken.touch()
+    settings = test_run.job(directory, square={"fail_at": 27, "broken": str(broken), "bad": [4]}, max_error_rate=1)
+    assert run(settings) is ExitCode.FAILED
+    broken.unlink()
+    return settings
+
+
+def abandoning(directory: Path, **more: Any) -> JobSettings:
+    """60 rows have passed with row 148; by then row 200 has long been read."""
+    waits = {"waits": {"_target_": f"{test_target.TARGET_OPS}.WaitsForEver", "row": 200}}
+    return test_target.job(directory, middle=waits, max_open_chunks=30, **more)
+
+
+RUNS: dict[str, tuple[Callable[[Path], JobSettings], ExitCode]] = {
+    "simple": (test_run.job, ExitCode.DONE),
+    "rejects": (lambda out: test_run.job(out, square={"bad": [3, 30, 31]}), ExitCode.REJECTS),
+    "resumed": (resumed, ExitCode.DONE),
+    "target": (abandoning, ExitCode.DONE),
+    "budget": (lambda out: test_target.job(out, max_rounds=1), ExitCode.BUDGET),
+}
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_summary_status_accounts_and_report_agree(tmp_path, capsys, kind):
+    make, code = RUNS[kind]
+    settings = make(tmp_path / "out")
+    settings.progress = "full"
+    capsys.readouterr()
+    assert run(settings) is code
+    shown = capsys.readouterr().out
+    assert main(["status", str(tmp_path / "out")]) in (ExitCode.DONE, ExitCode.INTERRUPTED)
+    screen = capsys.readouterr().out
+    state = RunState(tmp_path / "out/state.sqlite")
+    committed, rejected = state.committed_rows, state.rejects().total()
+    accounts = {node: [c.rows_in, c.rejected, c.rows_out] for node, c in state.accounts().items()}
+    state.close()
+    results = read_results(tmp_path / "out")
+    output = results.counts["data_rows"]
+
+    told = _table(shown, "accounts", 1, 3, 4)
+    assert told == {node: accounts[node] for node in told}
+    assert ("numbers" in told) == (rejected > 0)
+    assert f"input       {committed:,} rows done" in shown
+    assert re.search(rf"rejects +{rejected or 'none'}\b", shown)
+    assert f"output {output:,}" in shown
+
+    status = json.loads((tmp_path / "out/status.json").read_text())
+    assert {node: [c["rows_in"], c["rejected"], c["rows_out"]] for node, c in status["accounts"].items()} == accounts
+    assert (status["rows"], status["errors"] + status["filtered"]) == (committed, rejected)
+    assert _table(screen, "node", 1, 3, 2) == accounts
+    assert "of 160 rows" in screen if kind == "target" else f"{committed}" in screen
+
+    (panel,) = time_spent(results)
+    (stages,) = [chart for chart in panel.charts if isinstance(chart, Bars)]
+    report = {str(row[0]): [int(str(row[i])) for i in (1, 3, 4)] for row in stages.table().rows}
+    assert report == accounts
+    assert dict(totals(results))["rows done"] == str(committed)
+    text = page(results)
+    assert f"exit code {int(code)}</span>" in text
+    assert ("3 errors in 45 rows are more than max_error_rate=0.01 allows" in text) == (code is ExitCode.REJECTS)
+
+
+def _table(text: str, head: str, *places: int) -> Rows:
+    """By the first cell, the cells at `places` of the lines behind the one that begins with `head`."""
+    lines = dropwhile(lambda line: not line.startswith(head), text.replace(",", "").splitlines())
+    rows = takewhile(lambda cells: len(cells) > 4 and cells[1].isdigit(), map(str.split, islice(lines, 1, None)))
+    return {cells[0]: [int(cells[place]) for place in places] for cells in rows}

@@ -1,0 +1,194 @@
+"""The report of a generation: one page that is inert, readable without drawings, and says what the files say."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from pipeline.__main__ import main
+from pipeline.api.errors import ExitCode
+from pipeline.results.figures import lengths, slots_used, stage_times
+from pipeline.results.reader import read_results
+from pipeline.results.report.charts import Bars, Histogram, OverTime
+from pipeline.results.report.over_time import over_time
+from pipeline.results.report.page import page
+from pipeline.results.report.texts import texts
+from pipeline.results.report.time_spent import reuse
+from pipeline.results.report.totals import totals
+from tests.pipeline.pages import Page, headings
+
+HOSTILE = '<script>alert(1)</script><img src=x onerror="alert(2)"> & \x07'
+
+
+def generated(directory: Path, rows: list[dict[str, Any]], *overrides: str) -> Path:
+    """A run of job=generate on a model without weights."""
+    prompts = directory / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out = directory / "out"
+    given = (f"data.path={prompts}", f"output_dir={out}", "progress=none", "sampling.max_tokens=12", "chunk_rows=16")
+    assert main(["job=generate", "model=fake", *given, *overrides]) == ExitCode.DONE
+    return out
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory) -> Path:
+    """120 rows from two contexts, some of which no one could read."""
+    rows: list[dict[str, Any]] = [{"id": i, "prompt": f"{HOSTILE} {i}" + " word" * (i % 9)} for i in range(120)]
+    rows[7] = {"id": 7, "prompt": None}
+    rows[100:] = [{**row, "prompt": "the same"} for row in rows[100:]]
+    return generated(tmp_path_factory.mktemp("many"), rows, "runtime.contexts=2", "runtime.slots=8", "max_error_rate=1")
+
+
+@pytest.fixture(scope="module")
+def many_text(many) -> str:
+    return page(read_results(many))
+
+
+def test_whatever_stands_in_a_row_nothing_on_the_page_acts_or_is_fetched(many_text):
+    found = Page(many_text)
+    assert not {"script", "img", "iframe", "object", "embed", "link", "base", "form"} & set(found.tags)
+    assert not [name for _, name, _ in found.attributes if name.startswith("on")]
+    assert not [value for value in found.values("src") + found.values("href") if not value.startswith("#")]
+    assert not re.search(r"@import|url\((?!#)", many_text)
+    assert "default-src 'none'" in found.values("content")[-1]
+    assert any("<script>alert(1)</script>" in data for data in found.text)  # as text
+    assert "\x07" not in many_text
+
+
+def test_every_drawing_has_a_title_a_description_and_a_table_and_names_are_given_once(many_text):
+    found = Page(many_text)
+    names = found.values("id")
+    assert len(names) == len(set(names))
+    described = [name for value in found.values("aria-labelledby") for name in value.split()]
+    assert found.tags.count("svg") == found.tags.count("figure") == len(described) // 2 > 5
+    assert set(described) <= set(names)
+    assert {value.removeprefix("#") for value in found.values("href")} <= set(names)
+    assert found.tags.count("table") > found.tags.count("figure")
+
+
+def test_every_colour_is_the_pages_so_that_dark_is_dark(many_text):
+    drawings = re.findall(r"<svg.*?</svg>", many_text, re.S)
+    assert drawings
+    for drawing in drawings:
+        assert "var(--muted)" in drawing
+        assert not re.findall(r"#[0-9a-fA-F]{6}\b|#[0-9a-fA-F]{3}\b|black|white", drawing)
+
+
+def test_a_generation_has_every_panel_and_no_panel_is_empty(many_text):
+    assert headings(many_text) == [
+        *("Sample rows", "Rejects", "Over time", "Where the time went", "Lengths and finish reasons"),
+        *("What did not have to be computed", "Made with"),
+    ]
+    for section in many_text.split("<section>")[1:]:
+        assert re.search(r"<svg|<td|<dd|<pre", section)
+
+
+def test_the_same_results_give_the_same_page(many, many_text):
+    assert page(read_results(many)) == many_text
+
+
+def test_without_matplotlib_the_tables_are_open_and_the_extra_is_named(many, many_text, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    text = page(read_results(many))
+    assert "<svg" not in text
+    assert "pip install -e &#39;.[report]&#39;" in text
+    assert text.count("<details open>") == many_text.count("<svg")
+    assert headings(text) == headings(many_text)
+
+
+def test_the_figures_are_those_of_the_files(many):
+    results = read_results(many)
+    data = pl.read_parquet(many / "data/*.parquet")
+    (panel,) = texts(results)
+    *histograms, reasons = panel.charts
+    for chart in histograms:
+        assert isinstance(chart, Histogram)
+        column = data[chart.title]
+        assert sum(chart.counts) == len(data)
+        assert dict(chart.marks)["median"] == column.quantile(0.5, "lower")
+        low, high = chart.edges[0], chart.edges[-1]
+        assert all(low <= value < high for value in column)
+    assert isinstance(reasons, Bars)
+    assert reasons.series[0].values == data["finish_reason"].value_counts(sort=True)["count"].to_list()
+    totals = json.loads(pl.read_parquet(many / "metrics/run.parquet")["totals"][0])
+    assert slots_used(results) == pytest.approx(totals["slot_steps_used"] / totals["slot_steps"])
+    stages = pl.read_parquet(many / "metrics/stages.parquet")
+    for stage in stage_times(results):
+        own = stages.filter(pl.col("node") == stage["node"])
+        assert stage["rows_in"] == own["rows_in"].sum()
+        assert stage["busy_s"] == pytest.approx(own["busy_s"].sum())
+
+
+def test_what_was_computed_and_what_was_not_add_up(many):
+    (panel,) = reuse(read_results(many))
+    charts = [chart for chart in panel.charts if isinstance(chart, Bars)]
+    pieces = {chart.title: [int(series.values[0] or 0) for series in chart.series] for chart in charts}
+    rows = pl.read_parquet(many / "metrics/rows.parquet")
+    whole = {
+        "Completions": len(rows),
+        "Prompt tokens": int(dict(totals(read_results(many)))["prompt tokens"].replace(",", "")),
+    }
+    assert {title: sum(values) for title, values in pieces.items()} == {title: whole[title] for title in pieces}
+    assert all(value > 0 for values in pieces.values() for value in values)  # nothing is named that there was none of
+
+
+def test_the_bands_of_the_slots_fill_them(many):
+    (panel,) = over_time(read_results(many))
+    chart = panel.charts[1]
+    assert isinstance(chart, OverTime)
+    for values in zip(*(series.values for series in chart.series), strict=True):
+        known = [value for value in values if value is not None]
+        assert not known or sum(known) == pytest.approx(100)
+
+
+@pytest.mark.parametrize(("values", "share"), [([5], 0.5), ([1, 2, 3, 4], 0.5), ([7, 1, 1, 9, 30, 2], 0.95)])
+def test_a_quantile_is_the_smallest_value_that_this_share_does_not_exceed(values, share):
+    found = lengths(pl.LazyFrame({"n": values}), "n").quantile(share)
+    assert found == next(v for v in sorted(values) if sum(w <= v for w in values) >= share * len(values))
+
+
+def test_two_generates_have_lengths_and_reasons_of_their_own(tmp_path):
+    job_file = tmp_path / "twice.yaml"
+    job_file.write_text(
+        """
+# Two generations of each prompt.
+defaults:
+  - override /flow: generate
+  - override /model: fake
+nodes:
+  judge:
+    inputs: generate
+    op:
+      _target_: operators.generate.Generate
+      model: ${model}
+      sampling: ${sampling}
+      decode: ${decode}
+      runtime: ${runtime}
+      store: ${store}
+      as: judge
+  write:
+    inputs: judge
+"""
+    )
+    (tmp_path / "prompts.jsonl").write_text("".join(f'{{"prompt": "word {i}"}}\n' for i in range(6)))
+    given = (f"data.path={tmp_path}/prompts.jsonl", f"output_dir={tmp_path}/out", "progress=none")
+    assert main([f"job={job_file}", *given, "sampling.max_tokens=4"]) == ExitCode.DONE
+    results = read_results(tmp_path / "out")
+    (panel,) = texts(results)
+    assert [chart.title for chart in panel.charts] == [
+        *("prompt_token_count", "completion_token_count", "judge_prompt_token_count", "judge_completion_token_count"),
+        *("finish_reason", "judge_finish_reason"),
+    ]
+
+
+def test_lengths_that_data_does_not_have_come_from_the_metrics(many):
+    results = read_results(many)
+    (panel,) = texts(replace(results, manifest={**results.manifest, "shards": []}))
+    assert [chart.title for chart in panel.charts] == ["prompt_tokens at generate", "completion_tokens at generate"]

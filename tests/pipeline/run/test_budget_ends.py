@@ -1,0 +1,110 @@
+"""A run that a budget has ended is not done: its files are whole, and nothing beside them says that they are all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from operators.settings import OutputSettings
+from pipeline.__main__ import main
+from pipeline.api.errors import ExitCode
+from pipeline.run_dir.names import CARD
+from pipeline.settings import HookSettings, JobSettings, NodeSettings
+from tests.pipeline.dataflow.test_target import TARGET_OPS, files, first_passing, job, rows, run
+from tests.pipeline.faulty import URL, Faulty, register
+from tests.pipeline.run.test_final_files import TOTAL
+
+COMPLETE = {CARD, "manifest.json"}
+
+
+@pytest.fixture(autouse=True)
+def place():
+    register()
+
+
+def everything(out: Path, **more: Any) -> JobSettings:
+    """60 rows wanted, with two sinks, files of all results, a card, a URL, a hook and a file for Prometheus."""
+    settings = job(
+        out,
+        sink="write",
+        output=OutputSettings(publish=URL, retries=0),
+        prometheus_file=str(out.with_name("run.prom")),
+        on_finish=HookSettings(["/bin/sh", "-c", f"cat > {out.with_name('told')}"]),
+        **more,
+    )
+    settings.nodes["write"].op["_target_"] = "tests.pipeline.run.test_final_files.Totalling"
+    settings.nodes["aside"] = NodeSettings({"_target_": f"{TARGET_OPS}.Aside"}, "numbers")
+    return settings
+
+
+def listed_at_the_url() -> list[str]:
+    return [shard["path"] for shard in json.loads(Faulty.files()["manifest.json"])["shards"]]
+
+
+def test_nothing_is_published_concluded_or_described_until_the_target_is_reached(tmp_path, capsys):
+    out = tmp_path / "out"
+    assert run(everything(out, max_tokens=1)) is ExitCode.BUDGET
+    says = f"published   nothing yet: manifest.json at {URL} lists no file until the run is done"
+    assert says in capsys.readouterr().out
+    assert listed_at_the_url() == []
+    assert [name for name in (TOTAL, CARD) if (out / name).exists()] == []
+    assert run(everything(out)) is ExitCode.DONE
+    assert rows(out) == first_passing(60)
+    assert (out / TOTAL).read_text() == str(len(list((out / "data").iterdir())))
+    assert set(listed_at_the_url()) == files(out).keys() == Faulty.files().keys() - COMPLETE
+    assert {name: Faulty.files()[name] for name in COMPLETE} == {name: (out / name).read_bytes() for name in COMPLETE}
+
+
+def test_whoever_asks_or_is_told_hears_of_the_budget(tmp_path, capsys):
+    out = tmp_path / "out"
+    run(everything(out, max_rows=50))
+    told = json.loads((tmp_path / "told").read_text())
+    assert (told["state"], told["exit_code"], told["rows"], told["error"]) == ("budget", 5, 50, None)
+    gauges = (tmp_path / "run.prom").read_text()
+    assert 'llama_batch_running{job="picky"} 0\n' in gauges
+    assert 'llama_batch_exit_code{job="picky"} 5\n' in gauges
+    capsys.readouterr()
+    assert main(["status", str(out)]) == ExitCode.INTERRUPTED
+    says = (
+        "run.log say what makes it go on (a budget was spent before the target was reached, exit code 5; last heartbeat"
+    )
+    assert says in capsys.readouterr().out
+    assert main(["report", str(out)]) == ExitCode.DONE
+    assert "ended by a budget, before its target was reached" in (out / "report.html").read_text()
+    assert main(["compare", str(out), str(out)]) == ExitCode.DONE
+
+
+def test_the_card_of_replaced_results_does_not_stand_beside_the_new_ones(tmp_path):
+    out = tmp_path / "out"
+    assert run(everything(out)) is ExitCode.DONE
+    assert (out / CARD).exists()
+    assert run(everything(out, max_rows=50, overwrite=True)) is ExitCode.BUDGET
+    assert not (out / CARD).exists()
+
+
+def test_a_repair_that_a_budget_ends_keeps_the_files_that_it_has_not_made_again(tmp_path):
+    """The state is lost, and with it what had been spent."""
+    out = tmp_path / "out"
+    assert run(job(out, max_tokens=300, max_open_chunks=1)) is ExitCode.BUDGET
+    before = files(out)
+    config = out / "config.yaml"
+    config.write_text(config.read_text().replace("max_tokens: 300", "max_tokens: 1"))
+    (out / "state.sqlite").write_bytes(b"no database" * 500)
+    assert main(["verify", str(out), "repair=true"]) == ExitCode.DONE
+    assert files(out) == before
+    assert run(job(out)) is ExitCode.DONE
+    assert rows(out) == first_passing(60)
+
+
+def test_where_a_node_takes_no_more_rows_the_source_does_not_go_on_for_the_other_sinks(tmp_path, capsys):
+    limit = {"limit": {"_target_": "operators.limit.Limit", "rows": 10}}
+    settings = job(tmp_path, middle=limit, sink="write", max_rounds=5)
+    settings.nodes["aside"] = NodeSettings({"_target_": f"{TARGET_OPS}.Aside"}, "numbers")
+    for _ in range(2):  # the same command again has nothing to add
+        assert run(settings) is ExitCode.BUDGET
+        assert "exit code 5: a node took no more rows before the target was reached" in capsys.readouterr().out
+        assert rows(tmp_path) == first_passing(10)
+        assert [row["row"] for row in rows(tmp_path, "data/aside")] == list(range(32))

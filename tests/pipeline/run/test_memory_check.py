@@ -1,0 +1,98 @@
+"""What a graph takes of memory is added up, and refused, before anything is opened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from pipeline.api.errors import ConfigError, ExitCode
+from pipeline.api.protocols import BaseOperator, MemoryNeed
+from pipeline.api.records import Batch
+from pipeline.config.build import build_graph
+from pipeline.dry_run.plan import plan_lines
+from pipeline.settings import JobSettings, NodeSettings
+from pipeline.system.memory import free_memory
+from tests.pipeline.run.test_job import OPS, job, run
+
+MIB = 1 << 20
+
+
+@dataclass
+class Limited:
+    """What the engine reads of the config group `runtime`."""
+
+    memory_limit_bytes: int | None
+
+
+class Large(BaseOperator):
+    """Changes nothing, and says that it takes 300 MiB, 100 of which it shares with others of its kind."""
+
+    opened = 0
+
+    def __init__(self, extra_mib: int = 0) -> None:
+        self.extra_mib = extra_mib
+
+    def plan(self, schema: pa.Schema) -> pa.Schema:
+        return schema
+
+    def process(self, batch: Batch):
+        yield batch
+
+    def memory_needs(self):
+        yield MemoryNeed("shared", "what all share", 100 * MIB)
+        yield MemoryNeed(id(self), f"own things of {200 + self.extra_mib} MiB", (200 + self.extra_mib) * MIB)
+
+    def open(self, runtime):
+        type(self).opened += 1
+
+
+def two(directory: Path, limit: int | None, extra_mib: int = 0) -> JobSettings:
+    """A job with two such steps: 500 MiB."""
+    settings = job(directory, runtime=Limited(limit))
+    step = {"_target_": "tests.pipeline.run.test_memory_check.Large", "extra_mib": extra_mib}
+    settings.nodes["square"] = NodeSettings(step, "numbers")
+    settings.nodes["again"] = NodeSettings(step, "square")
+    settings.nodes["write"] = NodeSettings({"_target_": f"{OPS}.Parquet"}, "again")
+    return settings
+
+
+def test_a_graph_above_the_limit_is_refused_with_the_figures_and_nothing_is_opened_or_written(tmp_path):
+    Large.opened = 0
+    with pytest.raises(ConfigError) as refusal:
+        run(two(tmp_path / "out", 500 * MIB - 1))
+    assert refusal.value.exit_code is ExitCode.CONFIG
+    assert Large.opened == 0
+    assert not (tmp_path / "out").exists()
+    said = str(refusal.value)
+    assert "at least 500 MiB" in said
+    assert "runtime.memory_limit" in said
+    assert said.count("own things of 200 MiB") == 2
+    assert said.count("what all share") == 1
+    assert "runtime.slots" in said
+
+
+def test_a_graph_at_the_limit_runs(tmp_path):
+    assert run(two(tmp_path / "out", 500 * MIB)) is ExitCode.DONE
+
+
+def test_without_a_limit_it_runs_and_the_log_warns_where_memory_is_short(tmp_path):
+    assert run(two(tmp_path / "small", None)) is ExitCode.DONE
+    assert run(two(tmp_path / "huge", None, extra_mib=free_memory() // MIB)) is ExitCode.DONE
+    assert "the graph takes at least" not in (tmp_path / "small/run.log").read_text()
+    assert "the graph takes at least" in (tmp_path / "huge/run.log").read_text()
+
+
+def test_a_plan_says_what_is_taken_and_of_how_much(tmp_path):
+    settings = two(tmp_path / "out", 1 << 30)
+    said = "\n".join(plan_lines(settings, build_graph(settings)))
+    assert "memory, at least: 500 MiB (runtime.memory_limit=1,024 MiB)" in said
+    assert "100 MiB  what all share" in said
+    plain = job(tmp_path / "out")
+    assert "memory" not in "\n".join(plan_lines(plain, build_graph(plain)))
+
+
+def test_some_memory_is_free():
+    assert free_memory() > MIB

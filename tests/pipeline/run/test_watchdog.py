@@ -1,0 +1,118 @@
+"""A run in which nothing moves is ended, says where everything stood, and can be resumed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from pipeline.api.errors import PipelineError
+from pipeline.api.meter import StageMeter
+from pipeline.run.watchdog import LEAVE_S, Stalled, Watchdog, stacks
+
+ROOT = Path(__file__).parents[3]
+
+
+class Run:
+    """A run that the test moves by hand."""
+
+    def __init__(self, timeout_s: float | None = 60.0) -> None:
+        self.now = 0.0
+        self.meter = StageMeter("decode")
+        self.stopped: list[PipelineError] = []
+        self.left: list[float] = []
+        self.watchdog = Watchdog(
+            timeout_s, lambda: [self.meter], lambda: ["decode: busy"], self.stopped.append, self.leave, lambda: self.now
+        )
+
+    def leave(self) -> None:
+        self.left.append(self.now)
+
+    def at(self, now: float) -> None:
+        self.now = now
+        self.watchdog.check()
+
+
+def test_as_long_as_anything_moves_nothing_happens():
+    run = Run()
+    for minute in range(100):
+        run.meter.tokens_out += 1
+        run.at(minute * 59.0)
+    assert not run.stopped
+
+
+def test_it_stops_the_run_once_and_logs_threads_and_channels(caplog):
+    run = Run()
+    run.meter.rows_in = 5
+    for now in (0.0, 59.0, 60.0, 61.0):
+        run.at(now)
+    (why,) = run.stopped
+    assert isinstance(why, Stalled)
+    assert "nothing has moved for 60 s" in str(why)
+    assert "runtime.stall_timeout_s" in str(why)
+    assert "decode: busy" in caplog.text
+    assert "thread MainThread" in caplog.text
+    assert not run.left
+
+
+def test_a_run_that_does_not_end_is_left():
+    run = Run()
+    run.at(0.0)
+    run.at(60.0)
+    run.at(60.0 + LEAVE_S - 1)
+    assert not run.left
+    run.at(60.0 + LEAVE_S)
+    assert run.left == [60.0 + LEAVE_S]
+
+
+def test_without_a_limit_it_never_does():
+    run = Run(None)
+    run.at(1e9)
+    assert not run.stopped
+
+
+def test_the_stacks_name_threads_and_lines():
+    ready, end = threading.Event(), threading.Event()
+
+    def waits_here() -> None:
+        ready.set()
+        end.wait()
+
+    thread = threading.Thread(target=waits_here, name="the-one-that-waits")
+    thread.start()
+    ready.wait()
+    found = stacks()
+    end.set()
+    thread.join()
+    assert "thread the-one-that-waits" in found
+    assert "in waits_here" in found
+
+
+CODE = """
+import sys
+from pathlib import Path
+import pipeline.run.watchdog
+from tests.pipeline.run.test_job import NodeSettings, OPS, job, run
+from tests.pipeline.job_ops import Watched
+pipeline.run.watchdog.LEAVE_S = 0.3
+settings = job(Path(sys.argv[1]), runtime=Watched(0.3))
+settings.nodes["square"] = NodeSettings({"_target_": f"{OPS}.Hangs", "at": 27, "healed": sys.argv[2]}, "numbers")
+sys.exit(run(settings))
+"""
+
+
+def test_a_hanging_thread_cannot_keep_the_process_and_the_run_resumes(tmp_path):
+    """A node that never returns: exit code 1, what was committed stays, and the next run goes on."""
+    healed = tmp_path / "healed"
+    command = [sys.executable, "-c", CODE, str(tmp_path / "out"), str(healed)]
+    first = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert first.returncode == 1, first.stderr
+    log = (tmp_path / "out/run.log").read_text()
+    assert "square: busy" in log
+    assert "of 1024 rows" in log
+    assert "in process" in log
+    healed.touch()
+    second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert second.returncode == 0, second.stderr
+    assert "resuming: 20 rows (2 chunks) are committed already" in (tmp_path / "out/run.log").read_text()

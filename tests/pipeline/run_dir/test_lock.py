@@ -1,0 +1,99 @@
+"""One run at a time, whoever holds the lock is named, and no decision is taken by the clock."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import PROJECT
+from pipeline.api.errors import ConfigError, ExitCode
+from pipeline.dataflow.runtime import Resources
+from pipeline.run.job import run_job
+from pipeline.settings import JobSettings, NodeSettings
+
+OPS = "tests.pipeline.job_ops"
+YAML = """
+max_open_chunks: 1
+progress: none
+output_dir: {out}
+nodes:
+  numbers: {{op: {{_target_: {ops}.Numbers, rows: 45}}}}
+  wait: {{inputs: numbers, op: {{_target_: {ops}.WaitAt, at: 27, flag: {flag}}}}}
+  write: {{inputs: wait, op: {{_target_: {ops}.Parquet}}}}
+"""
+
+
+def job(directory: Path, flag: Path) -> JobSettings:
+    nodes = {
+        "numbers": NodeSettings({"_target_": f"{OPS}.Numbers", "rows": 45}),
+        "wait": NodeSettings({"_target_": f"{OPS}.WaitAt", "at": 27, "flag": str(flag)}, "numbers"),
+        "write": NodeSettings({"_target_": f"{OPS}.Parquet"}, "wait"),
+    }
+    return JobSettings(name="waits", nodes=nodes, output_dir=str(directory), progress="none", max_open_chunks=1)
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in (directory / "data").iterdir()}
+
+
+def test_a_second_run_is_kept_out_by_a_live_one_and_let_in_when_that_was_killed(tmp_path, caplog):
+    out, flag = tmp_path / "out", tmp_path / "flag"
+    flag.touch()
+    (tmp_path / "waits.yaml").write_text(YAML.format(out=out, ops=OPS, flag=flag))
+    first = subprocess.Popen(
+        [sys.executable, "-m", "pipeline", "job=waits.yaml"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(PROJECT)},
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        while not Path(f"{flag}.reached").exists():
+            assert first.poll() is None
+            time.sleep(0.01)
+        holder = rf"pid {first.pid} on {socket.gethostname()}, since 20\d\d-\d\d-\d\dT[\d:]+"
+        named = rf"another run \({holder}\) works in {out}"
+        with pytest.raises(ConfigError, match=named) as refused:
+            run_job(job(out, tmp_path / "no flag"), Resources())
+        assert refused.value.exit_code is ExitCode.CONFIG
+    finally:
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+    flag.unlink()
+    with caplog.at_level("INFO"):
+        assert run_job(job(out, flag), Resources()) is ExitCode.DONE
+    assert f"an earlier run here ended without a word (pid {first.pid}" in caplog.text
+    assert "resuming: 20 rows (2 chunks) are committed already" in caplog.text
+
+
+def test_a_clock_that_was_set_back_changes_nothing(tmp_path):
+    """All that an earlier attempt wrote is from the future: no time is compared with another."""
+    out, broken = tmp_path / "out", tmp_path / "broken"
+    square: dict[str, Any] = {"_target_": f"{OPS}.Square", "fail_at": 27, "broken": str(broken)}
+
+    def squares(directory: Path) -> JobSettings:
+        settings = job(directory, tmp_path / "no flag")
+        settings.nodes["wait"].op = square
+        return settings
+
+    assert run_job(squares(tmp_path / "whole"), Resources()) is ExitCode.DONE
+    broken.touch()
+    assert run_job(squares(out), Resources()) is ExitCode.FAILED
+    with closing(sqlite3.connect(out / "state.sqlite")) as db:
+        db.execute("UPDATE attempts SET started_at = '2999-01-01T00:00:00+00:00'")
+        db.commit()
+    (out / ".lock").write_text('{"pid": 1, "host": "here", "since": "2999-01-01T00:00:00"}')
+    for path in out.rglob("*"):
+        os.utime(path, (32_472_144_000, 32_472_144_000))
+    broken.unlink()
+    assert run_job(squares(out), Resources()) is ExitCode.DONE
+    assert files(out) == files(tmp_path / "whole")

@@ -1,0 +1,167 @@
+"""What is committed is there after a crash, and nothing else is."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from pipeline.api.errors import ConfigError
+from pipeline.api.meter import RowCounts
+from pipeline.run_dir.manifest import manifest
+from pipeline.run_dir.names import refuse_foreign, remove_parts, set_aside, wipe
+from pipeline.run_dir.published import Published
+from pipeline.run_dir.state import RunState, RunStatus, ShardRecord, errors_of
+
+
+def shard(chunk: int, rows: int = 3) -> ShardRecord:
+    return ShardRecord(f"data/part-{chunk:05d}.parquet", chunk, rows, 100, "ab" * 32)
+
+
+@pytest.fixture
+def state(tmp_path):
+    state = RunState(tmp_path / "state.sqlite")
+    state.begin({"seed": 0}, "squares")
+    yield state
+    state.close()
+
+
+def test_a_new_state_has_no_run(tmp_path):
+    state = RunState(tmp_path / "state.sqlite")
+    assert (state.fingerprint, state.status, state.committed_chunks, state.committed_rows) == (
+        None,
+        RunStatus.NEW,
+        0,
+        0,
+    )
+    state.close()
+
+
+def test_commits_and_attempts_are_found_again(tmp_path, state):
+    assert state.start_attempt("2026-01-01T00:00:00") == 1
+    state.commit(1, 0, 4, [shard(0)], {("square", "error", "odd"): 1}, {"data": {"row": "int64"}})
+    state.end_attempt(1, RunStatus.INTERRUPTED)
+    assert state.start_attempt("2026-01-02T00:00:00") == 2
+    state.commit(2, 1, 4, [shard(1)], {("square", "error", "odd"): 1, ("keep", "filtered", "short"): 2})
+    again = RunState(tmp_path / "state.sqlite")
+    assert again.fingerprint == {"seed": 0}
+    assert (again.status, again.committed_chunks, again.committed_rows) == (RunStatus.RUNNING, 2, 8)
+    assert again.shards() == [shard(0), shard(1)]
+    assert again.rejects() == {("square", "error", "odd"): 2, ("keep", "filtered", "short"): 2}
+    assert errors_of(again.rejects()) == 2
+    assert again.schemas() == {"data": {"row": "int64"}}
+    again.close()
+
+
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_only_the_next_chunk_can_be_committed(state, chunk):
+    with pytest.raises(ConfigError, match=f"chunk {chunk} was to be committed, but the next one is 0"):
+        state.commit(1, chunk, 4, [shard(chunk)], {})
+
+
+def test_a_commit_that_fails_leaves_nothing(state):
+    with pytest.raises(sqlite3.Error):
+        state.commit(1, 0, 4, [shard(0)], {("node", "error", None): 1})
+    assert (state.committed_chunks, state.shards()) == (0, [])
+
+
+def test_another_programs_database_is_refused(tmp_path):
+    db = sqlite3.connect(tmp_path / "state.sqlite")
+    db.execute("CREATE TABLE theirs (x)")
+    db.close()
+    with pytest.raises(ConfigError, match="belongs to another program"):
+        RunState(tmp_path / "state.sqlite")
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path):
+    (tmp_path / "state.sqlite").write_text("these are not the bytes of a database" * 100)
+    with pytest.raises(ConfigError, match=r"is damaged: file is not a database; .*verify"):
+        RunState(tmp_path / "state.sqlite")
+
+
+def test_the_manifest_comes_from_the_state_alone(state):
+    state.commit(
+        1, 0, 4, [shard(0), ShardRecord("rejects/part-00000.parquet", 0, 1, 9, "cd" * 32)], {("n", "error", "r"): 1}
+    )
+    made = manifest(state, RunStatus.DONE)
+    assert made == manifest(state, RunStatus.DONE)
+    assert made["counts"] == {
+        "chunks": 1,
+        "source_rows": 4,
+        "data_rows": 3,
+        "error_rejects": 1,
+        "filtered_rejects": 0,
+    }
+    assert made["rejects"] == [{"node": "n", "kind": "error", "reason": "r", "rows": 1}]
+    assert [s["path"] for s in made["shards"]] == ["data/part-00000.parquet", "rejects/part-00000.parquet"]
+
+
+def test_uncommitted_parts_go_and_other_files_stay(tmp_path):
+    gone = [f"data/part-00001.{end}" for end in ("parquet", "arrow", "jsonl", "jsonl.gz", "jsonl.zst.tmp")]
+    names = ["data/part-00000.parquet", *gone, "data/b/part-00000.parquet.tmp", "data/part-one.txt"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert remove_parts(tmp_path, {"data/part-00000.parquet"}) == 6
+    assert [name for name in names if (tmp_path / name).exists()] == ["data/part-00000.parquet", "data/part-one.txt"]
+
+
+def test_a_database_is_put_aside_with_its_log(tmp_path):
+    """A log that stayed would be taken for that of the database that is begun in its place."""
+    for name in ("state.sqlite", "state.sqlite-wal", "state.sqlite.damaged-shm"):
+        (tmp_path / name).touch()
+    set_aside(tmp_path / "state.sqlite")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["state.sqlite.damaged", "state.sqlite.damaged-wal"]
+
+
+def test_wipe_leaves_the_lock_and_the_completions(tmp_path):
+    for name in (".lock", "completions.sqlite", "state.sqlite", "manifest.json", "run.log"):
+        (tmp_path / name).touch()
+    wipe(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "completions.sqlite"]
+
+
+def test_what_a_killed_wipe_leaves_is_no_obstacle(tmp_path):
+    for name in ("data/second", "rejects", "metrics/stages"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in (".lock", "completions.sqlite", "completions.sqlite-wal", "README.md"):
+        (tmp_path / name).touch()
+    refuse_foreign(tmp_path)
+    (tmp_path / "data/second/thesis.tex").touch()
+    with pytest.raises(ConfigError, match="not a run's"):
+        refuse_foreign(tmp_path)
+
+
+ADDED = {"operator_state", "operator_additions", "published", "accounts"}
+"""Tables that format 1 had not. Format 3 was written with one of the last three, and which one nobody noted."""
+
+
+@pytest.mark.parametrize(
+    ("version", "has"),
+    [
+        (1, set()),
+        (2, {"operator_state"}),
+        *((3, {"operator_state", table}) for table in ("operator_additions", "published", "accounts")),
+    ],
+)
+def test_a_state_of_an_older_version_is_brought_up_to_date(tmp_path, state, version, has):
+    state.commit(1, 0, 4, [shard(0)], {})
+    with closing(sqlite3.connect(tmp_path / "state.sqlite")) as db:
+        drops = "".join(f"DROP TABLE {table};" for table in sorted(ADDED - has))
+        db.executescript(f"{drops} PRAGMA user_version = {version};")
+    with closing(RunState(tmp_path / "state.sqlite")) as again:
+        counts = {"write": RowCounts(4, 0, 0, 4)}
+        again.commit(1, 1, 4, [shard(1)], {}, states={"limit": b"7"}, additions={"dedup": b"seen"}, accounts=counts)
+        assert again.accounts() == counts
+        assert (again.committed_chunks, again.operator_states()) == (2, {"limit": b"7"})
+        assert {node: list(added) for node, added in again.operator_additions().items()} == {"dedup": [b"seen"]}
+    with closing(Published(tmp_path, "s3://bucket")) as published:
+        published.note(shard(0).path, shard(0).sha256)
+        assert published.missing(10) == [shard(1)]
+
+
+def test_a_file_is_no_output_directory(tmp_path):
+    (tmp_path / "out").touch()
+    with pytest.raises(ConfigError, match="is a file"):
+        refuse_foreign(tmp_path / "out")

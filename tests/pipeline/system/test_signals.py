@@ -1,0 +1,156 @@
+"""Signals are answered by the innermost block, whenever they came and whatever the main thread does."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+
+from pipeline.system.failpoints import Trigger
+from pipeline.system.signals import SIGNALS, leave, signals_received, stopped_by_signals
+
+LIMIT_S = 60
+"""A process that hangs ends by SIGALRM, and its test is red."""
+
+
+def refuse() -> None:
+    raise AssertionError("this block was not to answer")
+
+
+def send(*numbers: signal.Signals) -> None:
+    """Returns when each has been received."""
+    Trigger("here", 1, numbers).reached("here")
+
+
+def exit_code(do: Callable[[], None]) -> int:
+    """How a forked process ends that calls `do`; 9 when it returns or raises."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            signal.alarm(LIMIT_S)
+            do()
+        finally:
+            os._exit(9)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_the_innermost_block_answers_once(number, capfd):
+    answers: list[str] = []
+    with stopped_by_signals(refuse), stopped_by_signals(lambda: answers.append("inner"), "soon"):
+        send(number, signal.SIGTERM)
+    assert answers == ["inner"]
+    assert capfd.readouterr().err == "\nstopping: soon\n"
+
+
+def test_the_outer_block_answers_again_when_the_inner_one_is_left():
+    answers: list[str] = []
+    with stopped_by_signals(lambda: answers.append("outer")):
+        with stopped_by_signals(refuse):
+            pass
+        signal.raise_signal(signal.SIGTERM)
+    assert answers == ["outer"]  # for all that came are answered when the last block is left
+
+
+def test_a_signal_that_came_before_a_block_is_answered_when_it_is_entered():
+    answers: list[str] = []
+    with stopped_by_signals(lambda: answers.append("outer")):
+        send(signal.SIGTERM)
+        with stopped_by_signals(lambda: answers.append("inner")):
+            pass
+    assert answers == ["outer", "inner"]
+
+
+def test_a_handler_takes_no_lock():
+    lock, answered = threading.Lock(), threading.Event()
+
+    def answer() -> None:
+        with lock:
+            answered.set()
+
+    with stopped_by_signals(answer):
+        with lock:
+            send(signal.SIGTERM)
+            assert not answered.is_set()
+        assert answered.wait(LIMIT_S)
+
+
+def test_an_answer_may_end_the_process():
+    def enter() -> None:
+        with stopped_by_signals(leave):
+            send(signal.SIGTERM)
+
+    assert exit_code(enter) == 4
+
+
+def hang() -> None:
+    """In a call that no signal ends."""
+    lock = ctypes.CDLL(None).pthread_mutex_lock
+    mutex = ctypes.create_string_buffer(256)
+    lock(mutex)
+    lock(mutex)
+
+
+def test_a_second_ctrl_c_ends_a_process_that_hangs():
+    def enter() -> None:
+        with stopped_by_signals(lambda: None):
+            threading.Timer(0.1, send, (signal.SIGTERM, signal.SIGINT)).start()
+            hang()
+
+    assert exit_code(enter) == 4
+
+
+def test_nor_does_a_full_pipe_keep_it():
+    def enter() -> None:
+        writing = os.pipe()[1]
+        os.set_blocking(writing, False)
+        with suppress(BlockingIOError):
+            while os.write(writing, b"x"):
+                pass
+        os.set_blocking(writing, True)
+        os.dup2(writing, 2)
+        with stopped_by_signals(lambda: None):
+            send(signal.SIGINT, signal.SIGINT)
+
+    assert exit_code(enter) == 4
+
+
+def test_a_signal_to_a_forked_process_is_not_for_its_parent():
+    with stopped_by_signals(refuse):
+        assert exit_code(lambda: os.kill(os.getpid(), signal.SIGTERM)) == -signal.SIGTERM
+    assert signals_received() == 0
+
+
+def test_signals_are_counted_anew_in_the_next_outermost_block():
+    with stopped_by_signals(lambda: None):
+        signal.raise_signal(signal.SIGTERM)
+    assert signals_received() == 1
+    with stopped_by_signals(refuse):
+        assert signals_received() == 0
+
+
+def test_what_was_there_before_is_there_again():
+    before = [signal.getsignal(number) for number in SIGNALS]
+    with pytest.raises(ValueError, match="left"), stopped_by_signals(refuse):
+        raise ValueError("left")
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_outside_the_main_thread_nothing_changes():
+    before = [signal.getsignal(number) for number in SIGNALS]
+    seen = []
+
+    def enter() -> None:
+        with stopped_by_signals(refuse):
+            seen.append([signal.getsignal(number) for number in SIGNALS])
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert seen == [before]

@@ -1,0 +1,166 @@
+"""Which compiler is taken, what flags it gets, and what makes a cached wheel another wheel."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tools.build import compilers
+from tools.build.build import PACKAGE, ROOT, BuildError, build_env, build_key, locked_version, progress
+from tools.build.compilers import AMX_OFF, Compiler, Host, NoCompilerError, find_compiler, this_host
+
+AMX_CPU = Host("Linux", "x86_64", frozenset({"avx512f", "amx_tile", "amx_int8"}))
+OLD_CPU = Host("Linux", "x86_64", frozenset({"avx2"}))
+ARM = Host("Linux", "aarch64", frozenset({"asimd"}))
+MAC_ARM = Host("Darwin", "arm64", frozenset())
+MAC_INTEL = Host("Darwin", "x86_64", frozenset())
+
+CLANG = Compiler("clang-16", "clang++-16", "clang", "16.0.6", openmp=True)
+GCC_OLD = Compiler("gcc", "g++", "gcc", "12.2.0", openmp=True)
+GCC_NEW = Compiler("gcc-13", "g++-13", "gcc", "13.1.0", openmp=True)
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Makes scripts that say and do what compilers do; the PATH has nothing else."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    def install(name: str, macros: str, openmp: bool = True, works: bool = True) -> None:
+        cxx = name.replace("clang", "clang++").replace("gcc", "g++")
+        lines = "\n".join(f"echo '#define {each}'" for each in macros.split(","))
+        build = f"printf '#!/bin/sh\\nexit {int(not works)}\\n' > $last; /bin/chmod +x $last"
+        refuse = "" if openmp else "for each; do test $each = -fopenmp && exit 1; done\n"
+        for each, body in ((name, lines), (cxx, f"{refuse}for last; do :; done\n{build}")):
+            (tmp_path / each).write_text(f"#!/bin/sh\n{body}\n")
+            (tmp_path / each).chmod(0o755)
+
+    return install
+
+
+GCC = "__GNUC__ 12,__GNUC_MINOR__ 2,__GNUC_PATCHLEVEL__ 0"
+LLVM = "__clang_major__ 16,__clang_minor__ 0,__clang_patchlevel__ 6,__GNUC__ 4,__GNUC_MINOR__ 2,__GNUC_PATCHLEVEL__ 1"
+
+
+@pytest.mark.parametrize(
+    ("there", "taken"),
+    [
+        ({"gcc": {}, "clang-16": {}}, "clang 16.0.6"),
+        ({"gcc": {}, "clang-16": {"openmp": False}}, "gcc 12.2.0"),
+        ({"gcc": {"openmp": False}, "clang-16": {"openmp": False}}, "clang 16.0.6"),
+        ({"gcc": {}, "clang-16": {"works": False}}, "gcc 12.2.0"),
+    ],
+)
+def test_clang_comes_first_if_it_works_with_openmp(installed, there, taken):
+    for name, more in there.items():
+        installed(name, LLVM if "clang" in name else GCC, **more)
+    assert str(find_compiler(OLD_CPU, {})) == taken
+
+
+@pytest.mark.parametrize(("host", "remedy"), [(AMX_CPU, "apt-get install"), (MAC_ARM, "xcode-select --install")])
+def test_no_compiler_names_the_remedy(installed, host, remedy):
+    with pytest.raises(NoCompilerError, match=remedy):
+        find_compiler(host, {})
+
+
+def test_a_named_compiler_that_does_not_work_is_an_error():
+    with pytest.raises(NoCompilerError, match="CC=nothing-such CXX=nothing-such"):
+        find_compiler(OLD_CPU, {"CC": "nothing-such"})
+
+
+@pytest.mark.parametrize(
+    ("env", "pair"),
+    [
+        ({"CC": "gcc-13"}, ("gcc-13", "g++-13")),
+        ({"CXX": "clang++-18"}, ("clang-18", "clang++-18")),
+        ({"CC": "cc"}, ("cc", "c++")),
+        ({"CC": "ccache clang", "CXX": "ccache clang++"}, ("ccache clang", "ccache clang++")),
+    ],
+)
+def test_the_users_compiler_is_completed(monkeypatch, env, pair):
+    monkeypatch.setattr(compilers, "try_compiler", lambda cc, cxx, openmp: replace(GCC_NEW, cc=cc, cxx=cxx))
+    found = find_compiler(ARM, env)
+    assert (found.cc, found.cxx) == pair
+
+
+def test_a_compiler_of_this_machine_is_found():
+    assert int(find_compiler(this_host(), {}).version.split(".")[0]) > 3
+
+
+@pytest.mark.parametrize(
+    ("compiler", "host", "flags"),
+    [
+        *((GCC_OLD, host, AMX_OFF) for host in (AMX_CPU, OLD_CPU)),
+        *((GCC_OLD, host, ()) for host in (ARM, MAC_ARM, MAC_INTEL)),
+        *((compiler, AMX_CPU, ()) for compiler in (GCC_NEW, CLANG)),
+    ],
+)
+def test_amx_is_switched_off_where_gcc_gets_it_wrong(compiler, host, flags):
+    assert compiler.flags(host) == flags
+    assert build_env(compiler, host, {})["CXXFLAGS"] == " ".join(flags)
+
+
+def test_it_says_what_would_be_faster_only_where_it_would():
+    assert "clang" in GCC_OLD.faster(AMX_CPU)
+    assert "libomp" in replace(GCC_NEW, openmp=False).faster(ARM)
+    assert [GCC_OLD.faster(OLD_CPU), GCC_NEW.faster(AMX_CPU), replace(CLANG, openmp=False).faster(MAC_ARM)] == [""] * 3
+
+
+def test_the_users_flags_stay_and_ours_come_last():
+    user = {"CMAKE_ARGS": "-DGGML_CUDA=on", "CFLAGS": "-O1", "SOURCE_DATE_EPOCH": "0", "HOME": "h"}
+    env = build_env(GCC_OLD, AMX_CPU, user)
+    assert env["CMAKE_ARGS"] == "-DLLAVA_BUILD=OFF -DGGML_CUDA=on"
+    assert env["CFLAGS"] == "-O1 " + " ".join(AMX_OFF)
+    assert (env["CC"], env["CXX"], env["HOME"]) == ("gcc", "g++", "h")
+    assert "SOURCE_DATE_EPOCH" not in env  # ggml would leave out the features of this CPU
+
+
+def key(words=(PACKAGE, "0.3.36", "cp311"), host=AMX_CPU, compiler=CLANG, **user):
+    return build_key(words, host, compiler, build_env(compiler, host, user))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"words": (PACKAGE, "0.3.37", "cp311")},
+        {"words": (PACKAGE, "0.3.36", "cp312")},
+        {"host": replace(AMX_CPU, cpu_flags=AMX_CPU.cpu_flags | {"avx512_fp16"})},
+        {"host": replace(AMX_CPU, machine="aarch64")},
+        {"compiler": GCC_NEW},
+        {"compiler": replace(CLANG, version="16.0.7")},
+        {"compiler": replace(CLANG, openmp=False)},
+        {"CMAKE_ARGS": "-DGGML_CUDA=on"},
+        {"CXXFLAGS": "-O1"},
+    ],
+)
+def test_another_build_has_another_key(change):
+    assert key(**change) != key() == key()
+
+
+def test_a_key_is_readable():
+    assert key().startswith("llama-cpp-python-0.3.36-cp311-linux-x86_64-clang16.0.6-")
+
+
+def test_progress_is_the_last_step_of_ninja():
+    assert progress("Collecting x\n") == "downloading and configuring"
+    assert progress("  [1/140] cc a.c\n  [2/140] cc b.c\n") == "step 2 of 140"
+
+
+def test_the_locked_entry_keeps_its_hashes(tmp_path):
+    lock = tmp_path / "requirements.lock"
+    lock.write_text("numpy==2.4.6\n")
+    with pytest.raises(BuildError, match="make lock"):
+        locked_version(lock)
+    entry = "llama-cpp-python==0.3.36 \\\n    --hash=sha256:aa \\\n    --hash=sha256:bb\n"
+    lock.write_text(f"jinja2==3.1.6\n{entry}    # via us\nnumpy==2.4.6\n")
+    assert locked_version(lock) == ("0.3.36", entry)
+
+
+@pytest.mark.parametrize("name", ["build.py", "peers.py"])
+def test_it_runs_before_anything_is_installed(name):
+    """-I -S: no site-packages, no PYTHONPATH."""
+    script = Path("operators") / "llama" / name
+    done = subprocess.run([sys.executable, "-I", "-S", script, "--help"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "--venv" in done.stdout

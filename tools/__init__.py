@@ -1,0 +1,1 @@
+"""Build, benchmark and model writers: nothing that a run imports."""

@@ -1,0 +1,111 @@
+"""EmitCases, the source of a benchmark: a row is one case, a contender at work on a scenario once. And Discard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+
+import pyarrow as pa
+
+from operators.settings import OutputSettings
+from operators.settings.checks import check
+from pipeline.api.errors import ConfigError
+from pipeline.api.protocols import BaseOperator, Inbox
+from pipeline.api.records import ROW, Batch, ChunkEnd, Item, Output, require_column
+from tools.bench.scenarios import SCENARIOS, TOGGLES, scenario
+from tools.bench.settings import BenchSettings
+
+_TEXTS, _NUMBERS = ("scenario", "contender"), ("slots", "repeat", "rows")
+CASE_SCHEMA = pa.schema([*((n, pa.string()) for n in _TEXTS), *((n, pa.int32()) for n in _NUMBERS), ROW])
+
+
+@dataclass(frozen=True)
+class Case:
+    """One measurement that is to be made. `rows`: prompts of the scenario, before a contender's copies."""
+
+    scenario: str
+    contender: str
+    slots: int
+    repeat: int
+    rows: int
+
+
+def cases(settings: BenchSettings) -> list[Case]:
+    """All cases. Within a scenario and a number of slots the contenders take turns, A B A B: machines drift.
+
+    Raises:
+        ConfigError: there is no such scenario or optimisation, or `bench.contenders` leaves nothing to measure.
+    """
+    asked = (("scenarios", settings.scenarios, tuple(SCENARIOS)), ("toggle", settings.toggle, TOGGLES))
+    for key, given, known in asked:
+        unknown = [name for name in given if name not in known]
+        check(not unknown, f"bench.{key}", unknown, f"there are {', '.join(known)}")
+    names = [*settings.scenarios, *(f"toggle_{name}" for name in settings.toggle)]
+    found = [case for name in names for case in _of_scenario(name, settings)]
+    if not found:
+        there = sorted({c.name for name in names for c in scenario(name).contenders})
+        raise ConfigError(
+            f"bench.contenders={settings.contenders} leaves nothing to measure; there are {', '.join(there)}"
+        )
+    return found
+
+
+def _of_scenario(name: str, settings: BenchSettings) -> Iterator[Case]:
+    plan = scenario(name)
+    taken = [c for c in plan.contenders if not settings.contenders or c.name in settings.contenders]
+    for slots in plan.slots or tuple(settings.slots):
+        rows = min(plan.rows or (plan.rows_per_slot or settings.rows_per_slot) * slots, settings.max_rows)
+        for repeat in range(settings.repeats):
+            for contender in taken:
+                if repeat == 0 or not contender.once:
+                    yield Case(name, contender.name, slots, repeat, rows)
+
+
+class EmitCases(BaseOperator):
+    """Emits the cases of a benchmark, in the order in which they are to be measured.
+
+    Args:
+        bench: what is measured.
+        chunk_rows: cases of a chunk; what is committed is not measured again when a benchmark is resumed.
+    """
+
+    def __init__(self, bench: BenchSettings, chunk_rows: int) -> None:
+        if chunk_rows < 1:
+            raise ConfigError(f"chunk_rows={chunk_rows} cannot work: it is 1 or more")
+        self._cases = cases(bench)
+        self._chunk_rows = chunk_rows
+        self._first_chunk = 0
+        self._sent = 0
+
+    def plan(self) -> pa.Schema:
+        return CASE_SCHEMA
+
+    def seek(self, chunk: int) -> None:
+        self._first_chunk = chunk
+        self._sent = min(chunk * self._chunk_rows, len(self._cases))
+
+    def run(self, inbox: Inbox) -> Iterator[Item]:
+        """The cases, one a batch, so that each is measured when its turn comes."""
+        for chunk in range(self._first_chunk, -(-len(self._cases) // self._chunk_rows)):
+            first = chunk * self._chunk_rows
+            part = self._cases[first : first + self._chunk_rows]
+            for row, case in enumerate(part, first):
+                yield Batch(chunk, pa.RecordBatch.from_pylist([{**asdict(case), ROW.name: row}], schema=CASE_SCHEMA))
+                self._sent = row + 1
+            yield ChunkEnd(chunk, len(part))
+
+    def fraction_read(self) -> float | None:
+        return self._sent / len(self._cases)
+
+
+class Discard(BaseOperator):
+    """Takes the place of WriteRows and drops its rows, to measure a dataflow without its files; `output` is ignored."""
+
+    def __init__(self, output: OutputSettings) -> None:
+        self._output = output
+
+    def plan(self, schema: pa.Schema) -> None:
+        require_column(schema, ROW.name, [ROW.type])
+
+    def process(self, batch: Batch) -> Iterable[Output]:
+        return ()

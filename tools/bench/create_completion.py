@@ -1,0 +1,44 @@
+"""llama-cpp-python's high-level API as a contender of the benchmark: `Llama.create_completion` row by row.
+
+It is what a user has without this project. It keeps the beginning of a prompt that it shares with the last one by
+itself. It cannot be told to ignore the end of text, so a row of a trained model may end early; its tokens are counted
+as they come.
+"""
+
+from __future__ import annotations
+
+import time
+
+import llama_cpp
+
+from tools.bench.figures import Figures
+from tools.bench.spec import Spec
+
+
+def measure(spec: Spec) -> Figures:
+    """Complete all rows, one after the other."""
+    runtime, sampling = spec.runtime, spec.sampling
+    llama = llama_cpp.Llama(
+        spec.model_path,
+        n_ctx=runtime.max_sequence_tokens or 1024,
+        n_batch=runtime.n_batch,
+        n_ubatch=runtime.n_ubatch,
+        n_threads=spec.threads,
+        n_threads_batch=spec.threads,
+        n_gpu_layers=spec.model.gpu_layers,
+        flash_attn=runtime.flash_attention,
+        verbose=False,
+    )
+    same = {key: getattr(sampling, key) for key in ("temperature", "top_k", "top_p", "min_p")}
+    rows = spec.rows.rendered()
+    pairs = zip(rows["prompt_text"].to_pylist(), rows["max_tokens"].to_pylist(), strict=True)
+    began = time.perf_counter()
+    usages = [
+        llama.create_completion(text, max_tokens=n, stop=list(sampling.stop), seed=i, **same)["usage"]
+        for i, (text, n) in enumerate(pairs)
+    ]
+    return Figures(
+        work_s=time.perf_counter() - began,
+        prompt_tokens=sum(usage["prompt_tokens"] for usage in usages),
+        new_tokens=sum(usage["completion_tokens"] for usage in usages),
+    )

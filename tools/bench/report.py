@@ -1,0 +1,202 @@
+"""The report of a benchmark: Markdown tables from its rows. `python -m tools.bench.report OUTPUT_DIR` prints it.
+
+A figure is the median over the repeats, with the lowest and the highest. A ratio is taken within each repeat, where
+both sides ran next to each other, and is then the median: machines drift between repeats.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from tools.bench.scenarios import LADDER, scenario
+
+REPORT = "report.md"
+Row = dict[str, Any]
+"""One measurement, by column."""
+Ratios = dict[str, dict[str, tuple[str, str]]]
+"""By the title of a column and by contender: the two whose ratio stands there, the first by the second."""
+_FIGURES = (
+    ("work s", "work_s", ",.2f"),
+    ("prompt tokens", "prompt_tokens", ",.0f"),
+    ("new tokens", "new_tokens", ",.0f"),
+    ("ms a step", "decode_step_ms", ",.2f"),
+    ("CPU s", "cpu_s", ",.1f"),
+    ("peak MiB", "peak_rss_mb", ",.0f"),
+)
+_OF_BLOCKS = (
+    ("calls", "steps", ",.0f"),
+    ("ms a call", "call_ms", ",.2f"),
+    ("calls a block", "calls_per_block", ".2f"),
+    ("tokens a step of a block", "tokens_per_pass", ".2f"),
+    ("Python and sampling", "own_share", ".1%"),
+)
+"""Columns of a scenario in which blocks are made."""
+
+
+def write_report(directory: Path) -> Path:
+    """Write report.md into an output directory; returns where it is."""
+    path = directory / REPORT
+    path.write_text(report(directory), encoding="utf-8")
+    return path
+
+
+def report(directory: Path) -> str:
+    """The report of the benchmark in `directory`."""
+    rows = pl.read_parquet(directory / "data/*.parquet").sort("row").to_dicts()
+    lines = ["# Benchmark", "", *_origin(directory), *_quiet(rows)]
+    for name in dict.fromkeys(row["scenario"] for row in rows):
+        of_scenario = [row for row in rows if row["scenario"] == name]
+        lines += ["", f"## {name}", "", f"{scenario(name).about}."]
+        for slots in dict.fromkeys(row["slots"] for row in of_scenario):
+            lines += ["", *_group(name, slots, of_scenario)]
+    if failed := list(_rejects(directory)):
+        lines += ["", "## Failed cases", "", *(f"- {line}" for line in failed)]
+    return "\n".join(lines) + "\n"
+
+
+def _group(name: str, slots: int, of_scenario: Sequence[Row]) -> Iterator[str]:
+    """The table of a scenario at a number of slots."""
+    rows = [row for row in of_scenario if row["slots"] == slots]
+    names = list(dict.fromkeys(row["contender"] for row in rows))
+    measured = [n for n in names if any(r["tokens_per_s"] for r in rows if r["contender"] == n)]
+    yield f"{_slots(slots)}, {rows[0]['rows']} prompts"
+    yield ""
+    if measured:
+        yield from _table(measured, _ratios(name, measured), rows, of_scenario)
+    notes = [f"- {n}: {note}" for n in measured if (note := _first(rows, n, "note"))]
+    notes += [f"- {n}: skipped, {why}" for n in names if (why := _first(rows, n, "skipped_reason"))]
+    if name.startswith("toggle_") and len(measured) == 2:
+        gain = paired_ratio(rows, *measured)
+        notes.append(f"- gain: {'unknown' if gain is None else f'{100 * (gain - 1):+.1f} %'}")
+        if texts := {row["texts"] for row in rows if row["texts"]}:
+            notes.append(f"- texts: {'the same with and without' if len(texts) == 1 else 'NOT the same'}")
+    if notes:
+        yield ""
+        yield from notes
+
+
+def _table(
+    measured: Sequence[str],
+    ratios: Ratios,
+    rows: Sequence[Row],
+    of_scenario: Sequence[Row],
+) -> Iterator[str]:
+    """A line for each contender: its speed, its ratios, its figures, and where blocks are made those of blocks."""
+    blocks = any(row["calls_per_block"] for row in rows)
+    few, slots = min(row["slots"] for row in of_scenario), rows[0]["slots"]
+    batched = [f"by {_slots(few)}", f"calls allow by {_slots(few)}"] if blocks and slots > few else []
+    figures = (*_FIGURES, *_OF_BLOCKS) if blocks else _FIGURES
+    titles = ["contender", "t/s", *ratios, *(title for title, _, _ in figures), *batched]
+    yield f"| {' | '.join(titles)} |"
+    yield f"|---|{'---:|' * (len(titles) - 1)}"
+    for name in measured:
+        own = [row for row in rows if row["contender"] == name]
+        pairs = (paired_ratio(rows, *by[name]) if name in by else None for by in ratios.values())
+        cells = [name, spread(own, "tokens_per_s"), *("-" if r is None else f"{r:.3f}" for r in pairs)]
+        cells += [spread(own, key, form) for _, key, form in figures]
+        if batched:
+            cells += _batching(own, [row for row in of_scenario if row["contender"] == name and row["slots"] == few])
+        yield f"| {' | '.join(cells)} |"
+
+
+def _slots(number: int) -> str:
+    return f"{number} {'slot' if number == 1 else 'slots'}"
+
+
+def _batching(many: Sequence[Row], few: Sequence[Row]) -> tuple[str, str]:
+    """How many times the tokens of `few` slots were made by `many`, and how many their calls allow.
+
+    A call of n rows may take longer than one of a row: it allows n times the tokens in that time. What was made below
+    that was lost by calls that were not full, or outside of them.
+    """
+
+    found = [[row[key] for row in rows if row[key]] for key in ("tokens_per_s", "call_ms") for rows in (many, few)]
+    if not all(found):
+        return "-", "-"
+    speed, speed_few, call, call_few = map(statistics.median, found)
+    return f"{speed / speed_few:.2f}", f"{many[0]['slots'] / few[0]['slots'] * call_few / call:.2f}"
+
+
+def _ratios(name: str, measured: Sequence[str]) -> Ratios:
+    first, ladder, contenders = measured[0], [c.name for c in LADDER], scenario(name).contenders
+    if against := {c.name: c.against for c in contenders if c.against}:
+        return {"its other by this": {n: (against[n], n) for n in measured if against.get(n, n) != n}}
+    if any(c.makes_blocks for c in contenders):
+        return {f"by {first}": {n: (n, first) for n in measured[1:]}}
+    if first != ladder[0]:
+        return {f"{first} by this": {n: (first, n) for n in measured[1:]}}
+    rungs = [n for n in measured if n in ladder]
+    below = {n: (n, under) for n, under in zip(rungs[1:], rungs[:-1], strict=True)}
+    return {"by the rung below": below, f"by {first}": {n: (n, first) for n in measured[1:]}}
+
+
+def spread(rows: Iterable[Row], key: str, form: str = ",.1f") -> str:
+    """`median (lowest-highest)` of a column, or the value alone where there is one; `-` for none."""
+    values = [row[key] for row in rows if row[key] is not None]
+    if not values:
+        return "-"
+    low, middle, high = (f"{value:{form}}" for value in (min(values), statistics.median(values), max(values)))
+    return middle if low == high else f"{middle} ({low}-{high})"
+
+
+def paired_ratio(rows: Sequence[Row], one: str, other: str) -> float | None:
+    """tokens_per_s of `one` by that of `other`: the median over the repeats that have both; None if there is none."""
+    speeds = {(row["contender"], row["repeat"]): row["tokens_per_s"] for row in rows if row["tokens_per_s"]}
+    repeats = {repeat for _, repeat in speeds}
+    ratios = [speeds[one, r] / speeds[other, r] for r in repeats if (one, r) in speeds and (other, r) in speeds]
+    return statistics.median(ratios) if ratios else None
+
+
+def _first(rows: Iterable[Row], name: str, key: str) -> str | None:
+    return next((row[key] for row in rows if row["contender"] == name and row[key]), None)
+
+
+def _origin(directory: Path) -> Iterator[str]:
+    """Machine and versions."""
+    path = directory / "metrics/run.parquet"
+    for run in pl.read_parquet(path).to_dicts()[-1:] if path.exists() else []:
+        machine, versions = json.loads(run["machine"]), json.loads(run["versions"])
+        yield f"Started {run['started_at']} on {machine['cpu']}, {machine['cores']} cores, {machine['platform']}."
+        yield "Versions: " + ", ".join(f"{name} {version}" for name, version in versions.items() if version) + "."
+        yield ""
+    yield "t/s: new tokens a second of work, which is all but the start of processes and the load of the model."
+    yield "A figure is the median of the repeats (lowest-highest); a ratio is of t/s, taken within each repeat."
+
+
+def _quiet(rows: Sequence[Row]) -> Iterator[str]:
+    busy = [row["busy_before"] for row in rows if row["busy_before"] is not None]
+    if busy:
+        yield (
+            f"Other processes used {100 * statistics.median(busy):.0f} % of the cores before a case (median),"
+            f" {100 * max(busy):.0f} % at most."
+        )
+
+
+def _rejects(directory: Path) -> Iterator[str]:
+    if not list((directory / "rejects").glob("*.parquet")):
+        return
+    for row in pl.read_parquet(directory / "rejects/*.parquet").to_dicts():
+        case = json.loads(row["record"] or "{}")
+        where = f"{case.get('slots')} slots, repeat {case.get('repeat')}"
+        yield f"{case.get('contender')} of {case.get('scenario')}, {where}: {row['reason']}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """OUTPUT_DIR: print its report. 0, or 2 with the reason on stderr."""
+    directory = Path(arguments[0])
+    if not list((directory / "data").glob("*.parquet")):
+        print(f"error: {directory} has no data/*.parquet; give the output directory of job=bench", file=sys.stderr)
+        return 2
+    print(report(directory), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,150 @@
+"""Our step loop without the dataflow around it: the lower rungs of the ladder, and contexts.
+
+| function | what runs |
+|---|---|
+| engine | scheduler, batch filling and decode; a sampler that takes token 0 |
+| sampling | the same with the sampler |
+| context_reused | a call for every slots' worth of rows, on one context that is cleared between them |
+| context_fresh | the same with a new context a call |
+| blocks_reused, blocks_fresh | the same two with block diffusion |
+
+What the benchmark knows of the engine's insides is in this file.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from operators.batch_by_length import BatchByLength
+from operators.engine.backend.interface import Decoder, Logits, Model, close_model, loader
+from operators.engine.loop.engine import Engine
+from operators.engine.loop.step_log import STEPS_SCHEMA
+from operators.engine.loop.worker import Worker
+from operators.engine.sampling.sampler import Sampler
+from operators.engine.scheduler.scheduler import Scheduler
+from operators.engine.sequence import Sequence
+from operators.engine.strategies.autoregressive import Autoregressive
+from operators.engine.strategies.base import Method, Strategy
+from operators.generation.requests import Requests
+from operators.generation.wiring import decode_method
+from operators.settings import DecodeSettings, SamplingSettings
+from operators.settings.block_diffusion import BlockDiffusionSettings
+from operators.settings.runtime import EngineSettings
+from pipeline.api.list_inbox import Given
+from pipeline.api.meter import StageMeter
+from pipeline.api.records import ROW, Batch
+from tools.bench.figures import Figures, of_steps
+from tools.bench.spec import Spec
+
+
+class NoSampler(Sampler):
+    """Takes token 0 for every row, without a look at the logits."""
+
+    def draw(self, logits: Logits, rows: Seq[Sequence], places: Seq[int] | None = None) -> list[int | None]:
+        """Token 0 for each row."""
+        return [0] * len(rows if places is None else places)
+
+
+def _measure(
+    spec: Spec, *, sampler: type[Sampler] = Sampler, blocks: bool = False, by_calls: bool = False, fresh: bool = False
+) -> Figures:
+    """Complete the rows of `spec`: together, or (`by_calls`) a slots' worth at a time, each (`fresh`) on a new context.
+
+    Raises:
+        ValueError: a row cannot be generated.
+    """
+    model, runtime, table = loader(spec.model)(spec.model), spec.runtime, spec.rows.rendered()
+    method = decode_method(BlockDiffusionSettings(mask_token_id=spec.mask_token_id) if blocks else DecodeSettings())
+    room = runtime.max_sequence_tokens or model.n_ctx_train
+    size = runtime.slots if by_calls else len(table)
+    parts = [
+        sequences(table.slice(start, size), model, spec.sampling, runtime, room, method.rows())
+        for start in range(0, len(table), size)
+    ]
+    if not fresh:
+        method.context(model, runtime)[1]()  # made and given back: the pool has it from now on
+    steps: list[dict[str, Any]] = []
+    began = time.perf_counter()
+    for rows in parts:
+        decoder, give_back = method.context(model, runtime)
+        strategy = method.strategy(decoder, model) if blocks else Autoregressive(decoder, sampler())
+        steps += complete(method, strategy, rows, decoder, runtime)
+        if fresh:
+            close_model(decoder)  # type: ignore[arg-type]  # whatever has a `close`
+        else:
+            give_back()
+    return Figures(
+        work_s=time.perf_counter() - began,
+        prompt_tokens=sum(len(row.prompt) for rows in parts for row in rows),
+        new_tokens=sum(len(row.tokens) for rows in parts for row in rows),
+        **of_steps(steps),
+    )
+
+
+engine = partial(_measure, sampler=NoSampler)
+sampling = _measure
+context_reused = partial(_measure, by_calls=True)
+context_fresh = partial(_measure, by_calls=True, fresh=True)
+blocks_reused = partial(_measure, blocks=True, by_calls=True)
+blocks_fresh = partial(_measure, blocks=True, by_calls=True, fresh=True)
+
+
+def sequences(
+    rows: pa.Table,
+    model: Model,
+    sampling: SamplingSettings,
+    runtime: EngineSettings,
+    room: int,
+    make: Callable[..., Sequence] = Sequence,
+) -> list[Sequence]:
+    """The sequences that Generate would `make` of `rows` (`prompt_ids`, `max_tokens`), in the order of BatchByLength.
+
+    Raises:
+        ValueError: a row cannot be generated.
+    """
+    numbered = rows.append_column(ROW, pa.array(range(len(rows)), ROW.type)).combine_chunks().to_batches()
+    batches = BatchByLength(runtime).run(Given(Batch(0, data) for data in numbered))
+    requests = Requests(sampling, model, room, 0, "generate", None, make)
+    made = [row for batch in batches if isinstance(batch, Batch) for row in requests.sequences(batch)]
+    if refused := [row for row in made if not isinstance(row, Sequence)]:
+        raise ValueError(refused[0].reason)
+    return [row for row in made if isinstance(row, Sequence)]
+
+
+def complete(
+    method: Method, strategy: Strategy, rows: Seq[Sequence], decoder: Decoder, runtime: EngineSettings
+) -> list[dict[str, Any]]:
+    """Complete `rows` on `decoder` in this thread; returns the steps, as metrics/steps.parquet has them."""
+    queue, steps = method.queue(runtime), _Steps()
+    scheduler = Scheduler(decoder, queue, runtime, method.cut(decoder.shape))
+    worker = Worker(decoder, scheduler, strategy, (StageMeter("decode"), StageMeter("sample")))
+    engine = Engine([worker], queue, steps)
+    client = engine.client(StageMeter("generate"), 1, len(rows), lambda: None)
+    engine.add(client)
+    client.submit(rows)
+    client.end()
+    while scheduler.runnable:
+        engine.step()
+    client.collect()
+    return [dict(zip(STEPS_SCHEMA.names, values, strict=True)) for values in steps.rows]
+
+
+class _Steps:
+    """Keeps the rows of a metrics table; see pipeline.api.protocols.Table."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[object, ...]] = []
+
+    def append(self, *values: object) -> None:
+        """Keep a row."""
+        self.rows.append(values)
+
+    def extend(self, columns: Seq[Seq[object]]) -> None:
+        """Keep the rows of `columns`."""
+        self.rows.extend(zip(*columns, strict=True))

@@ -1,0 +1,209 @@
+"""What is measured: scenarios, each with its prompts and lengths (a Recipe) and with those who compete (Contenders).
+
+All contenders of a scenario get the same work: the same prompts as the same text or tokens, the same lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tools.bench.contenders import (
+    BLOCK_DIFFUSION,
+    BatchedBench,
+    Contender,
+    CreateCompletion,
+    Function,
+    Job,
+    LlamaBench,
+    Program,
+)
+from tools.bench.workload import Recipe
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Rows, and who competes on them.
+
+    Args:
+        about: one line for the report.
+        contenders: in the order in which they run; ratios are to the first.
+        recipe: the rows.
+        sampling: sampling settings that differ from the job's own.
+        slots: its own numbers of slots; empty for those of `bench.slots`.
+        rows: its own number of rows; None for `rows_per_slot` a slot.
+        rows_per_slot: its own; None for `bench.rows_per_slot`.
+        share_prefix: whether llama-server may use its prompt cache.
+    """
+
+    about: str
+    contenders: tuple[Contender, ...]
+    recipe: Recipe = field(default_factory=Recipe)
+    sampling: Mapping[str, Any] = field(default_factory=lambda: EXACT_LENGTHS)
+    slots: tuple[int, ...] = ()
+    rows: int | None = None
+    rows_per_slot: int | None = None
+    share_prefix: bool = False
+
+
+EXACT_LENGTHS: Mapping[str, Any] = {"per_row": ["max_tokens"], "ignore_eos": True}
+"""Every row's length is known beforehand and is what comes out."""
+
+RUNGS = "tools.bench.rungs"
+JOB = Job("job")
+SERVER = Program("llama-server", "tools.bench.server:measure")
+LADDER = (
+    Function("engine", f"{RUNGS}:engine"),
+    Function("sampling", f"{RUNGS}:sampling"),
+    Job("dataflow", ("store.enabled=false", "nodes.write.op._target_=tools.bench.cases.Discard")),
+    JOB,
+)
+PEERS = (
+    JOB,
+    SERVER,
+    BatchedBench("llama-batched-bench"),
+    LlamaBench("llama-bench", once=True),
+    CreateCompletion("create_completion", "tools.bench.create_completion:measure", once=True),
+)
+
+
+def _samples(n: int) -> Scenario:
+    apart = tuple(f"runtime.optimise.{key}=false" for key in ("identical_rows", "prefix_sharing", "sample_sharing"))
+    return Scenario(
+        f"{n} samples of 16 tokens of each prompt, against {n} rows with its text that share nothing",
+        (Job(f"n={n}", (f"sampling.n={n}",)), Job(f"{n} rows", apart, copies=n)),
+        Recipe(16, 16),
+        sampling={**EXACT_LENGTHS, "temperature": 0.8},
+    )
+
+
+def _outputs(low: int, high: int) -> Scenario:
+    return Scenario(f"completions of {low} to {high} tokens", (JOB, SERVER), Recipe(low, high))
+
+
+def _blocks(length: int, steps: int, *, fused: bool = False) -> Job:
+    overrides = [BLOCK_DIFFUSION, f"decode.block_length={length}", f"decode.denoising_steps={steps}"]
+    if fused:
+        overrides += ["runtime.kv=unified", "runtime.deterministic=false"]
+    return Job(f"{length}/{steps}{' fused' if fused else ''}", tuple(overrides))
+
+
+def _contexts(tokens: int) -> tuple[Contender, ...]:
+    reused, fresh = f"reused, {tokens:,}", f"fresh, {tokens:,}"
+    return (
+        Function(reused, f"{RUNGS}:blocks_reused", row_tokens=tokens, against=reused),
+        Function(fresh, f"{RUNGS}:blocks_fresh", row_tokens=tokens, against=reused),
+    )
+
+
+DYNAMIC = (*_blocks(4, 4).overrides, "decode.remasking=low_confidence_dynamic", "decode.confidence_threshold=0.2")
+"""A model with random weights is never sure: with this threshold a step commits about two tokens of four where it has
+the built-in vocabulary (measured on three shapes)."""
+
+FEW_SHOT = Scenario(
+    "worked examples before every question: a long prefix that all rows share",
+    (
+        JOB,
+        Job("job, no flash attention", ("runtime.flash_attention=false",)),
+        Job(
+            "job, unified KV",
+            ("runtime.flash_attention=false", "runtime.kv=unified", "runtime.deterministic=false"),
+        ),
+        SERVER,
+    ),
+    Recipe(few_shot=True),
+    share_prefix=True,
+)
+
+SCENARIOS: Mapping[str, Scenario] = {
+    "ladder": Scenario("what each layer costs: the same work with one layer more a row", LADDER),
+    "ladder_one_slot": Scenario("the ladder at one slot", LADDER, slots=(1,), rows=8),
+    "ladder_small": Scenario(
+        "the ladder with 160 requests, 5 at a time, 50 tokens each", LADDER, Recipe(50, 50), slots=(5,), rows=160
+    ),
+    "peers": Scenario("ragged lengths that are known beforehand", PEERS),
+    "stops": Scenario(
+        "one max_tokens for all rows; where a row ends is decided by a stop string",
+        (JOB, SERVER),
+        Recipe(stops=True),
+        {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
+    ),
+    "few_shot": FEW_SHOT,
+    "deterministic": Scenario(
+        "what it costs that no text depends on its neighbours",
+        (JOB, Job("not deterministic", ("runtime.deterministic=false",))),
+    ),
+    "samples_4": _samples(4),
+    "samples_8": _samples(8),
+    "outputs_10_50": _outputs(10, 50),
+    "outputs_50_200": _outputs(50, 200),
+    "outputs_200_500": _outputs(200, 500),
+    "tiny_rows": Scenario("many rows of a few tokens", (*LADDER, SERVER), Recipe(2, 6, words=4), rows=1000),
+    "diffusion": Scenario(
+        "block diffusion against one token a step: tokens of a block and the steps in which it is made; dynamic: all"
+        " tokens above a threshold with which a step commits about two; fused: with the unified KV cache, where a step"
+        " is a call and a prompt is read in few",
+        (
+            JOB,
+            *(_blocks(length, steps) for length, steps in ((1, 1), (2, 2), (4, 4), (4, 2), (4, 1))),
+            Job("4/4 dynamic", DYNAMIC),
+            *(_blocks(4, steps, fused=True) for steps in (4, 2, 1)),
+        ),
+        Recipe(128, 128, words=4),
+        slots=(1, 8, 32),
+        rows_per_slot=1,
+    ),
+    "diffusion_contexts": Scenario(
+        "one context with room for so many tokens, cleared between calls of one row of 32 tokens in blocks of 4,"
+        " against a new one a call",
+        tuple(contender for tokens in (512, 4096, 32_768) for contender in _contexts(tokens)),
+        Recipe(32, 32, words=4),
+        slots=(1,),
+        rows=6,
+    ),
+    "contexts": Scenario(
+        "one context, cleared between calls of a slot's worth of rows, against a new one a call",
+        (
+            Function("context-reused", f"{RUNGS}:context_reused"),
+            Function("context-fresh", f"{RUNGS}:context_fresh"),
+        ),
+        Recipe(8, 8, words=4),
+        rows=320,
+    ),
+}
+
+TOGGLES = (
+    "compaction",
+    "grouped_prefill",
+    "prefix_sharing",
+    "sample_sharing",
+    "longest_first",
+    "identical_rows",
+)
+"""Optimisations that can be switched off: `runtime.optimise.NAME=false`."""
+
+_COPIES = 4
+
+
+def toggle_scenario(name: str) -> Scenario:
+    """The optimisation `name` on and off, on rows for which it is meant."""
+    overrides: tuple[str, ...] = (f"sampling.n={_COPIES}",) if name == "sample_sharing" else ()
+    copies = _COPIES if name == "identical_rows" else 1
+    sampling = {**EXACT_LENGTHS, "temperature": 0.8} if name == "sample_sharing" else EXACT_LENGTHS
+    pair = tuple(
+        Job(f"{word} {name}", (*overrides, f"runtime.optimise.{name}={value}"), copies=copies)
+        for word, value in (("with", "true"), ("without", "false"))
+    )
+    recipe = FEW_SHOT.recipe if name == "prefix_sharing" else Recipe()
+    return Scenario(f"the optimisation {name} on and off", pair, recipe, sampling)
+
+
+def scenario(name: str) -> Scenario:
+    """The scenario `name`, or the one of `toggle_NAME`.
+
+    Raises:
+        KeyError: there is none.
+    """
+    toggle = name.removeprefix("toggle_")
+    return toggle_scenario(toggle) if name != toggle and toggle in TOGGLES else SCENARIOS[name]

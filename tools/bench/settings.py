@@ -1,0 +1,62 @@
+"""The config group `bench`: what is measured, how often, and where the things that it needs are kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from operators.settings.checks import NOT_IN_DATA, check
+
+
+@dataclass
+class BenchSettings:
+    """What a benchmark measures (`bench`).
+
+    Args:
+        scenarios: names of `tools.bench.scenarios.SCENARIOS`.
+        toggle: optimisations (`runtime.optimise.NAME`) that are measured on and off, each as a scenario of its own.
+        contenders: measure only these; empty: all of each scenario.
+        slots: rows that decode at the same time; scenarios that say their own number of slots ignore it.
+        repeats: times that each contender runs, in turn with the others of its scenario.
+        rows_per_slot: rows of a scenario for each slot; more rows, less weight of the tail.
+        max_rows: rows of a scenario at most.
+        shots: worked examples before each question of the scenario few_shot.
+        stop: strings that end the completions of the scenario stops; empty: one is taken from the vocabulary, so that
+            a model with random weights ends its rows after some 50 tokens.
+        answer_column: reference answers, whose token counts are the output lengths; null or missing: lengths are drawn.
+        shape, file_type, vocab: the model that is made when model.path is null (`tools.models.make_model`); vocab is
+            a GGUF file whose tokenizer it gets, null for the small built-in one.
+        mask_token_id: the mask of block diffusion, for a model whose vocabulary names none; with random weights any
+            token will do.
+        cache: where the made model and the prepared prompts are kept.
+        peers: the folder with llama-server, llama-batched-bench and llama-bench (`make peers` makes it).
+        server_arguments: further arguments of llama-server, such as [--kv-unified].
+        timeout_s: a case that takes longer is ended, and its row rejected.
+    """
+
+    scenarios: list[str] = field(default_factory=lambda: ["ladder", "peers"])
+    toggle: list[str] = field(default_factory=list)
+    contenders: list[str] = field(default_factory=list)
+    slots: list[int] = field(default_factory=lambda: [16, 32])
+    repeats: int = 3
+    rows_per_slot: int = 4
+    max_rows: int = 1024
+    shots: int = 8
+    stop: list[str] = field(default_factory=list)
+    answer_column: str | None = "answer"
+    shape: str = "qwen3-0.6b"
+    file_type: str = "q8_0"
+    vocab: str | None = None
+    mask_token_id: int | None = None
+    cache: str = field(default=".cache/bench", metadata=NOT_IN_DATA)
+    peers: str = field(default=".cache/peers/bin", metadata=NOT_IN_DATA)
+    server_arguments: list[str] = field(default_factory=list)
+    timeout_s: float = field(default=3600.0, metadata=NOT_IN_DATA)
+
+    def __post_init__(self) -> None:
+        check(bool(self.scenarios or self.toggle), "bench.scenarios", [], "name a scenario, or one in bench.toggle")
+        check(bool(self.slots) and all(1 <= n <= 255 for n in self.slots), "bench.slots", self.slots, "each 1 to 255")
+        for key in ("repeats", "rows_per_slot", "max_rows", "shots"):
+            check(getattr(self, key) >= 1, f"bench.{key}", getattr(self, key), "it is 1 or more")
+        mask = self.mask_token_id
+        check(mask is None or mask >= 0, "bench.mask_token_id", mask, "a token id, 0 or more, or null for the model's")
+        check(self.timeout_s > 0, "bench.timeout_s", self.timeout_s, "it is above 0 seconds")

@@ -1,0 +1,1 @@
+"""Compilers, the build of llama.cpp, its peers and the doctor."""

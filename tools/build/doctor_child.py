@@ -1,0 +1,88 @@
+"""The process that `tools.build.doctor` may lose: it loads llama.cpp, and decodes a tiny model that it writes.
+
+    python -m tools.build.doctor_child info
+    python -m tools.build.doctor_child decode q8_0 FOLDER
+
+Prints one JSON object. Several prompts of several tokens go through our binding in one call, and then a token of each,
+because the kernels for batches are others than those for a single token; then one prompt goes through token by token,
+and both ways must agree.
+"""
+
+import ctypes
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+from llama_cpp import _ggml
+from numpy.typing import NDArray
+
+from operators.llama.model import LlamaModel
+from operators.settings import ModelSettings
+from operators.settings.runtime import EngineSettings
+from tools.models.make_model import write_model
+
+ROWS = range(4)
+PROMPT_TOKENS = 12
+# Cosine of the logits. Activations are rounded differently in the two ways; garbage comes out near 0.
+MIN_AGREEMENT = 0.98
+
+
+def info() -> dict[str, Any]:
+    """Versions and the CPU features that were compiled in."""
+    answer = {"system_info": llama_cpp.llama_print_system_info().decode().strip()}
+    for name in ("ggml_version", "ggml_commit"):
+        function = getattr(_ggml.libggml, name, None)
+        if function is not None:
+            function.restype = ctypes.c_char_p
+            answer[name] = function().decode()
+    return answer
+
+
+def decode(file_type: str, folder: Path) -> dict[str, Any]:
+    """Write a tiny model and decode with it in both ways; nothing is freed, as the process ends soon.
+
+    Raises:
+        RuntimeError: the results are no numbers or differ.
+    """
+    path = folder / f"{file_type}.gguf"
+    write_model(path, shape="tiny", file_type=file_type)
+    model = LlamaModel(ModelSettings(path=str(path)))
+    context, _ = model.lease(EngineSettings(slots=len(ROWS), max_sequence_tokens=64))
+    batch = context.batch
+    prompts = [(37 * row + 11 * np.arange(PROMPT_TOKENS, dtype=np.int32) + 5) % model.n_vocab for row in ROWS]
+    batch.add_spans(prompts, [0 for _ in ROWS], ROWS, [1 for _ in ROWS])
+    batched = context.decode().copy()  # the view is only good until the next call
+    batch.clear()
+    batch.add_rows(batched.argmax(axis=1).tolist(), [PROMPT_TOKENS for _ in ROWS], ROWS)
+    next_tokens = context.decode().copy()
+    context.clear()
+    for position, token in enumerate(prompts[0].tolist()):
+        batch.clear()
+        batch.add_rows([token], [position], [0])
+        single = context.decode()
+    agreement = cosine(batched[0], single[0])
+    if not np.isfinite([*batched, *next_tokens]).all() or not agreement >= MIN_AGREEMENT:
+        raise RuntimeError(
+            f"wrong results: logits of a batch and of single tokens agree to {agreement:.3f}, not {MIN_AGREEMENT}"
+        )
+    return {"agreement": agreement}
+
+
+def cosine(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
+    """Cosine of the angle between two vectors; nan if one is zero or not finite."""
+    with np.errstate(all="ignore"):
+        return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
+
+
+def main(argv: Sequence[str]) -> None:
+    """See the module's docstring."""
+    answer = info() if argv[0] == "info" else decode(argv[1], Path(argv[2]))
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,1 @@
+"""Random-weight GGUF models for tests and benchmarks."""

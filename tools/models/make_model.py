@@ -1,0 +1,262 @@
+"""Write GGUF models with random weights, for tests and benchmarks: any shape, any vocabulary, any common file type.
+
+    python -m tools.models.make_model --shape tiny --out tiny.gguf
+    python -m tools.models.make_model --shape qwen3-0.6b --vocab vocab.gguf --type q8_0 --out bench.gguf
+
+A random model says nothing, but it computes exactly what a trained one of its shape computes, so it is good for every
+question about speed, memory and determinism. Weights depend on the seed, the tensor's name and its size, and not on the
+file type: an F32 and a Q8_0 file of one seed are the same model at two precisions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from math import prod
+from pathlib import Path
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFWriter, LlamaFileType
+from numpy.typing import DTypeLike, NDArray
+from tqdm import tqdm
+
+from tools.models.shapes import SHAPES, Shape, TensorSpec, named_shape, tensor_specs
+from tools.models.vocabularies import Vocabulary, builtin_vocabulary, read_vocabulary
+
+UNIFORM_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
+"""Every matrix gets the type."""
+K_QUANTS = ("q2_k", "q3_k_s", "q3_k_m", "q3_k_l", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k")
+"""llama.cpp decides tensor by tensor."""
+FILE_TYPES = (*UNIFORM_TYPES, *K_QUANTS)
+_DRAWN_AT_ONCE = 1 << 22  # weights held in F32: 16 MiB, however large the tensor
+_K_BLOCK = 256  # weights in a super-block of every K-quant
+_LOG_LINES_IN_ERROR = 5
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What `write_model` wrote. `tensor_types` counts tensors by GGML type, such as {"F32": 9, "Q8_0": 15}."""
+
+    path: Path
+    n_params: int
+    n_vocab: int
+    tensor_types: dict[str, int]
+    shape: Shape
+    file_type: str
+    seed: int
+
+    def __str__(self) -> str:
+        types = ", ".join(f"{count} {name}" for name, count in self.tensor_types.items())
+        return (
+            f"{self.path}: {self.path.stat().st_size / 1e6:,.1f} MB, {self.n_params:,} parameters, {self.shape.arch}"
+            f" with {self.shape.n_layer} layers, {self.n_vocab:,} tokens, {self.file_type} ({types}), seed {self.seed}"
+        )
+
+
+def write_model(
+    path: Path,
+    *,
+    shape: str | Shape = "tiny",
+    file_type: str = "f32",
+    vocab: Path | None = None,
+    seed: int = 0,
+    progress: bool = False,
+) -> Summary:
+    """Write a random-weight GGUF model to `path`, which appears only once it is complete.
+
+    `shape` is a key of `SHAPES` or a `Shape`; `file_type` is one of `FILE_TYPES`, in any case. `vocab` is a GGUF file
+    whose tokenizer is copied, or None for the built-in vocabulary. Equal arguments give equal bytes (with the same
+    versions of NumPy and llama.cpp). Only F32 and F16 are written here; for other types llama.cpp quantises an F16
+    file, which needs room beside `path`. `progress` draws a progress bar on a terminal. Missing folders are made.
+
+    Raises ValueError for arguments that cannot be a model, naming what is allowed; OSError if writing fails;
+    RuntimeError if llama.cpp fails to quantise.
+    """
+    if isinstance(shape, str):
+        shape = named_shape(shape)
+    file_type = file_type.lower()
+    _check(path, shape, file_type, seed)
+    vocabulary = builtin_vocabulary() if vocab is None else read_vocabulary(vocab)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    drawn = np.float32 if file_type == "f32" else np.float16
+    with _scratch(path.with_name(f".{path.name}.{os.getpid()}.tmp")) as unfinished:
+        if file_type in ("f32", "f16"):
+            _write(unfinished, shape, drawn, vocabulary, seed, progress)
+        else:
+            with _scratch(path.with_name(path.name + ".f16")) as source:
+                _write(source, shape, drawn, vocabulary, seed, progress)
+                quantize_file(source, unfinished, file_type)
+        types = Counter(tensor.tensor_type.name for tensor in GGUFReader(unfinished).tensors)
+        with unfinished.open("rb") as file:
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    n_params = sum(prod(spec.dims) for spec in tensor_specs(shape, vocabulary.n_tokens))
+    return Summary(path, n_params, vocabulary.n_tokens, dict(types), shape, file_type, seed)
+
+
+def _check(path: Path, shape: Shape, file_type: str, seed: int) -> None:
+    if file_type not in FILE_TYPES:
+        raise ValueError(f"no file type is called {file_type!r}; allowed: {', '.join(FILE_TYPES)}")
+    uniform = file_type in UNIFORM_TYPES
+    block = GGML_QUANT_SIZES[GGMLQuantizationType[file_type.upper()]][0] if uniform else _K_BLOCK
+    for name, size in shape.row_sizes.items():
+        if size % block:
+            raise ValueError(
+                f"{file_type} packs {block} weights at a time and {name}={size} is no multiple of that; "
+                f"use another type, or a shape such as tiny-256"
+            )
+    if seed < 0:
+        raise ValueError(f"seed={seed} must not be negative")
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; name the file to write")
+
+
+def _write(path: Path, shape: Shape, stored: DTypeLike, vocab: Vocabulary, seed: int, progress: bool) -> None:
+    """Write the whole file, one tensor at a time: matrices as `stored` (float32 or float16), all else as float32."""
+    typed = [(spec, np.dtype(stored if spec.is_matrix else np.float32)) for spec in tensor_specs(shape, vocab.n_tokens)]
+    sizes = [prod(spec.dims) * dtype.itemsize for spec, dtype in typed]
+    writer = GGUFWriter(path, shape.arch)
+    try:
+        kind = LlamaFileType.ALL_F32 if stored == np.float32 else LlamaFileType.MOSTLY_F16
+        _add_metadata(writer, shape, kind, vocab, seed)
+        for (spec, dtype), size in zip(typed, sizes, strict=True):
+            writer.add_tensor_info(spec.name, spec.dims, dtype, size)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        # disable=None: no bar where there is no terminal
+        with tqdm(total=sum(sizes), unit="B", unit_scale=True, disable=None if progress else True) as bar:
+            for (spec, dtype), size in zip(typed, sizes, strict=True):
+                writer.write_tensor_data(draw_weights(spec, seed, dtype))
+                bar.update(size)
+    finally:
+        writer.close()
+
+
+def draw_weights(
+    spec: TensorSpec, seed: int, stored: DTypeLike = np.float32, at_once: int = _DRAWN_AT_ONCE
+) -> NDArray[np.floating]:
+    """The weights of one tensor, [rows, columns]: one row for a vector, the rows of all experts one after the other.
+
+    The generator is seeded by `seed` and the tensor's name, so a tensor does not depend on those written before it.
+    `at_once` is how many weights are held in F32 (at least a row); it does not change them.
+    """
+    rng = np.random.Generator(np.random.PCG64([seed, *spec.name.encode()]))
+    n_rows, n_columns = prod(spec.dims[:-1]), spec.dims[-1]
+    made = np.empty((n_rows, n_columns), stored)
+    step = max(1, at_once // n_columns)
+    for start in range(0, n_rows, step):
+        weights = rng.standard_normal((min(step, n_rows - start), n_columns), dtype=np.float32)
+        weights *= np.float32(spec.std)
+        weights += np.float32(spec.mean)
+        made[start : start + step] = weights
+    return made
+
+
+def _add_metadata(writer: GGUFWriter, shape: Shape, kind: LlamaFileType, vocabulary: Vocabulary, seed: int) -> None:
+    writer.add_name(f"random {shape.arch}, {shape.n_layer} x {shape.n_embd}")
+    writer.add_description(f"random weights for tests and benchmarks, seed {seed}")
+    writer.add_file_type(int(kind))
+    writer.add_quantization_version(2)
+    writer.add_vocab_size(vocabulary.n_tokens)
+    writer.add_context_length(shape.n_ctx_train)
+    writer.add_block_count(shape.n_layer)
+    writer.add_embedding_length(shape.n_embd)
+    writer.add_feed_forward_length(shape.n_ff)
+    if shape.n_expert > 1:
+        writer.add_expert_count(shape.n_expert)
+        writer.add_expert_used_count(shape.n_expert_used)
+        writer.add_expert_feed_forward_length(shape.n_ff)
+    writer.add_head_count(shape.n_head)
+    writer.add_head_count_kv(shape.n_head_kv)
+    writer.add_key_length(shape.head_dim)
+    writer.add_value_length(shape.head_dim)
+    writer.add_rope_dimension_count(shape.head_dim)
+    writer.add_rope_freq_base(shape.rope_theta)
+    writer.add_layer_norm_rms_eps(shape.rms_eps)
+    vocabulary.add_to(writer)
+
+
+def quantize_file(source: Path, target: Path, file_type: str) -> None:
+    """Write the F16 model at `source` to `target` in `file_type`, with llama.cpp's own quantiser.
+
+    llama.cpp has one log callback a process; it is replaced while this runs and put back after.
+
+    Raises RuntimeError with llama.cpp's last log lines if it fails.
+    """
+    import llama_cpp  # it loads llama.cpp's libraries, which nothing else here needs
+
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype = int(LlamaFileType[f"MOSTLY_{file_type.upper()}"])
+    params.pure = file_type in UNIFORM_TYPES
+    lines: list[str] = []
+    previous, user_data = llama_cpp.llama_log_callback(), ctypes.c_void_p()
+    llama_cpp.llama_log_get(ctypes.byref(previous), ctypes.byref(user_data))
+    # The name keeps the callback alive until another one is set: llama.cpp holds only its address.
+    callback = llama_cpp.llama_log_callback(lambda _level, text, _data: lines.append(text.decode(errors="replace")))
+    llama_cpp.llama_log_set(callback, ctypes.c_void_p())
+    try:
+        code = llama_cpp.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(params))
+    finally:
+        llama_cpp.llama_log_set(previous, user_data)
+    if code != 0:
+        told = "".join(lines[-_LOG_LINES_IN_ERROR:]).strip()
+        raise RuntimeError(f"llama.cpp could not quantise {source} to {file_type} (code {code}): {told}")
+
+
+@contextmanager
+def _scratch(path: Path) -> Iterator[Path]:
+    """`path` for a file that is gone afterwards."""
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    shapes = "\n".join(f"  {name:12} {s.arch}, {s.n_layer} layers, n_embd {s.n_embd}" for name, s in SHAPES.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.models.make_model",
+        description="Write a GGUF model with random weights, for tests and benchmarks.",
+        epilog=f"shapes:\n{shapes}\n\ntypes:\n  {' '.join(FILE_TYPES)}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--shape", default="tiny", help="a shape from the list below (default: tiny)")
+    parser.add_argument("--type", default="f32", dest="file_type", help="a type from the list below (default: f32)")
+    parser.add_argument("--vocab", type=Path, metavar="FILE.gguf", help="copy its tokenizer (default: built in)")
+    parser.add_argument("--out", type=Path, metavar="FILE.gguf", required=True, help="the file to write")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the weights (default: 0)")
+    group = parser.add_argument_group("fields of the shape that are to be others")
+    for field in fields(Shape):
+        kind = type(field.default)
+        how = {"action": argparse.BooleanOptionalAction} if kind is bool else {"type": kind, "metavar": kind.__name__}
+        group.add_argument(f"--{field.name}", default=argparse.SUPPRESS, **how)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line. Returns 0, or 1 if the file could not be written; arguments that cannot work exit with 2."""
+    parser = _parser()
+    options = vars(parser.parse_args(arguments))
+    changes = {field.name: options.pop(field.name) for field in fields(Shape) if field.name in options}
+    path = options.pop("out")
+    try:
+        options["shape"] = replace(named_shape(options["shape"]), **changes)
+        summary = write_model(path, progress=True, **options)
+    except ValueError as error:
+        parser.error(str(error))
+    except (OSError, RuntimeError) as error:
+        print(f"could not write {path}: {error}", file=sys.stderr)
+        return 1
+    print(summary)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""`model=random`: a GGUF model with random weights, written where it is not there yet. For trying out and measuring."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from operators.engine.backend.interface import ModelFacts, check_options
+from operators.llama.model import LlamaModel, check_gpu, facts_of
+from operators.settings import ModelSettings
+from pipeline.api.errors import ConfigError
+from tools.models.make_model import write_model
+
+OPTIONS: dict[str, Any] = {"shape": "tiny", "file_type": "f32", "seed": 0}
+
+
+def load(settings: ModelSettings) -> LlamaModel:
+    """The loader of `model=random`."""
+    return LlamaModel(replace(settings, path=str(written(settings))))
+
+
+def inspect(settings: ModelSettings) -> ModelFacts:
+    """The facts of the file.
+
+    Raises:
+        ConfigError: see `written` and `check_gpu`.
+    """
+    check_gpu(settings)
+    return facts_of(written(settings))
+
+
+def written(settings: ModelSettings) -> Path:
+    """The model of `settings.options` (shape, file_type, seed; see `write_model`) in the folder `settings.path`.
+
+    Raises:
+        ConfigError: no folder is given, an option is unknown, there can be no such model, or it cannot be written.
+    """
+    if not settings.path:
+        raise ConfigError("model.path is not set; model=random needs the folder in which the model is kept")
+    check_options(settings, OPTIONS)
+    options = OPTIONS | settings.options
+    path = Path(settings.path).expanduser() / "random-{shape}-{file_type}-{seed}.gguf".format(**options)
+    if path.exists():
+        return path
+    try:
+        return write_model(path, **options).path
+    except ValueError as error:
+        raise ConfigError(f"model.options={options} cannot be a model: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"model.path={settings.path}: {path.name} cannot be written: {error.strerror}") from error
