@@ -14,54 +14,34 @@ from operators.settings import SamplingSettings
 from operators.settings.sampling_rules import STEP_ORDER
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = ("pipeline/**/*.py", "operators/**/*.py", "models/**/*.py", "conf/**/*.yaml", "jobs/**/*.*", "docs/*.*")
-TREE = re.compile(r"<!-- tree -->\n```\n(.*?)```", re.S)
-ENTRY = re.compile(r"(?P<indent> *)(?P<name>\S+)( {2,}\S.*)?")
 HERE = re.compile(
     r"(?<![\w.~-])/(?:work|root|home|Users|tmp|private|mnt)/\w|\bshared/(?:data|design|facts|style|anchors)"
 )
 """Folders of one machine or of whoever built this; examples in documents are `/models/my.gguf`."""
 
 
-def tree() -> list[str]:
-    """Every path of the tree in docs/architecture.md; folders end in `/`."""
-    found = TREE.search((ROOT / "docs/architecture.md").read_text(encoding="utf-8"))
-    assert found is not None
-    paths: list[str] = []
-    folders: list[tuple[int, str]] = []
-    for line in found[1].splitlines():
-        entry = ENTRY.fullmatch(line)
-        assert entry is not None, line
-        indent = len(entry["indent"])
-        folders = [(depth, folder) for depth, folder in folders if depth < indent]
-        path = (folders[-1][1] if folders else "") + entry["name"]
-        paths.append(path)
-        if path.endswith("/"):
-            folders.append((indent, path))
-    return paths
+def folders() -> set[str]:
+    """Folders with Python files, as the table of docs/architecture.md names them."""
+    found = {
+        path.parent.relative_to(ROOT)
+        for top in ("pipeline", "operators", "tools")
+        for path in ROOT.glob(f"{top}/**/*.py")
+    }
+    return {path.as_posix() for path in found} - {"pipeline", "tools"}
 
 
-def sources() -> set[str]:
-    found = {path for pattern in SOURCES for path in ROOT.glob(pattern) if path.is_file()}
-    return {p.relative_to(ROOT).as_posix() for p in found if p.name != "__init__.py" and "__pycache__" not in p.parts}
-
-
-def test_everything_in_the_tree_is_there():
-    missing = [path for path in tree() if not (ROOT / path).exists()]
-    assert not missing
-
-
-def test_a_path_of_the_tree_is_named_once():
-    assert len(tree()) == len(set(tree()))
-
-
-def test_every_source_file_is_in_the_tree():
-    assert sources() - set(tree()) == set()
-
-
-def test_every_folder_of_tests_is_in_the_tree():
-    folders = {f"tests/{p.name}/" for p in (ROOT / "tests").iterdir() if p.is_dir() and p.name != "__pycache__"}
-    assert folders - set(tree()) == set()
+def test_every_folder_is_in_the_table_of_folders():
+    table = (
+        (ROOT / "docs/architecture.md").read_text(encoding="utf-8").partition("## The folders")[2].partition("\n## ")[0]
+    )
+    named = {
+        name
+        for line in table.splitlines()
+        for name in re.findall(r"`([^`]+)`", line.partition("|")[2].partition("|")[0])
+    }
+    inside = {"results/report", "results/compare", "strategies/block_diffusion"}
+    assert folders() - named == {name for name in folders() if name.endswith(tuple(inside))}
+    assert [name for name in named if not (ROOT / name).exists()] == []
 
 
 @pytest.mark.parametrize(
@@ -92,7 +72,7 @@ PAGES = ("README.md", *(f"docs/{page.name}" for page in sorted((ROOT / "docs").g
 @pytest.mark.parametrize("page", PAGES)
 def test_files_that_a_page_names_are_there(page):
     text = (ROOT / page).read_text(encoding="utf-8")
-    named = re.findall(r"`((?:pipeline|operators|conf|jobs|models|tests|docs)/[\w./-]+)`", text)
+    named = re.findall(r"`((?:pipeline|operators|tools|conf|jobs|models|tests|docs)/[\w./-]+)`", text)
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
