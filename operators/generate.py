@@ -34,10 +34,10 @@ from operators.generation.store_lookup import CompletionKeys, Recall
 from operators.generation.wiring import STORE_FILE, arithmetic, decode_method, lanes_of, shared_engine, shared_store
 from operators.rows.row_condition import Where, passed_by
 from operators.rows.sql import RowExpression
+from operators.rows.token_lists import PROMPT_IDS
 from operators.settings import DecodeSettings, ModelSettings, SamplingSettings, StoreSettings
 from operators.settings.runtime import EngineSettings
 from operators.settings.sampling_rules import per_row_types
-from operators.tokens import PROMPT_IDS
 from operators.tuning.calibration import FEW_ROWS
 from operators.tuning.choices import tuned, tuned_before
 from operators.tuning.look_ahead import LookAhead

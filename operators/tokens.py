@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from operators.engine.backend.interface import TokenIds, inspect_model, load_model
+from operators.engine.backend.interface import inspect_model, load_model
+from operators.rows.token_lists import PROMPT_IDS, list_column, list_views
 from operators.settings import ModelSettings
 from pipeline.api.protocols import BaseOperator, Runtime
 from pipeline.api.records import Batch, Output, add_columns, require_column
 
 PROMPT_TEXT = "prompt_text"
-PROMPT_IDS = pa.field("prompt_ids", pa.list_(pa.int32()))
 
 
 class Tokenize(BaseOperator):
@@ -90,15 +89,3 @@ class Tokenize(BaseOperator):
             if wrong != -1 or -1 in (ids or ()):
                 found[i] = f"column '{self._ids_column}' has the token id {wrong}; the model's ids are 0 to {known[-1]}"
         return found
-
-
-def list_column(ids: TokenIds, offsets: TokenIds) -> pa.ListArray:
-    """list<int32> over the buffers of `ids` and `offsets`; nothing is copied."""
-    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(ids, pa.int32()))
-
-
-def list_views(column: pa.ListArray) -> list[TokenIds]:
-    """int32 views of each list of `column`, on its buffers."""
-    values = column.values.to_numpy(zero_copy_only=True)
-    bounds = np.asarray(column.offsets).tolist()
-    return [values[a:b] for a, b in itertools.pairwise(bounds)]

@@ -11,8 +11,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.__main__ import main
 from pipeline.api.forecast import NOTHING, Range
+from pipeline.cli.main import main
 from pipeline.dry_run.estimate import Estimate, estimate_lines
 from pipeline.results.report.costs import report_costs
 from pipeline.results.report.write import VARIABLE

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from operators.tuning.choices import CACHE_VARIABLE
-from pipeline.__main__ import main
 from pipeline.api.errors import ExitCode
+from pipeline.cli.main import main
 from tools.models.make_model import write_model
 
 SAMPLINGS = {"greedy": (), "warm": ("sampling.temperature=1.0", "sampling.n=2")}

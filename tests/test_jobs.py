@@ -18,8 +18,8 @@ import pytest
 import yaml
 
 from pipeline import PROJECT
-from pipeline.__main__ import main
 from pipeline.api.errors import ExitCode
+from pipeline.cli.main import main
 from pipeline.config.jobs import JOBS
 from pipeline.results.reader import read_results
 from pipeline.results.report.page import page

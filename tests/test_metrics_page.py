@@ -15,8 +15,8 @@ import pytest
 from operators.engine.loop.step_log import STEPS_SCHEMA
 from operators.generation.row_metrics import ROWS_SCHEMA
 from pipeline import PROJECT
-from pipeline.__main__ import main
 from pipeline.api.errors import ExitCode
+from pipeline.cli.main import main
 from pipeline.run_dir.metrics_table import STAGES_SCHEMA
 from pipeline.system.machine import RUN_SCHEMA
 

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from operators.sinks.formats import scan
-from pipeline.__main__ import main
 from pipeline.api.errors import ExitCode
+from pipeline.cli.main import main
 
 ROWS = 24
 FORMATS = {

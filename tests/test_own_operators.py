@@ -12,8 +12,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.__main__ import main
 from pipeline.api.errors import ExitCode
+from pipeline.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[1]
 FILE = re.compile(r"`(\w+\.(?:py|yaml))`[^\n]*:\n\n```\w+\n(.*?)```", re.S)
@@ -67,8 +67,8 @@ def test_the_documented_job_runs_and_changed_code_is_another_job(folder, capsys)
             file.write("# changed\n")
     assert run(folder) == ExitCode.CONFIG
     message = capsys.readouterr().err
-    assert 'nodes.count.code.my_operators: "' in message
-    assert 'nodes.longest.code.my_functions: "' in message
+    assert "my_operators.py, code of the node 'count', has changed" in message
+    assert "my_functions.py, code of the node 'longest', has changed" in message
 
 
 def test_a_file_whose_name_is_taken_is_found_out(folder, capsys):

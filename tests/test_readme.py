@@ -14,8 +14,8 @@ import pytest
 
 from docs.refresh_readme import BLOCK, PAGES
 from pipeline import PROJECT
-from pipeline.__main__ import main
 from pipeline.api.errors import ExitCode
+from pipeline.cli.main import main
 
 README = (PROJECT / "README.md").read_text(encoding="utf-8")
 PIPELINE = ".venv/bin/python -m pipeline"

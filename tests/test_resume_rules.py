@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from operators.settings.checks import usable_cores
-from pipeline.__main__ import main
 from pipeline.api.errors import ExitCode
+from pipeline.cli.main import main
 
 ROWS = 30
 MAY_CHANGE = [

@@ -18,8 +18,8 @@ import polars as pl
 import pytest
 
 from pipeline import PROJECT
-from pipeline.__main__ import main
 from pipeline.api.errors import ExitCode
+from pipeline.cli.main import main
 
 EXAMPLES = PROJECT / "docs/examples"
 PAGE = PROJECT / "docs/scheduling.md"

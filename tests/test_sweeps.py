@@ -12,8 +12,8 @@ from operators.engine.backend import fake
 from operators.engine.backend.fake import FakeModel, inspect
 from operators.engine.backend.interface import ModelFacts
 from operators.settings import ModelSettings
-from pipeline.__main__ import main
 from pipeline.api.errors import ExitCode
+from pipeline.cli.main import main
 
 __all__ = ["inspect"]
 loads: list[ModelSettings] = []

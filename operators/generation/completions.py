@@ -13,7 +13,7 @@ from operators.engine.backend.interface import TokenIds
 from operators.engine.sampling.logprobs import Scored
 from operators.generation.logprobs import logprob_column
 from operators.generation.requests import Place
-from operators.tokens import list_column
+from operators.rows.token_lists import list_column
 from pipeline.api.records import Batch, ChunkEnd
 
 FIELDS = (

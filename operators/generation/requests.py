@@ -17,10 +17,10 @@ from operators.engine.sampling.stop_strings import StopWatcher
 from operators.engine.sequence import Sequence
 from operators.generation.sampling_params import ParamsMaker, token_ids
 from operators.rows.row_hash import hash_of, mix, row_hashes
+from operators.rows.token_lists import PROMPT_IDS, list_views
 from operators.settings import SamplingSettings
 from operators.settings.sampling_rules import plain_value, sampling_rules
 from operators.settings.structured import StructuredSettings, parse_schema
-from operators.tokens import PROMPT_IDS, list_views
 from pipeline.api.errors import ConfigError
 from pipeline.api.records import ROW, Batch
 

@@ -30,10 +30,10 @@ from operators.llama.kernels import K_QUANTS, keep_rows_apart, lone_tokens, repa
 from operators.llama.library import initialise, last_errors
 from operators.llama.pool import ContextPool
 from operators.llama.split import parts_of
+from operators.rows.content import content_id
 from operators.settings import ModelSettings
 from operators.settings.checks import check, usable_cores
 from operators.settings.runtime import EngineSettings
-from operators.sources.content import content_id
 from pipeline.api.errors import ConfigError, InputError
 
 _MAGIC = b"GGUF"

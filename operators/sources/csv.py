@@ -166,7 +166,9 @@ def _records(text: TextIO, delimiter: str, block_chars: int, max_chars: int) -> 
     csv.field_size_limit(sys.maxsize)  # of the process; a row's size is bounded here
     line, rest, final = 1, "", False
     while not final:
-        data = text.read(max(block_chars, len(rest)))
+        data = text.read(
+            max(1, block_chars // 16, len(rest))
+        )  # little ahead of the rows: bytes_read tells the estimate
         final = not data
         rest += data
         end = len(rest) if final else max(rest.rfind("\n"), rest.rfind("\r", 0, -1)) + 1

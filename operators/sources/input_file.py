@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 import pyarrow as pa
 
-from operators.sources.content import Stamp
+from operators.rows.content import Stamp
 from operators.sources.places import LocalPlace, Place
 from pipeline.api.errors import InputError
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Protocol
 
-from operators.sources.content import SAMPLED, Stamp, content_id
+from operators.rows.content import SAMPLED, Stamp, content_id
 from pipeline.api.errors import InputError
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from operators.rows.arrow_types import common_schema
+from operators.rows.content import Stamp
 from operators.settings import DataSettings
 from operators.sources.arrow import ArrowReader
-from operators.sources.content import Stamp
+from operators.sources.common_schema import common_schema
 from operators.sources.csv import CsvReader
 from operators.sources.files import find_files
 from operators.sources.input_file import InputFile

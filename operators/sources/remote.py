@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from operators.sources.content import Stamp
+from operators.rows.content import Stamp
 from pipeline.api.errors import ConfigError, InputError, PipelineError, SourceError, install
 from pipeline.system.redaction import clean_url, has_password, usable, without_secrets
 

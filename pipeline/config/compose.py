@@ -1,6 +1,6 @@
 """The door: registers schemas and jobs with Hydra, and turns a composed config into plain settings.
 
-Together with `__main__` the only place that knows Hydra and OmegaConf.
+Together with `pipeline.cli.main` the only place that knows Hydra and OmegaConf.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from pipeline import PROJECT
 from pipeline.api.errors import ConfigError, did_you_mean
-from pipeline.cli.usage import NO_TEXT, ambiguous_argument, unreadable_argument, unreadable_yaml, wrong_value
 from pipeline.config.aliases import check_aliases
 from pipeline.config.build import load_object
+from pipeline.config.explain import NO_TEXT, ambiguous_argument, unreadable_argument, unreadable_yaml, wrong_value
 from pipeline.config.jobs import Job
 from pipeline.run_dir.names import CONFIG
 from pipeline.settings import GROUPS, HookSettings, JobSettings, NodeSettings, TargetSettings

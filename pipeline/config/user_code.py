@@ -10,12 +10,10 @@ import ast
 import hashlib
 import sys
 import sysconfig
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-OURS = ("pipeline", "operators", "models")
-"""What a version of this project decides, and no user."""
+from pipeline import OURS
 
 
 def code_of(module: str) -> dict[str, str]:
@@ -38,15 +36,6 @@ def code_of(module: str) -> dict[str, str]:
             imports = _imports(ast.parse(source), name, is_package=path.name == "__init__.py")
             waiting += [pair for dotted in imports for pair in _files(root, dotted, only)]
     return dict(sorted(found.items()))
-
-
-def line_of(error: BaseException) -> str | None:
-    """Where in a user's own code `error` comes from, as `file:line`; None where it does not come through any."""
-    not_theirs = [str(Path(__file__).parents[2] / name) for name in OURS]
-    not_theirs += [sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib")]
-    frames = traceback.extract_tb(error.__traceback__)
-    theirs = [f for f in frames if f.filename.endswith(".py") and not f.filename.startswith(tuple(not_theirs))]
-    return f"{theirs[-1].filename}:{theirs[-1].lineno}" if theirs else None
 
 
 def _root(module: str, file: Path) -> Path:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sysconfig
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 
+from pipeline import OURS, PROJECT
 from pipeline.api.errors import Cancelled, PipelineError, Released
 from pipeline.api.protocols import Operator
 from pipeline.api.records import Batch, ChunkEnd, Item, Output, Shard
@@ -57,6 +60,8 @@ def _first_that_fails(process: Callable[[Batch], Iterable[Output]], batch: Batch
         except kind:
             values = {name: row[name][0].as_py() for name in ("row", "id") if name in row.schema.names}
             return ", ".join(f"{name} {value!r}" for name, value in values.items())
+        except (Cancelled, Released):
+            return None
         except Exception:  # of another cause: not what is looked for
             continue
     return None
@@ -69,3 +74,12 @@ def _one_row(process: Callable[[Batch], Iterable[Output]], batch: Batch, index: 
         raise
     except Exception as error:  # becomes the row's reject, with the exception as its reason
         return [batch.reject([index], f"{type(error).__name__}: {error}")]
+
+
+def line_of(error: BaseException) -> str | None:
+    """Where in a user's own code `error` comes from, as `file:line`; None where it does not come through any."""
+    not_theirs = [str(PROJECT / name) for name in OURS]
+    not_theirs += [sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib")]
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [f for f in frames if f.filename.endswith(".py") and not f.filename.startswith(tuple(not_theirs))]
+    return f"{theirs[-1].filename}:{theirs[-1].lineno}" if theirs else None

@@ -12,8 +12,7 @@ from pipeline.api.errors import Cancelled, Interrupted, NodeFailed, PipelineErro
 from pipeline.api.meter import RowCounts, StageMeter, StageState
 from pipeline.api.protocols import Accumulating, Stateful, StreamOperator
 from pipeline.api.records import ChunkEnd, Item, Shard
-from pipeline.config.user_code import line_of
-from pipeline.dataflow.as_stream import run_operator
+from pipeline.dataflow.as_stream import line_of, run_operator
 from pipeline.dataflow.commit import ChunkStates, ChunkWindow, CommitHook, Committer, Remembered
 from pipeline.dataflow.graph import REJECT_WRITER, Graph, Node
 from pipeline.dataflow.inbox import Channel, Inbox

@@ -11,8 +11,8 @@ from gguf import GGUFWriter, LlamaFileType
 
 from operators.llama.architectures import CLASSES, PROVEN, REFUSED, doubt
 from pipeline import PROJECT
-from pipeline.__main__ import main
 from pipeline.api.errors import ExitCode
+from pipeline.cli.main import main
 from tools.models.make_model import FILE_TYPES, write_model
 from tools.models.vocabularies import builtin_vocabulary
 

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from operators.tuning.choices import CACHE_VARIABLE
-from pipeline.__main__ import main
 from pipeline.api.errors import ExitCode
+from pipeline.cli.main import main
 from pipeline.system.failpoints import VARIABLE, Failpoint
 
 HERE = Path(__file__).parent

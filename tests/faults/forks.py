@@ -19,7 +19,7 @@ from typing import Any
 from pipeline import PROJECT
 from pipeline.config.build import load_object
 
-PRELOADED = ("pipeline.__main__", "operators.generate", "operators.sinks.write_rows", "tests.faults.toy")
+PRELOADED = ("pipeline.cli.main", "operators.generate", "operators.sinks.write_rows", "tests.faults.toy")
 PRELOADED_TOO = (
     "operators.map",
     "operators.dedup",

@@ -15,8 +15,8 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from pipeline.__main__ import main
 from pipeline.api.errors import ExitCode, PipelineError
+from pipeline.cli.main import main
 from pipeline.dataflow.runtime import Resources
 from pipeline.run.job import run_job
 from pipeline.settings import JobSettings, NodeSettings

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from pipeline import PROJECT
-from pipeline.__main__ import main
+from pipeline.cli.main import main
 from pipeline.config.compose import CONF
 from pipeline.config.jobs import JOBS
 

@@ -23,7 +23,7 @@ from operators.engine.scheduler.step_batch import Call, Draw
 from operators.engine.sequence import Sequence
 from operators.engine.strategies.autoregressive import Autoregressive
 from operators.settings import ModelSettings
-from pipeline.__main__ import main
+from pipeline.cli.main import main
 from pipeline.system.failpoints import Trigger
 
 AT, TOKENS = "FAULTS_AT", "FAULTS_TOKENS"

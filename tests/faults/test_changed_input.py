@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from operators.rows.content import WHOLE_UP_TO_BYTES
 from operators.settings import DataSettings
 from operators.sources import ReadPrompts
-from operators.sources.content import WHOLE_UP_TO_BYTES
 from pipeline.api.errors import ConfigError, ExitCode, InputError
 from pipeline.dataflow.runtime import Resources
 from pipeline.run.job import run_job

@@ -20,7 +20,7 @@ STRING, ARRAY, UINT32 = 8, 9, 4
 CHILD = """
 import contextlib, io, json, resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]),) * 2)
-from pipeline.__main__ import main
+from pipeline.cli.main import main
 for path in sys.argv[2:]:
     said = io.StringIO()
     with contextlib.redirect_stderr(said):

@@ -11,8 +11,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.__main__ import main
 from pipeline.api.errors import ExitCode
+from pipeline.cli.main import main
 
 TURN = "{% for m in messages %}{{ m.content }}{% endfor %}"
 FOR_ALL = {
@@ -28,7 +28,7 @@ NEVER_ENDS = "{% for a in range(100000) %}" * 3 + "{% endfor %}" * 3
 HASTY = """
 import sys
 import pipeline.run.watchdog
-from pipeline.__main__ import main
+from pipeline.cli.main import main
 pipeline.run.watchdog.LEAVE_S = 0.3
 sys.exit(main())
 """

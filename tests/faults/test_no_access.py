@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline import PROJECT
-from pipeline.__main__ import main
 from pipeline.api.errors import ExitCode
+from pipeline.cli.main import main
 
 ROWS = pa.table({"prompt": [f"prompt {i}" for i in range(20)]})
 JOB = ("job=generate", "model=fake", "sampling.max_tokens=4", "chunk_rows=8", "progress=none")

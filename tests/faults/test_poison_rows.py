@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.__main__ import main
 from pipeline.api.errors import ExitCode
+from pipeline.cli.main import main
 
 GOOD = (
     "Name the color of grass.",

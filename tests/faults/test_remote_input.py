@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from pipeline import PROJECT
-from pipeline.__main__ import main
 from pipeline.api.errors import ExitCode
+from pipeline.cli.main import main
 from pipeline.system.failpoints import VARIABLE
 from tests.operators.sources.s3_server import SECRET, arguments, serving
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.__main__ import main
 from pipeline.api.errors import ExitCode
+from pipeline.cli.main import main
 
 SHARD = "data/part-00001.parquet"
 

@@ -24,7 +24,7 @@ def drop() -> None:
 
 
 def ended(arguments: list[str]) -> tuple[int, str]:
-    from pipeline.__main__ import main  # not before the capabilities are dropped
+    from pipeline.cli.main import main  # not before the capabilities are dropped
 
     shown = io.StringIO()
     with redirect_stdout(io.StringIO()), redirect_stderr(shown):

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from models.tiny.score import accuracy
-from pipeline.__main__ import main
+from pipeline.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 AUTOREGRESSIVE, BLOCKS = (ROOT / f"models/tiny/{name}-q8_0.gguf" for name in ("tiny", "tiny-sdar"))

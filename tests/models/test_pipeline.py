@@ -17,7 +17,7 @@ import pytest
 from models.tiny.card import filled
 from models.tiny.dequantise import dequantise
 from models.tiny.score import accuracy
-from pipeline.__main__ import main
+from pipeline.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "models/tiny/tiny-q8_0.gguf"

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from operators import catalog
-from pipeline.__main__ import main
 from pipeline.api.protocols import Operator, StreamOperator
+from pipeline.cli.main import main
 from pipeline.config.build import load_object
 
 ROOT = Path(__file__).parents[2]

@@ -12,9 +12,9 @@ from typing import Any
 import pyarrow as pa
 
 from operators.engine.backend.interface import inspect_model
+from operators.rows.content import content_id
 from operators.settings import DataSettings, ModelSettings, SamplingSettings
 from operators.settings.runtime import EngineSettings
-from operators.sources.content import content_id
 from operators.sources.files import find_files
 from pipeline.api.errors import ConfigError, InputError
 from pipeline.api.forecast import Forecast, Task

@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 
 from operators.engine.backend.interface import Model, close_model, loader
 from operators.prompts.template import Template
+from operators.rows.content import content_id
 from operators.settings import DataSettings, ModelSettings
-from operators.sources.content import content_id
 from operators.sources.files import find_files
 from operators.sources.read_prompts import ReadPrompts
 from pipeline.api.errors import SchemaError

@@ -16,8 +16,8 @@ import pytest
 from operators.constraints.grammars import form_of
 from operators.settings import SamplingSettings, StoreSettings
 from operators.settings.structured import StructuredSettings
-from pipeline.__main__ import main
 from pipeline.api.errors import ConfigError, ExitCode, InputError, SchemaError
+from pipeline.cli.main import main
 from tests.operators.rows.schemas import PERSON, valid
 from tests.operators.test_generate import flow, generate, prompts
 

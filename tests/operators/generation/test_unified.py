@@ -8,8 +8,8 @@ from collections import Counter
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.__main__ import main
 from pipeline.api.errors import ExitCode
+from pipeline.cli.main import main
 
 UNIFIED = ("runtime.kv=unified", "runtime.deterministic=false", "runtime.n_ctx=256", "runtime.max_sequence_tokens=512")
 JOB = ("job=generate", "model=tiny", "max_error_rate=1", "progress=none", "sampling.ignore_eos=true")

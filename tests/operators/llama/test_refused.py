@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from operators.llama.model import LlamaModel
-from pipeline.__main__ import main
 from pipeline.api.errors import ExitCode
+from pipeline.cli.main import main
 
 REFUSED = {
     "an option that the loader ignores": (

@@ -13,8 +13,8 @@ from operators.generation.memory_need import model_memory
 from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings
 from pipeline import PROJECT
-from pipeline.__main__ import main
 from pipeline.api.errors import ExitCode, InputError
+from pipeline.cli.main import main
 
 TINY = PROJECT / "models/tiny/tiny-q8_0.gguf"
 PARTS = 3

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from operators.openai.write_batch import ERRORS, OUTPUT
-from pipeline.__main__ import main
 from pipeline.api.errors import ExitCode
+from pipeline.cli.main import main
 
 USUAL = ("chunk_rows=8", "runtime.slots=4", "progress=none")
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from operators.prompts.messages import conversation, require_messages
-from pipeline.__main__ import main
 from pipeline.api.errors import ExitCode, SchemaError
+from pipeline.cli.main import main
 from tests.operators.sources.reading import read
 
 PLAIN = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]

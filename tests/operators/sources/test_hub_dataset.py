@@ -12,8 +12,8 @@ import pytest
 from operators.settings import DataSettings
 from operators.sources import ReadPrompts
 from operators.sources.files import find_files
-from pipeline.__main__ import main
 from pipeline.api.errors import ConfigError, ExitCode, InputError, PipelineError
+from pipeline.cli.main import main
 from tests.operators.sources.reading import drain
 
 CARD = """---

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from operators.rows.content import SAMPLE_BYTES, content_id
 from operators.settings import DataSettings
 from operators.sources import ReadPrompts
-from operators.sources.content import SAMPLE_BYTES, content_id
 from pipeline.api.errors import ConfigError, InputError, SchemaError
 from pipeline.api.meter import StageMeter
 from pipeline.api.records import ChunkEnd

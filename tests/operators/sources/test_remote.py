@@ -19,8 +19,8 @@ import pytest
 from operators.settings import DataSettings
 from operators.sources import ReadPrompts
 from operators.sources.files import find_files
-from pipeline.__main__ import main
 from pipeline.api.errors import ConfigError, ExitCode, InputError, SourceError
+from pipeline.cli.main import main
 from pipeline.dataflow.runtime import Resources
 from pipeline.run.job import run_job
 from pipeline.settings import JobSettings, NodeSettings

@@ -10,8 +10,8 @@ import subprocess
 
 import pytest
 
-from pipeline.__main__ import main
 from pipeline.api.errors import ExitCode
+from pipeline.cli.main import main
 from pipeline.config.jobs import list_jobs
 
 BASH = shutil.which("bash") or pytest.skip("bash is not installed", allow_module_level=True)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.__main__ import main
 from pipeline.api.errors import ConfigError, ExitCode
+from pipeline.cli.main import main
 from pipeline.dataflow.runtime import Resources
 from pipeline.run.job import run_job
 from pipeline.run_dir.lock import LOCK_FILE, is_held, locked

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.__main__ import COMMANDS, main
 from pipeline.api.errors import ExitCode
+from pipeline.cli.main import COMMANDS, main
 from tests.pipeline.config.test_compose import here, refused, write_job
 
 __all__ = ["here"]  # the fixture: a directory with a job file of squares

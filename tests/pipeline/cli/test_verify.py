@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.__main__ import main
 from pipeline.api.errors import DamagedError, ExitCode
+from pipeline.cli.main import main
 from tests.pipeline.damage import LAST, ODD, REJECT, cut, empty, files, flip, garbage, inodes, job, run
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.__main__ import main
 from pipeline.api.errors import ConfigError
+from pipeline.cli.main import main
 from pipeline.config.aliases import check_aliases
 
 BOMB = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 20))

@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from pipeline import PROJECT
-from pipeline.__main__ import main, worst
 from pipeline.api.errors import ExitCode, GraphError
 from pipeline.api.protocols import BaseOperator
+from pipeline.cli.main import main, worst
 from pipeline.config.build import build_graph
 from pipeline.settings import JobSettings, NodeSettings
 

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.__main__ import main
 from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.api.meter import StageMeter
 from pipeline.api.records import LINEAGE, ROW, Batch, Rejects
+from pipeline.cli.main import main
 from pipeline.config.build import build_graph
 from pipeline.dataflow.goal import Goal
 from pipeline.dataflow.graph import Node

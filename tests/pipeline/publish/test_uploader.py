@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from pipeline.__main__ import main
 from pipeline.api.errors import ConfigError, ExitCode, PublishError
+from pipeline.cli.main import main
 from pipeline.publish.destination import Destination
 from pipeline.settings import HookSettings
 from tests.pipeline.damage import cut, files, job, run

@@ -9,8 +9,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-from pipeline.__main__ import main
 from pipeline.api.errors import ExitCode
+from pipeline.cli.main import main
 from pipeline.results.compare.rows import joined
 from pipeline.results.compare.settings import content_differences, setting_differences
 from pipeline.results.reader import Results, read_results

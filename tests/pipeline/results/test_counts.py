@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.__main__ import main
 from pipeline.api.errors import ExitCode
+from pipeline.cli.main import main
 from pipeline.results.reader import read_results
 from pipeline.results.report.charts import Bars
 from pipeline.results.report.page import page

@@ -12,8 +12,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-from pipeline.__main__ import main
 from pipeline.api.errors import ExitCode
+from pipeline.cli.main import main
 from pipeline.results.figures import lengths, slots_used, stage_times
 from pipeline.results.reader import read_results
 from pipeline.results.report.charts import Bars, Histogram, OverTime

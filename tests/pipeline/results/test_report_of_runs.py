@@ -10,8 +10,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from pipeline.__main__ import main
 from pipeline.api.errors import ConfigError, ExitCode
+from pipeline.cli.main import main
 from pipeline.results.attempts import attempts, on_one_axis
 from pipeline.results.figures import stage_times
 from pipeline.results.reader import Results, read_results

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from operators.settings import OutputSettings
-from pipeline.__main__ import main
 from pipeline.api.errors import ExitCode
+from pipeline.cli.main import main
 from pipeline.run_dir.names import CARD
 from pipeline.settings import HookSettings, JobSettings, NodeSettings
 from tests.pipeline.dataflow.test_target import TARGET_OPS, files, first_passing, job, rows, run

@@ -257,7 +257,7 @@ nodes:
     )
     assert done.returncode == 1
     lines = capfd.readouterr().out.splitlines()
-    assert lines[-1] == "error: node 'square' failed: RuntimeError: the machine caught fire"
+    assert lines[-1].startswith("error: node 'square' failed: RuntimeError: the machine caught fire (row 27; /")
     assert len(lines) <= 10
     assert sum("caught fire" in line for line in lines) == 1
     assert "Traceback" in (tmp_path / "outputs/squares/run.log").read_text()

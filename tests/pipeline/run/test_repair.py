@@ -16,10 +16,10 @@ import pytest
 import yaml
 
 from pipeline import PROJECT
-from pipeline.__main__ import main
 from pipeline.api.errors import ExitCode
 from pipeline.api.meter import StageMeter
 from pipeline.api.records import ChunkEnd
+from pipeline.cli.main import main
 from pipeline.config import compose as config
 from pipeline.config.build import build_graph
 from pipeline.config.config_yaml import dumped, settings_from

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.__main__ import main
+from pipeline.cli.main import main
 
 OPERATOR = """
 from tests.pipeline.job_ops import Square

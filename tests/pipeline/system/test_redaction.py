@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from pipeline.__main__ import main
 from pipeline.api.errors import ExitCode
+from pipeline.cli.main import main
 from pipeline.config.config_yaml import dumped
 from pipeline.settings import JobSettings, NodeSettings
 from pipeline.system.redaction import LEFT_OUT, clean_url, for_keeping, usable, without_secrets

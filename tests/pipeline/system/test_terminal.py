@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.__main__ import main
 from pipeline.api.errors import ExitCode
+from pipeline.cli.main import main
 from pipeline.system.terminal import say
 from tests.pipeline.damage import job, run
 

@@ -11,8 +11,8 @@ from hydra import compose, initialize_config_dir
 from operators.engine.backend.fake import MASK_ID
 from operators.settings import ModelSettings, SamplingSettings
 from operators.settings.runtime import EngineSettings
-from pipeline.__main__ import main
 from pipeline.api.errors import ExitCode
+from pipeline.cli.main import main
 from pipeline.config.compose import CONF, register, register_job, settings_of
 from pipeline.config.jobs import find_job
 from tests.tools.bench.work import FAKE, spec, with_facts

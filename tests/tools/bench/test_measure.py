@@ -8,8 +8,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from pipeline.__main__ import main
 from pipeline.api.errors import ExitCode
+from pipeline.cli.main import main
 
 SHORT = ("model=tiny", "bench.repeats=1", "bench.slots=[2]", "bench.max_rows=3", "sampling.max_tokens=6")
 

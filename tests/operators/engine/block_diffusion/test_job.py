@@ -14,8 +14,8 @@ from operators.engine.strategies.block_diffusion.denoise import BlockDiffusion
 from operators.settings import SamplingSettings
 from operators.settings.block_diffusion import BlockDiffusionSettings
 from operators.settings.runtime import EngineSettings
-from pipeline.__main__ import main
 from pipeline.api.errors import ConfigError, ExitCode
+from pipeline.cli.main import main
 from tools.bench.contenders import Job
 from tools.bench.scenarios import SCENARIOS
 
