@@ -30,7 +30,7 @@ from pipeline.api.errors import ConfigError, did_you_mean
 from pipeline.cli.usage import NO_TEXT, ambiguous_argument, unreadable_argument, unreadable_yaml, wrong_value
 from pipeline.config.aliases import check_aliases
 from pipeline.config.build import load_object
-from pipeline.config.jobs import Job
+from pipeline.config.jobs import JobFile
 from pipeline.run_dir.names import CONFIG
 from pipeline.settings import GROUPS, HookSettings, JobSettings, NodeSettings, TargetSettings
 from pipeline.system.redaction import STORAGE_OPTIONS
@@ -71,7 +71,7 @@ def register() -> None:
         sys.path.append(str(PROJECT))  # jobs name operators in models/, which is no package that is installed
 
 
-def register_job(job: Job) -> None:
+def register_job(job: JobFile) -> None:
     """Make `job` known as the option `job.key` of the group `job`, and the modules beside it importable.
 
     Raises:

@@ -15,12 +15,12 @@ from pathlib import Path
 from pipeline.api.errors import ConfigError
 from pipeline.api.forecast import NOTHING, Forecast, Range, is_unbounded
 from pipeline.api.records import RejectKind
-from pipeline.config.fingerprint import fingerprint_of
+from pipeline.config.build import Job
 from pipeline.dataflow.graph import Graph
 from pipeline.dataflow.runtime import Resources
 from pipeline.dry_run.rehearsal import Played, Rehearsal
 from pipeline.results.report.costs import report_costs
-from pipeline.run.admission import standing_lines, standing_of
+from pipeline.run.admission import Admission, standing, standing_lines
 from pipeline.settings import JobSettings
 
 CALIBRATION_S = 30.0
@@ -70,20 +70,20 @@ def estimate(
         ConfigError: the run would be refused, or every row of the sample is.
         NodeFailed: an operator raised on the sample, as it would in the run.
     """
-    directory = settings.directory.absolute()
-    standing = standing_of(directory, fingerprint_of(settings, graph), settings)
-    yield from standing_lines(standing)
-    if standing.done:
+    job = Job.of(settings, graph)
+    found = standing(job)
+    yield from standing_lines(found)
+    if found.admission is Admission.DONE:
         return
-    rehearsal = Rehearsal(graph, directory, process, settings.chunk_rows, calibration_s, standing.chunks, standing.rows)
+    rehearsal = Rehearsal(graph, job.directory, process, settings.chunk_rows, calibration_s, found.chunks, found.rows)
     for _ in rehearsal.run():
         if rehearsal.sample is not None and len(rehearsal.nodes) == 1:
             yield f"sample: {rehearsal.sample.taken:,} rows ({rehearsal.sample.how})"
     yield from _reject_lines(rehearsal)
     yield from _prompt_lines(rehearsal)
-    found = combined(settings, rehearsal, peak_bytes())
-    yield from [f"note: {note}" for note in found.notes]
-    yield from estimate_lines(found, directory)
+    whole = combined(settings, rehearsal, peak_bytes())
+    yield from [f"note: {note}" for note in whole.notes]
+    yield from estimate_lines(whole, job.directory)
 
 
 def combined(settings: JobSettings, rehearsal: Rehearsal, memory: float) -> Estimate:

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -15,9 +14,9 @@ import pyarrow.parquet as pq
 from pipeline.api.errors import ExitCode, GraphError, Interrupted, PipelineError
 from pipeline.api.protocols import Accumulating, Stateful
 from pipeline.api.records import ChunkEnd, Shard
+from pipeline.config.build import Job
 from pipeline.config.config_yaml import changes, dumped, origin
 from pipeline.dataflow.executor import Executor, ExecutorSettings
-from pipeline.dataflow.graph import Graph
 from pipeline.dataflow.reject_writer import RejectTally, RejectWriter
 from pipeline.dataflow.row_counts import AccountingError
 from pipeline.dataflow.runtime import Resources, RunContext
@@ -36,7 +35,7 @@ from pipeline.run.on_finish import summary_of
 from pipeline.run.watchdog import Watchdog
 from pipeline.run_dir.names import CONFIG, REJECTS, remove_parts
 from pipeline.run_dir.state import RunState, RunStatus, ShardRecord, errors_of
-from pipeline.settings import FULL, JobSettings
+from pipeline.settings import FULL
 from pipeline.system.atomic_files import publish, write_atomically
 from pipeline.system.failpoints import Failpoint, reached
 from pipeline.system.signals import stopped_by_signals
@@ -49,8 +48,7 @@ class Attempt:
     """One attempt to finish a run, from the first chunk that is not committed.
 
     Args:
-        settings, graph: the job.
-        directory: where its results go; its lock is held.
+        job: the job; the lock of its directory is held.
         state: what is committed.
         process: what it shares with other jobs of this process.
         committed: told of every chunk that is committed.
@@ -62,16 +60,16 @@ class Attempt:
 
     def __init__(
         self,
-        settings: JobSettings,
-        graph: Graph,
-        directory: Path,
+        job: Job,
         state: RunState,
         process: Resources,
         committed: Callable[[], None] | None = None,
     ) -> None:
-        self._settings = settings
-        self._graph = graph
-        self._directory = directory
+        self._settings, self._graph, self._directory = settings, graph, directory = (
+            job.settings,
+            job.graph,
+            job.directory,
+        )
         self._state = state
         self._committed = committed
         self.summary: dict[str, Any] | None = None
