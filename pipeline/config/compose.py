@@ -28,7 +28,6 @@ from omegaconf.errors import OmegaConfBaseException, ValidationError
 from pipeline import PROJECT
 from pipeline.api.errors import ConfigError, did_you_mean
 from pipeline.cli.usage import NO_TEXT, ambiguous_argument, unreadable_argument, unreadable_yaml, wrong_value
-from pipeline.config.aliases import check_aliases
 from pipeline.config.build import load_object
 from pipeline.config.jobs import JobFile
 from pipeline.run_dir.names import CONFIG
@@ -78,10 +77,9 @@ def register_job(job: JobFile) -> None:
         ConfigError: the file is not YAML or not a mapping.
     """
     try:
-        check_aliases(job.path.read_text(encoding="utf-8"))
         node = OmegaConf.load(job.path)
-    except ConfigError as error:
-        raise ConfigError(f"{job.path}: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{job.path}: an alias (*name) stands inside of what it names") from error
     except Exception as error:  # PyYAML and OmegaConf trip over some files without an error of their own
         raise ConfigError(f"{job.path} cannot be read as YAML: {unreadable_yaml(error)}") from error
     if not isinstance(node, DictConfig):

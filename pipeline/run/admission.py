@@ -98,7 +98,7 @@ def standing(job: Job) -> Standing:
         with closing(state):
             admission = admit(job, state)
             kept = admission in (Admission.RESUME, Admission.DONE)
-            chunks, rows = (state.committed_chunks, state.committed_rows) if kept else (0, 0)
+            chunks, rows = (state.next_chunk, state.committed_rows) if kept else (0, 0)
             return Standing(admission, chunks, rows, holder)
 
 

@@ -74,7 +74,7 @@ class Attempt:
         self._committed = committed
         self.summary: dict[str, Any] | None = None
         """What is told of it to others (`on_finish`), once it has ended."""
-        self._first_chunk = state.committed_chunks
+        self._first_chunk = state.next_chunk
         states, additions = self._operator_states()
         self._seek_source()
         started_at = datetime.now(UTC).isoformat(timespec="seconds")

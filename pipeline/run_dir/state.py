@@ -24,6 +24,7 @@ from pipeline.system.failpoints import Failpoint, reached
 STATE_FILE = "state.sqlite"
 RejectCounts = Mapping[tuple[str, str, str], int]
 """Rows by (node, kind, reason)."""
+_NEXT_CHUNK = "SELECT COALESCE(MAX(chunk) + 1, 0) FROM chunks"
 
 
 class RunStatus(StrEnum):
@@ -58,7 +59,7 @@ class RunState:
         path: of state.sqlite; made if it is not there.
 
     Raises:
-        ConfigError: the file is another program's, or of a newer version, or may not be written.
+        ConfigError: the file is another program's, or of another version, or may not be written.
         DamagedError: it is damaged.
         StorageError: there is no room for it.
     """
@@ -105,7 +106,7 @@ class RunState:
 
     @property
     def config(self) -> str | None:
-        """What config.yaml says; None where the run was made before this was kept."""
+        """What config.yaml says; None before the first attempt has begun."""
         found: str | None = self._get("config")
         return found
 
@@ -184,7 +185,7 @@ class RunState:
             ConfigError: the chunk is not the next one.
         """
         with self._transaction():
-            expected = self._db.execute("SELECT COUNT(*) FROM chunks").fetchone()[0]
+            expected = self._db.execute(_NEXT_CHUNK).fetchone()[0]
             if chunk != expected:
                 raise ConfigError(f"chunk {chunk} was to be committed, but the next one is {expected}")
             self._db.execute("INSERT INTO chunks VALUES (?, ?, ?)", (chunk, attempt, rows))
@@ -232,9 +233,14 @@ class RunState:
         return {node: RowCounts(*counts) for node, *counts in found}
 
     @property
+    def next_chunk(self) -> int:
+        """The first chunk that is not committed; all before it are (see pipeline.dataflow.commit)."""
+        return int(self._one(_NEXT_CHUNK)[0])
+
+    @property
     def committed_chunks(self) -> int:
-        """Chunks committed: 0 to this, without it."""
-        return int((self._one("SELECT COUNT(*) FROM chunks") or (0,))[0])
+        """How many chunks are committed: all before the next one."""
+        return self.next_chunk
 
     @property
     def committed_rows(self) -> int:
