@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 
-from pipeline.api.errors import ExitCode, PipelineError
+from pipeline.api.errors import ExitCode, PipelineError, PublishError
 from pipeline.config.build import Job, build_graph
 from pipeline.dataflow.runtime import Resources
 from pipeline.monitor.prometheus import refuse_nowhere
 from pipeline.monitor.run_log import run_log
-from pipeline.monitor.summary import too_many_errors
+from pipeline.monitor.summary import Outcome, too_many_errors
 from pipeline.publish.dataset_card import keep_card, remove_card
 from pipeline.publish.uploader import Publisher, destination_of, publishing
 from pipeline.run.admission import Admission, admit
@@ -24,7 +24,7 @@ from pipeline.run.on_finish import tell
 from pipeline.run_dir.lock import locked
 from pipeline.run_dir.manifest import manifest
 from pipeline.run_dir.names import DATA, refuse_foreign, wipe
-from pipeline.run_dir.state import STATE_FILE, RunState, RunStatus, errors_of
+from pipeline.run_dir.state import STATE_FILE, RunState, RunStatus
 from pipeline.settings import JobSettings
 from pipeline.system.signals import RECORDS, stopped_by_signals
 from pipeline.system.terminal import say
@@ -72,39 +72,28 @@ def run_locked(job: Job, process: Resources) -> ExitCode:
         if (warning := memory_warning(settings, job.graph)) is not None:
             log.warning("%s", warning)
         attempt = Attempt(job, state, process, None if publisher is None else publisher.committed)
-        with _telling(settings, attempt) as told:
-            with stopped_by_signals(lambda: None, RECORDS):
-                told.code = attempt.run()
-            if state.status is RunStatus.DONE:
-                told.code = _completed(job, state, publisher, told.code)
-                told.error = None if publisher is None else publisher.failure
-            elif publisher is not None:
-                publisher.say_unfinished()
-        return told.code
+        with stopped_by_signals(lambda: None, RECORDS):
+            outcome = attempt.run()
+        return _after(job, state, publisher, outcome)
 
 
-@dataclass
-class _Told:
-    """How the process is about to end, for `on_finish`. `error`: what went wrong after the attempt."""
-
-    code: ExitCode = ExitCode.FAILED
-    error: str | None = None
-
-
-@contextlib.contextmanager
-def _telling(settings: JobSettings, attempt: Attempt) -> Iterator[_Told]:
-    """Tell `on_finish` at the end of the block how it ended, publishing included. Nothing is told of an attempt that
-    gave no account of itself."""
-    told = _Told()
+def _after(job: Job, state: RunState, publisher: Publisher | None, outcome: Outcome) -> ExitCode:
+    """What is left to do after an attempt. Tells `on_finish` at its end how all of it ended, publishing included."""
     try:
-        yield told
-    except PipelineError as error:
-        told.code, told.error = ExitCode(error.exit_code), str(error)
+        if outcome.error is not None and not isinstance(outcome.error, PipelineError):
+            raise outcome.error
+        if outcome.status is RunStatus.DONE:
+            outcome = replace(outcome, exit_code=_completed(job, state, publisher, outcome.exit_code))
+            if publisher is not None and publisher.failure is not None:
+                outcome = replace(outcome, error=PublishError(publisher.failure))
+        elif publisher is not None:
+            publisher.say_unfinished()
+    except BaseException as error:
+        outcome = outcome.failed(error)
         raise
     finally:
-        if (summary := attempt.summary) is not None:
-            ended = {"exit_code": int(told.code), "error": summary["error"] or told.error}
-            tell(settings.on_finish, {**summary, **ended})
+        tell(job.settings.on_finish, outcome)
+    return outcome.exit_code
 
 
 def _completed(job: Job, state: RunState, publisher: Publisher | None, code: ExitCode) -> ExitCode:
@@ -152,7 +141,7 @@ def _already_done(job: Job, state: RunState) -> ExitCode:
     rows = manifest(state, RunStatus.DONE)["counts"]["data_rows"]
     say([f"{job.settings.name} is finished already: {rows:,} rows in {job.directory / DATA}"])
     if code is ExitCode.REJECTS:
-        why = too_many_errors(errors_of(state.rejects()), state.committed_rows, limit)
+        why = too_many_errors(state.rejects().errors, state.committed_rows, limit)
         say([f"exit code 3: {why}. Raise max_error_rate to accept them"])
     say(["To make them again add overwrite=true"])
     return code

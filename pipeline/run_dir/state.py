@@ -22,9 +22,21 @@ from pipeline.system.disk_errors import using_database
 from pipeline.system.failpoints import Failpoint, reached
 
 STATE_FILE = "state.sqlite"
-RejectCounts = Mapping[tuple[str, str, str], int]
-"""Rows by (node, kind, reason)."""
 _NEXT_CHUNK = "SELECT COALESCE(MAX(chunk) + 1, 0) FROM chunks"
+
+
+class RejectCounts(Counter[tuple[str, str, str]]):
+    """Rejected rows by (node, kind, reason)."""
+
+    @property
+    def errors(self) -> int:
+        """Rows that were rejected because something was wrong with them."""
+        return sum(n for (_, kind, _), n in self.items() if kind == RejectKind.ERROR)
+
+    @property
+    def filtered(self) -> int:
+        """Rows that an operator left out on purpose."""
+        return self.total() - self.errors
 
 
 class RunStatus(StrEnum):
@@ -167,7 +179,7 @@ class RunState:
         chunk: int,
         rows: int,
         shards: Sequence[ShardRecord],
-        rejects: RejectCounts,
+        rejects: Mapping[tuple[str, str, str], int],
         schemas: Mapping[str, Mapping[str, str]] | None = None,
         states: Mapping[str, bytes] | None = None,
         additions: Mapping[str, bytes] | None = None,
@@ -251,10 +263,10 @@ class RunState:
         """All committed files, sorted by path."""
         return [ShardRecord(*r) for r in self._all("SELECT path, chunk, rows, bytes, sha256 FROM shards ORDER BY path")]
 
-    def rejects(self) -> Counter[tuple[str, str, str]]:
+    def rejects(self) -> RejectCounts:
         """Committed rejects by (node, kind, reason)."""
         found = self._all("SELECT node, kind, reason, SUM(rows) FROM rejects GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2, 3")
-        return Counter({(node, kind, reason): n for node, kind, reason, n in found})
+        return RejectCounts({(node, kind, reason): n for node, kind, reason, n in found})
 
     def schemas(self) -> dict[str, dict[str, str]]:
         """Column names and types of the files, by directory."""
@@ -290,8 +302,3 @@ class RunState:
     def _all(self, query: str, *values: object) -> list[Any]:
         with self._lock, using_database(self._path):
             return self._db.execute(query, values).fetchall()
-
-
-def errors_of(rejects: RejectCounts) -> int:
-    """Rows that were rejected because something was wrong with them."""
-    return sum(n for (_, kind, _), n in rejects.items() if kind == RejectKind.ERROR)

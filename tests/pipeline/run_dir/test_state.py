@@ -12,7 +12,7 @@ from pipeline.api.meter import RowCounts
 from pipeline.run_dir.manifest import manifest
 from pipeline.run_dir.names import refuse_foreign, remove_parts, set_aside, wipe
 from pipeline.run_dir.published import Published
-from pipeline.run_dir.state import RunState, RunStatus, ShardRecord, errors_of
+from pipeline.run_dir.state import RunState, RunStatus, ShardRecord
 from pipeline.run_dir.state_schema import FORMAT
 
 
@@ -50,7 +50,7 @@ def test_commits_and_attempts_are_found_again(tmp_path, state):
     assert (again.status, again.committed_chunks, again.committed_rows) == (RunStatus.RUNNING, 2, 8)
     assert again.shards() == [shard(0), shard(1)]
     assert again.rejects() == {("square", "error", "odd"): 2, ("keep", "filtered", "short"): 2}
-    assert errors_of(again.rejects()) == 2
+    assert (again.rejects().errors, again.rejects().filtered) == (2, 2)
     assert again.schemas() == {"data": {"row": "int64"}}
     again.close()
 
