@@ -13,8 +13,7 @@ import pytest
 
 from pipeline.__main__ import main
 from pipeline.api.forecast import NOTHING, Range
-from pipeline.dry_run.estimate import Estimate, estimate_lines
-from pipeline.results.report.costs import report_costs
+from pipeline.dry_run.estimate import Estimate, estimate_lines, report_costs
 from pipeline.results.report.write import VARIABLE
 from tests.pipeline.config.test_compose import NODES
 

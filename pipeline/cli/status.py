@@ -13,9 +13,10 @@ from typing import Any
 
 from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.cli.usage import senseless
-from pipeline.monitor.display import duration, left_text, queue_text, rows_text
+from pipeline.monitor.display import left_text, queue_text, rows_text
 from pipeline.monitor.snapshot import NodeView, Snapshot
 from pipeline.monitor.status_file import read_status
+from pipeline.monitor.wording import duration
 from pipeline.run_dir.lock import holder, is_held
 from pipeline.run_dir.manifest import read_manifest
 from pipeline.run_dir.names import MANIFEST, STATUS, near_run

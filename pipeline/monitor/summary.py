@@ -15,7 +15,7 @@ from pipeline.api.protocols import Reporter
 from pipeline.api.records import RejectKind
 from pipeline.dataflow.goal import Goal
 from pipeline.dataflow.graph import Graph
-from pipeline.monitor.display import duration
+from pipeline.monitor.wording import duration
 from pipeline.run_dir.names import DATA, REJECTS, RUN_LOG
 from pipeline.run_dir.state import RejectCounts, RunStatus
 
