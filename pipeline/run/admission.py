@@ -16,7 +16,7 @@ from pipeline.api.errors import ConfigError, DamagedError
 from pipeline.config.build import Job, build_graph
 from pipeline.config.fingerprint import differences
 from pipeline.run_dir.integrity import missing_or_cut
-from pipeline.run_dir.lock import holder_of
+from pipeline.run_dir.lock import Holder, holder
 from pipeline.run_dir.names import parts, refuse_foreign
 from pipeline.run_dir.state import STATE_FILE, RunState, RunStatus
 from pipeline.settings import JobSettings
@@ -67,7 +67,7 @@ class Standing:
     admission: Admission
     chunks: int = 0
     rows: int = 0
-    holder: str | None = None
+    holder: Holder | None = None
 
 
 def standing(job: Job) -> Standing:
@@ -85,7 +85,7 @@ def standing(job: Job) -> Standing:
             f"output directory {directory} cannot be used: {there} may not be written by this user;"
             " make it writable or give another output_dir="
         )
-    holder = holder_of(directory)
+    at_work = holder(directory)
     with tempfile.TemporaryDirectory(prefix="dry-run-") as folder:
         copy = Path(folder) / STATE_FILE
         for end in ("", "-wal"):
@@ -99,7 +99,7 @@ def standing(job: Job) -> Standing:
             admission = admit(job, state)
             kept = admission in (Admission.RESUME, Admission.DONE)
             chunks, rows = (state.next_chunk, state.committed_rows) if kept else (0, 0)
-            return Standing(admission, chunks, rows, holder)
+            return Standing(admission, chunks, rows, at_work)
 
 
 def standing_of(directory: Path, fingerprint: Mapping[str, Any], settings: JobSettings) -> Standing:
