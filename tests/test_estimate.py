@@ -13,9 +13,9 @@ import pytest
 
 from pipeline.api.forecast import NOTHING, Range
 from pipeline.cli.main import main
-from pipeline.dry_run.estimate import Estimate, estimate_lines
-from pipeline.results.report.costs import report_costs
+from pipeline.dry_run.estimate import Estimate, estimate_lines, report_costs
 from pipeline.results.report.write import VARIABLE
+from pipeline.run_dir.lock import locked
 from tests.pipeline.config.test_compose import NODES
 
 FAKE = ("model=fake", "sampling.max_tokens=12", "chunk_rows=10", "runtime.slots=4", "progress=none")
@@ -166,11 +166,11 @@ def test_a_run_that_would_be_refused_is_refused_in_the_same_words(here, capsys, 
 
 
 def test_it_says_who_works_there(here, capsys):
-    (here / "outputs/generate").mkdir(parents=True)
-    lock = here / "outputs/generate/.lock"
-    lock.write_text(json.dumps({"pid": os.getppid(), "host": socket.gethostname(), "since": "now"}))
-    assert f"another run works there now (pid {os.getppid()} on" in told(capsys, *FAKE, "dry_run=true")
-    lock.write_text(json.dumps({"pid": 2**22 + 1, "host": socket.gethostname(), "since": "then"}))
+    out = here / "outputs/generate"
+    with locked(out):
+        assert f"another run works there now (pid {os.getpid()} on" in told(capsys, *FAKE, "dry_run=true")
+    # A name that a killed run has left says nothing, though another process may have its number now.
+    (out / ".lock").write_text(json.dumps({"pid": os.getppid(), "host": socket.gethostname(), "since": "then"}))
     assert "another run" not in told(capsys, *FAKE, "dry_run=true")
 
 

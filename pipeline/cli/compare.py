@@ -11,12 +11,12 @@ from typing import Any
 
 from pipeline.api.errors import ExitCode
 from pipeline.cli.usage import senseless
+from pipeline.monitor.wording import printable, share
 from pipeline.results.compare.figures import figures, lines, stages
 from pipeline.results.compare.rows import Agreement, Joined, joined
 from pipeline.results.compare.settings import content_differences, setting_differences
 from pipeline.results.reader import Results, read_results
 from pipeline.results.report.sample_rows import shown
-from pipeline.results.report.wording import share
 
 USAGE = "write python -m pipeline compare outputs/A outputs/B"
 MOST_LINES = 40
@@ -101,12 +101,7 @@ def _apart(a: object, b: object) -> list[str]:
 
 def _excerpt(text: str, begin: int) -> str:
     end = begin + LONGEST_VALUE
-    return _printable(f"{'...' if begin else ''}{text[begin:end]}{'...' if len(text) > end else ''}")
-
-
-def _printable(text: str) -> str:
-    """On one line, and without what a terminal would obey."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return printable(f"{'...' if begin else ''}{text[begin:end]}{'...' if len(text) > end else ''}")
 
 
 def _indented(rows: Sequence[str]) -> list[str]:

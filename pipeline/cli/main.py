@@ -18,7 +18,7 @@ from pipeline.api.errors import ConfigError, ExitCode, PipelineError, did_you_me
 from pipeline.cli import completion, status, verify
 from pipeline.cli.sweep import SweptJob, sweep_lines
 from pipeline.cli.usage import notes, refuse_dashes
-from pipeline.config.build import build_graph, load_object
+from pipeline.config.build import Job, build_graph, load_object
 from pipeline.config.compose import (
     COMPOSITION_ERRORS,
     CONF,
@@ -29,14 +29,13 @@ from pipeline.config.compose import (
     register_job,
     settings_of,
 )
-from pipeline.config.fingerprint import fingerprint_of
 from pipeline.config.jobs import SUFFIXES, find_job, jobs_table, list_jobs
 from pipeline.dataflow.runtime import Resources
 from pipeline.dry_run.estimate import estimate
 from pipeline.dry_run.plan import plan_lines
 from pipeline.monitor.prometheus import refuse_nowhere
 from pipeline.publish.uploader import destination_of
-from pipeline.run.admission import standing_lines, standing_of
+from pipeline.run.admission import standing, standing_lines
 from pipeline.run.job import run_job
 from pipeline.run.memory_check import check_memory
 from pipeline.settings import PLAN, JobSettings
@@ -282,7 +281,7 @@ def _show(settings: JobSettings, process: Resources) -> ExitCode:
     if settings.dry_run:
         check_memory(settings, graph)
     if settings.dry_run == PLAN:
-        say(standing_lines(standing_of(settings.directory.absolute(), fingerprint_of(settings, graph), settings)))
+        say(standing_lines(standing(Job.of(settings, graph))))
     if settings.dry_run is True:
         for line in estimate(settings, graph, process):
             say([line])

@@ -13,10 +13,11 @@ from typing import Any
 
 from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.cli.usage import senseless
-from pipeline.monitor.display import duration, left_text, queue_text, rows_text
+from pipeline.monitor.display import left_text, queue_text, rows_text
 from pipeline.monitor.snapshot import NodeView, Snapshot
 from pipeline.monitor.status_file import read_status
-from pipeline.run_dir.lock import holder, is_held
+from pipeline.monitor.wording import duration
+from pipeline.run_dir.lock import Holder, holder
 from pipeline.run_dir.manifest import read_manifest
 from pipeline.run_dir.names import MANIFEST, STATUS, near_run
 from pipeline.run_dir.state import STATE_FILE, RunStatus
@@ -50,25 +51,25 @@ def main(arguments: Sequence[str]) -> ExitCode:
     if not (directory / STATE_FILE).is_file():
         remedy = near_run(directory) or f"; {USAGE}"
         raise ConfigError(f"there is no run in {directory}: it has no {STATE_FILE}{remedy}")
-    alive, values = is_held(directory), read_status(directory)
+    who, values = holder(directory), read_status(directory)
     if options:
         text = (directory / STATUS).read_text(encoding="utf-8").rstrip() if values is not None else "{}"
         print(text)
     else:
-        print("\n".join(_lines(directory, values, alive, datetime.now().astimezone())))
+        print("\n".join(_lines(directory, values, who, datetime.now().astimezone())))
     state = read_manifest(directory).get("status") if values is None else values["state"]
     done = state == RunStatus.DONE
-    return ExitCode.DONE if alive or done else ExitCode.INTERRUPTED
+    return ExitCode.DONE if who or done else ExitCode.INTERRUPTED
 
 
-def _lines(directory: Path, values: Mapping[str, Any] | None, alive: bool, now: datetime) -> list[str]:
+def _lines(directory: Path, values: Mapping[str, Any] | None, who: Holder | None, now: datetime) -> list[str]:
     """The screen."""
     if values is None:
-        return _without_status(directory, alive)
+        return _without_status(directory, who is not None)
     snapshot = _snapshot(values)
     return [
-        f"{values['job']}  {_standing(directory, values, alive, now)}",
-        *_progress(snapshot, values, alive),
+        f"{values['job']}  {_standing(values, who, now)}",
+        *_progress(snapshot, values, who is not None),
         f"rejects   {snapshot.errors:,} errors, {snapshot.filtered:,} filtered",
         f"committed {values['committed_rows']:,} rows in {values['committed_chunks']:,} chunks",
         *_table(snapshot.nodes, values["accounts"]),
@@ -93,14 +94,13 @@ def _without_status(directory: Path, alive: bool) -> list[str]:
     ]
 
 
-def _standing(directory: Path, values: Mapping[str, Any], alive: bool, now: datetime) -> str:
+def _standing(values: Mapping[str, Any], who: Holder | None, now: datetime) -> str:
     state, attempt = values["state"], values["attempt"]
-    if alive:
-        who = holder(directory)
+    if who is not None:
         silent = (now - datetime.fromisoformat(values["updated_at"])).total_seconds()
         named = "running" if state == RunStatus.RUNNING else f"{state}, and a process still works in it"
         quiet = f", silent for {duration(silent)}: see run.log" if silent > QUIET_S else ""
-        return f"{named}: pid {who.get('pid')} on {who.get('host')}, attempt {attempt}{quiet}"
+        return f"{named}: pid {who.pid} on {who.host}, attempt {attempt}{quiet}"
     if state == RunStatus.DONE:
         return f"done after {duration(values['elapsed_s'])}, exit code {values['exit_code']}, attempt {attempt}"
     goes_on, how = _ENDED[state]

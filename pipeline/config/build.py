@@ -10,16 +10,41 @@ import keyword
 import types
 import typing
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pipeline.api.errors import ConfigError, GraphError, did_you_mean
 from pipeline.api.protocols import Operator, StreamOperator
 from pipeline.config.annotations import fits, in_words, unquoted
+from pipeline.config.fingerprint import fingerprint_of
 from pipeline.dataflow.graph import Graph, Node
 from pipeline.dataflow.target import aimed
 from pipeline.settings import JobSettings, NodeSettings, OnError
 
 TARGET = "_target_"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job that is checked and ready to run.
+
+    Args:
+        settings: as they were composed.
+        graph: made of them.
+        fingerprint: what decides the bytes of its results.
+        directory: where its results go, absolute.
+    """
+
+    settings: JobSettings
+    graph: Graph
+    fingerprint: dict[str, Any]
+    directory: Path
+
+    @classmethod
+    def of(cls, settings: JobSettings, graph: Graph) -> Job:
+        """The job of `settings` and of the graph that was built from them."""
+        return cls(settings, graph, fingerprint_of(settings, graph), settings.directory.absolute())
 
 
 def build_graph(settings: JobSettings) -> Graph:

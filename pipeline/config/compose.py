@@ -27,10 +27,9 @@ from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from pipeline import PROJECT
 from pipeline.api.errors import ConfigError, did_you_mean
-from pipeline.config.aliases import check_aliases
 from pipeline.config.build import load_object
 from pipeline.config.explain import NO_TEXT, ambiguous_argument, unreadable_argument, unreadable_yaml, wrong_value
-from pipeline.config.jobs import Job
+from pipeline.config.jobs import JobFile
 from pipeline.run_dir.names import CONFIG
 from pipeline.settings import GROUPS, HookSettings, JobSettings, NodeSettings, TargetSettings
 from pipeline.system.redaction import STORAGE_OPTIONS
@@ -71,17 +70,16 @@ def register() -> None:
         sys.path.append(str(PROJECT))  # jobs name operators in models/, which is no package that is installed
 
 
-def register_job(job: Job) -> None:
+def register_job(job: JobFile) -> None:
     """Make `job` known as the option `job.key` of the group `job`, and the modules beside it importable.
 
     Raises:
         ConfigError: the file is not YAML or not a mapping.
     """
     try:
-        check_aliases(job.path.read_text(encoding="utf-8"))
         node = OmegaConf.load(job.path)
-    except ConfigError as error:
-        raise ConfigError(f"{job.path}: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{job.path}: an alias (*name) stands inside of what it names") from error
     except Exception as error:  # PyYAML and OmegaConf trip over some files without an error of their own
         raise ConfigError(f"{job.path} cannot be read as YAML: {unreadable_yaml(error)}") from error
     if not isinstance(node, DictConfig):

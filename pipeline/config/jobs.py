@@ -19,7 +19,7 @@ ABOUT_WIDTH = 90
 
 
 @dataclass(frozen=True)
-class Job:
+class JobFile:
     """A job file. `name` is what the job is called, `key` a name that is unique among all files."""
 
     name: str
@@ -36,17 +36,17 @@ class Job:
         return ""
 
 
-def list_jobs(config_dirs: Sequence[Path] = ()) -> list[Job]:
+def list_jobs(config_dirs: Sequence[Path] = ()) -> list[JobFile]:
     """All jobs that can be named, sorted; a user's own come before ours of the same name."""
-    found: dict[str, Job] = {}
+    found: dict[str, JobFile] = {}
     for folder in (*(d / "job" for d in config_dirs), JOBS):
         for path in sorted(folder.glob("*.yaml")):
             # A user's file lies where Hydra looks for options too: under its own name it would be taken for a schema.
-            found.setdefault(path.stem, Job(path.stem, path, path.stem) if folder == JOBS else _job_at(path))
+            found.setdefault(path.stem, JobFile(path.stem, path, path.stem) if folder == JOBS else _job_at(path))
     return [found[name] for name in sorted(found)]
 
 
-def find_job(name: str, config_dirs: Sequence[Path] = ()) -> Job:
+def find_job(name: str, config_dirs: Sequence[Path] = ()) -> JobFile:
     """The job called `name`, or the file at `name` if that is a path.
 
     Raises:
@@ -70,8 +70,8 @@ def jobs_table(config_dirs: Sequence[Path] = ()) -> str:
     return "\n".join(["jobs:", *lines, "  or a file: job=path/to/file.yaml; docs/jobs.md tells more"])
 
 
-def _job_at(path: Path) -> Job:
+def _job_at(path: Path) -> JobFile:
     if not path.is_file():
         raise ConfigError(f"there is no job file {path}; a relative path starts at the current directory, {Path.cwd()}")
     where = path.resolve()
-    return Job(path.stem, where, f"{path.stem}-{hashlib.sha256(str(where).encode()).hexdigest()[:8]}")
+    return JobFile(path.stem, where, f"{path.stem}-{hashlib.sha256(str(where).encode()).hexdigest()[:8]}")

@@ -1,4 +1,11 @@
-"""How far the source may run ahead, and when a chunk is committed."""
+"""How far the source may run ahead, and when a chunk is committed.
+
+Chunks are committed in order, each once: when chunk k is committed, so are all before it. On this rely
+RunState.next_chunk (one number says where a resume begins) and RunState.commit; ChunkWindow (a window, not a set);
+Outbox and Inbox (a ChunkEnd never overtakes another); Target and Rounds (which rows are the first ones); the state of
+operators (Stateful: only that of the last chunk is kept); and pipeline.run.remake_chunks, which makes chunks again
+from a number on.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 
 import pyarrow as pa
 
@@ -100,32 +101,19 @@ def _check_names(nodes: Mapping[str, Node]) -> None:
 
 
 def _topological(nodes: Mapping[str, Node]) -> tuple[str, ...]:
-    order: list[str] = []
-    open_nodes = dict(nodes)
-    while open_nodes:
-        ready = [n for n, node in open_nodes.items() if all(i in order for i in node.inputs)]
-        if not ready:
-            raise GraphError(next(iter(open_nodes)), f"is on or behind a cycle: {_cycle(open_nodes)}")
-        order += ready
-        for name in ready:
-            del open_nodes[name]
+    sorter = TopologicalSorter({name: node.inputs for name, node in nodes.items()})
+    try:
+        order = tuple(sorter.static_order())
+    except CycleError as error:
+        cycle: list[str] = error.args[1]
+        raise GraphError(cycle[0], f"is on a cycle: {' -> '.join(cycle)}") from error
     sources = [n for n in order if not nodes[n].inputs]
     if len(sources) > 1:
         # One that cannot do without inputs has lost them; otherwise the second is one too many.
         lost = next((n for n in sources if not inputs_fit(nodes[n].op, [])), sources[1])
         others = " and ".join(f"'{n}'" for n in sources if n != lost)
         raise GraphError(lost, f"has no inputs; write inputs: NODE (a graph has one source, and there is {others})")
-    return tuple(order)
-
-
-def _cycle(nodes: Mapping[str, Node]) -> str:
-    path = [next(iter(nodes))]
-    while True:
-        before = next(i for i in nodes[path[-1]].inputs if i in nodes)
-        if before in path:
-            loop = path[path.index(before) :]
-            return " -> ".join([before, *reversed(loop)])
-        path.append(before)
+    return order
 
 
 def _plan(nodes: Mapping[str, Node], order: tuple[str, ...]) -> dict[str, pa.Schema | None]:

@@ -39,11 +39,6 @@ class Channel:
         self.ended = False
         """The reader has seen that the writer has finished."""
 
-    @property
-    def reader_left(self) -> bool:
-        """True when the reader takes no more."""
-        return self._inbox.left
-
     def put(self, item: Item, meter: StageMeter) -> bool:
         """Append `item`, waiting for room on `meter`'s clock. False when the reader has left.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import importlib.util
 import math
 import resource
 import shutil
@@ -15,12 +15,13 @@ from pathlib import Path
 from pipeline.api.errors import ConfigError
 from pipeline.api.forecast import NOTHING, Forecast, Range, is_unbounded
 from pipeline.api.records import RejectKind
-from pipeline.config.fingerprint import fingerprint_of
+from pipeline.config.build import Job
 from pipeline.dataflow.graph import Graph
 from pipeline.dataflow.runtime import Resources
 from pipeline.dry_run.rehearsal import Played, Rehearsal
-from pipeline.results.report.costs import report_costs
-from pipeline.run.admission import standing_lines, standing_of
+from pipeline.monitor.wording import bytes_text, quoted, time_text
+from pipeline.results.report.write import is_written
+from pipeline.run.admission import Admission, standing, standing_lines
 from pipeline.settings import JobSettings
 
 CALIBRATION_S = 30.0
@@ -33,6 +34,10 @@ THREADS_BYTES = Range(0, 32e6, 96e6)
 """What the threads of a run have beside what a rehearsal in one thread has: heaps of their own, files being written."""
 OUTSIDE_S = Range(0.05, 0.3, 1.0)
 """What a run does before its first row and after its last: state, commits, metrics, manifest."""
+DRAWING_BYTES = Range(30e6, 45e6, 75e6)
+"""Of memory, for the report: the drawing library and its figures (41 to 46 MB were seen)."""
+REPORT_BYTES = Range(60e3, 120e3, 300e3)
+"""Of report.html, drawings and sample rows (100 to 120 kB were seen)."""
 _LEFT_OUT = {RejectKind.ERROR: "rejected", RejectKind.FILTERED: "left out"}
 
 
@@ -70,20 +75,20 @@ def estimate(
         ConfigError: the run would be refused, or every row of the sample is.
         NodeFailed: an operator raised on the sample, as it would in the run.
     """
-    directory = settings.directory.absolute()
-    standing = standing_of(directory, fingerprint_of(settings, graph), settings)
-    yield from standing_lines(standing)
-    if standing.done:
+    job = Job.of(settings, graph)
+    found = standing(job)
+    yield from standing_lines(found)
+    if found.admission is Admission.DONE:
         return
-    rehearsal = Rehearsal(graph, directory, process, settings.chunk_rows, calibration_s, standing.chunks, standing.rows)
+    rehearsal = Rehearsal(graph, job.directory, process, settings.chunk_rows, calibration_s, found.chunks, found.rows)
     for _ in rehearsal.run():
         if rehearsal.sample is not None and len(rehearsal.nodes) == 1:
             yield f"sample: {rehearsal.sample.taken:,} rows ({rehearsal.sample.how})"
     yield from _reject_lines(rehearsal)
     yield from _prompt_lines(rehearsal)
-    found = combined(settings, rehearsal, peak_bytes())
-    yield from [f"note: {note}" for note in found.notes]
-    yield from estimate_lines(found, directory)
+    whole = combined(settings, rehearsal, peak_bytes())
+    yield from [f"note: {note}" for note in whole.notes]
+    yield from estimate_lines(whole, job.directory)
 
 
 def combined(settings: JobSettings, rehearsal: Rehearsal, memory: float) -> Estimate:
@@ -114,14 +119,21 @@ def combined(settings: JobSettings, rehearsal: Rehearsal, memory: float) -> Esti
     )
 
 
+def report_costs(*, wanted: bool) -> tuple[Range, Range]:
+    """Bytes of memory and of disk that the report takes, with the setting `report`."""
+    if not is_written(wanted):
+        return NOTHING, NOTHING
+    return DRAWING_BYTES if importlib.util.find_spec("matplotlib") else NOTHING, REPORT_BYTES
+
+
 def estimate_lines(found: Estimate, directory: Path) -> Iterator[str]:
     """The estimate as a table, and warnings."""
     free_disk = _free_disk(directory)
     rest = found.memory_bytes.likely - sum(found.parts.values())
     parts = {**found.parts, "everything else": rest} if found.parts and rest > 0 else {}
-    inside = ", ".join(f"{what} {_bytes_text(size)}" for what, size in parts.items())
-    seconds = "unknown" if found.seconds is None else _text(found.seconds, _time_text)
-    loading = f", of which {_time_text(found.prepare_s)} to load the model" if found.prepare_s >= 0.5 else ""
+    inside = ", ".join(f"{what} {bytes_text(size)}" for what, size in parts.items())
+    seconds = "unknown" if found.seconds is None else _text(found.seconds, time_text)
+    loading = f", of which {time_text(found.prepare_s)} to load the model" if found.prepare_s >= 0.5 else ""
     yield "estimate: what is likely, and in brackets between what it lies nine times of ten"
     yield f"  rows         {_text(found.rows, _count_text)}"
     if found.tokens_in.high:
@@ -129,8 +141,8 @@ def estimate_lines(found: Estimate, directory: Path) -> Iterator[str]:
     if found.tokens_out.high:
         yield f"  tokens out   {_text(found.tokens_out, _count_text)}"
     yield f"  time         {seconds}{loading}"
-    yield f"  peak memory  {_text(found.memory_bytes, _bytes_text)}{f': {inside}' if inside else ''}"
-    yield f"  disk         {_text(found.disk_bytes, _bytes_text)}; {_bytes_text(free_disk)} free"
+    yield f"  peak memory  {_text(found.memory_bytes, bytes_text)}{f': {inside}' if inside else ''}"
+    yield f"  disk         {_text(found.disk_bytes, bytes_text)}; {bytes_text(free_disk)} free"
     if found.disk_bytes.low > free_disk or free_disk < found.disk_bytes.high < math.inf:
         surely = "will not" if found.disk_bytes.low > free_disk else "may not"
         yield f"warning: the results {surely} fit on the disk of {directory}; make room or give another output_dir="
@@ -168,14 +180,9 @@ def _prompt_lines(rehearsal: Rehearsal) -> Iterator[str]:
 def _shown(text: str, most: int = MOST_SHOWN) -> str:
     """The text on one line, with everything that does not print as an escape; the middle of a long one left out."""
     if len(text) <= most:
-        return _escaped(text)
+        return quoted(text)
     left = len(text) - most
-    return f"{_escaped(text[: most // 2])} ({left:,} characters) {_escaped(text[-(most // 2) :])}"
-
-
-def _escaped(text: str) -> str:
-    quoted = json.dumps(text, ensure_ascii=False)
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in quoted)
+    return f"{quoted(text[: most // 2])} ({left:,} characters) {quoted(text[-(most // 2) :])}"
 
 
 def _seconds(nodes: Mapping[str, Played], forecasts: Mapping[str, Forecast], prepare_s: float) -> Range | None:
@@ -226,18 +233,3 @@ def _text(value: Range, form: Callable[[float], str]) -> str:
 
 def _count_text(value: float) -> str:
     return f"{round(value):,}"
-
-
-def _time_text(seconds: float) -> str:
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.1f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.1f} days"
-
-
-def _bytes_text(size: float) -> str:
-    power = min(int(math.log(max(size, 1), 1024)), 4)
-    return f"{size / 1024**power:,.1f} {('bytes', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"

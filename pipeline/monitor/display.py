@@ -11,6 +11,7 @@ from typing import Protocol, TextIO
 from tqdm import tqdm
 
 from pipeline.monitor.snapshot import Snapshot
+from pipeline.monitor.wording import duration
 
 LOG_INTERVAL_S = 10.0
 log = logging.getLogger(__name__)
@@ -163,12 +164,3 @@ def _value(value: object) -> str:
     if isinstance(value, str) and not any(c in value for c in ' "='):
         return value
     return json.dumps(value, ensure_ascii=False)
-
-
-def duration(seconds: float) -> str:
-    """`2h03m`, `4m05s` or `7s`."""
-    whole = round(seconds)
-    hours, minutes = whole // 3600, whole // 60 % 60
-    if hours:
-        return f"{hours}h{minutes:02}m"
-    return f"{minutes}m{whole % 60:02}s" if minutes else f"{whole}s"

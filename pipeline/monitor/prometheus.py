@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.api.errors import ConfigError, StorageError
+from pipeline.monitor.snapshot import CLOCKS
 from pipeline.run_dir.state import RunStatus
 from pipeline.system.atomic_files import write_atomically
 
@@ -26,7 +27,6 @@ COUNTERS = {
     "tokens_out": ("completion_tokens_total", "Completion tokens drawn."),
 }
 """By key of the counters in status.json: name and help."""
-CLOCKS = {"busy_s": "busy", "starved_s": "starved", "blocked_s": "blocked"}
 log = logging.getLogger(__name__)
 Labels = dict[str, Any]
 Samples = list[tuple[Labels, float]]
@@ -80,9 +80,9 @@ def _families(status: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Sample
     for key, (name, help_) in COUNTERS.items():
         yield name, "counter", help_, [({**job, "node": node}, values[key]) for node, values in counters.items()]
     seconds = [
-        ({**job, "node": node, "state": state}, values[key])
+        ({**job, "node": node, "state": clock.removesuffix("_s")}, values[clock])
         for node, values in counters.items()
-        for key, state in CLOCKS.items()
+        for clock in CLOCKS
     ]
     yield "stage_seconds_total", "counter", "Seconds in which a stage worked, starved or was blocked.", seconds
     queues = [({**job, "node": n["name"]}, n) for n in status["nodes"] if n["queue_capacity"]]

@@ -6,7 +6,7 @@ import logging
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline.api.errors import ExitCode
@@ -15,9 +15,9 @@ from pipeline.api.protocols import Reporter
 from pipeline.api.records import RejectKind
 from pipeline.dataflow.goal import Goal
 from pipeline.dataflow.graph import Graph
-from pipeline.monitor.display import duration
+from pipeline.monitor.wording import duration
 from pipeline.run_dir.names import DATA, REJECTS, RUN_LOG
-from pipeline.run_dir.state import RejectCounts, RunStatus, errors_of
+from pipeline.run_dir.state import RejectCounts, RunStatus
 
 TOP_REASONS = 3
 """So that the summary of a run has ten lines at most."""
@@ -27,34 +27,41 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run stands after an attempt. Counts are those of committed chunks; tokens and wall_s are of the attempt.
+    """How an attempt ended, and how the run stands after it: the summary, on_finish, status.json and the attempt's row
+    of metrics/run.parquet tell parts of it. Counts are those of committed chunks; tokens and wall_s are of the attempt.
 
     Args:
-        job: its name.
-        status, exit_code: of the attempt.
-        attempt: its number, 1 for the first.
+        job, run_id: name of the job, and of the run.
+        status, exit_code, error: of the attempt.
+        attempt, started_at: its number, 1 for the first, and when it began, ISO 8601.
         directory: where the results are.
-        rows: source rows committed.
+        rows, new_rows: source rows committed, and how many of them in this attempt.
         uncommitted: source rows that were finished beside these, in chunks that were not.
         data_rows: rows in data/.
-        rejects: rows by (node, kind, reason).
+        rejects, new_rejects: rows by (node, kind, reason), and those of this attempt.
         tokens_in, tokens_out: prompt and completion tokens of this attempt.
         wall_s: of this attempt.
         totals: what operators added up.
         max_error_rate: the limit that the run was given.
         accounts: what became of the rows at each node, in the order of the graph.
         goal: the target, where there is one.
+        unwritten: what could not be written any more after the error.
     """
 
     job: str
+    run_id: str
     status: RunStatus
     exit_code: ExitCode
+    error: BaseException | None
     attempt: int
+    started_at: str
     directory: Path
     rows: int
+    new_rows: int
     uncommitted: int
     data_rows: int
     rejects: RejectCounts
+    new_rejects: RejectCounts
     tokens_in: int
     tokens_out: int
     wall_s: float
@@ -62,6 +69,12 @@ class Outcome:
     max_error_rate: float
     accounts: Mapping[str, RowCounts]
     goal: Goal | None
+    unwritten: tuple[Path, ...] = ()
+
+    def failed(self, error: BaseException) -> Outcome:
+        """This outcome after `error`; the first error is the one that is told."""
+        code = ExitCode(getattr(error, "exit_code", ExitCode.FAILED))
+        return replace(self, exit_code=code, error=self.error or error)
 
 
 def report_lines(graph: Graph, directory: Path) -> list[str]:
@@ -204,7 +217,7 @@ def closing_lines(o: Outcome) -> list[str]:
         case ExitCode.DONE:
             return []
         case ExitCode.REJECTS:
-            why = too_many_errors(errors_of(o.rejects), o.rows, o.max_error_rate)
+            why = too_many_errors(o.rejects.errors, o.rows, o.max_error_rate)
             return [
                 f"exit code 3: {why}. Fix the cause and rerun with overwrite=true, or raise max_error_rate to accept"
                 " them"

@@ -15,7 +15,6 @@ import polars as pl
 
 from pipeline.results.reader import Results
 
-CLOCKS = ("busy_s", "starved_s", "blocked_s")
 STEP_PARTS = ("form_s", "decode_s", "sample_s")
 UNFILLED = "unfilled_"
 """Columns of metrics/steps.parquet that begin so count empty slots, by cause."""

@@ -5,19 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
+from functools import partial
 
 import pyarrow.parquet as pq
 
 from pipeline.api.errors import ExitCode, GraphError, Interrupted, PipelineError
 from pipeline.api.protocols import Accumulating, Stateful
 from pipeline.api.records import ChunkEnd, Shard
+from pipeline.config.build import Job
 from pipeline.config.config_yaml import changes, dumped, origin
 from pipeline.dataflow.executor import Executor, ExecutorSettings
-from pipeline.dataflow.graph import Graph
 from pipeline.dataflow.reject_writer import RejectTally, RejectWriter
 from pipeline.dataflow.row_counts import AccountingError
 from pipeline.dataflow.runtime import Resources, RunContext
@@ -26,19 +26,21 @@ from pipeline.monitor.display import make_display
 from pipeline.monitor.prometheus import PrometheusFile
 from pipeline.monitor.recorder import Telemetry
 from pipeline.monitor.run_log import FILE_ONLY, TERMINAL_ONLY
-from pipeline.monitor.snapshot import Before, Observer
+from pipeline.monitor.snapshot import Before, Observer, Snapshot
 from pipeline.monitor.status_file import StatusFile
-from pipeline.monitor.summary import closing_lines, full_lines, report_lines, summary_lines
+from pipeline.monitor.summary import Outcome, closing_lines, full_lines, report_lines, summary_lines
 from pipeline.results.report.write import report_of_attempt
-from pipeline.run.ending import Accounting, Ending, show
+from pipeline.run.ending import exit_code_of, recorded, run_row, settled, show
 from pipeline.run.final_files import conclude, remove_concluded
-from pipeline.run.on_finish import summary_of
 from pipeline.run.watchdog import Watchdog
-from pipeline.run_dir.names import CONFIG, REJECTS, remove_parts
-from pipeline.run_dir.state import RunState, RunStatus, ShardRecord, errors_of
-from pipeline.settings import FULL, JobSettings
+from pipeline.run_dir.manifest import write_manifest
+from pipeline.run_dir.metrics_table import MetricsTable
+from pipeline.run_dir.names import CONFIG, DATA, REJECTS, remove_parts
+from pipeline.run_dir.state import RejectCounts, RunState, RunStatus, ShardRecord
+from pipeline.settings import FULL
 from pipeline.system.atomic_files import publish, write_atomically
 from pipeline.system.failpoints import Failpoint, reached
+from pipeline.system.machine import RUN_SCHEMA
 from pipeline.system.signals import stopped_by_signals
 
 SWITCH_INTERVAL_S = 0.0005
@@ -49,8 +51,7 @@ class Attempt:
     """One attempt to finish a run, from the first chunk that is not committed.
 
     Args:
-        settings, graph: the job.
-        directory: where its results go; its lock is held.
+        job: the job; the lock of its directory is held.
         state: what is committed.
         process: what it shares with other jobs of this process.
         committed: told of every chunk that is committed.
@@ -62,31 +63,32 @@ class Attempt:
 
     def __init__(
         self,
-        settings: JobSettings,
-        graph: Graph,
-        directory: Path,
+        job: Job,
         state: RunState,
         process: Resources,
         committed: Callable[[], None] | None = None,
     ) -> None:
-        self._settings = settings
-        self._graph = graph
-        self._directory = directory
+        self._settings, self._graph, self._directory = settings, graph, directory = (
+            job.settings,
+            job.graph,
+            job.directory,
+        )
+        self._job = job
         self._state = state
         self._committed = committed
-        self.summary: dict[str, Any] | None = None
-        """What is told of it to others (`on_finish`), once it has ended."""
-        self._first_chunk = state.committed_chunks
+        self._first_chunk = state.next_chunk
         states, additions = self._operator_states()
         self._seek_source()
-        started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        self._started_at = started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        self._rejects_before = rejects = state.rejects()
+        self._before = Before(state.committed_rows, rejects.errors, rejects.filtered)
         self._tally = RejectTally()
         self._context = RunContext(directory, Resources(), process, state.start_attempt(started_at), state.run_id)
         reached(Failpoint.ATTEMPT_STARTED)
         self._schemas = state.schemas()
         limits = ExecutorSettings(settings.max_open_chunks, self._first_chunk, states, additions)
-        rejects = RejectWriter(directory / REJECTS, self._tally)
-        self._executor = Executor(graph, rejects, self._context, self._commit, limits)
+        writer = RejectWriter(directory / REJECTS, self._tally)
+        self._executor = Executor(graph, writer, self._context, self._commit, limits)
         self._telemetry = telemetry = self._new_telemetry(started_at)
         self._watchdog = Watchdog(
             getattr(settings.runtime, "stall_timeout_s", None),
@@ -102,30 +104,22 @@ class Attempt:
             self._watchdog.check()
 
         limits.tick = tick
-        self._accounting = Accounting(settings, directory, state, self._context, telemetry, started_at, graph)
 
-    def run(self) -> ExitCode:
-        """Execute, then account for it however it ended."""
-        ending = self._execute()
+    def run(self) -> Outcome:
+        """Execute, record how it ended, and print the summary."""
+        status, error = self._execute()
         reached(Failpoint.GRAPH_ENDED)
-        if isinstance(ending.error, AccountingError):
-            why = str(ending.error)
-            ending.step(lambda: self._state.note_defect(why))
-        outcome = self._accounting.close(ending)
-        ended = ending.status in (RunStatus.DONE, RunStatus.BUDGET)
+        outcome = self._record(status, error)
+        ended = outcome.status in (RunStatus.DONE, RunStatus.BUDGET)
         lines = report_lines(self._graph, self._directory) if ended else []
         full = full_lines(outcome, self._executor.meters) if self._settings.progress == FULL else []
         show([*lines, *summary_lines(outcome), *full])
         show([*report_of_attempt(self._directory, wanted=self._settings.report), *closing_lines(outcome)])
-        if ending.status is RunStatus.FAILED and isinstance(ending.error, PipelineError):
-            log.error("%s", ending.error, extra=TERMINAL_ONLY)  # last, where it is seen
-        error = None if ending.error is None else str(ending.error) or type(ending.error).__name__
-        self.summary = summary_of(outcome, self._state.run_id, self._context.attempt, error)
-        if ending.error is not None and not isinstance(ending.error, PipelineError):
-            raise ending.error
-        return outcome.exit_code
+        if outcome.status is RunStatus.FAILED and isinstance(outcome.error, PipelineError):
+            log.error("%s", outcome.error, extra=TERMINAL_ONLY)  # last, where it is seen
+        return outcome
 
-    def _execute(self) -> Ending:
+    def _execute(self) -> tuple[RunStatus, BaseException | None]:
         interval = sys.getswitchinterval()
         # The thread that decodes gives up the interpreter at every call into llama.cpp and must get it back to form
         # the next step. Python lets others compute for 5 ms before it asks them; a step of a small model takes less.
@@ -140,14 +134,66 @@ class Attempt:
                 if ended is RunStatus.DONE:
                     conclude(self._graph, self._directory)
         except Interrupted as error:
-            return Ending(RunStatus.INTERRUPTED, error)
+            return RunStatus.INTERRUPTED, error
         except BaseException as error:
             log.error("%s", error, exc_info=_cause(error), extra=FILE_ONLY)  # before what goes wrong from now on
-            return Ending(RunStatus.FAILED, error)
+            return RunStatus.FAILED, error
         finally:
             sys.setswitchinterval(interval)
             self._context.resources.close()
-        return Ending(ended)
+        return ended, None
+
+    def _record(self, status: RunStatus, error: BaseException | None) -> Outcome:
+        """Write metrics, manifest and status, and last, when all of that is there, how the attempt ended."""
+        state, context = self._state, self._context
+        worked_on = self._telemetry.finish()
+        snapshot = settled(worked_on, state, status)
+        outcome = self._outcome(status, error, snapshot, worked_on.rows - snapshot.rows)
+        if isinstance(error, AccountingError):
+            outcome = recorded(outcome, lambda o: state.note_defect(str(o.error)))
+        context.table("run", RUN_SCHEMA).append(*run_row(outcome, self._job.fingerprint))
+        outcome = recorded(
+            outcome,
+            *(partial(_merge, table) for table in context.tables.values()),
+            lambda o: write_manifest(self._directory, state, o.status),
+            lambda o: self._telemetry.write_status(snapshot, o.status, o.exit_code),
+            lambda o: state.end_attempt(context.attempt, o.status),
+        )
+        reached(Failpoint.ATTEMPT_ENDED)
+        if outcome.unwritten:
+            log.warning("these could not be written either: %s", ", ".join(map(str, outcome.unwritten)))
+        return outcome
+
+    def _outcome(self, status: RunStatus, error: BaseException | None, snapshot: Snapshot, uncommitted: int) -> Outcome:
+        state, limit = self._state, self._settings.max_error_rate
+        accounts, rejects = state.accounts(), state.rejects()
+        totals: Counter[str] = Counter()
+        for values in self._context.totals:
+            totals.update(values())
+        outcome = Outcome(
+            job=self._settings.name,
+            run_id=state.run_id,
+            status=status,
+            exit_code=exit_code_of(status, state, limit),
+            error=None,
+            attempt=self._context.attempt,
+            started_at=self._started_at,
+            directory=self._directory,
+            rows=snapshot.rows,
+            new_rows=snapshot.rows - self._before.rows,
+            uncommitted=max(0, uncommitted),
+            data_rows=sum(s.rows for s in state.shards() if s.path.startswith(f"{DATA}/")),
+            rejects=rejects,
+            new_rejects=RejectCounts(rejects - self._rejects_before),
+            tokens_in=snapshot.tokens_in,
+            tokens_out=snapshot.tokens_out,
+            wall_s=snapshot.elapsed_s,
+            totals=totals,
+            max_error_rate=limit,
+            accounts={node: accounts[node] for node in self._graph.order if node in accounts},
+            goal=self._graph.goal,
+        )
+        return outcome if error is None else outcome.failed(error)
 
     def _came_to(self) -> RunStatus:
         """How the graph ended, which has run to its end."""
@@ -240,8 +286,6 @@ class Attempt:
 
     def _new_telemetry(self, started_at: str) -> Telemetry:
         graph, state, context = self._graph, self._state, self._context
-        rejects = state.rejects()
-        errors = errors_of(rejects)
         observer = Observer(
             lambda: self._executor.meters,
             {name: graph.nodes[name].inputs for name in graph.order},
@@ -250,7 +294,7 @@ class Attempt:
             context.statuses,
             graph.nodes[graph.source].op,
             lambda: self._executor.source_ended,
-            Before(state.committed_rows, errors, rejects.total() - errors),
+            self._before,
             graph.goal,
         )
         return Telemetry(
@@ -262,6 +306,10 @@ class Attempt:
             PrometheusFile(self._settings.prometheus_file),
             self._settings.metrics_interval_s,
         )
+
+
+def _merge(table: MetricsTable, outcome: Outcome) -> None:
+    table.merge()
 
 
 def _cause(error: BaseException) -> BaseException | None:

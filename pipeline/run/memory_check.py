@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import MemoryNeed, Sized
 from pipeline.dataflow.graph import Graph
+from pipeline.monitor.wording import mib
 from pipeline.settings import JobSettings
 from pipeline.system.memory import free_memory
 
@@ -31,7 +32,7 @@ def check_memory(settings: JobSettings, graph: Graph) -> None:
     total = sum(need.size_bytes for need in needs)
     if limit is not None and total > limit:
         raise ConfigError(
-            f"the graph takes at least {_mib(total)} of memory, and runtime.memory_limit is {_mib(limit)}:\n"
+            f"the graph takes at least {mib(total)} of memory, and runtime.memory_limit is {mib(limit)}:\n"
             + "\n".join(_lines(needs))
             + f"\n{REMEDIES[0].upper()}{REMEDIES[1:]}, or raise runtime.memory_limit"
         )
@@ -44,7 +45,7 @@ def memory_warning(settings: JobSettings, graph: Graph) -> str | None:
     if _limit(settings) is not None or total <= free:
         return None
     return (
-        f"the graph takes at least {_mib(total)} of memory and {_mib(free)} are free; if it fails or becomes slow,"
+        f"the graph takes at least {mib(total)} of memory and {mib(free)} are free; if it fails or becomes slow,"
         f" {REMEDIES}:\n" + "\n".join(_lines(needs))
     )
 
@@ -55,8 +56,8 @@ def memory_lines(settings: JobSettings, graph: Graph) -> list[str]:
     if not needs:
         return []
     limit = _limit(settings)
-    of = f"{_mib(free_memory())} free" if limit is None else f"runtime.memory_limit={_mib(limit)}"
-    return [f"memory, at least: {_mib(sum(need.size_bytes for need in needs))} ({of})", *_lines(needs)]
+    of = f"{mib(free_memory())} free" if limit is None else f"runtime.memory_limit={mib(limit)}"
+    return [f"memory, at least: {mib(sum(need.size_bytes for need in needs))} ({of})", *_lines(needs)]
 
 
 def needs_of(graph: Graph) -> list[MemoryNeed]:
@@ -75,8 +76,4 @@ def _limit(settings: JobSettings) -> int | None:
 
 
 def _lines(needs: list[MemoryNeed]) -> list[str]:
-    return [f"  {_mib(need.size_bytes):>11}  {need.what}" for need in needs]
-
-
-def _mib(size: int) -> str:
-    return f"{size / (1 << 20):,.0f} MiB"
+    return [f"  {mib(need.size_bytes):>11}  {need.what}" for need in needs]

@@ -24,8 +24,9 @@ URL_VARIABLE = "PIPELINE_WEBHOOK_URL"
 log = logging.getLogger(__name__)
 
 
-def summary_of(outcome: Outcome, run_id: str, attempt: int, error: str | None) -> dict[str, Any]:
+def summary_of(outcome: Outcome) -> dict[str, Any]:
     """What is told: plain values, counts of the whole run but for tokens and wall_s."""
+    error = outcome.error
     rejects = [
         {"node": node, "kind": kind, "reason": reason, "rows": rows}
         for (node, kind, reason), rows in outcome.rejects.items()
@@ -35,20 +36,21 @@ def summary_of(outcome: Outcome, run_id: str, attempt: int, error: str | None) -
         "state": outcome.status.value,
         "exit_code": int(outcome.exit_code),
         "directory": str(outcome.directory),
-        "run_id": run_id,
-        "attempt": attempt,
+        "run_id": outcome.run_id,
+        "attempt": outcome.attempt,
         "rows": outcome.rows,
         "data_rows": outcome.data_rows,
         "rejects": rejects,
         "tokens_in": outcome.tokens_in,
         "tokens_out": outcome.tokens_out,
         "wall_s": round(outcome.wall_s, 3),
-        "error": error,
+        "error": None if error is None else str(error) or type(error).__name__,
     }
 
 
-def tell(settings: HookSettings, summary: Mapping[str, Any]) -> None:
+def tell(settings: HookSettings, outcome: Outcome) -> None:
     """Run the command and call the URL, one after the other. What goes wrong with them is a warning."""
+    summary = summary_of(outcome)
     environment = {**os.environ, **{f"PIPELINE_{key.upper()}": str(summary[key]) for key in _IN_ENVIRONMENT}}
     calls = []
     if settings.command:

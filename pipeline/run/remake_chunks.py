@@ -12,7 +12,7 @@ import pyarrow as pa
 from pipeline.api.errors import PipelineError
 from pipeline.api.protocols import Accumulating, Inbox, Runtime, Stateful, StreamOperator
 from pipeline.api.records import ChunkEnd, Item, Shard
-from pipeline.config.build import build_graph
+from pipeline.config.build import Job, build_graph
 from pipeline.dataflow.executor import Executor, ExecutorSettings
 from pipeline.dataflow.graph import Graph
 from pipeline.dataflow.reject_writer import RejectTally, RejectWriter
@@ -63,7 +63,7 @@ class Excerpt:
         self._source.close()
 
 
-def remake(settings: JobSettings, graph: Graph, state: RunState, chunks: Sequence[int], process: Resources) -> None:
+def remake(job: Job, state: RunState, chunks: Sequence[int], process: Resources) -> None:
     """Make the files of `chunks` (ascending) again.
 
     Where operators keep state between chunks, it is there for the last chunk alone: then all chunks from the first on
@@ -73,15 +73,15 @@ def remake(settings: JobSettings, graph: Graph, state: RunState, chunks: Sequenc
         RemadeDiffers: the bytes are not those that were committed; nothing was replaced by them.
         NodeFailed, StorageError, Interrupted: as a run. What was made until then is there.
     """
-    stateful = any(isinstance(node.op, Stateful | Accumulating) for node in graph.nodes.values())
+    stateful = any(isinstance(node.op, Stateful | Accumulating) for node in job.graph.nodes.values())
     spans = [(0, chunks[-1])] if stateful else _spans(chunks)
     records: dict[int, list[ShardRecord]] = {}
     for shard in state.shards():
         records.setdefault(shard.chunk, []).append(shard)
-    with run_log(settings.directory, "none"):
+    with run_log(job.directory, "none"):
         for first, last in spans:
             log.info("making chunks %d to %d again", first, last)
-            _Redo(settings, first, last, {k: records[k] for k in chunks}, process, state.run_id).run()
+            _Redo(job.settings, first, last, {k: records[k] for k in chunks}, process, state.run_id).run()
 
 
 def _spans(chunks: Sequence[int]) -> list[tuple[int, int]]:

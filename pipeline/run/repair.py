@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from pipeline.api.errors import ConfigError, DamagedError, ExitCode
-from pipeline.config.build import build_graph
+from pipeline.config.build import Job, build_graph
 from pipeline.config.compose import schemas
 from pipeline.config.config_yaml import as_started, settings_from
-from pipeline.config.fingerprint import differences, fingerprint_of
+from pipeline.config.fingerprint import differences
 from pipeline.dataflow.graph import Graph
 from pipeline.dataflow.runtime import Resources
 from pipeline.monitor.run_log import run_log
@@ -51,47 +51,44 @@ def repair(directory: Path, found: Findings) -> ExitCode:
             write_atomically(directory / CONFIG, state.config)
         chunks = sorted({damage.chunk for damage in found.of(Kind.SHARD) if damage.chunk is not None})
         if chunks:
-            ended = _with_job(directory, state, lambda job, graph, shared: _remade(job, graph, shared, state, chunks))
+            ended = _with_job(directory, state, lambda job, shared: _remade(job, shared, state, chunks))
         if found.of(Kind.MANIFEST):
             write_manifest(directory, state, state.status)
     return ended
 
 
-def _remade(
-    settings: JobSettings, graph: Graph, process: Resources, state: RunState, chunks: Sequence[int]
-) -> ExitCode:
+def _remade(job: Job, process: Resources, state: RunState, chunks: Sequence[int]) -> ExitCode:
     """The chunks are made again, and published again where the run is done; else the run that goes on does that."""
-    remake(settings, graph, state, chunks, process)
-    forget_everywhere(settings.directory, chunks)
-    place = destination_of(settings)
+    remake(job, state, chunks, process)
+    forget_everywhere(job.directory, chunks)
+    place = destination_of(job.settings)
     if place is None or state.status is not RunStatus.DONE:
         return ExitCode.DONE
-    with run_log(settings.directory, "none"), publishing(settings, settings.directory, state, place) as publisher:
+    with run_log(job.directory, "none"), publishing(job.settings, job.directory, state, place) as publisher:
         return ExitCode.DONE if publisher is None else publisher.finish()
 
 
 def _begin_anew(directory: Path) -> ExitCode:
     """The state is lost: put it aside and run the whole job, over files that stay until they are made again."""
 
-    def run(settings: JobSettings, graph: Graph, process: Resources) -> ExitCode:
-        fingerprint = fingerprint_of(settings, graph)
+    def run(job: Job, process: Resources) -> ExitCode:
         set_aside(directory / STATE_FILE)
         with closing(RunState(directory / STATE_FILE)) as state:
-            state.begin(fingerprint, settings.name, salvaged=True)
-        return run_locked(settings, graph, fingerprint, process)
+            state.begin(job.fingerprint, job.settings.name, salvaged=True)
+        return run_locked(job, process)
 
     return _with_job(directory, None, run)
 
 
-def _with_job(directory: Path, state: RunState | None, do: Callable[[JobSettings, Graph, Resources], T]) -> T:
+def _with_job(directory: Path, state: RunState | None, do: Callable[[Job, Resources], T]) -> T:
     """`do` with the job as it was run, checked to be the same still."""
     process = Resources()
     try:
         with as_started({} if state is None else state.origin):
             settings = _settings(directory)
-            graph = _graph(directory, settings)
-            _refuse_changed(directory, state, settings, graph)
-            return do(settings, graph, process)
+            job = Job.of(settings, _graph(directory, settings))
+            _refuse_changed(job, state)
+            return do(job, process)
     finally:
         process.close()
 
@@ -119,12 +116,11 @@ def _graph(directory: Path, settings: JobSettings) -> Graph:
         ) from error
 
 
-def _refuse_changed(directory: Path, state: RunState | None, settings: JobSettings, graph: Graph) -> None:
-    before = read_manifest(directory).get("fingerprint", {}).get("keys") if state is None else state.fingerprint
-    now = fingerprint_of(settings, graph)
-    if before and before != now:
-        changed = "\n".join(f"  {line}" for line in differences(before, now))
+def _refuse_changed(job: Job, state: RunState | None) -> None:
+    before = read_manifest(job.directory).get("fingerprint", {}).get("keys") if state is None else state.fingerprint
+    if before and before != job.fingerprint:
+        changed = "\n".join(f"  {line}" for line in differences(before, job.fingerprint))
         raise ConfigError(
-            f"what {directory} was made from is not what it was, so the same rows cannot be made again:\n{changed}\n"
-            "Put it back and repeat the command, or run the job with overwrite=true"
+            f"what {job.directory} was made from is not what it was, so the same rows cannot be made again:\n{changed}"
+            "\nPut it back and repeat the command, or run the job with overwrite=true"
         )

@@ -174,7 +174,7 @@ def _examine_config(directory: Path, state: RunState | None, found: Findings) ->
         whole, what = False, f"cannot be read: {error}"
     if whole:
         found.whole.append(CONFIG)
-    elif state is not None and (state.status is RunStatus.RUNNING or (kept is None and state.committed_chunks == 0)):
+    elif state is not None and (state.status is RunStatus.RUNNING or kept is None):
         found.remarks.append(
             f"{CONFIG} {what}; the last attempt was killed or had not begun, and the next one writes it"
         )

@@ -9,11 +9,12 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from pipeline.api.errors import ConfigError
 from pipeline.system.disk_errors import storage_error, writing
@@ -24,12 +25,24 @@ LOOK_S = 0.005
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Holder:
+    """A process that holds the lock, as it has written into the file; all None while it is about to."""
+
+    pid: int | None = None
+    host: str | None = None
+    since: str | None = None
+
+    def __str__(self) -> str:
+        return "just begun" if self.pid is None else f"pid {self.pid} on {self.host}, since {self.since}"
+
+
 @contextmanager
 def locked(directory: Path, wait: Callable[[float], None] = time.sleep) -> Iterator[None]:
     """Hold the lock of `directory`, which is made if need be.
 
     The kernel drops the lock when its holder dies, however it dies; who held it stands in the file. Those that only
-    look (`is_held`) have it for a moment and are waited for with `wait`.
+    look (`holder`) have it for a moment and are waited for with `wait`.
 
     Raises:
         ConfigError: another run holds it (named in the message), or the directory cannot be made or written.
@@ -38,16 +51,19 @@ def locked(directory: Path, wait: Callable[[float], None] = time.sleep) -> Itera
     with _opened(directory) as file:
         try:
             if not _taken(file, wait):
-                raise ConfigError(_held(directory, _holder(file)))
+                other = _read(file) or Holder()
+                raise ConfigError(
+                    f"another run ({other}) works in {directory}; wait for it, stop it, or give another output_dir="
+                )
         except OSError as error:
             raise ConfigError(
                 f"{directory / LOCK_FILE} cannot be locked: {error.strerror}; give an output_dir= elsewhere"
             ) from error
-        if before := _holder(file):
-            log.info("an earlier run here ended without a word (%s); its lock is void", _named(before))
+        if before := _read(file):
+            log.info("an earlier run here ended without a word (%s); its lock is void", before)
         since = datetime.now().isoformat("T", "seconds")
         with writing(directory / LOCK_FILE):
-            _write(file, {"pid": os.getpid(), "host": socket.gethostname(), "since": since})
+            _write(file, Holder(os.getpid(), socket.gethostname(), since))
         reached(Failpoint.LOCK_TAKEN)
         try:
             yield
@@ -56,23 +72,14 @@ def locked(directory: Path, wait: Callable[[float], None] = time.sleep) -> Itera
                 os.ftruncate(file.fileno(), 0)
 
 
-def is_held(directory: Path) -> bool:
-    """Whether a process works in `directory`. To look keeps nobody out."""
+def holder(directory: Path) -> Holder | None:
+    """Who works in `directory` now; None if nobody does. The kernel's lock decides, and to look keeps nobody out."""
     try:
         file = (directory / LOCK_FILE).open("rb", buffering=0)
-    except OSError:
-        return False
+    except OSError:  # no run was ever here, or it may not be looked at
+        return None
     with file:
-        return not _locks(file, fcntl.LOCK_SH)
-
-
-def holder(directory: Path) -> Mapping[str, Any]:
-    """`pid`, `host` and `since` of who took the lock last and has not given it back; empty where nobody has."""
-    try:
-        with (directory / LOCK_FILE).open("rb", buffering=0) as file:
-            return _holder(file)
-    except OSError:
-        return {}
+        return None if _locks(file, fcntl.LOCK_SH) else _read(file) or Holder()
 
 
 def _taken(file: IO[bytes], wait: Callable[[float], None]) -> bool:
@@ -109,51 +116,15 @@ def _opened(directory: Path) -> IO[bytes]:
         ) from error
 
 
-def _write(file: IO[bytes], holder: dict[str, Any]) -> None:
+def _write(file: IO[bytes], holder: Holder) -> None:
     os.ftruncate(file.fileno(), 0)
-    os.write(file.fileno(), json.dumps(holder).encode())
+    os.write(file.fileno(), json.dumps(asdict(holder)).encode())
 
 
-def _holder(file: IO[bytes]) -> dict[str, Any]:
+def _read(file: IO[bytes]) -> Holder | None:
+    """Who wrote its name last; None where nobody has, or the name was given back."""
     file.seek(0)
     try:
-        holder = json.loads(file.read())
-    except ValueError:  # empty, or written at this moment
-        return {}
-    return holder if isinstance(holder, dict) else {}
-
-
-def _held(directory: Path, holder: dict[str, Any]) -> str:
-    who = f"another run ({_named(holder)})" if holder else "another run"
-    return f"{who} works in {directory}; wait for it, stop it, or give another output_dir="
-
-
-def _named(holder: dict[str, Any]) -> str:
-    return f"pid {holder.get('pid')} on {holder.get('host')}, since {holder.get('since')}"
-
-
-def holder_of(directory: Path) -> str | None:
-    """Which run works in `directory`, in words; None if none does. Only looks: it keeps nobody out.
-
-    A killed run leaves its name in the file: a process of this machine that is not there any more holds nothing.
-    """
-    try:
-        with (directory / LOCK_FILE).open("rb", buffering=0) as file:
-            holder = _holder(file)
-    except OSError:  # no run was ever here, or it may not be looked at
+        return Holder(**json.loads(file.read()))
+    except (ValueError, TypeError):  # empty, or written at this moment
         return None
-    if not holder or (holder.get("host") == socket.gethostname() and not _lives(holder.get("pid"))):
-        return None
-    return _named(holder)
-
-
-def _lives(pid: object) -> bool:
-    if not isinstance(pid, int) or pid <= 0:
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # it is another user's
-        return True
-    return True

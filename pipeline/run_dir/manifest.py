@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.run_dir.names import DATA, MANIFEST
-from pipeline.run_dir.state import RunState, RunStatus, errors_of
+from pipeline.run_dir.state import RunState, RunStatus
 from pipeline.system.atomic_files import write_atomically
 from pipeline.system.failpoints import Failpoint, reached
 
@@ -29,8 +29,8 @@ def manifest(state: RunState, status: RunStatus) -> dict[str, Any]:
             "chunks": state.committed_chunks,
             "source_rows": state.committed_rows,
             "data_rows": sum(s.rows for s in shards if s.path.startswith(f"{DATA}/")),
-            "error_rejects": errors_of(rejects),
-            "filtered_rejects": rejects.total() - errors_of(rejects),
+            "error_rejects": rejects.errors,
+            "filtered_rejects": rejects.filtered,
         },
         "rejects": [{"node": n, "kind": k, "reason": r, "rows": c} for (n, k, r), c in rejects.items()],
         "schema": state.schemas(),

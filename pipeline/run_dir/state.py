@@ -22,8 +22,21 @@ from pipeline.system.disk_errors import using_database
 from pipeline.system.failpoints import Failpoint, reached
 
 STATE_FILE = "state.sqlite"
-RejectCounts = Mapping[tuple[str, str, str], int]
-"""Rows by (node, kind, reason)."""
+_NEXT_CHUNK = "SELECT COALESCE(MAX(chunk) + 1, 0) FROM chunks"
+
+
+class RejectCounts(Counter[tuple[str, str, str]]):
+    """Rejected rows by (node, kind, reason)."""
+
+    @property
+    def errors(self) -> int:
+        """Rows that were rejected because something was wrong with them."""
+        return sum(n for (_, kind, _), n in self.items() if kind == RejectKind.ERROR)
+
+    @property
+    def filtered(self) -> int:
+        """Rows that an operator left out on purpose."""
+        return self.total() - self.errors
 
 
 class RunStatus(StrEnum):
@@ -58,7 +71,7 @@ class RunState:
         path: of state.sqlite; made if it is not there.
 
     Raises:
-        ConfigError: the file is another program's, or of a newer version, or may not be written.
+        ConfigError: the file is another program's, or of another version, or may not be written.
         DamagedError: it is damaged.
         StorageError: there is no room for it.
     """
@@ -105,7 +118,7 @@ class RunState:
 
     @property
     def config(self) -> str | None:
-        """What config.yaml says; None where the run was made before this was kept."""
+        """What config.yaml says; None before the first attempt has begun."""
         found: str | None = self._get("config")
         return found
 
@@ -166,7 +179,7 @@ class RunState:
         chunk: int,
         rows: int,
         shards: Sequence[ShardRecord],
-        rejects: RejectCounts,
+        rejects: Mapping[tuple[str, str, str], int],
         schemas: Mapping[str, Mapping[str, str]] | None = None,
         states: Mapping[str, bytes] | None = None,
         additions: Mapping[str, bytes] | None = None,
@@ -184,7 +197,7 @@ class RunState:
             ConfigError: the chunk is not the next one.
         """
         with self._transaction():
-            expected = self._db.execute("SELECT COUNT(*) FROM chunks").fetchone()[0]
+            expected = self._db.execute(_NEXT_CHUNK).fetchone()[0]
             if chunk != expected:
                 raise ConfigError(f"chunk {chunk} was to be committed, but the next one is {expected}")
             self._db.execute("INSERT INTO chunks VALUES (?, ?, ?)", (chunk, attempt, rows))
@@ -232,9 +245,14 @@ class RunState:
         return {node: RowCounts(*counts) for node, *counts in found}
 
     @property
+    def next_chunk(self) -> int:
+        """The first chunk that is not committed; all before it are (see pipeline.dataflow.commit)."""
+        return int(self._one(_NEXT_CHUNK)[0])
+
+    @property
     def committed_chunks(self) -> int:
-        """Chunks committed: 0 to this, without it."""
-        return int((self._one("SELECT COUNT(*) FROM chunks") or (0,))[0])
+        """How many chunks are committed: all before the next one."""
+        return self.next_chunk
 
     @property
     def committed_rows(self) -> int:
@@ -245,10 +263,10 @@ class RunState:
         """All committed files, sorted by path."""
         return [ShardRecord(*r) for r in self._all("SELECT path, chunk, rows, bytes, sha256 FROM shards ORDER BY path")]
 
-    def rejects(self) -> Counter[tuple[str, str, str]]:
+    def rejects(self) -> RejectCounts:
         """Committed rejects by (node, kind, reason)."""
         found = self._all("SELECT node, kind, reason, SUM(rows) FROM rejects GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2, 3")
-        return Counter({(node, kind, reason): n for node, kind, reason, n in found})
+        return RejectCounts({(node, kind, reason): n for node, kind, reason, n in found})
 
     def schemas(self) -> dict[str, dict[str, str]]:
         """Column names and types of the files, by directory."""
@@ -284,8 +302,3 @@ class RunState:
     def _all(self, query: str, *values: object) -> list[Any]:
         with self._lock, using_database(self._path):
             return self._db.execute(query, values).fetchall()
-
-
-def errors_of(rejects: RejectCounts) -> int:
-    """Rows that were rejected because something was wrong with them."""
-    return sum(n for (_, kind, _), n in rejects.items() if kind == RejectKind.ERROR)

@@ -1,4 +1,4 @@
-"""The tables of state.sqlite, and how a file gets them: a new one, or one that an older version wrote."""
+"""The tables of state.sqlite, and how a new file gets them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from pipeline.system.failpoints import Failpoint, reached
 APPLICATION_ID = 0x6C6C6270
 """Marks a state.sqlite as ours (SQLite's application_id)."""
 FORMAT = 4
-"""2 has the table operator_state, 3 also operator_additions, 4 published and accounts; an older file gets them when it
-is opened."""
+"""SQLite's user_version; a file with another one is refused."""
 
 _TABLES = f"""
 BEGIN IMMEDIATE;
@@ -45,7 +44,7 @@ def set_up(db: sqlite3.Connection, path: Path) -> None:
     """Make `db`, opened from `path`, a state of this version.
 
     Raises:
-        ConfigError: it is another program's, or of a newer version.
+        ConfigError: it is another program's, or of another version.
     """
     db.execute("PRAGMA busy_timeout = 10000")
     tables = db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
@@ -53,10 +52,13 @@ def set_up(db: sqlite3.Connection, path: Path) -> None:
     if tables and not ours:
         raise ConfigError(f"{path} belongs to another program; give another output_dir=")
     version = db.execute("PRAGMA user_version").fetchone()[0]
-    if version > FORMAT:
-        raise ConfigError(f"{path} was written by a newer version (format {version}, this one knows {FORMAT})")
+    if version != FORMAT and tables:
+        raise ConfigError(
+            f"{path} was written by another version of this program (format {version}, this one knows {FORMAT}); go on"
+            " with that version, or give another output_dir="
+        )
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = FULL")
     reached(Failpoint.STATE_OPENED)
-    if version < FORMAT:
+    if not tables:
         db.executescript(_TABLES)

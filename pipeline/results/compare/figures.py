@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipeline.monitor.wording import number, seconds, share
 from pipeline.results.attempts import attempts, running_s
 from pipeline.results.figures import STEP_PARTS, lengths, slots_used, stage_times, step_sums, token_columns
 from pipeline.results.reader import Results
-from pipeline.results.report.wording import number, seconds, share
 
 Row = tuple[str, str, str, str]
 """What is compared, both values, and the change from the first to the second (empty where it says nothing)."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from pipeline.results.report.wording import at_time, number
+from pipeline.monitor.wording import at_time, number
 
 Cell = str | int | None
 _FIGURE = re.compile(r"-?[\d,.:hms]+( (%|s|ms))?")

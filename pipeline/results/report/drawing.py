@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from pipeline.monitor.wording import at_time, number
 from pipeline.results.report.charts import Bars, Chart, Histogram, OverTime
-from pipeline.results.report.wording import at_time, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

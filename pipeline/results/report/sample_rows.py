@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any
 
+from pipeline.monitor.wording import shortened
 from pipeline.results.reader import Results, scan
 from pipeline.results.report.panel import Card, Panel
-from pipeline.results.report.wording import shortened
 
 ROWS = 5
 MOST_FIELDS = 60

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 
 import polars as pl
 
+from pipeline.monitor.wording import share
 from pipeline.results.figures import FINISH_REASON, Lengths, columns_named, counted, lengths, token_columns
 from pipeline.results.reader import Results
 from pipeline.results.report.charts import Bars, Chart, Histogram, Series, Table
 from pipeline.results.report.panel import Panel
-from pipeline.results.report.wording import share
 
 MOST_BINS = 40
 

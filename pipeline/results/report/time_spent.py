@@ -8,12 +8,12 @@ from typing import Any
 import polars as pl
 
 from pipeline.api.meter import RowCounts
+from pipeline.monitor.wording import number, seconds, share, unit_of_time
 from pipeline.results.attempts import attempts
 from pipeline.results.figures import STEP_PARTS, stage_times, step_sums
 from pipeline.results.reader import Results
 from pipeline.results.report.charts import Bars, Cell, Series, Table
 from pipeline.results.report.panel import Panel
-from pipeline.results.report.wording import number, seconds, share, unit_of_time
 
 CLOCKS = (("busy", "c1"), ("starved", "c7"), ("blocked", "c2"))
 PARTS = {

@@ -9,12 +9,12 @@ from typing import Any
 import yaml
 
 from pipeline.monitor.summary import too_many_errors
+from pipeline.monitor.wording import number, seconds, share
 from pipeline.results.attempts import AttemptFigures, attempts, running_s
 from pipeline.results.figures import slots_used
 from pipeline.results.reader import Results
 from pipeline.results.report.charts import Table
 from pipeline.results.report.panel import Fold, Panel
-from pipeline.results.report.wording import number, seconds, share
 from pipeline.run_dir.state import RunStatus
 
 WORDS: Mapping[str, str] = {

@@ -15,7 +15,7 @@ from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.cli.main import main
 from pipeline.dataflow.runtime import Resources
 from pipeline.run.job import run_job
-from pipeline.run_dir.lock import LOCK_FILE, is_held, locked
+from pipeline.run_dir.lock import LOCK_FILE, holder, locked
 from pipeline.run_dir.state import RunState
 from pipeline.settings import JobSettings, NodeSettings
 from tests.pipeline.run.test_job import OPS, job
@@ -41,9 +41,9 @@ def test_of_a_run_that_runs(tmp_path, capsys):
     run = threading.Thread(target=lambda: ended.append(run_job(waiting(out, flag), Resources())))
     run.start()
     try:
-        while not Path(f"{flag}.reached").exists() or values(out)["rows"] < 20:
+        while not Path(f"{flag}.reached").exists() or values(out)["committed_rows"] < 20:
             assert run.is_alive()
-        assert is_held(out)
+        assert holder(out)
         assert main(["status", str(out)]) == ExitCode.DONE
         shown = capsys.readouterr().out
     finally:
@@ -54,7 +54,7 @@ def test_of_a_run_that_runs(tmp_path, capsys):
     assert "/45 rows" in shown
     assert "time left unknown" in shown or " left" in shown
     assert ended == [ExitCode.DONE]
-    assert not is_held(out)
+    assert holder(out) is None
 
 
 def test_of_a_run_that_is_done(tmp_path, capsys):
@@ -147,10 +147,10 @@ def test_who_looks_keeps_no_run_out(tmp_path):
     with (tmp_path / LOCK_FILE).open("rb") as looking:
         fcntl.flock(looking, fcntl.LOCK_SH)
         with locked(tmp_path, wait=lambda _: fcntl.flock(looking, fcntl.LOCK_UN)):
-            assert is_held(tmp_path)
+            assert holder(tmp_path)
             with pytest.raises(ConfigError, match="another run"), locked(tmp_path):
                 pass
-    assert not is_held(tmp_path)
+    assert holder(tmp_path) is None
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,14 @@ def test_a_job_file_that_is_not_there(capsys):
     assert "there is no job file nothing.yaml" in refused(capsys, "job=nothing.yaml")
 
 
-@pytest.mark.parametrize(("text", "says"), [("a: [1", "cannot be read as YAML"), ("- 1", "must hold keys and values")])
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a: [1", "cannot be read as YAML"),
+        ("- 1", "must hold keys and values"),
+        ("a: &a [*a]", "bad.yaml: an alias (*name) stands inside of what it names"),
+    ],
+)
 def test_a_job_file_that_is_no_job(capsys, text, says):
     write_job("bad", text)
     assert says in refused(capsys, "job=bad.yaml")

@@ -156,7 +156,6 @@ def test_a_reader_that_leaves_releases_its_writer():
     inbox.leave()
     thread.join()
     assert result == [False]
-    assert channel.reader_left
     assert inbox.queued_rows() == 0
 
 

@@ -18,7 +18,6 @@ from pipeline.monitor.display import (
     Lines,
     Silent,
     details_text,
-    duration,
     fields,
     make_display,
     pairs_text,
@@ -26,6 +25,7 @@ from pipeline.monitor.display import (
 )
 from pipeline.monitor.run_log import run_log
 from pipeline.monitor.snapshot import Before, Observer, Snapshot
+from pipeline.monitor.wording import duration
 from pipeline.settings import TargetSettings
 
 

@@ -13,7 +13,7 @@ from pipeline.api.records import Reject, Rejects
 from pipeline.dataflow.graph import Graph, Node
 from pipeline.dataflow.reject_writer import RejectTally
 from pipeline.monitor.summary import Outcome, closing_lines, report_lines, summary_lines
-from pipeline.run_dir.state import RunStatus
+from pipeline.run_dir.state import RejectCounts, RunStatus
 from tests.pipeline.ops import Collect, Count
 
 
@@ -81,7 +81,7 @@ def test_a_run_that_failed_says_where_the_whole_error_is(tmp_path):
 
 
 def test_a_summary_has_ten_lines_at_most_and_cuts_reasons_between_words(tmp_path):
-    rejects = {("node", "error", f"reason {letter} " + "is long " * 40): 9 for letter in "abcde"}
+    rejects = RejectCounts({("node", "error", f"reason {letter} " + "is long " * 40): 9 for letter in "abcde"})
     tokens = {"shared_tokens": 412.0, "slot_steps": 8.0, "slot_steps_used": 6.0}
     whole = replace(outcome(tmp_path, 500, 40), rejects=rejects, totals=tokens, exit_code=ExitCode.REJECTS, attempt=2)
     lines = summary_lines(whole)
@@ -104,21 +104,26 @@ def test_a_summary_has_ten_lines_at_most_and_cuts_reasons_between_words(tmp_path
     ],
 )
 def test_what_stands_for_the_values_of_rows_is_explained_where_it_is_shown(tmp_path, kind, reason, explained):
-    lines = summary_lines(replace(outcome(tmp_path, 0, 0), rejects={("read", kind, reason): 2}))
+    lines = summary_lines(replace(outcome(tmp_path, 0, 0), rejects=RejectCounts({("read", kind, reason): 2})))
     assert ("N and '…' differ from row to row; rejects/ has all" in "\n".join(lines)) == explained
 
 
 def outcome(directory: Path, tokens_in: int, tokens_out: int) -> Outcome:
     return Outcome(
         job="job",
+        run_id="",
         status=RunStatus.DONE,
         exit_code=ExitCode.DONE,
+        error=None,
         attempt=1,
+        started_at="",
         directory=directory,
         rows=1,
+        new_rows=1,
         uncommitted=0,
         data_rows=1,
-        rejects={},
+        rejects=RejectCounts(),
+        new_rejects=RejectCounts(),
         tokens_in=tokens_in,
         tokens_out=tokens_out,
         wall_s=2.0,

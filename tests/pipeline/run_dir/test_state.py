@@ -12,7 +12,8 @@ from pipeline.api.meter import RowCounts
 from pipeline.run_dir.manifest import manifest
 from pipeline.run_dir.names import refuse_foreign, remove_parts, set_aside, wipe
 from pipeline.run_dir.published import Published
-from pipeline.run_dir.state import RunState, RunStatus, ShardRecord, errors_of
+from pipeline.run_dir.state import RunState, RunStatus, ShardRecord
+from pipeline.run_dir.state_schema import FORMAT
 
 
 def shard(chunk: int, rows: int = 3) -> ShardRecord:
@@ -49,7 +50,7 @@ def test_commits_and_attempts_are_found_again(tmp_path, state):
     assert (again.status, again.committed_chunks, again.committed_rows) == (RunStatus.RUNNING, 2, 8)
     assert again.shards() == [shard(0), shard(1)]
     assert again.rejects() == {("square", "error", "odd"): 2, ("keep", "filtered", "short"): 2}
-    assert errors_of(again.rejects()) == 2
+    assert (again.rejects().errors, again.rejects().filtered) == (2, 2)
     assert again.schemas() == {"data": {"row": "int64"}}
     again.close()
 
@@ -133,32 +134,33 @@ def test_what_a_killed_wipe_leaves_is_no_obstacle(tmp_path):
         refuse_foreign(tmp_path)
 
 
-ADDED = {"operator_state", "operator_additions", "published", "accounts"}
-"""Tables that format 1 had not. Format 3 was written with one of the last three, and which one nobody noted."""
-
-
-@pytest.mark.parametrize(
-    ("version", "has"),
-    [
-        (1, set()),
-        (2, {"operator_state"}),
-        *((3, {"operator_state", table}) for table in ("operator_additions", "published", "accounts")),
-    ],
-)
-def test_a_state_of_an_older_version_is_brought_up_to_date(tmp_path, state, version, has):
-    state.commit(1, 0, 4, [shard(0)], {})
+@pytest.mark.parametrize("version", [FORMAT - 1, FORMAT + 1])
+def test_a_state_of_another_format_is_refused(tmp_path, state, version):
     with closing(sqlite3.connect(tmp_path / "state.sqlite")) as db:
-        drops = "".join(f"DROP TABLE {table};" for table in sorted(ADDED - has))
-        db.executescript(f"{drops} PRAGMA user_version = {version};")
-    with closing(RunState(tmp_path / "state.sqlite")) as again:
-        counts = {"write": RowCounts(4, 0, 0, 4)}
-        again.commit(1, 1, 4, [shard(1)], {}, states={"limit": b"7"}, additions={"dedup": b"seen"}, accounts=counts)
-        assert again.accounts() == counts
-        assert (again.committed_chunks, again.operator_states()) == (2, {"limit": b"7"})
-        assert {node: list(added) for node, added in again.operator_additions().items()} == {"dedup": [b"seen"]}
+        db.execute(f"PRAGMA user_version = {version}")
+    with pytest.raises(ConfigError, match=rf"another version of this program \(format {version}, .*output_dir="):
+        RunState(tmp_path / "state.sqlite")
+
+
+def test_what_is_published_is_missing_until_it_is_noted(tmp_path, state):
+    state.commit(1, 0, 4, [shard(0)], {})
+    state.commit(1, 1, 4, [shard(1)], {})
     with closing(Published(tmp_path, "s3://bucket")) as published:
         published.note(shard(0).path, shard(0).sha256)
         assert published.missing(10) == [shard(1)]
+
+
+def test_what_operators_remember_and_the_accounts_are_found_again(tmp_path, state):
+    for chunk in range(2):
+        states, additions = {"limit": b"%d" % chunk}, {"dedup": b"seen %d" % chunk}
+        accounts = {"write": RowCounts(4, 0, 0, 4)}
+        state.commit(1, chunk, 4, [shard(chunk)], {}, states=states, additions=additions, accounts=accounts)
+    with closing(RunState(tmp_path / "state.sqlite")) as again:
+        assert again.accounts() == {"write": RowCounts(8, 0, 0, 8)}
+        assert again.operator_states() == {"limit": b"1"}
+        assert {node: list(added) for node, added in again.operator_additions().items()} == {
+            "dedup": [b"seen 0", b"seen 1"]
+        }
 
 
 def test_a_file_is_no_output_directory(tmp_path):

@@ -1,0 +1,86 @@
+"""How numbers, times, sizes and texts are written for people, on a screen and on a page."""
+
+from __future__ import annotations
+
+import json
+import math
+
+
+def number(value: float) -> str:
+    """`12,345`, `12.3`, `0.0123`: three digits at least, and no more than those of a whole number."""
+    if value == 0 or abs(value) >= 100 or float(value).is_integer():
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def share(part: float, whole: float) -> str:
+    """`12.3 %`; nothing where there is no whole."""
+    return f"{100 * part / whole:.1f} %" if whole else ""
+
+
+def duration(seconds: float) -> str:
+    """`2h03m`, `4m05s` or `7s`."""
+    whole = round(seconds)
+    hours, minutes = whole // 3600, whole // 60 % 60
+    if hours:
+        return f"{hours}h{minutes:02}m"
+    return f"{minutes}m{whole % 60:02}s" if minutes else f"{whole}s"
+
+
+def seconds(value: float) -> str:
+    """`2h03m`, `4m05s`, or `7.3 s` below a minute."""
+    return duration(value) if value >= 60 else f"{value:.1f} s"
+
+
+def unit_of_time(longest_s: float) -> tuple[str, float]:
+    """The unit in which a length of up to `longest_s` seconds reads well, and how many seconds it has."""
+    if longest_s >= 3 * 3600:
+        return "h", 3600.0
+    return ("min", 60.0) if longest_s >= 600 else ("s", 1.0)
+
+
+def at_time(value: float) -> str:
+    """A moment of running time: `1:02:03`, `2:03`, or `7.3` seconds below a minute."""
+    if value < 60:
+        return f"{value:.1f} s"
+    whole = round(value)
+    minutes = f"{whole // 60 % 60:02}:{whole % 60:02}"
+    return f"{whole // 3600}:{minutes}" if whole >= 3600 else minutes
+
+
+def shortened(text: str, most: int) -> str:
+    """`text` with at most `most` characters, and how many were left out."""
+    return text if len(text) <= most else f"{text[:most]} [... {len(text) - most:,} more characters]"
+
+
+def time_text(seconds: float) -> str:
+    """A time that is estimated: `7.3 s`, `95 s`, `12.5 min`, `3.1 h` or `2.4 days`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.1f} days"
+
+
+def bytes_text(size: float) -> str:
+    """`12.0 bytes`, `1.5 KiB` ... `2.0 TiB`."""
+    power = min(int(math.log(max(size, 1), 1024)), 4)
+    return f"{size / 1024**power:,.1f} {('bytes', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+
+
+def mib(size: int) -> str:
+    """`1,234 MiB`."""
+    return f"{size / (1 << 20):,.0f} MiB"
+
+
+def printable(text: str) -> str:
+    """`text` on one line, and without what a terminal would obey."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def quoted(text: str) -> str:
+    """`text` as JSON has it, on one line, with everything that does not print as an escape."""
+    whole = json.dumps(text, ensure_ascii=False)
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in whole)
