@@ -63,7 +63,7 @@ STARTS_THREADS = {
     "tools/bench/server.py",
 }
 """Locks are for everybody; a thread of its own is not. A client of llama-server waits for its answer in one."""
-PLAIN_ENGINE = ("operators/engine/sampling/", "operators/engine/scheduler/", "operators/engine/sequence.py")
+PLAIN_ENGINE = ("operators/engine/sampling/", "operators/engine/scheduler/", "operators/engine/sequence/")
 STDLIB_ONLY = ("tools/build/build.py", "tools/build/compilers.py", "tools/build/peers.py")
 """They run before anything is installed."""
 

@@ -12,6 +12,7 @@ from operators.engine.loop.engine import Engine
 from operators.engine.loop.worker import Worker
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sampling.sampler import Sampler
+from operators.engine.sampling.step import SampledRow
 from operators.engine.scheduler.scheduler import Scheduler
 from operators.engine.scheduler.waiting_queue import queue_for
 from operators.engine.sequence import Sequence
@@ -52,7 +53,7 @@ def computed_share(rows: Seq[Sequence], shape: DecoderShape, settings: EngineSet
 class _AnyToken(Sampler):
     """Draws the same token for every row."""
 
-    def draw(self, logits: Logits, rows: Seq[Sequence], places: Seq[int] | None = None) -> list[int | None]:
+    def draw(self, logits: Logits, rows: Seq[SampledRow], places: Seq[int] | None = None) -> list[int | None]:
         """Token 0 for each row."""
         return [0] * len(rows if places is None else places)
 

@@ -10,23 +10,44 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-import numpy as np
-
 from operators.engine.sampling.candidates import Few
 from operators.engine.sampling.logit_edits import Change, find
 from operators.engine.sampling.whole_vocabulary import Full
 
 if TYPE_CHECKING:
-    from operators.engine.sequence import Sequence
+    from operators.engine.backend.interface import TokenIds
+    from operators.engine.sampling.constraint import Matcher
+    from operators.engine.sampling.logprobs import Scored
+    from operators.engine.sampling.params import SamplingParams
+    from operators.engine.sampling.random_numbers import Uniforms
+
+
+class SampledRow(Protocol):
+    """What the sampler reads of a row, and the three values that it sets: `scored`, `mirostat_mu`, `error`."""
+
+    prompt: TokenIds
+    params: SamplingParams
+    tokens: list[int]
+    scored: Scored | None
+    mirostat_mu: float | None
+    error: str | None
+
+    @property
+    def uniforms(self) -> Uniforms:
+        """Its random numbers."""
+
+    @property
+    def matcher(self) -> Matcher | None:
+        """How far it is in its constraint; None where it has none."""
 
 
 class Step(Protocol):
     """A step. Its `repr` names it and everything that it does: content keys are made of it."""
 
-    def few(self, few: Few, rows: Seq[Sequence]) -> None:
+    def few(self, few: Few, rows: Seq[SampledRow]) -> None:
         """Change the candidates of `rows`, in that order."""
 
-    def full(self, full: Full, row: Sequence) -> None:
+    def full(self, full: Full, row: SampledRow) -> None:
         """Change the candidates of `row`."""
 
 
@@ -34,7 +55,7 @@ class Step(Protocol):
 class HistoryStep(Step, Protocol):
     """A step that changes the logits of tokens that came before."""
 
-    def change(self, row: Sequence) -> Change | None:
+    def change(self, row: SampledRow) -> Change | None:
         """What it changes of `row`, None for nothing."""
 
 
@@ -42,10 +63,10 @@ class Editing(ABC):
     """The two forms of a HistoryStep, once it says what it changes."""
 
     @abstractmethod
-    def change(self, row: Sequence) -> Change | None:
+    def change(self, row: SampledRow) -> Change | None:
         """See HistoryStep.change."""
 
-    def few(self, few: Few, rows: Seq[Sequence]) -> None:
+    def few(self, few: Few, rows: Seq[SampledRow]) -> None:
         """See Step.few."""
         for i, row in enumerate(rows):
             if (change := self.change(row)) is not None:
@@ -53,15 +74,8 @@ class Editing(ABC):
                 few.logits[i, found] = change.apply(few.logits[i, found], at[found])
         few.sort()
 
-    def full(self, full: Full, row: Sequence) -> None:
+    def full(self, full: Full, row: SampledRow) -> None:
         """See Step.full."""
         if (change := self.change(row)) is not None:
             values = full.writable()
             values[change.ids] = change.apply(values[change.ids], slice(None))
-
-
-def history(row: Sequence, last: int | None) -> np.typing.NDArray[np.int32]:
-    """The last tokens of prompt and completion, oldest first; all of them where `last` is None."""
-    made = np.array(row.tokens if last is None else row.tokens[-last:], np.int32)
-    room = len(row.prompt) if last is None else min(len(row.prompt), last - len(made))
-    return np.concatenate([row.prompt[len(row.prompt) - room :], made])

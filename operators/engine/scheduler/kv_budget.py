@@ -8,8 +8,8 @@ from collections.abc import Sequence as Seq
 
 from operators.engine.backend.interface import Decoder, DecoderShape
 from operators.engine.scheduler.prefix_cache import Counts
-from operators.engine.scheduler.slots import Slot
 from operators.engine.sequence import Sequence
+from operators.engine.sequence.placement import Slot
 
 
 class KvRoom:

@@ -20,10 +20,11 @@ from dataclasses import dataclass
 
 from operators.engine.backend.interface import Decoder
 from operators.engine.scheduler.prefill import Cut
-from operators.engine.scheduler.radix_tree import BLOCK, PrefixNode
-from operators.engine.scheduler.slots import Slot, SlotPool
+from operators.engine.scheduler.radix_tree import BLOCK
+from operators.engine.scheduler.slots import SlotPool
 from operators.engine.scheduler.waiting_queue import Queue
 from operators.engine.sequence import Sequence, State
+from operators.engine.sequence.placement import PrefixNode, Slot
 
 CELLS_A_TOKEN = 200
 """To copy a row's stream takes as long as to compute one token of a prompt for so many of its cells, used or not: 450

@@ -16,10 +16,11 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from operators.engine.scheduler.radix_tree import PrefixNode, PrefixTree, SamePrompt
-from operators.engine.scheduler.row_heap import Order, RowHeap
+from operators.engine.scheduler.radix_tree import PrefixTree
 from operators.engine.scheduler.slots import SlotPool
 from operators.engine.sequence import Sequence
+from operators.engine.sequence.placement import PrefixNode, SamePrompt
+from operators.engine.sequence.row_heap import Order, RowHeap
 from operators.settings.runtime import KERNEL_TOKENS, EngineSettings, OptimiseSettings
 
 CHUNKS_OF_ONE_AGE = 2

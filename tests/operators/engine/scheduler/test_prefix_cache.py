@@ -12,9 +12,9 @@ from operators.engine.loop.client import Client
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.scheduler.prefill import Cutting
 from operators.engine.scheduler.prefix_cache import CELLS_A_TOKEN
-from operators.engine.scheduler.radix_tree import BLOCK, PrefixTree, SamePrompt, common_length
-from operators.engine.scheduler.slots import Slot
+from operators.engine.scheduler.radix_tree import BLOCK, PrefixTree, common_length
 from operators.engine.sequence import Sequence
+from operators.engine.sequence.placement import SamePrompt, Slot
 from operators.settings.runtime import KERNEL_TOKENS, OptimiseSettings
 from tests.operators.engine.fixtures import GREEDY, WARM, Bench, only, prompts, sequences, shape
 

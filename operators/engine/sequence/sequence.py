@@ -14,7 +14,7 @@ from operators.engine.sampling.logprobs import Scored
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sampling.random_numbers import Uniforms
 from operators.engine.sampling.stop_strings import StopWatcher
-from operators.engine.scheduler.radix_tree import PrefixNode, SamePrompt
+from operators.engine.sequence.placement import PrefixNode, SamePrompt
 from operators.settings.runtime import KERNEL_TOKENS
 from pipeline.api.meter import StageMeter
 

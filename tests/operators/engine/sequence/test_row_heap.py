@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from operators.engine.scheduler.row_heap import Order, RowHeap
 from operators.engine.sequence import Sequence
+from operators.engine.sequence.row_heap import Order, RowHeap
 from tests.operators.engine.fixtures import prompts, sequences
 
 TEXT = prompts(1)[0]

@@ -6,7 +6,7 @@ import heapq
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from operators.engine.sequence import Sequence
+    from operators.engine.sequence.sequence import Sequence
 
 Order = tuple[int, float, int, int]
 """Age, priority, expected length and number of a row; what is least comes first."""
