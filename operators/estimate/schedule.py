@@ -46,7 +46,7 @@ def computed_share(rows: Seq[Sequence], shape: DecoderShape, settings: EngineSet
     client.submit([Sequence(row.handle, row.prompt, SamplingParams(), row.seed, 1) for row in rows])
     client.end()
     while worker.scheduler.runnable:
-        engine.step()
+        worker.step()
     return 1 - worker.scheduler.counts.shared_tokens / total if total else 1.0
 
 

@@ -131,7 +131,7 @@ def complete(
     client.submit(rows)
     client.end()
     while scheduler.runnable:
-        engine.step()
+        worker.step()
     client.collect()
     return [dict(zip(STEPS_SCHEMA.names, values, strict=True)) for values in steps.rows]
 

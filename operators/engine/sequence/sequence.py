@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import Protocol
@@ -48,6 +49,11 @@ class Owner(Protocol):
     """Who submitted a sequence: its meter counts the tokens."""
 
     meter: StageMeter
+    wake: Callable[[], None]
+    """Told after a step in which rows of it have ended."""
+
+    def finished(self, row: Sequence) -> None:
+        """Take back a row that has ended."""
 
 
 @dataclass(slots=True, eq=False)

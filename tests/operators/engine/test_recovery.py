@@ -164,7 +164,7 @@ def test_an_aborted_call_is_not_made_again_when_the_run_stops():
 def test_a_row_that_takes_too_long_is_refused():
     bench = Bench(shape(4), row_timeout_s=100.0)
     now = iter(range(1_000_000))
-    bench.engine._clock = lambda: float(next(now))
+    bench.worker.log.clock = lambda: float(next(now))
     texts = prompts(10)
     rows = [Sequence(i, t, SamplingParams(), seed=i, max_tokens=100 if i == 2 else 1) for i, t in enumerate(texts)]
     bench.run(rows)
@@ -174,7 +174,7 @@ def test_a_row_that_takes_too_long_is_refused():
 
 def seconds(bench: Bench) -> Bench:
     """`bench` with a clock that says how many calls were made."""
-    bench.engine._clock = lambda: float(len(bench.decoder.calls))
+    bench.worker.log.clock = lambda: float(len(bench.decoder.calls))
     return bench
 
 
@@ -194,7 +194,7 @@ def test_a_row_that_only_waits_for_a_prefix_is_refused_too():
     client = bench.client()
     client.submit(rows)
     for _ in range(8):
-        bench.engine.step()
+        bench.worker.step()
     assert len(bench.decoder.calls) < 12  # of 16
     assert len(client.collect()) == 2
     assert all("row_timeout_s=5 and had 0 tokens" in (row.error or "") for row in rows)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from operators.engine.backend.interface import Decoder, Logits, TokenIds
 from operators.engine.sampling.sampler import Sampler
-from operators.engine.scheduler.step_batch import Call, Draw
+from operators.engine.scheduler.step_batch import StepBatch
 from operators.engine.strategies.block_diffusion.block_rows import Before, Block, BlockRow
 from operators.engine.strategies.block_diffusion.method import Blockwise
 from operators.engine.strategies.block_diffusion.remasking import Beliefs, Believing, committed
@@ -57,7 +57,7 @@ class Pass:
     """What a row brings to a call.
 
     Args:
-        row: None for what keeps a lone row company.
+        row: None for the dummy token beside a lone row.
         slot, first: where it is, and the position of its first token.
         tokens: int32 [blocks, L].
         wanted: bool [blocks, L], where logits are wanted. With decode.shift_logits that is one position before the
@@ -113,10 +113,10 @@ class BlockDiffusion:
         self._fused = decoder.shape.chain > 1 and settings.commit != "separate"
         self.counts = PassCounts()
 
-    def fill(self, call: Call) -> None:
-        """Put what the rows of `call` bring into the decoder's batch: those with one block in the order of their slots,
+    def fill(self, step: StepBatch) -> None:
+        """Put what the rows of `step` bring into the decoder's batch: those with one block in the order of their slots,
         and then those with several."""
-        self._passes = sorted(self._passes_of(call), key=lambda one: (len(one.tokens) > 1, one.slot))
+        self._passes = sorted(self._passes_of(step), key=lambda one: (len(one.tokens) > 1, one.slot))
         self._outputs = np.concatenate([one.wanted for one in self._passes])
         single = [one for one in self._passes if len(one.tokens) == 1]
         if self._decoder.shape.deterministic:
@@ -130,8 +130,8 @@ class BlockDiffusion:
         for one in self._passes[at:]:
             batch.add_chain(one.tokens, one.first, one.slot, one.wanted, one.kept)
 
-    def advance(self, call: Call, logits: Logits) -> None:
-        """Take the logits of `call`, float32 [outputs, n_vocab]: commit tokens, and move every row on."""
+    def advance(self, step: StepBatch, logits: Logits) -> None:
+        """Take the logits of `step`, float32 [outputs, n_vocab]: commit tokens, and move every row on."""
         self.counts.output_rows += len(logits)
         logits[:, self._mask_id] = -np.inf
         # Of each token the row of its logits, where it has one.
@@ -148,35 +148,27 @@ class BlockDiffusion:
             if one.row is not None:
                 self._move(one.row, one, logits, beliefs, lines[part][one.wanted.ravel()].tolist())
 
-    def draw(self, work: Draw) -> None:
-        """Never asked for: rows share no logits.
-
-        Raises:
-            RuntimeError: it was.
-        """
-        raise RuntimeError(f"{len(work.rows)} rows are to draw from logits of others, which blocks never do")
-
     def totals(self) -> Mapping[str, float]:
         """The counts of PassCounts."""
         return asdict(self.counts)
 
-    def _passes_of(self, call: Call) -> Iterator[Pass]:
-        for span in call.spans:
-            row = _of_blocks(span.row)
-            tokens = row.feed[row.n_past : row.n_past + span.count].reshape(-1, row.block_length)
+    def _passes_of(self, step: StepBatch) -> Iterator[Pass]:
+        for chunk in step.chunks:
+            row = _of_blocks(chunk.row)
+            tokens = row.feed[row.n_past : row.n_past + chunk.count].reshape(-1, row.block_length)
             wanted = np.zeros(tokens.shape, np.bool_)
-            wanted[-1, -1] = self._settings.shift_logits and span.completes
+            wanted[-1, -1] = self._settings.shift_logits and chunk.completes
             yield Pass(row, row.slot, row.n_past, tokens, wanted)
-        for row in map(_of_blocks, call.rows):
+        for row in map(_of_blocks, step.decoding):
             block = row.block or row.begin_block(self._mask_id)
             ahead = row.next_block(self._mask_id) if self._fused and block.is_complete else None
             brought = [block] if ahead is None else [block, ahead]
             ids, known = np.stack([one.ids for one in brought]), np.stack([one.known for one in brought])
             wanted = _one_before(~known) if self._settings.shift_logits else ~known
             yield Pass(row, row.slot, row.n_past, ids, wanted, block, ahead)
-        if call.beside is not None:
+        if step.dummy is not None:
             tokens = np.zeros((1, self._settings.block_length), np.int32)
-            yield Pass(None, call.beside.slot, call.beside.position, tokens, np.ones(tokens.shape, np.bool_))
+            yield Pass(None, step.dummy.slot, step.dummy.position, tokens, np.ones(tokens.shape, np.bool_))
 
     def _move(self, row: BlockRow, one: Pass, logits: Logits, beliefs: Beliefs, lines: Seq[int]) -> None:
         """Move a row on by what it brought; `lines` are its rows of `logits`."""

@@ -12,7 +12,7 @@ import pytest
 from operators.engine.backend.batch import DecodeFailed
 from operators.engine.backend.interface import Logits
 from operators.engine.sampling.params import SamplingParams
-from operators.engine.scheduler.step_batch import Call
+from operators.engine.scheduler.step_batch import StepBatch
 from operators.engine.strategies.block_diffusion.denoise import BlockDiffusion
 from operators.engine.strategies.chaining import MOST_DIFFERENCE, chain_difference
 from operators.llama.model import LlamaModel
@@ -45,14 +45,14 @@ def watching(seen: dict[tuple[object, int, int], bytes]) -> type[BlockDiffusion]
     """Notes the bytes of the logits by (row, position, step)."""
 
     class Watching(BlockDiffusion):
-        def advance(self, call: Call, logits: Logits) -> None:
+        def advance(self, batch: StepBatch, logits: Logits) -> None:
             lines = iter(logits)
             for one, outputs in zip(self._passes, self._outputs, strict=True):  # a block a row: nothing is chained here
                 for place in np.flatnonzero(outputs).tolist():
                     line = next(lines)
                     if one.row is not None and one.block is not None and one.wanted[0, place]:
                         seen[one.row.handle, one.first + place, one.block.step] = line.tobytes()
-            super().advance(call, logits)
+            super().advance(batch, logits)
 
     return Watching
 

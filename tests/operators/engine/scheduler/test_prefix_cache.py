@@ -92,10 +92,10 @@ def test_a_row_that_waits_for_another_is_looked_at_once_a_step(monkeypatch):
     asked = Mock(side_effect=sharing._source)
     monkeypatch.setattr(sharing, "_source", asked)
     bench.client().submit(sequences([np.arange(1000, dtype=np.int32)] * 2))
-    bench.engine.step()
+    bench.worker.step()
     asked.reset_mock()
     for _ in range(5):
-        bench.engine.step()
+        bench.worker.step()
     assert asked.call_count == 5
 
 
@@ -141,7 +141,7 @@ def test_a_node_that_leaves_takes_its_rows_out_of_the_tree():
     client = bench.client()
     rows = sequences([*family(10, 40), *[prompts(1)[0]] * 4])
     client.submit(rows)
-    bench.engine.step()
+    bench.worker.step()
     leave(bench, client)
     for slot in bench.scheduler.slots.slots:
         bench.scheduler._sharing.clear(slot)
@@ -153,8 +153,8 @@ def test_a_node_that_leaves_takes_its_rows_out_of_the_tree():
 def leave(bench: Bench, client: Client) -> None:
     """`client` leaves between two steps."""
     client.leave()
-    while bench.worker.requests:
-        bench.worker.requests.popleft()()
+    while bench.worker.jobs:
+        bench.worker.jobs.popleft()()
 
 
 @pytest.mark.parametrize("common", [200, 250])
@@ -166,12 +166,12 @@ def test_no_row_waits_for_the_rest_of_a_prompt_whose_row_has_left(common):
     first.submit(sequences([stranger], max_tokens=1))
     second.submit(sequences([head]))
     for _ in range(3):
-        bench.engine.step()
+        bench.worker.step()
     leave(bench, second)
     rows = sequences([np.concatenate([head[:common], stranger])[:250]])
     first.submit(rows)
     for _ in range(6):
-        bench.engine.step()
+        bench.worker.step()
     assert rows[0].tokens
     assert rows[0].shared_tokens == 128
 
@@ -183,13 +183,13 @@ def test_a_row_that_left_early_hides_no_slot_that_has_more():
     first, second = bench.client(), bench.client()
     rows = [sequences([head[:length]], max_tokens=1)[0] for length in (380, 400)]
     second.submit(sequences([head]))
-    bench.engine.step()
+    bench.worker.step()
     first.submit(rows[:1])
-    bench.engine.step()
+    bench.worker.step()
     leave(bench, second)
-    bench.engine.step()
+    bench.worker.step()
     first.submit(rows[1:])
-    bench.engine.step()
+    bench.worker.step()
     assert [row.shared_tokens for row in rows] == [256, 380]
 
 
@@ -210,7 +210,7 @@ def test_nothing_is_kept_for_a_row_that_leaves_before_its_first_token():
     bench = Bench(shape(1), preempt_every=1)
     client = bench.client()
     client.submit(sequences([np.arange(200, dtype=np.int32)] * 2))
-    bench.engine.step()
+    bench.worker.step()
     bench.scheduler._preempt(always_save=True)
     leave(bench, client)
     assert not bench.queue._same
