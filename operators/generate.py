@@ -359,7 +359,7 @@ class Generate:
         if self._recall is not None:
             self._recall.keep(done)
         for row in rows:
-            self._costs.add(row.costs)
+            self._costs.add(row.sampling.costs)
         self._note(rows)
         twins = [twin for row in rows for twin in self._twins.of(row)]
         self._completed_rows.rows += len(rows)

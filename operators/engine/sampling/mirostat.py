@@ -42,10 +42,10 @@ class Mirostat:
 
     def drawn(self, row: SampledRow, probability: float) -> None:
         """A token with `probability` among what was kept was drawn for `row`."""
-        row.mirostat_mu = self._mu(row) - self.eta * (-math.log2(probability) - self.tau)
+        row.sampling.mirostat_mu = self._mu(row) - self.eta * (-math.log2(probability) - self.tau)
 
     def _mu(self, row: SampledRow) -> float:
-        return 2 * self.tau if row.mirostat_mu is None else row.mirostat_mu
+        return 2 * self.tau if row.sampling.mirostat_mu is None else row.sampling.mirostat_mu
 
     def _least(self, row: SampledRow) -> float:
         """The probability whose surprise is mu."""

@@ -80,8 +80,8 @@ class Sampler:
         masked = self._masked[: len(rows)]
         masked.fill(-np.inf)
         for line, place, row in zip(masked, places, rows, strict=True):
-            if row.matcher is not None:
-                np.copyto(line, logits[place], where=row.matcher.allowed())
+            if row.sampling.matcher is not None:
+                np.copyto(line, logits[place], where=row.sampling.matcher.allowed())
         return masked
 
     def _scratch_for(self, n_vocab: int) -> Scratch:
@@ -92,12 +92,12 @@ class Sampler:
 
 def _misfits(row: SampledRow, drawn: Drawn) -> bool:
     """Whether the constraint of `row` forbids what was drawn."""
-    return drawn is not None and row.matcher is not None and not row.matcher.allows(drawn[0])
+    return drawn is not None and row.sampling.matcher is not None and not row.sampling.matcher.allows(drawn[0])
 
 
 def _no_token(row: SampledRow) -> str:
     """Why no token was found that fits."""
-    matcher = row.matcher
+    matcher = row.sampling.matcher
     if matcher is not None and matcher.error is not None:
         return f"its constraint cannot go on: {matcher.error}"
     return f"at step {len(row.tokens)} every token that its constraint allows is impossible or forbidden otherwise"
@@ -157,7 +157,7 @@ def _draw_by_top_k(
 
 def _uniform(row: SampledRow, draw: int) -> float:
     """The random number `draw` of the row's step."""
-    return row.uniforms.at(len(row.tokens), draw)
+    return row.sampling.uniforms.at(len(row.tokens), draw)
 
 
 def _draw_alone(logits: Logits, row: SampledRow, patch: Patch | None, uniform: float, scratch: Scratch) -> Drawn:
@@ -214,4 +214,4 @@ def _note(row: SampledRow, logits: Logits, drawn: tuple[int, float], scratch: Sc
     if last and isinstance(last[0], Mirostat):
         last[0].drawn(row, probability)
     if row.params.logprobs is not None:
-        row.scored = score(logits, token, row.params.logprobs, scratch)
+        row.sampling.scored = score(logits, token, row.params.logprobs, scratch)

@@ -8,37 +8,71 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from operators.engine.sampling.candidates import Few
+from operators.engine.sampling.constraint import Constraint, Costs, Matcher
 from operators.engine.sampling.logit_edits import Change, find
+from operators.engine.sampling.random_numbers import Uniforms
 from operators.engine.sampling.whole_vocabulary import Full
 
 if TYPE_CHECKING:
     from operators.engine.backend.interface import TokenIds
-    from operators.engine.sampling.constraint import Matcher
     from operators.engine.sampling.logprobs import Scored
     from operators.engine.sampling.params import SamplingParams
-    from operators.engine.sampling.random_numbers import Uniforms
 
 
 class SampledRow(Protocol):
-    """What the sampler reads of a row, and the three values that it sets: `scored`, `mirostat_mu`, `error`."""
+    """What the sampler reads of a row; it sets `error`, and what it keeps itself."""
 
     prompt: TokenIds
     params: SamplingParams
     tokens: list[int]
-    scored: Scored | None
-    mirostat_mu: float | None
+    sampling: SamplingState
     error: str | None
+
+
+@dataclass(slots=True, eq=False)
+class SamplingState:
+    """What the sampler keeps of a row.
+
+    Args:
+        seed: of its random numbers; 63 bits.
+        constraint: what its text has to be.
+
+    Attributes:
+        scored: what the model thought of the token that was drawn last, where the parameters ask for logprobs.
+        scores: the same for each token.
+        mirostat_mu: the surprise up to which candidates are kept; None before the first token.
+    """
+
+    seed: int
+    constraint: Constraint | None = None
+    scored: Scored | None = field(default=None, init=False)
+    scores: list[Scored] = field(default_factory=list, init=False)
+    mirostat_mu: float | None = field(default=None, init=False)
+    _matcher: Matcher | None = field(default=None, init=False)
+    _uniforms: Uniforms | None = field(default=None, init=False)
 
     @property
     def uniforms(self) -> Uniforms:
         """Its random numbers."""
+        if self._uniforms is None:
+            self._uniforms = Uniforms(self.seed)
+        return self._uniforms
 
     @property
     def matcher(self) -> Matcher | None:
         """How far it is in its constraint; None where it has none."""
+        if self._matcher is None and self.constraint is not None:
+            self._matcher = self.constraint.matcher()
+        return self._matcher
+
+    @property
+    def costs(self) -> Costs:
+        """What its constraint has cost."""
+        return Costs() if self._matcher is None else self._matcher.costs
 
 
 class Step(Protocol):

@@ -45,4 +45,4 @@ class Xtc:
             full.size -= len(dropped)
 
     def _happens(self, row: SampledRow) -> bool:
-        return row.uniforms.at(len(row.tokens), DRAW) < self.probability
+        return row.sampling.uniforms.at(len(row.tokens), DRAW) < self.probability

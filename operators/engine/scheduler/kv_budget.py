@@ -107,12 +107,12 @@ class Paused:
 
     def next(self) -> Sequence | None:
         """The row that goes on next."""
-        return min(self.rows, key=lambda row: row.admission, default=None)
+        return min(self.rows, key=lambda row: row.placement.admission, default=None)
 
     def resume(self, row: Sequence, slot: Slot) -> None:
         """`row` has the empty `slot`."""
         self.rows.remove(row)
-        saved, row.saved = row.saved, None
+        saved, row.placement.saved = row.placement.saved, None
         if saved is not None:
             self._bytes -= len(saved)
             self._decoder.restore(slot.index, saved)
@@ -122,4 +122,4 @@ class Paused:
         """Forget the rows that `belongs` names."""
         for row in [row for row in self.rows if belongs(row)]:
             self.rows.remove(row)
-            self._bytes -= len(row.saved or b"")
+            self._bytes -= len(row.placement.saved or b"")

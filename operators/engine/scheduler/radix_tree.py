@@ -57,23 +57,23 @@ class PrefixTree:
             child = node.children.get(key)
             if child is None:
                 child = node.children[key] = PrefixNode(node, key)
-            heap = child.waiting.get(row.line)
+            heap = child.waiting.get(row.placement.node_queue)
             if heap is None:
-                heap = child.waiting[row.line] = RowHeap()
+                heap = child.waiting[row.placement.node_queue] = RowHeap()
             heap.push(order, row)
             if child.holders:
                 self._at_hand(child)
             node = child
-        row.prefix = node
+        row.placement.node = node
 
     def leave(self, row: Sequence) -> None:
         """`row` has left its line. A slot that is given to it is said to `hold` its prefixes before."""
-        node = row.prefix
+        node = row.placement.node
         while node is not None and node.parent is not None:
-            heap = node.waiting[row.line]
+            heap = node.waiting[row.placement.node_queue]
             heap.left()
             if not heap.count:
-                del node.waiting[row.line]
+                del node.waiting[row.placement.node_queue]
                 if not node.waiting:
                     self._not_at_hand(node)
             node = self._pruned(node)

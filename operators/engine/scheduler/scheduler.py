@@ -92,7 +92,7 @@ class Scheduler:
         if batch.dummy is not None:
             self._decoder.truncate(batch.dummy.slot, batch.dummy.position)
         for row in batch.sequences:
-            if row.same is not None and row.tokens:
+            if row.placement.group is not None and row.tokens:
                 self.queue.settle(row)
 
     def failed(self, batch: StepBatch) -> None:
@@ -129,10 +129,10 @@ class Scheduler:
         self._expire(now)
         ended: list[Sequence] = []
         for row in self.slots.rows():
-            if row.tokens and not row.first_token_at:
-                row.first_token_at = now
+            if row.tokens and not row.times.first_token:
+                row.times.first_token = now
             if row.finish_reason is not None or row.error is not None:
-                row.finished_at = now
+                row.times.finished = now
                 self._release(row)
                 row.state = State.FINISHED
                 ended.append(row)
@@ -159,7 +159,7 @@ class Scheduler:
         if limit is None:
             return
         for row in self.slots.rows():
-            in_slot = now - row.admitted_at - row.preempted_s
+            in_slot = now - row.times.admitted - row.times.preempted_s
             if in_slot > limit and row.finish_reason is None and row.error is None:
                 row.error = f"it took longer than runtime.row_timeout_s={limit:g} and had {len(row.tokens)} tokens then"
 
@@ -172,8 +172,8 @@ class Scheduler:
 
     def _lines(self) -> Iterable[Line]:
         for row in chain(self.slots.rows(), self._paused.rows):
-            if isinstance(row.line, Line):
-                yield row.line
+            if isinstance(row.placement.node_queue, Line):
+                yield row.placement.node_queue
         yield from (line for line in self.queue.lines if line.admissible_rows)
 
     def _admit(self, now: float) -> IdleReason:
@@ -182,7 +182,7 @@ class Scheduler:
             if not self.slots.free or not self._room.fits(row, self._room.promised(self.slots.rows())):
                 return IdleReason.ROOM
             self._paused.resume(row, self._sharing.vacant_slot(row))
-            row.preempted_s += now
+            row.times.preempted_s += now
         queue = self.queue
         if len(self.slots) and self.slots.free < self._settings.refill and queue.waiting:
             return IdleReason.REFILL
@@ -193,8 +193,8 @@ class Scheduler:
             if row is None:
                 break
             promised += self._room.promised([row])
-            row.admitted_at = now
-            row.admission = next(self._admissions)
+            row.times.admitted = now
+            row.placement.admission = next(self._admissions)
             taken.append(row)
         if taken:
             self._sharing.place(taken)
@@ -247,10 +247,10 @@ class Scheduler:
 
     def _preempt(self, *, always_save: bool) -> None:
         """The youngest row gives up its slot and goes on later."""
-        row = max(self.slots.rows(), key=lambda row: row.admission)
+        row = max(self.slots.rows(), key=lambda row: row.placement.admission)
         self._sharing.forget(row)
         self._paused.pause(row, always_save=always_save)
-        row.preempted_s -= self._now
+        row.times.preempted_s -= self._now
         self._sharing.clear(self.slots.release(row))
 
     def _dummy_beside(self, rows: list[Sequence]) -> DummyToken | None:

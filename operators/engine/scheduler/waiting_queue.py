@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from operators.engine.scheduler.radix_tree import PrefixTree
 from operators.engine.scheduler.slots import SlotPool
 from operators.engine.sequence import Sequence
-from operators.engine.sequence.placement import PrefixNode, SamePrompt
+from operators.engine.sequence.placement import PrefixNode, PromptGroup
 from operators.engine.sequence.row_heap import Order, RowHeap
 from operators.settings.runtime import KERNEL_TOKENS, EngineSettings, OptimiseSettings
 
@@ -69,7 +69,7 @@ class Queue:
         self.tree = PrefixTree(kernel_tokens)
         self.lines: list[Line] = []
         self._optimise = optimise
-        self._same: dict[bytes, SamePrompt] = {}
+        self._groups: dict[bytes, PromptGroup] = {}
         self._numbers = itertools.count()
 
     @property
@@ -99,7 +99,7 @@ class Queue:
         """`rows` of `line` wait from now on."""
         with self.lock:
             for row in rows:
-                row.line, row.queued = line, True
+                row.placement.node_queue, row.placement.queued = line, True
                 order = self._order(row)
                 line.rows.push(order, row)
                 self._remember(row, order)
@@ -138,7 +138,7 @@ class Queue:
         return None
 
     def _take_out(self, row: Sequence, line: Line) -> None:
-        row.queued = False
+        row.placement.queued = False
         line.rows.left()
 
     def _order(self, row: Sequence) -> Order:
@@ -150,7 +150,7 @@ class Queue:
         if first is None:
             return None
         order, row = first
-        if row.prefix is None or not self.tree.at_hand or _is_at_hand(row.prefix, pool):
+        if row.placement.node is None or not self.tree.at_hand or _is_at_hand(row.placement.node, pool):
             return row
         near = self._nearest(line, pool, order[:2])
         return row if near is None else near
@@ -171,22 +171,22 @@ class Queue:
             self.tree.enter(row, order)
         if self._optimise.sample_sharing and len(row.prompt) > 1:
             key = row.prompt.tobytes()
-            same = self._same.get(key)
-            if same is None or not same.waiting:
-                same = self._same[key] = SamePrompt(key=key)
-            same.waiting += 1
-            row.same = same
+            group = self._groups.get(key)
+            if group is None or not group.waiting:
+                group = self._groups[key] = PromptGroup(key=key)
+            group.waiting += 1
+            row.placement.group = group
 
     def settle(self, row: Sequence) -> None:
         """`row` has its prompt, or will never need it."""
-        same, row.same = row.same, None
-        if same is not None:
+        group, row.placement.group = row.placement.group, None
+        if group is not None:
             with self.lock:
-                same.waiting -= 1
-                if not same.waiting:
-                    same.logits = None
-                    if self._same.get(same.key) is same:
-                        del self._same[same.key]
+                group.waiting -= 1
+                if not group.waiting:
+                    group.logits = None
+                    if self._groups.get(group.key) is group:
+                        del self._groups[group.key]
 
 
 def queue_for(settings: EngineSettings) -> Queue:

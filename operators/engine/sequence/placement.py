@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False, slots=True)
-class SamePrompt:
+class PromptGroup:
     """Rows that have one and the same prompt: it is computed once, and they draw their first tokens from the same
     logits.
 
@@ -60,7 +60,7 @@ class Slot:
         row: the row that is in it.
         prompt: of the row that is there; once it has left, what of it is in the KV cache. None: others take nothing.
         end: where that prompt stands in the tree of prefixes.
-        same: the rows that wait with that very prompt.
+        group: the rows that wait with that very prompt.
         dirty: whether its KV cache holds anything.
     """
 
@@ -69,7 +69,7 @@ class Slot:
     row: Sequence | None = None
     prompt: TokenIds | None = None
     end: PrefixNode | None = None
-    same: SamePrompt | None = None
+    group: PromptGroup | None = None
     dirty: bool = False
 
     @property
@@ -78,3 +78,28 @@ class Slot:
         if self.row is not None:
             return self.row.n_past
         return 0 if self.prompt is None else len(self.prompt)
+
+
+@dataclass(eq=False, slots=True)
+class Placement:
+    """What the scheduler keeps of a row.
+
+    Attributes:
+        node_queue: where it waits or has waited for its first slot.
+        queued: whether it waits there.
+        node: where its prompt stands in the tree of prefixes; None while it is too short to be shared.
+        group: the rows with the same prompt that do not have it yet, itself included.
+        admission: number of its admission: of two rows the younger has the higher one.
+        shared_tokens: prompt tokens that it did not compute but took from another row.
+        preemptions: how often it gave up its slot.
+        saved: what its slot held when it gave it up, if that was kept.
+    """
+
+    node_queue: object | None = None
+    queued: bool = False
+    node: PrefixNode | None = None
+    group: PromptGroup | None = None
+    admission: int = 0
+    shared_tokens: int = 0
+    preemptions: int = 0
+    saved: bytes | None = None

@@ -64,10 +64,10 @@ class Autoregressive:
         if drawing:
             own = logits[-len(drawing) :]
             for row, line in zip(drawing, own, strict=True):
-                if row.same is not None and row.same.waiting > 1:
-                    row.same.logits = line.copy()
+                if row.placement.group is not None and row.placement.group.waiting > 1:
+                    row.placement.group.logits = line.copy()
             self._draw(own, drawing)
-        for same, samples in itertools.groupby(batch.known_logits, key=lambda row: row.same):
+        for same, samples in itertools.groupby(batch.known_logits, key=lambda row: row.placement.group):
             rows = list(samples)
             if same is not None and same.logits is not None:
                 self._draw(np.broadcast_to(same.logits, (len(rows), len(same.logits))), rows)

@@ -24,7 +24,7 @@ def test_forced_preemption_changes_no_token(every, params):
     bench = Bench(shape(6), preempt_every=every)
     rows = sequences(texts, params)
     assert bench.run(rows) == Bench(shape(6)).run(sequences(texts, params))
-    assert bench.scheduler.counts.preempted_saved == sum(row.preemptions for row in rows) > 10
+    assert bench.scheduler.counts.preempted_saved == sum(row.placement.preemptions for row in rows) > 10
 
 
 def test_no_row_is_saved_while_a_copy_waits_for_a_call():
@@ -109,7 +109,7 @@ def test_pieces_of_prompts_ride_along_in_the_unified_layout():
 
 
 def admitted(rows: list[Sequence]) -> list[object]:
-    return [row.handle for row in sorted(rows, key=lambda row: row.admission)]
+    return [row.handle for row in sorted(rows, key=lambda row: row.placement.admission)]
 
 
 def test_rows_of_higher_priority_are_admitted_first():

@@ -182,7 +182,7 @@ def test_the_time_without_a_slot_does_not_count():
     bench = seconds(Bench(shape(4), row_timeout_s=20.0, preempt_every=1))
     rows = [Sequence(i, t, SamplingParams(), seed=i, max_tokens=12) for i, t in enumerate(prompts(12, longest=20))]
     bench.run(rows)
-    assert max(row.finished_at - row.admitted_at for row in rows if row.preemptions) > 20
+    assert max(row.times.finished - row.times.admitted for row in rows if row.placement.preemptions) > 20
     assert not any(row.error for row in rows)
 
 

@@ -223,7 +223,7 @@ class BlockDiffusion:
         """The token proposed for `position`. Its random number goes by the position and the step of the block."""
         if row.params.chain.greedy:
             return top
-        return self._sampler.draw_one(logits, row, row.uniforms.at(position, step))
+        return self._sampler.draw_one(logits, row, row.sampling.uniforms.at(position, step))
 
 
 def no_lone_output(outputs: Flags, slots: Seq[int]) -> None:

@@ -179,7 +179,7 @@ def test_whole_blocks_of_a_prompt_are_shared_and_nothing_else(length):
     texts = [np.append(head, random.integers(0, 256, size)).astype(np.int32) for size in (0, 0, 3, 9, 14, 2)]
     shared = complete(FakeModel(), decode, texts, 20, WARM, slots=3)
     assert shared.ids == complete(FakeModel(), decode, texts, 20, WARM, slots=6, optimise=only()).ids
-    taken = [row.shared_tokens for row in shared.rows.values()]
+    taken = [row.placement.shared_tokens for row in shared.rows.values()]
     assert all(count % length == 0 for count in taken)
     assert max(taken) == (0 if length == 1 else 50 - 50 % length)
 
@@ -190,7 +190,7 @@ def test_a_block_that_says_what_comes_behind_it_is_computed_by_each_row():
     for size, taken in ((50, 44), (48, 44), (45, 40)):
         done = complete(FakeModel(), SHIFTED, [text[:size]] * 4, 20, WARM, slots=2)
         assert done.ids == complete(FakeModel(), SHIFTED, [text[:size]] * 4, 20, WARM, slots=6, optimise=only()).ids
-        assert max(row.shared_tokens for row in done.rows.values()) == taken
+        assert max(row.placement.shared_tokens for row in done.rows.values()) == taken
 
 
 def test_a_slot_of_a_step_is_used_or_has_a_cause():

@@ -14,7 +14,7 @@ from operators.engine.scheduler.prefill import Cutting
 from operators.engine.scheduler.prefix_cache import CELLS_A_TOKEN
 from operators.engine.scheduler.radix_tree import BLOCK, PrefixTree, common_length
 from operators.engine.sequence import Sequence
-from operators.engine.sequence.placement import SamePrompt, Slot
+from operators.engine.sequence.placement import PromptGroup, Slot
 from operators.settings.runtime import KERNEL_TOKENS, OptimiseSettings
 from tests.operators.engine.fixtures import GREEDY, WARM, Bench, only, prompts, sequences, shape
 
@@ -121,7 +121,7 @@ def test_samples_that_are_admitted_much_later_still_share():
     rows = sequences([text] * 30, WARM)
     assert bench.run(rows) == Bench(shape(4), optimise=only()).run(sequences([text] * 30, WARM))
     assert tokens_computed(bench) == len(text)
-    assert all(row.same is None for row in rows)
+    assert all(row.placement.group is None for row in rows)
 
 
 def test_nothing_is_left_in_the_tree_but_what_the_slots_hold():
@@ -133,7 +133,7 @@ def test_nothing_is_left_in_the_tree_but_what_the_slots_hold():
         bench.scheduler._sharing.clear(slot)
     assert len(bench.queue.tree) == 0
     assert not bench.queue.tree.at_hand
-    assert not bench.queue._same
+    assert not bench.queue._groups
 
 
 def test_a_node_that_leaves_takes_its_rows_out_of_the_tree():
@@ -146,7 +146,7 @@ def test_a_node_that_leaves_takes_its_rows_out_of_the_tree():
     for slot in bench.scheduler.slots.slots:
         bench.scheduler._sharing.clear(slot)
     assert len(bench.queue.tree) == 0
-    assert not bench.queue._same
+    assert not bench.queue._groups
     assert not bench.scheduler.runnable
 
 
@@ -173,7 +173,7 @@ def test_no_row_waits_for_the_rest_of_a_prompt_whose_row_has_left(common):
     for _ in range(6):
         bench.worker.step()
     assert rows[0].tokens
-    assert rows[0].shared_tokens == 128
+    assert rows[0].placement.shared_tokens == 128
 
 
 def test_a_row_that_left_early_hides_no_slot_that_has_more():
@@ -190,7 +190,7 @@ def test_a_row_that_left_early_hides_no_slot_that_has_more():
     bench.worker.step()
     first.submit(rows[1:])
     bench.worker.step()
-    assert [row.shared_tokens for row in rows] == [256, 380]
+    assert [row.placement.shared_tokens for row in rows] == [256, 380]
 
 
 def test_what_other_contexts_read_is_written_under_the_lock(monkeypatch):
@@ -202,7 +202,7 @@ def test_what_other_contexts_read_is_written_under_the_lock(monkeypatch):
             assert bench.queue.lock._is_owned()  # type: ignore[attr-defined]
             super().discard(slot)
 
-    monkeypatch.setattr("operators.engine.scheduler.waiting_queue.SamePrompt", partial(SamePrompt, holders=Guarded()))
+    monkeypatch.setattr("operators.engine.scheduler.waiting_queue.PromptGroup", partial(PromptGroup, holders=Guarded()))
     bench.run(sequences([prompts(1)[0]] * 8, WARM))
 
 
@@ -213,7 +213,7 @@ def test_nothing_is_kept_for_a_row_that_leaves_before_its_first_token():
     bench.worker.step()
     bench.scheduler._preempt(always_save=True)
     leave(bench, client)
-    assert not bench.queue._same
+    assert not bench.queue._groups
 
 
 def test_rows_of_a_family_are_admitted_while_its_prefix_is_at_hand():
@@ -269,7 +269,7 @@ def test_the_tree_finds_the_deepest_common_block():
     rows = sequences([head, head[:50], np.concatenate([head[:40], head[:40]]), head[::-1].copy(), head[:BLOCK]])
     for number, row in enumerate(rows):
         tree.enter(row, (0, 0.0, 0, number))
-    assert [row.prefix.depth if row.prefix else 0 for row in rows] == [6, 3, 5, 6, 0]
+    assert [row.placement.node.depth if row.placement.node else 0 for row in rows] == [6, 3, 5, 6, 0]
     assert len(tree) == 6 + 0 + 3 + 6
     for row in rows:
         tree.leave(row)
