@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 
 from operators.engine.backend.interface import Decoder
+from operators.engine.scheduler import policy
 from operators.engine.scheduler.kv_budget import KvRoom, Paused
 from operators.engine.scheduler.prefill import Cut, PrefillChunk, cutting, one_micro_batch, riders
 from operators.engine.scheduler.prefix_cache import Counts, Sharing
@@ -76,16 +78,19 @@ class Scheduler:
         idle = self._admit(now)
         if len(self.slots) > before:
             drawing += self._sharing.begin()
-        if drawing:
-            return StepBatch(known_logits=drawing)
         rows = self.slots.rows()
         prefilling = [row for row in rows if row.state is State.PREFILL and not self._sharing.follows(row)]
-        if not self._shape.per_sequence:
-            return self._mixed(prefilling, idle) if rows else None
-        if prefilling and not self._cut.mixes:
-            grouped = self._settings.optimise.grouped_prefill
-            return StepBatch(chunks=one_micro_batch(prefilling, self._shape, self._cut, grouped=grouped))
-        return self._step(prefilling, idle) if rows else None
+        mixes = self._cut.mixes or not self._shape.per_sequence
+        match policy.next_batch(policy.StepState(len(rows), len(drawing), len(prefilling), mixes)):
+            case policy.Kind.SAMPLE:
+                return StepBatch(known_logits=drawing)
+            case policy.Kind.PREFILL:
+                grouped = self._settings.optimise.grouped_prefill
+                return StepBatch(chunks=one_micro_batch(prefilling, self._shape, self._cut, grouped=grouped))
+            case policy.Kind.DECODE:
+                return self._step(prefilling, idle) if self._shape.per_sequence else self._mixed(prefilling, idle)
+            case None:
+                return None
 
     def computed(self, batch: StepBatch) -> None:
         """The rows of `batch` have been moved on: cut off the dummy token."""
@@ -179,7 +184,7 @@ class Scheduler:
     def _admit(self, now: float) -> IdleReason:
         """Fill the free slots; returns why those that stay free do."""
         while (row := self._paused.next()) is not None:
-            if not self.slots.free or not self._room.fits(row, self._room.promised(self.slots.rows())):
+            if not self.slots.free or not policy.may_admit(row, self._room.state(self.slots.rows())):
                 return IdleReason.ROOM
             self._paused.resume(row, self._sharing.vacant_slot(row))
             row.times.preempted_s += now
@@ -187,12 +192,13 @@ class Scheduler:
         if len(self.slots) and self.slots.free < self._settings.refill and queue.waiting:
             return IdleReason.REFILL
         taken: list[Sequence] = []
-        promised = self._room.promised(self.slots.rows())
+        kv = self._room.state(self.slots.rows())
         while len(taken) < self.slots.free:
-            row = queue.take(self.slots, partial(self._room.fits, promised=promised))
+            row = queue.take(self.slots, partial(policy.may_admit, state=kv))
             if row is None:
                 break
-            promised += self._room.promised([row])
+            if kv.cells is not None:
+                kv = replace(kv, reserved=kv.reserved + policy.reservation(row, kv))
             row.times.admitted = now
             row.placement.admission = next(self._admissions)
             taken.append(row)
@@ -246,8 +252,8 @@ class Scheduler:
         return [row for row in self.slots.rows() if row.state is State.DECODE]
 
     def _preempt(self, *, always_save: bool) -> None:
-        """The youngest row gives up its slot and goes on later."""
-        row = max(self.slots.rows(), key=lambda row: row.placement.admission)
+        """A row gives up its slot and goes on later."""
+        row = policy.victim(self.slots.rows())
         self._sharing.forget(row)
         self._paused.pause(row, always_save=always_save)
         row.times.preempted_s -= self._now

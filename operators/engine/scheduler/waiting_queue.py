@@ -1,12 +1,8 @@
 """The rows that wait for a slot, and which of them is next.
 
-All contexts of an engine take their rows from one queue. The order among rows of a node:
-
-1. age: rows of two neighbouring chunks before those of later ones, so that nothing below keeps a chunk from its end;
-2. priority, the higher first;
-3. prefix: rows that begin like a row whose KV cache is at hand, before those that must be computed from the start;
-4. expected length, the longest first: what starts last should end soon, or a few long rows decode alone at the end;
-5. the order of arrival (BatchByLength sorts by prompt length).
+All contexts of an engine take their rows from one queue. The order among rows of a node is that of `policy.order` (age,
+priority, expected length, arrival), but of equal age and priority those that begin like a row whose KV cache is at hand
+come before those that must be computed from the start.
 """
 
 from __future__ import annotations
@@ -16,14 +12,13 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
+from operators.engine.scheduler import policy
 from operators.engine.scheduler.radix_tree import PrefixTree
 from operators.engine.scheduler.slots import SlotPool
 from operators.engine.sequence import Sequence
 from operators.engine.sequence.placement import PrefixNode, PromptGroup
 from operators.engine.sequence.row_heap import Order, RowHeap
 from operators.settings.runtime import KERNEL_TOKENS, EngineSettings, OptimiseSettings
-
-CHUNKS_OF_ONE_AGE = 2
 
 
 @dataclass(eq=False)
@@ -100,7 +95,7 @@ class Queue:
         with self.lock:
             for row in rows:
                 row.placement.node_queue, row.placement.queued = line, True
-                order = self._order(row)
+                order = policy.order(row, next(self._numbers), longest_first=self._optimise.longest_first)
                 line.rows.push(order, row)
                 self._remember(row, order)
 
@@ -140,10 +135,6 @@ class Queue:
     def _take_out(self, row: Sequence, line: Line) -> None:
         row.placement.queued = False
         line.rows.left()
-
-    def _order(self, row: Sequence) -> Order:
-        expected = row.max_tokens if self._optimise.longest_first else 0
-        return (row.chunk // CHUNKS_OF_ONE_AGE, -row.priority, -expected, next(self._numbers))
 
     def _next(self, line: Line, pool: SlotPool) -> Sequence | None:
         first = line.rows.first()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from operators.engine.sampling.params import SamplingParams
+from operators.engine.scheduler import policy
 from operators.engine.sequence import Sequence
 from tests.operators.engine.fixtures import GREEDY, WARM, Bench, only, prompts, sequences, shape
 
@@ -79,11 +80,10 @@ def test_by_default_no_room_is_promised_twice():
     assert any(bench.column("unfilled_room"))
 
 
-def test_the_promises_of_all_rows_are_not_summed_for_each_that_is_admitted(monkeypatch):
+def test_the_reservations_of_all_rows_are_not_summed_for_each_that_is_admitted(monkeypatch):
     bench = Bench(shape(64, per_sequence=False, deterministic=False))
-    room = bench.scheduler._room
-    summed = Mock(side_effect=room._promise)
-    monkeypatch.setattr(room, "_promise", summed)
+    summed = Mock(side_effect=policy.reservation)
+    monkeypatch.setattr(policy, "reservation", summed)
     bench.client().submit(sequences(prompts(64)))
     bench.scheduler.schedule(0.0)
     assert len(bench.scheduler.slots) == 64
