@@ -31,7 +31,14 @@ from operators.generation.samples import SAMPLES, Samples
 from operators.generation.sampling_params import structured_form
 from operators.generation.store import StoredCompletion
 from operators.generation.store_lookup import CompletionKeys, Recall
-from operators.generation.wiring import STORE_FILE, arithmetic, decode_method, lanes_of, shared_engine, shared_store
+from operators.generation.wiring import (
+    STORE_FILE,
+    arithmetic,
+    decode_method,
+    engine_threads,
+    shared_engine,
+    shared_store,
+)
 from operators.rows.row_condition import Where, passed_by
 from operators.rows.sql import RowExpression
 from operators.rows.token_lists import PROMPT_IDS
@@ -297,7 +304,7 @@ class Generate:
         self._take_engine(
             runtime.resource(
                 ("tuned", self._model.fingerprint(), repr(self._engine_settings)),
-                lambda: lanes_of(runtime).call(calibrate),
+                lambda: engine_threads(runtime).call(calibrate),
             )
         )
 
@@ -352,7 +359,7 @@ class Generate:
         if self._recall is not None:
             self._recall.keep(done)
         for row in rows:
-            self._costs.add(row.costs)
+            self._costs.add(row.sampling.costs)
         self._note(rows)
         twins = [twin for row in rows for twin in self._twins.of(row)]
         self._completed_rows.rows += len(rows)

@@ -129,7 +129,7 @@ class Generating:
             done = [row for row, place in zip(done, places, strict=True) if places.count(place) == each]
         for row in done or begun:
             reason = row.finish_reason or FinishReason.LENGTH
-            scores = None if row.params.logprobs is None else row.scores
+            scores = None if row.params.logprobs is None else row.sampling.scores
             text = completion_text(row, self.pieces)
             yield Completion(place_of(row), row.tokens, text, reason.value, len(row.prompt), row.seed, scores)
 

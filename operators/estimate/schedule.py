@@ -12,6 +12,7 @@ from operators.engine.loop.engine import Engine
 from operators.engine.loop.worker import Worker
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sampling.sampler import Sampler
+from operators.engine.sampling.step import SampledRow
 from operators.engine.scheduler.scheduler import Scheduler
 from operators.engine.scheduler.waiting_queue import queue_for
 from operators.engine.sequence import Sequence
@@ -45,14 +46,14 @@ def computed_share(rows: Seq[Sequence], shape: DecoderShape, settings: EngineSet
     client.submit([Sequence(row.handle, row.prompt, SamplingParams(), row.seed, 1) for row in rows])
     client.end()
     while worker.scheduler.runnable:
-        engine.step()
+        worker.step()
     return 1 - worker.scheduler.counts.shared_tokens / total if total else 1.0
 
 
 class _AnyToken(Sampler):
     """Draws the same token for every row."""
 
-    def draw(self, logits: Logits, rows: Seq[Sequence], places: Seq[int] | None = None) -> list[int | None]:
+    def draw(self, logits: Logits, rows: Seq[SampledRow], places: Seq[int] | None = None) -> list[int | None]:
         """Token 0 for each row."""
         return [0] * len(rows if places is None else places)
 

@@ -121,7 +121,7 @@ class Trial:
 
     def _step(self, seen: Seen) -> None:
         before, began = self._engine.totals(), self._engine.now()
-        self._engine.step()
+        self._worker.step()
         seconds, after = self._engine.now() - began, self._engine.totals()
         prompt = after["prefill_tokens"] - before["prefill_tokens"]
         rows = int(after["slot_steps_used"] - before["slot_steps_used"])

@@ -41,10 +41,10 @@ class Twins:
         others = self._others.pop(_fate(row), []) if self._enabled else []
         for other in others:
             other.tokens = row.tokens
-            other.stops, other.scores, other.fits = row.stops, row.scores, row.fits
+            other.stops, other.sampling.scores, other.fits = row.stops, row.sampling.scores, row.fits
             other.dropped = row.dropped
             other.finish_reason, other.error = row.finish_reason, row.error
-            other.admitted_at = other.first_token_at = other.finished_at = row.finished_at
+            other.times.admitted = other.times.first_token = other.times.finished = row.times.finished
         self.waiting -= len(others)
         self.served += len(others)
         return others

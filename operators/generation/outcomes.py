@@ -32,7 +32,7 @@ class Outcomes:
         if row.finish_reason is None or row.error is not None:
             return None
         text = completion_text(row, self._pieces)
-        scores = None if row.params.logprobs is None else row.scores
+        scores = None if row.params.logprobs is None else row.sampling.scores
         return Completion(place_of(row), row.tokens, text, row.finish_reason.value, len(row.prompt), row.seed, scores)
 
     def completions(self, rows: Sequence[Row]) -> list[tuple[Row, Completion]]:

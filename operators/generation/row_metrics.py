@@ -42,17 +42,17 @@ class RowLog:
         """`rows` are finished; `numbers` are their positions in the source."""
         if not rows:
             return
-        firsts = [row.first_token_at or row.finished_at for row in rows]
+        firsts = [row.times.first_token or row.times.finished for row in rows]
         columns: tuple[Seq[object], ...] = (
             [self._node] * len(rows),
             numbers,
             [len(row.prompt) for row in rows],
             [len(row.tokens) for row in rows],
-            [row.admitted_at - row.queued_at for row in rows],
-            [first - row.admitted_at for row, first in zip(rows, firsts, strict=True)],
-            [row.finished_at - first for row, first in zip(rows, firsts, strict=True)],
-            [row.shared_tokens for row in rows],
-            [row.preemptions for row in rows],
+            [row.times.admitted - row.times.queued for row in rows],
+            [first - row.times.admitted for row, first in zip(rows, firsts, strict=True)],
+            [row.times.finished - first for row, first in zip(rows, firsts, strict=True)],
+            [row.placement.shared_tokens for row in rows],
+            [row.placement.preemptions for row in rows],
             [from_store] * len(rows),
             [identical] * len(rows),
         )

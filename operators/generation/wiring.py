@@ -11,7 +11,7 @@ from pathlib import Path
 from operators.engine.backend.interface import Model
 from operators.engine.loop.engine import Engine
 from operators.engine.loop.step_log import STEPS_SCHEMA
-from operators.engine.loop.threads import Lanes
+from operators.engine.loop.threads import EngineThreads
 from operators.engine.loop.worker import Worker
 from operators.engine.scheduler.scheduler import Scheduler
 from operators.engine.strategies.base import Method
@@ -27,9 +27,9 @@ STORE_FILE = "completions.sqlite"
 """In the output directory, unless `store.path` names another."""
 
 
-def lanes_of(runtime: Runtime) -> Lanes:
+def engine_threads(runtime: Runtime) -> EngineThreads:
     """The threads that compute, of all engines of the run."""
-    return runtime.resource(("lanes",), Lanes, Lanes.close)
+    return runtime.resource(("engine threads",), EngineThreads, EngineThreads.close)
 
 
 def decode_method(settings: DecodeSettings) -> Method:
@@ -80,7 +80,7 @@ def _make_engine(
         scheduler = Scheduler(decoder, queue, settings, method.cut(decoder.shape))
         workers.append(Worker(decoder, scheduler, strategy, meters, lambda: runtime.cancelled))
     number = next(runtime.resource(("engine numbers",), itertools.count))
-    engine = Engine(workers, queue, runtime.table("steps", STEPS_SCHEMA), lanes_of(runtime), number)
+    engine = Engine(workers, queue, runtime.table("steps", STEPS_SCHEMA), engine_threads(runtime), number)
     runtime.when_stuck(model.abort)
     kept = warn_unless_exact(runtime, settings, model)
     runtime.totals(lambda: engine.totals() | {"engines": 1.0, "engines_deterministic": float(kept)})

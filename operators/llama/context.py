@@ -10,7 +10,6 @@ import numpy as np
 from operators.engine.backend.batch import BatchBuffer, DecodeFailed
 from operators.engine.backend.interface import DecoderShape, Logits, Wanted
 from operators.llama.abort import AbortFlag
-from operators.llama.chains import ChainIds
 from operators.llama.library import last_errors
 from operators.llama.pointers import PointerTables
 from pipeline.api.errors import ConfigError
@@ -84,16 +83,13 @@ class LlamaContext:
                 " diffusion model?); it can neither complete prompts nor score or embed texts here"
             )
 
-        self._chain_ids = ChainIds(self._memory, shape, self._tables)
         if shape.block:
             llama_cpp.llama_set_causal_attn(self._context, False)
 
     def decode(self) -> Logits:
         """See Decoder.decode."""
         outputs = int(np.count_nonzero(self.batch.output[: self.batch.n_tokens]))
-        self._chain_ids.begin(self.batch.chains)
         code = llama_cpp.llama_decode(self._context, self._tables.batch(self.batch.n_tokens))
-        self._chain_ids.end(self.batch.chains, done=code == 0)
         if code != _MALFORMED:  # then nothing was done at all
             self._copies_wait = False
         if code:
@@ -192,11 +188,11 @@ def _context_params(
     params = llama_cpp.llama_context_default_params()
     params.n_ctx = shape.kv_cells
     params.swa_full = True  # what a window of attention no longer sees must still be there for a row that shares it
-    params.n_seq_max = shape.streams + shape.slots * shape.chain
+    params.n_seq_max = shape.streams
     params.n_batch = shape.n_batch
     params.n_ubatch = shape.n_ubatch
-    # Of each row the last token, of all rows the whole block, or of one row everything; and one for each sequence id.
-    last = max(shape.streams * max(1, shape.block), params.n_seq_max, 2)
+    # Of each row the last token, of all rows the whole block, or of one row everything.
+    last = max(shape.streams * max(1, shape.block), 2)
     params.n_outputs_max = last if shape.wanted is Wanted.NEXT else shape.n_batch
     if shape.wanted is Wanted.EMBEDDINGS:
         params.embeddings = True

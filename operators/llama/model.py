@@ -167,12 +167,12 @@ class LlamaModel:
         return self._pieces
 
     def lease(
-        self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT, block: int = 0, chain: int = 0
+        self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT, block: int = 0
     ) -> tuple[LlamaContext, Callable[[], None]]:
         """See Model.lease."""
         self._abort.clear()
         threads = settings.threads or usable_cores()
-        shape = decoder_shape(settings, self.n_ctx_train, wanted, block, chain)
+        shape = decoder_shape(settings, self.n_ctx_train, wanted, block)
         signature = (shape, threads, settings.flash_attention, settings.kv_type)
         return self._pool.lease(signature, functools.partial(self._context, settings, shape))
 

@@ -20,8 +20,7 @@ class PointerTables:
     def __init__(self, buffer: BatchBuffer) -> None:
         self._counts = np.ones(buffer.capacity, np.int32)
         addresses = buffer.seq_id.ctypes.data + 4 * np.arange(buffer.capacity, dtype=np.uint64)
-        self._own = addresses.astype(np.uintp)
-        self._addresses = self._own.copy()
+        self._addresses = addresses.astype(np.uintp)
         self._batch = llama_cpp.llama_batch(
             n_tokens=0,
             token=buffer.token.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
@@ -36,13 +35,3 @@ class PointerTables:
         """The batch with its first `n_tokens` tokens."""
         self._batch.n_tokens = n_tokens
         return self._batch
-
-    def point(self, start: int, end: int, address: int, count: int) -> None:
-        """The tokens from `start` to `end` have the `count` sequence ids at `address`, int32."""
-        self._addresses[start:end] = address
-        self._counts[start:end] = count
-
-    def reset(self, start: int, end: int) -> None:
-        """They have the one id that the buffer has for each."""
-        self._addresses[start:end] = self._own[start:end]
-        self._counts[start:end] = 1

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from operators.engine.backend.interface import Model, TokenIds, Wanted, inspect_model, load_model, max_sequence_tokens
 from operators.generation.memory_need import model_memory
-from operators.generation.wiring import lanes_of, warn_unless_exact
+from operators.generation.wiring import engine_threads, warn_unless_exact
 from operators.scoring.text_batches import Part, Reader, reading_settings
 from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings
@@ -41,7 +41,7 @@ class TextReader:
         warn_unless_exact(runtime, settings, self.model)
         self._reader = Reader(decoder)
         runtime.when_stuck(self.model.abort)
-        self._lanes = lanes_of(runtime)
+        self._threads = engine_threads(runtime)
         self._runtime = runtime
         self._groups, self._seconds = 0, 0.0
         node = runtime.node
@@ -66,7 +66,7 @@ class TextReader:
                     take(group[part.index], part)
                 self._seconds += time.perf_counter() - began
 
-            self._lanes.call(work)
+            self._threads.call(work)
             self._groups += 1
             self._runtime.meter.tokens_in += sum(len(texts[i]) for i in group)
 

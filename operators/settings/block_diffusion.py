@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from operators.settings import DecodeSettings
-from operators.settings.checks import NOT_IN_DATA, check
-
-PREFILLS = ("auto", "block", "nested")
-COMMITS = ("auto", "separate", "fused")
+from operators.settings.checks import check
 
 
 class Remasking(StrEnum):
@@ -38,10 +35,6 @@ class BlockDiffusionSettings(DecodeSettings):
         mask_token_id: what stands where a token is not known yet; null: the mask token that the GGUF names.
         shift_logits: read what is said of a token one position before it, as in models that were trained from ones that
             predict the next token (Dream, Fast-dLLM v2). SDAR reads it at its own position.
-        prefill: block (a call a block of a prompt) or nested (several blocks in one call).
-        commit: separate (a complete block is computed once more, and then the next is begun) or fused (in one call).
-            nested and fused need runtime.kv=unified and an order inside llama.cpp that is tried at the start; where it
-            does not hold the others are used. auto: these where runtime.kv=unified.
     """
 
     strategy: str = "operators.engine.strategies.block_diffusion.denoise:BlockDiffusion"
@@ -52,8 +45,6 @@ class BlockDiffusionSettings(DecodeSettings):
     eb_threshold: float = 0.35
     mask_token_id: int | None = None
     shift_logits: bool = False
-    prefill: str = field(default="auto", metadata=NOT_IN_DATA)
-    commit: str = field(default="auto", metadata=NOT_IN_DATA)
 
     def __post_init__(self) -> None:
         steps, mask = self.denoising_steps, self.mask_token_id
@@ -68,8 +59,6 @@ class BlockDiffusionSettings(DecodeSettings):
         threshold = self.confidence_threshold
         check(0 <= threshold <= 1, "decode.confidence_threshold", threshold, "it is a probability, 0 to 1")
         check(self.eb_threshold >= 0, "decode.eb_threshold", self.eb_threshold, "it is 0 nats or more")
-        check(self.prefill in PREFILLS, "decode.prefill", self.prefill, f"it is one of {', '.join(PREFILLS)}")
-        check(self.commit in COMMITS, "decode.commit", self.commit, f"it is one of {', '.join(COMMITS)}")
         check(mask is None or mask >= 0, "decode.mask_token_id", mask, "a token id, 0 or more, or null for the model's")
 
     @property

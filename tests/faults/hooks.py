@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 import operators.llama.model as llama
 from operators.engine.backend.interface import Logits, Model, ModelFacts
-from operators.engine.scheduler.step_batch import Call, Draw
+from operators.engine.scheduler.step_batch import StepBatch
 from operators.engine.sequence import Sequence
 from operators.engine.strategies.autoregressive import Autoregressive
 from operators.settings import ModelSettings
@@ -64,19 +64,14 @@ def inspect(settings: ModelSettings) -> ModelFacts:
 class Watched(Autoregressive):
     """One token a row and step; says what it computes, and counts what it draws."""
 
-    def fill(self, call: Call) -> None:
-        reached("prefill" if call.spans else "decode")
-        super().fill(call)
+    def fill(self, batch: StepBatch) -> None:
+        reached("prefill" if batch.chunks else "decode")
+        super().fill(batch)
 
-    def advance(self, call: Call, logits: Logits) -> None:
-        before = tokens_of(call.sequences)
-        super().advance(call, logits)
-        count(tokens_of(call.sequences) - before)
-
-    def draw(self, work: Draw) -> None:
-        before = tokens_of(work.sequences)
-        super().draw(work)
-        count(tokens_of(work.sequences) - before)
+    def advance(self, batch: StepBatch, logits: Logits) -> None:
+        before = tokens_of(batch.sequences)
+        super().advance(batch, logits)
+        count(tokens_of(batch.sequences) - before)
 
 
 def reached(point: str) -> None:

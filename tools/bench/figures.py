@@ -134,7 +134,7 @@ def _of_blocks(totals: Mapping[str, float], rows: int) -> dict[str, Any]:
     not stored."""
     if "denoise_passes" not in totals:
         return {}
-    passes = totals["denoise_passes"] + totals["store_passes"] - totals["fused_passes"]
+    passes = totals["denoise_passes"] + totals["store_passes"]
     return {
         "calls_per_block": passes / (totals["store_passes"] + rows),
         "tokens_per_pass": totals["committed_tokens"] / totals["denoise_passes"],

@@ -27,6 +27,7 @@ from operators.engine.loop.engine import Engine
 from operators.engine.loop.step_log import STEPS_SCHEMA
 from operators.engine.loop.worker import Worker
 from operators.engine.sampling.sampler import Sampler
+from operators.engine.sampling.step import SampledRow
 from operators.engine.scheduler.scheduler import Scheduler
 from operators.engine.sequence import Sequence
 from operators.engine.strategies.autoregressive import Autoregressive
@@ -46,7 +47,7 @@ from tools.bench.spec import Spec
 class NoSampler(Sampler):
     """Takes token 0 for every row, without a look at the logits."""
 
-    def draw(self, logits: Logits, rows: Seq[Sequence], places: Seq[int] | None = None) -> list[int | None]:
+    def draw(self, logits: Logits, rows: Seq[SampledRow], places: Seq[int] | None = None) -> list[int | None]:
         """Token 0 for each row."""
         return [0] * len(rows if places is None else places)
 
@@ -130,7 +131,7 @@ def complete(
     client.submit(rows)
     client.end()
     while scheduler.runnable:
-        engine.step()
+        worker.step()
     client.collect()
     return [dict(zip(STEPS_SCHEMA.names, values, strict=True)) for values in steps.rows]
 

@@ -82,11 +82,11 @@ def _outputs(low: int, high: int) -> Scenario:
     return Scenario(f"completions of {low} to {high} tokens", (JOB, SERVER), Recipe(low, high))
 
 
-def _blocks(length: int, steps: int, *, fused: bool = False) -> Job:
-    overrides = [BLOCK_DIFFUSION, f"decode.block_length={length}", f"decode.denoising_steps={steps}"]
-    if fused:
-        overrides += ["runtime.kv=unified", "runtime.deterministic=false"]
-    return Job(f"{length}/{steps}{' fused' if fused else ''}", tuple(overrides))
+def _blocks(length: int, steps: int) -> Job:
+    return Job(
+        f"{length}/{steps}",
+        (BLOCK_DIFFUSION, f"decode.block_length={length}", f"decode.denoising_steps={steps}"),
+    )
 
 
 def _contexts(tokens: int) -> tuple[Contender, ...]:
@@ -142,13 +142,11 @@ SCENARIOS: Mapping[str, Scenario] = {
     "tiny_rows": Scenario("many rows of a few tokens", (*LADDER, SERVER), Recipe(2, 6, words=4), rows=1000),
     "diffusion": Scenario(
         "block diffusion against one token a step: tokens of a block and the steps in which it is made; dynamic: all"
-        " tokens above a threshold with which a step commits about two; fused: with the unified KV cache, where a step"
-        " is a call and a prompt is read in few",
+        " tokens above a threshold with which a step commits about two",
         (
             JOB,
             *(_blocks(length, steps) for length, steps in ((1, 1), (2, 2), (4, 4), (4, 2), (4, 1))),
             Job("4/4 dynamic", DYNAMIC),
-            *(_blocks(4, steps, fused=True) for steps in (4, 2, 1)),
         ),
         Recipe(128, 128, words=4),
         slots=(1, 8, 32),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -19,32 +18,11 @@ class DecodeFailed(PipelineError):
         self.code = code
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """Consecutive blocks of one row in a call, of which each sees itself, those before it and what is in the slot.
-
-    Args:
-        slot: of the row.
-        start: where in the batch its first token is.
-        first: position of that token.
-        blocks, length: how many, of how many tokens.
-        kept: so many of them are in the slot afterwards, and the others are gone.
-    """
-
-    slot: int
-    start: int
-    first: int
-    blocks: int
-    length: int
-    kept: int
-
-
 class BatchBuffer:
     """The tokens of one decode call, filled in place and read by the backend without a copy.
 
     Attributes:
         token, pos, seq_id: int32 [capacity]; output: int8 [capacity], 1 where logits are wanted.
-        chains: the rows that bring several blocks; their tokens are in the arrays like any other's.
         n_tokens: how many are filled.
     """
 
@@ -53,7 +31,6 @@ class BatchBuffer:
         self.pos = np.zeros(capacity, np.int32)
         self.seq_id = np.zeros(capacity, np.int32)
         self.output = np.zeros(capacity, np.int8)
-        self.chains: list[Chain] = []
         self.n_tokens = 0
 
     @property
@@ -64,7 +41,6 @@ class BatchBuffer:
     def clear(self) -> None:
         """Empty the batch."""
         self.n_tokens = 0
-        self.chains.clear()
 
     def add_rows(self, tokens: Sequence[int], positions: Sequence[int], slots: Sequence[int]) -> None:
         """One token for each of several rows, all with logits."""
@@ -106,15 +82,6 @@ class BatchBuffer:
         self.pos[span] = (np.array(first_positions, np.int32)[:, None] + np.arange(length, dtype=np.int32)).ravel()
         self.seq_id[span] = np.repeat(np.array(slots, np.int32), length)
         self.output[span] = outputs.ravel()
-
-    def add_chain(
-        self, tokens: npt.NDArray[np.int32], first: int, slot: int, outputs: npt.NDArray[np.bool_], kept: int
-    ) -> None:
-        """Consecutive blocks of a row: `tokens`, int32 [blocks, length], from position `first` on, with logits where
-        `outputs`, bool [blocks, length], has them. `kept`: see Chain."""
-        blocks, length = tokens.shape
-        self.chains.append(Chain(slot, self.n_tokens, first, blocks, length, kept))
-        self.add_blocks(tokens.reshape(1, -1), [first], [slot], outputs.reshape(1, -1))
 
     def _take(self, count: int) -> slice:
         end = self.n_tokens + count

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from operators.engine.backend.batch import BatchBuffer, Chain, DecodeFailed
+from operators.engine.backend.batch import BatchBuffer, DecodeFailed
 from operators.engine.backend.interface import (
     DecoderShape,
     Logits,
@@ -147,25 +147,19 @@ class FakeDecoder:
         return hashes
 
     def _blocks(self, slots: npt.NDArray[np.int32], positions: npt.NDArray[np.int32]) -> npt.NDArray[np.uint64]:
-        """Every token of a row sees all that the row brings, and what is in its slot; in a chain its block and those
-        before it."""
+        """Every token of a row sees all that the row brings, and what is in its slot."""
         hashes = np.empty(len(slots), np.uint64)
         starts = np.flatnonzero(np.diff(slots, prepend=-1)).tolist()
-        chains = {chain.start: chain for chain in self.batch.chains}
         for start, end in zip(starts, [*starts[1:], len(slots)], strict=True):
             slot, first = slots[start], int(positions[start])
             if self._length[slot] != first or (np.diff(positions[start:end]) != 1).any():
                 raise DecodeFailed(-1, f"positions {positions[start:end]} do not follow {self._length[slot]} in {slot}")
-            chain = chains.get(start, Chain(int(slot), start, first, 1, end - start, 1))
             whole = self._hashes[slot, first : first + 1]
-            for block in range(chain.blocks):
-                own = slice(start + block * chain.length, start + (block + 1) * chain.length)
-                for token in self.batch.token[own].astype(np.uint64):
-                    whole = whole * _MULTIPLIER + token + np.uint64(1)
-                hashes[own] = whole + np.arange(1, chain.length + 1, dtype=np.uint64) * _MULTIPLIER
-                if block < chain.kept:
-                    self._length[slot] += chain.length
-                    self._hashes[slot, self._length[slot]] = whole[0]
+            for token in self.batch.token[start:end].astype(np.uint64):
+                whole = whole * _MULTIPLIER + token + np.uint64(1)
+            hashes[start:end] = whole + np.arange(1, end - start + 1, dtype=np.uint64) * _MULTIPLIER
+            self._length[slot] += end - start
+            self._hashes[slot, self._length[slot]] = whole[0]
         return hashes
 
 
@@ -204,10 +198,10 @@ class FakeModel:
         return _PIECES
 
     def lease(
-        self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT, block: int = 0, chain: int = 0
+        self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT, block: int = 0
     ) -> tuple[FakeDecoder, Callable[[], None]]:
         """A new decoder."""
-        shape = decoder_shape(settings, self.n_ctx_train, wanted, block, chain)
+        shape = decoder_shape(settings, self.n_ctx_train, wanted, block)
         self.decoders.append(FakeDecoder(shape, self._fail))
         return self.decoders[-1], lambda: None
 

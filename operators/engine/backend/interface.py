@@ -50,7 +50,6 @@ class DecoderShape:
         wanted: what `decode` gives.
         block: tokens that a row brings to each call, and which see each other; 0: as many as there are, and each sees
             those before it (causal attention).
-        chain: blocks of a row that a call may have, of which each sees itself and those before it; 0: one.
     """
 
     slots: int
@@ -62,7 +61,6 @@ class DecoderShape:
     n_ctx: int | None = None
     wanted: Wanted = Wanted.NEXT
     block: int = 0
-    chain: int = 0
 
     @property
     def call_tokens(self) -> int:
@@ -166,9 +164,9 @@ class Model(Protocol):
         """The bytes of every token; empty for control tokens. Always the same object: what was asked for is kept."""
 
     def lease(
-        self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT, block: int = 0, chain: int = 0
+        self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT, block: int = 0
     ) -> tuple[Decoder, Callable[[], None]]:
-        """An empty decoder from the pool, and what gives it back. `block`, `chain`: see DecoderShape."""
+        """An empty decoder from the pool, and what gives it back. `block`: see DecoderShape."""
 
     def lease_apart(self, settings: EngineSettings) -> tuple[Decoder, Callable[[], None]]:
         """A decoder that no pool keeps, and what frees it."""
@@ -214,7 +212,7 @@ def model_key(settings: ModelSettings) -> tuple[str, str]:
 
 
 def decoder_shape(
-    settings: EngineSettings, n_ctx_train: int, wanted: Wanted = Wanted.NEXT, block: int = 0, chain: int = 0
+    settings: EngineSettings, n_ctx_train: int, wanted: Wanted = Wanted.NEXT, block: int = 0
 ) -> DecoderShape:
     """The sizes that `settings` ask of a decoder for a model that was trained for `n_ctx_train` tokens."""
     return DecoderShape(
@@ -227,7 +225,6 @@ def decoder_shape(
         n_ctx=settings.n_ctx,
         wanted=wanted,
         block=block,
-        chain=chain,
     )
 
 

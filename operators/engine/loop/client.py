@@ -43,7 +43,7 @@ class Client:
         now = self._engine.now()
         rows = list(rows)
         for row in rows:
-            row.queued_at = now
+            row.times.queued = now
             row.owner = self
         self._engine.queue.submit(self.line, rows)
         self._engine.wake()

@@ -16,7 +16,7 @@ import numpy as np
 from operators.engine.backend.batch import DecodeFailed
 from operators.engine.backend.interface import Decoder
 from operators.engine.scheduler.scheduler import Scheduler
-from operators.engine.scheduler.step_batch import Call
+from operators.engine.scheduler.step_batch import StepBatch
 from operators.engine.sequence import Sequence
 from operators.engine.strategies.base import Strategy
 
@@ -43,69 +43,69 @@ class Recovery:
         self._stopping = stopping
         self._futile = 0
 
-    def make_up(self, call: Call, failure: DecodeFailed) -> None:
-        """Have the rows of `call`, which has failed, moved on in smaller calls, or refused.
+    def make_up(self, batch: StepBatch, failure: DecodeFailed) -> None:
+        """Have the rows of `batch`, which has failed, moved on in smaller calls, or refused.
 
         Raises:
             DecodeFailed: the run is being stopped, the backend cannot forget what the call left, or fails for whatever
                 it is given.
         """
-        log.warning("a call with %d rows failed (%s); it is made again in parts", len(call.sequences), failure)
-        self._undo(call, failure)
+        log.warning("a call with %d rows failed (%s); it is made again in parts", len(batch.sequences), failure)
+        self._undo(batch, failure)
         if failure.code == NO_ROOM and self._scheduler.make_room():
             self._count_futile(failure)
             return
-        for part in self._parts(call) or [call]:
+        for part in self._parts(batch) or [batch]:
             self._attempt(part)
 
     def succeeded(self) -> None:
         """A call has succeeded."""
         self._futile = 0
 
-    def _attempt(self, call: Call) -> None:
-        self._strategy.fill(call)
+    def _attempt(self, batch: StepBatch) -> None:
+        self._strategy.fill(batch)
         try:
             logits = self._decoder.decode()
         except DecodeFailed as failure:
-            self._undo(call, failure)
-            parts = self._parts(call)
+            self._undo(batch, failure)
+            parts = self._parts(batch)
             if not parts:
-                self._judge(call, failure)
+                self._judge(batch, failure)
             for part in parts:
                 self._attempt(part)
         else:
             self.succeeded()
-            self._strategy.advance(call, logits)
-            self._scheduler.computed(call)
+            self._strategy.advance(batch, logits)
+            self._scheduler.computed(batch)
 
-    def _parts(self, call: Call) -> list[Call]:
-        return self._scheduler.halves(call) if len(call.sequences) > 1 else []
+    def _parts(self, batch: StepBatch) -> list[StepBatch]:
+        return self._scheduler.halves(batch) if len(batch.sequences) > 1 else []
 
-    def _undo(self, call: Call, failure: DecodeFailed) -> None:
+    def _undo(self, batch: StepBatch, failure: DecodeFailed) -> None:
         if not self._decoder.partial or (failure.code == ABORTED and self._stopping()):
             raise failure
-        self._scheduler.failed(call)
+        self._scheduler.failed(batch)
 
-    def _judge(self, call: Call, failure: DecodeFailed) -> None:
-        """`call`, with one row, has failed. That may have passed; or what keeps the row company is to blame, since it
+    def _judge(self, batch: StepBatch, failure: DecodeFailed) -> None:
+        """`batch`, with one row, has failed. That may have passed; or the dummy token is to blame, since it
         stands in the slot of another one; or the backend is broken."""
         self._count_futile(failure)
-        row = call.sequences[0]
-        if self._works(Call(call.rows, call.spans)):
+        row = batch.sequences[0]
+        if self._works(StepBatch(batch.decoding, batch.chunks)):
             return  # an ordinary step computes it, once the other row is gone
         if not self._backend_works(row):
             raise failure
         row.error = f"the model cannot compute this row, not even alone: {failure}"
 
-    def _works(self, call: Call) -> bool:
-        """Whether `call` can be computed. What comes of it is forgotten: a lone row may have other bits in company."""
-        self._strategy.fill(call)
+    def _works(self, batch: StepBatch) -> bool:
+        """Whether `batch` can be computed. Discard the result: a lone row may have different bits beside others."""
+        self._strategy.fill(batch)
         try:
             self._decoder.decode()
         except DecodeFailed as failure:
-            self._undo(call, failure)
+            self._undo(batch, failure)
             return False
-        self._scheduler.forget(call)
+        self._scheduler.forget(batch)
         return True
 
     def _backend_works(self, row: Sequence) -> bool:

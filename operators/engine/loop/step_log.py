@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import pyarrow as pa
 
-from operators.engine.scheduler.step_batch import Call, Unfilled, Work
+from operators.engine.scheduler.scheduler import Scheduler
+from operators.engine.scheduler.step_batch import IdleReason, StepBatch
+from pipeline.api.meter import Clock, StageMeter, StageState
 from pipeline.api.protocols import Table
 
 STEPS_SCHEMA = pa.schema(
@@ -23,19 +27,9 @@ STEPS_SCHEMA = pa.schema(
         pa.field("kv_tokens", pa.int64()),
         pa.field("shared_tokens", pa.int32()),
         pa.field("moves", pa.int32()),
-        *(pa.field(f"unfilled_{cause.value}", pa.int32()) for cause in Unfilled),
+        *(pa.field(f"unfilled_{reason.value}", pa.int32()) for reason in IdleReason),
     ]
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """When a step began, and what it spent in filling the batch, in the model and in drawing. Seconds."""
-
-    began: float
-    form_s: float
-    decode_s: float
-    sample_s: float
 
 
 @dataclass
@@ -52,63 +46,83 @@ class StepTotals:
 
 
 class StepLog:
-    """The steps of one context.
+    """Times the steps of one context, writes a row for each, and sums them.
 
     Args:
         table: metrics/steps.parquet; shared by the contexts of all engines.
         engine: number of the engine.
         context: number of the context.
-        slots: of the context.
+        scheduler: of the context.
+        meters: of decode and of sample.
+        clock: seconds.
+        began: when the first engine began, on that clock.
     """
 
-    def __init__(self, table: Table, engine: int, context: int, slots: int) -> None:
-        self._table = table
-        self._engine = engine
-        self._context = context
-        self._slots = slots
+    def __init__(
+        self,
+        table: Table,
+        engine: int,
+        context: int,
+        scheduler: Scheduler,
+        meters: tuple[StageMeter, StageMeter],
+        clock: Clock,
+        began: float,
+    ) -> None:
+        self.clock = clock
         self.totals = StepTotals()
+        self._table = table
+        self._ids = (engine, context)
+        self._slots = scheduler.slots.size
+        self._counts = scheduler.counts
+        self._meters = dict(zip(("decode", "sample"), meters, strict=True))
+        self._began = began
+        self._seconds: dict[str, float] = {}
+        self._shared_tokens = self._moves = 0
 
-    def add(self, work: Work, tokens: int, timing: Timing, shared_tokens: int, moves: int) -> None:
-        """A step is done.
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Time a phase of a step: form, decode or sample. The meter of the phase is busy meanwhile."""
+        began, meter = self.clock(), self._meters.get(phase)
+        with nullcontext() if meter is None else meter.clock.during(StageState.BUSY):
+            yield
+        self._seconds[phase] = self.clock() - began
+
+    def record(self, batch: StepBatch, tokens: int, began: float) -> None:
+        """Write the step that was just made.
 
         Args:
-            work: what was computed.
-            tokens: in the batch.
-            timing: `began` counts from the start of the first engine.
-            shared_tokens: prompt tokens that were taken from other rows before it.
-            moves: rows that were moved to another slot before it.
+            batch: what it computed.
+            tokens: in the batch of the backend.
+            began: when, on the clock.
         """
-        sequences = work.sequences
-        prefill_tokens = decoding = beside = 0
-        unfilled: dict[Unfilled, int] = {}
-        if isinstance(work, Call):
-            decoding, beside, unfilled = len(work.rows), int(work.beside is not None), work.unfilled
-            prefill_tokens = sum(span.count for span in work.spans)
-        decode_tokens = tokens - prefill_tokens - beside
+        sequences = batch.sequences
+        prefill_tokens = sum(chunk.count for chunk in batch.chunks)
+        decode_tokens = tokens - prefill_tokens - (batch.dummy is not None)
+        seconds, counts, sums = self._seconds, self._counts, self.totals
         self._table.append(
-            timing.began,
-            self._engine,
-            self._context,
+            began - self._began,
+            *self._ids,
             len(sequences),
             prefill_tokens,
             decode_tokens,
-            timing.form_s,
-            timing.decode_s,
-            timing.sample_s,
+            seconds["form"],
+            seconds["decode"],
+            seconds["sample"],
             sum(row.n_past for row in sequences),
-            shared_tokens,
-            moves,
-            *(unfilled.get(cause, 0) for cause in Unfilled),
+            counts.shared_tokens - self._shared_tokens,
+            counts.moves - self._moves,
+            *(batch.idle.get(reason, 0) for reason in IdleReason),
         )
-        self._sum(prefill_tokens, decoding, timing)
-
-    def _sum(self, prefill_tokens: int, decoding: int, timing: Timing) -> None:
-        sums = self.totals
+        self._shared_tokens, self._moves = counts.shared_tokens, counts.moves
+        for meter in self._meters.values():
+            meter.batches += 1
+            meter.rows_in += len(sequences)
+            meter.rows_out += len(sequences)
         sums.steps += 1
         sums.prefill_tokens += prefill_tokens
-        sums.form_s += timing.form_s
-        sums.decode_s += timing.decode_s
-        sums.sample_s += timing.sample_s
-        if decoding:
+        sums.form_s += seconds["form"]
+        sums.decode_s += seconds["decode"]
+        sums.sample_s += seconds["sample"]
+        if batch.decoding:
             sums.slot_steps += self._slots
-            sums.slot_steps_used += decoding
+            sums.slot_steps_used += len(batch.decoding)

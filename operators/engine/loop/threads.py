@@ -1,4 +1,4 @@
-"""Lanes: the threads that compute, for all engines of a run, and for nodes that compute without generating.
+"""EngineThreads: the threads that compute, for all engines of a run, and for nodes that compute without generating.
 
 llama.cpp has a team of threads on the cores for each thread that calls it, and a team that has nothing to do goes on
 looking for work for a while (OpenMP: 200 ms). So engines with a thread each would ruin each other even if they took
@@ -18,10 +18,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
-from operators.engine.loop.errands import Errands
+from operators.engine.loop.worker import Worker
 from pipeline.api.errors import PipelineError
 from pipeline.api.meter import Clock
 
@@ -38,59 +39,36 @@ class Closed(PipelineError):
         super().__init__("the engine has ended with the run")
 
 
-class Runner(Protocol):
-    """A context of an engine, as a lane sees it. All but `ended` is called from the lane's thread."""
-
-    requests: deque[Callable[[], None]]
-    """What is to be done before its next step."""
-
-    @property
-    def runnable(self) -> bool:
-        """Whether there is a step to make."""
-
-    def standing(self) -> tuple[float, int]:
-        """How full of rows its next step is, 0 to 1, and the depth of the furthest of them in the graph."""
-
-    def idle(self) -> None:
-        """No one has anything to compute."""
-
-    def step(self) -> None:
-        """Make a step."""
-
-    def ended(self) -> None:
-        """It is served no more."""
-
-
 @dataclass(eq=False)
-class _Lane:
-    """A thread, and whom it serves.
+class _EngineThread:
+    """A thread, and the workers whose steps it makes.
 
     Args:
-        number: 0 for the one that does the errands.
-        current: the runner whose step it makes.
-        passed: how often in succession others came first, by runner.
+        number: 0 for the one that does the jobs.
+        current: the worker whose step it makes.
+        passed: how often in succession others came first, by worker.
     """
 
     number: int
-    runners: list[Runner] = field(default_factory=list)
-    current: Runner | None = None
+    workers: list[Worker] = field(default_factory=list)
+    current: Worker | None = None
     passed: dict[int, int] = field(default_factory=dict)
-    thread: threading.Thread | None = None
+    system_thread: threading.Thread | None = None
 
-    def next(self) -> Runner | None:
-        """The runner whose turn it is."""
-        able = [runner for runner in self.runners if runner.runnable]
+    def next(self) -> Worker | None:
+        """The worker whose turn it is."""
+        able = [worker for worker in self.workers if worker.runnable]
         if len(able) < 2:
             return able[0] if able else None
         chosen = max(able, key=self._rank)
-        self.passed = {id(runner): self.passed.get(id(runner), 0) + 1 for runner in able if runner is not chosen}
+        self.passed = {id(worker): self.passed.get(id(worker), 0) + 1 for worker in able if worker is not chosen}
         return chosen
 
-    def _rank(self, runner: Runner) -> tuple[bool, tuple[float, int]]:
-        return self.passed.get(id(runner), 0) >= PATIENCE, runner.standing()
+    def _rank(self, worker: Worker) -> tuple[bool, tuple[float, int]]:
+        return self.passed.get(id(worker), 0) >= PATIENCE, worker.rank()
 
 
-class Lanes:
+class EngineThreads:
     """The threads that compute, made when they are needed and ended by `close`.
 
     Args:
@@ -104,14 +82,25 @@ class Lanes:
         self.began = clock()
         self.failure: BaseException | None = None
         """What ended a thread, and with it all."""
-        self._errands = Errands(self.changed)
-        self._lanes: list[_Lane] = []
+        self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._threads: list[_EngineThread] = []
         self._closing = False
+        self._refusal: BaseException | None = None
 
-    @property
-    def errand_waits(self) -> bool:
-        """Whether a node waits for what the first thread is to compute."""
-        return self._errands.waiting
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Have the first thread do `work` between two steps.
+
+        Raises:
+            BaseException: what ended the thread.
+        """
+        job: Future[T] = Future()
+        with self.changed:
+            self._start(1)
+            if self._refusal is not None:
+                raise self._refusal
+            self._jobs.append((job, work))
+            self.changed.notify_all()
+        return job
 
     def call(self, work: Callable[[], T]) -> T:
         """Run `work` on the first thread, between two steps, and wait for what it returns.
@@ -119,82 +108,98 @@ class Lanes:
         Raises:
             BaseException: what `work` raised, or what ended the thread.
         """
-        with self.changed:
-            self._start(1)
-        return self._errands.ask(work)
+        return self.submit(work).result()
 
-    def serve(self, runners: Seq[Runner]) -> None:
-        """Make the steps of `runners`, the contexts of an engine, from now on: each on a thread of its own."""
+    def serve(self, workers: Seq[Worker]) -> None:
+        """Make the steps of `workers`, the contexts of an engine, from now on: each on a thread of its own."""
         with self.changed:
-            self._start(len(runners))
-            for lane, runner in zip(self._lanes, runners, strict=False):
-                lane.runners.append(runner)
+            self._start(len(workers))
+            for thread, worker in zip(self._threads, workers, strict=False):
+                thread.workers.append(worker)
             self.changed.notify_all()
 
-    def withdraw(self, runners: Seq[Runner]) -> None:
-        """Serve `runners` no more. Returns when their steps are done."""
+    def withdraw(self, workers: Seq[Worker]) -> None:
+        """Serve `workers` no more. Returns when their steps are done."""
         with self.changed:
-            for lane in self._lanes:
-                lane.runners = [runner for runner in lane.runners if runner not in runners]
-            self.changed.wait_for(lambda: not any(lane.current in runners for lane in self._lanes))
-        for runner in runners:
-            runner.ended()
+            for thread in self._threads:
+                thread.workers = [worker for worker in thread.workers if worker not in workers]
+            self.changed.wait_for(lambda: not any(thread.current in workers for thread in self._threads))
+        for worker in workers:
+            worker.stop()
 
-    def serves(self, runner: Runner) -> bool:
-        """Whether a thread that runs serves `runner`."""
-        return any(runner in lane.runners and lane.thread and lane.thread.is_alive() for lane in self._lanes)
+    def serves(self, worker: Worker) -> bool:
+        """Whether a thread that runs serves `worker`."""
+        return any(
+            worker in thread.workers and thread.system_thread and thread.system_thread.is_alive()
+            for thread in self._threads
+        )
 
     def close(self) -> None:
         """End the threads after what they do."""
         with self.changed:
             self._closing = True
             self.changed.notify_all()
-        for lane in self._lanes:
-            if lane.thread is not None:
-                lane.thread.join()
+        for thread in self._threads:
+            if thread.system_thread is not None:
+                thread.system_thread.join()
 
     def _start(self, count: int) -> None:
-        for number in range(len(self._lanes), count):
-            lane = _Lane(number)
-            lane.thread = threading.Thread(target=self._run, args=(lane,), name=f"engine-{number}")
-            self._lanes.append(lane)
-            lane.thread.start()
+        for number in range(len(self._threads), count):
+            thread = _EngineThread(number)
+            thread.system_thread = threading.Thread(target=self._run, args=(thread,), name=f"engine-{number}")
+            self._threads.append(thread)
+            thread.system_thread.start()
 
-    def _run(self, lane: _Lane) -> None:
+    def _run(self, thread: _EngineThread) -> None:
         try:
-            while self._wait_for_work(lane):
-                if lane.number == 0:
-                    self._errands.do_next()
-                if lane.current is not None:
-                    lane.current.step()
+            while self._wait_for_work(thread):
+                if thread.number == 0:
+                    self._do_next_job()
+                if thread.current is not None:
+                    thread.current.step()
         except BaseException as error:  # reaches the nodes through Engine.raise_failure
             self._fail(error)
         finally:
-            if lane.number == 0:
-                self._errands.refuse(self.failure or Closed())
+            if thread.number == 0:
+                self._refuse_jobs(self.failure or Closed())
             with self.changed:
-                lane.current = None
+                thread.current = None
                 self.changed.notify_all()
-            for runner in lane.runners:
-                runner.ended()
+            for worker in thread.workers:
+                worker.stop()
 
-    def _wait_for_work(self, lane: _Lane) -> bool:
+    def _wait_for_work(self, thread: _EngineThread) -> bool:
         with self.changed:
             while True:
-                if lane.current is not None and lane.current not in lane.runners:
+                if thread.current is not None and thread.current not in thread.workers:
                     self.changed.notify_all()  # somebody waits for its last step
-                lane.current = None
-                for runner in lane.runners:
-                    while runner.requests:
-                        runner.requests.popleft()()
+                thread.current = None
+                for worker in thread.workers:
+                    while worker.jobs:
+                        worker.jobs.popleft()()
                 if self._closing:
                     return False
-                lane.current = lane.next()
-                if lane.current is not None or (lane.number == 0 and self._errands.waiting):
+                thread.current = thread.next()
+                if thread.current is not None or (thread.number == 0 and self._jobs):
                     return True
-                for runner in lane.runners:
-                    runner.idle()
+                for worker in thread.workers:
+                    worker.idle()
                 self.changed.wait()
+
+    def _do_next_job(self) -> None:
+        if not self._jobs:
+            return
+        job, work = self._jobs.popleft()
+        try:
+            job.set_result(work())
+        except BaseException as error:  # concerns the node that asked, not the thread
+            job.set_exception(error)
+
+    def _refuse_jobs(self, why: BaseException) -> None:
+        with self.changed:
+            self._refusal = why
+            while self._jobs:
+                self._jobs.popleft()[0].set_exception(why)
 
     def _fail(self, error: BaseException) -> None:
         with self.changed:

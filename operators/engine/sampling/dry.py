@@ -6,16 +6,12 @@ import hashlib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from operators.engine.sampling.logit_edits import Bias, Change
-from operators.engine.sampling.step import Editing, history
-
-if TYPE_CHECKING:
-    from operators.engine.sequence import Sequence
+from operators.engine.sampling.logit_edits import Bias, Change, history
+from operators.engine.sampling.step import Editing, SampledRow
 
 _LOG_OF_LARGEST = 88.7228391
 """log of the largest float32: the exponent stops where the penalty would overflow."""
@@ -70,7 +66,7 @@ class Dry(Editing):
     last_n: int | None
     breakers: Breakers
 
-    def change(self, row: Sequence) -> Change | None:
+    def change(self, row: SampledRow) -> Change | None:
         """See HistoryStep.change."""
         tokens = history(row, self.last_n)
         if len(tokens) <= self.allowed_length:

@@ -1,13 +1,19 @@
-"""Changes of single logits: a bias, a ban, a penalty. They touch the tokens that they are about and nothing else."""
+"""Changes of single logits: a bias, a ban, a penalty. They touch the tokens that they are about and nothing else.
+
+Bans are of bad words, and of the end before `min_tokens`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from operators.engine.sampling.vocabulary_blocks import Floats, Ids
+
+if TYPE_CHECKING:
+    from operators.engine.sampling.step import SampledRow
 
 
 class Change(Protocol):
@@ -62,3 +68,29 @@ def find(rising: Ids, wanted: Ids) -> tuple[Ids, np.typing.NDArray[np.bool_]]:
     """Where each of `wanted` stands in `rising`, which has one entry at least, and whether it is there at all."""
     at = np.minimum(np.searchsorted(rising, wanted), len(rising) - 1)
     return at, rising[at] == wanted
+
+
+def history(row: SampledRow, last: int | None) -> np.typing.NDArray[np.int32]:
+    """The last tokens of prompt and completion, oldest first; all of them where `last` is None."""
+    made = np.array(row.tokens if last is None else row.tokens[-last:], np.int32)
+    room = len(row.prompt) if last is None else min(len(row.prompt), last - len(made))
+    return np.concatenate([row.prompt[len(row.prompt) - room :], made])
+
+
+def changes_of(row: SampledRow) -> list[Change]:
+    """What is done to the logits of `row` before a cut: bias, bans, and then the penalties that stand first."""
+    params = row.params
+    changes: list[Change] = [] if params.bias is None else [params.bias]
+    banned = set(params.end_ids) if len(row.tokens) < params.min_tokens else set()
+    if params.long_bad_words:
+        banned |= _ends_of_bad_words(row)
+    if banned:
+        changes.append(forbid(banned))
+    changes += [change for edit in params.chain.edits if (change := edit.change(row)) is not None]
+    return changes
+
+
+def _ends_of_bad_words(row: SampledRow) -> set[int]:
+    words = row.params.long_bad_words
+    recent = history(row, max(map(len, words)) - 1).tolist()
+    return {word[-1] for word in words if recent[-len(word) + 1 :] == list(word[:-1])}

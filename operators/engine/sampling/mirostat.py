@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from operators.engine.sampling.candidates import Few
+from operators.engine.sampling.step import SampledRow
 from operators.engine.sampling.whole_vocabulary import Full
-
-if TYPE_CHECKING:
-    from operators.engine.sequence import Sequence
 
 
 @dataclass(frozen=True)
@@ -25,14 +22,14 @@ class Mirostat:
     tau: float
     eta: float
 
-    def few(self, few: Few, rows: Seq[Sequence]) -> None:
+    def few(self, few: Few, rows: Seq[SampledRow]) -> None:
         """See Step.few."""
         least = np.array([[self._least(row)] for row in rows])
         kept = few.probabilities() >= least
         kept[np.arange(len(kept)), few.logits.argmax(axis=1)] = True
         few.keep(kept & few.possible)
 
-    def full(self, full: Full, row: Sequence) -> None:
+    def full(self, full: Full, row: SampledRow) -> None:
         """See Step.full."""
         weights = full.weights()
         least = np.float32(min(1.0, self._least(row) * full.scratch.total(weights)))
@@ -43,13 +40,13 @@ class Mirostat:
         np.logical_and(flags, np.greater(weights, 0, out=full.scratch.marks), out=flags)
         full.keep(flags, int(np.count_nonzero(flags)))
 
-    def drawn(self, row: Sequence, probability: float) -> None:
+    def drawn(self, row: SampledRow, probability: float) -> None:
         """A token with `probability` among what was kept was drawn for `row`."""
-        row.mirostat_mu = self._mu(row) - self.eta * (-math.log2(probability) - self.tau)
+        row.sampling.mirostat_mu = self._mu(row) - self.eta * (-math.log2(probability) - self.tau)
 
-    def _mu(self, row: Sequence) -> float:
-        return 2 * self.tau if row.mirostat_mu is None else row.mirostat_mu
+    def _mu(self, row: SampledRow) -> float:
+        return 2 * self.tau if row.sampling.mirostat_mu is None else row.sampling.mirostat_mu
 
-    def _least(self, row: Sequence) -> float:
+    def _least(self, row: SampledRow) -> float:
         """The probability whose surprise is mu."""
         return float(2.0 ** -max(self._mu(row), -1.0))

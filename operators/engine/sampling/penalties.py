@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from operators.engine.sampling.logit_edits import Change
-from operators.engine.sampling.step import Editing, history
+from operators.engine.sampling.logit_edits import Change, history
+from operators.engine.sampling.step import Editing, SampledRow
 from operators.engine.sampling.vocabulary_blocks import Floats, Ids
-
-if TYPE_CHECKING:
-    from operators.engine.sequence import Sequence
 
 
 @dataclass(frozen=True)
@@ -31,7 +27,7 @@ class Penalties(Editing):
     presence: float
     frequency: float
 
-    def change(self, row: Sequence) -> Change | None:
+    def change(self, row: SampledRow) -> Change | None:
         """See HistoryStep.change."""
         ids, counts = np.unique(history(row, self.last_n), return_counts=True)
         subtract = counts.astype(np.float32) * np.float32(self.frequency) + np.float32(self.presence)

@@ -17,15 +17,13 @@ import numpy as np
 
 from operators.engine.backend.interface import Logits
 from operators.engine.sampling.candidates import Few
-from operators.engine.sampling.logit_bias import changes_of
-from operators.engine.sampling.logit_edits import Patch
+from operators.engine.sampling.logit_edits import Patch, changes_of
 from operators.engine.sampling.logprobs import score
 from operators.engine.sampling.mirostat import Mirostat
-from operators.engine.sampling.step import Step
+from operators.engine.sampling.step import SampledRow, Step
 from operators.engine.sampling.top_k import block_maxima, fits, largest, patch_maxima, top_tokens
 from operators.engine.sampling.vocabulary_blocks import Layout, Scratch
 from operators.engine.sampling.whole_vocabulary import Full
-from operators.engine.sequence import Sequence
 
 DRAW = 0
 AGAIN = 2
@@ -41,7 +39,7 @@ class Sampler:
         self._scratch: Scratch | None = None
         self._masked: Logits = np.empty((0, 0), np.float32)
 
-    def draw(self, logits: Logits, rows: Seq[Sequence], places: Seq[int] | None = None) -> list[int | None]:
+    def draw(self, logits: Logits, rows: Seq[SampledRow], places: Seq[int] | None = None) -> list[int | None]:
         """A token for each row; with `logprobs` its `scored` is set as well.
 
         Args:
@@ -69,21 +67,21 @@ class Sampler:
                 _note(rows[i], logits[i], found, scratch)
         return [None if (found := drawn[i]) is None else found[0] for i in places]
 
-    def draw_one(self, logits: Logits, row: Sequence, uniform: float) -> int | None:
+    def draw_one(self, logits: Logits, row: SampledRow, uniform: float) -> int | None:
         """A token from `logits`, float32 [n_vocab], by the parameters of `row` alone: what looks at its text does not
         act. `uniform`: the random number, in [0, 1). None where the logits are no distribution."""
         drawn = _draw_alone(logits, row, None, uniform, self._scratch_for(len(logits)))
         return None if drawn is None else drawn[0]
 
-    def _only_allowed(self, logits: Logits, places: Seq[int], rows: Seq[Sequence]) -> Logits:
+    def _only_allowed(self, logits: Logits, places: Seq[int], rows: Seq[SampledRow]) -> Logits:
         """float32 [len(rows), n_vocab]: the logits at `places`, and -inf for what the constraints of `rows` forbid."""
         if self._masked.shape[0] < len(rows) or self._masked.shape[1] != logits.shape[1]:
             self._masked = np.empty((len(rows), logits.shape[1]), np.float32)
         masked = self._masked[: len(rows)]
         masked.fill(-np.inf)
         for line, place, row in zip(masked, places, rows, strict=True):
-            if row.matcher is not None:
-                np.copyto(line, logits[place], where=row.matcher.allowed())
+            if row.sampling.matcher is not None:
+                np.copyto(line, logits[place], where=row.sampling.matcher.allowed())
         return masked
 
     def _scratch_for(self, n_vocab: int) -> Scratch:
@@ -92,21 +90,21 @@ class Sampler:
         return self._scratch
 
 
-def _misfits(row: Sequence, drawn: Drawn) -> bool:
+def _misfits(row: SampledRow, drawn: Drawn) -> bool:
     """Whether the constraint of `row` forbids what was drawn."""
-    return drawn is not None and row.matcher is not None and not row.matcher.allows(drawn[0])
+    return drawn is not None and row.sampling.matcher is not None and not row.sampling.matcher.allows(drawn[0])
 
 
-def _no_token(row: Sequence) -> str:
+def _no_token(row: SampledRow) -> str:
     """Why no token was found that fits."""
-    matcher = row.matcher
+    matcher = row.sampling.matcher
     if matcher is not None and matcher.error is not None:
         return f"its constraint cannot go on: {matcher.error}"
     return f"at step {len(row.tokens)} every token that its constraint allows is impossible or forbidden otherwise"
 
 
 def _draw_rows(
-    logits: Logits, rows: Seq[Sequence], places: Iterable[int], draw: int, scratch: Scratch
+    logits: Logits, rows: Seq[SampledRow], places: Iterable[int], draw: int, scratch: Scratch
 ) -> dict[int, Drawn]:
     """A token for each of the rows at `places`, by the random number `draw` of the step."""
     groups: dict[int, list[int]] = {}
@@ -118,7 +116,9 @@ def _draw_rows(
     return drawn
 
 
-def _draw_group(logits: Logits, rows: Seq[Sequence], places: list[int], draw: int, scratch: Scratch) -> Iterable[Drawn]:
+def _draw_group(
+    logits: Logits, rows: Seq[SampledRow], places: list[int], draw: int, scratch: Scratch
+) -> Iterable[Drawn]:
     """A token for each of the rows at `places`, which share their parameters."""
     chain = rows[places[0]].params.chain
     changes = {i: made for i in places if (made := changes_of(rows[i]))}
@@ -131,7 +131,7 @@ def _draw_group(logits: Logits, rows: Seq[Sequence], places: list[int], draw: in
 
 
 def _draw_by_top_k(
-    logits: Logits, rows: Seq[Sequence], places: list[int], patches: dict[int, Patch], draw: int, scratch: Scratch
+    logits: Logits, rows: Seq[SampledRow], places: list[int], patches: dict[int, Patch], draw: int, scratch: Scratch
 ) -> Iterable[Drawn]:
     """The rows together: first cut to the top k, then the other steps on these few."""
     chain = rows[places[0]].params.chain
@@ -155,12 +155,12 @@ def _draw_by_top_k(
     return [drawn[i] for i in sorted(drawn)]
 
 
-def _uniform(row: Sequence, draw: int) -> float:
+def _uniform(row: SampledRow, draw: int) -> float:
     """The random number `draw` of the row's step."""
-    return row.uniforms.at(len(row.tokens), draw)
+    return row.sampling.uniforms.at(len(row.tokens), draw)
 
 
-def _draw_alone(logits: Logits, row: Sequence, patch: Patch | None, uniform: float, scratch: Scratch) -> Drawn:
+def _draw_alone(logits: Logits, row: SampledRow, patch: Patch | None, uniform: float, scratch: Scratch) -> Drawn:
     """One row, beginning with its whole vocabulary. `logits`: float32 [n_vocab]."""
     full = _patched(logits, patch, scratch)
     if full is None:
@@ -173,7 +173,7 @@ def _draw_alone(logits: Logits, row: Sequence, patch: Patch | None, uniform: flo
     return full.pick(uniform)
 
 
-def _finish(few: Few, steps: Seq[Step], rows: Seq[Sequence], uniforms: Seq[float]) -> list[Drawn]:
+def _finish(few: Few, steps: Seq[Step], rows: Seq[SampledRow], uniforms: Seq[float]) -> list[Drawn]:
     """Tokens of rows whose candidates are few, after the `steps` that are left."""
     if not rows:
         return []
@@ -207,11 +207,11 @@ def _patched(logits: Logits, patch: Patch | None, scratch: Scratch) -> Full | No
     return full
 
 
-def _note(row: Sequence, logits: Logits, drawn: tuple[int, float], scratch: Scratch) -> None:
+def _note(row: SampledRow, logits: Logits, drawn: tuple[int, float], scratch: Scratch) -> None:
     """What a row is to remember of its token."""
     token, probability = drawn
     last = row.params.chain.steps[-1:]
     if last and isinstance(last[0], Mirostat):
         last[0].drawn(row, probability)
     if row.params.logprobs is not None:
-        row.scored = score(logits, token, row.params.logprobs, scratch)
+        row.sampling.scored = score(logits, token, row.params.logprobs, scratch)

@@ -8,25 +8,80 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-import numpy as np
-
 from operators.engine.sampling.candidates import Few
+from operators.engine.sampling.constraint import Constraint, Costs, Matcher
 from operators.engine.sampling.logit_edits import Change, find
+from operators.engine.sampling.random_numbers import Uniforms
 from operators.engine.sampling.whole_vocabulary import Full
 
 if TYPE_CHECKING:
-    from operators.engine.sequence import Sequence
+    from operators.engine.backend.interface import TokenIds
+    from operators.engine.sampling.logprobs import Scored
+    from operators.engine.sampling.params import SamplingParams
+
+
+class SampledRow(Protocol):
+    """What the sampler reads of a row; it sets `error`, and what it keeps itself."""
+
+    prompt: TokenIds
+    params: SamplingParams
+    tokens: list[int]
+    sampling: SamplingState
+    error: str | None
+
+
+@dataclass(slots=True, eq=False)
+class SamplingState:
+    """What the sampler keeps of a row.
+
+    Args:
+        seed: of its random numbers; 63 bits.
+        constraint: what its text has to be.
+
+    Attributes:
+        scored: what the model thought of the token that was drawn last, where the parameters ask for logprobs.
+        scores: the same for each token.
+        mirostat_mu: the surprise up to which candidates are kept; None before the first token.
+    """
+
+    seed: int
+    constraint: Constraint | None = None
+    scored: Scored | None = field(default=None, init=False)
+    scores: list[Scored] = field(default_factory=list, init=False)
+    mirostat_mu: float | None = field(default=None, init=False)
+    _matcher: Matcher | None = field(default=None, init=False)
+    _uniforms: Uniforms | None = field(default=None, init=False)
+
+    @property
+    def uniforms(self) -> Uniforms:
+        """Its random numbers."""
+        if self._uniforms is None:
+            self._uniforms = Uniforms(self.seed)
+        return self._uniforms
+
+    @property
+    def matcher(self) -> Matcher | None:
+        """How far it is in its constraint; None where it has none."""
+        if self._matcher is None and self.constraint is not None:
+            self._matcher = self.constraint.matcher()
+        return self._matcher
+
+    @property
+    def costs(self) -> Costs:
+        """What its constraint has cost."""
+        return Costs() if self._matcher is None else self._matcher.costs
 
 
 class Step(Protocol):
     """A step. Its `repr` names it and everything that it does: content keys are made of it."""
 
-    def few(self, few: Few, rows: Seq[Sequence]) -> None:
+    def few(self, few: Few, rows: Seq[SampledRow]) -> None:
         """Change the candidates of `rows`, in that order."""
 
-    def full(self, full: Full, row: Sequence) -> None:
+    def full(self, full: Full, row: SampledRow) -> None:
         """Change the candidates of `row`."""
 
 
@@ -34,7 +89,7 @@ class Step(Protocol):
 class HistoryStep(Step, Protocol):
     """A step that changes the logits of tokens that came before."""
 
-    def change(self, row: Sequence) -> Change | None:
+    def change(self, row: SampledRow) -> Change | None:
         """What it changes of `row`, None for nothing."""
 
 
@@ -42,10 +97,10 @@ class Editing(ABC):
     """The two forms of a HistoryStep, once it says what it changes."""
 
     @abstractmethod
-    def change(self, row: Sequence) -> Change | None:
+    def change(self, row: SampledRow) -> Change | None:
         """See HistoryStep.change."""
 
-    def few(self, few: Few, rows: Seq[Sequence]) -> None:
+    def few(self, few: Few, rows: Seq[SampledRow]) -> None:
         """See Step.few."""
         for i, row in enumerate(rows):
             if (change := self.change(row)) is not None:
@@ -53,15 +108,8 @@ class Editing(ABC):
                 few.logits[i, found] = change.apply(few.logits[i, found], at[found])
         few.sort()
 
-    def full(self, full: Full, row: Sequence) -> None:
+    def full(self, full: Full, row: SampledRow) -> None:
         """See Step.full."""
         if (change := self.change(row)) is not None:
             values = full.writable()
             values[change.ids] = change.apply(values[change.ids], slice(None))
-
-
-def history(row: Sequence, last: int | None) -> np.typing.NDArray[np.int32]:
-    """The last tokens of prompt and completion, oldest first; all of them where `last` is None."""
-    made = np.array(row.tokens if last is None else row.tokens[-last:], np.int32)
-    room = len(row.prompt) if last is None else min(len(row.prompt), last - len(made))
-    return np.concatenate([row.prompt[len(row.prompt) - room :], made])

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from operators.engine.sampling.candidates import Few, row_sums
+from operators.engine.sampling.step import SampledRow
 from operators.engine.sampling.vocabulary_blocks import Floats
 from operators.engine.sampling.whole_vocabulary import Full
-
-if TYPE_CHECKING:
-    from operators.engine.sequence import Sequence
 
 
 @dataclass(frozen=True)
@@ -23,11 +20,11 @@ class Temperature:
 
     t: float
 
-    def few(self, few: Few, rows: Seq[Sequence]) -> None:
+    def few(self, few: Few, rows: Seq[SampledRow]) -> None:
         """See Step.few."""
         _divide_few(few, np.full((len(few.ids), 1), self.t, np.float32))
 
-    def full(self, full: Full, row: Sequence) -> None:
+    def full(self, full: Full, row: SampledRow) -> None:
         """See Step.full."""
         _divide_full(full, self.t)
 
@@ -42,7 +39,7 @@ class DynamicTemperature:
     spread: float
     exponent: float
 
-    def few(self, few: Few, rows: Seq[Sequence]) -> None:
+    def few(self, few: Few, rows: Seq[SampledRow]) -> None:
         """See Step.few."""
         weights, distances = few.weights(), np.maximum(few.distances(), -1e4)
         totals = row_sums(weights)
@@ -52,7 +49,7 @@ class DynamicTemperature:
         temperatures = np.array([[self._temperature(part)] for part in parts[:, 0].tolist()], np.float32)
         _divide_few(few, np.where(sizes > 1, temperatures, np.float32(1)))
 
-    def full(self, full: Full, row: Sequence) -> None:
+    def full(self, full: Full, row: SampledRow) -> None:
         """See Step.full."""
         if full.size > 1:
             _divide_full(full, self._temperature(full.entropy()[0] / math.log(full.size)))

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from operators.engine.sampling.candidates import from_keys, to_keys
 from operators.engine.sampling.logit_edits import Patch
-from operators.engine.sampling.sort_keys import from_keys, to_keys
 from operators.engine.sampling.vocabulary_blocks import Floats, Ids, Scratch
 
 _GROUP = 32

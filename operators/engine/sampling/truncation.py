@@ -5,17 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from operators.engine.sampling.candidates import Few, row_sums
 from operators.engine.sampling.probability_mass import keep_mass
+from operators.engine.sampling.step import SampledRow
 from operators.engine.sampling.top_k import block_maxima, fits, top_tokens
 from operators.engine.sampling.whole_vocabulary import FEW, Full
-
-if TYPE_CHECKING:
-    from operators.engine.sequence import Sequence
 
 NUCLEUS = 512
 """Candidates that TopP tries first over a whole vocabulary."""
@@ -27,13 +24,13 @@ class TopK:
 
     k: int
 
-    def few(self, few: Few, rows: Seq[Sequence]) -> None:
+    def few(self, few: Few, rows: Seq[SampledRow]) -> None:
         """See Step.few."""
         size = np.minimum(few.size, self.k)
         few.keep(few.possible.cumsum(axis=1) <= self.k)
         few.size = size
 
-    def full(self, full: Full, row: Sequence) -> None:
+    def full(self, full: Full, row: SampledRow) -> None:
         """See Step.full."""
         if self.k < len(full.values):
             size = min(full.size, self.k)
@@ -61,12 +58,12 @@ class TopP:
     p: float
     floor: float = 0.0
 
-    def few(self, few: Few, rows: Seq[Sequence]) -> None:
+    def few(self, few: Few, rows: Seq[SampledRow]) -> None:
         """See Step.few."""
         weights = few.weights()
         self._keep(few, weights, row_sums(weights))
 
-    def full(self, full: Full, row: Sequence) -> None:
+    def full(self, full: Full, row: SampledRow) -> None:
         """See Step.full."""
         weights = full.weights()
         total = full.scratch.total(weights)
@@ -124,11 +121,11 @@ class MinP:
 
     p: float
 
-    def few(self, few: Few, rows: Seq[Sequence]) -> None:
+    def few(self, few: Few, rows: Seq[SampledRow]) -> None:
         """See Step.few."""
         few.keep(few.logits >= _floor(few.top, self.p))
 
-    def full(self, full: Full, row: Sequence) -> None:
+    def full(self, full: Full, row: SampledRow) -> None:
         """See Step.full."""
         flags = np.greater_equal(full.values, _floor(full.top, self.p), out=full.scratch.flags)
         full.keep(flags, int(np.count_nonzero(flags)))
@@ -141,7 +138,7 @@ class TypicalP:
 
     p: float
 
-    def few(self, few: Few, rows: Seq[Sequence]) -> None:
+    def few(self, few: Few, rows: Seq[SampledRow]) -> None:
         """See Step.few."""
         weights, distances = few.weights(), np.maximum(few.distances(), -1e4)
         totals = row_sums(weights)
@@ -156,7 +153,7 @@ class TypicalP:
         np.put_along_axis(kept, order, nearest, 1)
         few.keep(kept & few.possible)
 
-    def full(self, full: Full, row: Sequence) -> None:
+    def full(self, full: Full, row: SampledRow) -> None:
         """See Step.full."""
         if len(full.values) <= FEW:
             full.narrow(np.arange(len(full.values)), full.size)
@@ -177,7 +174,7 @@ class TopNSigma:
 
     n: float
 
-    def few(self, few: Few, rows: Seq[Sequence]) -> None:
+    def few(self, few: Few, rows: Seq[SampledRow]) -> None:
         """See Step.few."""
         possible = few.possible
         counts = np.count_nonzero(possible, axis=1)[:, None]
@@ -186,7 +183,7 @@ class TopNSigma:
         deviations = np.sqrt(row_sums(np.where(possible, (distances - means) ** 2, 0.0)) / counts)
         few.logits[(distances < -self.n * deviations) & (few.size > 1)[:, None]] = -np.inf
 
-    def full(self, full: Full, row: Sequence) -> None:
+    def full(self, full: Full, row: SampledRow) -> None:
         """See Step.full."""
         scratch = full.scratch
         impossible = np.equal(full.values, -np.inf, out=scratch.flags)

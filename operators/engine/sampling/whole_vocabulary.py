@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from operators.engine.sampling.candidates import Few
-from operators.engine.sampling.sort_keys import by_logit
+from operators.engine.sampling.candidates import Few, by_logit
 from operators.engine.sampling.vocabulary_blocks import Floats, Ids, Scratch
 
 FEW = 4096

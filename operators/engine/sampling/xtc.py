@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from operators.engine.sampling.candidates import Few
-from operators.engine.sampling.sort_keys import by_logit
+from operators.engine.sampling.candidates import Few, by_logit
+from operators.engine.sampling.step import SampledRow
 from operators.engine.sampling.whole_vocabulary import Full
-
-if TYPE_CHECKING:
-    from operators.engine.sequence import Sequence
 
 DRAW = 1
 """Which of a step's random numbers decides; 0 draws the token."""
@@ -27,7 +23,7 @@ class Xtc:
     probability: float
     threshold: float
 
-    def few(self, few: Few, rows: Seq[Sequence]) -> None:
+    def few(self, few: Few, rows: Seq[SampledRow]) -> None:
         """See Step.few."""
         chosen = np.array([self._happens(row) for row in rows])
         if chosen.any():
@@ -36,7 +32,7 @@ class Xtc:
             few.logits[few.possible & (few.possible.cumsum(axis=1) <= dropped[:, None])] = -np.inf
             few.size = few.size - dropped
 
-    def full(self, full: Full, row: Sequence) -> None:
+    def full(self, full: Full, row: SampledRow) -> None:
         """See Step.full."""
         if not self._happens(row) or full.size < 2:
             return
@@ -48,5 +44,5 @@ class Xtc:
             full.writable()[dropped] = -np.inf
             full.size -= len(dropped)
 
-    def _happens(self, row: Sequence) -> bool:
-        return row.uniforms.at(len(row.tokens), DRAW) < self.probability
+    def _happens(self, row: SampledRow) -> bool:
+        return row.sampling.uniforms.at(len(row.tokens), DRAW) < self.probability

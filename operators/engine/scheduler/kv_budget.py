@@ -1,15 +1,18 @@
-"""How much room the KV cache has, and whom it is promised to."""
+"""How much room the KV cache has, and whom it is reserved for."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 from operators.engine.backend.interface import Decoder, DecoderShape
+from operators.engine.scheduler import policy
+from operators.engine.scheduler.policy import KvState
 from operators.engine.scheduler.prefix_cache import Counts
-from operators.engine.scheduler.slots import Slot
 from operators.engine.sequence import Sequence
+from operators.engine.sequence.placement import Slot
 
 
 class KvRoom:
@@ -42,13 +45,13 @@ class KvRoom:
             held = sum(row.n_past for row in rows)
             self._cells = min(self._cells, max(held, *(row.cells(row.max_tokens) for row in rows)))
 
-    def promised(self, rows: Iterable[Sequence]) -> int:
-        """Cells that `rows` are promised, where they take room from each other."""
-        return 0 if self._cells is None else sum(map(self._promise, rows))
-
-    def fits(self, row: Sequence, promised: int) -> bool:
-        """Whether `row` may be admitted beside others, which are `promised` so many cells."""
-        return self._cells is None or not promised or promised + self._promise(row) <= self._cells
+    def state(self, rows: Iterable[Sequence]) -> KvState:
+        """What is reserved for `rows`."""
+        mean = self._finished_tokens / self._finished if self._finished else None
+        state = KvState(self._cells, 0, self._optimistic, mean)
+        if self._cells is None:
+            return state
+        return replace(state, reserved=sum(policy.reservation(row, state) for row in rows))
 
     def lacks(self, rows: Iterable[Sequence], more: int) -> bool:
         """Whether `more` tokens are too many beside what `rows` have in the cache."""
@@ -64,14 +67,6 @@ class KvRoom:
         """Learn from the length of `row`."""
         self._finished += 1
         self._finished_tokens += len(row.tokens)
-
-    def _promise(self, row: Sequence) -> int:
-        most = row.max_tokens
-        if self._optimistic:
-            mean = self._finished_tokens / self._finished if self._finished else most / 2
-            # What it has drawn already, and as much again as rows have on average, but for its own limit.
-            most = min(most, max(round(mean), len(row.tokens) + 1))
-        return row.cells(most)
 
 
 class Paused:
@@ -107,12 +102,12 @@ class Paused:
 
     def next(self) -> Sequence | None:
         """The row that goes on next."""
-        return min(self.rows, key=lambda row: row.admission, default=None)
+        return min(self.rows, key=lambda row: row.placement.admission, default=None)
 
     def resume(self, row: Sequence, slot: Slot) -> None:
         """`row` has the empty `slot`."""
         self.rows.remove(row)
-        saved, row.saved = row.saved, None
+        saved, row.placement.saved = row.placement.saved, None
         if saved is not None:
             self._bytes -= len(saved)
             self._decoder.restore(slot.index, saved)
@@ -122,4 +117,4 @@ class Paused:
         """Forget the rows that `belongs` names."""
         for row in [row for row in self.rows if belongs(row)]:
             self.rows.remove(row)
-            self._bytes -= len(row.saved or b"")
+            self._bytes -= len(row.placement.saved or b"")

@@ -18,7 +18,7 @@ from operators.settings.runtime import KERNEL_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class PrefillChunk:
     """`count` tokens of `row`, from token `row.n_past` on."""
 
     row: Sequence
@@ -108,8 +108,8 @@ def cutting(shape: DecoderShape) -> Cutting:
     return Cutting(KERNEL_TOKENS if shape.deterministic else 0)
 
 
-def one_micro_batch(rows: Seq[Sequence], shape: DecoderShape, cut: Cut, *, grouped: bool) -> list[Span]:
-    """Spans of the first of `rows`, which are in the order of their slots, and of equally long ones in the next."""
+def one_micro_batch(rows: Seq[Sequence], shape: DecoderShape, cut: Cut, *, grouped: bool) -> list[PrefillChunk]:
+    """Chunks of the first of `rows`, which are in the order of their slots, and of equally long ones in the next."""
     first = rows[0]
     count = cut.piece(first, shape.n_ubatch)
     taken = [first]
@@ -119,16 +119,16 @@ def one_micro_batch(rows: Seq[Sequence], shape: DecoderShape, cut: Cut, *, group
         if count * (len(taken) + 1) > shape.n_ubatch:
             break
         taken.append(row)
-    return [Span(row, count) for row in taken]
+    return [PrefillChunk(row, count) for row in taken]
 
 
-def riders(rows: Seq[Sequence], room: int, cut: Cut) -> list[Span]:
-    """Spans of `rows`, in this order, that fit into `room` tokens beside rows that decode."""
-    spans: list[Span] = []
+def riders(rows: Seq[Sequence], room: int, cut: Cut) -> list[PrefillChunk]:
+    """Chunks of `rows`, in this order, that fit into `room` tokens beside rows that decode."""
+    chunks: list[PrefillChunk] = []
     for row in rows:
         count = cut.piece(row, room) if room > 0 else 0
         if not count:
             break
-        spans.append(Span(row, count))
+        chunks.append(PrefillChunk(row, count))
         room -= count
-    return spans
+    return chunks

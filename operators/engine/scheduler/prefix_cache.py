@@ -20,10 +20,11 @@ from dataclasses import dataclass
 
 from operators.engine.backend.interface import Decoder
 from operators.engine.scheduler.prefill import Cut
-from operators.engine.scheduler.radix_tree import BLOCK, PrefixNode
-from operators.engine.scheduler.slots import Slot, SlotPool
+from operators.engine.scheduler.radix_tree import BLOCK
+from operators.engine.scheduler.slots import SlotPool
 from operators.engine.scheduler.waiting_queue import Queue
 from operators.engine.sequence import Sequence, State
+from operators.engine.sequence.placement import PrefixNode, Slot
 
 CELLS_A_TOKEN = 200
 """To copy a row's stream takes as long as to compute one token of a prompt for so many of its cells, used or not: 450
@@ -103,14 +104,14 @@ class Sharing:
                 self._hold(slot, row)
                 if row.state is State.DECODE:
                     self._queue.settle(row)
-                elif row.prefix is not None or row.same is not None:
+                elif row.placement.node is not None or row.placement.group is not None:
                     self._fresh[row] = None
 
     def begin(self) -> list[Sequence]:
         """Let rows that have not begun take what others have by now; returns those that have all of their prompt."""
         if self._fresh:
             with self._queue.lock:
-                for row in sorted(self._fresh, key=lambda row: row.admission):
+                for row in sorted(self._fresh, key=lambda row: row.placement.admission):
                     source = self._source(row)
                     if source is None or source.count < self._worth_a_copy:
                         del self._fresh[row]
@@ -134,10 +135,10 @@ class Sharing:
             if slot.prompt is not None and row.n_past < len(slot.prompt):  # nobody computes the rest any more
                 slot.prompt = slot.prompt[: row.n_past]
                 slot.end = self._queue.tree.drop(slot, slot.end, row.n_past // BLOCK)
-                if slot.same is not None:
-                    slot.same.holders.discard(slot)
-                    slot.same = None
-            awaited = slot.same is not None and slot.same.waiting > 0
+                if slot.group is not None:
+                    slot.group.holders.discard(slot)
+                    slot.group = None
+            awaited = slot.group is not None and slot.group.waiting > 0
             if not self._keeps or (slot.ready < BLOCK and not awaited):
                 self.clear(slot)
 
@@ -152,12 +153,12 @@ class Sharing:
         """The row in `source` is in `target` now; what was copied is still in `source`."""
         with self._queue.lock:
             self._release(target)
-            target.prompt, target.end, target.same = source.prompt, source.end, source.same
+            target.prompt, target.end, target.group = source.prompt, source.end, source.group
             target.dirty = True
             if target.end is not None:
                 self._queue.tree.hold(target, target.end)
-            if target.same is not None:
-                target.same.holders.add(target)
+            if target.group is not None:
+                target.group.holders.add(target)
         self.vacate(source, self._pool.row_of(target))
 
     def clear(self, slot: Slot) -> None:
@@ -185,22 +186,22 @@ class Sharing:
         self._take(row, source.count)
 
     def _take(self, row: Sequence, count: int) -> None:
-        row.n_past = row.shared_tokens = count
+        row.n_past = row.placement.shared_tokens = count
         self._counts.shared_tokens += count
         row.settle()
-        if row.same is not None and count == len(row.prompt):
+        if row.placement.group is not None and count == len(row.prompt):
             self._drawing.append(row)
 
     def _source(self, row: Sequence) -> Source | None:
         """Who has most of the prompt of `row`, or will have it: of rows in slots only those admitted before it."""
-        if row.same is not None:
+        if row.placement.group is not None:
             whole = len(row.prompt)
-            twins = [Source(slot, whole) for slot in row.same.holders if self._may_serve(slot, row)]
+            twins = [Source(slot, whole) for slot in row.placement.group.holders if self._may_serve(slot, row)]
             # A twin that has its prompt, and whose logits were not kept, is of no more use than any prefix.
-            useful = [twin for twin in twins if row.same.logits is not None or not twin.ready]
+            useful = [twin for twin in twins if row.placement.group.logits is not None or not twin.ready]
             if useful:
                 return max(useful, key=lambda twin: (twin.ready, -twin.slot.index))
-        node = row.prefix
+        node = row.placement.node
         while node is not None and node.depth:
             found = list(itertools.islice(self._sources(node, row), ENOUGH))
             if found:
@@ -215,23 +216,23 @@ class Sharing:
                 yield Source(slot, self._cut.shared(row, slot.prompt, node.depth * BLOCK))
 
     def _may_serve(self, slot: Slot, row: Sequence) -> bool:
-        return slot.pool is self._pool and (slot.row is None or slot.row.admission < row.admission)
+        return slot.pool is self._pool and (slot.row is None or slot.row.placement.admission < row.placement.admission)
 
     def _hold(self, slot: Slot, row: Sequence) -> None:
         """`slot` has, or will have, the prompt of `row`."""
         slot.prompt = row.prompt
-        slot.end = row.prefix
-        slot.same = row.same
+        slot.end = row.placement.node
+        slot.group = row.placement.group
         if slot.end is not None:
             self._queue.tree.hold(slot, slot.end)
             self._queue.tree.leave(row)
-        if slot.same is not None:
-            slot.same.holders.add(slot)
+        if slot.group is not None:
+            slot.group.holders.add(slot)
 
     def _release(self, slot: Slot) -> None:
         """`slot` no longer has what it had."""
         with self._queue.lock:  # other contexts look through the holders
             self._queue.tree.drop(slot, slot.end)
-            if slot.same is not None:
-                slot.same.holders.discard(slot)
-        slot.prompt = slot.end = slot.same = None
+            if slot.group is not None:
+                slot.group.holders.discard(slot)
+        slot.prompt = slot.end = slot.group = None

@@ -13,59 +13,15 @@ not take the beginning of a long one, nor the reverse: the tree keeps them apart
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-from operators.engine.backend.interface import Logits, TokenIds
-from operators.engine.scheduler.row_heap import RowHeap
-
-if TYPE_CHECKING:
-    from operators.engine.scheduler.row_heap import Order
-    from operators.engine.scheduler.slots import Slot
-    from operators.engine.sequence import Sequence
+from operators.engine.backend.interface import TokenIds
+from operators.engine.sequence import Sequence
+from operators.engine.sequence.placement import PrefixNode, Slot
+from operators.engine.sequence.row_heap import Order, RowHeap
 
 BLOCK = 16
 """Tokens of an edge of the tree, and the fewest that are worth sharing: to copy a row of the usual 1,024 cells between
 slots takes as long as to compute 3 tokens (docs/performance.md)."""
 _BYTES = BLOCK * 4
-
-
-@dataclass(eq=False, slots=True)
-class SamePrompt:
-    """Rows that have one and the same prompt: it is computed once, and they draw their first tokens from the same
-    logits.
-
-    Attributes:
-        key: the prompt's bytes.
-        waiting: rows that do not have it in a slot yet.
-        holders: slots that have the whole prompt, or whose row computes it now.
-        logits: float32 [n_vocab] after its last token; kept while rows wait.
-    """
-
-    key: bytes
-    waiting: int = 0
-    holders: set[Slot] = field(default_factory=set)
-    logits: Logits | None = None
-
-
-class PrefixNode:
-    """A prefix of `depth` blocks. `waiting`: the rows of each line that begin with it; `holders`: slots that do, those
-    that have it for the longest time first."""
-
-    __slots__ = ("children", "depth", "holders", "key", "parent", "waiting")
-
-    def __init__(self, parent: PrefixNode | None, key: bytes) -> None:
-        self.parent = parent
-        self.key = key
-        self.depth: int = parent.depth + 1 if parent is not None else 0
-        self.children: dict[bytes, PrefixNode] = {}
-        self.waiting: dict[object, RowHeap] = {}
-        self.holders: dict[Slot, None] = {}
-
-    @property
-    def unused(self) -> bool:
-        """Whether nobody needs it."""
-        return not (self.waiting or self.holders or self.children)
 
 
 class PrefixTree:
@@ -101,23 +57,23 @@ class PrefixTree:
             child = node.children.get(key)
             if child is None:
                 child = node.children[key] = PrefixNode(node, key)
-            heap = child.waiting.get(row.line)
+            heap = child.waiting.get(row.placement.node_queue)
             if heap is None:
-                heap = child.waiting[row.line] = RowHeap()
+                heap = child.waiting[row.placement.node_queue] = RowHeap()
             heap.push(order, row)
             if child.holders:
                 self._at_hand(child)
             node = child
-        row.prefix = node
+        row.placement.node = node
 
     def leave(self, row: Sequence) -> None:
         """`row` has left its line. A slot that is given to it is said to `hold` its prefixes before."""
-        node = row.prefix
+        node = row.placement.node
         while node is not None and node.parent is not None:
-            heap = node.waiting[row.line]
+            heap = node.waiting[row.placement.node_queue]
             heap.left()
             if not heap.count:
-                del node.waiting[row.line]
+                del node.waiting[row.placement.node_queue]
                 if not node.waiting:
                     self._not_at_hand(node)
             node = self._pruned(node)

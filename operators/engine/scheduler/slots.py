@@ -3,41 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
 
-from operators.engine.backend.interface import TokenIds
-from operators.engine.scheduler.radix_tree import PrefixNode, SamePrompt
 from operators.engine.sequence import Sequence
-
-
-@dataclass(eq=False, slots=True)
-class Slot:
-    """A sequence id of a decoder.
-
-    Attributes:
-        pool: whose it is.
-        index: the sequence id.
-        row: the row that is in it.
-        prompt: of the row that is there; once it has left, what of it is in the KV cache. None: others take nothing.
-        end: where that prompt stands in the tree of prefixes.
-        same: the rows that wait with that very prompt.
-        dirty: whether its KV cache holds anything.
-    """
-
-    pool: SlotPool
-    index: int
-    row: Sequence | None = None
-    prompt: TokenIds | None = None
-    end: PrefixNode | None = None
-    same: SamePrompt | None = None
-    dirty: bool = False
-
-    @property
-    def ready(self) -> int:
-        """Tokens of `prompt` that are in the KV cache now."""
-        if self.row is not None:
-            return self.row.n_past
-        return 0 if self.prompt is None else len(self.prompt)
+from operators.engine.sequence.placement import Slot
 
 
 class SlotPool:

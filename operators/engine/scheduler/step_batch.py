@@ -1,15 +1,15 @@
-"""What is computed at once: a call of the backend, or draws from logits that are known already."""
+"""StepBatch: what one step computes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from operators.engine.scheduler.prefill import Span
+from operators.engine.scheduler.prefill import PrefillChunk
 from operators.engine.sequence import Sequence
 
 
-class Unfilled(StrEnum):
+class IdleReason(StrEnum):
     """Why slots are empty in a decode step."""
 
     INPUT = "input"
@@ -27,7 +27,7 @@ class Unfilled(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Company:
+class DummyToken:
     """A token of no meaning in the slot next to a lone row, for one call: the backend never sees the row alone.
 
     Args:
@@ -45,37 +45,30 @@ class Company:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """One call of the backend.
+class StepBatch:
+    """What one step computes: at most one call of the backend.
 
     Args:
-        rows: those that decode one step.
-        spans: pieces of prompts.
-        unfilled: empty slots in a decode step, and why.
-        beside: what keeps a lone row company; None: no need.
+        decoding: rows that decode one step.
+        chunks: pieces of prompts.
+        known_logits: rows with the prompt of a row before them: they sample from its logits and need no call. The
+            scheduler gives them a step of their own, since a row that has just sampled can decode with the others.
+        idle: empty slots in a decode step, and why.
+        dummy: the token beside a lone row; None: no need.
     """
 
-    rows: list[Sequence]
-    spans: list[Span]
-    unfilled: dict[Unfilled, int] = field(default_factory=dict)
-    beside: Company | None = None
+    decoding: list[Sequence] = field(default_factory=list)
+    chunks: list[PrefillChunk] = field(default_factory=list)
+    known_logits: list[Sequence] = field(default_factory=list)
+    idle: dict[IdleReason, int] = field(default_factory=dict)
+    dummy: DummyToken | None = None
 
     @property
     def sequences(self) -> list[Sequence]:
         """The rows that take part."""
-        return [*self.rows, *(span.row for span in self.spans)]
-
-
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """No call: `rows` have the prompt of a row before them, and draw from the same logits."""
-
-    rows: list[Sequence]
+        return [*self.decoding, *(chunk.row for chunk in self.chunks), *self.known_logits]
 
     @property
-    def sequences(self) -> list[Sequence]:
-        """The rows that take part."""
-        return self.rows
-
-
-Work = Call | Draw
+    def needs_call(self) -> bool:
+        """Whether the backend has anything to compute."""
+        return bool(self.decoding or self.chunks)

@@ -1,12 +1,8 @@
 """The rows that wait for a slot, and which of them is next.
 
-All contexts of an engine take their rows from one queue. The order among rows of a node:
-
-1. age: rows of two neighbouring chunks before those of later ones, so that nothing below keeps a chunk from its end;
-2. priority, the higher first;
-3. prefix: rows that begin like a row whose KV cache is at hand, before those that must be computed from the start;
-4. expected length, the longest first: what starts last should end soon, or a few long rows decode alone at the end;
-5. the order of arrival (BatchByLength sorts by prompt length).
+All contexts of an engine take their rows from one queue. The order among rows of a node is that of `policy.order` (age,
+priority, expected length, arrival), but of equal age and priority those that begin like a row whose KV cache is at hand
+come before those that must be computed from the start.
 """
 
 from __future__ import annotations
@@ -16,13 +12,13 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from operators.engine.scheduler.radix_tree import PrefixNode, PrefixTree, SamePrompt
-from operators.engine.scheduler.row_heap import Order, RowHeap
+from operators.engine.scheduler import policy
+from operators.engine.scheduler.radix_tree import PrefixTree
 from operators.engine.scheduler.slots import SlotPool
 from operators.engine.sequence import Sequence
+from operators.engine.sequence.placement import PrefixNode, PromptGroup
+from operators.engine.sequence.row_heap import Order, RowHeap
 from operators.settings.runtime import KERNEL_TOKENS, EngineSettings, OptimiseSettings
-
-CHUNKS_OF_ONE_AGE = 2
 
 
 @dataclass(eq=False)
@@ -68,7 +64,7 @@ class Queue:
         self.tree = PrefixTree(kernel_tokens)
         self.lines: list[Line] = []
         self._optimise = optimise
-        self._same: dict[bytes, SamePrompt] = {}
+        self._groups: dict[bytes, PromptGroup] = {}
         self._numbers = itertools.count()
 
     @property
@@ -98,8 +94,8 @@ class Queue:
         """`rows` of `line` wait from now on."""
         with self.lock:
             for row in rows:
-                row.line, row.queued = line, True
-                order = self._order(row)
+                row.placement.node_queue, row.placement.queued = line, True
+                order = policy.order(row, next(self._numbers), longest_first=self._optimise.longest_first)
                 line.rows.push(order, row)
                 self._remember(row, order)
 
@@ -137,19 +133,15 @@ class Queue:
         return None
 
     def _take_out(self, row: Sequence, line: Line) -> None:
-        row.queued = False
+        row.placement.queued = False
         line.rows.left()
-
-    def _order(self, row: Sequence) -> Order:
-        expected = row.max_tokens if self._optimise.longest_first else 0
-        return (row.chunk // CHUNKS_OF_ONE_AGE, -row.priority, -expected, next(self._numbers))
 
     def _next(self, line: Line, pool: SlotPool) -> Sequence | None:
         first = line.rows.first()
         if first is None:
             return None
         order, row = first
-        if row.prefix is None or not self.tree.at_hand or _is_at_hand(row.prefix, pool):
+        if row.placement.node is None or not self.tree.at_hand or _is_at_hand(row.placement.node, pool):
             return row
         near = self._nearest(line, pool, order[:2])
         return row if near is None else near
@@ -170,22 +162,22 @@ class Queue:
             self.tree.enter(row, order)
         if self._optimise.sample_sharing and len(row.prompt) > 1:
             key = row.prompt.tobytes()
-            same = self._same.get(key)
-            if same is None or not same.waiting:
-                same = self._same[key] = SamePrompt(key=key)
-            same.waiting += 1
-            row.same = same
+            group = self._groups.get(key)
+            if group is None or not group.waiting:
+                group = self._groups[key] = PromptGroup(key=key)
+            group.waiting += 1
+            row.placement.group = group
 
     def settle(self, row: Sequence) -> None:
         """`row` has its prompt, or will never need it."""
-        same, row.same = row.same, None
-        if same is not None:
+        group, row.placement.group = row.placement.group, None
+        if group is not None:
             with self.lock:
-                same.waiting -= 1
-                if not same.waiting:
-                    same.logits = None
-                    if self._same.get(same.key) is same:
-                        del self._same[same.key]
+                group.waiting -= 1
+                if not group.waiting:
+                    group.logits = None
+                    if self._groups.get(group.key) is group:
+                        del self._groups[group.key]
 
 
 def queue_for(settings: EngineSettings) -> Queue:

@@ -10,8 +10,8 @@ import numpy as np
 
 from operators.engine.backend.interface import Decoder, DecoderShape, Logits, Model
 from operators.engine.sampling.sampler import Sampler
-from operators.engine.scheduler.prefill import Cut, Span, cutting
-from operators.engine.scheduler.step_batch import Call, Company, Draw
+from operators.engine.scheduler.prefill import Cut, PrefillChunk, cutting
+from operators.engine.scheduler.step_batch import DummyToken, StepBatch
 from operators.engine.scheduler.waiting_queue import Queue, queue_for
 from operators.engine.sequence import Sequence
 from operators.settings import DecodeSettings, SamplingSettings
@@ -35,43 +35,39 @@ class Autoregressive:
         self._decoder = decoder
         self._sampler = sampler
 
-    def fill(self, call: Call) -> None:
-        """Put the tokens of `call` into the decoder's batch."""
-        batch = self._decoder.batch
-        batch.clear()
-        beside = call.beside
-        if beside is not None and _is_below(beside, call):
-            batch.add_rows([0], [beside.position], [beside.slot])
-        if call.rows:
-            rows = call.rows
-            batch.add_rows([r.next_token for r in rows], [r.n_past for r in rows], [r.slot for r in rows])
-        if beside is not None and not _is_below(beside, call):
-            batch.add_rows([0], [beside.position], [beside.slot])
-        if call.spans:
-            self._fill_spans(call.spans)
+    def fill(self, batch: StepBatch) -> None:
+        """Put the tokens of `batch` into the decoder's buffer."""
+        buffer = self._decoder.batch
+        buffer.clear()
+        dummy, rows = batch.dummy, batch.decoding
+        if dummy is not None and _is_below(dummy, rows):
+            buffer.add_rows([0], [dummy.position], [dummy.slot])
+        if rows:
+            buffer.add_rows([r.next_token for r in rows], [r.n_past for r in rows], [r.slot for r in rows])
+        if dummy is not None and not _is_below(dummy, rows):
+            buffer.add_rows([0], [dummy.position], [dummy.slot])
+        if batch.chunks:
+            self._fill_chunks(batch.chunks)
 
-    def advance(self, call: Call, logits: Logits) -> None:
-        """Take the logits of `call`, float32 [outputs, n_vocab]: draw, and move every row on."""
-        if call.beside is not None and _is_below(call.beside, call):
+    def advance(self, batch: StepBatch, logits: Logits) -> None:
+        """Take the logits of `batch`, float32 [outputs, n_vocab]: draw, and move every row on."""
+        if batch.dummy is not None and _is_below(batch.dummy, batch.decoding):
             logits = logits[1:]
-        for row in call.rows:
+        for row in batch.decoding:
             row.n_past += 1
-        if call.rows:
-            self._draw(logits[: len(call.rows)], call.rows)
-        drawing = [span.row for span in call.spans if span.draws]
-        for span in call.spans:
-            span.row.n_past += span.count
-            span.row.settle()
+        if batch.decoding:
+            self._draw(logits[: len(batch.decoding)], batch.decoding)
+        drawing = [chunk.row for chunk in batch.chunks if chunk.draws]
+        for chunk in batch.chunks:
+            chunk.row.n_past += chunk.count
+            chunk.row.settle()
         if drawing:
             own = logits[-len(drawing) :]
             for row, line in zip(drawing, own, strict=True):
-                if row.same is not None and row.same.waiting > 1:
-                    row.same.logits = line.copy()
+                if row.placement.group is not None and row.placement.group.waiting > 1:
+                    row.placement.group.logits = line.copy()
             self._draw(own, drawing)
-
-    def draw(self, work: Draw) -> None:
-        """First tokens of rows whose prompt another row has computed."""
-        for same, samples in itertools.groupby(work.rows, key=lambda row: row.same):
+        for same, samples in itertools.groupby(batch.known_logits, key=lambda row: row.placement.group):
             rows = list(samples)
             if same is not None and same.logits is not None:
                 self._draw(np.broadcast_to(same.logits, (len(rows), len(same.logits))), rows)
@@ -80,15 +76,15 @@ class Autoregressive:
         """Nothing that the engine does not count."""
         return {}
 
-    def _fill_spans(self, spans: Seq[Span]) -> None:
-        drawing = sum(span.draws for span in spans)
+    def _fill_chunks(self, chunks: Seq[PrefillChunk]) -> None:
+        drawing = sum(chunk.draws for chunk in chunks)
         # The backend computes a lone output with other kernels: the token before it gives a second one.
         outputs = 2 if drawing == 1 and self._decoder.shape.deterministic else 1
         self._decoder.batch.add_spans(
-            [span.row.feed[span.row.n_past : span.row.n_past + span.count] for span in spans],
-            [span.row.n_past for span in spans],
-            [span.row.slot for span in spans],
-            [outputs if span.draws else 0 for span in spans],
+            [chunk.row.feed[chunk.row.n_past : chunk.row.n_past + chunk.count] for chunk in chunks],
+            [chunk.row.n_past for chunk in chunks],
+            [chunk.row.slot for chunk in chunks],
+            [outputs if chunk.draws else 0 for chunk in chunks],
         )
 
     def _draw(self, logits: Logits, rows: Seq[Sequence]) -> None:
@@ -103,9 +99,9 @@ class Autoregressive:
                 row.error = f"the logits of step {len(row.tokens)} are no distribution (NaN or -inf everywhere)"
 
 
-def _is_below(beside: Company, call: Call) -> bool:
-    """Whether it comes before the row in the batch, where rows stand in the order of their slots."""
-    return beside.slot < call.rows[0].slot
+def _is_below(dummy: DummyToken, rows: Seq[Sequence]) -> bool:
+    """Whether it comes before the lone row in the batch, where rows stand in the order of their slots."""
+    return dummy.slot < rows[0].slot
 
 
 class OneByOne:

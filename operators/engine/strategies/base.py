@@ -7,7 +7,7 @@ from typing import Protocol
 
 from operators.engine.backend.interface import Decoder, DecoderShape, Logits, Model
 from operators.engine.scheduler.prefill import Cut
-from operators.engine.scheduler.step_batch import Call, Draw
+from operators.engine.scheduler.step_batch import StepBatch
 from operators.engine.scheduler.waiting_queue import Queue
 from operators.engine.sequence import Sequence
 from operators.settings import SamplingSettings
@@ -17,14 +17,11 @@ from operators.settings.runtime import EngineSettings
 class Strategy(Protocol):
     """How completions are made on one context: what each call computes for its rows, and what becomes of the logits."""
 
-    def fill(self, call: Call) -> None:
-        """Put the tokens of `call` into the decoder's batch."""
+    def fill(self, batch: StepBatch) -> None:
+        """Put the tokens of `batch` into the decoder's buffer."""
 
-    def advance(self, call: Call, logits: Logits) -> None:
-        """Take the logits of `call`, which was filled last, and move its rows on."""
-
-    def draw(self, work: Draw) -> None:
-        """Draw for rows whose logits are known already."""
+    def advance(self, batch: StepBatch, logits: Logits) -> None:
+        """Take the logits of `batch`, which was filled last, sample, and move its rows on."""
 
     def totals(self) -> Mapping[str, float]:
         """What it counted, beyond what the engine counts."""

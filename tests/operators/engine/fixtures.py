@@ -113,6 +113,6 @@ class Bench:
         client.submit(rows)
         client.end()
         while self.scheduler.runnable:
-            self.engine.step()
+            self.worker.step()
             self.scheduler.slots.check()
         return {row.handle: row.tokens for row in client.collect()}

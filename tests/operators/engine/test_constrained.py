@@ -138,7 +138,7 @@ def test_what_is_drawn_twice_is_distributed_as_if_drawn_once_among_what_fits(val
     expected = len(rows) * weights / weights.sum()
     assert counts.sum() == counts[letters].sum() == len(rows)
     assert ((counts[letters] - expected) ** 2 / expected).sum() < 20.5
-    masks = sum(row.costs.masks for row in rows)
+    masks = sum(row.sampling.costs.masks for row in rows)
     assert 0.3 * len(rows) < masks < len(rows)
 
 
@@ -146,10 +146,10 @@ def test_tokens_are_listed_only_where_the_one_that_was_drawn_does_not_fit():
     logits = np.full(N_VOCAB, -9.0, np.float32)
     logits[ord("b")] = 3.0
     rows = drawn(logits, params({"regex": "[a-f]{2}"}), 5)
-    assert [row.costs.masks for row in rows] == [0] * 5
+    assert [row.sampling.costs.masks for row in rows] == [0] * 5
     logits[ord("z")] = 4.0
     rows = drawn(logits, params({"regex": "[a-f]{2}"}), 5)
-    assert [row.costs.masks for row in rows] == [1] * 5
+    assert [row.sampling.costs.masks for row in rows] == [1] * 5
     assert {text(row) for row in rows} == {"b"}
 
 
@@ -166,7 +166,7 @@ def test_what_leaves_no_choice_is_not_decoded_token_by_token():
     assert [row.tokens for row in rows[True]] == [row.tokens for row in rows[False]]
     assert calls[True] < calls[False] / 2
     for row in rows[True]:
-        assert row.costs.tokens - row.costs.forced <= 3
+        assert row.sampling.costs.tokens - row.sampling.costs.forced <= 3
         assert row.finish_reason is FinishReason.STOP
 
 
@@ -174,8 +174,8 @@ def test_with_logprobs_every_token_is_drawn():
     (row,) = sequences(prompts(1), params({"choices": ["the only one"]}, logprobs=0))
     Bench(shape(2)).run([row])
     assert text(row) == "the only one"
-    assert len(row.scores) == len(row.tokens)
-    assert row.costs.forced == 0
+    assert len(row.sampling.scores) == len(row.tokens)
+    assert row.sampling.costs.forced == 0
 
 
 def test_a_text_may_go_on_where_it_could_end():

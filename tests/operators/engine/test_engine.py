@@ -9,7 +9,7 @@ import pytest
 from operators.engine.backend.batch import DecodeFailed
 from operators.engine.backend.fake import FakeDecoder
 from operators.engine.loop.engine import Engine
-from operators.engine.loop.threads import Lanes
+from operators.engine.loop.threads import EngineThreads
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sequence import Sequence
 from pipeline.api.meter import StageMeter
@@ -18,10 +18,10 @@ from tests.operators.engine.fixtures import Bench, Table, prompts, queue_for, se
 pytestmark = pytest.mark.usefixtures("memory")
 
 
-def engine_on(*decoders: FakeDecoder, lanes: Lanes | None = None) -> Engine:
+def engine_on(*decoders: FakeDecoder, threads: EngineThreads | None = None) -> Engine:
     settings = settings_for(decoders[0].shape)
     queue = queue_for(settings)
-    return Engine([worker_on(decoder, settings, queue) for decoder in decoders], queue, Table(), lanes)
+    return Engine([worker_on(decoder, settings, queue) for decoder in decoders], queue, Table(), threads)
 
 
 def collect_all(client, woken: threading.Event, count: int):

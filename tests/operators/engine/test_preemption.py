@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from operators.engine.sampling.params import SamplingParams
+from operators.engine.scheduler import policy
 from operators.engine.sequence import Sequence
 from tests.operators.engine.fixtures import GREEDY, WARM, Bench, only, prompts, sequences, shape
 
@@ -24,7 +25,7 @@ def test_forced_preemption_changes_no_token(every, params):
     bench = Bench(shape(6), preempt_every=every)
     rows = sequences(texts, params)
     assert bench.run(rows) == Bench(shape(6)).run(sequences(texts, params))
-    assert bench.scheduler.counts.preempted_saved == sum(row.preemptions for row in rows) > 10
+    assert bench.scheduler.counts.preempted_saved == sum(row.placement.preemptions for row in rows) > 10
 
 
 def test_no_row_is_saved_while_a_copy_waits_for_a_call():
@@ -79,11 +80,10 @@ def test_by_default_no_room_is_promised_twice():
     assert any(bench.column("unfilled_room"))
 
 
-def test_the_promises_of_all_rows_are_not_summed_for_each_that_is_admitted(monkeypatch):
+def test_the_reservations_of_all_rows_are_not_summed_for_each_that_is_admitted(monkeypatch):
     bench = Bench(shape(64, per_sequence=False, deterministic=False))
-    room = bench.scheduler._room
-    summed = Mock(side_effect=room._promise)
-    monkeypatch.setattr(room, "_promise", summed)
+    summed = Mock(side_effect=policy.reservation)
+    monkeypatch.setattr(policy, "reservation", summed)
     bench.client().submit(sequences(prompts(64)))
     bench.scheduler.schedule(0.0)
     assert len(bench.scheduler.slots) == 64
@@ -109,7 +109,7 @@ def test_pieces_of_prompts_ride_along_in_the_unified_layout():
 
 
 def admitted(rows: list[Sequence]) -> list[object]:
-    return [row.handle for row in sorted(rows, key=lambda row: row.admission)]
+    return [row.handle for row in sorted(rows, key=lambda row: row.placement.admission)]
 
 
 def test_rows_of_higher_priority_are_admitted_first():

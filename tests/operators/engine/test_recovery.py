@@ -164,7 +164,7 @@ def test_an_aborted_call_is_not_made_again_when_the_run_stops():
 def test_a_row_that_takes_too_long_is_refused():
     bench = Bench(shape(4), row_timeout_s=100.0)
     now = iter(range(1_000_000))
-    bench.engine._clock = lambda: float(next(now))
+    bench.worker.log.clock = lambda: float(next(now))
     texts = prompts(10)
     rows = [Sequence(i, t, SamplingParams(), seed=i, max_tokens=100 if i == 2 else 1) for i, t in enumerate(texts)]
     bench.run(rows)
@@ -174,7 +174,7 @@ def test_a_row_that_takes_too_long_is_refused():
 
 def seconds(bench: Bench) -> Bench:
     """`bench` with a clock that says how many calls were made."""
-    bench.engine._clock = lambda: float(len(bench.decoder.calls))
+    bench.worker.log.clock = lambda: float(len(bench.decoder.calls))
     return bench
 
 
@@ -182,7 +182,7 @@ def test_the_time_without_a_slot_does_not_count():
     bench = seconds(Bench(shape(4), row_timeout_s=20.0, preempt_every=1))
     rows = [Sequence(i, t, SamplingParams(), seed=i, max_tokens=12) for i, t in enumerate(prompts(12, longest=20))]
     bench.run(rows)
-    assert max(row.finished_at - row.admitted_at for row in rows if row.preemptions) > 20
+    assert max(row.times.finished - row.times.admitted for row in rows if row.placement.preemptions) > 20
     assert not any(row.error for row in rows)
 
 
@@ -194,7 +194,7 @@ def test_a_row_that_only_waits_for_a_prefix_is_refused_too():
     client = bench.client()
     client.submit(rows)
     for _ in range(8):
-        bench.engine.step()
+        bench.worker.step()
     assert len(bench.decoder.calls) < 12  # of 16
     assert len(client.collect()) == 2
     assert all("row_timeout_s=5 and had 0 tokens" in (row.error or "") for row in rows)

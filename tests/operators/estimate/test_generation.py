@@ -10,7 +10,7 @@ import pytest
 from operators.engine.backend.fake import END_ID, FakeDecoder
 from operators.engine.backend.interface import DecoderShape, Logits
 from operators.engine.loop.engine import Engine
-from operators.engine.loop.threads import Lanes
+from operators.engine.loop.threads import EngineThreads
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sequence import Sequence
 from operators.engine.strategies.autoregressive import Autoregressive
@@ -46,7 +46,7 @@ def device(decoder: Timed) -> Device:
     settings = settings_for(decoder.shape)
     queue = queue_for(settings)
     worker = worker_on(decoder, settings, queue)
-    engine = Engine([worker], queue, Table(), Lanes(lambda: decoder.now))
+    engine = Engine([worker], queue, Table(), EngineThreads(lambda: decoder.now))
     return Device(engine, worker, Autoregressive.method(DecodeSettings()), settings)
 
 
@@ -62,7 +62,7 @@ def outcome(decoder: Timed, given: list[Sequence]) -> tuple[float, int]:
     client.submit(given)
     client.end()
     while made.worker.scheduler.runnable:
-        made.engine.step()
+        made.worker.step()
     return decoder.now, sum(len(row.tokens) for row in given)
 
 
@@ -137,7 +137,7 @@ def test_what_prompts_share_is_computed_once():
     client.submit(given)
     client.end()
     while made.worker.scheduler.runnable:
-        made.engine.step()
+        made.worker.step()
     computed = 1 - made.worker.scheduler.counts.shared_tokens / sum(map(len, texts))
     assert computed < 0.9
     assert computed_share(rows(texts), counted.shape, made.settings) == pytest.approx(computed)

@@ -78,7 +78,7 @@ def complete(
     client.submit([Sequence(i, prompts[i], params, seed=i, max_tokens=max_tokens or 3 + i % 9) for i in order])
     client.end()
     while worker.scheduler.runnable:
-        engine.step()
+        worker.step()
         worker.scheduler.slots.check()
     COUNTS.clear()
     COUNTS.update(engine.totals())

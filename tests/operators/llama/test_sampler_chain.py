@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operators.engine.sampling.dry import Breakers
-from operators.engine.sampling.logit_bias import changes_of
-from operators.engine.sampling.logit_edits import Patch
+from operators.engine.sampling.logit_edits import Patch, changes_of
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sampling.vocabulary_blocks import Layout, Scratch
 from operators.engine.sampling.whole_vocabulary import Full

@@ -83,9 +83,9 @@ def measured(contender: Contender, made: Spec):
     return contender.figures(made, "")
 
 
-@pytest.mark.parametrize("name", ["4/4 dynamic", "4/2 fused"])
+@pytest.mark.parametrize("name", ["4/4 dynamic", "4/2"])
 def test_the_figures_of_blocks_are_those_of_the_calls(tmp_path, name):
-    """A block costs its steps and, unless that is fused, a call that stores it; the last one of a row is not stored."""
+    """A block costs its steps and a call that stores it; the last one of a row is not stored."""
     contender = next(c for c in SCENARIOS["diffusion"].contenders if c.name == name)
     made = spec(tmp_path, Recipe(16, 16), slots=2)
     figures = measured(contender, made)
@@ -93,7 +93,7 @@ def test_the_figures_of_blocks_are_those_of_the_calls(tmp_path, name):
     made_tokens = sum(-(-(n + 16) // 4) * 4 - n for n in lengths)  # the last block whole
     blocks = sum(-(-(n + 16) // 4) - n // 4 for n in lengths)
     assert figures.tokens_per_pass is not None
-    stored = 0 if "fused" in name else blocks - len(lengths)
+    stored = blocks - len(lengths)
     assert figures.calls_per_block == pytest.approx((made_tokens / figures.tokens_per_pass + stored) / blocks)
     assert 0 < figures.row()["own_share"] < 1
 

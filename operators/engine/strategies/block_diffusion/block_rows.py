@@ -100,10 +100,6 @@ class BlockRow(Sequence):
         self.block = Block(ids, np.arange(self.block_length) < len(given))
         return self.block
 
-    def next_block(self, mask_id: int) -> Block:
-        """The block behind the one at hand: nothing of it is known."""
-        return Block(np.full(self.block_length, mask_id, np.int32), np.zeros(self.block_length, np.bool_))
-
     def end_block(self) -> int:
         """Take the tokens of a complete block, up to the end of the text; returns how many lie behind it."""
         if self.block is None:
@@ -126,16 +122,11 @@ class BlockCut:
 
     Args:
         length: tokens of a block.
-        prompt_blocks: blocks of a prompt that a row may bring to a call. More than one need a context that can chain
-            them: a block sees itself and those before it, and nothing behind.
-        ahead: whether a row that has its block stored brings the next one as well.
         shift: whether the last token of a prompt's blocks says what comes first behind them, so that a row computes the
             last block itself.
     """
 
     length: int
-    prompt_blocks: int = 1
-    ahead: bool = False
     shift: bool = False
     mixes = True
 
@@ -146,13 +137,11 @@ class BlockCut:
 
     def step(self, row: Sequence) -> int:
         """See Cut.step."""
-        stored = isinstance(row, BlockRow) and row.block is not None and row.block.is_complete
-        return self.length * (2 if self.ahead and stored else 1)
+        return self.length
 
     def piece(self, row: Sequence, room: int) -> int:
         """See Cut.piece."""
-        count = min(row.prompt_left, room, self.prompt_blocks * self.length)
-        return count - count % self.length
+        return self.length if min(row.prompt_left, room) >= self.length else 0
 
     def shared(self, row: Sequence, prompt: TokenIds, known: int = 0) -> int:
         """See Cut.shared. Whole blocks alone: the tokens of a block see all of it.

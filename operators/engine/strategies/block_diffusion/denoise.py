@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from operators.engine.backend.interface import Decoder, Logits, TokenIds
 from operators.engine.sampling.sampler import Sampler
-from operators.engine.scheduler.step_batch import Call, Draw
+from operators.engine.scheduler.step_batch import StepBatch
 from operators.engine.strategies.block_diffusion.block_rows import Before, Block, BlockRow
 from operators.engine.strategies.block_diffusion.method import Blockwise
 from operators.engine.strategies.block_diffusion.remasking import Beliefs, Believing, committed
@@ -42,8 +42,6 @@ class PassCounts:
     """Denoising steps."""
     store_passes: float = 0.0
     """Blocks that were complete, computed for the KV cache."""
-    fused_passes: float = 0.0
-    """Those of them whose call had the first denoising step of the next block as well."""
     committed_tokens: float = 0.0
     """Tokens that became known."""
     discarded_tokens: float = 0.0
@@ -57,13 +55,12 @@ class Pass:
     """What a row brings to a call.
 
     Args:
-        row: None for what keeps a lone row company.
+        row: None for the dummy token beside a lone row.
         slot, first: where it is, and the position of its first token.
-        tokens: int32 [blocks, L].
-        wanted: bool [blocks, L], where logits are wanted. With decode.shift_logits that is one position before the
-            tokens that are to be made, for the first of a block in the block before it.
-        block: the block that is denoised or stored; None for blocks of the prompt.
-        ahead: the block behind the one that is stored, which is begun in the same call.
+        tokens: int32 [L].
+        wanted: bool [L], where logits are wanted. With decode.shift_logits that is one position before the tokens that
+            are to be made, for the first of a block in the block before it.
+        block: the block that is denoised or stored; None for a block of the prompt.
     """
 
     row: BlockRow | None
@@ -72,12 +69,6 @@ class Pass:
     tokens: TokenIds
     wanted: Flags
     block: Block | None = None
-    ahead: Block | None = None
-
-    @property
-    def kept(self) -> int:
-        """Blocks that stay in the KV cache."""
-        return len(self.tokens) - (self.ahead is not None)
 
 
 class BlockDiffusion:
@@ -110,73 +101,51 @@ class BlockDiffusion:
         self._believing = Believing()
         self._passes: list[Pass] = []
         self._outputs: Flags = np.empty((0, settings.block_length), np.bool_)
-        self._fused = decoder.shape.chain > 1 and settings.commit != "separate"
         self.counts = PassCounts()
 
-    def fill(self, call: Call) -> None:
-        """Put what the rows of `call` bring into the decoder's batch: those with one block in the order of their slots,
-        and then those with several."""
-        self._passes = sorted(self._passes_of(call), key=lambda one: (len(one.tokens) > 1, one.slot))
-        self._outputs = np.concatenate([one.wanted for one in self._passes])
-        single = [one for one in self._passes if len(one.tokens) == 1]
+    def fill(self, step: StepBatch) -> None:
+        """Put the blocks of the rows of `step` into the decoder's buffer, in the order of their slots."""
+        self._passes = sorted(self._passes_of(step), key=lambda one: one.slot)
+        self._outputs = np.stack([one.wanted for one in self._passes])
+        slots = [one.slot for one in self._passes]
         if self._decoder.shape.deterministic:
-            no_lone_output(self._outputs, [one.slot for one in single])
-        batch = self._decoder.batch
-        batch.clear()
-        at = len(single)
-        if single:
-            tokens = np.concatenate([one.tokens for one in single])
-            batch.add_blocks(tokens, [one.first for one in single], [one.slot for one in single], self._outputs[:at])
-        for one in self._passes[at:]:
-            batch.add_chain(one.tokens, one.first, one.slot, one.wanted, one.kept)
+            no_lone_output(self._outputs, slots)
+        tokens = np.stack([one.tokens for one in self._passes])
+        self._decoder.batch.clear()
+        self._decoder.batch.add_blocks(tokens, [one.first for one in self._passes], slots, self._outputs)
 
-    def advance(self, call: Call, logits: Logits) -> None:
-        """Take the logits of `call`, float32 [outputs, n_vocab]: commit tokens, and move every row on."""
+    def advance(self, step: StepBatch, logits: Logits) -> None:
+        """Take the logits of `step`, float32 [outputs, n_vocab]: commit tokens, and move every row on."""
         self.counts.output_rows += len(logits)
         logits[:, self._mask_id] = -np.inf
         # Of each token the row of its logits, where it has one.
-        outputs = self._outputs.ravel()
-        lines = outputs.cumsum() - 1
-        ends = np.cumsum([one.wanted.size for one in self._passes]).tolist()
-        parts = [slice(start, end) for start, end in pairwise([0, *ends])]
-        temperatures = np.empty(len(logits), np.float32)
-        for one, part in zip(self._passes, parts, strict=True):
-            temperatures[lines[part][outputs[part]]] = _temperature(one.row)
+        lines = (self._outputs.cumsum() - 1).reshape(self._outputs.shape)
+        own = np.array([_temperature(one.row) for one in self._passes], np.float32)
+        temperatures = np.repeat(own, self._outputs.sum(axis=1))
         entropies = self._settings.remasking == Remasking.ENTROPY
         beliefs = self._believing.beliefs(logits, temperatures, entropies=entropies)
-        for one, part in zip(self._passes, parts, strict=True):
+        for one, rows in zip(self._passes, lines, strict=True):
             if one.row is not None:
-                self._move(one.row, one, logits, beliefs, lines[part][one.wanted.ravel()].tolist())
-
-    def draw(self, work: Draw) -> None:
-        """Never asked for: rows share no logits.
-
-        Raises:
-            RuntimeError: it was.
-        """
-        raise RuntimeError(f"{len(work.rows)} rows are to draw from logits of others, which blocks never do")
+                self._move(one.row, one, logits, beliefs, rows[one.wanted].tolist())
 
     def totals(self) -> Mapping[str, float]:
         """The counts of PassCounts."""
         return asdict(self.counts)
 
-    def _passes_of(self, call: Call) -> Iterator[Pass]:
-        for span in call.spans:
-            row = _of_blocks(span.row)
-            tokens = row.feed[row.n_past : row.n_past + span.count].reshape(-1, row.block_length)
+    def _passes_of(self, step: StepBatch) -> Iterator[Pass]:
+        for chunk in step.chunks:
+            row = _of_blocks(chunk.row)
+            tokens = row.feed[row.n_past : row.n_past + chunk.count]
             wanted = np.zeros(tokens.shape, np.bool_)
-            wanted[-1, -1] = self._settings.shift_logits and span.completes
+            wanted[-1] = self._settings.shift_logits and chunk.completes
             yield Pass(row, row.slot, row.n_past, tokens, wanted)
-        for row in map(_of_blocks, call.rows):
+        for row in map(_of_blocks, step.decoding):
             block = row.block or row.begin_block(self._mask_id)
-            ahead = row.next_block(self._mask_id) if self._fused and block.is_complete else None
-            brought = [block] if ahead is None else [block, ahead]
-            ids, known = np.stack([one.ids for one in brought]), np.stack([one.known for one in brought])
-            wanted = _one_before(~known) if self._settings.shift_logits else ~known
-            yield Pass(row, row.slot, row.n_past, ids, wanted, block, ahead)
-        if call.beside is not None:
-            tokens = np.zeros((1, self._settings.block_length), np.int32)
-            yield Pass(None, call.beside.slot, call.beside.position, tokens, np.ones(tokens.shape, np.bool_))
+            wanted = _one_before(~block.known) if self._settings.shift_logits else ~block.known
+            yield Pass(row, row.slot, row.n_past, block.ids, wanted, block)
+        if step.dummy is not None:
+            tokens = np.zeros(self._settings.block_length, np.int32)
+            yield Pass(None, step.dummy.slot, step.dummy.position, tokens, np.ones(tokens.shape, np.bool_))
 
     def _move(self, row: BlockRow, one: Pass, logits: Logits, beliefs: Beliefs, lines: Seq[int]) -> None:
         """Move a row on by what it brought; `lines` are its rows of `logits`."""
@@ -184,19 +153,15 @@ class BlockDiffusion:
             self._decoder.truncate(row.slot, row.n_past)
             self._denoise(row, one.block, logits, beliefs, lines)
             return
-        row.n_past += one.kept * row.block_length
+        row.n_past += row.block_length
         row.settle()
-        if one.wanted[one.kept - 1, -1]:
+        if one.wanted[-1]:
             row.before = Before(logits[lines[0]].copy(), beliefs.alone(lines[0]))
-            lines = lines[1:]
         if one.block is None:
-            self.counts.prompt_passes += one.kept
+            self.counts.prompt_passes += 1
             return
         self.counts.store_passes += 1
-        row.block = one.ahead
-        if one.ahead is not None:
-            self.counts.fused_passes += 1
-            self._denoise(row, one.ahead, logits, beliefs, lines)
+        row.block = None
 
     def _denoise(self, row: BlockRow, block: Block, logits: Logits, beliefs: Beliefs, lines: Seq[int]) -> None:
         """Commit some of the tokens that `block` lacks, and take all of it once it is complete."""
@@ -231,7 +196,7 @@ class BlockDiffusion:
         """The token proposed for `position`. Its random number goes by the position and the step of the block."""
         if row.params.chain.greedy:
             return top
-        return self._sampler.draw_one(logits, row, row.uniforms.at(position, step))
+        return self._sampler.draw_one(logits, row, row.sampling.uniforms.at(position, step))
 
 
 def no_lone_output(outputs: Flags, slots: Seq[int]) -> None:
@@ -247,9 +212,9 @@ def no_lone_output(outputs: Flags, slots: Seq[int]) -> None:
 
 
 def _one_before(unknown: Flags) -> Flags:
-    """Where logits are wanted if what is said of a token is read one position before it; `unknown`, bool [blocks, L],
-    are the tokens. The last token of a block that is complete says what comes behind it."""
-    return np.append(unknown.ravel()[1:], not unknown.any()).reshape(unknown.shape)
+    """Where logits are wanted if what is said of a token is read one position before it; `unknown`, bool [L], are
+    the tokens. The last token of a block that is complete says what comes behind it."""
+    return np.append(unknown[1:], not unknown.any())
 
 
 def _of_blocks(row: object) -> BlockRow:

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-
-import numpy as np
 
 from operators.engine.backend.interface import Decoder, DecoderShape, Model
 from operators.engine.scheduler.waiting_queue import Queue
 from operators.engine.strategies.base import Strategy
 from operators.engine.strategies.block_diffusion.block_rows import BlockCut, BlockRow
-from operators.engine.strategies.chaining import MOST_DIFFERENCE, chain_difference
 from operators.settings import SamplingSettings
 from operators.settings.block_diffusion import BlockDiffusionSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError
 
-PROMPT_BLOCKS = 16
-"""Blocks of a row's prompt that share a call at most: each needs a sequence id in each slot."""
-SEQUENCE_IDS = 256
-"""Of llama.cpp (LLAMA_MAX_SEQ)."""
-log = logging.getLogger("pipeline.decode")
 _BEHIND = "it looks back on the text before a token, which is not there yet when a block is made"
 UNUSABLE = {
     "logprobs": "a token is chosen together with its neighbours, so it has no log-probability under the text before it",
@@ -75,15 +66,8 @@ class Blockwise:
                 "runtime=auto measures steps of one token a row, which are not those of decode=block_diffusion; give"
                 f" values for {', '.join(f'runtime.{key}' for key in runtime.open_keys())}"
             )
-        asked = [f"decode.{key}={value}" for key, value in self._chained().items()]
-        if asked and runtime.kv != "unified":
-            raise ConfigError(
-                f"{' and '.join(asked)} cannot work with runtime.kv={runtime.kv}: tokens would belong to several"
-                " sequences, which needs runtime.kv=unified (and that runtime.deterministic=false)"
-            )
-        blocks = 2 if self._fused(runtime) else 1
-        tokens = runtime.slots * self._length * blocks
-        size = f"runtime.slots={runtime.slots} x decode.block_length={self._length}{' x 2' if blocks == 2 else ''}"
+        tokens = runtime.slots * self._length
+        size = f"runtime.slots={runtime.slots} x decode.block_length={self._length}"
         for key in ("n_batch", "n_ubatch"):
             if tokens > getattr(runtime, key):
                 raise ConfigError(
@@ -106,41 +90,11 @@ class Blockwise:
 
     def cut(self, shape: DecoderShape) -> BlockCut:
         """See Method.cut."""
-        nested = shape.chain > 1 and self._settings.prefill != "block"
-        ahead = shape.chain > 1 and self._settings.commit != "separate"
-        return BlockCut(self._length, shape.chain if nested else 1, ahead=ahead, shift=self._settings.shift_logits)
+        return BlockCut(self._length, shift=self._settings.shift_logits)
 
     def context(self, model: Model, settings: EngineSettings) -> tuple[Decoder, Callable[[], None]]:
-        """See Method.context. It can chain blocks where that is wanted and seen to work."""
-        chain = self._chain(settings)
-        if chain > 1:
-            decoder, give_back = model.lease(settings, block=self._length, chain=chain)
-            difference = chain_difference(decoder) if decoder.partial else np.inf
-            if difference < MOST_DIFFERENCE:
-                return decoder, give_back
-            give_back()
-            log.warning(
-                "decode.prefill=block and decode.commit=separate: blocks that share a call see what they must not"
-                " (logits differ by %.3g standard deviations)",
-                difference,
-            )
+        """See Method.context."""
         return model.lease(settings, block=self._length)
-
-    def _chained(self) -> dict[str, str]:
-        """What is asked for that needs blocks that share a call."""
-        asked = {"prefill": self._settings.prefill, "commit": self._settings.commit}
-        return {key: value for key, value in asked.items() if value in ("nested", "fused")}
-
-    def _fused(self, runtime: EngineSettings) -> bool:
-        return runtime.kv == "unified" and self._settings.commit != "separate"
-
-    def _chain(self, runtime: EngineSettings) -> int:
-        """Blocks of a row that a call may have, as far as llama.cpp has sequence ids."""
-        if runtime.kv != "unified":
-            return 0
-        most = PROMPT_BLOCKS if self._settings.prefill != "block" else 2 if self._fused(runtime) else 0
-        chain = min(most, SEQUENCE_IDS // runtime.slots - 1)
-        return chain if chain > 1 else 0
 
     def strategy(self, decoder: Decoder, model: Model) -> Strategy:
         """See Method.strategy."""

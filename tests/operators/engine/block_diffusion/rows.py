@@ -71,7 +71,7 @@ def complete(
     client.end()
     try:
         while scheduler.runnable:
-            engine.step()
+            worker.step()
             scheduler.slots.check()
             assert all(row.n_past % decode.block_length == 0 for row in scheduler.slots.rows())
     finally:

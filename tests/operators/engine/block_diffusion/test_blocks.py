@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from operators.engine.backend.fake import MASK_ID, N_VOCAB, FakeDecoder, FakeModel
+from operators.engine.backend.fake import MASK_ID, N_VOCAB, FakeDecoder
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sequence import FinishReason
 from operators.engine.strategies.block_diffusion.block_rows import BlockCut, BlockRow
 from operators.engine.strategies.block_diffusion.denoise import BlockDiffusion
 from operators.settings.block_diffusion import BlockDiffusionSettings
-from operators.settings.runtime import EngineSettings
 from tests.operators.engine.fixtures import shape
 
 FLAT = np.zeros(N_VOCAB, np.float32)
@@ -22,12 +21,9 @@ def row(prompt: int, max_tokens: int = 20, seed: int = 1, **params: float) -> Bl
     return BlockRow("row", text, SamplingParams(**params), seed, max_tokens, block_length=4)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("prompt", "blocks", "room", "count"),
-    [(22, 16, 100, 20), (22, 16, 10, 8), (22, 2, 100, 8), (22, 1, 100, 4), (22, 1, 3, 0), (3, 16, 100, 0)],
-)
-def test_a_piece_of_a_prompt_is_whole_blocks(prompt, blocks, room, count):
-    assert BlockCut(4, blocks).piece(row(prompt), room) == count
+@pytest.mark.parametrize(("prompt", "room", "count"), [(22, 100, 4), (22, 4, 4), (22, 3, 0), (4, 100, 4), (3, 100, 0)])
+def test_a_chunk_of_a_prompt_is_one_block(prompt, room, count):
+    assert BlockCut(4).piece(row(prompt), room) == count
 
 
 @pytest.mark.parametrize(("prompt", "tokens", "cells"), [(8, 4, 12), (8, 5, 16), (7, 1, 8), (6, 3, 12), (1, 1, 4)])
@@ -35,15 +31,12 @@ def test_a_row_takes_room_for_whole_blocks(prompt, tokens, cells):
     assert row(prompt).cells(tokens) == cells
 
 
-def test_a_row_that_has_its_block_stored_brings_the_next_one_where_that_is_built():
+def test_the_rest_of_the_prompt_opens_the_first_block():
     one = row(6)
     one.n_past = 4
     block = one.begin_block(MASK_ID)
     assert block.known.tolist() == [True, True, False, False]
     assert block.ids.tolist() == [4, 5, MASK_ID, MASK_ID]
-    assert [BlockCut(4, ahead=ahead).step(one) for ahead in (False, True)] == [4, 4]
-    block.known[:] = True
-    assert [BlockCut(4, ahead=ahead).step(one) for ahead in (False, True)] == [4, 8]
 
 
 def test_a_block_gives_its_tokens_behind_the_prompt_up_to_the_end_of_the_text():
@@ -77,12 +70,3 @@ def test_a_token_is_drawn_by_seed_position_and_step():
     assert len({drawn(9, step) for step in range(8)}) > 4
     assert len({drawn(position, 2) for position in range(8)}) > 4
     assert len({drawn(9, 2, seed) for seed in range(8)}) > 4
-
-
-@pytest.mark.parametrize(
-    ("slots", "kv", "chain"), [(4, "unified", 16), (60, "unified", 3), (128, "unified", 0), (4, "per_sequence", 0)]
-)
-def test_a_row_has_as_many_blocks_in_a_call_as_there_are_sequence_ids(slots, kv, chain):
-    settings = EngineSettings(slots=slots, kv=kv, deterministic=kv != "unified", n_ubatch=1024)
-    decoder, _ = BlockDiffusion.method(BlockDiffusionSettings()).context(FakeModel(), settings)
-    assert decoder.shape.chain == chain

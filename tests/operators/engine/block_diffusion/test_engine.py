@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from operators.engine.backend.batch import BatchBuffer, DecodeFailed
+from operators.engine.backend.batch import BatchBuffer
 from operators.engine.backend.fake import END_ID, FakeModel
 from operators.engine.loop.step_log import STEPS_SCHEMA
 from operators.engine.sampling.params import SamplingParams
@@ -85,14 +85,11 @@ def test_how_rows_are_scheduled_changes_no_id(settings, params, decode):
 def test_a_row_that_gave_up_its_slot_goes_on_in_the_middle_of_its_block(swap_mb, settings):
     """From what was saved of it, or by computing its blocks again: what was known of the block at hand stays known."""
     expected = complete(FakeModel(), settings, TEXTS, RAGGED, slots=30)
-    for commit in ("separate", "fused"):
-        decode = replace(settings, commit=commit)
-        model = FakeModel(every(5, 1, after=20))
-        tight = UNIFIED | {"admission": "optimistic", "swap_mb": swap_mb}
-        done = complete(model, decode, TEXTS, RAGGED, slots=6, **tight)
-        assert done.ids == expected.ids
-        counts = done.worker.scheduler.counts
-        assert counts.preempted_anew if swap_mb == 0 else counts.preempted_saved
+    tight = UNIFIED | {"admission": "optimistic", "swap_mb": swap_mb}
+    done = complete(FakeModel(every(5, 1, after=20)), settings, TEXTS, RAGGED, slots=6, **tight)
+    assert done.ids == expected.ids
+    counts = done.worker.scheduler.counts
+    assert counts.preempted_anew if swap_mb == 0 else counts.preempted_saved
 
 
 def test_rows_move_into_holes():
@@ -126,35 +123,11 @@ def test_failures_that_pass_cost_no_row(code, layout):
         assert not any(row.error for row in done.rows.values())
 
 
-@pytest.mark.parametrize(("prefill", "calls"), [("nested", 1), ("block", 5)])
-@pytest.mark.parametrize(("commit", "more"), [("fused", 0), ("separate", 2)])
-def test_fused_a_denoising_step_is_a_call_and_nested_the_prompt_is_one(prefill, calls, commit, more):
-    decode = BlockDiffusionSettings(block_length=4, denoising_steps=3, prefill=prefill, commit=commit)
+def test_a_call_is_a_block_of_the_prompt_a_denoising_step_or_a_store_pass():
+    decode = BlockDiffusionSettings(block_length=4, denoising_steps=3)
     done = complete(FakeModel(), decode, [np.arange(22, dtype=np.int32)], 9, slots=1, **UNIFIED)
     assert done.totals["denoise_passes"] == 1 + 3 + 3
-    assert len(done.steps.rows) == calls + 7 + more
-
-
-@pytest.mark.parametrize("code", [0, -1])
-def test_where_blocks_that_share_a_call_see_too_much_they_share_none(code, caplog):
-    """Or where the backend refuses such calls."""
-
-    class Blurred(FakeModel):
-        def lease(self, *args: Any, **kwargs: Any) -> Any:
-            decoder, back = super().lease(*args, **kwargs)
-
-            def one_block(tokens: np.ndarray, first: int, slot: int, outputs: np.ndarray, kept: int) -> None:
-                if code:
-                    raise DecodeFailed(code, "coupled sequences")
-                decoder.batch.add_blocks(tokens.reshape(1, -1), [first], [slot], outputs.reshape(1, -1))
-
-            decoder.batch.add_chain = one_block  # type: ignore[method-assign]
-            return decoder, back
-
-    done = complete(Blurred(), FOUR, TEXTS, RAGGED, ENDING, slots=6, **UNIFIED)
-    assert "decode.prefill=block and decode.commit=separate: blocks that share a call" in caplog.text
-    assert done.totals["fused_passes"] == 0
-    assert done.ids == complete(FakeModel(), FOUR, TEXTS, RAGGED, ENDING, slots=6).ids
+    assert len(done.steps.rows) == 5 + 7 + 2
 
 
 def test_a_poisoned_prompt_is_refused_alone():
@@ -179,7 +152,7 @@ def test_whole_blocks_of_a_prompt_are_shared_and_nothing_else(length):
     texts = [np.append(head, random.integers(0, 256, size)).astype(np.int32) for size in (0, 0, 3, 9, 14, 2)]
     shared = complete(FakeModel(), decode, texts, 20, WARM, slots=3)
     assert shared.ids == complete(FakeModel(), decode, texts, 20, WARM, slots=6, optimise=only()).ids
-    taken = [row.shared_tokens for row in shared.rows.values()]
+    taken = [row.placement.shared_tokens for row in shared.rows.values()]
     assert all(count % length == 0 for count in taken)
     assert max(taken) == (0 if length == 1 else 50 - 50 % length)
 
@@ -190,7 +163,7 @@ def test_a_block_that_says_what_comes_behind_it_is_computed_by_each_row():
     for size, taken in ((50, 44), (48, 44), (45, 40)):
         done = complete(FakeModel(), SHIFTED, [text[:size]] * 4, 20, WARM, slots=2)
         assert done.ids == complete(FakeModel(), SHIFTED, [text[:size]] * 4, 20, WARM, slots=6, optimise=only()).ids
-        assert max(row.shared_tokens for row in done.rows.values()) == taken
+        assert max(row.placement.shared_tokens for row in done.rows.values()) == taken
 
 
 def test_a_slot_of_a_step_is_used_or_has_a_cause():

@@ -57,8 +57,6 @@ def test_what_cannot_work_ends_with_exit_code_2(override, said, tmp_path, capsys
         ({"confidence_threshold": 1.5}, "decode.confidence_threshold=1.5 cannot work: it is a probability"),
         ({"eb_threshold": -1}, "decode.eb_threshold=-1"),
         ({"mask_token_id": -1}, "decode.mask_token_id=-1 cannot work"),
-        ({"prefill": "whole"}, "decode.prefill='whole' cannot work: it is one of auto, block, nested"),
-        ({"commit": "never"}, "decode.commit='never' cannot work: it is one of auto, separate, fused"),
     ],
 )
 def test_a_value_that_cannot_work_is_refused(values, said):
@@ -82,7 +80,6 @@ def test_a_value_that_cannot_work_is_refused(values, said):
         ({"dynatemp_range": 0.5}, {}, "sampling.dynatemp_range=0.5 cannot work"),
         ({}, {"slots": 0}, "runtime=auto measures steps of one token a row"),
         ({}, {"slots": 129}, "runtime.slots=129 x decode.block_length=4 = 516 tokens"),
-        ({}, {"slots": 65, "kv": "unified", "deterministic": False}, "65 x decode.block_length=4 x 2 = 520 tokens"),
     ],
 )
 def test_what_cannot_work_together_is_refused(sampling, runtime, said):
@@ -90,13 +87,6 @@ def test_what_cannot_work_together_is_refused(sampling, runtime, said):
     method.check(SamplingSettings(temperature=0.7, top_k=5, stop=["a"], stop_token_ids=[3], n=2), EngineSettings())
     with pytest.raises(ConfigError, match=re.escape(said)):
         method.check(SamplingSettings(**sampling), EngineSettings(**runtime))
-
-
-def test_blocks_share_a_call_in_the_unified_layout_alone():
-    method = BlockDiffusion.method(BlockDiffusionSettings(commit="fused", prefill="nested"))
-    with pytest.raises(ConfigError, match=r"decode\.prefill=nested and decode\.commit=fused cannot work"):
-        method.check(SamplingSettings(), EngineSettings())
-    method.check(SamplingSettings(), EngineSettings(kv="unified", deterministic=False))
 
 
 def test_keys_of_block_diffusion_are_none_of_the_other_strategy(tmp_path, capsys):
@@ -149,13 +139,12 @@ def test_samples_differ_and_equal_greedy_rows_are_made_once(tmp_path):
     assert totals(tmp_path / "cold")["generate/identical"] == 10
 
 
-def test_the_contenders_of_the_benchmark_are_jobs_and_fused_ones_say_the_same(tmp_path):
+def test_the_contenders_of_the_benchmark_are_jobs(tmp_path):
     jobs = [each for each in SCENARIOS["diffusion"].contenders if isinstance(each, Job)]
     contenders = [each for each in jobs if each.name.startswith("4/")]
     small = ("data.limit=4", "sampling.max_tokens=10")
     made = {each.name: run(tmp_path / each.name.replace("/", "-"), *each.overrides, *small) for each in contenders}
-    assert len(made) == 7
-    assert all(made[name] == made[f"{name} fused"] for name in ("4/4", "4/2", "4/1"))
+    assert len(made) == 4
     assert made["4/4"] != made["4/2"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,9 +11,8 @@ import pytest
 from operators.engine.backend.batch import DecodeFailed
 from operators.engine.backend.interface import Logits
 from operators.engine.sampling.params import SamplingParams
-from operators.engine.scheduler.step_batch import Call
+from operators.engine.scheduler.step_batch import StepBatch
 from operators.engine.strategies.block_diffusion.denoise import BlockDiffusion
-from operators.engine.strategies.chaining import MOST_DIFFERENCE, chain_difference
 from operators.llama.model import LlamaModel
 from operators.settings import ModelSettings
 from operators.settings.block_diffusion import BlockDiffusionSettings
@@ -45,14 +43,14 @@ def watching(seen: dict[tuple[object, int, int], bytes]) -> type[BlockDiffusion]
     """Notes the bytes of the logits by (row, position, step)."""
 
     class Watching(BlockDiffusion):
-        def advance(self, call: Call, logits: Logits) -> None:
+        def advance(self, batch: StepBatch, logits: Logits) -> None:
             lines = iter(logits)
-            for one, outputs in zip(self._passes, self._outputs, strict=True):  # a block a row: nothing is chained here
+            for one, outputs in zip(self._passes, self._outputs, strict=True):
                 for place in np.flatnonzero(outputs).tolist():
                     line = next(lines)
-                    if one.row is not None and one.block is not None and one.wanted[0, place]:
+                    if one.row is not None and one.block is not None and one.wanted[place]:
                         seen[one.row.handle, one.first + place, one.block.step] = line.tobytes()
-            super().advance(call, logits)
+            super().advance(batch, logits)
 
     return Watching
 
@@ -169,27 +167,6 @@ def test_prefixes_and_holes_and_pauses_change_no_id(model):
         assert done.ids == alone, settings
     assert done.worker.scheduler.counts.moves
     assert done.worker.scheduler.counts.shared_tokens
-
-
-@only_f32
-@pytest.mark.parametrize("length", [1, 4, 8])
-def test_what_blocks_that_share_a_call_see_is_tried(model, length, monkeypatch):
-    """With their sequence ids listed in another order, as another C++ library may do it, they see too much."""
-    settings = EngineSettings(slots=2, max_sequence_tokens=256, kv="unified", deterministic=False)
-    decoder, give_back = model.lease(settings, block=length, chain=2)
-    assert chain_difference(decoder) < 0.01
-    point, kept = decoder._tables.point, []
-
-    def other_order(start: int, end: int, address: int, count: int) -> None:
-        listed = np.ctypeslib.as_array((ctypes.c_int32 * count).from_address(address))[::-1].copy()
-        kept.append(listed)
-        point(start, end, listed.ctypes.data, count)
-
-    monkeypatch.setattr(decoder._tables, "point", other_order)
-    assert np.inf > chain_difference(decoder) > 3 * MOST_DIFFERENCE
-    monkeypatch.undo()
-    assert chain_difference(decoder) < 0.01
-    give_back()
 
 
 @only_f32

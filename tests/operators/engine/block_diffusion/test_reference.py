@@ -27,6 +27,7 @@ STEPS = {1: (1,), 4: (2, 4, 9), 8: (3, 8, 9)}
 """Fewer than the block has tokens, as many, and more."""
 GRID = [(r.value, n, s) for r, n in itertools.product(Remasking, LENGTHS) for s in STEPS[n]]
 TEXTS = prompts(8, longest=8)
+UNIFIED: dict[str, Any] = {"slots": 5, "kv": "unified", "deterministic": False}
 MAX_TOKENS = [4, 5, 6, 7, 9, 3, 5, 8]
 WRONG: dict[str, dict[str, Any]] = {
     "causal prefill": {"prefill": "causal"},
@@ -89,14 +90,10 @@ def test_ids_are_those_of_the_reference(expected, model, remasking, length, step
 
 
 @pytest.mark.parametrize(("remasking", "length"), [*itertools.product(map(str, Remasking), (4, 8)), ("sequential", 1)])
-@pytest.mark.parametrize("prefill", ["block", "nested"])
-@pytest.mark.parametrize("commit", ["separate", "fused"])
-def test_blocks_that_share_a_call_change_no_id(expected, model, remasking, length, prefill, commit):
+def test_the_unified_layout_changes_no_id(expected, model, remasking, length):
     steps = STEPS[length][0]
-    shared = replace(settings(remasking, length, steps), prefill=prefill, commit=commit)
-    done = complete(model, shared, TEXTS, MAX_TOKENS, slots=5, kv="unified", deterministic=False, **EXACT)
+    done = complete(model, settings(remasking, length, steps), TEXTS, MAX_TOKENS, **UNIFIED, **EXACT)
     assert done.ids == expected(rules(remasking, length, steps))
-    assert done.totals["fused_passes"] == (done.totals["store_passes"] if commit == "fused" else 0)
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=list(WRONG))
@@ -106,17 +103,14 @@ def test_a_wrong_reference_gives_other_ids(expected, model, wrong):
     assert done.ids != expected(replace(rules("low_confidence_static", 4, 4), **WRONG[wrong]))
 
 
-SHARED_CALLS: dict[str, Any] = {"slots": 5, "kv": "unified", "deterministic": False}
-
-
 @pytest.mark.parametrize(
     ("remasking", "length", "layout"),
     [
         *((remasking.value, 4, {"slots": 3}) for remasking in Remasking),
         ("low_confidence_static", 8, {"slots": 3}),
         ("sequential", 1, {"slots": 3}),
-        ("low_confidence_static", 4, SHARED_CALLS),
-        ("low_confidence_dynamic", 8, SHARED_CALLS),
+        ("low_confidence_static", 4, UNIFIED),
+        ("low_confidence_dynamic", 8, UNIFIED),
     ],
     ids=str,
 )
@@ -128,7 +122,6 @@ def test_logits_that_are_read_one_position_before_give_the_ids_of_the_reference(
     shifted = replace(settings(remasking, length, steps), shift_logits=True)
     done = complete(model, shifted, TEXTS, MAX_TOKENS, **layout, **EXACT)
     assert done.ids == expected(replace(rules(remasking, length, steps), shift=True))
-    assert (done.totals["fused_passes"] > 0) is (layout is SHARED_CALLS)
 
 
 def test_blocks_of_one_token_that_are_read_one_position_before_are_one_token_a_step(model):

@@ -136,7 +136,7 @@ def test_a_row_draws_the_same_in_any_company_and_its_logits_stay_as_they_are(n_v
     def outcome(places: Seq[int], of: np.ndarray) -> dict[int, tuple[object, ...]]:
         rows = [row(i, params[i], history[i], history[i][:7]) for i in places]
         tokens = sampler.draw(of, rows)
-        return {i: (t, r.mirostat_mu, r.scored) for i, t, r in zip(places, tokens, rows, strict=True)}
+        return {i: (t, r.sampling.mirostat_mu, r.sampling.scored) for i, t, r in zip(places, tokens, rows, strict=True)}
 
     sampler = Sampler()
     before = logits.copy()
@@ -229,7 +229,7 @@ def test_the_ends_of_the_unit_interval_draw_candidates(n_vocab, monkeypatch):
         drawn = []
         for uniform in (0.0, np.nextafter(1.0, 0.0)):
             one = row(0, SamplingParams(**kind))
-            one._uniforms = type("Fixed", (), {"at": lambda self, step, draw=0, u=uniform: u})()
+            one.sampling._uniforms = type("Fixed", (), {"at": lambda self, step, draw=0, u=uniform: u})()
             drawn += Sampler().draw(logits[None, :], [one])
         assert all(t is not None and 3 <= t < 8 for t in drawn)
 
@@ -300,14 +300,14 @@ def test_logprobs_are_those_of_the_model_before_the_chain():
     params = SamplingParams(temperature=0.3, top_k=5, logprobs=4, logit_bias=((7, 20.0),))
     rows = [row(i, params) for i in range(2)]
     for i, token in enumerate(Sampler().draw(logits, rows)):
-        scored = rows[i].scored
+        scored = rows[i].sampling.scored
         assert scored is not None
         assert token == 7
         assert scored.logprob == pytest.approx(exact[i, 7], abs=1e-5)
         assert [t for t, _ in scored.top] == by_sorting(logits[i], 4)
         assert [p for _, p in scored.top] == pytest.approx([exact[i, t] for t, _ in scored.top], abs=1e-5)
         rows[i].append(7)
-        assert rows[i].scores == [scored]
+        assert rows[i].sampling.scores == [scored]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

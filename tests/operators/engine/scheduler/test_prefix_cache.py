@@ -12,9 +12,9 @@ from operators.engine.loop.client import Client
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.scheduler.prefill import Cutting
 from operators.engine.scheduler.prefix_cache import CELLS_A_TOKEN
-from operators.engine.scheduler.radix_tree import BLOCK, PrefixTree, SamePrompt, common_length
-from operators.engine.scheduler.slots import Slot
+from operators.engine.scheduler.radix_tree import BLOCK, PrefixTree, common_length
 from operators.engine.sequence import Sequence
+from operators.engine.sequence.placement import PromptGroup, Slot
 from operators.settings.runtime import KERNEL_TOKENS, OptimiseSettings
 from tests.operators.engine.fixtures import GREEDY, WARM, Bench, only, prompts, sequences, shape
 
@@ -92,10 +92,10 @@ def test_a_row_that_waits_for_another_is_looked_at_once_a_step(monkeypatch):
     asked = Mock(side_effect=sharing._source)
     monkeypatch.setattr(sharing, "_source", asked)
     bench.client().submit(sequences([np.arange(1000, dtype=np.int32)] * 2))
-    bench.engine.step()
+    bench.worker.step()
     asked.reset_mock()
     for _ in range(5):
-        bench.engine.step()
+        bench.worker.step()
     assert asked.call_count == 5
 
 
@@ -121,7 +121,7 @@ def test_samples_that_are_admitted_much_later_still_share():
     rows = sequences([text] * 30, WARM)
     assert bench.run(rows) == Bench(shape(4), optimise=only()).run(sequences([text] * 30, WARM))
     assert tokens_computed(bench) == len(text)
-    assert all(row.same is None for row in rows)
+    assert all(row.placement.group is None for row in rows)
 
 
 def test_nothing_is_left_in_the_tree_but_what_the_slots_hold():
@@ -133,7 +133,7 @@ def test_nothing_is_left_in_the_tree_but_what_the_slots_hold():
         bench.scheduler._sharing.clear(slot)
     assert len(bench.queue.tree) == 0
     assert not bench.queue.tree.at_hand
-    assert not bench.queue._same
+    assert not bench.queue._groups
 
 
 def test_a_node_that_leaves_takes_its_rows_out_of_the_tree():
@@ -141,20 +141,20 @@ def test_a_node_that_leaves_takes_its_rows_out_of_the_tree():
     client = bench.client()
     rows = sequences([*family(10, 40), *[prompts(1)[0]] * 4])
     client.submit(rows)
-    bench.engine.step()
+    bench.worker.step()
     leave(bench, client)
     for slot in bench.scheduler.slots.slots:
         bench.scheduler._sharing.clear(slot)
     assert len(bench.queue.tree) == 0
-    assert not bench.queue._same
+    assert not bench.queue._groups
     assert not bench.scheduler.runnable
 
 
 def leave(bench: Bench, client: Client) -> None:
     """`client` leaves between two steps."""
     client.leave()
-    while bench.worker.requests:
-        bench.worker.requests.popleft()()
+    while bench.worker.jobs:
+        bench.worker.jobs.popleft()()
 
 
 @pytest.mark.parametrize("common", [200, 250])
@@ -166,14 +166,14 @@ def test_no_row_waits_for_the_rest_of_a_prompt_whose_row_has_left(common):
     first.submit(sequences([stranger], max_tokens=1))
     second.submit(sequences([head]))
     for _ in range(3):
-        bench.engine.step()
+        bench.worker.step()
     leave(bench, second)
     rows = sequences([np.concatenate([head[:common], stranger])[:250]])
     first.submit(rows)
     for _ in range(6):
-        bench.engine.step()
+        bench.worker.step()
     assert rows[0].tokens
-    assert rows[0].shared_tokens == 128
+    assert rows[0].placement.shared_tokens == 128
 
 
 def test_a_row_that_left_early_hides_no_slot_that_has_more():
@@ -183,14 +183,14 @@ def test_a_row_that_left_early_hides_no_slot_that_has_more():
     first, second = bench.client(), bench.client()
     rows = [sequences([head[:length]], max_tokens=1)[0] for length in (380, 400)]
     second.submit(sequences([head]))
-    bench.engine.step()
+    bench.worker.step()
     first.submit(rows[:1])
-    bench.engine.step()
+    bench.worker.step()
     leave(bench, second)
-    bench.engine.step()
+    bench.worker.step()
     first.submit(rows[1:])
-    bench.engine.step()
-    assert [row.shared_tokens for row in rows] == [256, 380]
+    bench.worker.step()
+    assert [row.placement.shared_tokens for row in rows] == [256, 380]
 
 
 def test_what_other_contexts_read_is_written_under_the_lock(monkeypatch):
@@ -202,7 +202,7 @@ def test_what_other_contexts_read_is_written_under_the_lock(monkeypatch):
             assert bench.queue.lock._is_owned()  # type: ignore[attr-defined]
             super().discard(slot)
 
-    monkeypatch.setattr("operators.engine.scheduler.waiting_queue.SamePrompt", partial(SamePrompt, holders=Guarded()))
+    monkeypatch.setattr("operators.engine.scheduler.waiting_queue.PromptGroup", partial(PromptGroup, holders=Guarded()))
     bench.run(sequences([prompts(1)[0]] * 8, WARM))
 
 
@@ -210,10 +210,10 @@ def test_nothing_is_kept_for_a_row_that_leaves_before_its_first_token():
     bench = Bench(shape(1), preempt_every=1)
     client = bench.client()
     client.submit(sequences([np.arange(200, dtype=np.int32)] * 2))
-    bench.engine.step()
+    bench.worker.step()
     bench.scheduler._preempt(always_save=True)
     leave(bench, client)
-    assert not bench.queue._same
+    assert not bench.queue._groups
 
 
 def test_rows_of_a_family_are_admitted_while_its_prefix_is_at_hand():
@@ -269,7 +269,7 @@ def test_the_tree_finds_the_deepest_common_block():
     rows = sequences([head, head[:50], np.concatenate([head[:40], head[:40]]), head[::-1].copy(), head[:BLOCK]])
     for number, row in enumerate(rows):
         tree.enter(row, (0, 0.0, 0, number))
-    assert [row.prefix.depth if row.prefix else 0 for row in rows] == [6, 3, 5, 6, 0]
+    assert [row.placement.node.depth if row.placement.node else 0 for row in rows] == [6, 3, 5, 6, 0]
     assert len(tree) == 6 + 0 + 3 + 6
     for row in rows:
         tree.leave(row)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from operators.engine.scheduler.step_batch import Call, Unfilled
+from operators.engine.scheduler.step_batch import IdleReason, StepBatch
 from operators.engine.scheduler.waiting_queue import Line
 from operators.engine.sequence import FinishReason, Sequence, State
 from tests.operators.engine.fixtures import GREEDY, WARM, Bench, prompts, sequences, shape
@@ -75,7 +75,7 @@ def test_slots_that_are_not_neighbours_prefill_apart():
     bench.scheduler.schedule(0.0)
     bench.scheduler.slots.rows()[1].state = State.DECODE
     work = bench.scheduler.schedule(0.0)
-    assert isinstance(work, Call)
+    assert isinstance(work, StepBatch)
     assert [row.slot for row in work.sequences] == [0]
 
 
@@ -107,8 +107,8 @@ def test_the_backend_never_sees_a_lone_row():
 def test_a_freed_slot_is_refilled_at_once():
     bench = Bench(shape(4))
     bench.run(sequences(prompts(60, longest=20)))
-    waits = {cause: sum(bench.column(f"unfilled_{cause}")) for cause in Unfilled}
-    assert waits.pop(Unfilled.TAIL)
+    waits = {cause: sum(bench.column(f"unfilled_{cause}")) for cause in IdleReason}
+    assert waits.pop(IdleReason.TAIL)
     assert not any(waits.values())
 
 
@@ -125,7 +125,7 @@ def test_credit_bounds_what_is_in_flight():
     client.submit(sequences(prompts(10, longest=20)))
     seen = 0
     while bench.scheduler.runnable:
-        bench.engine.step()
+        bench.worker.step()
         seen = max(seen, len(bench.scheduler.slots))
     assert seen == 3
     assert client.waiting == 7
@@ -150,7 +150,7 @@ def test_finish_reasons():
     rows = sequences(prompts(40), max_tokens=12)
     client.submit(rows)
     while bench.scheduler.runnable:
-        bench.engine.step()
+        bench.worker.step()
     for row in client.collect():
         assert row.state is State.FINISHED
         if row.finish_reason is FinishReason.LENGTH:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import Protocol
@@ -9,12 +10,10 @@ from typing import Protocol
 import numpy as np
 
 from operators.engine.backend.interface import TokenIds
-from operators.engine.sampling.constraint import Costs, Matcher
-from operators.engine.sampling.logprobs import Scored
 from operators.engine.sampling.params import SamplingParams
-from operators.engine.sampling.random_numbers import Uniforms
+from operators.engine.sampling.step import SamplingState
 from operators.engine.sampling.stop_strings import StopWatcher
-from operators.engine.scheduler.radix_tree import PrefixNode, SamePrompt
+from operators.engine.sequence.placement import Placement
 from operators.settings.runtime import KERNEL_TOKENS
 from pipeline.api.meter import StageMeter
 
@@ -48,11 +47,31 @@ class Owner(Protocol):
     """Who submitted a sequence: its meter counts the tokens."""
 
     meter: StageMeter
+    wake: Callable[[], None]
+    """Told after a step in which rows of it have ended."""
+
+    def finished(self, row: Sequence) -> None:
+        """Take back a row that has ended."""
+
+
+@dataclass(slots=True)
+class Times:
+    """When what became of a row, in seconds on the engine's clock."""
+
+    queued: float = 0.0
+    admitted: float = 0.0
+    preempted_s: float = 0.0
+    """Seconds out of its slot since then; of no meaning while it is out."""
+    first_token: float = 0.0
+    finished: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
     """A row that is to be completed.
+
+    What the sampler, the scheduler and the metrics keep of it are three records of their own: `sampling`, `placement`
+    and `times`.
 
     Args:
         handle: what the caller finds it again by.
@@ -77,51 +96,27 @@ class Sequence:
     slot: int = field(default=0, init=False)
     n_past: int = field(default=0, init=False)
     """Tokens in the KV cache."""
-    admission: int = field(default=0, init=False)
-    """Number of its admission: of two rows the younger has the higher one."""
-    shared_tokens: int = field(default=0, init=False)
-    """Prompt tokens that it did not compute but took from another row."""
-    preemptions: int = field(default=0, init=False)
-    """How often it gave up its slot."""
-    saved: bytes | None = field(default=None, init=False)
-    """What its slot held when it gave it up, if that was kept."""
-    prefix: PrefixNode | None = field(default=None, init=False)
-    """Where its prompt stands in the tree of prefixes; None while it is too short to be shared."""
-    same: SamePrompt | None = field(default=None, init=False)
-    """The rows with the same prompt that do not have it yet, itself included."""
-    forced: bool = field(default=False, init=False)
-    """Whether `feed` ends in tokens that its constraint left no choice about."""
-    fits: bool = field(default=True, init=False)
-    """Whether the text, once it has ended, is what its constraint asks for."""
     tokens: list[int] = field(default_factory=list, init=False)
-    dropped: int = field(default=0, init=False)
-    """1 when the token that ended it is none of `tokens`."""
     finish_reason: FinishReason | None = field(default=None, init=False)
     error: str | None = field(default=None, init=False)
     """Why the row cannot be completed; then there is no finish reason."""
-    queued_at: float = field(default=0.0, init=False)
-    admitted_at: float = field(default=0.0, init=False)
-    preempted_s: float = field(default=0.0, init=False)
-    """Seconds out of its slot since then; of no meaning while it is out."""
-    first_token_at: float = field(default=0.0, init=False)
-    finished_at: float = field(default=0.0, init=False)
+    fits: bool = field(default=True, init=False)
+    """Whether the text, once it has ended, is what its constraint asks for."""
+    dropped: int = field(default=0, init=False)
+    """1 when the token that ended it is none of `tokens`."""
+    forced: bool = field(default=False, init=False)
+    """Whether `feed` ends in tokens that its constraint left no choice about."""
     owner: Owner | None = field(default=None, init=False)
     """Who submitted it."""
-    line: object | None = field(default=None, init=False)
-    """The line in which it waits or has waited for its first slot."""
-    queued: bool = field(default=False, init=False)
-    """Whether it waits there."""
     key: bytes = field(default=b"", init=False)
     """Content key under which its completion is stored."""
-    scored: Scored | None = field(default=None, init=False)
-    """What the model thought of the token that was drawn last, where its parameters ask for logprobs."""
-    scores: list[Scored] = field(default_factory=list, init=False)
-    """The same for each of `tokens`."""
-    mirostat_mu: float | None = field(default=None, init=False)
-    """The surprise up to which candidates are kept; None before the first token."""
-    _matcher: Matcher | None = field(default=None, init=False)
-    _uniforms: Uniforms | None = field(default=None, init=False)
+    sampling: SamplingState = field(init=False)
+    placement: Placement = field(default_factory=Placement, init=False)
+    times: Times = field(default_factory=Times, init=False)
     _replay: TokenIds | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.sampling = SamplingState(self.seed, self.params.constraint)
 
     @property
     def feed(self) -> TokenIds:
@@ -145,8 +140,8 @@ class Sequence:
 
     def give_up(self, saved: bytes | None) -> None:
         """Leave the slot, to go on later from `saved`, or by computing all tokens again where that is None."""
-        self.preemptions += 1
-        self.saved = saved
+        self.placement.preemptions += 1
+        self.placement.saved = saved
         self.state = State.WAITING
         if saved is None:
             self.forced = False
@@ -170,28 +165,9 @@ class Sequence:
         return len(self.prompt) + len(self.tokens) - self.n_past
 
     @property
-    def uniforms(self) -> Uniforms:
-        """Its random numbers."""
-        if self._uniforms is None:
-            self._uniforms = Uniforms(self.seed)
-        return self._uniforms
-
-    @property
     def draws_after_feed(self) -> bool:
         """Whether a token is drawn behind `feed`: not where the row had begun before and computes its tokens again."""
         return self.forced or not self.tokens
-
-    @property
-    def matcher(self) -> Matcher | None:
-        """How far it is in its constraint; None where it has none."""
-        if self._matcher is None and self.params.constraint is not None:
-            self._matcher = self.params.constraint.matcher()
-        return self._matcher
-
-    @property
-    def costs(self) -> Costs:
-        """What its constraint has cost."""
-        return Costs() if self._matcher is None else self._matcher.costs
 
     def append(self, token: int) -> None:
         """Take a drawn token; sets the finish reason when it is the last one."""
@@ -204,11 +180,11 @@ class Sequence:
                 self.dropped = 1
                 return
         self.tokens.append(token)
-        if self.scored is not None:
-            self.scores.append(self.scored)
+        if self.sampling.scored is not None:
+            self.sampling.scores.append(self.sampling.scored)
         if meter is not None:
             meter.tokens_out += 1
-        matcher = self.matcher
+        matcher = self.sampling.matcher
         if matcher is not None:
             matcher.take(token)
             if matcher.error is not None:
@@ -231,12 +207,13 @@ class Sequence:
         Returns:
             whether there are any.
         """
-        if not self.params.skips_forced or self.matcher is None or self._has_ended():
+        matcher = self.sampling.matcher
+        if not self.params.skips_forced or matcher is None or self._has_ended():
             return False
-        forced = self.matcher.forced()[: KERNEL_TOKENS - 1 - self.behind]
+        forced = matcher.forced()[: KERNEL_TOKENS - 1 - self.behind]
         for token in forced:
             self.append(token)
-            self.matcher.costs.forced += 1
+            matcher.costs.forced += 1
             if self._has_ended():
                 return True
         if forced and self.behind >= SPAN_TOKENS:
@@ -247,7 +224,7 @@ class Sequence:
 
     def refit(self) -> None:
         """Find out anew whether `tokens`, which were drawn some time ago and have ended, fit."""
-        if (matcher := self.matcher) is not None:
+        if (matcher := self.sampling.matcher) is not None:
             for token in self.tokens:
                 matcher.take(token)
             self.fits = matcher.complete

@@ -6,7 +6,7 @@ import heapq
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from operators.engine.sequence import Sequence
+    from operators.engine.sequence.sequence import Sequence
 
 Order = tuple[int, float, int, int]
 """Age, priority, expected length and number of a row; what is least comes first."""
@@ -34,15 +34,15 @@ class RowHeap:
         """One of the rows no longer waits."""
         self.count -= 1
         if len(self._heap) > 2 * self.count + _STALE:
-            self._heap = [entry for entry in self._heap if entry[1].queued]
+            self._heap = [entry for entry in self._heap if entry[1].placement.queued]
             heapq.heapify(self._heap)
 
     def first(self) -> tuple[Order, Sequence] | None:
         """The first of them."""
-        while self._heap and not self._heap[0][1].queued:
+        while self._heap and not self._heap[0][1].placement.queued:
             heapq.heappop(self._heap)
         return self._heap[0] if self._heap else None
 
     def rows(self) -> list[Sequence]:
         """All of them, in no order."""
-        return [row for _, row in self._heap if row.queued]
+        return [row for _, row in self._heap if row.placement.queued]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from operators.engine.scheduler.row_heap import Order, RowHeap
 from operators.engine.sequence import Sequence
+from operators.engine.sequence.row_heap import Order, RowHeap
 from tests.operators.engine.fixtures import prompts, sequences
 
 TEXT = prompts(1)[0]
@@ -19,11 +19,11 @@ def test_it_is_a_sorted_list_whatever_leaves():
         if waiting and draw.random() < 0.5:
             row = draw.choice(list(waiting)) if draw.random() < 0.7 else min(waiting, key=waiting.__getitem__)
             del waiting[row]
-            row.queued = False
+            row.placement.queued = False
             heap.left()
         else:
             (row,) = sequences([TEXT])
-            row.queued = True
+            row.placement.queued = True
             waiting[row] = (draw.randrange(3), float(draw.randrange(3)), draw.randrange(3), number)
             heap.push(waiting[row], row)
         first = heap.first()
@@ -37,10 +37,10 @@ def test_rows_that_left_are_forgotten_though_the_first_stays():
     heap = RowHeap()
     rows = sequences([TEXT] * 5000)
     for number, row in enumerate(rows):
-        row.queued = True
+        row.placement.queued = True
         heap.push((0, 0.0, 0, number), row)
     for row in rows[1:]:
-        row.queued = False
+        row.placement.queued = False
         heap.left()
     assert heap.first() == ((0, 0.0, 0, 0), rows[0])
     assert len(heap._heap) < 100

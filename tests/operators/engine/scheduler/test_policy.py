@@ -1,0 +1,57 @@
+"""The four functions of the policy, each on what it is told."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from operators.engine.scheduler.policy import Kind, KvState, StepState, may_admit, next_batch, order, victim
+from operators.engine.sequence import Sequence
+from tests.operators.engine.fixtures import GREEDY
+
+
+def seq(length: int = 10, max_tokens: int = 30, priority: float = 0.0, chunk: int = 0) -> Sequence:
+    return Sequence(0, np.zeros(length, np.int32), GREEDY, 0, max_tokens, priority=priority, chunk=chunk)
+
+
+def test_rows_wait_by_age_then_priority_then_length_then_arrival():
+    waiting = [seq(), seq(max_tokens=90), seq(priority=1.0), seq(chunk=1), seq(chunk=2, priority=9.0)]
+    for longest_first, wanted in ((True, [2, 1, 0, 3, 4]), (False, [2, 0, 1, 3, 4])):
+        places = [order(one, n, longest_first=longest_first) for n, one in enumerate(waiting)]
+        assert sorted(range(5), key=places.__getitem__) == wanted
+
+
+@pytest.mark.parametrize(
+    ("state", "admits"),
+    [
+        (KvState(None, 1_000_000), True),
+        (KvState(10, 0), True),  # alone
+        (KvState(100, 60), True),
+        (KvState(100, 61), False),
+        (KvState(100, 61, optimistic=True), True),  # 10 and 15 of 30 tokens
+        (KvState(100, 61, optimistic=True, mean_tokens=30.0), False),
+    ],
+)
+def test_a_row_is_admitted_where_it_fits(state, admits):
+    assert may_admit(seq(), state) is admits
+
+
+@pytest.mark.parametrize(
+    ("state", "kind"),
+    [
+        (StepState(3, 1, 1, False), Kind.SAMPLE),
+        (StepState(3, 0, 1, False), Kind.PREFILL),
+        (StepState(3, 0, 1, True), Kind.DECODE),
+        (StepState(3, 0, 0, False), Kind.DECODE),
+        (StepState(0, 0, 0, False), None),
+    ],
+)
+def test_sampling_comes_before_prompts_and_prompts_before_decoding(state, kind):
+    assert next_batch(state) is kind
+
+
+def test_the_youngest_gives_up_its_slot():
+    rows = [seq(), seq(), seq()]
+    for row, number in zip(rows, (4, 7, 2), strict=True):
+        row.placement.admission = number
+    assert victim(rows) is rows[1]
