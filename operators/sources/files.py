@@ -9,13 +9,18 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from operators.settings import DataSettings
-from operators.sources.input_file import CODECS, EXTENSIONS, InputFile
+from operators.sources.arrow import ArrowReader
+from operators.sources.csv import CsvReader
+from operators.sources.input_file import CODECS, InputFile
+from operators.sources.jsonl import JsonlReader
+from operators.sources.lines import LinesReader
+from operators.sources.parquet import ParquetReader
 from operators.sources.places import LocalPlace, Place, in_order, unreadable
 from pipeline.api.errors import ConfigError, InputError, did_you_mean
 
-KNOWN = ", ".join(EXTENSIONS)
-PACKED = ("jsonl", "csv", "lines")
-"""Formats that may be compressed as a whole; the others are inside."""
+READERS = {reader.format: reader for reader in (ParquetReader, JsonlReader, CsvReader, ArrowReader, LinesReader)}
+"""The reader of each format. A new one is a line here."""
+EXTENSIONS = {extension: reader.format for reader in READERS.values() for extension in reader.extensions}
 LINES = "lines"
 """A format that any file has."""
 URL = re.compile(r"[a-z][a-z0-9+.-]*(::|://)", re.IGNORECASE)
@@ -74,7 +79,7 @@ def _files_of(path: str, data: DataSettings) -> list[InputFile]:
     except OSError as error:
         raise unreadable(place.shown(path), error) from error
     for file in found:
-        if file.codec and file.format not in PACKED:
+        if file.codec and not READERS[file.format].packable:
             raise InputError(f"{file} is compressed as a whole, which {file.format} files do inside; unpack it")
     return found
 
@@ -96,8 +101,8 @@ def _one(file: InputFile, wanted: str) -> InputFile:
     kind = EXTENSIONS.get(file.suffix) if wanted == "auto" else wanted
     if kind is None:
         raise InputError(
-            f"{file} has none of the extensions {KNOWN}; it begins like {file.looks_like()}:"
-            " say what it is with data.format=parquet, jsonl, csv, arrow or lines"
+            f"{file} has none of the extensions {', '.join(EXTENSIONS)}; it begins like {file.looks_like()}:"
+            f" say what it is with data.format={', '.join(READERS)}"
         )
     return replace(file, format=kind)
 
@@ -122,12 +127,14 @@ def _format(file: InputFile, wanted: str, trust_format: bool) -> str | None:
     if wanted != "auto" and trust_format:
         return wanted
     kind = EXTENSIONS.get(file.suffix)
-    return kind if wanted in ("auto", kind) and (file.codec is None or kind in PACKED) else None
+    if kind is None or wanted not in ("auto", kind) or (file.codec and not READERS[kind].packable):
+        return None
+    return kind
 
 
 def _endings(wanted: str) -> str:
     known = [e for e, kind in EXTENSIONS.items() if wanted in ("auto", kind)]
-    packed = f" (or {', '.join(CODECS)} behind it)" if wanted in ("auto", *PACKED) else ""
+    packed = f" (or {', '.join(CODECS)} behind it)" if wanted == "auto" or READERS[wanted].packable else ""
     return ", ".join(known) + packed
 
 

@@ -14,18 +14,6 @@ from operators.sources.content import Stamp
 from operators.sources.places import LocalPlace, Place
 from pipeline.api.errors import InputError
 
-EXTENSIONS: Mapping[str, str] = {
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".arrow": "arrow",
-    ".arrows": "arrow",
-    ".feather": "arrow",
-    ".ipc": "arrow",
-}
 CODECS: Mapping[str, str] = {".gz": "gzip", ".zst": "zstd"}
 """The last extension of a compressed file, and how it is compressed."""
 MAGIC: Mapping[bytes, str] = {
