@@ -15,7 +15,7 @@ from operators.sources.input_file import CODECS, InputFile
 from operators.sources.jsonl import JsonlReader
 from operators.sources.lines import LinesReader
 from operators.sources.parquet import ParquetReader
-from operators.sources.places import LocalPlace, Place, in_order, unreadable
+from operators.sources.places import Place, in_order, unreadable
 from pipeline.api.errors import ConfigError, InputError, did_you_mean
 
 READERS = {reader.format: reader for reader in (ParquetReader, JsonlReader, CsvReader, ArrowReader, LinesReader)}
@@ -66,7 +66,7 @@ def is_url(path: str) -> bool:
 
 
 def _files_of(path: str, data: DataSettings) -> list[InputFile]:
-    place: Place = LocalPlace()
+    place = Place()
     if is_url(path) and not path.startswith(ON_DISK):
         from operators.sources.remote import remote  # an extra
 
@@ -86,12 +86,13 @@ def _files_of(path: str, data: DataSettings) -> list[InputFile]:
 
 def _files_at(place: Place, path: str, wanted: str) -> list[InputFile]:
     shown = place.shown(path)
-    if place.is_dir(path):
+    kind = place.kind(path)
+    if kind == "directory":
         return _of_several(place, place.listing(path), f"the directory {shown}", wanted, trust_format=wanted == LINES)
-    if place.exists(path):
-        if not place.is_file(path):
-            raise InputError(f"data.path={shown} is no regular file; write what it gives into a file first")
+    if kind == "file":
         return [_one(InputFile(path, place), wanted)]
+    if kind is not None:
+        raise InputError(f"data.path={shown} is no regular file; write what it gives into a file first")
     if glob.has_magic(path.partition("?")[0] if WEB.match(path) else path):
         return _of_several(place, place.matches(path), f"the pattern {shown}", wanted, trust_format=True)
     raise InputError(f"data.path={shown} does not exist{_near(place, path)}")
@@ -146,7 +147,7 @@ def _near(place: Place, path: str) -> str:
     parent = str(Path(path).parent) if place.local(path) is not None else path.rpartition("/")[0]
     if not parent:
         return ""
-    if not place.is_dir(parent):
+    if place.kind(parent) != "directory":
         return f"; nor does the directory {place.shown(parent)}"
     names = [PurePosixPath(p).name for p in sorted(place.listing(parent), key=in_order)]
     names = [name for name in names if not name.startswith(".")]

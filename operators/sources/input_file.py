@@ -11,7 +11,7 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from operators.sources.content import Stamp
-from operators.sources.places import LocalPlace, Place
+from operators.sources.places import Place
 from pipeline.api.errors import InputError
 
 CODECS: Mapping[str, str] = {".gz": "gzip", ".zst": "zstd"}
@@ -41,7 +41,7 @@ class InputFile:
     """
 
     path: str
-    place: Place = field(default_factory=LocalPlace, compare=False)
+    place: Place = field(default_factory=Place, compare=False)
     format: str = ""
 
     def __str__(self) -> str:
