@@ -19,7 +19,7 @@ from operators.sources.places import Place, in_order, unreadable
 from pipeline.api.errors import ConfigError, InputError, did_you_mean
 
 READERS = {reader.format: reader for reader in (ParquetReader, JsonlReader, CsvReader, ArrowReader, LinesReader)}
-"""The reader of each format. A new one is a line here."""
+"""The reader of each format. A new one is a line here, and a name in `settings.DATA_FORMATS`."""
 EXTENSIONS = {extension: reader.format for reader in READERS.values() for extension in reader.extensions}
 LINES = "lines"
 """A format that any file has."""
