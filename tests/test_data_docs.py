@@ -12,7 +12,8 @@ import pytest
 
 from operators.rows.arrow_types import SCALARS
 from operators.settings import DataSettings
-from operators.sources.input_file import CODECS, EXTENSIONS
+from operators.sources.files import EXTENSIONS
+from operators.sources.input_file import CODECS
 from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
 from tests.test_readme import run

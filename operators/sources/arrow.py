@@ -11,24 +11,19 @@ import pyarrow.ipc
 
 from operators.rows.arrow_types import plain_schema
 from operators.sources.checked import checked
-from operators.sources.input_file import InputFile
 from operators.sources.places import unreadable
-from operators.sources.reader import Block, Types, refuse_types
+from operators.sources.reader import Block, Reader
 from pipeline.api.errors import InputError
 
 FILE_MAGIC = b"ARROW1"
 IpcReader: TypeAlias = pa.ipc.RecordBatchFileReader | pa.ipc.RecordBatchStreamReader
 
 
-class ArrowReader:
+class ArrowReader(Reader):
     """Reads an Arrow IPC file or stream; see Reader."""
 
-    optional_columns = False
-
-    def __init__(self, file: InputFile, types: Types | None = None) -> None:
-        refuse_types(file, types)
-        self.file = file
-        self.bytes_read = 0
+    format = "arrow"
+    extensions = (".arrow", ".arrows", ".feather", ".ipc")
 
     def schema(self, sample_rows: int) -> pa.Schema:
         """See Reader.schema."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 
-from operators.sources.reader import BadRow, Block, misfits
+from operators.sources.reader import BadRow, Block
 from pipeline.api.records import record_json
 
 
@@ -17,11 +18,9 @@ def checked(batch: pa.RecordBatch, schema: pa.Schema) -> Block:
     batch.validate()  # lengths and buffers: without these no row can be told from another
     if _is_valid(batch):
         return Block(batch.num_rows, batch.select(schema.names).cast(schema))
-    places = misfits(batch.num_rows, lambda start, stop: _is_valid(batch.slice(start, stop - start)))
-    bad = tuple(_bad_row(batch.slice(i, 1), i) for i in places)
-    taken = set(places)
-    good = batch.take(pa.array([i for i in range(batch.num_rows) if i not in taken], pa.int64()))
-    return Block(batch.num_rows, good.select(schema.names).cast(schema), bad)
+    valid = np.array([_is_valid(batch.slice(i, 1)) for i in range(batch.num_rows)])
+    bad = tuple(_bad_row(batch.slice(i, 1), i) for i in np.flatnonzero(~valid).tolist())
+    return Block(batch.num_rows, batch.filter(pa.array(valid)).select(schema.names).cast(schema), bad)
 
 
 def _is_valid(data: pa.RecordBatch | pa.Array) -> bool:

@@ -9,13 +9,18 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from operators.settings import DataSettings
-from operators.sources.input_file import CODECS, EXTENSIONS, InputFile
-from operators.sources.places import LocalPlace, Place, in_order, unreadable
+from operators.sources.arrow import ArrowReader
+from operators.sources.csv import CsvReader
+from operators.sources.input_file import CODECS, InputFile
+from operators.sources.jsonl import JsonlReader
+from operators.sources.lines import LinesReader
+from operators.sources.parquet import ParquetReader
+from operators.sources.places import Place, in_order, unreadable
 from pipeline.api.errors import ConfigError, InputError, did_you_mean
 
-KNOWN = ", ".join(EXTENSIONS)
-PACKED = ("jsonl", "csv", "lines")
-"""Formats that may be compressed as a whole; the others are inside."""
+READERS = {reader.format: reader for reader in (ParquetReader, JsonlReader, CsvReader, ArrowReader, LinesReader)}
+"""The reader of each format. A new one is a line here, and a name in `settings.DATA_FORMATS`."""
+EXTENSIONS = {extension: reader.format for reader in READERS.values() for extension in reader.extensions}
 LINES = "lines"
 """A format that any file has."""
 URL = re.compile(r"[a-z][a-z0-9+.-]*(::|://)", re.IGNORECASE)
@@ -61,7 +66,7 @@ def is_url(path: str) -> bool:
 
 
 def _files_of(path: str, data: DataSettings) -> list[InputFile]:
-    place: Place = LocalPlace()
+    place = Place()
     if is_url(path) and not path.startswith(ON_DISK):
         from operators.sources.remote import remote  # an extra
 
@@ -74,19 +79,20 @@ def _files_of(path: str, data: DataSettings) -> list[InputFile]:
     except OSError as error:
         raise unreadable(place.shown(path), error) from error
     for file in found:
-        if file.codec and file.format not in PACKED:
+        if file.codec and not READERS[file.format].packable:
             raise InputError(f"{file} is compressed as a whole, which {file.format} files do inside; unpack it")
     return found
 
 
 def _files_at(place: Place, path: str, wanted: str) -> list[InputFile]:
     shown = place.shown(path)
-    if place.is_dir(path):
+    kind = place.kind(path)
+    if kind == "directory":
         return _of_several(place, place.listing(path), f"the directory {shown}", wanted, trust_format=wanted == LINES)
-    if place.exists(path):
-        if not place.is_file(path):
-            raise InputError(f"data.path={shown} is no regular file; write what it gives into a file first")
+    if kind == "file":
         return [_one(InputFile(path, place), wanted)]
+    if kind is not None:
+        raise InputError(f"data.path={shown} is no regular file; write what it gives into a file first")
     if glob.has_magic(path.partition("?")[0] if WEB.match(path) else path):
         return _of_several(place, place.matches(path), f"the pattern {shown}", wanted, trust_format=True)
     raise InputError(f"data.path={shown} does not exist{_near(place, path)}")
@@ -96,8 +102,8 @@ def _one(file: InputFile, wanted: str) -> InputFile:
     kind = EXTENSIONS.get(file.suffix) if wanted == "auto" else wanted
     if kind is None:
         raise InputError(
-            f"{file} has none of the extensions {KNOWN}; it begins like {file.looks_like()}:"
-            " say what it is with data.format=parquet, jsonl, csv, arrow or lines"
+            f"{file} has none of the extensions {', '.join(EXTENSIONS)}; it begins like {file.looks_like()}:"
+            f" say what it is with data.format={', '.join(READERS)}"
         )
     return replace(file, format=kind)
 
@@ -122,12 +128,14 @@ def _format(file: InputFile, wanted: str, trust_format: bool) -> str | None:
     if wanted != "auto" and trust_format:
         return wanted
     kind = EXTENSIONS.get(file.suffix)
-    return kind if wanted in ("auto", kind) and (file.codec is None or kind in PACKED) else None
+    if kind is None or wanted not in ("auto", kind) or (file.codec and not READERS[kind].packable):
+        return None
+    return kind
 
 
 def _endings(wanted: str) -> str:
     known = [e for e, kind in EXTENSIONS.items() if wanted in ("auto", kind)]
-    packed = f" (or {', '.join(CODECS)} behind it)" if wanted in ("auto", *PACKED) else ""
+    packed = f" (or {', '.join(CODECS)} behind it)" if wanted == "auto" or READERS[wanted].packable else ""
     return ", ".join(known) + packed
 
 
@@ -139,7 +147,7 @@ def _near(place: Place, path: str) -> str:
     parent = str(Path(path).parent) if place.local(path) is not None else path.rpartition("/")[0]
     if not parent:
         return ""
-    if not place.is_dir(parent):
+    if place.kind(parent) != "directory":
         return f"; nor does the directory {place.shown(parent)}"
     names = [PurePosixPath(p).name for p in sorted(place.listing(parent), key=in_order)]
     names = [name for name in names if not name.startswith(".")]

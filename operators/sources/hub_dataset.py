@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from operators.settings import DataSettings
-from operators.sources.input_file import EXTENSIONS, InputFile
+from operators.sources.files import EXTENSIONS
+from operators.sources.input_file import InputFile
 from pipeline.api.errors import ConfigError, InputError, SourceError, install
 
 FORMATS: Mapping[str, str] = {"parquet": "parquet", "json": "jsonl", "csv": "csv", "arrow": "arrow"}

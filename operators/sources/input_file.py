@@ -11,21 +11,9 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from operators.rows.content import Stamp
-from operators.sources.places import LocalPlace, Place
+from operators.sources.places import Place
 from pipeline.api.errors import InputError
 
-EXTENSIONS: Mapping[str, str] = {
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".arrow": "arrow",
-    ".arrows": "arrow",
-    ".feather": "arrow",
-    ".ipc": "arrow",
-}
 CODECS: Mapping[str, str] = {".gz": "gzip", ".zst": "zstd"}
 """The last extension of a compressed file, and how it is compressed."""
 MAGIC: Mapping[bytes, str] = {
@@ -53,7 +41,7 @@ class InputFile:
     """
 
     path: str
-    place: Place = field(default_factory=LocalPlace, compare=False)
+    place: Place = field(default_factory=Place, compare=False)
     format: str = ""
 
     def __str__(self) -> str:

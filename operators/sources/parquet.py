@@ -9,24 +9,19 @@ import pyarrow.parquet as pq
 
 from operators.rows.arrow_types import plain_schema
 from operators.sources.checked import checked
-from operators.sources.input_file import InputFile
 from operators.sources.places import unreadable
-from operators.sources.reader import Block, Types, refuse_types
+from operators.sources.reader import Block, Reader
 from pipeline.api.errors import InputError
 
 READ_ROWS = 8192
 
 
-class ParquetReader:
+class ParquetReader(Reader):
     """Reads a Parquet file; see Reader. Row groups that are skipped are not read."""
 
-    optional_columns = False
-
-    def __init__(self, file: InputFile, types: Types | None = None) -> None:
-        refuse_types(file, types)
-        self.file = file
-        self.bytes_read = 0
-        self._rows: int | None = None
+    format = "parquet"
+    extensions = (".parquet", ".pq")
+    _rows: int | None = None
 
     def schema(self, sample_rows: int) -> pa.Schema:
         """See Reader.schema."""

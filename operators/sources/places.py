@@ -6,87 +6,51 @@ import glob
 import os
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 from operators.rows.content import SAMPLED, Stamp, content_id
 from pipeline.api.errors import InputError
 
 
-class Place(Protocol):
-    """Files by their paths. Every method may raise InputError, and SourceError where a network is in between."""
+class Place:
+    """The disks of this machine, and what `RemotePlace` does for an object store.
+
+    Every method may raise InputError, and SourceError where a network is in between.
+    """
 
     def shown(self, path: str) -> str:
         """The path as messages name it: a URL where it is one, never with credentials."""
+        return path
 
-    def is_dir(self, path: str) -> bool:
-        """Whether there is a directory."""
-
-    def exists(self, path: str) -> bool:
-        """Whether there is anything."""
-
-    def is_file(self, path: str) -> bool:
-        """Whether there is a regular file."""
+    def kind(self, path: str) -> str | None:
+        """What is there: "file" (a regular one), "directory", "other", or None for nothing."""
+        found = Path(path)
+        if found.is_file():
+            return "file"
+        return "directory" if found.is_dir() else "other" if found.exists() else None
 
     def listing(self, path: str) -> Mapping[str, bool]:
         """What a directory holds, in no order: each path, and whether it is a regular file."""
-
-    def matches(self, pattern: str) -> Mapping[str, bool]:
-        """The same of all that a glob matches."""
-
-    def open(self, path: str) -> BinaryIO:
-        """The bytes of a file; can seek."""
-
-    def stamp(self, path: str) -> Stamp:
-        """What changes when the file is written to."""
-
-    def content_id(self, path: str, stamp: Stamp) -> str:
-        """What names the content of the file for the fingerprint."""
-
-    def local(self, path: str) -> Path | None:
-        """The file on this machine, where it is there."""
-
-
-class LocalPlace:
-    """The disks of this machine; see Place."""
-
-    def shown(self, path: str) -> str:
-        """See Place.shown."""
-        return path
-
-    def is_dir(self, path: str) -> bool:
-        """See Place.is_dir."""
-        return Path(path).is_dir()
-
-    def exists(self, path: str) -> bool:
-        """See Place.exists."""
-        return Path(path).exists()
-
-    def is_file(self, path: str) -> bool:
-        """See Place.is_file."""
-        return Path(path).is_file()
-
-    def listing(self, path: str) -> Mapping[str, bool]:
-        """See Place.listing."""
         return {str(p): p.is_file() for p in Path(path).iterdir()}
 
     def matches(self, pattern: str) -> Mapping[str, bool]:
-        """See Place.matches."""
+        """The same of all that a glob matches."""
         found = glob.glob(pattern, recursive=True)  # noqa: PTH207 - absolute patterns too
         return {path: Path(path).is_file() for path in found}
 
     def open(self, path: str) -> BinaryIO:
-        """See Place.open."""
+        """The bytes of a file; can seek."""
         return Path(path).open("rb")
 
     def stamp(self, path: str) -> Stamp:
-        """See Place.stamp: size and modification time."""
+        """What changes when the file is written to: here size and modification time."""
         try:
             return Stamp.of(Path(path))
         except OSError as error:
             raise unreadable(path, error) from error
 
     def content_id(self, path: str, stamp: Stamp) -> str:
-        """See Place.content_id: a hash of what the file holds, so that a copied or touched file is the same.
+        """What names the content for the fingerprint: here a hash of it, so that a copied or touched file is the same.
 
         Where the content is only sampled the modification time counts too: to the sample an edit may be invisible.
         """
@@ -97,7 +61,7 @@ class LocalPlace:
         return f"{content}, changed {stamp.changed_utc}" if content.startswith(SAMPLED) else content
 
     def local(self, path: str) -> Path | None:
-        """See Place.local."""
+        """The file on this machine, where it is there."""
         return Path(path)
 
 

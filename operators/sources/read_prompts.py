@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
@@ -10,16 +10,11 @@ import pyarrow as pa
 
 from operators.rows.content import Stamp
 from operators.settings import DataSettings
-from operators.sources.arrow import ArrowReader
 from operators.sources.common_schema import common_schema
-from operators.sources.csv import CsvReader
-from operators.sources.files import find_files
+from operators.sources.files import READERS, find_files
 from operators.sources.input_file import InputFile
-from operators.sources.jsonl import JsonlReader
-from operators.sources.lines import LinesReader
-from operators.sources.parquet import ParquetReader
 from operators.sources.places import unreadable
-from operators.sources.reader import Block, Reader, ReaderFactory
+from operators.sources.reader import Block, Reader
 from pipeline.api.errors import ConfigError, InputError
 from pipeline.api.protocols import BaseOperator, Inbox, Runtime
 from pipeline.api.records import ROW, Batch, ChunkEnd, Item, Reject, Rejects
@@ -31,13 +26,6 @@ FURTHER_ROWS = 1_000
 """The same for every further file: a directory may have thousands."""
 UNREADABLE = (pa.ArrowException, OSError, ValueError, OverflowError)
 """What the libraries raise for bytes that are not what they should be."""
-READERS: Mapping[str, ReaderFactory] = {
-    "parquet": ParquetReader,
-    "jsonl": JsonlReader,
-    "csv": CsvReader,
-    "arrow": ArrowReader,
-    "lines": LinesReader,
-}
 
 
 class ReadPrompts(BaseOperator):

@@ -1,11 +1,11 @@
-"""What the reader of a file format is to ReadPrompts: blocks of consecutive rows, good and bad."""
+"""The readers of file formats: each reads one file as blocks of consecutive rows, good and bad."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -61,58 +61,51 @@ class Block:
         return None if self.data is None else self.data.slice(start, stop - start)
 
 
-class Reader(Protocol):
-    """Reads one file. `ReadPrompts` makes one for each file, asks for its schema, and later for its blocks."""
+class Reader:
+    """Reads one file. `ReadPrompts` makes one for each file, asks for its schema, and later for its blocks.
 
-    file: InputFile
-    bytes_read: int
-    """How far into the file the last block reached; may be ahead by what the reader holds in memory."""
-    optional_columns: bool
-    """True where a column that a file lacks is null in its rows, rather than an error (JSONL)."""
+    A new format is a class like this one in `files.READERS`.
+
+    Args:
+        file: the file.
+        types: `data.schema`.
+
+    Raises:
+        ConfigError: `types` are given, and the format says itself what its columns are.
+    """
+
+    format: ClassVar[str]
+    """What `data.format` calls it."""
+    extensions: ClassVar[Sequence[str]] = ()
+    """How the names of such files end."""
+    packable: ClassVar[bool] = False
+    """Whether a file may be compressed as a whole."""
+    takes_types: ClassVar[bool] = False
+    """Whether `data.schema` may give the types of the columns."""
+    optional_columns: ClassVar[bool] = False
+    """Whether a column that a file lacks is null in its rows, rather than an error."""
+
+    def __init__(self, file: InputFile, types: Types | None = None) -> None:
+        if types is not None and not self.takes_types:
+            raise ConfigError(f"data.schema is for JSONL and CSV; {file} has a schema of its own")
+        self.file = file
+        self.bytes_read = 0
+        """How far into the file the last block reached; may be ahead by what the reader holds in memory."""
 
     def schema(self, sample_rows: int) -> pa.Schema:
         """Names and types of the columns as found; `null` for a column without a value so far.
 
-        `sample_rows`: how many rows to look at where the file says nothing of types (JSONL; CSV looks at a block).
+        `sample_rows`: how many rows to look at where the file says nothing of types.
 
         Raises:
             InputError: the file is not what its name says.
         """
+        raise NotImplementedError
 
     def total_rows(self) -> int | None:
-        """Rows in the file if that is known without reading it."""
+        """Rows in the file, if that is cheap to know."""
+        return None
 
     def blocks(self, schema: pa.Schema, skip: int) -> Iterator[Block]:
         """All rows, in order, under `schema`. Blocks that lie wholly in the first `skip` rows may come without data."""
-
-
-def refuse_types(file: InputFile, types: Types | None) -> None:
-    """For formats that say themselves what their columns are.
-
-    Raises:
-        ConfigError: `data.schema` is given.
-    """
-    if types is not None:
-        raise ConfigError(f"data.schema is for JSONL and CSV; {file} has a schema of its own")
-
-
-ReaderFactory = Callable[[InputFile, Types | None], Reader]
-
-
-def misfits(count: int, fits: Callable[[int, int], bool]) -> list[int]:
-    """Which of `count` things do not fit, where `fits(start, stop)` says whether all of a range do.
-
-    A range fits exactly when each thing in it does, so halving finds b bad ones with about b log2(count) questions.
-    """
-    bad: list[int] = []
-    ranges = [(0, count)] if count else []
-    while ranges:
-        start, stop = ranges.pop()
-        if fits(start, stop):
-            continue
-        if stop - start == 1:
-            bad.append(start)
-        else:
-            middle = (start + stop) // 2
-            ranges += [(middle, stop), (start, middle)]
-    return bad
+        raise NotImplementedError

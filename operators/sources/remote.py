@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from operators.rows.content import Stamp
+from operators.sources.places import Place
 from pipeline.api.errors import ConfigError, InputError, PipelineError, SourceError, install
 from pipeline.system.redaction import clean_url, has_password, usable, without_secrets
 
@@ -69,8 +70,8 @@ def remote(url: str, options: Mapping[str, Any]) -> tuple[RemotePlace, str]:
     return RemotePlace(fs, options), path
 
 
-class RemotePlace:
-    """A file system of fsspec; see Place.
+class RemotePlace(Place):
+    """A file system of fsspec.
 
     Args:
         fs: the file system.
@@ -82,41 +83,32 @@ class RemotePlace:
         self._options = options
 
     def shown(self, path: str) -> str:
-        """See Place.shown."""
         return clean_url(str(self._fs.unstrip_protocol(path)))
 
-    def is_dir(self, path: str) -> bool:
-        """See Place.is_dir."""
-        return self._kind(path) == "directory"
-
-    def exists(self, path: str) -> bool:
-        """See Place.exists."""
-        return self._kind(path) is not None
-
-    def is_file(self, path: str) -> bool:
-        """See Place.is_file."""
-        return self._kind(path) == "file"
+    def kind(self, path: str) -> str | None:
+        try:
+            with self._told(path):
+                return str(self._fs.info(path)["type"])
+        except _Missing:
+            return None
 
     def listing(self, path: str) -> Mapping[str, bool]:
-        """See Place.listing."""
         with self._told(path):
             found = self._fs.ls(path, detail=True)
         return {entry["name"]: entry["type"] == "file" for entry in found}
 
     def matches(self, pattern: str) -> Mapping[str, bool]:
-        """See Place.matches."""
         with self._told(pattern):
             found = self._fs.glob(pattern, detail=True)
         return {name: entry["type"] == "file" for name, entry in found.items()}
 
     def open(self, path: str) -> BinaryIO:
-        """See Place.open."""
         with self._told(path):
             file = self._fs.open(path, "rb", block_size=BLOCK_BYTES, cache_type="readahead")
         return io.BufferedReader(_Remote(file, self, path), BUFFER_BYTES)
 
     def stamp(self, path: str) -> Stamp:
-        """See Place.stamp: the size, and what the store gives to tell contents apart.
+        """The size, and what the store gives to tell contents apart.
 
         That is an ETag or checksum where there is one, else the time of change, else nothing: reading an object only to
         hash it would cost as much as the job's own reading. So an object that was copied within a store may count as
@@ -130,19 +122,10 @@ class RemotePlace:
         return Stamp(int(info.get("size") or 0), tag=tag)
 
     def content_id(self, path: str, stamp: Stamp) -> str:
-        """See Place.content_id: what `stamp` says."""
         return stamp.tag or "known by its size alone"
 
     def local(self, path: str) -> Path | None:
-        """See Place.local: it is not there."""
         return None
-
-    def _kind(self, path: str) -> str | None:
-        try:
-            with self._told(path):
-                return str(self._fs.info(path)["type"])
-        except _Missing:
-            return None
 
     @contextmanager
     def _told(self, path: str) -> Iterator[None]:

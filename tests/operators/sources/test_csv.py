@@ -61,7 +61,7 @@ def test_types_are_as_narrow_as_the_values(tmp_path: Path) -> None:
     path.write_text(
         "i,d,b,zip,date,long,none\n1,1,true,01234,2020-01-01,123456789012345678901,\n,2.5,FALSE,99999,2021-01-01,1,\n"
     )
-    schema = CsvReader(InputFile(str(path))).schema(1)
+    schema = CsvReader(InputFile(str(path))).schema(2)
     assert {f.name: str(f.type) for f in schema} == {
         "i": "int64", "d": "double", "b": "bool", "zip": "string", "date": "string", "long": "string", "none": "null",
     }  # fmt: skip
@@ -119,7 +119,7 @@ def test_a_row_that_cannot_be_parsed_costs_itself(tmp_path: Path, name: str, blo
     text, good, bad = BAD[name]
     path = tmp_path / "a.csv"
     path.write_bytes(b"n,p\n" + text.encode())
-    reader = CsvReader(InputFile(str(path)), None, block_chars, max_row_chars=40)
+    reader = CsvReader(InputFile(str(path)), None, block_chars, max_row_bytes=40)
     blocks = list(reader.blocks(pa.schema([("n", pa.int64())]), 0))
     assert [n for block in blocks if block.data is not None for n in block.data["n"].to_pylist()] == good
     if bad is not None:

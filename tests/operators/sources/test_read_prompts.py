@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operators.rows.content import SAMPLE_BYTES, content_id
-from operators.settings import DataSettings
+from operators.settings import DATA_FORMATS, DataSettings
 from operators.sources import ReadPrompts
+from operators.sources.files import READERS
 from pipeline.api.errors import ConfigError, InputError, SchemaError
 from pipeline.api.meter import StageMeter
 from pipeline.api.records import ChunkEnd
@@ -266,3 +267,7 @@ def test_content_of_a_large_file_is_sampled(tmp_path: Path) -> None:
         file.write(b"y")
     assert before.startswith(f"sampled:{3 * SAMPLE_BYTES}:")
     assert content_id(path, whole_up_to_bytes=SAMPLE_BYTES) != before
+
+
+def test_the_settings_name_every_format_that_has_a_reader() -> None:
+    assert set(DATA_FORMATS) == {"auto", *READERS}

@@ -1,0 +1,139 @@
+"""Readers of text: rows are cut from the file one by one, and their values become columns a block at a time."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import IO, Any, NamedTuple
+
+import pyarrow as pa
+
+from operators.sources.input_file import Content, InputFile
+from operators.sources.reader import BadRow, Block, Reader, Types
+
+BLOCK_BYTES = 1 << 17
+BUFFER_BYTES = 1 << 16
+MAX_ROW_BYTES = 64 << 20
+KEPT_BYTES = 4096
+"""How much of a longer row its reject shows."""
+UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
+"""What `TextReader.column` raises for a value of another type."""
+
+
+class Row(NamedTuple):
+    """A row as it was cut from the file: the number of its first line, its text (bytes or str), and what was found in
+    it: what its format needs to make values of it, or why it has none."""
+
+    line: int
+    text: Any
+    found: Any = None
+
+
+class TextReader(Reader):
+    """Reads a text file; see Reader.
+
+    Args:
+        file: the file; may be compressed.
+        types: `data.schema`.
+        block_bytes: how much text becomes a block.
+        max_row_bytes: a longer row is a bad row.
+    """
+
+    packable = True
+    takes_types = True
+
+    def __init__(
+        self,
+        file: InputFile,
+        types: Types | None = None,
+        block_bytes: int = BLOCK_BYTES,
+        max_row_bytes: int = MAX_ROW_BYTES,
+    ) -> None:
+        super().__init__(file, types)
+        self.types = types
+        self.max_row_bytes = max_row_bytes
+        self._block_bytes = block_bytes
+
+    def opened(self, content: Content) -> IO[Any]:
+        """Open `content` as `rows` wants it."""
+        return io.BufferedReader(content, BUFFER_BYTES)
+
+    def rows(self, file: IO[Any]) -> Iterator[Row]:
+        """Cut the rows from `file`, without parsing more than that needs."""
+        raise NotImplementedError
+
+    def values(self, row: Row) -> Mapping[str, Any] | str:
+        """The values of a row by column, or why it has none."""
+        raise NotImplementedError
+
+    def record(self, row: Row, values: Mapping[str, Any]) -> str:
+        """Show a row whose `values` do not fit their columns."""
+        return as_text(row.text)
+
+    def column(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+        """Make a column; raises one of UNFIT where a value has another type."""
+        raise NotImplementedError
+
+    def blocks(self, schema: pa.Schema, skip: int) -> Iterator[Block]:
+        """See Reader.blocks."""
+        for rows in self.batches():
+            skipped = len(rows) <= skip
+            yield Block(len(rows)) if skipped else self._block(rows, schema)
+            skip = skip - len(rows) if skipped else 0
+
+    def batches(self) -> Iterator[list[Row]]:
+        """The rows, about `block_bytes` at a time."""
+        self.bytes_read = 0
+        with Content(self.file) as content, self.opened(content) as file:
+            batch: list[Row] = []
+            size = 0
+            for row in self.rows(file):
+                batch.append(row)
+                size += len(row.text)
+                if size >= self._block_bytes:
+                    self.bytes_read = content.position
+                    yield batch
+                    batch, size = [], 0
+            self.bytes_read = content.position
+            if batch:
+                yield batch
+
+    def sample(self, count: int) -> list[Row]:
+        """The first `count` rows."""
+        return list(itertools.islice(itertools.chain.from_iterable(self.batches()), count))
+
+    def _block(self, rows: Sequence[Row], schema: pa.Schema) -> Block:
+        """Convert `rows` column by column, and what fails row by row: a bad row costs itself."""
+        parsed = [self.values(row) for row in rows]
+        good = {i: found for i, found in enumerate(parsed) if not isinstance(found, str)}
+        bad = {i: (found, as_text(rows[i].text)) for i, found in enumerate(parsed) if isinstance(found, str)}
+        columns = [self._column(good.values(), field) for field in schema]
+        if wrong := [field for field, column in zip(schema, columns, strict=True) if column is None]:
+            for i, values in tuple(good.items()):
+                field = next((field for field in wrong if self._column([values], field) is None), None)
+                if field is not None:
+                    bad[i] = _why_not(values.get(field.name), field), self.record(rows[i], good.pop(i))
+            columns = [self._column(good.values(), field) for field in schema]
+        rejected = tuple(BadRow(i, why, rows[i].line, record) for i, (why, record) in sorted(bad.items()))
+        return Block(len(rows), pa.record_batch(columns, schema=schema), rejected)
+
+    def _column(self, rows: Iterable[Mapping[str, Any]], field: pa.Field) -> pa.Array | None:
+        try:
+            return self.column([row.get(field.name) for row in rows], field.type)
+        except UNFIT:
+            return None
+
+
+def as_text(text: str | bytes) -> str:
+    """`text` with the bytes that are not UTF-8 in Python's notation."""
+    data = text.encode(errors="surrogateescape") if isinstance(text, str) else text
+    return data.decode(errors="backslashreplace")
+
+
+def _why_not(value: object, field: pa.Field) -> str:
+    shown = reprlib.repr(as_text(value) if isinstance(value, str) else value)
+    if isinstance(value, str) and field.type == pa.string():
+        return f"column '{field.name}' is not UTF-8: {shown}; convert the file to UTF-8"
+    return f"column '{field.name}' is {field.type}, the value is {shown}; data.schema can give another type"
