@@ -119,9 +119,13 @@ def markdown() -> str:
     lines = [
         "# Operators",
         "",
-        "Made from the docstrings by `python -m pipeline operators --markdown`. A node of a job names an operator as",
-        "`op._target_`, and its arguments beside that. `python -m pipeline operators` lists them,",
-        "`python -m pipeline operators Filter` prints one.",
+        "```sh",
+        ".venv/bin/python -m pipeline operators           # lists all",
+        ".venv/bin/python -m pipeline operators Filter    # prints one",
+        "```",
+        "",
+        "A node of a job names an operator as `op._target_`, and its arguments beside that.",
+        "This page is made from the docstrings by `python -m pipeline operators --markdown`.",
     ]
     for title, members in entries().items():
         lines += ["", f"## {title}"]

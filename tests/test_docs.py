@@ -76,6 +76,29 @@ def test_files_that_a_page_names_are_there(page):
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
+@pytest.mark.parametrize(("page", "lines"), [("README.md", 170), ("docs/architecture.md", 300)])
+def test_a_page_stays_short(page, lines):
+    assert len((ROOT / page).read_text(encoding="utf-8").splitlines()) <= lines
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_of_a_page_lead_somewhere(page):
+    here = ROOT / page
+    links = re.findall(r"\]\(((?!https?:)[^)#\s]*)(?:#([\w-]+))?\)", here.read_text(encoding="utf-8"))
+    for name, anchor in links:
+        target = here.parent / name if name else here
+        assert target.exists(), name
+        if anchor:
+            titles = re.findall(r"^#+ (.+)", target.read_text(encoding="utf-8"), re.M)
+            assert anchor in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}, anchor
+
+
+@pytest.mark.parametrize("page", PAGES[1:])
+def test_a_page_begins_with_a_command(page):
+    beginning = "\n".join((ROOT / page).read_text(encoding="utf-8").splitlines()[:8])
+    assert re.search(r"^```|^    ", beginning, re.M), "no code in the first lines"
+
+
 def test_every_sampling_key_is_explained_with_its_default():
     page = (ROOT / "docs/sampling.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", page, re.M))

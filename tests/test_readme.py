@@ -1,4 +1,4 @@
-"""What README.md tells people to type works, and what it says of the files is so."""
+"""What README.md and four pages of docs/ tell people to type works, and what they say of the files is so."""
 
 from __future__ import annotations
 
@@ -12,40 +12,45 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from docs.refresh_readme import BLOCK, PAGES
+from docs.refresh_readme import BLOCK, PAGES, output_of
 from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 
-README = (PROJECT / "README.md").read_text(encoding="utf-8")
+README, OUTPUT = ((PROJECT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/output.md"))
+MORE = ((PROJECT / f"docs/{name}.md").read_text(encoding="utf-8") for name in ("sampling", "performance", "models"))
+RUN_PAGES = (README, OUTPUT, *MORE)
+"""Pages whose commands are run here; those of docs/jobs.md and docs/data.md are run by tests of their own."""
 PIPELINE = ".venv/bin/python -m pipeline"
 MODEL = PROJECT / "models/tiny/tiny-q8_0.gguf"
 FENCE = re.compile(r"(?:<!-- (?P<mark>.+?) -->\n)?```(?P<language>\w+)\n(?P<text>.*?)```", re.S)
 NOT_RUN = {
     "make quickstart": "sets the project up first; the job that it then runs is run below",
     "make test": "runs this",
-    ".venv/bin/pip install --no-deps -e .": "changes the environment and needs a package index",
 }
+ELSEWHERE = re.compile(r"printf |\.venv/bin/python -c |hf |.*s3://")
+"""Lines of the block about one's own CSV, which are run together below; commands that need a network."""
 SMALL = {"data.limit": "8", "sampling.max_tokens": "8", "progress": "none"}
 
 
-def blocks(language: str) -> Iterator[re.Match[str]]:
-    return (block for block in FENCE.finditer(README) if block["language"] == language)
+def blocks(language: str, page: str = README) -> Iterator[re.Match[str]]:
+    return (block for block in FENCE.finditer(page) if block["language"] == language)
 
 
 def commands() -> list[str]:
-    lines = [line for block in blocks("sh") for line in block["text"].replace("\\\n", " ").splitlines()]
+    found = [block for page in RUN_PAGES for block in blocks("sh", page)]
+    lines = [line for block in found for line in block["text"].replace("\\\n", " ").splitlines()]
     return [line for line in lines if line and not line.startswith("#")]
 
 
 def runnable() -> list[str]:
-    return list(dict.fromkeys(c for c in commands() if c not in NOT_RUN))
+    return list(dict.fromkeys(c for c in commands() if c not in NOT_RUN and not ELSEWHERE.match(c)))
 
 
 def run(command: str) -> int:
     """Run a command of the README in this process: with the model that ships, few rows and short completions."""
     assert command.startswith(PIPELINE), f"{command}: neither a run of the pipeline nor in NOT_RUN"
-    arguments = shlex.split(command.replace("/models/my.gguf", str(MODEL)).removeprefix(PIPELINE))
+    arguments = shlex.split(command.replace("/models/my.gguf", str(MODEL)).removeprefix(PIPELINE), comments=True)
     given = {argument.partition("=")[0] for argument in arguments}
     small = {"progress": "none"} if "target.accepted_rows" in given else SMALL  # cut short nothing would be accepted
     extra = [f"{key}={value}" for key, value in small.items() if key not in given] if "job" in given else []
@@ -117,25 +122,33 @@ def test_what_make_installs_has_all_extras_but_those_for_training():
     assert names <= locked
 
 
-def test_the_job_file_that_it_explains_is_the_one_that_ships():
-    assert (PROJECT / "jobs/quickstart.yaml").read_text(encoding="utf-8") in [b["text"] for b in blocks("yaml")]
+def test_the_three_commands_for_ones_own_csv_print_its_rows(tmp_path):
+    (block,) = (b for b in blocks("sh") if b["text"].startswith("printf "))
+    command = f"({' && '.join(block['text'].splitlines())}) | tail -n 2"
+    assert command in [shown["command"] for shown in BLOCK.finditer(README)]
+    rows = [line for line in output_of(command, tmp_path).splitlines() if line.startswith("(")]
+    assert [eval(row)[0] in block["text"] for row in rows] == [True, True]
 
 
-def test_the_code_that_it_shows_reads_the_results(here, capsys):
+def test_the_job_file_that_is_explained_is_the_one_that_ships():
+    page = (PROJECT / "docs/jobs.md").read_text(encoding="utf-8")
+    assert (PROJECT / "jobs/quickstart.yaml").read_text(encoding="utf-8") in [b["text"] for b in blocks("yaml", page)]
+
+
+def test_the_code_that_is_shown_reads_the_results(here, capsys):
     assert run(f"{PIPELINE} job=quickstart") == ExitCode.DONE
-    for block in blocks("python"):
-        exec(compile(block["text"], "README.md", "exec"), {})
+    exec(compile(next(blocks("python", OUTPUT))["text"], "output.md", "exec"), {})
     assert "shape: (8, 3)" in capsys.readouterr().out
 
 
-def test_it_names_every_file_and_column_of_a_run(here):
+def test_the_page_of_results_names_every_file_and_column_of_a_run(here):
     assert run(f"{PIPELINE} job=quickstart output.prompt_text=true output.completion_ids=true") == ExitCode.DONE
     out = here / "outputs/quickstart"
     read = set(pl.read_ndjson(PROJECT / "jobs/data/quickstart.jsonl").columns)
     columns = set(pl.read_parquet(out / "data/part-00000.parquet").columns) - read
     metrics = {f"metrics/{path.name}" for path in (out / "metrics").glob("*.parquet")}
     files = {path.name for path in out.iterdir() if path.is_file()} - {".lock"}
-    assert [name for name in sorted(columns | metrics | files) if f"`{name}" not in README] == []
+    assert [name for name in sorted(columns | metrics | files) if f"`{name}" not in OUTPUT] == []
 
 
 def test_it_names_every_exit_code():
@@ -143,7 +156,7 @@ def test_it_names_every_exit_code():
     assert rows == [str(int(code)) for code in ExitCode]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda path: path.name)
 def test_output_that_is_the_same_everywhere_is_fresh(here, capsys, page):
     shown = [block for block in BLOCK.finditer(page.read_text(encoding="utf-8")) if block["language"] == "mermaid"]
     assert shown

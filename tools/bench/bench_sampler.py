@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=15, help="how often each case is timed")
     options = parser.parse_args(arguments)
     table = [_medians(rows, options.vocab, options.rounds) for rows in options.rows]
-    print(f"| ms a step, {options.vocab:,} words | " + " | ".join(f"{rows} rows" for rows in options.rows) + " |")
+    print(f"| ms per step, {options.vocab:,} words | " + " | ".join(f"{rows} rows" for rows in options.rows) + " |")
     print("|---|" + "---:|" * len(options.rows))
     for name in table[0]:
         print(f"| {name} | " + " | ".join(f"{column[name]:.2f}" for column in table) + " |")
