@@ -160,7 +160,7 @@ def test_the_locked_entry_keeps_its_hashes(tmp_path):
 @pytest.mark.parametrize("name", ["build.py", "peers.py"])
 def test_it_runs_before_anything_is_installed(name):
     """-I -S: no site-packages, no PYTHONPATH."""
-    script = Path("operators") / "llama" / name
+    script = Path("tools") / "build" / name
     done = subprocess.run([sys.executable, "-I", "-S", script, "--help"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "--venv" in done.stdout
