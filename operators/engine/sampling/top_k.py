@@ -1,9 +1,9 @@
 """The k likeliest tokens of several rows at once, exactly, without a sort of the vocabulary.
 
-The row is cut into strided blocks (layout.py). Let t be the k-th largest of some block maxima, taken over groups of
-blocks that do not overlap. The k groups at or above t hold k different tokens that are not below t, so the k-th largest
-logit is at least t, and every one of the top k tokens, also among ties, lies in a block whose maximum is at least t. So
-only the tokens of these blocks are looked at, and only those at or above t are sorted.
+The row is cut into strided blocks (vocabulary_blocks.py). Let t be the k-th largest of some block maxima, taken over
+groups of blocks that do not overlap. The k groups at or above t hold k different tokens that are not below t, so the
+k-th largest logit is at least t, and every one of the top k tokens, also among ties, lies in a block whose maximum is
+at least t. So only the tokens of these blocks are looked at, and only those at or above t are sorted.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class TopP:
     - every token that reaches the floor is among them: what the floor keeps is a beginning of the order that ends
       among them, and the nucleus either ends there too or reaches beyond it and cuts nothing.
     With a floor the candidates are the tokens that reach it, if they are few; else the 512 likeliest. Where these do
-    not suffice the place of the cut is found by bisection (mass.py).
+    not suffice the place of the cut is found by bisection (probability_mass.py).
     """
 
     p: float

@@ -101,7 +101,7 @@ class Full:
         self.few = Few.of_row(*by_logit(self.values[ids], ids), len(ids) if size is None else size)
 
     def keep_top(self, k: int) -> None:
-        """Go on with the `k` likeliest, equal ones by id. For any k; `top.py` is faster for a small one."""
+        """Go on with the `k` likeliest, equal ones by id. For any k; `top_k.py` is faster for a small one."""
         order = self.scratch.weights
         np.copyto(order, self.values)
         order.partition(len(order) - k)
