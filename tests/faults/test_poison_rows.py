@@ -212,4 +212,4 @@ def test_a_line_without_end_costs_itself(clean, tmp_path):
     found = finish(tmp_path / "out", "job=generate", "model=tiny", f"data.path={path}", "data.id_column=id")
     assert found.texts == clean.texts
     assert (list(found.rejects), found.rejects[1]["line"]) == ([1], 2)
-    assert "the line has more than 67108864 bytes" in found.rejects[1]["reason"]
+    assert "the line has more than 67,108,864 bytes" in found.rejects[1]["reason"]
