@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ class Block:
         return None if self.data is None else self.data.slice(start, stop - start)
 
 
-class Reader:
+class Reader(ABC):
     """Reads one file. `ReadPrompts` makes one for each file, asks for its schema, and later for its blocks.
 
     A new format is a class like this one in `files.READERS`.
@@ -92,6 +93,7 @@ class Reader:
         self.bytes_read = 0
         """How far into the file the last block reached; may be ahead by what the reader holds in memory."""
 
+    @abstractmethod
     def schema(self, sample_rows: int) -> pa.Schema:
         """Names and types of the columns as found; `null` for a column without a value so far.
 
@@ -100,12 +102,11 @@ class Reader:
         Raises:
             InputError: the file is not what its name says.
         """
-        raise NotImplementedError
 
     def total_rows(self) -> int | None:
         """Rows in the file, if that is cheap to know."""
         return None
 
+    @abstractmethod
     def blocks(self, schema: pa.Schema, skip: int) -> Iterator[Block]:
         """All rows, in order, under `schema`. Blocks that lie wholly in the first `skip` rows may come without data."""
-        raise NotImplementedError

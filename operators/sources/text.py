@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import reprlib
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
@@ -60,21 +61,21 @@ class TextReader(Reader):
         """Open `content` as `rows` wants it."""
         return io.BufferedReader(content, BUFFER_BYTES)
 
+    @abstractmethod
     def rows(self, file: IO[Any]) -> Iterator[Row]:
         """Cut the rows from `file`, without parsing more than that needs."""
-        raise NotImplementedError
 
+    @abstractmethod
     def values(self, row: Row) -> Mapping[str, Any] | str:
         """The values of a row by column, or why it has none."""
-        raise NotImplementedError
 
     def record(self, row: Row, values: Mapping[str, Any]) -> str:
         """Show a row whose `values` do not fit their columns."""
         return as_text(row.text)
 
+    @abstractmethod
     def column(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         """Make a column; raises one of UNFIT where a value has another type."""
-        raise NotImplementedError
 
     def blocks(self, schema: pa.Schema, skip: int) -> Iterator[Block]:
         """See Reader.blocks."""
