@@ -25,6 +25,10 @@ class StageState(StrEnum):
     BLOCKED = "blocked"
 
 
+CLOCKS = tuple(f"{state}_s" for state in StageState)
+"""The three clocks of a stage as columns: `busy_s`, `starved_s`, `blocked_s`."""
+
+
 class StageClock:
     """Three stopwatches, of which one runs from `start` to `stop`. Safe to read from another thread."""
 

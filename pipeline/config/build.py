@@ -19,7 +19,7 @@ from pipeline.api.protocols import Operator, StreamOperator
 from pipeline.config.annotations import fits, in_words, unquoted
 from pipeline.config.fingerprint import fingerprint_of
 from pipeline.dataflow.graph import Graph, Node
-from pipeline.dataflow.target import aimed
+from pipeline.dataflow.target import with_target
 from pipeline.settings import JobSettings, NodeSettings, OnError
 
 TARGET = "_target_"
@@ -58,7 +58,7 @@ def build_graph(settings: JobSettings) -> Graph:
     if settings.target.accepted_rows is None:
         return Graph(nodes)
     Graph(nodes)  # what is wrong with the graph itself is said of what the user wrote
-    return aimed(nodes, settings.target, settings.target.rows_of_chunk(settings.chunk_rows))
+    return with_target(nodes, settings.target, settings.target.rows_of_chunk(settings.chunk_rows))
 
 
 def load_object(target: str) -> Any:

@@ -83,10 +83,10 @@ class Executor:
         self._stages = self._build(rejects)
         self._row_law = RowLaw(list(self._stages.values()))
         context.enough = self._committer.stop_after
-        if graph.goal is not None:
-            goal = graph.goal
-            goal.measure(context.clock, lambda: sum(m.tokens_out for m in self.meters))
-            context.round_rows = lambda: goal.round_rows
+        if graph.target is not None:
+            target = graph.target
+            target.measure(context.clock, lambda: sum(m.tokens_out for m in self.meters))
+            context.round_rows = lambda: target.round_rows
 
     @property
     def meters(self) -> list[StageMeter]:

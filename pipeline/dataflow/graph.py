@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from pipeline.api.errors import ConfigError, GraphError
 from pipeline.api.protocols import Operator, StreamOperator, inputs_fit
-from pipeline.dataflow.goal import Goal
+from pipeline.dataflow.target_progress import TargetProgress
 from pipeline.settings import OnError
 
 REJECT_WRITER = "rejects"
@@ -39,11 +39,11 @@ class Node:
 class Graph:
     """Checked nodes in topological order (`order`), with the schema that each gives (`schemas`, None for a sink).
 
-    `goal`: where rows are made until there are enough, what the nodes that see to that share.
+    `target`: under a target, how far the run is; its source and its node `target` share it.
     """
 
     nodes: Mapping[str, Node]
-    goal: Goal | None = None
+    target: TargetProgress | None = None
     order: tuple[str, ...] = field(init=False)
     schemas: Mapping[str, pa.Schema | None] = field(init=False)
 

@@ -14,7 +14,7 @@ from pipeline.api.records import REJECT_SCHEMA, ChunkEnd, Item, Reject, RejectKi
 from pipeline.system.atomic_files import part_name, sorted_by_identity, write_parquet_shard
 
 MAX_REASONS = 100
-VALUES_OF_A_ROW = ((r"'[^']*'", "'…'"), (r"\d+", "N"), ("UTF-N", "UTF-8"))
+VALUES_OF_A_ROW = ((r"'[^']*'", "'…'"), (r"\d+(?:,\d{3})*(?:\.\d+)?", "N"), ("UTF-N", "UTF-8"))
 """What differs from row to row in the reason of an error, and what stands in its place when reasons are counted; and
 the one name with a number in it, given back. Polars has no look-behind, so it cannot be spared."""
 
@@ -24,14 +24,19 @@ class RejectTally:
 
     def __init__(self) -> None:
         self.by_reason: Counter[tuple[str, str, str]] = Counter()
-        self.by_kind: Counter[str] = Counter()
+        self.errors = 0
+        """Rows rejected because something was wrong with them."""
+        self.filtered = 0
+        """Rows that an operator left out on purpose."""
         self._by_chunk: dict[int, Counter[tuple[str, str, str]]] = {}
 
     def add(self, rejects: Rejects) -> None:
         """Count the rows of `rejects`."""
         chunk = self._by_chunk.setdefault(rejects.chunk, Counter())
+        errors = sum(reject.kind is RejectKind.ERROR for reject in rejects.rows)
+        self.errors += errors
+        self.filtered += rejects.num_rows - errors
         for reject in rejects.rows:
-            self.by_kind[reject.kind.value] += 1
             key = (rejects.node, reject.kind.value, _without_values(reject))
             key = key if key in self.by_reason or len(self.by_reason) < MAX_REASONS else _other(key)
             self.by_reason[key] += 1
@@ -40,11 +45,6 @@ class RejectTally:
     def take(self, chunk: int) -> Counter[tuple[str, str, str]]:
         """The counts of one chunk that is being committed, by (node, kind, reason); handed out once."""
         return self._by_chunk.pop(chunk, Counter())
-
-    @property
-    def errors(self) -> int:
-        """Rows rejected because something was wrong with them."""
-        return self.by_kind[RejectKind.ERROR.value]
 
 
 def _without_values(reject: Reject) -> str:

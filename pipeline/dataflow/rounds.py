@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from pipeline.api.protocols import Inbox, Runtime, Source
 from pipeline.api.records import ROW, Batch, ChunkEnd, Item, Rejects, Shard, require_column
-from pipeline.dataflow.goal import Goal
+from pipeline.dataflow.target_progress import TargetProgress
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Place:
 
 
 class Rounds:
-    """Sends the rows of `source` round after round, until `goal` is over or the rows that may be read are.
+    """Sends the rows of `source` round after round, until the target is reached or a budget is spent.
 
     Row i of round r is row r * N + i, where N is the source's number of rows: so every round draws other numbers. The
     rows are cut into chunks of `chunk_rows`, whatever the source's own chunks are and across the ends of rounds. A
@@ -43,13 +43,13 @@ class Rounds:
 
     Args:
         source: a source that can seek.
-        goal: what the run is for.
+        target: of the run; it ends the rounds.
         chunk_rows: rows of a chunk.
     """
 
-    def __init__(self, source: Source, goal: Goal, chunk_rows: int) -> None:
+    def __init__(self, source: Source, target: TargetProgress, chunk_rows: int) -> None:
         self._source = source
-        self._goal = goal
+        self._target = target
         self._chunk_rows = chunk_rows
         self._place = Place()
         self._chunk = 0
@@ -83,7 +83,7 @@ class Rounds:
     def restore(self, state: bytes) -> None:
         """Go on from where a chunk ended."""
         self._place = Place(**json.loads(state))
-        self._goal.round_rows = self._place.round_rows
+        self._target.round_rows = self._place.round_rows
 
     def state(self, chunk: int) -> bytes:
         """Where the chunk that is being sent ended."""
@@ -91,21 +91,21 @@ class Rounds:
 
     def fraction_read(self) -> float | None:
         """How much of the target has been reached."""
-        return min(1.0, self._goal.arrived / self._goal.wanted)
+        return min(1.0, self._target.arrived / self._target.wanted)
 
     def run(self, inbox: Inbox) -> Iterator[Item | Shard]:
         """The rows, rejects and chunk ends."""
-        while self._more and self._goal.round_rows != 0:
+        while self._more and self._target.round_rows != 0:
             yield from self._round(inbox)
-        self._goal.source_ended(self._place.row)
-        if self._used or (self._chunk == 0 and self._goal.round_rows == 0):
+        self._target.source_ended(self._place.row)
+        if self._used or (self._chunk == 0 and self._target.round_rows == 0):
             yield self._end()
 
     @property
     def _more(self) -> bool:
         """Whether another row may be sent. A chunk that has begun is filled up, as far as rows may be read."""
-        last = self._goal.last_row
-        return (last is None or self._place.row < last) and not (self._used == 0 and self._goal.over)
+        last = self._target.last_row
+        return (last is None or self._place.row < last) and not (self._used == 0 and self._target.check())
 
     def _round(self, inbox: Inbox) -> Iterator[Item]:
         """A round, or what is left of it."""
@@ -123,14 +123,14 @@ class Rounds:
                     return
                 held.clear()
                 place.source_chunk, place.source_row = item.chunk + 1, place.source_row + item.rows
-        self._goal.round_rows = place.round_rows = place.source_row
+        self._target.round_rows = place.round_rows = place.source_row
         place.round, place.source_chunk, place.source_row = place.round + 1, 0, 0
 
     def _cut(self, items: list[Batch | Rejects], stop: int) -> Iterator[Item]:
         """The rows of `items` from the present one up to `stop`, chunk by chunk."""
         place = self._place
         while place.row < stop and self._more:
-            last = min(stop, place.row + self._chunk_rows - self._used, self._goal.last_row or stop)
+            last = min(stop, place.row + self._chunk_rows - self._used, self._target.last_row or stop)
             yield from (part for item in items if (part := _part(item, self._chunk, place.row, last)).num_rows)
             self._used += last - place.row
             place.row = last

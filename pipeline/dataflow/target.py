@@ -1,38 +1,39 @@
-"""Target: counts the rows that reach the sink and says when there are enough; and where it stands in a graph."""
+"""Target: counts the rows that reach the sink and ends the run when there are enough; and its place in a graph."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import cast
 
 import pyarrow as pa
 
 from pipeline.api.errors import ConfigError, GraphError
 from pipeline.api.protocols import BaseOperator, Inbox, Runtime, Source
-from pipeline.api.records import LINEAGE, ROW, Batch, ChunkEnd, Item, Output, RejectKind, Shard
+from pipeline.api.records import Batch, ChunkEnd, Item, Output, RejectKind, Shard
 from pipeline.dataflow.as_stream import run_operator
-from pipeline.dataflow.goal import Goal, Spent
 from pipeline.dataflow.graph import Graph, Node
 from pipeline.dataflow.rounds import Rounds
+from pipeline.dataflow.target_progress import Spent, TargetProgress
 from pipeline.settings import OnError, TargetSettings
+from pipeline.system.atomic_files import sorted_by_identity
 
 NODE = "target"
 
 
 class Target(BaseOperator):
-    """Lets the first rows pass that `goal` wants, in the order of (row, lineage), and filters all others.
+    """Lets the first rows pass that are wanted, in the order of (row, lineage), and filters all others.
 
-    It decides when a chunk ends. With the chunk in which the last row is found the run has enough; the same when time
-    or tokens are spent. What it remembers is committed with the chunk.
+    It decides when a chunk ends. The run ends with the chunk in which the last row is found, or after which time or
+    tokens are spent. What the node remembers is committed with each chunk.
 
     Args:
-        goal: what the run is for.
+        progress: of the run, which it counts on.
     """
 
-    def __init__(self, goal: Goal) -> None:
-        self._goal = goal
+    def __init__(self, progress: TargetProgress) -> None:
+        self._progress = progress
         self._open: dict[int, list[Batch]] = {}
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
@@ -40,21 +41,21 @@ class Target(BaseOperator):
         return schema
 
     def open(self, runtime: Runtime) -> None:
-        """Say how much is there already."""
+        """Log how many rows are there already."""
         self._runtime = runtime
-        runtime.log.info("%d of %d rows are accepted", self._goal.accepted, self._goal.wanted)
+        runtime.log.info("%d of %d rows are accepted", self._progress.accepted, self._progress.wanted)
 
     def restore(self, state: bytes) -> None:
         """Go on counting."""
-        self._goal.go_on_from(Spent(**json.loads(state)))
+        self._progress.resume(Spent(**json.loads(state)))
 
     def state(self, chunk: int) -> bytes:
         """How many rows have passed, and what they have cost."""
-        return json.dumps(self._goal.as_values()).encode()
+        return json.dumps(asdict(self._progress.now())).encode()
 
     def run(self, inbox: Inbox) -> Iterator[Item | Shard]:
-        """As an Operator. When its input has ended, no further chunk is of any use: the source has ended, or a node
-        before this one has left, and then the source would go round for the other sinks alone until a budget is
+        """Work as an Operator. When the input has ended, no further chunk is of any use: the source has ended, or a
+        node before this one has left, and then the source would go round for the other sinks alone until a budget is
         spent."""
         last = -1
         for item in run_operator(self, inbox, OnError.FAIL):
@@ -64,56 +65,52 @@ class Target(BaseOperator):
 
     def process(self, batch: Batch) -> Iterable[Output]:
         """Keep the rows until their chunk ends."""
-        self._goal.arrived += batch.num_rows
+        self._progress.arrived += batch.num_rows
         self._open.setdefault(batch.chunk, []).append(batch)
         return ()
 
     def finish(self, chunk: int) -> Iterable[Output]:
         """Pass on as many rows as are wanted."""
-        batches, goal = self._open.pop(chunk, []), self._goal
-        wanted = goal.wanted - goal.accepted
+        batches, progress = self._open.pop(chunk, []), self._progress
         rows = sum(batch.num_rows for batch in batches)
-        goal.accepted += min(rows, wanted)
-        yield from batches if rows <= wanted else self._first(batches, wanted)
-        if goal.over:
+        kept = min(rows, progress.wanted - progress.accepted)
+        progress.accepted += kept
+        if kept == rows:
+            yield from batches
+        else:
+            table = sorted_by_identity(pa.Table.from_batches([batch.data for batch in batches]))
+            (data,) = table.combine_chunks().to_batches()
+            reason = f"target of {progress.wanted} rows was reached"
+            if kept:
+                yield Batch(chunk, data.slice(0, kept))
+            yield Batch(chunk, data).reject(range(kept, rows), reason, RejectKind.FILTERED)
+        if progress.check():
             self._runtime.enough(chunk)
 
-    def _first(self, batches: list[Batch], wanted: int) -> Iterator[Output]:
-        """The first rows of `batches`; the others as rejects."""
-        order = sorted(identity for n, batch in enumerate(batches) for identity in _identities(batch, n))
-        kept = {(n, i) for *_, n, i in order[:wanted]}
-        for n, batch in enumerate(batches):
-            surplus = [i for i in range(batch.num_rows) if (n, i) not in kept]
-            if surplus:
-                reason = f"target of {self._goal.wanted} rows was reached"
-                yield batch.reject(surplus, reason, RejectKind.FILTERED)
-            if len(surplus) < batch.num_rows:
-                mine = [i for i in range(batch.num_rows) if (n, i) in kept]
-                yield batch.with_data(batch.data.take(pa.array(mine, pa.int64())))
 
-
-def aimed(nodes: Mapping[str, Node], settings: TargetSettings, chunk_rows: int) -> Graph:
-    """The graph of `nodes` under a target: its source goes round, and the node `target` stands before its sink.
+def with_target(nodes: Mapping[str, Node], settings: TargetSettings, chunk_rows: int) -> Graph:
+    """Return the graph of `nodes` under a target: its source is read round after round, and the node `target` stands
+    before its sink.
 
     Raises:
         ConfigError: which sink is meant is not clear.
         GraphError: the source cannot seek, the sink has several inputs, or a node is called `target` already.
     """
-    goal = Goal(settings)
+    progress = TargetProgress(settings)
     sink, source = _sink(nodes, settings.sink), next(name for name, node in nodes.items() if not node.inputs)
     if NODE in nodes:
-        raise GraphError(NODE, f"has the name of the node that target.accepted_rows={goal.wanted} adds; rename it")
+        raise GraphError(NODE, f"has the name of the node that target.accepted_rows={progress.wanted} adds; rename it")
     if len(nodes[sink].inputs) != 1:
         raise GraphError(sink, "has several inputs, and a target needs a sink with one; put a Union before it")
     op = nodes[source].op
     if not hasattr(op, "seek"):
         raise GraphError(source, f"{type(op).__name__} has no seek(chunk), so it cannot be read round after round")
     found = dict(nodes)
-    found[source] = replace(nodes[source], op=Rounds(cast(Source, op), goal, chunk_rows))
+    found[source] = replace(nodes[source], op=Rounds(cast(Source, op), progress, chunk_rows))
     del found[sink]
-    found[NODE] = Node(Target(goal), nodes[sink].inputs, nodes[sink].capacity_rows)
+    found[NODE] = Node(Target(progress), nodes[sink].inputs, nodes[sink].capacity_rows)
     found[sink] = replace(nodes[sink], inputs=(NODE,))
-    return Graph(found, goal)
+    return Graph(found, progress)
 
 
 def _sink(nodes: Mapping[str, Node], named: str | None) -> str:
@@ -124,11 +121,3 @@ def _sink(nodes: Mapping[str, Node], named: str | None) -> str:
     if named is not None and named not in sinks:
         raise ConfigError(f"target.sink={named} is no sink; the graph has {', '.join(sinks)}")
     return named or sinks[0]
-
-
-def _identities(batch: Batch, number: int) -> Iterator[tuple[int, list[int], int, int]]:
-    """(row, lineage, number, place in the batch) of each row."""
-    data = batch.data
-    lineage = data.column(LINEAGE.name).to_pylist() if LINEAGE.name in data.schema.names else [None] * batch.num_rows
-    for i, (row, line) in enumerate(zip(data.column(ROW.name).to_pylist(), lineage, strict=True)):
-        yield row, line or [], number, i

@@ -5,15 +5,14 @@ from __future__ import annotations
 import pyarrow as pa
 
 from pipeline.dataflow.graph import Graph
+from pipeline.dataflow.target_progress import Budget
 from pipeline.run.memory_check import memory_lines
 from pipeline.settings import JobSettings, TargetSettings
-
-BUDGETS = ("max_rows", "max_rounds", "max_tokens", "max_minutes")
 
 
 def plan_lines(settings: JobSettings, graph: Graph) -> list[str]:
     """The nodes with their operators and what they do to the columns, what memory they take, where results would go."""
-    rows = settings.chunk_rows if graph.goal is None else settings.target.rows_of_chunk(settings.chunk_rows)
+    rows = settings.chunk_rows if graph.target is None else settings.target.rows_of_chunk(settings.chunk_rows)
     lines = [f"job {settings.name}: {len(graph.nodes)} nodes, chunks of {rows} rows, seed {settings.seed}"]
     width = max(len(name) for name in graph.order)
     for name in graph.order:
@@ -21,7 +20,7 @@ def plan_lines(settings: JobSettings, graph: Graph) -> list[str]:
         source = f" <- {', '.join(node.inputs)}" if node.inputs else ""
         first = graph.schemas[node.inputs[0]] if node.inputs else None
         lines.append(f"  {name:{width}}  {graph.title(name)}{source}: {_columns(first, schema)}")
-    lines += [] if graph.goal is None else [_target_line(settings.target)]
+    lines += [] if graph.target is None else [_target_line(settings.target)]
     url = getattr(settings.output, "publish", None)
     where = f"results would go to {settings.directory}" + (f" and {url}" if url else "")
     return [*lines, *memory_lines(settings, graph), where]
@@ -39,6 +38,6 @@ def _columns(given: pa.Schema | None, gives: pa.Schema | None) -> str:
 
 
 def _target_line(target: TargetSettings) -> str:
-    limits = [f"{key}={value:g}" for key in BUDGETS if (value := getattr(target, key)) is not None]
+    limits = [budget.text(target) for budget in Budget if budget.limit(target) is not None]
     until = f", or until {' or '.join(limits)} is spent" if limits else ""
     return f"rows are made until {target.accepted_rows} have passed all nodes{until}"

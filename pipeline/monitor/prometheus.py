@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.api.errors import ConfigError, StorageError
-from pipeline.monitor.snapshot import CLOCKS
+from pipeline.api.meter import CLOCKS
 from pipeline.run_dir.state import RunStatus
 from pipeline.system.atomic_files import write_atomically
 

@@ -1,19 +1,20 @@
-"""What is written about a run while it runs, from the main thread: stage metrics, status.json, the progress line."""
+"""Recorder: writes and shows what is known of a run while it runs: stage metrics, status.json, the progress line."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from pipeline.api.errors import ExitCode
-from pipeline.api.meter import StageMeter
+from pipeline.config.build import Job
+from pipeline.dataflow.executor import Executor
+from pipeline.dataflow.reject_writer import RejectTally
 from pipeline.dataflow.runtime import RunContext
-from pipeline.monitor.display import Display
+from pipeline.monitor.display import make_display
 from pipeline.monitor.prometheus import PrometheusFile
 from pipeline.monitor.snapshot import Observer, Snapshot
 from pipeline.monitor.status_file import StatusFile
 from pipeline.run_dir.metrics_table import STAGES_SCHEMA, StageRecorder
-from pipeline.run_dir.state import RunStatus
+from pipeline.run_dir.state import RunState, RunStatus
 
 FLUSH_INTERVAL_S = 10.0
 STATUS_INTERVAL_S = 1.0
@@ -34,36 +35,30 @@ class Timer:
         return True
 
 
-class Telemetry:
-    """Records one attempt.
+class Recorder:
+    """Records one attempt, from the main thread.
 
     Args:
+        job: the job.
+        state: of its run, with the chunks that earlier attempts have committed.
         context: of the run; its clock times everything.
-        meters: gives the meters of all nodes and their parts.
-        observer: takes the snapshots.
-        display: where they are shown.
-        status, prometheus: the files for other programs.
-        metrics_interval_s: seconds between two rows of a stage.
+        executor: runs the graph.
+        tally: the rejects of this attempt.
+        started_at: when it began, ISO 8601.
     """
 
     def __init__(
-        self,
-        context: RunContext,
-        meters: Callable[[], Sequence[StageMeter]],
-        observer: Observer,
-        display: Display,
-        status: StatusFile,
-        prometheus: PrometheusFile,
-        metrics_interval_s: float,
+        self, job: Job, state: RunState, context: RunContext, executor: Executor, tally: RejectTally, started_at: str
     ) -> None:
         self._context = context
-        self._meters = meters
-        self._observer = observer
-        self._display = display
-        self._status_file = status
-        self._prometheus = prometheus
+        self._executor = executor
+        rows, rejects = state.committed_rows, state.rejects()
+        self._observer = Observer(job.graph, executor, context.statuses, tally, rows, rejects)
+        self._display = make_display(job.settings.progress)
+        self._status_file = StatusFile(job.directory, state, context.attempt, started_at)
+        self._prometheus = PrometheusFile(job.settings.prometheus_file)
         self._stages = StageRecorder(context.table("stages", STAGES_SCHEMA))
-        self._record, self._flush = Timer(metrics_interval_s), Timer(FLUSH_INTERVAL_S)
+        self._record, self._flush = Timer(job.settings.metrics_interval_s), Timer(FLUSH_INTERVAL_S)
         self._status = Timer(STATUS_INTERVAL_S)
         self._began = context.clock()
 
@@ -80,7 +75,7 @@ class Telemetry:
         """Do what is due."""
         now = self.elapsed_s
         if self._record.due(now):
-            self._stages.record(now, list(self._meters()))
+            self._stages.record(now, self._executor.meters)
         if self._flush.due(now):
             for table in list(self._context.tables.values()):
                 table.flush()
@@ -92,16 +87,16 @@ class Telemetry:
     def finish(self) -> Snapshot:
         """Record the last interval. The caller merges the metrics tables and has status.json written."""
         now = self.elapsed_s
-        self._stages.record(now, list(self._meters()))
+        self._stages.record(now, self._executor.meters)
         snapshot = self._take(now, ending=True)
         self._display.show(snapshot)
         self._display.close()
         return snapshot
 
+    def write_status(self, snapshot: Snapshot, status: RunStatus, exit_code: ExitCode | None = None) -> None:
+        """Replace status.json, and then the file for Prometheus: what that counts, status.json can go on from."""
+        self._prometheus.write(self._status_file.write(snapshot, self._executor.meters, status, exit_code))
+
     def _take(self, now: float, *, ending: bool) -> Snapshot:
         snapshot = self._observer.take(now)
         return replace(snapshot, eta_s=None, eta_unknown="the run is stopping", ending=True) if ending else snapshot
-
-    def write_status(self, snapshot: Snapshot, status: RunStatus, exit_code: ExitCode | None = None) -> None:
-        """Replace status.json, and then the file for Prometheus: what that counts, status.json can go on from."""
-        self._prometheus.write(self._status_file.write(snapshot, self._meters(), status, exit_code))

@@ -6,13 +6,16 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pipeline.api.meter import StageMeter
-from pipeline.dataflow.goal import Goal
+from pipeline.api.meter import CLOCKS, StageMeter
+from pipeline.dataflow.executor import Executor
+from pipeline.dataflow.graph import Graph
 from pipeline.dataflow.reject_writer import RejectTally
+from pipeline.dataflow.target import NODE as TARGET
+from pipeline.dataflow.target_progress import TargetProgress
 from pipeline.monitor.time_left import Outlook
+from pipeline.run_dir.state import RejectCounts
 
 WINDOW_S = 20.0
-CLOCKS = ("busy_s", "starved_s", "blocked_s")
 
 
 @dataclass(frozen=True)
@@ -81,15 +84,6 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class Before:
-    """What earlier attempts have committed: source rows, and of these the rejected ones."""
-
-    rows: int = 0
-    errors: int = 0
-    filtered: int = 0
-
-
-@dataclass(frozen=True)
 class _Mark:
     """The counters at one moment. `rows`: finished in this attempt. `work`: see pipeline.monitor.time_left. `accepted`:
     under a target, rows that count towards it."""
@@ -111,51 +105,46 @@ class Observer:
     """Takes snapshots of a running graph.
 
     Args:
-        meters: of all nodes and their parts; read anew each time, operators add parts when they open.
-        inputs: the inputs of each node, in topological order; the source, which has none, is the first.
-        sinks: names of the sinks.
-        tally: the rejects of this attempt.
+        graph: the graph. Under a target, progress is that of accepted rows.
+        executor: runs it. Its meters are read anew each time: operators add parts when they open.
         statuses: what operators have to say.
-        operator: the source; its `total_rows()` and `fraction_read()` are asked where it has them.
-        source_ended: whether the source has sent all that it has.
-        before: what earlier attempts have finished.
-        goal: the target, where there is one. Then progress is that of accepted rows.
+        tally: the rejects of this attempt.
+        rows_before, rejects_before: source rows and rejects that earlier attempts have committed.
     """
 
     def __init__(
         self,
-        meters: Callable[[], Sequence[StageMeter]],
-        inputs: Mapping[str, Sequence[str]],
-        sinks: Sequence[str],
-        tally: RejectTally,
+        graph: Graph,
+        executor: Executor,
         statuses: Sequence[Callable[[], str]],
-        operator: object,
-        source_ended: Callable[[], bool],
-        before: Before,
-        goal: Goal | None = None,
+        tally: RejectTally,
+        rows_before: int,
+        rejects_before: RejectCounts,
     ) -> None:
-        self._meters = meters
-        self._source = next(iter(inputs))
-        self._outlook = Outlook(inputs)
-        self._sinks = frozenset(sinks)
-        self._tally = tally
+        self._source = graph.source
+        # The node `target` holds the rows that the sink gets.
+        self._sinks = graph.sinks if graph.target is None else (TARGET,)
+        self._target = graph.target
+        self._outlook = Outlook({name: graph.nodes[name].inputs for name in graph.order})
+        source = graph.nodes[graph.source].op
+        self._total: Callable[[], int | None] = getattr(source, "total_rows", lambda: None)
+        self._read: Callable[[], float | None] = getattr(source, "fraction_read", lambda: None)
+        self._executor = executor
         self._statuses = statuses
-        self._total: Callable[[], int | None] = getattr(operator, "total_rows", lambda: None)
-        self._read: Callable[[], float | None] = getattr(operator, "fraction_read", lambda: None)
-        self._source_ended = source_ended
-        self._before = before
-        self._goal = goal
+        self._tally = tally
+        self._rows_before = rows_before
+        self._rejects_before = rejects_before
         self._marks: deque[_Mark] = deque()
 
     def take(self, now_s: float) -> Snapshot:
         """The run at `now_s` seconds since the attempt began."""
-        listed = self._meters()
+        listed = self._executor.meters
         meters = {meter.name: meter for meter in listed}
         mark = self._mark(now_s, meters)
         total, exact = self._rows_total(meters[self._source])
-        rows = self._before.rows + mark.rows if total is None else min(self._before.rows + mark.rows, total)
+        rows = self._rows_before + mark.rows
+        rows = rows if total is None else min(rows, total)
         eta_s, unknown = self._eta(meters, mark, total)
-        errors, rejected = self._tally.errors, self._tally.by_kind.total()
         nodes = tuple(self._view(meter, mark) for meter in listed)
         shot = Snapshot(
             elapsed_s=now_s,
@@ -171,33 +160,28 @@ class Observer:
             recalled=sum(m.completed.recalled for m in listed if m.completed is not None),
             eta_s=eta_s,
             eta_unknown=unknown,
-            errors=self._before.errors + errors,
-            filtered=self._before.filtered + rejected - errors,
+            errors=self._rejects_before.errors + self._tally.errors,
+            filtered=self._rejects_before.filtered + self._tally.filtered,
             statuses=tuple(text for text in (status() for status in self._statuses) if text),
             queue=_fullest(nodes),
             nodes=nodes,
         )
-        return shot if self._goal is None else self._towards(self._goal, shot)
+        return shot if self._target is None else self._towards(self._target, shot)
 
-    def _towards(self, goal: Goal, shot: Snapshot) -> Snapshot:
+    def _towards(self, target: TargetProgress, shot: Snapshot) -> Snapshot:
         """`shot` as progress towards a target: source rows say nothing of how many more it will take."""
-        accepted, rate = self._accepted(), self._rate(lambda m: m.accepted)
+        accepted, rate = target.counted, self._rate(lambda m: m.accepted)
         # When enough rows are there that are not the first ones, what is still to come is not known.
-        known = rate > 0 and goal.arrived < goal.wanted
+        known = rate > 0 and target.arrived < target.wanted
         return replace(
             shot,
             rows_total=None,
-            fraction=accepted / goal.wanted,
-            eta_s=(goal.wanted - accepted) / rate if known else None,
+            fraction=accepted / target.wanted,
+            eta_s=(target.wanted - accepted) / rate if known else None,
             eta_unknown="" if known else "how many rows pass is not known yet",
             accepted=accepted,
-            wanted=goal.wanted,
+            wanted=target.wanted,
         )
-
-    def _accepted(self) -> int:
-        """Rows that count towards the target: all that are wanted only when these are the first ones."""
-        goal = self._goal
-        return 0 if goal is None else goal.wanted if goal.reached else min(goal.arrived, goal.wanted - 1)
 
     def _mark(self, now_s: float, meters: Mapping[str, StageMeter]) -> _Mark:
         """The counters now. While nothing has happened yet only the last moment is kept: the time in which a model is
@@ -206,9 +190,9 @@ class Observer:
         each = meters.values()
         tokens_in, tokens_out = sum(m.tokens_in for m in each), sum(m.tokens_out for m in each)
         clocks = {m.name: m.clock.seconds() for m in each}
-        mark = _Mark(
-            now_s, finished, tokens_in, tokens_out, self._outlook.done(meters, finished), self._accepted(), clocks
-        )
+        accepted = 0 if self._target is None else self._target.counted
+        work = self._outlook.done(meters, finished)
+        mark = _Mark(now_s, finished, tokens_in, tokens_out, work, accepted, clocks)
         if not mark.moved:
             self._marks.clear()
         self._marks.append(mark)
@@ -221,7 +205,7 @@ class Observer:
 
         Sinks count what they take in: they write only at the end of a chunk. Expanded rows are shared out evenly.
         """
-        arrived = max((meters[name].rows_in for name in self._sinks), default=0) + self._tally.by_kind.total()
+        arrived = max(meters[name].rows_in for name in self._sinks) + self._tally.errors + self._tally.filtered
         read = meters[self._source].rows_out + meters[self._source].rejected
         expanded = sum(m.expanded for m in meters.values())
         return min(read, arrived * read // (read + expanded)) if read else 0
@@ -231,8 +215,8 @@ class Observer:
         total = self._total()
         if total is not None:
             return total, True
-        read = self._before.rows + source.rows_out + source.rejected
-        if self._source_ended():
+        read = self._rows_before + source.rows_out + source.rejected
+        if self._executor.source_ended:
             return read, True
         fraction = self._read()
         return (max(read, round(read / fraction)) if fraction and read else None), False
@@ -245,7 +229,7 @@ class Observer:
         """Seconds that are left, or why they are unknown."""
         if total is None:
             return None, "how many rows the source has is not known yet"
-        left = self._outlook.left(meters, total - self._before.rows, mark.rows)
+        left = self._outlook.left(meters, total - self._rows_before, mark.rows)
         if left.work is None:
             return None, left.unknown
         rate = self._rate(lambda m: m.work)

@@ -13,8 +13,8 @@ from pipeline.api.errors import ExitCode
 from pipeline.api.meter import RowCounts, StageMeter
 from pipeline.api.protocols import Reporter
 from pipeline.api.records import RejectKind
-from pipeline.dataflow.goal import Goal
 from pipeline.dataflow.graph import Graph
+from pipeline.dataflow.target_progress import TargetProgress
 from pipeline.monitor.wording import duration
 from pipeline.run_dir.names import DATA, REJECTS, RUN_LOG
 from pipeline.run_dir.state import RejectCounts, RunStatus
@@ -44,7 +44,7 @@ class Outcome:
         totals: what operators added up.
         max_error_rate: the limit that the run was given.
         accounts: what became of the rows at each node, in the order of the graph.
-        goal: the target, where there is one.
+        target: how far it is, where there is one.
         unwritten: what could not be written any more after the error.
     """
 
@@ -68,8 +68,14 @@ class Outcome:
     totals: Mapping[str, float]
     max_error_rate: float
     accounts: Mapping[str, RowCounts]
-    goal: Goal | None
+    target: TargetProgress | None
     unwritten: tuple[Path, ...] = ()
+
+    @property
+    def spent(self) -> str:
+        """The budget that was spent before the target was reached, as it is typed; empty where none was."""
+        budget = self.target.spent if self.target else None
+        return f"target.{budget.text(self.target.settings)}" if self.target and budget else ""
 
     def failed(self, error: BaseException) -> Outcome:
         """This outcome after `error`; the first error is the one that is told."""
@@ -120,21 +126,19 @@ def too_many_errors(errors: int, rows: int, max_error_rate: float) -> str:
 
 def _headline(o: Outcome) -> str:
     """What happened."""
-    if o.status is RunStatus.BUDGET:
-        spent = o.goal.spent if o.goal else None
-        return f"{o.job}: stopped after {duration(o.wall_s)}, " + (
-            f"budget spent ({spent})" if spent else "no more rows"
-        )
-    return f"{o.job}: {o.status} after {duration(o.wall_s)}"
+    if o.status is not RunStatus.BUDGET:
+        return f"{o.job}: {o.status} after {duration(o.wall_s)}"
+    spent = o.spent
+    return f"{o.job}: stopped after {duration(o.wall_s)}, {f'budget spent ({spent})' if spent else 'no more rows'}"
 
 
 def _rows_line(o: Outcome) -> str:
     """Rows in and out. What was finished and not committed is not lost, where operators keep completions."""
-    out = f"{o.data_rows:,}" if o.goal is None else f"{o.data_rows:,} of {o.goal.wanted:,}"
+    out = f"{o.data_rows:,}" if o.target is None else f"{o.data_rows:,} of {o.target.wanted:,}"
     if o.status in (RunStatus.INTERRUPTED, RunStatus.FAILED):
         more = f" ({o.uncommitted:,} more in the store)" if o.uncommitted and _stores(o) else ""
         return f"input       {o.rows:,} rows committed{more}; output {out} rows"
-    per_round = o.goal.round_rows if o.goal else None
+    per_round = o.target.round_rows if o.target else None
     rounds = f" ({o.rows / per_round:.1f} rounds of {per_round:,})" if per_round else ""
     return f"input       {o.rows:,} rows done{rounds}; output {out} rows"
 
@@ -233,17 +237,16 @@ def closing_lines(o: Outcome) -> list[str]:
 
 
 def _after_budget(o: Outcome) -> str:
-    """What to do when a budget was spent. Tokens and minutes decide no row, so the run can go on; the others do."""
-    spent = o.goal.spent if o.goal else None
-    if spent is None:
+    """What to do when a run under a target had no more rows, or a budget was spent."""
+    budget = o.target.spent if o.target else None
+    if budget is None and o.target and o.target.round_rows == 0:
+        return "exit code 5: the input has no rows"
+    if budget is None:
         return "exit code 5: a node took no more rows before the target was reached; one that limits them does that"
-    if spent.startswith(("target.max_tokens", "target.max_minutes")):
-        how = f"the same command with a larger {spent.partition('=')[0]}= goes on"
-    elif spent.startswith("target."):
+    how = f"the same command with a larger target.{budget}= goes on"
+    if budget.decides_rows:
         how = (
-            f"a larger {spent.partition('=')[0]}= and overwrite=true make the whole again, with the stored completions,"
+            f"a larger target.{budget}= and overwrite=true make the whole again, with the stored completions,"
             " and go on. Or let more rows pass: the rejects say where they are lost"
         )
-    else:
-        how = "give it rows"
-    return f"exit code 5: {spent} is spent and the target is not reached; {how}"
+    return f"exit code 5: {o.spent} is spent and the target is not reached; {how}"

@@ -21,13 +21,9 @@ from pipeline.dataflow.executor import Executor, ExecutorSettings
 from pipeline.dataflow.reject_writer import RejectTally, RejectWriter
 from pipeline.dataflow.row_counts import AccountingError
 from pipeline.dataflow.runtime import Resources, RunContext
-from pipeline.dataflow.target import NODE as TARGET
-from pipeline.monitor.display import make_display
-from pipeline.monitor.prometheus import PrometheusFile
-from pipeline.monitor.recorder import Telemetry
+from pipeline.monitor.recorder import Recorder
 from pipeline.monitor.run_log import FILE_ONLY, TERMINAL_ONLY
-from pipeline.monitor.snapshot import Before, Observer, Snapshot
-from pipeline.monitor.status_file import StatusFile
+from pipeline.monitor.snapshot import Snapshot
 from pipeline.monitor.summary import Outcome, closing_lines, full_lines, report_lines, summary_lines
 from pipeline.results.report.write import report_of_attempt
 from pipeline.run.ending import exit_code_of, recorded, run_row, settled, show
@@ -80,8 +76,7 @@ class Attempt:
         states, additions = self._operator_states()
         self._seek_source()
         self._started_at = started_at = datetime.now(UTC).isoformat(timespec="seconds")
-        self._rejects_before = rejects = state.rejects()
-        self._before = Before(state.committed_rows, rejects.errors, rejects.filtered)
+        self._rows_before, self._rejects_before = state.committed_rows, state.rejects()
         self._tally = RejectTally()
         self._context = RunContext(directory, Resources(), process, state.start_attempt(started_at), state.run_id)
         reached(Failpoint.ATTEMPT_STARTED)
@@ -89,18 +84,13 @@ class Attempt:
         limits = ExecutorSettings(settings.max_open_chunks, self._first_chunk, states, additions)
         writer = RejectWriter(directory / REJECTS, self._tally)
         self._executor = Executor(graph, writer, self._context, self._commit, limits)
-        self._telemetry = telemetry = self._new_telemetry(started_at)
+        self._recorder = Recorder(job, state, self._context, self._executor, self._tally, started_at)
         self._watchdog = Watchdog(
-            getattr(settings.runtime, "stall_timeout_s", None),
-            lambda: self._executor.meters,
-            self._executor.describe,
-            self._executor.stop,
-            self._abandon,
-            self._context.clock,
+            getattr(settings.runtime, "stall_timeout_s", None), self._executor, self._abandon, self._context.clock
         )
 
         def tick() -> None:
-            telemetry.tick()
+            self._recorder.tick()
             self._watchdog.check()
 
         limits.tick = tick
@@ -146,7 +136,7 @@ class Attempt:
     def _record(self, status: RunStatus, error: BaseException | None) -> Outcome:
         """Write metrics, manifest and status, and last, when all of that is there, how the attempt ended."""
         state, context = self._state, self._context
-        worked_on = self._telemetry.finish()
+        worked_on = self._recorder.finish()
         snapshot = settled(worked_on, state, status)
         outcome = self._outcome(status, error, snapshot, worked_on.rows - snapshot.rows)
         if isinstance(error, AccountingError):
@@ -156,7 +146,7 @@ class Attempt:
             outcome,
             *(partial(_merge, table) for table in context.tables.values()),
             lambda o: write_manifest(self._directory, state, o.status),
-            lambda o: self._telemetry.write_status(snapshot, o.status, o.exit_code),
+            lambda o: self._recorder.write_status(snapshot, o.status, o.exit_code),
             lambda o: state.end_attempt(context.attempt, o.status),
         )
         reached(Failpoint.ATTEMPT_ENDED)
@@ -180,7 +170,7 @@ class Attempt:
             started_at=self._started_at,
             directory=self._directory,
             rows=snapshot.rows,
-            new_rows=snapshot.rows - self._before.rows,
+            new_rows=snapshot.rows - self._rows_before,
             uncommitted=max(0, uncommitted),
             data_rows=sum(s.rows for s in state.shards() if s.path.startswith(f"{DATA}/")),
             rejects=rejects,
@@ -191,14 +181,14 @@ class Attempt:
             totals=totals,
             max_error_rate=limit,
             accounts={node: accounts[node] for node in self._graph.order if node in accounts},
-            goal=self._graph.goal,
+            target=self._graph.target,
         )
         return outcome if error is None else outcome.failed(error)
 
     def _came_to(self) -> RunStatus:
         """How the graph ended, which has run to its end."""
-        goal = self._graph.goal
-        return RunStatus.DONE if goal is None or goal.reached else RunStatus.BUDGET
+        target = self._graph.target
+        return RunStatus.DONE if target is None or target.reached else RunStatus.BUDGET
 
     def _abandon(self) -> None:
         """Leave though threads still run: nothing will ever wake them. What is committed or journaled is safe."""
@@ -218,7 +208,7 @@ class Attempt:
         self._state.note_config(text, origin())
         write_atomically(self._directory / CONFIG, text)
         reached(Failpoint.CONFIG_WRITTEN)
-        self._telemetry.start()
+        self._recorder.start()
 
     def _clear(self, *, temporary_only: bool) -> None:
         keep = {shard.path for shard in self._state.shards()}
@@ -283,29 +273,6 @@ class Attempt:
                 node, f"{what} in {self._directory}, so the run cannot be resumed; begin anew: overwrite=true"
             )
         return kept, added
-
-    def _new_telemetry(self, started_at: str) -> Telemetry:
-        graph, state, context = self._graph, self._state, self._context
-        observer = Observer(
-            lambda: self._executor.meters,
-            {name: graph.nodes[name].inputs for name in graph.order},
-            graph.sinks if graph.goal is None else (TARGET,),  # which holds the rows that the sink gets
-            self._tally,
-            context.statuses,
-            graph.nodes[graph.source].op,
-            lambda: self._executor.source_ended,
-            self._before,
-            graph.goal,
-        )
-        return Telemetry(
-            context,
-            lambda: self._executor.meters,
-            observer,
-            make_display(self._settings.progress),
-            StatusFile(self._directory, state, context.attempt, started_at),
-            PrometheusFile(self._settings.prometheus_file),
-            self._settings.metrics_interval_s,
-        )
 
 
 def _merge(table: MetricsTable, outcome: Outcome) -> None:

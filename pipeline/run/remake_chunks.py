@@ -149,7 +149,7 @@ def _excerpt(graph: Graph, first: int, last: int) -> Graph:
     if not isinstance(node.op, StreamOperator):
         raise TypeError(f"the source '{graph.source}' is no StreamOperator")
     nodes: dict[str, Any] = {**graph.nodes, graph.source: replace(node, op=Excerpt(node.op, first, last))}
-    return Graph(nodes, graph.goal)
+    return Graph(nodes, graph.target)
 
 
 def _unhurried(settings: JobSettings) -> JobSettings:

@@ -11,9 +11,9 @@ from operators.settings import DataSettings
 from operators.sources import ReadPrompts
 from pipeline.api.meter import StageMeter
 from pipeline.api.records import Batch, ChunkEnd, Rejects
-from pipeline.dataflow.goal import Goal
 from pipeline.dataflow.inbox import Inbox
 from pipeline.dataflow.rounds import Rounds
+from pipeline.dataflow.target_progress import Budget, TargetProgress
 from pipeline.settings import TargetSettings
 
 ROWS, BAD, ROUNDS = 25, 12, 3
@@ -32,8 +32,8 @@ class Sent:
 
 
 def read(path: Path, source_rows: int, chunk_rows: int, chunk: int = 0, state: bytes | None = None) -> Sent:
-    goal = Goal(TargetSettings(accepted_rows=10**6, max_rounds=ROUNDS))
-    op = Rounds(ReadPrompts(DataSettings(path=str(path)), source_rows), goal, chunk_rows)
+    target = TargetProgress(TargetSettings(accepted_rows=10**6, max_rounds=ROUNDS))
+    op = Rounds(ReadPrompts(DataSettings(path=str(path)), source_rows), target, chunk_rows)
     op.plan()
     if state is not None:
         op.restore(state)
@@ -48,7 +48,7 @@ def read(path: Path, source_rows: int, chunk_rows: int, chunk: int = 0, state: b
         elif isinstance(item, ChunkEnd):
             sent.ends[item.chunk] = item.rows
             sent.states[item.chunk] = op.state(item.chunk)
-    assert goal.spent == f"target.max_rounds={ROUNDS}"
+    assert target.spent is Budget.ROUNDS
     return sent
 
 

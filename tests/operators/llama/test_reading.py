@@ -212,7 +212,7 @@ def test_a_completion_is_scored_and_embedded_beside_the_generate_that_makes_it(t
     assert not running.is_alive()
     names = {thread.name for thread in threading.enumerate()}
     assert not [name for name in names if name.startswith("engine-")]
-    rejected = sum(flow.tally.by_kind.values())
+    rejected = flow.tally.errors + flow.tally.filtered
     assert len(flow.out) + rejected == 40
     assert len(flow.out) > 30
     for row in flow.out:

@@ -16,10 +16,10 @@ from pipeline.api.meter import StageMeter
 from pipeline.api.records import LINEAGE, ROW, Batch, Rejects
 from pipeline.cli.main import main
 from pipeline.config.build import build_graph
-from pipeline.dataflow.goal import Goal
 from pipeline.dataflow.graph import Node
 from pipeline.dataflow.runtime import NodeRuntime, Resources, RunContext
 from pipeline.dataflow.target import Target
+from pipeline.dataflow.target_progress import TargetProgress
 from pipeline.dry_run.plan import plan_lines
 from pipeline.results.report.totals import WORDS
 from pipeline.run.job import run_job
@@ -191,7 +191,7 @@ def test_what_decides_a_row_cannot_be_changed(tmp_path):
 
 def test_an_input_without_rows_ends(tmp_path, capsys):
     assert run(job(tmp_path, rows=0)) is ExitCode.BUDGET
-    assert "the input, which has no rows, is spent" in capsys.readouterr().out
+    assert "exit code 5: the input has no rows" in capsys.readouterr().out
 
 
 def test_a_node_that_takes_no_more_rows_ends_the_rounds(tmp_path, capsys):
@@ -221,7 +221,7 @@ def test_a_damaged_chunk_of_a_later_round_is_made_again(tmp_path):
 
 def test_the_cut_goes_by_row_and_lineage_and_not_by_arrival(tmp_path):
     schema = pa.schema([ROW, LINEAGE])
-    target = Target(Goal(TargetSettings(accepted_rows=3)))
+    target = Target(TargetProgress(TargetSettings(accepted_rows=3)))
     target.plan(schema)
 
     def batch(*identities: tuple[int, list[int]]) -> Batch:
@@ -284,7 +284,7 @@ def test_a_graph_without_a_target_is_what_it_was(tmp_path):
     settings = job(tmp_path)
     settings.target = TargetSettings()
     graph = build_graph(settings)
-    assert graph.goal is None
+    assert graph.target is None
     assert isinstance(graph.nodes["numbers"].op, Numbers)
     assert "target" not in graph.nodes
     assert Flow(tmp_path, {"source": Node(Numbers(3))}).run() == [{"row": i, "x": i} for i in range(3)]

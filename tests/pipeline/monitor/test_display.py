@@ -6,13 +6,17 @@ import io
 import json
 import logging
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from pipeline.api.meter import Completed, StageMeter, StageState
 from pipeline.api.records import Reject, Rejects
-from pipeline.dataflow.goal import Goal, Spent
+from pipeline.dataflow.executor import Executor
+from pipeline.dataflow.graph import Graph, Node
 from pipeline.dataflow.reject_writer import RejectTally
+from pipeline.dataflow.target_progress import Spent, TargetProgress
 from pipeline.monitor.display import (
     Bar,
     Lines,
@@ -24,51 +28,61 @@ from pipeline.monitor.display import (
     rows_text,
 )
 from pipeline.monitor.run_log import run_log
-from pipeline.monitor.snapshot import Before, Observer, Snapshot
+from pipeline.monitor.snapshot import Observer, Snapshot
 from pipeline.monitor.wording import duration
+from pipeline.run_dir.state import RejectCounts
 from pipeline.settings import TargetSettings
+from tests.pipeline.ops import Collect, Count, KeepEven
 
 
-class Source:
+class Source(Count):
     """Knows its size, or how much it has read, or neither."""
 
     def __init__(self, total: int | None = None, fraction: float | None = None) -> None:
+        super().__init__(0)
         self.total_rows = lambda: total
         self.fraction_read = lambda: fraction
 
 
 class Run:
-    """Three meters in a row, and an observer."""
+    """Three nodes in a row with meters that the test sets, and an observer."""
 
     def __init__(
         self,
-        source: object,
-        before: Before | None = None,
+        source: Count,
+        rows_before: int = 0,
+        rejects_before: RejectCounts | None = None,
         names: str = "read generate write",
-        goal: Goal | None = None,
+        target: TargetProgress | None = None,
     ) -> None:
-        self.meters = {name: StageMeter(name) for name in names.split()}
-        for meter in list(self.meters.values())[1:]:
-            meter.queue_capacity = 100
+        first, *middle, last = names.split()
+        self.sink = last
+        self.meters = {name: StageMeter(name) for name in (first, *middle, last)}
+        for name in (*middle, last):
+            self.meters[name].queue_capacity = 100
+        nodes = {first: Node(source)}
+        for name in middle:
+            nodes[name] = Node(KeepEven(), (next(reversed(nodes)),))
+        nodes[last] = Node(Collect(), (next(reversed(nodes)),))
         self.tally = RejectTally()
-        self.ended = False
-        order = list(self.meters)
+        self.executor = SimpleNamespace(source_ended=False)
         self.observer = Observer(
-            lambda: list(self.meters.values()),
-            {name: order[max(0, i - 1) : i] for i, name in enumerate(order)},
-            order[-1:],
-            self.tally,
+            Graph(nodes, target),
+            cast(Executor, self.executor),
             [lambda: "slots 3/4", lambda: ""],
-            source,
-            lambda: self.ended,
-            before or Before(),
-            goal,
+            self.tally,
+            rows_before,
+            rejects_before or RejectCounts(),
         )
-        self.observer.take(0.0)
+        self._take(0.0)
+
+    def _take(self, now_s: float) -> Snapshot:
+        self.executor.meters = list(self.meters.values())
+        return self.observer.take(now_s)
 
     def at(self, now_s: float, read: int, written: int) -> Snapshot:
-        self.meters["read"].rows_out, self.meters["write"].rows_in = read, written
-        return self.observer.take(now_s)
+        self.meters["read"].rows_out, self.meters[self.sink].rows_in = read, written
+        return self._take(now_s)
 
     def generated(self, node: str, entered: int, finished: int, mean: int, in_flight: int = 0) -> None:
         """`node` has finished so many rows of `mean` tokens, and has made `in_flight` tokens of others."""
@@ -174,21 +188,23 @@ def test_the_total_is_estimated_from_the_share_that_is_read_and_says_so():
 
 
 def test_a_total_that_cannot_be_estimated_is_not():
-    shot = Run(object()).at(1.0, read=50, written=20)
+    shot = Run(Count(0)).at(1.0, read=50, written=20)
     assert (shot.rows_total, shot.eta_s) == (None, None)
     assert shot.eta_unknown == "how many rows the source has is not known yet"
     assert rows_text(shot) == "20 rows"
 
 
 def test_what_a_source_has_sent_is_all_once_it_has_ended():
-    run = Run(Source(fraction=0.9), Before(rows=30))
-    run.ended = True
+    run = Run(Source(fraction=0.9), 30)
+    run.executor.source_ended = True
     shot = run.at(1.0, read=50, written=20)
     assert (shot.rows_total, shot.rows_total_exact) == (80, True)
 
 
 def test_rows_and_rejects_of_earlier_attempts_are_done_and_not_part_of_the_rate():
-    shot = Run(Source(total=100), Before(40, 3, 2)).at(10.0, read=50, written=20)
+    shot = Run(Source(total=100), 40, RejectCounts({("n", "error", ""): 3, ("n", "filtered", ""): 2})).at(
+        10.0, read=50, written=20
+    )
     assert (shot.rows, shot.rows_per_s, shot.eta_s) == (60, 2, 20)
     assert (shot.errors, shot.filtered) == (3, 2)
 
@@ -252,18 +268,18 @@ def test_a_log_line_is_pairs_that_a_program_can_take_apart():
 
 def test_under_a_target_progress_is_that_of_accepted_rows():
     """Of 60 rows 20 were there before; 10 more took 4 s, so the other 30 take 12 s, whatever the source's."""
-    goal = Goal(TargetSettings(accepted_rows=60))
-    goal.go_on_from(Spent(accepted=20))
-    run = Run(Source(fraction=0.5), Before(100), goal=goal)
+    target = TargetProgress(TargetSettings(accepted_rows=60))
+    target.resume(Spent(accepted=20))
+    run = Run(Source(fraction=0.5), 100, names="read generate target", target=target)
     assert run.at(1.0, read=10, written=0).eta_s is None
-    goal.arrived += 10
+    target.arrived += 10
     shot = run.at(5.0, read=90, written=70)
     assert (shot.fraction, shot.eta_s, shot.accepted, shot.wanted) == (0.5, 12.0, 30, 60)
     assert rows_text(shot) == "30/60 accepted 50.0% of 170 rows"
-    goal.arrived += 99  # of which none may be among the first
+    target.arrived += 99  # of which none may be among the first
     shot = run.at(6.0, read=90, written=70)
     assert (shot.accepted, shot.eta_s) == (59, None)
-    goal.accepted = 60
+    target.accepted = 60
     assert run.at(7.0, read=90, written=70).fraction == 1.0
 
 

@@ -6,9 +6,12 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 from pipeline.api.errors import PipelineError
 from pipeline.api.meter import StageMeter
+from pipeline.dataflow.executor import Executor
 from pipeline.run.watchdog import LEAVE_S, Stalled, Watchdog, stacks
 
 ROOT = Path(__file__).parents[3]
@@ -22,9 +25,8 @@ class Run:
         self.meter = StageMeter("decode")
         self.stopped: list[PipelineError] = []
         self.left: list[float] = []
-        self.watchdog = Watchdog(
-            timeout_s, lambda: [self.meter], lambda: ["decode: busy"], self.stopped.append, self.leave, lambda: self.now
-        )
+        executor = SimpleNamespace(meters=[self.meter], describe=lambda: ["decode: busy"], stop=self.stopped.append)
+        self.watchdog = Watchdog(timeout_s, cast(Executor, executor), self.leave, lambda: self.now)
 
     def leave(self) -> None:
         self.left.append(self.now)
@@ -92,6 +94,8 @@ def test_the_stacks_name_threads_and_lines():
 CODE = """
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 import pipeline.run.watchdog
 from tests.pipeline.run.test_job import NodeSettings, OPS, job, run
 from tests.pipeline.job_ops import Watched
