@@ -116,10 +116,10 @@ def _progress(s: Snapshot, values: Mapping[str, Any], alive: bool) -> list[str]:
         lines.append(f"time      {duration(s.elapsed_s)} so far, {left_text(s) or 'stopping'}{'' if s.ending else why}")
         lines += [f"operators {', '.join(s.statuses)}"] if s.statuses else []
         lines += [f"queue     {queue_text(s)} rows wait before the slowest stage"] if s.queue else []
-    if s.tokens_in + s.tokens_out:
+    tokens_in, tokens_out = (sum(c[key] for c in values["counters"].values()) for key in ("tokens_in", "tokens_out"))
+    if tokens_in + tokens_out:
         rates = f" ({s.tokens_in_per_s:,.0f} and {s.tokens_out_per_s:,.0f} tokens/s lately)"
-        of = f" in attempt {values['attempt']}" if values["attempt"] > 1 else ""
-        lines.append(f"tokens    {s.tokens_in:,} in, {s.tokens_out:,} out{of}{rates if alive else ''}")
+        lines.append(f"tokens    {tokens_in:,.0f} in, {tokens_out:,.0f} out{rates if alive else ''}")
     lines += [f"cached    {s.recalled:,} rows (from the store, or identical to another row)"] if s.recalled else []
     return lines
 

@@ -129,6 +129,23 @@ def test_counters_of_a_run_go_on_over_its_attempts_and_never_fall(tmp_path):
     assert values(tmp_path / "out")["counters"]["square"]["rows_in"] == 45
 
 
+def test_tokens_are_those_of_all_attempts(tmp_path, capsys):
+    """At least 5 for each of the 45 rows, of which the second attempt reads 25."""
+    broken = tmp_path / "broken"
+    broken.touch()
+    settings = job(tmp_path / "out", square={"fail_at": 25, "broken": str(broken)}, max_open_chunks=1)
+    settings.nodes["picky"] = NodeSettings({"_target_": "tests.pipeline.target_ops.Picky"}, "square")
+    settings.nodes["write"].inputs = ["picky"]
+    assert run_job(settings, Resources()) is ExitCode.FAILED
+    broken.unlink()
+    assert run_job(settings, Resources()) is ExitCode.DONE
+    capsys.readouterr()
+    assert main(["status", str(tmp_path / "out")]) == ExitCode.DONE
+    tokens = sum(int(counts["tokens_out"]) for counts in values(tmp_path / "out")["counters"].values())
+    assert tokens >= 5 * 45
+    assert f"tokens    0 in, {tokens:,} out\n" in capsys.readouterr().out
+
+
 def test_counters_of_another_run_are_not_taken_over(tmp_path):
     """As where state.sqlite was lost and made again beside an old status.json."""
     broken = tmp_path / "broken"
