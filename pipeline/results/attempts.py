@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import polars as pl
@@ -14,9 +13,9 @@ from pipeline.results.reader import Results
 from pipeline.run_dir.state import RunStatus
 
 UNKNOWN_END = "killed"
-"""State of an attempt that has left metrics and no account of its end."""
+"""State of an attempt that has left metrics and no record of its end."""
 STILL_OPEN = "running, or killed"
-"""The same of the last attempt, for which it cannot be told."""
+"""State of the last attempt, where it cannot be told which."""
 
 
 @dataclass(frozen=True)
@@ -51,16 +50,28 @@ class AttemptFigures:
 def attempts(results: Results) -> list[AttemptFigures]:
     """All attempts that have left metrics, in their order."""
     table = results.metrics("run")
-    accounts = {} if table is None else {row["attempt"]: row for row in table.sort("attempt").collect().to_dicts()}
+    ended = {} if table is None else {row["attempt"]: row for row in table.collect().to_dicts()}
     seen = _from_stages(results)
-    numbers = sorted({*accounts, *seen})
-    walls = [max(accounts.get(n, {}).get("wall_s", 0.0), seen.get(n, {}).get("t_s", 0.0)) for n in numbers]
-    begins = accumulate(walls[:-1], initial=0.0)
-    unaccounted = _unaccounted(results, numbers)
-    return [
-        _figures(n, accounts.get(n, seen.get(n, {})), wall, begin, unaccounted[n])
-        for n, wall, begin in zip(numbers, walls, begins, strict=False)
-    ]
+    numbers = sorted({*ended, *seen})
+    found: list[AttemptFigures] = []
+    for n in numbers:
+        known = ended.get(n) or seen[n]
+        open_end = n == numbers[-1] and results.manifest.get("status") == RunStatus.RUNNING
+        attempt = AttemptFigures(
+            number=n,
+            state=known.get("state") or (STILL_OPEN if open_end else UNKNOWN_END),
+            exit_code=known.get("exit_code"),
+            started_at=known.get("started_at"),
+            wall_s=max(known.get("wall_s") or 0.0, seen.get(n, {}).get("t_s") or 0.0),
+            rows=known.get("rows"),
+            tokens_in=known.get("tokens_in") or 0,
+            tokens_out=known.get("tokens_out") or 0,
+            begins_s=running_s(found),
+            versions=json.loads(known.get("versions") or "{}"),
+            machine=json.loads(known.get("machine") or "{}"),
+        )
+        found.append(attempt)
+    return found
 
 
 def running_s(found: Sequence[AttemptFigures]) -> float:
@@ -85,25 +96,3 @@ def _from_stages(results: Results) -> dict[int, dict[str, Any]]:
         return {}
     columns = (pl.col("t_s").max(), pl.col("tokens_in").sum(), pl.col("tokens_out").sum())
     return {row["attempt"]: row for row in stages.group_by("attempt").agg(*columns).collect().to_dicts()}
-
-
-def _unaccounted(results: Results, numbers: Sequence[int]) -> dict[int, str]:
-    """What is said of each attempt if it gave no account of its end."""
-    open_end = results.manifest.get("status") == RunStatus.RUNNING
-    return {n: STILL_OPEN if open_end and n == numbers[-1] else UNKNOWN_END for n in numbers}
-
-
-def _figures(number: int, known: Mapping[str, Any], wall_s: float, begins_s: float, unaccounted: str) -> AttemptFigures:
-    return AttemptFigures(
-        number,
-        known.get("state") or unaccounted,
-        known.get("exit_code"),
-        known.get("started_at"),
-        wall_s,
-        known.get("rows"),
-        known.get("tokens_in") or 0,
-        known.get("tokens_out") or 0,
-        begins_s,
-        json.loads(known.get("versions") or "{}"),
-        json.loads(known.get("machine") or "{}"),
-    )

@@ -1,11 +1,11 @@
-"""What the metrics and the rows of a run add up to: seconds of stages, steps of the model, lengths, finish reasons.
+"""Figures of a run, from its metrics and rows: totals, seconds of stages, steps of the model, lengths, finish reasons.
 
 Everything is summed where it is read, so that neither a long run nor millions of rows fill the memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from itertools import accumulate
@@ -13,8 +13,17 @@ from typing import Any
 
 import polars as pl
 
+from pipeline.monitor.wording import number, seconds, share
+from pipeline.results.attempts import attempts, running_s
 from pipeline.results.reader import Results
 
+ROW_COUNTS = {
+    "source_rows": "rows done",
+    "data_rows": "rows in data",
+    "error_rejects": "rows with errors",
+    "filtered_rejects": "rows filtered out",
+}
+"""By key of the manifest's counts: what they are called."""
 STEP_PARTS = ("form_s", "decode_s", "sample_s")
 UNFILLED = "unfilled_"
 """Columns of metrics/steps.parquet that begin so count empty slots, by cause."""
@@ -22,6 +31,19 @@ OF_A_MOMENT = ("attempt", "t_s", "interval_s", "node", "queue_rows")
 """Columns of metrics/stages.parquet that cannot be added up."""
 TOKEN_COUNTS = ("prompt_token_count", "completion_token_count", "token_count")
 FINISH_REASON = "finish_reason"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number of a run, None where it is not known, and how it is written."""
+
+    value: float | None
+    write: Callable[[float], str]
+
+    @property
+    def text(self) -> str:
+        """The number as it is written; empty where it is not known."""
+        return "" if self.value is None else self.write(self.value)
 
 
 @dataclass(frozen=True)
@@ -45,6 +67,21 @@ class Lengths:
         """The smallest length that at least `share` of the rows do not exceed. There is a row."""
         reached = accumulate(self.counts)
         return next(v for v, n in zip(self.values, reached, strict=True) if n >= share * self.rows)
+
+
+def run_figures(results: Results) -> dict[str, Figure]:
+    """The figures of the whole run, by what they are called, in the order in which they are shown."""
+    found = attempts(results)
+    took = running_s(found)
+    tokens = {"prompt tokens": sum(a.tokens_in for a in found), "completion tokens": sum(a.tokens_out for a in found)}
+    return {
+        **{name: Figure(results.counts.get(key, 0), number) for key, name in ROW_COUNTS.items()},
+        "running time": Figure(took, seconds),
+        **{name: Figure(count, number) for name, count in tokens.items()},
+        **{f"{name} a second": Figure(n / took if took and n else None, number) for name, n in tokens.items()},
+        "slots in use": Figure(slots_used(results), lambda used: share(used, 1)),
+        "attempts": Figure(len(found), number),
+    }
 
 
 def stage_times(results: Results) -> list[dict[str, Any]]:

@@ -25,9 +25,9 @@ from pipeline.run_dir.names import CONFIG, DATA, METRICS, REJECTS, near_run
 from pipeline.run_dir.state import STATE_FILE, RunState
 
 SCANS: Mapping[str, Callable[[list[Path]], pl.LazyFrame]] = {
-    ".parquet": lambda files: pl.scan_parquet(files),
-    ".jsonl": lambda files: pl.scan_ndjson(files),
-    ".arrow": lambda files: pl.scan_ipc(files),
+    ".parquet": pl.scan_parquet,
+    ".jsonl": pl.scan_ndjson,
+    ".arrow": pl.scan_ipc,
 }
 """How the rows of a file are read, by the ending of its name; one of COMPRESSED may stand behind it."""
 COMPRESSED = ("", ".gz", ".zst")
@@ -89,8 +89,7 @@ class Results:
         parts = sorted((self.directory / METRICS / name).glob("*.parquet"))
         files = [*([merged] if merged.exists() else []), *(part for part in parts if part.name not in known)]
         readable = [pl.scan_parquet(file) for file in files if _is_whole(file)]
-        # Another version may have written some of the files, with other columns.
-        return pl.concat(readable, how="diagonal_relaxed") if readable else None
+        return pl.concat(readable) if readable else None
 
     def _shards(self, folder: str) -> list[dict[str, Any]]:
         return [s for s in self.manifest.get("shards", []) if s["path"].startswith(f"{folder}/")]

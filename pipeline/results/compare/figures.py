@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.monitor.wording import number, seconds, share
-from pipeline.results.attempts import attempts, running_s
-from pipeline.results.figures import STEP_PARTS, lengths, slots_used, stage_times, step_sums, token_columns
+from pipeline.monitor.wording import seconds, share
+from pipeline.results.figures import STEP_PARTS, lengths, run_figures, stage_times, step_sums, token_columns
 from pipeline.results.reader import Results
 
 Row = tuple[str, str, str, str]
@@ -21,7 +20,7 @@ SMALLEST_CHANGE = 0.05
 
 def figures(a: Results, b: Results) -> list[Row]:
     """Everything that is known of both runs or of one of them, in the order in which it is shown."""
-    rows = [*_standing(a, b), *_speed(a, b), *_lengths(a, b)]
+    rows = [*_about(a, b), *_totals(a, b), *_steps(a, b), *_lengths(a, b)]
     return [row for row in rows if row[1] or row[2]]
 
 
@@ -46,38 +45,24 @@ def lines(rows: Sequence[Row], head: tuple[str, str] | None = None) -> list[str]
     return ["  ".join([*cells, row[3]]).rstrip() for cells, row in zip(padded, table, strict=True)]
 
 
-def _standing(a: Results, b: Results) -> list[Row]:
-    rows = [
-        _texts("job", a.job, b.job),
-        _texts("status", *(str(run.manifest.get("status", "")) for run in (a, b))),
-        _texts("fingerprint", *(str(run.manifest.get("fingerprint", {}).get("sha256", ""))[:12] for run in (a, b))),
-        _texts("model", _model(a), _model(b)),
-    ]
-    names = {
-        "source_rows": "rows done",
-        "data_rows": "rows in data",
-        "error_rejects": "rows with errors",
-        "filtered_rejects": "rows filtered out",
+def _about(a: Results, b: Results) -> list[Row]:
+    texts = {
+        "job": (a.job, b.job),
+        "status": tuple(str(run.manifest.get("status", "")) for run in (a, b)),
+        "fingerprint": tuple(str(run.manifest.get("fingerprint", {}).get("sha256", ""))[:12] for run in (a, b)),
+        "model": (_model(a), _model(b)),
     }
-    return rows + [_counts(name, *(run.counts.get(key, 0) for run in (a, b))) for key, name in names.items()]
+    return [(name, one, other, "" if one == other else "differs") for name, (one, other) in texts.items()]
 
 
-def _speed(a: Results, b: Results) -> list[Row]:
-    tries = [attempts(run) for run in (a, b)]
-    walls = [running_s(found) for found in tries]
-    read, made = ([sum(getattr(x, key) for x in found) for found in tries] for key in ("tokens_in", "tokens_out"))
-    rows = [
-        _counts("attempts", *map(len, tries)),
-        ("running time", seconds(walls[0]), seconds(walls[1]), _change(*walls)),
-        _counts("prompt tokens", *read),
-        _counts("completion tokens", *made),
-        _rates("prompt tokens a second", read, walls),
-        _rates("completion tokens a second", made, walls),
+def _totals(a: Results, b: Results) -> list[Row]:
+    others = run_figures(b)
+    pairs = [(name, one, others[name]) for name, one in run_figures(a).items()]
+    return [
+        (n, one.text, other.text, _change(one.value, other.value))
+        for n, one, other in pairs
+        if one.value or other.value
     ]
-    used = [slots_used(run) for run in (a, b)]
-    cells = ["" if u is None else share(u, 1) for u in used]
-    rows.append(("slots in use", cells[0], cells[1], _change(*used)))
-    return rows + _steps(a, b)
 
 
 def _steps(a: Results, b: Results) -> list[Row]:
@@ -119,19 +104,6 @@ def _model(run: Results) -> str:
         return ""
     parts = [str(model[key]) for key in ("repo", "file") if model.get(key)]
     return " ".join(parts) or Path(str(model.get("path") or "")).name
-
-
-def _texts(name: str, a: str, b: str) -> Row:
-    return name, a, b, "" if a == b else "differs"
-
-
-def _counts(name: str, a: int, b: int) -> Row:
-    return (name, f"{a:,}", f"{b:,}", _change(a, b)) if a or b else (name, "", "", "")
-
-
-def _rates(name: str, tokens: Sequence[int], walls: Sequence[float]) -> Row:
-    a, b = (t / w if t and w else None for t, w in zip(tokens, walls, strict=True))
-    return name, "" if a is None else number(a), "" if b is None else number(b), _change(a, b)
 
 
 def _change(a: float | None, b: float | None) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from pipeline.monitor.wording import at_time, number
+from pipeline.monitor.wording import at_time, number, share
 
 Cell = str | int | None
 _FIGURE = re.compile(r"-?[\d,.:hms]+( (%|s|ms))?")
@@ -26,6 +26,12 @@ class Table:
         """The columns, from 0, that hold nothing but figures: they stand at the right."""
         filled = [[str(cell) for cell in column if cell not in (None, "")] for column in zip(*self.rows, strict=True)]
         return frozenset(i for i, cells in enumerate(filled) if cells and all(map(_FIGURE.fullmatch, cells)))
+
+
+def shares_table(unit: str, counts: Sequence[tuple[str, int]]) -> Table:
+    """A row per name: how many there are, and their share of all."""
+    total = sum(count for _, count in counts)
+    return Table(["", unit, "share"], [[name, f"{count:,}", share(count, total)] for name, count in counts])
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,10 @@ class OverTime:
         columns = ["from", "to", *(f"{s.name}, {self.unit}" for s in self.series)]
         spans = [(at_time(a), at_time(b)) for a, b in pairwise(self.edges)]
         values = zip(*(s.values for s in self.series), strict=True)
-        return Table(columns, [[*span, *map(rounded, row)] for span, row in zip(spans, values, strict=True)])
+        rows = [
+            [*span, *(None if v is None else number(v) for v in row)] for span, row in zip(spans, values, strict=True)
+        ]
+        return Table(columns, rows)
 
 
 @dataclass(frozen=True)
@@ -125,8 +134,3 @@ def legend(chart: Chart) -> list[tuple[str, str]]:
     """Name and colour of each series; nothing where there is one only."""
     series = [] if isinstance(chart, Histogram) else chart.series
     return [(s.name, s.colour) for s in series] if len(series) > 1 else []
-
-
-def rounded(value: float | None) -> Cell:
-    """`value` with the digits that are of use."""
-    return None if value is None else number(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import polars as pl
 
@@ -32,22 +33,18 @@ CAUSES = {
 
 def over_time(results: Results) -> list[Panel]:
     """Tokens a second (rows, where no tokens are counted), and the slots that decoded."""
-    found = attempts(results)
-    charts = [chart for chart in (_rate(results, found), _occupancy(results, found)) if chart is not None]
-    return [Panel("Over time", charts=charts)] if charts else []
+    found, steps = attempts(results), results.metrics("steps")
+    steps = None if steps is None else on_one_axis(steps, found)
+    charts = [(steps is not None and _computed(steps)) or _counted(results, found), steps is not None and _slots(steps)]
+    starts = [attempt.begins_s for attempt in found[1:]]
+    resumed = RESUMED if starts else ""
+    drawn = [replace(chart, about=chart.about + resumed, starts=starts) for chart in charts if chart]
+    return [Panel("Over time", charts=drawn)] if drawn else []
 
 
-def _rate(results: Results, found: Sequence[AttemptFigures]) -> OverTime | None:
-    return _computed(results, found) or _counted(results, found)
-
-
-def _occupancy(results: Results, found: Sequence[AttemptFigures]) -> OverTime | None:
-    steps = results.metrics("steps")
-    if steps is None:
-        return None
+def _slots(steps: pl.LazyFrame) -> OverTime | None:
     causes = causes_of(steps)
-    decoding = on_one_axis(steps, found).filter(pl.col("decode_tokens") > 0)
-    bins = _bins(decoding, STEPS_A_BIN, "rows", *causes)
+    bins = _bins(steps.filter(pl.col("decode_tokens") > 0), STEPS_A_BIN, "rows", *causes)
     if bins is None:
         return None
     table, edges = bins
@@ -61,14 +58,11 @@ def _occupancy(results: Results, found: Sequence[AttemptFigures]) -> OverTime | 
         "Of all slots, those in which a row decoded, and why the others were empty."
         " Decode steps only; gaps are prefill or idle time."
     )
-    return OverTime("Slots in use, %", about + _resumed(found), edges, series, "%", stacked=True, starts=_starts(found))
+    return OverTime("Slots in use, %", about, edges, series, "%", stacked=True)
 
 
-def _computed(results: Results, found: Sequence[AttemptFigures]) -> OverTime | None:
-    steps = results.metrics("steps")
-    bins = None
-    if steps is not None:
-        bins = _bins(on_one_axis(steps, found), STEPS_A_BIN, "prefill_tokens", "decode_tokens")
+def _computed(steps: pl.LazyFrame) -> OverTime | None:
+    bins = _bins(steps, STEPS_A_BIN, "prefill_tokens", "decode_tokens")
     if bins is None:
         return None
     table, edges = bins
@@ -78,9 +72,7 @@ def _computed(results: Results, found: Sequence[AttemptFigures]) -> OverTime | N
         Series("completions", "c1", (table["decode_tokens"] / width).to_list()),
     ]
     about = "Tokens that the model computed in a second. What came from a store or from another row costs nothing here."
-    return OverTime(
-        "Tokens computed, tokens/s", about + _resumed(found), edges, series, "tokens/s", starts=_starts(found)
-    )
+    return OverTime("Tokens computed, tokens/s", about, edges, series, "tokens/s")
 
 
 def _counted(results: Results, found: Sequence[AttemptFigures]) -> OverTime | None:
@@ -100,13 +92,12 @@ def _counted(results: Results, found: Sequence[AttemptFigures]) -> OverTime | No
     if bins is None:
         return None
     table, edges = bins
-    by_tokens = bool(table["tokens_in"].sum())
-    column, name, unit = ("tokens_in", "prompts", "tokens/s") if by_tokens else ("rows", "rows", "rows/s")
-    covered = table["interval_s"]
-    rates = [n / s if s else None for n, s in zip(table[column], covered, strict=True)]
-    title = "Prompt tokens read, tokens/s" if by_tokens else "Rows finished, rows/s"
-    about = f"In a second, by the counters of the stages.{_resumed(found)}"
-    return OverTime(title, about, edges, [Series(name, "c1", rates)], unit, starts=_starts(found))
+    title, column, name, unit = "Rows finished, rows/s", "rows", "rows", "rows/s"
+    if table["tokens_in"].sum():
+        title, column, name, unit = "Prompt tokens read, tokens/s", "tokens_in", "prompts", "tokens/s"
+    rates = [n / s if s else None for n, s in zip(table[column], table["interval_s"], strict=True)]
+    about = "In a second, by the counters of the stages."
+    return OverTime(title, about, edges, [Series(name, "c1", rates)], unit)
 
 
 def _bins(table: pl.LazyFrame, rows_a_bin: int, *columns: str) -> tuple[pl.DataFrame, list[float]] | None:
@@ -125,11 +116,3 @@ def _bins(table: pl.LazyFrame, rows_a_bin: int, *columns: str) -> tuple[pl.DataF
 
 def _percent(part: pl.Series, whole: pl.Series) -> list[float | None]:
     return [100 * p / w if w else None for p, w in zip(part, whole, strict=True)]
-
-
-def _starts(found: Sequence[AttemptFigures]) -> list[float]:
-    return [attempt.begins_s for attempt in found[1:]]
-
-
-def _resumed(found: Sequence[AttemptFigures]) -> str:
-    return RESUMED if len(found) > 1 else ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,7 +14,7 @@ from markupsafe import Markup
 
 from pipeline.api.errors import install
 from pipeline.results.reader import Results
-from pipeline.results.report.charts import Chart, Table, legend
+from pipeline.results.report.charts import Chart, legend
 from pipeline.results.report.drawing import NoMatplotlib, draw
 from pipeline.results.report.over_time import over_time
 from pipeline.results.report.panel import Panel
@@ -47,17 +46,6 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Figure:
-    """A chart on the page. `svg` is empty where nothing can draw."""
-
-    title: str
-    about: str
-    svg: Markup
-    legend: Sequence[tuple[str, str]]
-    table: Table
-
-
 def page(results: Results) -> str:
     """The whole page. The same results give the same text."""
     remarks: list[str] = []
@@ -65,10 +53,10 @@ def page(results: Results) -> str:
     remarks += _built(why, results, remarks)
     panels = [panel for build in PANELS for panel in _built(build, results, remarks)]
     figures_at_top = _built(totals, results, remarks)
-    drawn: list[tuple[Panel, list[Figure]]] = []
-    for panel in panels:
-        figures = [_figure(chart, f"f{len(drawn)}-{n}", remarks) for n, chart in enumerate(panel.charts)]
-        drawn.append((panel, figures))
+    drawn = [
+        (panel, [(chart, _drawing(chart, f"f{i}-{j}", remarks)) for j, chart in enumerate(panel.charts)])
+        for i, panel in enumerate(panels)
+    ]
     if results.missing:
         remarks.append(
             f"{len(results.missing):,} committed files are missing: python -m pipeline verify {results.directory}"
@@ -78,6 +66,7 @@ def page(results: Results) -> str:
         status=badge,
         totals=figures_at_top,
         panels=drawn,
+        legend=legend,
         remarks=remarks,
         style=Markup((Path(__file__).parent / "page.css").read_text(encoding="utf-8")),
     )
@@ -94,18 +83,17 @@ def _built(build: Callable[[Results], list[T]], results: Results, remarks: list[
         return []
 
 
-def _figure(chart: Chart, name: str, remarks: list[str]) -> Figure:
-    """What cannot be drawn is shown by its table alone, and the page says why."""
-    svg = Markup("")
+def _drawing(chart: Chart, name: str, remarks: list[str]) -> Markup:
+    """`chart` as SVG. Empty where it cannot be drawn: it is shown by its table alone, and the page says why."""
     try:
-        svg = Markup(draw(chart, name))
+        return Markup(draw(chart, name))
     except NoMatplotlib:
         if NO_DRAWINGS not in remarks:
             remarks.append(NO_DRAWINGS)
     except Exception as error:
         log.warning("report.html lacks the drawing '%s': %s: %s", chart.title, type(error).__name__, error)
         remarks.append(f"'{chart.title}' could not be drawn: {type(error).__name__}: {error}")
-    return Figure(chart.title, chart.about, svg, legend(chart), chart.table())
+    return Markup("")
 
 
 def _template() -> jinja2.Template:

@@ -28,10 +28,7 @@ def rejects(results: Results) -> list[Panel]:
         return []
     ranked = sorted(found, key=lambda r: (-r["rows"], r["node"], r["reason"]))
     cells = [
-        [
-            *(f"{r['rows']:,}", shortened(r["reason"], LONGEST_REASON), r["kind"], r["node"]),
-            _share(results, r),
-        ]
+        [f"{r['rows']:,}", shortened(r["reason"], LONGEST_REASON), r["kind"], r["node"], _share(results, r)]
         for r in ranked[:MOST_REASONS]
     ]
     left = ranked[MOST_REASONS:]

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 
 import polars as pl
 
-from pipeline.monitor.wording import share
 from pipeline.results.figures import FINISH_REASON, Lengths, columns_named, counted, lengths, token_columns
 from pipeline.results.reader import Results
-from pipeline.results.report.charts import Bars, Chart, Histogram, Series, Table
+from pipeline.results.report.charts import Bars, Chart, Histogram, Series, shares_table
 from pipeline.results.report.panel import Panel
 
 MOST_BINS = 40
@@ -23,36 +22,35 @@ def texts(results: Results) -> list[Panel]:
         rows = results.rows(folder)
         if rows is not None:
             where = f" in {folder}" if len(results.folders) > 1 else ""
-            charts += [*_lengths(rows, where), *_finish_reasons(rows, where)]
-    if not any(isinstance(chart, Histogram) for chart in charts):
-        charts = [*_lengths_by_node(results), *charts]
+            charts += [*_lengths(rows, token_columns(rows), where), *_finish_reasons(rows, where)]
+    table = results.metrics("rows")
+    if table is not None and not any(isinstance(chart, Histogram) for chart in charts):
+        charts = [*_lengths_by_node(table), *charts]
     return [Panel("Lengths and finish reasons", charts=charts)] if charts else []
 
 
-def _lengths(rows: pl.LazyFrame, where: str) -> Iterator[Histogram]:
-    for column in token_columns(rows):
+def _lengths(rows: pl.LazyFrame, columns: Sequence[str], where: str) -> Iterator[Histogram]:
+    for column in columns:
         found = lengths(rows, column)
         if found.rows:
             yield _histogram(f"{column}{where}", column, found)
 
 
-def _lengths_by_node(results: Results) -> Iterator[Histogram]:
-    """By the metrics, where data/ has no lengths (a node has dropped the columns)."""
-    table = results.metrics("rows")
-    if table is None:
-        return
+def _lengths_by_node(table: pl.LazyFrame) -> Iterator[Histogram]:
+    """By the metrics, where data/ has no lengths: a node has dropped the columns."""
     for node in table.select("node").unique().collect()["node"].sort():
-        for column in ("prompt_tokens", "completion_tokens"):
-            found = lengths(table.filter(pl.col("node") == node), column)
-            if found.rows:
-                yield _histogram(f"{column} at {node}", column, found)
+        rows = table.filter(pl.col("node") == node)
+        yield from _lengths(rows, ("prompt_tokens", "completion_tokens"), f" at {node}")
 
 
 def _finish_reasons(rows: pl.LazyFrame, where: str) -> Iterator[Bars]:
+    about = "stop: the model ended its text. length: cut off at max_tokens."
     for column in columns_named(rows, [FINISH_REASON]):
-        found = counted(rows, column).sort("rows", column, descending=[True, False])
-        if len(found):
-            yield _reasons(f"{column}{where}", found[column].to_list(), found["rows"].to_list())
+        counts = counted(rows, column).sort("rows", column, descending=[True, False]).rows()
+        if counts:
+            labels = [f"{name}: {count:,}" for name, count in counts]
+            series = [Series("rows", "c1", [count for _, count in counts])]
+            yield Bars(f"{column}{where}", about, labels, series, "rows", shares_table("rows", counts))
 
 
 def _histogram(title: str, column: str, found: Lengths) -> Histogram:
@@ -70,18 +68,3 @@ def _histogram(title: str, column: str, found: Lengths) -> Histogram:
     )
     colour = "c2" if "prompt_token" in column else "c1"
     return Histogram(title, about, edges, counts, "tokens", marks, colour)
-
-
-def _reasons(title: str, names: Sequence[str], rows: Sequence[int]) -> Bars:
-    total = sum(rows)
-    cells = [[name, f"{count:,}", share(count, total)] for name, count in zip(names, rows, strict=True)]
-    about = "stop: the model ended its text. length: cut off at max_tokens."
-    numbers = Table(["", "rows", "share"], cells)
-    return Bars(
-        title,
-        about,
-        [f"{n}: {c:,}" for n, c in zip(names, rows, strict=True)],
-        [Series("rows", "c1", rows)],
-        "rows",
-        numbers,
-    )

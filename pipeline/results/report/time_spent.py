@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 import polars as pl
 
-from pipeline.api.meter import RowCounts
+from pipeline.api.meter import CLOCKS, RowCounts
 from pipeline.monitor.wording import number, seconds, share, unit_of_time
 from pipeline.results.attempts import attempts
 from pipeline.results.figures import STEP_PARTS, stage_times, step_sums
 from pipeline.results.reader import Results
-from pipeline.results.report.charts import Bars, Cell, Series, Table
+from pipeline.results.report.charts import Bars, Cell, Series, Table, shares_table
 from pipeline.results.report.panel import Panel
 
-CLOCKS = (("busy", "c1"), ("starved", "c7"), ("blocked", "c2"))
+CLOCK_COLOURS = dict(zip(CLOCKS, ("c1", "c7", "c2"), strict=True))
 PARTS = {
     "form_s": ("filling the batch", "c3"),
     "decode_s": ("in the model", "c1"),
@@ -46,7 +47,10 @@ def _stages(results: Results) -> Bars | None:
         return None
     unit, length = unit_of_time(max(stage["wall_s"] for stage in found))
     drawn = [stage for stage in found if stage["busy_s"] >= WORTH_DRAWING * stage["wall_s"]] or found
-    series = [Series(name, colour, [stage[f"{name}_s"] / length for stage in drawn]) for name, colour in CLOCKS]
+    series = [
+        Series(clock.removesuffix("_s"), colour, [stage[clock] / length for stage in drawn])
+        for clock, colour in CLOCK_COLOURS.items()
+    ]
     about = (
         "Busy: it worked. Starved: it waited for input. Blocked: it waited for the next stage (backpressure)."
         " Rows are those of committed chunks; the time of work that was abandoned or done again counts too."
@@ -57,7 +61,7 @@ def _stages(results: Results) -> Bars | None:
         [
             s["node"],
             *_account(results.accounts.get(s["node"])),
-            *(seconds(s[f"{name}_s"]) for name, _ in CLOCKS),
+            *(seconds(s[clock]) for clock in CLOCKS),
             share(s["busy_s"], s["wall_s"]),
         ]
         for s in found
@@ -106,7 +110,7 @@ def reuse(results: Results) -> list[Panel]:
 
 def _prompts(results: Results) -> Bars | None:
     table = results.metrics("steps")
-    if table is None or "shared_tokens" not in table.collect_schema().names():
+    if table is None:
         return None
     shared = table.select(pl.col("shared_tokens").cast(pl.Int64).sum()).collect().item()
     if not shared:
@@ -122,33 +126,32 @@ def _completions(results: Results) -> Bars | None:
     table = results.metrics("rows")
     if table is None:
         return None
-    flags = [name for name in ("from_store", "identical") if name in table.collect_schema().names()]
-    sums = table.select(pl.len().alias("all"), *(pl.col(flag).cast(pl.Int64).sum() for flag in flags)).collect()
-    found = sums.row(0, named=True)
-    stored, same = found.get("from_store") or 0, found.get("identical") or 0
+    flags = pl.col("from_store", "identical").cast(pl.Int64).sum()
+    rows, stored, same = table.select(pl.len().alias("all"), flags).collect().row(0)
     if not stored + same:
         return None
     about = "Completions that were generated, found in the store, or taken from a row that was bound to be the same."
-    made = found["all"] - stored - same
-    pieces = [("generated", "c1", made), ("from the store", "c3", stored), ("same as another row", "c4", same)]
+    pieces = [
+        ("generated", "c1", rows - stored - same),
+        ("from the store", "c3", stored),
+        ("same as another row", "c4", same),
+    ]
     return _whole("Completions", about, "completions", pieces)
 
 
 def _whole(title: str, about: str, unit: str, pieces: list[tuple[str, str, int]]) -> Bars:
     series = [Series(name, colour, [count]) for name, colour, count in pieces if count]
-    total = sum(count for _, _, count in pieces)
-    rows = [[name, f"{count:,}", share(count, total)] for name, _, count in pieces]
-    return Bars(title, about, [f"{total:,} {unit}"], series, unit, Table(["", unit, "share"], rows))
+    counts = [(name, count) for name, _, count in pieces]
+    return Bars(title, about, [f"{sum(n for _, n in counts):,} {unit}"], series, unit, shares_table(unit, counts))
 
 
 def _lookups(results: Results) -> list[Table]:
     """What a store was asked for, by node, where it had something to say."""
     table = results.metrics("run")
-    totals: dict[str, float] = {}
-    for text in [] if table is None else table.select("totals").collect().to_series().drop_nulls():
-        for key, value in json.loads(text).items():
-            totals[key] = totals.get(key, 0.0) + value
+    totals: Counter[str] = Counter()
+    for text in [] if table is None else table.select("totals").collect().to_series():
+        totals.update(json.loads(text))
     split = [(*key.rpartition("/")[::2], value) for key, value in totals.items()]
-    rows = [[node, STORED[key], f"{value:,.0f}"] for node, key, value in split if key in STORED and value]
-    known = any(key in STORED and key.startswith("found") and value for _, key, value in split)
-    return [Table(["node", "the store", "rows"], rows)] if known else []
+    told = [(node, key, value) for node, key, value in split if key in STORED and value]
+    rows = [[node, STORED[key], f"{value:,.0f}"] for node, key, value in told]
+    return [Table(["node", "the store", "rows"], rows)] if any(key.startswith("found") for _, key, _ in told) else []

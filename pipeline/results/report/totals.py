@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
 
 from pipeline.monitor.summary import too_many_errors
-from pipeline.monitor.wording import number, seconds, share
-from pipeline.results.attempts import AttemptFigures, attempts, running_s
-from pipeline.results.figures import slots_used
+from pipeline.monitor.wording import seconds, share
+from pipeline.results.attempts import attempts
+from pipeline.results.figures import ROW_COUNTS, run_figures
 from pipeline.results.reader import Results
 from pipeline.results.report.charts import Table
 from pipeline.results.report.panel import Fold, Panel
 from pipeline.run_dir.state import RunStatus
 
+ALWAYS = ("rows done", "rows in data")
+"""Figures that are shown where they are 0 too."""
 WORDS: Mapping[str, str] = {
     RunStatus.NEW: "not begun",
     RunStatus.RUNNING: "running, or killed",
@@ -46,31 +48,17 @@ def why(results: Results) -> list[str]:
 
 def totals(results: Results) -> list[tuple[str, str]]:
     """Names and values of what is known of the whole run."""
-    counts, found = results.counts, attempts(results)
-    source = counts.get("source_rows", 0)
-    shown = [("rows done", f"{source:,}"), ("rows in data", f"{counts.get('data_rows', 0):,}")]
-    for kind, name in (("error_rejects", "rows with errors"), ("filtered_rejects", "rows filtered out")):
-        if rows := counts.get(kind, 0):
-            shown.append((name, f"{rows:,}" + (f" ({share(rows, source)})" if rows <= source else "")))
-    took = running_s(found)
-    if took:
-        shown.append(("running time", seconds(took)))
-    shown += _tokens(found, took)
-    if (used := slots_used(results)) is not None:
-        shown.append(("slots in use", share(used, 1)))
-    if len(found) > 1:
-        shown.append(("attempts", str(len(found))))
-    return shown
-
-
-def _tokens(found: Sequence[AttemptFigures], took: float) -> list[tuple[str, str]]:
-    read, made = sum(a.tokens_in for a in found), sum(a.tokens_out for a in found)
-    shown = [("prompt tokens", f"{read:,}")] if read else []
-    shown += [("completion tokens", f"{made:,}")] if made else []
-    if took and (made or read):
-        name = "completion tokens a second" if made else "prompt tokens a second"
-        shown.append((name, number((made or read) / took)))
-    return shown
+    figures = run_figures(results)
+    hidden = {"prompt tokens a second"} if figures["completion tokens"].value else set()
+    if figures["attempts"].value == 1:
+        hidden.add("attempts")
+    shown = {name: f.text for name, f in figures.items() if (f.value or name in ALWAYS) and name not in hidden}
+    source = results.counts.get("source_rows", 0)
+    for key in ("error_rejects", "filtered_rejects"):
+        rows, name = results.counts.get(key, 0), ROW_COUNTS[key]
+        if 0 < rows <= source:
+            shown[name] += f" ({share(rows, source)})"
+    return list(shown.items())
 
 
 def attempt_panel(results: Results) -> list[Panel]:

@@ -1,4 +1,4 @@
-"""report.html is written: at the end of every attempt, and by the command `report`."""
+"""Writes report.html, at the end of every attempt and for the command `report`."""
 
 from __future__ import annotations
 
