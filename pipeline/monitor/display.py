@@ -1,4 +1,4 @@
-"""Shows a run while it runs: a line on a terminal, log lines for programs elsewhere."""
+"""Shows a run while it runs: one line on a terminal, log lines elsewhere."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 from collections.abc import Mapping
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from tqdm import tqdm
 
@@ -14,31 +14,26 @@ from pipeline.monitor.snapshot import Snapshot
 from pipeline.monitor.wording import duration
 
 LOG_INTERVAL_S = 10.0
+FIELDS = (
+    *("rows", "rows_total", "rows_total_exact", "eta_s", "elapsed_s", "tokens_in", "tokens_out", "tokens_in_per_s"),
+    *("tokens_out_per_s", "rows_per_s", "recalled", "errors", "filtered"),
+)
+"""What a log line has of a snapshot, as it is."""
 log = logging.getLogger(__name__)
 
 
-class Display(Protocol):
-    """Where snapshots are shown."""
+class Display:
+    """Shows snapshots; this one, for progress=none, shows nothing."""
 
     def show(self, snapshot: Snapshot) -> None:
         """Show `snapshot`; called several times a second."""
 
     def close(self) -> None:
-        """Leave the terminal as a finished line."""
+        """Leave the terminal with a finished line."""
 
 
-class Silent:
-    """Shows nothing."""
-
-    def show(self, snapshot: Snapshot) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
-
-
-class Lines:
-    """A log line of key=value pairs every ten seconds. Its `fields` are there for who formats it in another way."""
+class Lines(Display):
+    """Logs a line of key=value pairs every ten seconds. Formatters find the values in the record's `fields`."""
 
     def __init__(self) -> None:
         self._next_s = LOG_INTERVAL_S
@@ -50,11 +45,8 @@ class Lines:
             values = fields(snapshot)
             log.info("progress %s", pairs_text(values), extra={"fields": values})
 
-    def close(self) -> None:
-        """Nothing."""
 
-
-class Bar:
+class Bar(Display):
     """One line at the foot of the terminal."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -75,7 +67,7 @@ def make_display(progress: str, stream: TextIO | None = None) -> Display:
     """The display for the setting `progress` (see pipeline.settings)."""
     stream = stream or sys.stderr
     if progress == "none":
-        return Silent()
+        return Display()
     if progress == "bar" or (progress in ("auto", "full") and stream.isatty()):
         return Bar(stream)
     return Lines()
@@ -134,25 +126,11 @@ def queue_text(s: Snapshot) -> str:
 def fields(s: Snapshot) -> dict[str, object]:
     """A snapshot for programs: flat keys, plain values, None for what is not known. What operators say stands under its
     first word."""
+    values = {key: getattr(s, key) for key in FIELDS}
+    values["percent"] = None if s.fraction is None else 100 * s.fraction
+    rounded = {key: round(value, 2) if isinstance(value, float) else value for key, value in values.items()}
     said = dict(status.split(" ", 1) for status in s.statuses if " " in status)
-    return {
-        "rows": s.rows,
-        "rows_total": s.rows_total,
-        "rows_total_exact": s.rows_total_exact,
-        "percent": None if s.fraction is None else round(100 * s.fraction, 1),
-        "eta_s": None if s.eta_s is None else round(s.eta_s, 1),
-        "elapsed_s": round(s.elapsed_s, 1),
-        "tokens_in": s.tokens_in,
-        "tokens_out": s.tokens_out,
-        "tokens_in_per_s": round(s.tokens_in_per_s, 1),
-        "tokens_out_per_s": round(s.tokens_out_per_s, 1),
-        "rows_per_s": round(s.rows_per_s, 2),
-        "recalled": s.recalled,
-        "errors": s.errors,
-        "filtered": s.filtered,
-        "queue": queue_text(s).replace(" ", ":").replace(",", "") or None,
-        **said,
-    }
+    return {**rounded, "queue": queue_text(s).replace(" ", ":").replace(",", "") or None, **said}
 
 
 def pairs_text(values: Mapping[str, object]) -> str:

@@ -229,13 +229,13 @@ class Observer:
         """Seconds that are left, or why they are unknown."""
         if total is None:
             return None, "how many rows the source has is not known yet"
-        left = self._outlook.left(meters, total - self._rows_before, mark.rows)
-        if left.work is None:
-            return None, left.unknown
+        left, unknown = self._outlook.left(meters, total - self._rows_before, mark.rows)
+        if left is None:
+            return None, unknown
         rate = self._rate(lambda m: m.work)
-        if left.work > 0 and rate <= 0:
+        if left > 0 and rate <= 0:
             return None, f"nothing was finished in the last {WINDOW_S:.0f} s" if mark.moved else "nothing is done yet"
-        return (left.work / rate if left.work > 0 else 0.0), ""
+        return (left / rate if left > 0 else 0.0), ""
 
     def _view(self, meter: StageMeter, mark: _Mark) -> NodeView:
         now, then = mark.clocks[meter.name], self._marks[0].clocks.get(meter.name, {})

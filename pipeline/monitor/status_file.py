@@ -47,7 +47,8 @@ class StatusFile:
             "host": socket.gethostname(),
             "started_at": started_at,
         }
-        self._earlier = self._earlier_counters()
+        before = read_status(directory) or {}
+        self._earlier: Counters = before["counters"] if before.get("run_id") == state.run_id else {}
         self._committed_before = state.accounts()
 
     def counters(self, meters: Sequence[StageMeter]) -> Counters:
@@ -92,12 +93,6 @@ class StatusFile:
         }
         write_atomically(self._path, json.dumps(values, indent=1) + "\n")
         return values
-
-    def _earlier_counters(self) -> Counters:
-        before = read_status(self._path.parent)
-        same = before is not None and before.get("run_id") == self._about["run_id"]
-        found: Counters = before["counters"] if before is not None and same else {}
-        return found
 
 
 def read_status(directory: Path) -> Mapping[str, Any] | None:

@@ -8,7 +8,6 @@ How many come follows from the rows of the source and the shares that the stages
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from pipeline.api.meter import StageMeter
 
@@ -19,21 +18,8 @@ UNFINISHED = 0.5
 in flight would be right where every token is as likely to be the last, and too high for rows of equal length."""
 
 
-@dataclass(frozen=True)
-class Left:
-    """What is left.
-
-    Args:
-        work: tokens, or rows where no stage has tokens; None where that cannot be known yet.
-        unknown: why not; empty where it is known.
-    """
-
-    work: float | None
-    unknown: str = ""
-
-
 class Outlook:
-    """Judges a graph.
+    """Judges how much work a graph has left.
 
     Args:
         inputs: the inputs of each node, in topological order; the source has none.
@@ -43,12 +29,14 @@ class Outlook:
         self._inputs = inputs
 
     def done(self, meters: Mapping[str, StageMeter], finished_rows: int) -> int:
-        """The work that is done. `finished_rows`: source rows, for a graph without tokens."""
-        each = [_tokens(meters[name]) for name in self._inputs]
-        return sum(each) if any(each) or self._generates(meters) else finished_rows
+        """Return the work that is done. `finished_rows`: source rows, for a graph without tokens."""
+        each = [meters[name] for name in self._inputs]
+        tokens = sum(m.tokens_in if m.completed is None else m.tokens_out for m in each)
+        return tokens if tokens or any(m.completed is not None for m in each) else finished_rows
 
-    def left(self, meters: Mapping[str, StageMeter], source_rows: int, finished_rows: int) -> Left:
-        """What is left of an attempt that has `source_rows` in all, of which `finished_rows` are finished."""
+    def left(self, meters: Mapping[str, StageMeter], source_rows: int, finished_rows: int) -> tuple[float | None, str]:
+        """Return what is left of an attempt that has `source_rows` in all, of which `finished_rows` are finished: in
+        tokens, or in rows where no stage has tokens. None where it cannot be known yet, and why."""
         work, has_tokens = 0.0, False
         for name, rows in self._expected(meters, source_rows).items():
             meter = meters[name]
@@ -57,19 +45,16 @@ class Outlook:
             if (completed := meter.completed) is not None:
                 has_tokens = True
                 if not completed.rows and unfinished >= 1:
-                    return Left(None, f"{name} has finished no row yet")
+                    return None, f"{name} has finished no row yet"
                 in_flight = meter.tokens_out - completed.tokens
                 mean = (completed.tokens + UNFINISHED * in_flight) / max(1, completed.rows)
                 work += max(unfinished * mean - in_flight, unfinished * mean * REST)
             elif meter.tokens_in:
                 has_tokens = True
                 if not done:
-                    return Left(None, f"{name} has finished no row yet")
+                    return None, f"{name} has finished no row yet"
                 work += unfinished * meter.tokens_in / done
-        return Left(work if has_tokens else float(source_rows - finished_rows))
-
-    def _generates(self, meters: Mapping[str, StageMeter]) -> bool:
-        return any(meters[name].completed is not None for name in self._inputs)
+        return (work if has_tokens else float(source_rows - finished_rows)), ""
 
     def _expected(self, meters: Mapping[str, StageMeter], source_rows: int) -> dict[str, float]:
         """Rows that each node will have worked on at the end."""
@@ -81,10 +66,6 @@ class Outlook:
             done = meter.rows_out + meter.rejected
             passed[name] = rows[name] * (meter.rows_out / done if done else 1.0)
         return rows
-
-
-def _tokens(meter: StageMeter) -> int:
-    return meter.tokens_in if meter.completed is None else meter.tokens_out
 
 
 def _growth(meter: StageMeter) -> float:

@@ -82,5 +82,4 @@ def printable(text: str) -> str:
 
 def quoted(text: str) -> str:
     """`text` as JSON has it, on one line, with everything that does not print as an escape."""
-    whole = json.dumps(text, ensure_ascii=False)
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in whole)
+    return printable(json.dumps(text, ensure_ascii=False))

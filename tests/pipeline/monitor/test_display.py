@@ -19,8 +19,8 @@ from pipeline.dataflow.reject_writer import RejectTally
 from pipeline.dataflow.target_progress import Spent, TargetProgress
 from pipeline.monitor.display import (
     Bar,
+    Display,
     Lines,
-    Silent,
     details_text,
     fields,
     make_display,
@@ -302,7 +302,7 @@ def test_with_progress_json_every_line_on_the_terminal_is_an_object(tmp_path, ca
 
 
 @pytest.mark.parametrize(
-    ("progress", "kind"), [("auto", Lines), ("log", Lines), ("json", Lines), ("bar", Bar), ("none", Silent)]
+    ("progress", "kind"), [("auto", Lines), ("log", Lines), ("json", Lines), ("bar", Bar), ("none", Display)]
 )
 def test_without_a_terminal_auto_means_log_lines(progress, kind):
     stream = io.StringIO()
