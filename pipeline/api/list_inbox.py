@@ -1,26 +1,27 @@
-"""An inbox of items that are all there, to run an operator outside a graph."""
+"""An inbox that never waits, to run an operator outside a graph."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator
 
 from pipeline.api.records import Item
 
 
 class Given:
-    """Implements pipeline.api.protocols.Inbox over a list of items."""
+    """Implements pipeline.api.protocols.Inbox over `items`, of which it is one ahead."""
 
     def __init__(self, items: Iterable[Item] = ()) -> None:
-        self._items = deque(items)
+        self._items = iter(items)
+        self._next = next(self._items, None)
 
     def __iter__(self) -> Iterator[Item]:
-        while self._items:
-            yield self._items.popleft()
+        while (item := self.poll()) is not None:
+            yield item
 
     def poll(self) -> Item | None:
-        """The next item."""
-        return self._items.popleft() if self._items else None
+        """The next item; None when all are taken."""
+        item, self._next = self._next, next(self._items, None)
+        return item
 
     def wait(self, *, idle: bool = True, for_items: bool = True, timeout_s: float | None = None) -> None:
         """Nothing more will come."""
@@ -31,4 +32,4 @@ class Given:
     @property
     def exhausted(self) -> bool:
         """Whether all items are taken."""
-        return not self._items
+        return self._next is None

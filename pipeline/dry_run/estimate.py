@@ -8,7 +8,7 @@ import resource
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from pipeline.api.records import RejectKind
 from pipeline.config.build import Job
 from pipeline.dataflow.graph import Graph
 from pipeline.dataflow.runtime import Resources
-from pipeline.dry_run.rehearsal import Played, Rehearsal
+from pipeline.dry_run.sample_run import NodeResult, SampleRun
 from pipeline.monitor.wording import bytes_text, quoted, time_text
 from pipeline.results.report.write import is_written
 from pipeline.run.admission import Admission, standing, standing_lines
@@ -31,7 +31,7 @@ MOST_SHOWN = 1000
 STAGES_BYTES = 50_000
 """metrics/, state.sqlite, config.yaml and the rest of a small run."""
 THREADS_BYTES = Range(0, 32e6, 96e6)
-"""What the threads of a run have beside what a rehearsal in one thread has: heaps of their own, files being written."""
+"""What the threads of a run take beside what one thread takes: heaps of their own, files being written."""
 OUTSIDE_S = Range(0.05, 0.3, 1.0)
 """What a run does before its first row and after its last: state, commits, metrics, manifest."""
 DRAWING_BYTES = Range(30e6, 45e6, 75e6)
@@ -80,41 +80,36 @@ def estimate(
     yield from standing_lines(found)
     if found.admission is Admission.DONE:
         return
-    rehearsal = Rehearsal(graph, job.directory, process, settings.chunk_rows, calibration_s, found.chunks, found.rows)
-    for _ in rehearsal.run():
-        if rehearsal.sample is not None and len(rehearsal.nodes) == 1:
-            yield f"sample: {rehearsal.sample.taken:,} rows ({rehearsal.sample.how})"
-    yield from _reject_lines(rehearsal)
-    yield from _prompt_lines(rehearsal)
-    whole = combined(settings, rehearsal, peak_bytes())
+    tried = SampleRun(job, process, calibration_s, found.chunks, found.rows)
+    for _ in tried.run():
+        if tried.sample is not None and len(tried.nodes) == 1:
+            yield f"sample: {tried.sample.taken:,} rows ({tried.sample.how})"
+    yield from _reject_lines(tried.nodes)
+    yield from _prompt_lines(tried.nodes)
+    whole = combined(settings, tried.nodes, peak_bytes())
     yield from [f"note: {note}" for note in whole.notes]
     yield from estimate_lines(whole, job.directory)
 
 
-def combined(settings: JobSettings, rehearsal: Rehearsal, memory: float) -> Estimate:
+def combined(settings: JobSettings, nodes: Mapping[str, NodeResult], memory: float) -> Estimate:
     """The forecasts of all nodes together. `memory`: bytes that the process had at most while it found them out."""
-    nodes = rehearsal.nodes
-    forecasts = {name: played.forecast for name, played in nodes.items() if played.forecast is not None}
-    source = next(iter(nodes.values()))
-    disk = Range(STAGES_BYTES, 2 * STAGES_BYTES, 10 * STAGES_BYTES)
-    for played in nodes.values():
-        disk += played.sink_bytes or NOTHING
+    forecasts = {name: node.forecast for name, node in nodes.items() if node.forecast is not None}
     report_memory, report_file = report_costs(wanted=settings.report)
-    disk += report_file
+    fixed = Range(STAGES_BYTES, 2 * STAGES_BYTES, 10 * STAGES_BYTES) + report_file
     parts: Counter[str] = Counter()
     for forecast in forecasts.values():
-        disk += forecast.disk_bytes
         parts |= Counter(forecast.memory)  # nodes share a model: the larger of two counts
     prepare_s = sum(forecast.prepare_s for forecast in forecasts.values())
+    written = [*(node.sink_bytes for node in nodes.values()), *(f.disk_bytes for f in forecasts.values())]
     return Estimate(
-        rows=source.rows,
+        rows=next(iter(nodes.values())).rows,
         tokens_in=sum((f.tokens_in for f in forecasts.values()), NOTHING),
         tokens_out=sum((f.tokens_out for f in forecasts.values()), NOTHING),
-        seconds=_seconds(nodes, forecasts, prepare_s),
+        seconds=_seconds(nodes, list(forecasts.values()), prepare_s),
         prepare_s=prepare_s,
         memory_bytes=_memory(settings, nodes, memory) + report_memory,
         parts=dict(parts),
-        disk_bytes=disk,
+        disk_bytes=sum(written, fixed),
         notes=(*_notes(settings), *(f"{name}: {note}" for name, f in forecasts.items() for note in f.notes)),
     )
 
@@ -154,26 +149,26 @@ def peak_bytes() -> float:
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
 
 
-def _reject_lines(rehearsal: Rehearsal) -> Iterator[str]:
+def _reject_lines(nodes: Mapping[str, NodeResult]) -> Iterator[str]:
     """Rows of the sample that leave the graph, by node and reason.
 
     Raises:
         ConfigError: all of them do, as errors.
     """
-    for name, played in rehearsal.nodes.items():
+    for name, node in nodes.items():
         for kind, word in _LEFT_OUT.items():
-            reasons = Counter(reject.reason for reject in played.rejects if reject.kind is kind)
+            reasons = Counter(reject.reason for reject in node.rejects if reject.kind is kind)
             told = "; ".join(f"{count:,} x {_shown(reason, 300)}" for reason, count in reasons.most_common(PROMPTS))
             count = reasons.total()
-            if kind is RejectKind.ERROR and played.given and count == played.given and not played.output:
+            if kind is RejectKind.ERROR and node.given and count == node.given and not node.output:
                 raise ConfigError(f"node '{name}' rejects every row of the sample: {told}")
             if told:
-                yield f"{name}: {count:,} of {played.given:,} rows of the sample are {word}: {told}"
+                yield f"{name}: {count:,} of {node.given:,} rows of the sample are {word}: {told}"
 
 
-def _prompt_lines(rehearsal: Rehearsal) -> Iterator[str]:
-    for name, played in rehearsal.nodes.items():
-        for number, (text, tokens) in enumerate(played.forecast.prompts[:PROMPTS] if played.forecast else ()):
+def _prompt_lines(nodes: Mapping[str, NodeResult]) -> Iterator[str]:
+    for name, node in nodes.items():
+        for number, (text, tokens) in enumerate(node.forecast.prompts[:PROMPTS] if node.forecast else ()):
             yield f"{name}, prompt {number + 1} ({tokens:,} tokens): {_shown(text)}"
 
 
@@ -185,33 +180,32 @@ def _shown(text: str, most: int = MOST_SHOWN) -> str:
     return f"{quoted(text[: most // 2])} ({left:,} characters) {quoted(text[-(most // 2) :])}"
 
 
-def _seconds(nodes: Mapping[str, Played], forecasts: Mapping[str, Forecast], prepare_s: float) -> Range | None:
+def _seconds(nodes: Mapping[str, NodeResult], forecasts: Sequence[Forecast], prepare_s: float) -> Range | None:
     """Nodes with a model share the device, so their times add up; the others work beside them."""
     device = NOTHING
-    for forecast in forecasts.values():
+    for forecast in forecasts:
         if forecast.seconds is None:
             return None
         device += forecast.seconds
     slowest = NOTHING
-    for played in nodes.values():
-        slowest = slowest.bounded(played.rows.times(played.row_s))
+    for node in nodes.values():
+        slowest = slowest.bounded(node.rows.times(node.row_s))
     return device.bounded(slowest) + Range(0.5 * prepare_s, prepare_s, 2 * prepare_s) + OUTSIDE_S
 
 
-def _memory(settings: JobSettings, nodes: Mapping[str, Played], memory: float) -> Range:
-    """What there was in the rehearsal, and rows of chunks that are open."""
+def _memory(settings: JobSettings, nodes: Mapping[str, NodeResult], memory: float) -> Range:
+    """What the run on the sample had, and rows of chunks that are open."""
     rows = min(next(iter(nodes.values())).rows.likely, settings.chunk_rows * settings.max_open_chunks)
     waiting = 0.0
-    for played in nodes.values():
-        if played.output:
-            size = sum(batch.data.get_total_buffer_size() for batch in played.output)
-            waiting = max(waiting, rows * size / sum(batch.num_rows for batch in played.output))
+    for node in nodes.values():
+        if made := sum(batch.num_rows for batch in node.output):
+            size = sum(batch.data.get_total_buffer_size() for batch in node.output)
+            waiting = max(waiting, rows * size / made)
     return Range(0.85 * memory, memory, 1.2 * memory) + THREADS_BYTES + Range(0, waiting, 2 * waiting)
 
 
 def _notes(settings: JobSettings) -> Iterator[str]:
-    target = getattr(settings, "target", None)
-    if getattr(target, "accepted_rows", None):
+    if settings.target.accepted_rows:
         yield (
             "target.accepted_rows is set: how many rows it takes until so many are accepted is not known."
             " The estimate is for the whole input"

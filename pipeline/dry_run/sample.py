@@ -1,15 +1,14 @@
-"""Rows that stand for all of an input: spread over it where the source can begin anywhere, few enough to try out."""
+"""Takes a sample of an input: rows spread over it where the source can begin anywhere, few enough to try out."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pipeline.api.forecast import Range, Sample
 from pipeline.api.list_inbox import Given
@@ -28,7 +27,8 @@ LEAST_DOUBT, MOST_DOUBT = 0.02, 0.5
 
 
 def sample_of(source: Any, first_chunk: int, first_row: int, chunk_rows: int, clock: Clock = time.monotonic) -> Sample:
-    """About ROWS rows of those that `source`, an opened source, has from `first_row` on; all, where there are no more.
+    """Return about ROWS rows of those that `source`, an opened source, has from `first_row` on, or all where there are
+    no more.
 
     Args:
         source: its `seek`, `total_rows` and `fraction_read` are used where it has them.
@@ -93,21 +93,16 @@ class _Thinned:
         self.stride = 1
         self.seen = 0
         """Rows that came."""
-        self._batches: list[pa.RecordBatch] = []
-        self._rejects: list[Rejects] = []
+        self._items: list[Batch | Rejects] = []
 
     def take(self, item: Item) -> None:
         """Look at what a source sends."""
-        if isinstance(item, Batch):
+        if isinstance(item, Batch | Rejects):
             self.seen += item.num_rows
-            self._batches.append(self._kept(item.data))
-        elif isinstance(item, Rejects):
-            self.seen += item.num_rows
-            self._rejects.append(self._left(item))
-        while self.kept > 2 * ROWS:
+            self._items.append(self._thin(item))
+        while sum(item.num_rows for item in self._items) > 2 * ROWS:
             self.stride *= 2
-            self._batches = [self._kept(data) for data in self._batches]
-            self._rejects = [self._left(rejects) for rejects in self._rejects]
+            self._items = [self._thin(item) for item in self._items]
 
     def take_until(self, items: Iterable[Item], seen: int) -> None:
         """Look at items until so many rows came in all, or no more do."""
@@ -116,24 +111,16 @@ class _Thinned:
             if self.seen >= seen:
                 break
 
-    @property
-    def kept(self) -> int:
-        """Rows that are kept."""
-        rows: int = sum(data.num_rows for data in self._batches)
-        return rows + sum(rejects.num_rows for rejects in self._rejects)
-
     def sample(self, rows: Range, how: str) -> Sample:
         """What is kept, of so many `rows`."""
-        batches = [Batch(0, data) for data in self._batches if data.num_rows]
-        return Sample(batches, [rejects for rejects in self._rejects if rejects.rows], rows, how)
+        items = [item for item in self._items if item.num_rows]
+        batches = [item for item in items if isinstance(item, Batch)]
+        return Sample(batches, [item for item in items if isinstance(item, Rejects)], rows, how)
 
-    def _kept(self, data: pa.RecordBatch) -> pa.RecordBatch:
+    def _thin(self, item: Batch | Rejects) -> Batch | Rejects:
+        if isinstance(item, Rejects):
+            return Rejects(0, tuple(reject for reject in item.rows if reject.row % self.stride == 0), item.node)
         if self.stride == 1:
-            return data
-        rows = data.column(ROW.name)
-        quotient = pc.multiply(pc.divide(rows, self.stride), self.stride)
-        return data.filter(pc.equal(rows, quotient))
-
-    def _left(self, rejects: Rejects) -> Rejects:
-        left = tuple(reject for reject in rejects.rows if reject.row % self.stride == 0)
-        return replace(rejects, chunk=0, rows=left)
+            return Batch(0, item.data)
+        rows = np.asarray(item.data.column(ROW.name))
+        return Batch(0, item.data.filter(pa.array(rows % self.stride == 0)))

@@ -1,0 +1,194 @@
+"""SampleRun: runs a graph on a sample of its input, in this thread and in memory, and notes what each node makes."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.api.errors import NodeFailed, PipelineError
+from pipeline.api.forecast import NOTHING, Forecast, Range, Sample, Task, share
+from pipeline.api.list_inbox import Given
+from pipeline.api.meter import Clock, StageMeter
+from pipeline.api.protocols import Forecaster, Runtime, StreamOperator, Weighed
+from pipeline.api.records import Batch, ChunkEnd, Item, Reject, Rejects, Shard
+from pipeline.config.build import Job
+from pipeline.dataflow.as_stream import run_operator
+from pipeline.dataflow.graph import Node
+from pipeline.dataflow.runtime import NodeRuntime, Resources, RunContext
+from pipeline.dry_run.sample import sample_of
+from pipeline.system.signals import NOTHING_RUNS, leave, stopped_by_signals
+
+OPERATOR_S = 5.0
+SLICE_ROWS = 64
+
+
+@dataclass
+class NodeResult:
+    """What a node made of the sample.
+
+    Args:
+        rows: rows that it will be given in the run.
+        given: rows that it was shown.
+        output: what it passed on.
+        rejects: rows that it refused.
+        rows_out: rows that it will pass on.
+        row_s: seconds a row, of a node that is not a forecaster.
+        forecast: what it said, if it is one.
+        sink_bytes: of all its rows, for a sink.
+    """
+
+    rows: Range
+    given: int
+    output: list[Batch] = field(default_factory=list)
+    rejects: list[Reject] = field(default_factory=list)
+    rows_out: Range = NOTHING
+    row_s: float = 0.0
+    forecast: Forecast | None = None
+    sink_bytes: Range = NOTHING
+
+    def add(self, *items: Item | Shard) -> None:
+        """Note what the node has sent."""
+        for item in items:
+            if isinstance(item, Batch):
+                self.output.append(item)
+            elif isinstance(item, Rejects):
+                self.rejects += item.rows
+
+
+class SampleRun:
+    """Runs the nodes of a graph one after the other on a sample. Sinks write nothing.
+
+    Args:
+        job: the job. Its operators are used up; its directory is only read.
+        process: where models are kept.
+        seconds: that forecasters may compute, all together.
+        first_chunk, first_row: where the run would begin.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        process: Resources,
+        seconds: float,
+        first_chunk: int = 0,
+        first_row: int = 0,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        self._job = job
+        self._process = process
+        self._seconds = seconds
+        self._first = first_chunk, first_row
+        self._clock = clock
+        self.nodes: dict[str, NodeResult] = {}
+        self.sample: Sample | None = None
+
+    def run(self) -> Iterator[str]:
+        """Run all nodes; names each when it has run.
+
+        Raises:
+            NodeFailed: an operator raised, as it would in the run.
+            ConfigError: a source or a model cannot work.
+        """
+        graph = self._job.graph
+        with ExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dry-run-"))
+            stack.enter_context(stopped_by_signals(lambda: _leave_without(folder), NOTHING_RUNS))
+            context = RunContext(Path(folder), Resources(), self._process)
+            stack.callback(context.resources.close)
+            for name in graph.order:
+                runtime = NodeRuntime(context, name, graph.depth(name), StageMeter(name))
+                try:
+                    self.nodes[name] = self._run_node(name, runtime, stack)
+                except PipelineError:
+                    raise
+                except Exception as error:  # of a user's operator: the run would end with the same
+                    raise NodeFailed(name, error) from error
+                yield name
+
+    def _run_node(self, name: str, runtime: Runtime, stack: ExitStack) -> NodeResult:
+        graph = self._job.graph
+        node = graph.nodes[name]
+        if name == graph.source:
+            return self._read_sample(node.op, runtime)
+        inputs = [self.nodes[source] for source in node.inputs]
+        batches = [batch.at_port(port) for port, result in enumerate(inputs) for batch in result.output]
+        rows = sum((result.rows_out for result in inputs), NOTHING)
+        found = NodeResult(rows, sum(batch.num_rows for batch in batches))
+        if name in graph.sinks:
+            found.sink_bytes = _bytes(node.op, batches, found)
+        elif isinstance(node.op, Forecaster):
+            self._forecast(node.op, runtime, batches, found)
+        else:
+            node.op.open(runtime)
+            stack.callback(node.op.close)
+            self._operate(node, batches, found)
+        return found
+
+    def _read_sample(self, source: Any, runtime: Runtime) -> NodeResult:
+        source.open(runtime)
+        try:
+            self.sample = sample = sample_of(source, *self._first, self._job.settings.chunk_rows)
+        finally:
+            source.close()
+        good = sum(batch.num_rows for batch in sample.batches)
+        found = NodeResult(sample.rows, sample.taken, rows_out=sample.rows.times(share(good, sample.taken)))
+        found.add(*sample.batches, *sample.rejects)
+        return found
+
+    def _forecast(self, op: Forecaster, runtime: Runtime, batches: list[Batch], found: NodeResult) -> None:
+        """Have `op` forecast, in its part of the seconds that are left for it and the forecasters after it."""
+        nodes = self._job.graph.nodes
+        left = sum(isinstance(node.op, Forecaster) for name, node in nodes.items() if name not in self.nodes)
+        whole = found.rows.is_exact and found.rows.likely <= found.given
+        began = self._clock()
+        task = Task(found.rows, whole, self._seconds / left, self._job.directory)
+        found.forecast = forecast = op.forecast(runtime, batches, task)
+        self._seconds = max(self._seconds - (self._clock() - began - forecast.prepare_s), 0.0)
+        found.rows_out = forecast.rows_out
+        found.add(*forecast.output, *forecast.rejects)
+
+    def _operate(self, node: Node, batches: list[Batch], found: NodeResult) -> None:
+        began = self._clock()
+        inbox = Given(self._in_time(batches, found))
+        op = node.op
+        found.add(*(op.run(inbox) if isinstance(op, StreamOperator) else run_operator(op, inbox, node.on_error)))
+        found.row_s = (self._clock() - began) / max(found.given, 1)
+        made = sum(batch.num_rows for batch in found.output)
+        found.rows_out = found.rows.times(share(made, found.given))
+
+    def _in_time(self, batches: list[Batch], found: NodeResult) -> Iterator[Item]:
+        """As many of the rows as an operator gets through in a few seconds; counts them."""
+        found.given = 0
+        until = self._clock() + OPERATOR_S
+        for batch in batches:
+            for first in range(0, batch.num_rows, SLICE_ROWS):
+                if self._clock() > until:
+                    break
+                piece = replace(batch, data=batch.data.slice(first, SLICE_ROWS))
+                found.given += piece.num_rows
+                yield piece
+        yield ChunkEnd(0, found.given)
+
+
+def _leave_without(folder: str) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    leave()
+
+
+def _bytes(op: object, batches: list[Batch], found: NodeResult) -> Range:
+    """What the rows of a sink take on the disk."""
+    rows = found.rows
+    if not found.given:
+        return Range(0.0, 0.0, 0.0 if not rows.likely else float("inf"))
+    # Larger files compress better, and longer rows than those of the sample may come.
+    size, factors = sum(batch.data.get_total_buffer_size() for batch in batches), (0.1, 0.5, 1.5)
+    if isinstance(op, Weighed):
+        size, factors = op.encoded_bytes(batches), (0.6, 1.0, 1.3)
+    low, likely, high = (size / found.given * factor for factor in factors)
+    return Range(rows.low * low, rows.likely * likely, rows.high * high)
