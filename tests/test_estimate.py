@@ -238,6 +238,13 @@ def test_the_report_that_a_run_draws_at_its_end_is_counted(here, monkeypatch, ca
     assert memory.low < (sizes[0] - sizes[1]) * 2**20 < memory.high
 
 
+def test_under_a_target_one_round_is_estimated(here, capsys):
+    """And not the hundred that may be read, nor the rows that the target lets pass."""
+    said = told(capsys, *FAKE, "dry_run=true", "target.accepted_rows=5")
+    assert figure(said, "rows") == "35"
+    assert "target of 5 rows was reached" not in said
+
+
 def test_results_that_do_not_fit_are_warned_of(tmp_path):
     def lines(low: float, high: float) -> str:
         rows = Range.exact(1)

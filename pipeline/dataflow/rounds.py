@@ -89,10 +89,6 @@ class Rounds:
         """Where the chunk that is being sent ended."""
         return json.dumps(asdict(self._place)).encode()
 
-    def fraction_read(self) -> float | None:
-        """How much of the target has been reached."""
-        return min(1.0, self._target.arrived / self._target.wanted)
-
     def run(self, inbox: Inbox) -> Iterator[Item | Shard]:
         """The rows, rejects and chunk ends."""
         while self._more and self._target.round_rows != 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import cast
 
 import pyarrow as pa
@@ -15,7 +15,7 @@ from pipeline.api.records import Batch, ChunkEnd, Item, Output, RejectKind, Shar
 from pipeline.dataflow.as_stream import run_operator
 from pipeline.dataflow.graph import Graph, Node
 from pipeline.dataflow.rounds import Rounds
-from pipeline.dataflow.target_progress import Spent, TargetProgress
+from pipeline.dataflow.target_progress import TargetProgress
 from pipeline.settings import OnError, TargetSettings
 from pipeline.system.atomic_files import sorted_by_identity
 
@@ -47,11 +47,12 @@ class Target(BaseOperator):
 
     def restore(self, state: bytes) -> None:
         """Go on counting."""
-        self._progress.resume(Spent(**json.loads(state)))
+        self._progress.resume(**json.loads(state))
 
     def state(self, chunk: int) -> bytes:
         """How many rows have passed, and what they have cost."""
-        return json.dumps(asdict(self._progress.now())).encode()
+        now = self._progress
+        return json.dumps({"accepted": now.accepted, "tokens": now.tokens, "seconds": now.seconds}).encode()
 
     def run(self, inbox: Inbox) -> Iterator[Item | Shard]:
         """Work as an Operator. When the input has ended, no further chunk is of any use: the source has ended, or a

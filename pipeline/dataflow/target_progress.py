@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 
 from pipeline.api.meter import Clock
@@ -33,21 +32,6 @@ class Budget(StrEnum):
         return f"{self}={str(self.limit(settings)).removesuffix('.0')}"
 
 
-@dataclass
-class Spent:
-    """What has been done for a target, as of the end of a chunk.
-
-    Args:
-        accepted: rows that have passed.
-        tokens: completion tokens that were made.
-        seconds: for which the run has worked.
-    """
-
-    accepted: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-
-
 class TargetProgress:
     """The counts and budgets of a run under a target. The source and the node `target` write it, each its own
     attributes; the main thread shows it.
@@ -66,11 +50,11 @@ class TargetProgress:
         """Rows that have come to it, decided or not."""
         self.round_rows: int | None = None
         """Source rows of a round, once the first one has been read."""
-        self._before = Spent()
-        self._clock: Clock = lambda: 0.0
+        self.spent: Budget | None = None
+        """The budget that was spent first; None too where the input or a node had no more rows."""
+        self._before = 0, 0.0
         self._tokens: Callable[[], int] = lambda: 0
-        self._began = 0.0
-        self._spent: Budget | None = None
+        self._seconds: Clock = lambda: 0.0
 
     @property
     def reached(self) -> bool:
@@ -83,10 +67,14 @@ class TargetProgress:
         return self.wanted if self.reached else min(self.arrived, self.wanted - 1)
 
     @property
-    def spent(self) -> Budget | None:
-        """The budget that was spent before the target was reached; None too where the input or a node had no more
-        rows."""
-        return None if self.reached else self._spent
+    def tokens(self) -> int:
+        """Completion tokens that were made, with earlier attempts."""
+        return self._before[0] + self._tokens()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds for which the run has worked, with earlier attempts."""
+        return self._before[1] + self._seconds()
 
     @property
     def last_row(self) -> int | None:
@@ -98,31 +86,26 @@ class TargetProgress:
     def check(self) -> bool:
         """Return True when nothing more is to be begun: the target is reached, or tokens or time are spent, which is
         noted. Rows that have been read are worked on to the end, though no more may be read."""
-        if self.reached or (self._spent is not None and not self._spent.decides_rows):
+        if self.reached or (self.spent is not None and not self.spent.decides_rows):
             return True
-        now = self.now()
-        for budget, used in ((Budget.TOKENS, now.tokens), (Budget.MINUTES, now.seconds / 60)):
+        for budget, used in ((Budget.TOKENS, self.tokens), (Budget.MINUTES, self.seconds / 60)):
             limit = budget.limit(self.settings)
             if limit is not None and used >= limit:
-                self._spent = budget
+                self.spent = budget
                 return True
         return False
 
     def source_ended(self, row: int) -> None:
         """Note that the source has sent `row` rows and sends no more."""
         if row and not self.check():
-            self._spent = Budget.ROWS if row == self.settings.max_rows else Budget.ROUNDS
+            self.spent = Budget.ROWS if row == self.settings.max_rows else Budget.ROUNDS
 
     def measure(self, clock: Clock, tokens: Callable[[], int]) -> None:
         """Count time from now on, by `clock`, and the completion tokens of this attempt, which `tokens()` gives."""
-        self._clock, self._tokens, self._began = clock, tokens, clock()
+        began = clock()
+        self._seconds, self._tokens = lambda: clock() - began, tokens
 
-    def now(self) -> Spent:
-        """What has been done up to now, with earlier attempts."""
-        before = self._before
-        return Spent(self.accepted, before.tokens + self._tokens(), before.seconds + self._clock() - self._began)
-
-    def resume(self, before: Spent) -> None:
-        """Go on from where an earlier attempt has come."""
-        self._before = before
-        self.accepted = self.arrived = before.accepted
+    def resume(self, accepted: int, tokens: int, seconds: float) -> None:
+        """Go on from where earlier attempts have come."""
+        self._before = tokens, seconds
+        self.accepted = self.arrived = accepted

@@ -9,20 +9,20 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pipeline.api.errors import ConfigError
 from pipeline.api.forecast import NOTHING, Forecast, Range, is_unbounded
 from pipeline.api.records import RejectKind
-from pipeline.config.build import Job
+from pipeline.config.build import Job, build_graph
 from pipeline.dataflow.graph import Graph
 from pipeline.dataflow.runtime import Resources
 from pipeline.dry_run.sample_run import NodeResult, SampleRun
 from pipeline.monitor.wording import bytes_text, quoted, time_text
 from pipeline.results.report.write import is_written
 from pipeline.run.admission import Admission, standing, standing_lines
-from pipeline.settings import JobSettings
+from pipeline.settings import JobSettings, TargetSettings
 
 CALIBRATION_S = 30.0
 PROMPTS = 3
@@ -80,7 +80,11 @@ def estimate(
     yield from standing_lines(found)
     if found.admission is Admission.DONE:
         return
-    tried = SampleRun(job, process, calibration_s, found.chunks, found.rows)
+    begins = found.chunks, found.rows
+    if graph.target is not None:  # one round, from its first row
+        job = replace(job, graph=build_graph(replace(settings, target=TargetSettings())))
+        begins = 0, 0
+    tried = SampleRun(job, process, calibration_s, *begins)
     for _ in tried.run():
         if tried.sample is not None and len(tried.nodes) == 1:
             yield f"sample: {tried.sample.taken:,} rows ({tried.sample.how})"
@@ -208,7 +212,7 @@ def _notes(settings: JobSettings) -> Iterator[str]:
     if settings.target.accepted_rows:
         yield (
             "target.accepted_rows is set: how many rows it takes until so many are accepted is not known."
-            " The estimate is for the whole input"
+            " The estimate is for one round over the whole input"
         )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from pipeline.api.protocols import Reporter
 from pipeline.api.records import RejectKind
 from pipeline.dataflow.graph import Graph
 from pipeline.dataflow.target_progress import TargetProgress
-from pipeline.monitor.wording import duration
+from pipeline.monitor.wording import duration, one_line
 from pipeline.run_dir.names import DATA, REJECTS, RUN_LOG
 from pipeline.run_dir.state import RejectCounts, RunStatus
 
@@ -172,13 +171,8 @@ def _reject_lines(rejects: RejectCounts) -> list[str]:
     said = f": {'; '.join(notes)}; {REJECTS}/ has all" if notes else ""
     return [
         f"rejects     {sum(rejects.values()):,}{said}",
-        *(f"  {n:>9,}  {kind} at {node}: {_cut(reason, LONGEST_REASON)}" for (node, kind, reason), n in top),
+        *(f"  {n:>9,}  {kind} at {node}: {one_line(reason, LONGEST_REASON)}" for (node, kind, reason), n in top),
     ]
-
-
-def _cut(text: str, most: int) -> str:
-    """`text`, or its first words and `...`."""
-    return textwrap.shorten(text, most, placeholder=" ...") if len(text) > most else text
 
 
 def _token_lines(o: Outcome) -> list[str]:

@@ -53,6 +53,13 @@ def shortened(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most]} [... {len(text) - most:,} more characters]"
 
 
+def one_line(text: str, most: int) -> str:
+    """`text` on one line; of one with more than `most` characters the first words and `...`."""
+    text = " ".join(text.split())
+    head = text[: most - len(" ...")]
+    return text if len(text) <= most else f"{head.rpartition(' ')[0] or head} ..."
+
+
 def time_text(seconds: float) -> str:
     """A time that is estimated: `7.3 s`, `95 s`, `12.5 min`, `3.1 h` or `2.4 days`."""
     if seconds < 10:

@@ -5,11 +5,11 @@ Everything is summed where it is read, so that neither a long run nor millions o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 
@@ -33,17 +33,11 @@ TOKEN_COUNTS = ("prompt_token_count", "completion_token_count", "token_count")
 FINISH_REASON = "finish_reason"
 
 
-@dataclass(frozen=True)
-class Figure:
-    """A number of a run, None where it is not known, and how it is written."""
+class Figure(NamedTuple):
+    """A figure of a run, None where it is not known or no number, and as text."""
 
     value: float | None
-    write: Callable[[float], str]
-
-    @property
-    def text(self) -> str:
-        """The number as it is written; empty where it is not known."""
-        return "" if self.value is None else self.write(self.value)
+    text: str
 
 
 @dataclass(frozen=True)
@@ -74,14 +68,17 @@ def run_figures(results: Results) -> dict[str, Figure]:
     found = attempts(results)
     took = running_s(found)
     tokens = {"prompt tokens": sum(a.tokens_in for a in found), "completion tokens": sum(a.tokens_out for a in found)}
-    return {
-        **{name: Figure(results.counts.get(key, 0), number) for key, name in ROW_COUNTS.items()},
-        "running time": Figure(took, seconds),
-        **{name: Figure(count, number) for name, count in tokens.items()},
-        **{f"{name} a second": Figure(n / took if took and n else None, number) for name, n in tokens.items()},
-        "slots in use": Figure(slots_used(results), lambda used: share(used, 1)),
-        "attempts": Figure(len(found), number),
+    used = slots_used(results)
+    numbers = {
+        **{name: results.counts.get(key, 0) for key, name in ROW_COUNTS.items()},
+        "running time": took,
+        **tokens,
+        **{f"{name} a second": n / took for name, n in tokens.items() if took and n},
+        "slots in use": used,
+        "attempts": len(found),
     }
+    texts = {"running time": seconds(took), "slots in use": share(used or 0, 1)}
+    return {name: Figure(n, texts.get(name) or number(n)) for name, n in numbers.items() if n is not None}
 
 
 def stage_times(results: Results) -> list[dict[str, Any]]:

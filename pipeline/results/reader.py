@@ -5,7 +5,6 @@ Nothing is written and no lock is taken, so a run may be looked at while it work
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ import yaml
 from pipeline.api.errors import ConfigError, PipelineError
 from pipeline.api.meter import RowCounts
 from pipeline.run_dir.manifest import manifest, read_manifest
-from pipeline.run_dir.metrics_table import MERGED_PARTS
+from pipeline.run_dir.metrics_table import merged_parts
 from pipeline.run_dir.names import CONFIG, DATA, METRICS, REJECTS, near_run
 from pipeline.run_dir.state import STATE_FILE, RunState
 
@@ -85,7 +84,7 @@ class Results:
     def metrics(self, name: str) -> pl.LazyFrame | None:
         """The table `name` of all attempts, also the part files that are not merged yet; None where it is empty."""
         merged = self.directory / METRICS / f"{name}.parquet"
-        known = _merged_parts(merged) if merged.exists() else frozenset()
+        known = merged_parts(merged) if _is_whole(merged) else frozenset()
         parts = sorted((self.directory / METRICS / name).glob("*.parquet"))
         files = [*([merged] if merged.exists() else []), *(part for part in parts if part.name not in known)]
         readable = [pl.scan_parquet(file) for file in files if _is_whole(file)]
@@ -141,14 +140,6 @@ def _config(directory: Path) -> Mapping[str, Any]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _merged_parts(merged: Path) -> frozenset[str]:
-    """The parts that the merged file has already: a run that dies while it merges leaves both."""
-    if not _is_whole(merged):
-        return frozenset()
-    metadata = pq.read_schema(merged).metadata or {}
-    return frozenset(json.loads(metadata.get(MERGED_PARTS, b"[]")))
 
 
 def _is_whole(file: Path) -> bool:

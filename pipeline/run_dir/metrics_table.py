@@ -149,18 +149,27 @@ class MetricsTable:
         if not self._merged.exists():
             return frozenset()
         try:
-            metadata = pq.read_schema(self._merged).metadata or {}
+            return merged_parts(self._merged)
         except (pa.ArrowException, OSError) as error:
             log.warning("%s cannot be read (%s): it is begun anew", self._merged, error)
             self._merged.replace(self._merged.with_name(f"{self._merged.name}.damaged"))
             return frozenset()
-        return frozenset(json.loads(metadata.get(MERGED_PARTS, b"[]")))
 
     def _earlier(self) -> Iterator[pa.Table]:
         if self._merged.exists():
             with pq.ParquetFile(self._merged) as file:
                 for batch in file.iter_batches():
                     yield _fit(pa.Table.from_batches([batch]), self._schema)
+
+
+def merged_parts(merged: Path) -> frozenset[str]:
+    """Return the parts that a merged file has already: a run that dies while it merges leaves both.
+
+    Raises:
+        ArrowException, OSError: the file cannot be read.
+    """
+    metadata = pq.read_schema(merged).metadata or {}
+    return frozenset(json.loads(metadata.get(MERGED_PARTS, b"[]")))
 
 
 def _readable(part: Path) -> pa.Table | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.monitor.wording import seconds, share
-from pipeline.results.figures import STEP_PARTS, lengths, run_figures, stage_times, step_sums, token_columns
+from pipeline.results.figures import STEP_PARTS, Figure, lengths, run_figures, stage_times, step_sums, token_columns
 from pipeline.results.reader import Results
 
 Row = tuple[str, str, str, str]
@@ -20,8 +20,13 @@ SMALLEST_CHANGE = 0.05
 
 def figures(a: Results, b: Results) -> list[Row]:
     """Everything that is known of both runs or of one of them, in the order in which it is shown."""
-    rows = [*_about(a, b), *_totals(a, b), *_steps(a, b), *_lengths(a, b)]
-    return [row for row in rows if row[1] or row[2]]
+    sides = _known(a), _known(b)
+    rows = []
+    for name in dict.fromkeys([*sides[0], *sides[1]]):
+        one, other = (side.get(name, Figure(None, "")) for side in sides)
+        if any(f.value or (f.value is None and f.text) for f in (one, other)):
+            rows.append((name, one.text, other.text, _difference(one, other)))
+    return rows
 
 
 def stages(a: Results, b: Results) -> list[Row]:
@@ -45,57 +50,30 @@ def lines(rows: Sequence[Row], head: tuple[str, str] | None = None) -> list[str]
     return ["  ".join([*cells, row[3]]).rstrip() for cells, row in zip(padded, table, strict=True)]
 
 
-def _about(a: Results, b: Results) -> list[Row]:
+def _known(run: Results) -> dict[str, Figure]:
+    """The figures of a run and what it is of, by what they are called."""
     texts = {
-        "job": (a.job, b.job),
-        "status": tuple(str(run.manifest.get("status", "")) for run in (a, b)),
-        "fingerprint": tuple(str(run.manifest.get("fingerprint", {}).get("sha256", ""))[:12] for run in (a, b)),
-        "model": (_model(a), _model(b)),
+        "job": run.job,
+        "status": str(run.manifest.get("status", "")),
+        "fingerprint": str(run.manifest.get("fingerprint", {}).get("sha256", ""))[:12],
+        "model": _model(run),
     }
-    return [(name, one, other, "" if one == other else "differs") for name, (one, other) in texts.items()]
-
-
-def _totals(a: Results, b: Results) -> list[Row]:
-    others = run_figures(b)
-    pairs = [(name, one, others[name]) for name, one in run_figures(a).items()]
-    return [
-        (n, one.text, other.text, _change(one.value, other.value))
-        for n, one, other in pairs
-        if one.value or other.value
-    ]
-
-
-def _steps(a: Results, b: Results) -> list[Row]:
-    sums = [{group["prompts"]: group for group in step_sums(run)} for run in (a, b)]
-    rows = []
-    for prompts, name in ((True, "calls that compute prompts"), (False, "calls that generate")):
-        found = [side.get(prompts) for side in sums]
-        spent = [sum(group[part] for part in STEP_PARTS) if group else None for group in found]
-        pairs = zip(found, spent, strict=True)
-        cells = [f"{group['steps']:,} in {seconds(s)}" if group and s is not None else "" for group, s in pairs]
-        rows.append((name, cells[0], cells[1], _change(spent[0], spent[1])))
-    return rows
-
-
-def _lengths(a: Results, b: Results) -> list[Row]:
-    """Median and 95th percentile of each column of token counts."""
-    found = [_quantiles(run) for run in (a, b)]
-    rows = []
-    for column in dict.fromkeys([*found[0], *found[1]]):
-        cells = ["{:,} and {:,}".format(*side[column]) if column in side else "" for side in found]
-        rows.append((f"{column}, median and p95", cells[0], cells[1], ""))
-    return rows
-
-
-def _quantiles(run: Results) -> dict[str, tuple[int, int]]:
-    shown: dict[str, tuple[int, int]] = {}
+    known = {name: Figure(None, text) for name, text in texts.items()} | run_figures(run)
+    for group in step_sums(run):
+        spent = sum(group[part] for part in STEP_PARTS)
+        name = "calls that compute prompts" if group["prompts"] else "calls that generate"
+        known[name] = Figure(spent, f"{group['steps']:,} in {seconds(spent)}")
     for folder in run.folders:
         rows = run.rows(folder)
-        if rows is not None:
-            where = f" in {folder}" if len(run.folders) > 1 else ""
-            known = {f"{column}{where}": lengths(rows, column) for column in token_columns(rows)}
-            shown |= {name: (found.quantile(0.5), found.quantile(0.95)) for name, found in known.items() if found.rows}
-    return shown
+        if rows is None:
+            continue
+        where = f" in {folder}" if len(run.folders) > 1 else ""
+        for column in token_columns(rows):
+            found = lengths(rows, column)
+            if found.rows:
+                text = f"{found.quantile(0.5):,} and {found.quantile(0.95):,}"
+                known[f"{column}{where}, median and p95"] = Figure(None, text)
+    return known
 
 
 def _model(run: Results) -> str:
@@ -104,6 +82,12 @@ def _model(run: Results) -> str:
         return ""
     parts = [str(model[key]) for key in ("repo", "file") if model.get(key)]
     return " ".join(parts) or Path(str(model.get("path") or "")).name
+
+
+def _difference(a: Figure, b: Figure) -> str:
+    if a.value is None and b.value is None:
+        return "" if a.text == b.text else "differs"
+    return _change(a.value, b.value)
 
 
 def _change(a: float | None, b: float | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import polars as pl
@@ -11,14 +11,15 @@ import polars as pl
 from pipeline.api.records import RejectKind
 from pipeline.dataflow.reject_writer import VALUES_OF_A_ROW
 from pipeline.monitor.wording import share, shortened
-from pipeline.results.reader import Results, scan
+from pipeline.results.reader import Results
 from pipeline.results.report.charts import Table
 from pipeline.results.report.panel import Card, Panel
 from pipeline.results.report.sample_rows import MOST_FIELDS, shown
-from pipeline.run_dir.names import REJECTS
 
 MOST_REASONS = 12
 LONGEST_REASON = 300
+KEYS = ("node", "kind", "counted_as")
+"""By what rejects are counted."""
 
 
 def rejects(results: Results) -> list[Panel]:
@@ -63,29 +64,13 @@ def _examples(results: Results, ranked: Sequence[Mapping[str, Any]]) -> list[Car
     for pattern, instead in VALUES_OF_A_ROW:
         plain = plain.str.replace_all(pattern, instead)
     counted_as = pl.when(pl.col("kind") == RejectKind.ERROR.value).then(plain).otherwise("reason")
-    groups = table.group_by("node", "kind", counted_as.alias("counted_as"))
-    firsts = groups.agg(pl.col("row").min(), pl.col("reason").sort_by("row").first())
-    of_reason = {(f["node"], f["kind"], f["counted_as"]): f for f in firsts.collect(engine="streaming").to_dicts()}
-    keys = [(reject["node"], reject["kind"], reject["reason"]) for reject in ranked]
-    wanted = [of_reason[key] for key in keys if key in of_reason]
-    records = {_identity(record): record for record in _records(results, [first["row"] for first in wanted])}
-    return [_card(records[_identity(first)]) for first in wanted if _identity(first) in records]
-
-
-def _identity(reject: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(reject[key] for key in ("row", "node", "kind", "reason"))
-
-
-def _records(results: Results, rows: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """The rejects of these rows, whole. Files are read up to where the last of them is."""
-    left = set(rows)
-    for path, _ in results.shards(REJECTS):
-        if not left:
-            return
-        table = scan([path])
-        here = [] if table is None else table.filter(pl.col("row").is_in(sorted(left))).collect().to_dicts()
-        yield from here
-        left -= {record["row"] for record in here}
+    wanted = [(reject["node"], reject["kind"], reject["reason"]) for reject in ranked]
+    here = table.with_columns(counted_as.alias("counted_as"))
+    here = here.join(pl.LazyFrame(wanted, schema=list(KEYS), orient="row"), on=KEYS, how="semi")
+    firsts = here.join(here.group_by(KEYS).agg(pl.col("row").min()), on=[*KEYS, "row"], how="semi")
+    found = firsts.collect(engine="streaming").to_dicts()
+    cards = {tuple(record[key] for key in KEYS): _card(record) for record in found}
+    return [cards[key] for key in wanted if key in cards]
 
 
 def _card(record: Mapping[str, Any]) -> Card:

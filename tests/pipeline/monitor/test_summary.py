@@ -14,6 +14,7 @@ from pipeline.api.records import Reject, Rejects
 from pipeline.dataflow.graph import Graph, Node
 from pipeline.dataflow.reject_writer import VALUES_OF_A_ROW, RejectTally
 from pipeline.monitor.summary import Outcome, closing_lines, report_lines, summary_lines
+from pipeline.monitor.wording import one_line
 from pipeline.run_dir.state import RejectCounts, RunStatus
 from tests.pipeline.ops import Collect, Count
 
@@ -93,6 +94,14 @@ def test_a_summary_has_ten_lines_at_most_and_cuts_reasons_between_words(tmp_path
         "tokens      500 in, 412 of them from the prefix cache, 40 out (250 and 20 tokens/s) in this attempt;"
         " slots 75.0% full"
     ) in lines
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("one two", "one two"), ("one\ntwo", "one two"), ("one two three", "one two ..."), ("x" * 30, "xxxxxxx ...")],
+)
+def test_a_text_on_one_line_is_cut_between_words_where_it_has_any(text, shown):
+    assert one_line(text, 11) == shown
 
 
 @pytest.mark.parametrize(
