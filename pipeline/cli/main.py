@@ -33,7 +33,7 @@ from pipeline.config.jobs import SUFFIXES, find_job, jobs_table, list_jobs
 from pipeline.dataflow.runtime import Resources
 from pipeline.dry_run.estimate import estimate
 from pipeline.dry_run.plan import plan_lines
-from pipeline.monitor.prometheus import refuse_nowhere
+from pipeline.monitor.prometheus import check_prometheus_file
 from pipeline.publish.uploader import destination_of
 from pipeline.run.admission import standing, standing_lines
 from pipeline.run.job import run_job
@@ -276,7 +276,7 @@ def _show(settings: JobSettings, process: Resources) -> ExitCode:
     graph = build_graph(settings)
     if settings.dry_run:
         destination_of(settings)
-        refuse_nowhere(settings.prometheus_file)
+        check_prometheus_file(settings.prometheus_file)
     say([graph.to_mermaid()] if settings.show else plan_lines(settings, graph))
     if settings.dry_run:
         check_memory(settings, graph)

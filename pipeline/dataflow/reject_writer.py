@@ -15,8 +15,8 @@ from pipeline.system.atomic_files import part_name, sorted_by_identity, write_pa
 
 MAX_REASONS = 100
 VALUES_OF_A_ROW = ((r"'[^']*'", "'…'"), (r"\d+(?:,\d{3})*(?:\.\d+)?", "N"), ("UTF-N", "UTF-8"))
-"""What differs from row to row in the reason of an error, and what stands in its place when reasons are counted; and
-the one name with a number in it, given back. Polars has no look-behind, so it cannot be spared."""
+"""Patterns of what differs from row to row in the reason of an error, each with what stands in its place when reasons
+are counted; last the one name with a number in it, given back: polars has no look-behind to spare it."""
 
 
 class RejectTally:

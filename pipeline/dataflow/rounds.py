@@ -17,7 +17,7 @@ from pipeline.dataflow.target_progress import TargetProgress
 
 @dataclass
 class Place:
-    """How far a Rounds has come.
+    """The position of a Rounds.
 
     Args:
         row: the next row, counted over all rounds.
@@ -86,7 +86,7 @@ class Rounds:
         self._target.round_rows = self._place.round_rows
 
     def state(self, chunk: int) -> bytes:
-        """Where the chunk that is being sent ended."""
+        """The position at the end of the chunk that is being sent."""
         return json.dumps(asdict(self._place)).encode()
 
     def run(self, inbox: Inbox) -> Iterator[Item | Shard]:
@@ -99,7 +99,7 @@ class Rounds:
 
     @property
     def _more(self) -> bool:
-        """Whether another row may be sent. A chunk that has begun is filled up, as far as rows may be read."""
+        """True when another row may be sent. A chunk that has begun is filled up while rows may be read."""
         last = self._target.last_row
         return (last is None or self._place.row < last) and not (self._used == 0 and self._target.check())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import cast
 
@@ -11,12 +11,11 @@ import pyarrow as pa
 
 from pipeline.api.errors import ConfigError, GraphError
 from pipeline.api.protocols import BaseOperator, Inbox, Runtime, Source
-from pipeline.api.records import Batch, ChunkEnd, Item, Output, RejectKind, Shard
-from pipeline.dataflow.as_stream import run_operator
+from pipeline.api.records import Batch, ChunkEnd, Item, RejectKind, Rejects
 from pipeline.dataflow.graph import Graph, Node
 from pipeline.dataflow.rounds import Rounds
 from pipeline.dataflow.target_progress import TargetProgress
-from pipeline.settings import OnError, TargetSettings
+from pipeline.settings import TargetSettings
 from pipeline.system.atomic_files import sorted_by_identity
 
 NODE = "target"
@@ -34,7 +33,6 @@ class Target(BaseOperator):
 
     def __init__(self, progress: TargetProgress) -> None:
         self._progress = progress
-        self._open: dict[int, list[Batch]] = {}
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
         """Leaves the columns as they are."""
@@ -50,43 +48,45 @@ class Target(BaseOperator):
         self._progress.resume(**json.loads(state))
 
     def state(self, chunk: int) -> bytes:
-        """How many rows have passed, and what they have cost."""
+        """Rows that have passed, and the tokens and seconds that they have cost."""
         now = self._progress
         return json.dumps({"accepted": now.accepted, "tokens": now.tokens, "seconds": now.seconds}).encode()
 
-    def run(self, inbox: Inbox) -> Iterator[Item | Shard]:
-        """Work as an Operator. When the input has ended, no further chunk is of any use: the source has ended, or a
-        node before this one has left, and then the source would go round for the other sinks alone until a budget is
-        spent."""
+    def run(self, inbox: Inbox) -> Iterator[Item]:
+        """Keep rows until their chunk ends, and pass on as many as are wanted.
+
+        When the input has ended, no further chunk is of any use: the source has ended, or a node before this one has
+        left, and then the source would go round for the other sinks alone until a budget is spent.
+        """
         last = -1
-        for item in run_operator(self, inbox, OnError.FAIL):
-            yield item
-            last = item.chunk if isinstance(item, ChunkEnd) else last
+        held: dict[int, list[Batch]] = {}
+        for item in inbox:
+            if isinstance(item, Batch):
+                self._progress.arrived += item.num_rows
+                held.setdefault(item.chunk, []).append(item)
+            elif isinstance(item, ChunkEnd):
+                last = item.chunk
+                yield from self._first(held.pop(last, []))
+                if self._progress.check():
+                    self._runtime.enough(last)
+                yield item
         self._runtime.enough(last)
 
-    def process(self, batch: Batch) -> Iterable[Output]:
-        """Keep the rows until their chunk ends."""
-        self._progress.arrived += batch.num_rows
-        self._open.setdefault(batch.chunk, []).append(batch)
-        return ()
-
-    def finish(self, chunk: int) -> Iterable[Output]:
-        """Pass on as many rows as are wanted."""
-        batches, progress = self._open.pop(chunk, []), self._progress
+    def _first(self, batches: list[Batch]) -> Iterator[Batch | Rejects]:
+        """The first rows of a chunk that are wanted; the others as rejects."""
         rows = sum(batch.num_rows for batch in batches)
-        kept = min(rows, progress.wanted - progress.accepted)
-        progress.accepted += kept
+        kept = min(rows, self._progress.wanted - self._progress.accepted)
+        self._progress.accepted += kept
         if kept == rows:
             yield from batches
-        else:
-            table = sorted_by_identity(pa.Table.from_batches([batch.data for batch in batches]))
-            (data,) = table.combine_chunks().to_batches()
-            reason = f"target of {progress.wanted} rows was reached"
-            if kept:
-                yield Batch(chunk, data.slice(0, kept))
-            yield Batch(chunk, data).reject(range(kept, rows), reason, RejectKind.FILTERED)
-        if progress.check():
-            self._runtime.enough(chunk)
+            return
+        table = sorted_by_identity(pa.Table.from_batches([batch.data for batch in batches]))
+        (data,) = table.combine_chunks().to_batches()
+        whole = batches[0].with_data(data)
+        if kept:
+            yield whole.with_data(data.slice(0, kept))
+        reason = f"target of {self._progress.wanted} rows was reached"
+        yield whole.reject(range(kept, rows), reason, RejectKind.FILTERED)
 
 
 def with_target(nodes: Mapping[str, Node], settings: TargetSettings, chunk_rows: int) -> Graph:

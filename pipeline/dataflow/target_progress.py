@@ -10,7 +10,7 @@ from pipeline.settings import TargetSettings
 
 
 class Budget(StrEnum):
-    """What can be spent before a target is reached, by its key in TargetSettings."""
+    """A limit that can be reached before the target is, by its key in TargetSettings."""
 
     ROWS = "max_rows"
     ROUNDS = "max_rounds"
@@ -58,7 +58,7 @@ class TargetProgress:
 
     @property
     def reached(self) -> bool:
-        """Whether enough rows have passed."""
+        """True when enough rows have passed."""
         return self.accepted >= self.wanted
 
     @property

@@ -26,24 +26,28 @@ from pipeline.settings import JobSettings, TargetSettings
 
 CALIBRATION_S = 30.0
 PROMPTS = 3
-MOST_SHOWN = 1000
-"""Characters of a prompt that are shown, half of them from its end."""
+LONGEST_PROMPT, LONGEST_REASON = 1000, 300
+"""Characters that are shown, half of them from the end."""
 STAGES_BYTES = 50_000
 """metrics/, state.sqlite, config.yaml and the rest of a small run."""
 THREADS_BYTES = Range(0, 32e6, 96e6)
-"""What the threads of a run take beside what one thread takes: heaps of their own, files being written."""
+"""Memory of the threads of a run beside that of one thread: heaps of their own, files being written."""
 OUTSIDE_S = Range(0.05, 0.3, 1.0)
-"""What a run does before its first row and after its last: state, commits, metrics, manifest."""
+"""Seconds of a run before its first row and after its last: state, commits, metrics, manifest."""
 DRAWING_BYTES = Range(30e6, 45e6, 75e6)
 """Of memory, for the report: the drawing library and its figures (41 to 46 MB were seen)."""
 REPORT_BYTES = Range(60e3, 120e3, 300e3)
 """Of report.html, drawings and sample rows (100 to 120 kB were seen)."""
+TARGET_NOTE = (
+    "target.accepted_rows is set: how many rows it takes until so many are accepted is not known."
+    " The estimate is for one round over the whole input"
+)
 _LEFT_OUT = {RejectKind.ERROR: "rejected", RejectKind.FILTERED: "left out"}
 
 
 @dataclass
 class Estimate:
-    """What a run would take.
+    """The needs of a run.
 
     Args:
         rows: source rows that are left to do.
@@ -100,6 +104,7 @@ def combined(settings: JobSettings, nodes: Mapping[str, NodeResult], memory: flo
     forecasts = {name: node.forecast for name, node in nodes.items() if node.forecast is not None}
     report_memory, report_file = report_costs(wanted=settings.report)
     fixed = Range(STAGES_BYTES, 2 * STAGES_BYTES, 10 * STAGES_BYTES) + report_file
+    notes = [TARGET_NOTE] if settings.target.accepted_rows else []
     parts: Counter[str] = Counter()
     for forecast in forecasts.values():
         parts |= Counter(forecast.memory)  # nodes share a model: the larger of two counts
@@ -114,7 +119,7 @@ def combined(settings: JobSettings, nodes: Mapping[str, NodeResult], memory: flo
         memory_bytes=_memory(settings, nodes, memory) + report_memory,
         parts=dict(parts),
         disk_bytes=sum(written, fixed),
-        notes=(*_notes(settings), *(f"{name}: {note}" for name, f in forecasts.items() for note in f.notes)),
+        notes=(*notes, *(f"{name}: {note}" for name, f in forecasts.items() for note in f.notes)),
     )
 
 
@@ -127,7 +132,8 @@ def report_costs(*, wanted: bool) -> tuple[Range, Range]:
 
 def estimate_lines(found: Estimate, directory: Path) -> Iterator[str]:
     """The estimate as a table, and warnings."""
-    free_disk = _free_disk(directory)
+    there = next(path for path in (directory, *directory.parents) if path.exists())
+    free_disk = shutil.disk_usage(there).free
     rest = found.memory_bytes.likely - sum(found.parts.values())
     parts = {**found.parts, "everything else": rest} if found.parts and rest > 0 else {}
     inside = ", ".join(f"{what} {bytes_text(size)}" for what, size in parts.items())
@@ -162,7 +168,9 @@ def _reject_lines(nodes: Mapping[str, NodeResult]) -> Iterator[str]:
     for name, node in nodes.items():
         for kind, word in _LEFT_OUT.items():
             reasons = Counter(reject.reason for reject in node.rejects if reject.kind is kind)
-            told = "; ".join(f"{count:,} x {_shown(reason, 300)}" for reason, count in reasons.most_common(PROMPTS))
+            told = "; ".join(
+                f"{count:,} x {quoted(reason, LONGEST_REASON)}" for reason, count in reasons.most_common(PROMPTS)
+            )
             count = reasons.total()
             if kind is RejectKind.ERROR and node.given and count == node.given and not node.output:
                 raise ConfigError(f"node '{name}' rejects every row of the sample: {told}")
@@ -173,15 +181,7 @@ def _reject_lines(nodes: Mapping[str, NodeResult]) -> Iterator[str]:
 def _prompt_lines(nodes: Mapping[str, NodeResult]) -> Iterator[str]:
     for name, node in nodes.items():
         for number, (text, tokens) in enumerate(node.forecast.prompts[:PROMPTS] if node.forecast else ()):
-            yield f"{name}, prompt {number + 1} ({tokens:,} tokens): {_shown(text)}"
-
-
-def _shown(text: str, most: int = MOST_SHOWN) -> str:
-    """The text on one line, with everything that does not print as an escape; the middle of a long one left out."""
-    if len(text) <= most:
-        return quoted(text)
-    left = len(text) - most
-    return f"{quoted(text[: most // 2])} ({left:,} characters) {quoted(text[-(most // 2) :])}"
+            yield f"{name}, prompt {number + 1} ({tokens:,} tokens): {quoted(text, LONGEST_PROMPT)}"
 
 
 def _seconds(nodes: Mapping[str, NodeResult], forecasts: Sequence[Forecast], prepare_s: float) -> Range | None:
@@ -198,7 +198,7 @@ def _seconds(nodes: Mapping[str, NodeResult], forecasts: Sequence[Forecast], pre
 
 
 def _memory(settings: JobSettings, nodes: Mapping[str, NodeResult], memory: float) -> Range:
-    """What the run on the sample had, and rows of chunks that are open."""
+    """The memory of the run on the sample, and rows of chunks that are open."""
     rows = min(next(iter(nodes.values())).rows.likely, settings.chunk_rows * settings.max_open_chunks)
     waiting = 0.0
     for node in nodes.values():
@@ -206,19 +206,6 @@ def _memory(settings: JobSettings, nodes: Mapping[str, NodeResult], memory: floa
             size = sum(batch.data.get_total_buffer_size() for batch in node.output)
             waiting = max(waiting, rows * size / made)
     return Range(0.85 * memory, memory, 1.2 * memory) + THREADS_BYTES + Range(0, waiting, 2 * waiting)
-
-
-def _notes(settings: JobSettings) -> Iterator[str]:
-    if settings.target.accepted_rows:
-        yield (
-            "target.accepted_rows is set: how many rows it takes until so many are accepted is not known."
-            " The estimate is for one round over the whole input"
-        )
-
-
-def _free_disk(directory: Path) -> int:
-    there = next(path for path in (directory, *directory.parents) if path.exists())
-    return shutil.disk_usage(there).free
 
 
 def _text(value: Range, form: Callable[[float], str]) -> str:

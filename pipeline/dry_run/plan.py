@@ -1,4 +1,4 @@
-"""What a job would do, for `dry_run=plan` and, ahead of the estimate, `dry_run=true`."""
+"""The plan of a job, for `dry_run=plan` and, ahead of the estimate, `dry_run=true`."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from pipeline.api.records import ROW, Batch, Item, Rejects
 
 ROWS = 1000
 PATIENCE_S = 2.0
-"""How long a source may read, to come by rows from everywhere and to find out how many there are."""
+"""Seconds that a source may read, to get rows from everywhere and to find out how many there are."""
 FEW_ROWS = 20_000
 """So many are read to the end. Of more, the rows of some places are."""
 PLACES = 8
@@ -112,7 +112,7 @@ class _Thinned:
                 break
 
     def sample(self, rows: Range, how: str) -> Sample:
-        """What is kept, of so many `rows`."""
+        """The rows that are kept, of so many `rows`."""
         items = [item for item in self._items if item.num_rows]
         batches = [item for item in items if isinstance(item, Batch)]
         return Sample(batches, [item for item in items if isinstance(item, Rejects)], rows, how)

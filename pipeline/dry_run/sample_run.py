@@ -30,7 +30,7 @@ SLICE_ROWS = 64
 
 @dataclass
 class NodeResult:
-    """What a node made of the sample.
+    """The sample at one node.
 
     Args:
         rows: rows that it will be given in the run.
@@ -182,7 +182,7 @@ def _leave_without(folder: str) -> None:
 
 
 def _bytes(op: object, batches: list[Batch], found: NodeResult) -> Range:
-    """What the rows of a sink take on the disk."""
+    """Bytes of the disk that the rows of a sink take."""
     rows = found.rows
     if not found.given:
         return Range(0.0, 0.0, 0.0 if not rows.likely else float("inf"))

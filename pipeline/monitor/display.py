@@ -18,7 +18,7 @@ FIELDS = (
     *("rows", "rows_total", "rows_total_exact", "eta_s", "elapsed_s", "tokens_in", "tokens_out", "tokens_in_per_s"),
     *("tokens_out_per_s", "rows_per_s", "recalled", "errors", "filtered"),
 )
-"""What a log line has of a snapshot, as it is."""
+"""The values of a snapshot that a log line has."""
 log = logging.getLogger(__name__)
 
 

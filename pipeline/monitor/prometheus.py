@@ -1,7 +1,8 @@
 """A run for Prometheus: a file in the text format that node_exporter's textfile collector reads.
 
-It says what status.json says. Counters are those of the run over all its attempts; they fall only when the run is begun
-anew, which Prometheus takes for a restart. Format: prometheus.io/docs/instrumenting/exposition_formats, version 0.0.4.
+It has the values of status.json. Counters are those of the run over all its attempts; they fall only when the run is
+begun anew, which Prometheus takes for a restart. Format: version 0.0.4 of
+prometheus.io/docs/instrumenting/exposition_formats.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ COUNTERS = {
     "tokens_in": ("prompt_tokens_total", "Prompt tokens of rows that drew their first token."),
     "tokens_out": ("completion_tokens_total", "Completion tokens drawn."),
 }
-"""By key of the counters in status.json: name and help."""
+"""Name and help by key of the counters in status.json."""
 log = logging.getLogger(__name__)
 Labels = dict[str, Any]
 Samples = list[tuple[Labels, float]]
 
 
 class PrometheusFile:
-    """Keeps the file of one run up to date. That it cannot be written ends no run: it is said once.
+    """Keeps the file of one run up to date. If it cannot be written, the run goes on and one warning is logged.
 
     Args:
         path: the file; None for none.
@@ -44,7 +45,7 @@ class PrometheusFile:
         self._told = False
 
     def write(self, status: Mapping[str, Any]) -> None:
-        """Replace the file by what `status` (the values of status.json) says."""
+        """Replace the file by the values of status.json."""
         if self._path is None:
             return
         try:
@@ -55,11 +56,11 @@ class PrometheusFile:
                 log.warning("prometheus_file is not kept up to date: %s", error)
 
 
-def refuse_nowhere(path: str | None) -> None:
-    """Before a run begins.
+def check_prometheus_file(path: str | None) -> None:
+    """Check before a run that the file can be made.
 
     Raises:
-        ConfigError: the file's directory is not there.
+        ConfigError: its directory is not there.
     """
     if path is not None and not Path(path).absolute().parent.is_dir():
         raise ConfigError(
@@ -95,7 +96,7 @@ def _families(status: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Sample
 
 
 def _gauges(status: Mapping[str, Any]) -> Iterator[tuple[str, str, float | None]]:
-    """What there is one of in a run; None for what is not known."""
+    """Name, help and value of each gauge that a run has one of; None for a value that is not known."""
     running = status["state"] == RunStatus.RUNNING
     yield "running", "1 while an attempt runs; it stays 1 when that is killed, see updated_timestamp_seconds.", running
     yield (

@@ -20,21 +20,6 @@ FLUSH_INTERVAL_S = 10.0
 STATUS_INTERVAL_S = 1.0
 
 
-class Timer:
-    """Says when `interval_s` seconds have passed."""
-
-    def __init__(self, interval_s: float) -> None:
-        self._interval_s = interval_s
-        self._next_s = 0.0
-
-    def due(self, now_s: float) -> bool:
-        """True at the first call and then once an interval."""
-        if now_s < self._next_s:
-            return False
-        self._next_s = now_s + self._interval_s
-        return True
-
-
 class Recorder:
     """Records one attempt, from the main thread.
 
@@ -58,8 +43,12 @@ class Recorder:
         self._status_file = StatusFile(job.directory, state, context.attempt, started_at)
         self._prometheus = PrometheusFile(job.settings.prometheus_file)
         self._stages = StageRecorder(context.table("stages", STAGES_SCHEMA))
-        self._record, self._flush = Timer(job.settings.metrics_interval_s), Timer(FLUSH_INTERVAL_S)
-        self._status = Timer(STATUS_INTERVAL_S)
+        self._intervals_s = {
+            "metrics": job.settings.metrics_interval_s,
+            "flush": FLUSH_INTERVAL_S,
+            "status": STATUS_INTERVAL_S,
+        }
+        self._next_s = dict.fromkeys(self._intervals_s, 0.0)
         self._began = context.clock()
 
     @property
@@ -74,13 +63,13 @@ class Recorder:
     def tick(self) -> None:
         """Do what is due."""
         now = self.elapsed_s
-        if self._record.due(now):
+        if self._is_due("metrics", now):
             self._stages.record(now, self._executor.meters)
-        if self._flush.due(now):
+        if self._is_due("flush", now):
             for table in list(self._context.tables.values()):
                 table.flush()
         snapshot = self._take(now, ending=self._context.cancelled.is_set())
-        if self._status.due(now):
+        if self._is_due("status", now):
             self.write_status(snapshot, RunStatus.RUNNING)
         self._display.show(snapshot)
 
@@ -96,6 +85,13 @@ class Recorder:
     def write_status(self, snapshot: Snapshot, status: RunStatus, exit_code: ExitCode | None = None) -> None:
         """Replace status.json, and then the file for Prometheus: what that counts, status.json can go on from."""
         self._prometheus.write(self._status_file.write(snapshot, self._executor.meters, status, exit_code))
+
+    def _is_due(self, what: str, now_s: float) -> bool:
+        """True at the first call and then once an interval."""
+        due = now_s >= self._next_s[what]
+        if due:
+            self._next_s[what] = now_s + self._intervals_s[what]
+        return due
 
     def _take(self, now: float, *, ending: bool) -> Snapshot:
         snapshot = self._observer.take(now)

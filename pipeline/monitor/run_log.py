@@ -1,4 +1,4 @@
-"""run.log, and what of it is shown on the terminal."""
+"""run.log, and the log lines that are shown on the terminal."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class _Json(logging.Formatter):
 
 
 class _File(logging.FileHandler):
-    """run.log. That it cannot be written ends no run and fills no terminal: it is said once."""
+    """run.log. If it cannot be written, the run goes on and one warning is printed."""
 
     _told = False
 

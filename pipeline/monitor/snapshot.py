@@ -1,4 +1,4 @@
-"""How far a run is and when it will be done, seen from outside while it runs."""
+"""Snapshots of a running graph: rows, rates, queues, and the time that is left."""
 
 from __future__ import annotations
 
@@ -246,6 +246,6 @@ class Observer:
 
 
 def _fullest(nodes: Sequence[NodeView]) -> str | None:
-    """Behind a stage that is too slow no queue is full, before it all are."""
+    """The node before the slowest stage: behind that no queue is full, before it all are."""
     waiting = [(n.queue_rows / n.queue_capacity, i) for i, n in enumerate(nodes) if n.queue_capacity and n.queue_rows]
     return nodes[max(waiting)[1]].name if waiting else None

@@ -1,4 +1,4 @@
-"""status.json: how far a run is, replaced every second while it runs and once at its end; `status` reads it."""
+"""status.json: the progress of a run, replaced every second while it runs and once at its end; `status` reads it."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class StatusFile:
 
 
 def read_status(directory: Path) -> Mapping[str, Any] | None:
-    """What status.json says; None where it is not there, cannot be read, or is of a version with other keys."""
+    """The values of status.json; None if it is not there, cannot be read, or is of a version with other keys."""
     try:
         found = json.loads((directory / STATUS).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attempt ended, and how the run stands after it: the summary, on_finish, status.json and the attempt's row
-    of metrics/run.parquet tell parts of it. Counts are those of committed chunks; tokens and wall_s are of the attempt.
+    """The end of an attempt and the run as it is after it: the summary, on_finish, status.json and the attempt's row of
+    metrics/run.parquet tell parts of it. Counts are those of committed chunks; tokens and wall_s are of the attempt.
 
     Args:
         job, run_id: name of the job, and of the run.
@@ -83,7 +83,7 @@ class Outcome:
 
 
 def report_lines(graph: Graph, directory: Path) -> list[str]:
-    """What the operators of a finished run have to say, in the order of the graph, and an empty line behind it."""
+    """The reports of the operators of a finished run, in the order of the graph, and an empty line behind them."""
     lines: list[str] = []
     for name in graph.order:
         op = graph.nodes[name].op
@@ -108,12 +108,12 @@ def summary_lines(outcome: Outcome) -> list[str]:
 
 
 def full_lines(outcome: Outcome, meters: Sequence[StageMeter]) -> list[str]:
-    """What progress=full adds to the summary: accounts and times of all nodes."""
+    """The lines that progress=full adds to the summary: accounts and times of all nodes."""
     return [*_account_lines(outcome.accounts), *_time_lines(meters)]
 
 
 def too_many_errors(errors: int, rows: int, max_error_rate: float) -> str:
-    """Why a run that came to its end ends with exit code 3; empty where it does not.
+    """Return why a run that came to its end ends with exit code 3; empty where it does not.
 
     Args:
         errors, rows: rejects that are errors, and source rows.
@@ -124,7 +124,6 @@ def too_many_errors(errors: int, rows: int, max_error_rate: float) -> str:
 
 
 def _headline(o: Outcome) -> str:
-    """What happened."""
     if o.status is not RunStatus.BUDGET:
         return f"{o.job}: {o.status} after {duration(o.wall_s)}"
     spent = o.spent
@@ -143,8 +142,8 @@ def _rows_line(o: Outcome) -> str:
 
 
 def _account_lines(accounts: Mapping[str, RowCounts]) -> list[str]:
-    """What became of the rows at the source, the last node, and each between them that did not pass on all as they
-    came; nothing where there is none."""
+    """The accounts of the source, of the last node, and of each between them that added or rejected rows; nothing
+    where none did."""
     ends = {*list(accounts)[:1], *list(accounts)[-1:]}
     changed = {name for name, counts in accounts.items() if counts.expanded or counts.rejected}
     if not changed:
@@ -205,7 +204,7 @@ def _time_lines(meters: Sequence[StageMeter]) -> list[str]:
 
 
 def _stores(o: Outcome) -> bool:
-    """Whether completions are kept: an operator that does counts those that it has found again."""
+    """Return whether completions are kept: an operator that keeps them counts those that it has found again."""
     return any(key.endswith("/from_store") for key in o.totals)
 
 
@@ -231,7 +230,6 @@ def closing_lines(o: Outcome) -> list[str]:
 
 
 def _after_budget(o: Outcome) -> str:
-    """What to do when a run under a target had no more rows, or a budget was spent."""
     budget = o.target.spent if o.target else None
     if budget is None and o.target and o.target.round_rows == 0:
         return "exit code 5: the input has no rows"

@@ -1,4 +1,4 @@
-"""How numbers, times, sizes and texts are written for people, on a screen and on a page."""
+"""Numbers, times, sizes and texts as they are written for people, on a screen and on a page."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def shortened(text: str, most: int) -> str:
 def one_line(text: str, most: int) -> str:
     """`text` on one line; of one with more than `most` characters the first words and `...`."""
     text = " ".join(text.split())
-    head = text[: most - len(" ...")]
-    return text if len(text) <= most else f"{head.rpartition(' ')[0] or head} ..."
+    head = text[: most - len("...")]
+    return text if len(text) <= most else f"{head.rpartition(' ')[0] or head[:-1]} ..."
 
 
 def time_text(seconds: float) -> str:
@@ -87,6 +87,10 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
-def quoted(text: str) -> str:
-    """`text` as JSON has it, on one line, with everything that does not print as an escape."""
+def quoted(text: str, most: int) -> str:
+    """`text` as JSON has it, on one line, with everything that does not print as an escape; of one with more than
+    `most` characters the middle is left out."""
+    if len(text) > most:
+        half = most // 2
+        return f"{quoted(text[:half], half)} ({len(text) - most:,} characters) {quoted(text[-half:], half)}"
     return printable(json.dumps(text, ensure_ascii=False))

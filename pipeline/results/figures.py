@@ -42,14 +42,14 @@ class Figure(NamedTuple):
 
 @dataclass(frozen=True)
 class Lengths:
-    """How often each length occurs. `values` ascend; `counts` are theirs."""
+    """Counts of lengths: `counts[i]` rows have the length `values[i]`. `values` ascend."""
 
     values: Sequence[int]
     counts: Sequence[int]
 
     @property
     def rows(self) -> int:
-        """How many lengths there are."""
+        """Rows that have a length."""
         return sum(self.counts)
 
     @property
@@ -142,7 +142,7 @@ def lengths(rows: pl.LazyFrame, column: str) -> Lengths:
 
 
 def counted(rows: pl.LazyFrame, column: str) -> pl.DataFrame:
-    """How often each value of `column` occurs, nulls left out: `column` and `rows`."""
+    """The counts of each value of `column`, nulls left out: `column` and `rows`."""
     grouped = rows.select(column).drop_nulls().group_by(column).agg(pl.len().cast(pl.Int64).alias("rows"))
     return grouped.collect(engine="streaming")
 

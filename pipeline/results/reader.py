@@ -1,4 +1,4 @@
-"""What lies in the directory of a run, to be read: manifest, settings, rows, rejects and metrics.
+"""Reads the directory of a run: manifest, settings, rows, rejects and metrics.
 
 Nothing is written and no lock is taken, so a run may be looked at while it works.
 """
@@ -28,7 +28,7 @@ SCANS: Mapping[str, Callable[[list[Path]], pl.LazyFrame]] = {
     ".jsonl": pl.scan_ndjson,
     ".arrow": pl.scan_ipc,
 }
-"""How the rows of a file are read, by the ending of its name; one of COMPRESSED may stand behind it."""
+"""The readers of files, by the ending of their names; one of COMPRESSED may stand behind it."""
 COMPRESSED = ("", ".gz", ".zst")
 
 

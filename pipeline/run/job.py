@@ -10,7 +10,7 @@ from dataclasses import replace
 from pipeline.api.errors import ExitCode, PipelineError, PublishError
 from pipeline.config.build import Job, build_graph
 from pipeline.dataflow.runtime import Resources
-from pipeline.monitor.prometheus import refuse_nowhere
+from pipeline.monitor.prometheus import check_prometheus_file
 from pipeline.monitor.run_log import run_log
 from pipeline.monitor.summary import Outcome, too_many_errors
 from pipeline.publish.dataset_card import keep_card, remove_card
@@ -48,7 +48,7 @@ def run_job(settings: JobSettings, process: Resources) -> ExitCode:
     check_memory(settings, graph)
     job = Job.of(settings, graph)
     refuse_foreign(job.directory)
-    refuse_nowhere(settings.prometheus_file)
+    check_prometheus_file(settings.prometheus_file)
     with locked(job.directory):
         return run_locked(job, process)
 

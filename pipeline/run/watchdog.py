@@ -1,4 +1,4 @@
-"""Watchdog: notices that nothing moves any more, says where everything stands, and ends the run."""
+"""Watchdog: notices that nothing moves any more, logs the state of all nodes and threads, and ends the run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.api.meter import Clock, StageMeter
 from pipeline.dataflow.executor import Executor
 
 LEAVE_S = 15.0
-"""A run that was stopped for standing still and does not end has threads that never will."""
+"""Seconds after which a run that was stopped for standing still is left: it has threads that never end."""
 log = logging.getLogger(__name__)
 
 
@@ -32,7 +32,7 @@ class Watchdog:
 
     Args:
         timeout_s: seconds without any progress; None never ends a run.
-        executor: runs the graph. Progress is that any count of its meters changes.
+        executor: runs the graph. Progress is that a count of any of its meters changes.
         leave: ends the process, for a run that does not end when it is told to.
         clock: seconds.
     """
@@ -71,7 +71,7 @@ class Watchdog:
 
 
 def stacks() -> str:
-    """Where every thread of this process is."""
+    """Return the stack of every thread of this process."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return "\n".join(
         f"thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"

@@ -10,7 +10,7 @@ from pipeline.results.figures import STEP_PARTS, Figure, lengths, run_figures, s
 from pipeline.results.reader import Results
 
 Row = tuple[str, str, str, str]
-"""What is compared, both values, and the change from the first to the second (empty where it says nothing)."""
+"""Name of a figure, both values, and the change from the first to the second (empty where it says nothing)."""
 WIDEST = 40
 WORTH_COMPARING = 0.1
 """Share of its time that a stage is busy: below it a change is noise, and changes nothing."""
@@ -30,7 +30,7 @@ def figures(a: Results, b: Results) -> list[Row]:
 
 
 def stages(a: Results, b: Results) -> list[Row]:
-    """How much of its time each stage was busy, and for how long."""
+    """The seconds and the share of its time that each stage was busy."""
     times = [{stage["node"]: stage for stage in stage_times(run)} for run in (a, b)]
     rows = []
     for node in dict.fromkeys([*times[0], *times[1]]):

@@ -1,4 +1,4 @@
-"""How far two runs have the same rows and the same texts: rows are joined, values compared by their hashes.
+"""Compares the rows and texts of two runs: rows are joined, values compared by their hashes.
 
 Only keys and hashes are in memory, not the texts, so runs of millions of rows can be compared.
 """
@@ -30,7 +30,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How one column agrees.
+    """The agreement of one column.
 
     Args:
         column: its name.
@@ -51,7 +51,7 @@ class Joined:
         folder: `data`, or that of another sink.
         keys: the columns that rows were joined by.
         both, only_a, only_b: rows in both runs and in one alone.
-        columns: how the columns agree.
+        columns: the agreement of each column.
     """
 
     folder: str

@@ -1,4 +1,4 @@
-"""What the drawings of a report show, as numbers: pipeline.results.report.drawing makes pictures of them."""
+"""The charts of a report as numbers; pipeline.results.report.drawing draws them."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class Histogram:
-    """How often values fall into spans of equal width.
+    """Counts of values in spans of equal width.
 
     Args:
         title, about: what it shows.

@@ -28,7 +28,7 @@ CAUSES = {
     "tail": ("the input had ended", "c6"),
     "prefix": ("waited for a shared prompt", "c5"),
 }
-"""What each cause of an empty slot is called, and its colour."""
+"""Name and colour of each cause of an empty slot."""
 
 
 def over_time(results: Results) -> list[Panel]:

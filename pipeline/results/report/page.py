@@ -74,7 +74,7 @@ def page(results: Results) -> str:
 
 
 def _built(build: Callable[[Results], list[T]], results: Results, remarks: list[str]) -> list[T]:
-    """What `build` makes. What cannot be read costs this part of the page, and the page says so."""
+    """Return what `build` makes. If that fails, the page lacks this part and says so."""
     try:
         return build(results)
     except (Exception, pl.exceptions.PanicException) as error:

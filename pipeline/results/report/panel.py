@@ -26,7 +26,7 @@ class Fold:
 
 @dataclass(frozen=True)
 class Panel:
-    """What stands under one heading. A panel exists only where there is something to show.
+    """The contents of the page under one heading. A panel exists only where there is something to show.
 
     Args:
         title: the heading.

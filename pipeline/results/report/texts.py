@@ -16,7 +16,7 @@ MOST_BINS = 40
 
 
 def texts(results: Results) -> list[Panel]:
-    """How long prompts and completions are, in tokens, and how completions ended."""
+    """Lengths of prompts and completions, in tokens, and finish reasons."""
     charts: list[Chart] = []
     for folder in results.folders:
         rows = results.rows(folder)

@@ -1,4 +1,4 @@
-"""Panels on what took the time: stages, steps of the model, and what did not have to be computed."""
+"""Panels on time: stages, steps of the model, and work that did not have to be done."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ STORED = {
     "missed_cut": "not found: had been cut too early",
     "missed_retry": "not found: to be generated again",
 }
-"""What the totals of a run say of its store, in words."""
+"""The totals of a run that tell of its store, in words."""
 
 
 def time_spent(results: Results) -> list[Panel]:
-    """Where the time of each stage went, and what the calls of the model spent theirs on."""
+    """The time of each stage and of the calls of the model, by what it was spent on."""
     charts = [chart for chart in (_stages(results), _steps(results)) if chart is not None]
     return [Panel("Where the time went", charts=charts)] if charts else []
 
@@ -101,7 +101,7 @@ def _step_cells(group: dict[str, Any]) -> list[str]:
 
 
 def reuse(results: Results) -> list[Panel]:
-    """What came from other rows, from a store, or from a row that is the same."""
+    """Prompt tokens and completions that came from other rows or from a store."""
     charts = [chart for chart in (_prompts(results), _completions(results)) if chart is not None]
     tables = _lookups(results)
     about = "Over all attempts: a completion that a resumed run took from its store counts there too."
@@ -146,7 +146,7 @@ def _whole(title: str, about: str, unit: str, pieces: list[tuple[str, str, int]]
 
 
 def _lookups(results: Results) -> list[Table]:
-    """What a store was asked for, by node, where it had something to say."""
+    """Lookups in the store by node and outcome, where any found something."""
     table = results.metrics("run")
     totals: Counter[str] = Counter()
     for text in [] if table is None else table.select("totals").collect().to_series():

@@ -1,4 +1,4 @@
-"""How a run stands: the figures at the top of the page, its attempts, and at the end what it was made with."""
+"""Panels on the run as a whole: its figures, its attempts, and the versions and settings that it was made with."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def status(results: Results) -> list[str]:
 
 
 def why(results: Results) -> list[str]:
-    """Why a run that came to its end has the exit code 3."""
+    """The reason of exit code 3 of a run that came to its end."""
     limit = results.config.get("max_error_rate")
     ended = results.manifest.get("status") in (RunStatus.DONE, RunStatus.BUDGET)
     counts = results.counts

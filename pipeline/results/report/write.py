@@ -48,5 +48,5 @@ def report_of_attempt(directory: Path, *, wanted: bool) -> list[str]:
 
 
 def is_written(wanted: bool) -> bool:
-    """Whether a run writes a report, with the setting `report`."""
+    """Return whether a run with the setting `report` writes one."""
     return wanted and os.environ.get(VARIABLE) != "off"

@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.api.errors import ConfigError, ExitCode
+from pipeline.api.list_inbox import Given
 from pipeline.api.meter import StageMeter
-from pipeline.api.records import LINEAGE, ROW, Batch, Rejects
+from pipeline.api.records import LINEAGE, ROW, Batch, ChunkEnd, Rejects
 from pipeline.cli.main import main
 from pipeline.config.build import build_graph
 from pipeline.dataflow.graph import Node
@@ -231,14 +232,13 @@ def test_the_cut_goes_by_row_and_lineage_and_not_by_arrival(tmp_path):
     told: list[int] = []
     context = RunContext(tmp_path, Resources(), Resources(), enough=told.append)
     target.open(NodeRuntime(context, "target", 1, StageMeter("target")))
-    list(target.process(batch((4, [1]), (2, [1]))))
-    list(target.process(batch((2, [0]), (9, []), (3, [0, 1]))))
-    out = list(target.finish(0))
+    rows = [batch((4, [1]), (2, [1])), batch((2, [0]), (9, []), (3, [0, 1]))]
+    out = list(target.run(Given([*rows, ChunkEnd(0, 5)])))
     kept = [(r["row"], r["lineage"]) for item in out if isinstance(item, Batch) for r in item.data.to_pylist()]
     cut = [(r.row, r.lineage) for item in out if isinstance(item, Rejects) for r in item.rows]
     assert sorted(kept) == [(2, [0]), (2, [1]), (3, [0, 1])]
     assert sorted(cut) == [(4, (1,)), (9, ())]
-    assert told == [0]
+    assert told == [0, 0]  # the target is reached, and the input has ended
 
 
 def test_what_a_graph_must_have(tmp_path):

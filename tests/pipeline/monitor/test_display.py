@@ -40,8 +40,13 @@ class Source(Count):
 
     def __init__(self, total: int | None = None, fraction: float | None = None) -> None:
         super().__init__(0)
-        self.total_rows = lambda: total
-        self.fraction_read = lambda: fraction
+        self.total, self.fraction = total, fraction
+
+    def total_rows(self) -> int | None:
+        return self.total
+
+    def fraction_read(self) -> float | None:
+        return self.fraction
 
 
 class Run:

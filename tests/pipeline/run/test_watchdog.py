@@ -7,11 +7,9 @@ import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
 
 from pipeline.api.errors import PipelineError
 from pipeline.api.meter import StageMeter
-from pipeline.dataflow.executor import Executor
 from pipeline.run.watchdog import LEAVE_S, Stalled, Watchdog, stacks
 
 ROOT = Path(__file__).parents[3]
@@ -26,7 +24,7 @@ class Run:
         self.stopped: list[PipelineError] = []
         self.left: list[float] = []
         executor = SimpleNamespace(meters=[self.meter], describe=lambda: ["decode: busy"], stop=self.stopped.append)
-        self.watchdog = Watchdog(timeout_s, cast(Executor, executor), self.leave, lambda: self.now)
+        self.watchdog = Watchdog(timeout_s, executor, self.leave, lambda: self.now)  # type: ignore[arg-type]
 
     def leave(self) -> None:
         self.left.append(self.now)
@@ -95,7 +93,6 @@ CODE = """
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
 import pipeline.run.watchdog
 from tests.pipeline.run.test_job import NodeSettings, OPS, job, run
 from tests.pipeline.job_ops import Watched
