@@ -9,9 +9,9 @@ from typing import TypeVar
 
 from pipeline.api.errors import ConfigError, DamagedError, ExitCode
 from pipeline.config.build import Job, build_graph
-from pipeline.config.compose import schemas
-from pipeline.config.config_yaml import as_started, settings_from
+from pipeline.config.config_yaml import in_original_environment, settings_from
 from pipeline.config.fingerprint import differences
+from pipeline.config.keys import schemas
 from pipeline.dataflow.graph import Graph
 from pipeline.dataflow.runtime import Resources
 from pipeline.monitor.run_log import run_log
@@ -84,7 +84,7 @@ def _with_job(directory: Path, state: RunState | None, do: Callable[[Job, Resour
     """`do` with the job as it was run, checked to be the same still."""
     process = Resources()
     try:
-        with as_started({} if state is None else state.origin):
+        with in_original_environment({} if state is None else state.origin):
             settings = _settings(directory)
             job = Job.of(settings, _graph(directory, settings))
             _refuse_changed(job, state)
