@@ -21,7 +21,6 @@ from pipeline.run.remake_chunks import remake
 from pipeline.run_dir.integrity import Findings, Kind
 from pipeline.run_dir.manifest import read_manifest, write_manifest
 from pipeline.run_dir.names import COMPLETIONS, CONFIG, set_aside
-from pipeline.run_dir.published import forget_everywhere
 from pipeline.run_dir.state import STATE_FILE, RunState, RunStatus
 from pipeline.settings import JobSettings
 from pipeline.system.atomic_files import write_atomically
@@ -60,7 +59,7 @@ def repair(directory: Path, found: Findings) -> ExitCode:
 def _remade(job: Job, process: Resources, state: RunState, chunks: Sequence[int]) -> ExitCode:
     """The chunks are made again, and published again where the run is done; else the run that goes on does that."""
     remake(job, state, chunks, process)
-    forget_everywhere(job.directory, chunks)
+    state.forget_published([shard.path for shard in state.shards() if shard.chunk in chunks])
     place = destination_of(job.settings)
     if place is None or state.status is not RunStatus.DONE:
         return ExitCode.DONE
