@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import inspect
 import keyword
@@ -141,15 +142,21 @@ def markdown() -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command `operators`: print a list, or what is asked for.
+    """Run the command `operators`: print a list, or what is asked for.
 
     Raises:
         ConfigError: an operator that does not exist is asked for.
     """
-    if list(arguments) == ["--markdown"]:
+    parser = argparse.ArgumentParser(
+        prog="python -m pipeline operators", description="list or explain what jobs are made of"
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="of an operator to explain")
+    parser.add_argument("--markdown", action="store_true", help="print docs/operators.md")
+    given = parser.parse_args(arguments)
+    if given.markdown:
         print(markdown(), end="")
-    elif arguments:
-        print("\n\n".join(described(name) for name in arguments))
+    elif given.names:
+        print("\n\n".join(described(name) for name in given.names))
     else:
         print(listing())
     return ExitCode.DONE

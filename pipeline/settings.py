@@ -25,7 +25,7 @@ GROUPS = ("data", "model", "sampling", "decode", "runtime", "output", "store", "
 
 
 class OnError(StrEnum):
-    """What an exception in `process` does: `fail` ends the run, `reject` takes out the rows that cause it."""
+    """Effect of an exception in `process`: `fail` ends the run, `reject` takes out the rows that cause it."""
 
     FAIL = "fail"
     REJECT = "reject"
@@ -61,7 +61,7 @@ class NodeSettings:
 
 @dataclass
 class HookSettings:
-    """Who is told when an attempt has ended. Changes nothing in the results, and not how the run ends.
+    """A command and a URL that are told when an attempt has ended. Neither changes the results, nor how the run ends.
 
     Args:
         command: a program and its arguments, run without a shell; a JSON summary is on its standard input.
@@ -82,7 +82,7 @@ class HookSettings:
 
 @dataclass
 class TargetSettings:
-    """Until when rows are made (`target`). Off unless `accepted_rows` is given.
+    """The number of rows wanted, and the budgets to reach it (`target`). Off unless `accepted_rows` is given.
 
     Args:
         accepted_rows: rows that are to reach the sink. The source is gone through round after round until then.
@@ -207,7 +207,7 @@ class JobSettings:
 
     @property
     def directory(self) -> Path:
-        """Where the results go."""
+        """Directory of the results."""
         return Path(self.output_dir) if self.output_dir is not None else Path(OUTPUTS) / self.name
 
 

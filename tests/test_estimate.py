@@ -16,7 +16,7 @@ from pipeline.cli.main import main
 from pipeline.dry_run.estimate import Estimate, estimate_lines, report_costs
 from pipeline.results.report.write import VARIABLE
 from pipeline.run_dir.lock import locked
-from tests.pipeline.config.test_compose import NODES
+from tests.pipeline.command_line import NODES
 
 FAKE = ("model=fake", "sampling.max_tokens=12", "chunk_rows=10", "runtime.slots=4", "progress=none")
 TINY = ("model=tiny", "sampling.max_tokens=6", "data.limit=20", "runtime.slots=4", "progress=none")

@@ -59,6 +59,7 @@ MAY_USE_HYDRA = ("pipeline.config.", "pipeline.cli.")
 STARTS_THREADS = {
     "pipeline/dataflow/executor.py",
     "pipeline/publish/uploader.py",
+    "pipeline/run/on_finish.py",
     "pipeline/system/signals.py",
     "operators/engine/loop/threads.py",
     "operators/generation/store.py",

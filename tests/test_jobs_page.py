@@ -13,8 +13,8 @@ import yaml
 
 from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
-from pipeline.config.compose import CONF, known_keys
 from pipeline.config.jobs import JOBS, jobs_table
+from pipeline.config.keys import CONF, known_keys
 from tests.test_readme import FENCE, MODEL, run
 from tools.bench.scenarios import SCENARIOS
 

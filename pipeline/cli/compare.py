@@ -1,6 +1,6 @@
 """`python -m pipeline compare A B`: settings, rows, speed, lengths and texts of two runs side by side.
 
-Exit code 0 whether they differ or not: that is what is asked. 2: a directory is no run's.
+Exit code 0 whether they differ or not; 2 where a directory is not a run's.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.api.errors import ExitCode
-from pipeline.cli.usage import senseless
+from pipeline.cli.commands import parser_of
 from pipeline.monitor.wording import printable, share
 from pipeline.results.compare.figures import figures, lines, stages
 from pipeline.results.compare.rows import Agreement, Joined, joined
@@ -18,7 +18,6 @@ from pipeline.results.compare.settings import content_differences, setting_diffe
 from pipeline.results.reader import Results, read_results
 from pipeline.results.report.sample_rows import shown
 
-USAGE = "write python -m pipeline compare outputs/A outputs/B"
 MOST_LINES = 40
 LONGEST_VALUE = 200
 LONGEST_SETTING = 160
@@ -27,21 +26,23 @@ CONTEXT = 20
 
 
 def main(arguments: Sequence[str]) -> ExitCode:
-    """The command.
+    """Print the comparison.
 
     Raises:
-        ConfigError: there are not two directories, or one is no run's.
+        ConfigError: a directory is not a run's.
     """
-    if len(arguments) != 2 or any("=" in a or a.startswith("-") for a in arguments):
-        raise senseless("compare", arguments, USAGE)
-    a, b = (read_results(Path(folder)) for folder in arguments)
-    for section in sections(a, b, (arguments[0], arguments[1])):
+    parser = parser_of("compare")
+    parser.add_argument("a", metavar="outputs/A", help="directory of a run")
+    parser.add_argument("b", metavar="outputs/B", help="directory of another run")
+    given = parser.parse_args(arguments)
+    a, b = read_results(Path(given.a)), read_results(Path(given.b))
+    for section in sections(a, b, (given.a, given.b)):
         print("\n".join(section), end="\n\n")
     return ExitCode.DONE
 
 
 def sections(a: Results, b: Results, names: tuple[str, str]) -> Iterator[list[str]]:
-    """What is printed, in parts with an empty line between them."""
+    """Yield the lines to print, in parts that an empty line separates."""
     yield lines(figures(a, b), names)
     yield ["busy, and of its time", *_indented(lines(stages(a, b)))]
     yield _listed("settings", setting_differences(a, b))

@@ -6,15 +6,14 @@ and there is none: people type `python -m pipeline`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pipeline.api.errors import ExitCode
-from pipeline.cli.usage import senseless
-from pipeline.config.compose import CONF, known_keys
+from pipeline.cli.commands import COMMANDS, config_dir, parser_of
 from pipeline.config.jobs import list_jobs
+from pipeline.config.keys import CONF, known_keys
 
-USAGE = "say: python -m pipeline completion [--config-dir DIR]"
 SCRIPT = """\
 # Bash completion for `python -m pipeline`, made by `python -m pipeline completion`.
 _pipeline_words='
@@ -35,26 +34,21 @@ complete -o default -F _pipeline python python3
 """
 
 
-def main(arguments: Sequence[str], commands: Collection[str]) -> ExitCode:
-    """Print the script.
-
-    Args:
-        arguments: `--config-dir DIR`, any number of times: folders with jobs and options of one's own.
-        commands: the names of the other commands.
-
-    Raises:
-        ConfigError: there are other arguments.
-    """
-    flags, folders = arguments[::2], arguments[1::2]
-    if len(flags) != len(folders) or set(flags) - {"--config-dir"}:
-        raise senseless("completion", arguments, USAGE)
-    print(SCRIPT.format(words="\n".join(words([Path(folder) for folder in folders], commands))), end="")
+def main(arguments: Sequence[str]) -> ExitCode:
+    """Print the script."""
+    parser = parser_of("completion")
+    parser.add_argument("--config-dir", "-cd", action="append", default=[], type=config_dir)
+    print(SCRIPT.format(words="\n".join(words(parser.parse_args(arguments).config_dir))), end="")
     return ExitCode.DONE
 
 
-def words(folders: Sequence[Path], commands: Collection[str]) -> Iterator[str]:
-    """What can be typed: commands, jobs, the options of each group, and the beginning `key=` of each setting."""
-    yield from sorted(commands)
+def words(folders: Sequence[Path]) -> Iterator[str]:
+    """Yield the commands, the jobs, the options of each group, and `key=` for each setting.
+
+    Args:
+        folders: those of `--config-dir`.
+    """
+    yield from COMMANDS
     yield from (f"job={job.name}" for job in list_jobs(folders))
     for option in sorted(path for folder in (CONF, *folders) for path in folder.glob("*/*.yaml")):
         if option.parent.name != "job":

@@ -1,4 +1,4 @@
-"""`python -m pipeline report DIR ...`: report.html is made again, also of a run that works or was killed."""
+"""`python -m pipeline report DIR ...`: makes report.html again, also of a run that works or was killed."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.api.errors import ExitCode
-from pipeline.cli.usage import senseless
+from pipeline.cli.commands import parser_of
 from pipeline.results.report.write import write_report
-
-USAGE = "write python -m pipeline report outputs/NAME"
 
 
 def main(arguments: Sequence[str]) -> ExitCode:
-    """The command; takes directories of runs.
+    """Write the reports.
 
     Raises:
-        ConfigError: there is none, or one is no run's.
+        ConfigError: a directory is no run's.
         StorageError: a report cannot be written.
     """
-    if not arguments or any("=" in a or a.startswith("-") for a in arguments):
-        raise senseless("report", arguments, USAGE)
-    for directory in arguments:
-        print(write_report(Path(directory)))
+    parser = parser_of("report")
+    parser.add_argument("directories", nargs="+", type=Path, metavar="outputs/NAME", help="directories of runs")
+    for directory in parser.parse_args(arguments).directories:
+        print(write_report(directory))
     return ExitCode.DONE

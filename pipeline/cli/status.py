@@ -1,4 +1,4 @@
-"""`python -m pipeline status DIR [--json]`: how far a run is, from its files, on one screen.
+"""`python -m pipeline status DIR [--json]`: prints how far a run is, from its files.
 
 Exit codes: 0 it runs or is done, 4 it is neither (the same command resumes it), 2 there is no run.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.api.errors import ConfigError, ExitCode
-from pipeline.cli.usage import senseless
+from pipeline.cli.commands import parser_of, usage_of
 from pipeline.monitor.display import left_text, queue_text, rows_text
 from pipeline.monitor.snapshot import NodeView, Snapshot
 from pipeline.monitor.status_file import read_status
@@ -22,7 +22,6 @@ from pipeline.run_dir.manifest import read_manifest
 from pipeline.run_dir.names import MANIFEST, STATUS, near_run
 from pipeline.run_dir.state import STATE_FILE, RunStatus
 
-USAGE = "write python -m pipeline status outputs/NAME, and --json behind it for status.json as it is"
 BAR = 30
 QUIET_S = 30.0
 """A live run writes every second."""
@@ -39,20 +38,21 @@ _ENDED: Mapping[str, tuple[str, str]] = {
 
 
 def main(arguments: Sequence[str]) -> ExitCode:
-    """The command.
+    """Print it.
 
     Raises:
         ConfigError: there is no run.
     """
-    options, folders = [a for a in arguments if a == "--json"], [a for a in arguments if a != "--json"]
-    if len(folders) != 1 or folders[0].startswith("-") or "=" in folders[0]:
-        raise senseless("status", arguments, USAGE)
-    directory = Path(folders[0])
+    parser = parser_of("status")
+    parser.add_argument("directory", type=Path, metavar="outputs/NAME", help="directory of a run")
+    parser.add_argument("--json", action="store_true", help="print status.json as it is")
+    given = parser.parse_args(arguments)
+    directory = given.directory
     if not (directory / STATE_FILE).is_file():
-        remedy = near_run(directory) or f"; {USAGE}"
+        remedy = near_run(directory) or f"; write {usage_of('status')}"
         raise ConfigError(f"there is no run in {directory}: it has no {STATE_FILE}{remedy}")
     who, values = holder(directory), read_status(directory)
-    if options:
+    if given.json:
         text = (directory / STATUS).read_text(encoding="utf-8").rstrip() if values is not None else "{}"
         print(text)
     else:
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> ExitCode:
 
 
 def _lines(directory: Path, values: Mapping[str, Any] | None, who: Holder | None, now: datetime) -> list[str]:
-    """The screen."""
+    """Return the lines of the screen."""
     if values is None:
         return _without_status(directory, who is not None)
     snapshot = _snapshot(values)
@@ -78,7 +78,7 @@ def _lines(directory: Path, values: Mapping[str, Any] | None, who: Holder | None
 
 
 def _without_status(directory: Path, alive: bool) -> list[str]:
-    """What is known without status.json, which is lost, or was written by another version."""
+    """Return what manifest.json says, where status.json is lost or was written by another version."""
     found = read_manifest(directory)
     if alive or not found:
         named = "starting" if alive else "not running, and it has not said how far it came; the same command resumes"
@@ -125,8 +125,8 @@ def _progress(s: Snapshot, values: Mapping[str, Any], alive: bool) -> list[str]:
 
 
 def _table(nodes: Sequence[NodeView], accounts: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """One line per node: the rows of its account, the clocks of the last 20 seconds that it ran. A part has no rows of
-    its own."""
+    """Return a line per node: the rows of its account, and its clocks in the last 20 seconds that it ran. A part of a
+    node has no rows of its own."""
     width = max(10, *(len(node.name) for node in nodes))
     lines = [f"{'node':{width}}  {'rows in':>11} {'rows out':>11} {'rejected':>9} busy starved blocked {'queue':>13}"]
     for node in nodes:

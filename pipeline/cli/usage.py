@@ -1,4 +1,4 @@
-"""What people write by mistake on the command line and in job files, and what to write instead, in words."""
+"""Mistakes on the command line and in job files, answered with what to write instead."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def refuse_dashes(arguments: Sequence[str], known: Callable[[], Collection[str]]
 
 
 def notes(settings: object, key: str = "") -> Iterator[str]:
-    """What is taken as it was written and was perhaps not meant so: `\\n` in a text that a model reads or writes."""
+    """Yield a note for each text that a model reads or writes and that has a `\\n`: perhaps a line break was meant."""
     if isinstance(settings, Mapping):
         for name, inside in settings.items():
             yield from notes(inside, f"{key}.{name}" if key else str(name))
@@ -42,10 +42,3 @@ def notes(settings: object, key: str = "") -> Iterator[str]:
             f"note: {key}: \\n is a backslash and an n here; for a line break write $'{key}=...\\n...' (in bash and"
             ' zsh), or in a job file "...\\n..." in double quotes'
         )
-
-
-def senseless(command: str, arguments: Sequence[str], usage: str) -> ConfigError:
-    """The refusal of a command that was given nothing, or what it cannot take."""
-    if not arguments:
-        return ConfigError(f"{command} is about a run; {usage}")
-    return ConfigError(f"{command} cannot make sense of '{' '.join(arguments)}'; {usage}")

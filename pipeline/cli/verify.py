@@ -1,4 +1,4 @@
-"""`python -m pipeline verify DIR [repair=true]`: whether the results of a run are whole; mends what is damaged."""
+"""`python -m pipeline verify DIR [repair=true]`: checks that results are whole, and makes damaged ones again."""
 
 from __future__ import annotations
 
@@ -7,29 +7,32 @@ from contextlib import closing
 from pathlib import Path
 
 from pipeline.api.errors import ConfigError, ExitCode
-from pipeline.cli.usage import senseless
+from pipeline.cli.commands import parser_of, usage_of
 from pipeline.run.repair import repair
 from pipeline.run_dir.integrity import Damage, Findings, Kind, examine, state_damage
 from pipeline.run_dir.lock import locked
 from pipeline.run_dir.names import COMPLETIONS, is_headless, near_run, parts
 from pipeline.run_dir.state import STATE_FILE, RunState, RunStatus
 
-USAGE = "write python -m pipeline verify outputs/NAME, and repair=true behind it to mend what is damaged"
-
 
 def main(arguments: Sequence[str]) -> ExitCode:
-    """The command. DONE: all is whole (after a repair: all is whole again). FAILED: something is damaged.
+    """Examine a run, and repair it where that is asked for. Returns DONE where all is whole, FAILED where it is not.
 
     Raises:
-        ConfigError: the directory is no run's, a run works in it, or it cannot be repaired from what is here.
+        ConfigError: the directory is not a run's, a run works in it, or it cannot be repaired from what is here.
     """
-    directory, mend = _parsed(arguments)
+    parser = parser_of("verify")
+    parser.add_argument("directory", type=Path, metavar="outputs/NAME", help="directory of a run")
+    repairs = ("repair=true", "repair=false")
+    parser.add_argument("repair", nargs="?", type=str.lower, choices=repairs, help="make what is damaged again")
+    given = parser.parse_args(sorted(arguments, key=lambda word: "=" in word))  # either may come first
+    directory = given.directory
     _refuse_others(directory)
     with locked(directory):
         found = _looked_at(directory)
         if not found.damaged:
             return ExitCode.DONE
-        if not mend:
+        if given.repair != "repair=true":
             print(f"to make what is damaged again: python -m pipeline verify {directory} repair=true")
             return ExitCode.FAILED
         ended = repair(directory, found)
@@ -40,27 +43,18 @@ def main(arguments: Sequence[str]) -> ExitCode:
         return ExitCode.FAILED if found.damaged else ExitCode.DONE
 
 
-def _parsed(arguments: Sequence[str]) -> tuple[Path, bool]:
-    folders = [a for a in arguments if "=" not in a]
-    options = dict(a.partition("=")[::2] for a in arguments if "=" in a)
-    repair = options.pop("repair", "false").lower()
-    if options or len(folders) != 1 or repair not in ("true", "false"):
-        raise senseless("verify", arguments, USAGE)
-    return Path(folders[0]), repair == "true"
-
-
 def _refuse_others(directory: Path) -> None:
     try:
         names = {entry.name for entry in directory.iterdir()}
     except OSError as error:
-        remedy = near_run(directory) or f"; {USAGE}"
+        remedy = near_run(directory) or f"; write {usage_of('verify')}"
         raise ConfigError(f"{directory} cannot be read: {error.strerror}{remedy}") from error
     if STATE_FILE not in names and not is_headless(names):
-        raise ConfigError(f"{directory} is not a run directory (no {STATE_FILE}); {USAGE}")
+        raise ConfigError(f"{directory} is not a run directory (no {STATE_FILE}); write {usage_of('verify')}")
 
 
 def _looked_at(directory: Path) -> Findings:
-    """What is there, printed."""
+    """Examine the files, and print what is found."""
     what = state_damage(directory)
     if what is None:
         with closing(RunState(directory / STATE_FILE)) as state:

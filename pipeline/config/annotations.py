@@ -1,4 +1,4 @@
-"""Whether a value from a job file is what the annotation of an operator's argument says."""
+"""Values of a job file as the annotations of operators' arguments and of settings ask for them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def fits(value: object, hint: object) -> bool:
-    """Whether `value` is what `hint` says; True where that cannot be told."""
+    """Return True if `value` is what `hint` says, or where that cannot be told."""
     origin, inside = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         return any(fits(value, option) for option in inside)
@@ -34,7 +34,7 @@ def fits(value: object, hint: object) -> bool:
 
 
 def unquoted(value: object, hint: object) -> str:
-    """For the end of an error: the remedy where `value` fits `hint` once its numbers and booleans are texts."""
+    """Return the end of an error: the remedy where `value` fits `hint` once its numbers and booleans are texts."""
     bare: list[object] = []
     if fits(_as_texts(value, bare), hint) and bare:
         return f"; {quoted(str(bare[0]), type(bare[0]).__name__)}"
@@ -42,7 +42,7 @@ def unquoted(value: object, hint: object) -> str:
 
 
 def quoted(value: str, kind: str) -> str:
-    """How a number or a boolean is written where a text is meant; `kind` is its Python type."""
+    """Return how a number or a boolean is written where a text is meant; `kind` is its Python type."""
     if kind != "bool":
         return f'{value} is a number here, not a text; write "{value}", with the quotes'
     words = '"yes", "on" or "true"' if value == "True" else '"no", "off" or "false"'
@@ -69,7 +69,7 @@ def _items(inside: tuple[Any, ...], values: Sequence[object]) -> Sequence[Any]:
 
 
 def in_words(hint: object) -> str:
-    """What `hint` asks for."""
+    """Return what `hint` asks for, in words."""
     options = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
     return " or ".join(_in_words(option) for option in options)
 

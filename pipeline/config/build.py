@@ -48,11 +48,11 @@ class Job:
 
 
 def build_graph(settings: JobSettings) -> Graph:
-    """The checked graph of a job. Loads no model and reads no more data than a source's schema needs.
+    """Build and check the graph of a job. Loads no model and reads no more data than a source's schema needs.
 
     Raises:
-        GraphError: a `_target_` cannot be imported, an argument does not fit its constructor, or a rule of Graph.
-        ConfigError: an operator refuses its arguments or its input columns; the message names the node.
+        GraphError: a `_target_` cannot be imported, an operator refuses its arguments, or a rule of Graph is broken.
+        ConfigError: an operator refuses its input columns; the message names the node.
     """
     nodes = {name: _node(name, node) for name, node in settings.nodes.items()}
     if settings.target.accepted_rows is None:
@@ -62,7 +62,7 @@ def build_graph(settings: JobSettings) -> Graph:
 
 
 def load_object(target: str) -> Any:
-    """What `package.module.Name` or `package.module:Name` names.
+    """Import what `package.module.Name` or `package.module:Name` names.
 
     Raises:
         ConfigError: there is no such module, it fails to import, or it has no such name.
@@ -88,53 +88,70 @@ def load_object(target: str) -> Any:
     return getattr(module, name)
 
 
-def _parts(target: str) -> tuple[str, str]:
-    """Module and name."""
-    module, _, name = target.replace(":", ".").rpartition(".")
-    return module, name
+def converted(key: str, value: object, hint: object) -> Any:
+    """Return `value` as the annotation `hint` asks for: a mapping as a dataclass, all the way down, a `module.name` as
+    a function, anything else as it is.
+
+    Args:
+        key: of the value, for the message.
+
+    Raises:
+        ConfigError: it does not fit.
+    """
+    if _takes_function(hint) and isinstance(value, str):
+        return _function(key, value)
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    wanted = next((o for o in options if isinstance(o, type) and dataclasses.is_dataclass(o)), None)
+    if wanted is None or not isinstance(value, dict):
+        if not fits(value, hint):
+            raise ConfigError(f"{key} is {value!r}, and must be {in_words(hint)}{unquoted(value, hint)}")
+        return value
+    names = [f.name for f in dataclasses.fields(wanted)]
+    if unknown := [k for k in value if k not in names]:
+        near = did_you_mean(unknown[0], names) or f"; its keys are {', '.join(names)}"
+        raise ConfigError(f"{key} has no key '{unknown[0]}'{near}")
+    hints = _hints(wanted)
+    return _call(key, wanted, {k: converted(f"{key}.{k}", v, hints.get(k)) for k, v in value.items()})
 
 
 def _node(name: str, settings: object) -> Node:
-    # An interpolation (${data}) comes past the checks that hold for what is written out.
-    if not isinstance(settings, NodeSettings):
-        raise GraphError(name, f"is {settings!r}, and must be a mapping with op and inputs")
-    operator, modules = _operator(name, settings.op)
+    try:
+        # An interpolation (${data}) comes past the checks that hold for what is written out.
+        if not isinstance(settings, NodeSettings):
+            raise ConfigError(f"is {settings!r}, and must be a mapping with op and inputs")
+        operator, modules = _operator(settings.op)
+    except ConfigError as error:
+        raise GraphError(name, str(error)) from error
     return Node(operator, tuple(settings.inputs), settings.capacity_rows, OnError(settings.on_error), modules)
 
 
-def _operator(node: str, op: object) -> tuple[Operator | StreamOperator, tuple[str, ...]]:
-    """The operator, and the modules that it and its functions are from."""
+def _operator(op: object) -> tuple[Operator | StreamOperator, tuple[str, ...]]:
+    """Return the operator, and the modules that it and its functions are from."""
     if not isinstance(op, Mapping):
-        raise GraphError(node, f"op is {op!r}, and must be a mapping with {TARGET}")
-    if not isinstance(op.get(TARGET), str):
-        raise GraphError(node, f"op has no {TARGET}; write {TARGET}: package.module.Class")
-    try:
-        factory = load_object(op[TARGET])
-    except ConfigError as error:
-        raise GraphError(node, str(error)) from error
+        raise ConfigError(f"op is {op!r}, and must be a mapping with {TARGET}")
+    target = op.get(TARGET)
+    if not isinstance(target, str):
+        raise ConfigError(f"op has no {TARGET}; write {TARGET}: package.module.Class")
+    factory = load_object(target)
     if not callable(factory):
-        raise GraphError(node, f"'{op[TARGET]}' is a {type(factory).__name__}, not a class")
-    arguments = {_python_name(k): v for k, v in op.items() if k != TARGET}
-    operator = _call(node, op[TARGET], factory, _bound(node, op[TARGET], factory, arguments))
+        raise ConfigError(f"'{target}' is a {type(factory).__name__}, not a class")
+    arguments = {f"{key}_" if keyword.iskeyword(key) else key: value for key, value in op.items() if key != TARGET}
+    _check_names(target, factory, arguments)
+    constructor: Any = factory
+    hints = _hints(constructor.__init__ if isinstance(factory, type) else constructor)
+    operator = _call(target, factory, {key: converted(key, value, hints.get(key)) for key, value in arguments.items()})
     if not isinstance(operator, Operator | StreamOperator):
-        raise GraphError(
-            node, f"'{op[TARGET]}' is no operator: it needs plan, open, close, and process + finish or run"
-        )
-    functions = [v for k, v in arguments.items() if isinstance(v, str) and _takes_function(_hints_of(factory).get(k))]
-    return operator, tuple(_parts(target)[0] for target in (op[TARGET], *functions))
+        raise ConfigError(f"'{target}' is no operator: it needs plan, open, close, and process + finish or run")
+    functions = [v for k, v in arguments.items() if isinstance(v, str) and _takes_function(hints.get(k))]
+    return operator, tuple(_parts(named)[0] for named in (target, *functions))
 
 
-def _python_name(key: str) -> str:
-    """`as` in a job is `as_` in Python."""
-    return f"{key}_" if keyword.iskeyword(key) else key
-
-
-def _bound(node: str, target: str, factory: Callable[..., object], arguments: dict[str, Any]) -> dict[str, Any]:
-    """`arguments`, checked against the constructor's parameters and converted to the dataclasses that it asks for."""
+def _check_names(target: str, factory: Callable[..., object], arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments that the constructor does not take, and the lack of those that it needs."""
     try:
         signature = inspect.signature(factory)
     except ValueError as error:  # some built-in types have none
-        raise GraphError(node, f"'{target}' is no operator") from error
+        raise ConfigError(f"'{target}' is no operator") from error
     try:
         signature.bind(**arguments)
     except TypeError as error:
@@ -143,27 +160,26 @@ def _bound(node: str, target: str, factory: Callable[..., object], arguments: di
         # Python says what is missing before what is unknown, and a name that is misspelt is both.
         hint = did_you_mean(unknown or "", signature.parameters)
         wrong = error if unknown is None else f"there is no argument '{unknown}'{hint}"
-        raise GraphError(node, f"{target}: {wrong}; it accepts: {accepted}") from error
-    hints = _hints_of(factory)
-    return {key: _converted(node, key, value, hints.get(key)) for key, value in arguments.items()}
+        raise ConfigError(f"{target}: {wrong}; it accepts: {accepted}") from error
 
 
-def _hints_of(factory: Callable[..., object]) -> dict[str, Any]:
-    constructor: Any = factory
-    return _hints(constructor.__init__ if isinstance(factory, type) else constructor)
+def _parts(target: str) -> tuple[str, str]:
+    """Return module and name."""
+    module, _, name = target.replace(":", ".").rpartition(".")
+    return module, name
 
 
 def _takes_function(hint: object) -> bool:
     return typing.get_origin(hint) is Callable
 
 
-def _function(node: str, key: str, target: str) -> object:
+def _function(key: str, target: str) -> object:
     try:
         found = load_object(target)
     except ConfigError as error:
-        raise GraphError(node, f"{key}: {error}") from error
+        raise ConfigError(f"{key}: {error}") from error
     if not callable(found):
-        raise GraphError(node, f"{key}: '{target}' is a {type(found).__name__}, not a function")
+        raise ConfigError(f"{key}: '{target}' is a {type(found).__name__}, not a function")
     return found
 
 
@@ -174,41 +190,10 @@ def _hints(annotated: Any) -> dict[str, Any]:
         return {}
 
 
-def _converted(node: str, key: str, value: object, hint: object) -> object:
-    """What the constructor is given: a mapping as the dataclass and a `module.name` as the function that it asks for;
-    anything else as it is, if it fits.
-
-    Raises:
-        GraphError: it does not.
-    """
-    if _takes_function(hint) and isinstance(value, str):
-        return _function(node, key, value)
-    wanted = dataclass_in(hint)
-    if wanted is None or not isinstance(value, dict):
-        if not fits(value, hint):
-            raise GraphError(node, f"{key} is {value!r}, and must be {in_words(hint)}{unquoted(value, hint)}")
-        return value
-    names = [f.name for f in dataclasses.fields(wanted)]
-    unknown = [k for k in value if k not in names]
-    if unknown:
-        hint = did_you_mean(unknown[0], names) or f"; its keys are {', '.join(names)}"
-        raise GraphError(node, f"{key} has no key '{unknown[0]}'{hint}")
-    hints = _hints(wanted)
-    return _call(node, key, wanted, {k: _converted(node, f"{key}.{k}", v, hints.get(k)) for k, v in value.items()})
-
-
-def dataclass_in(hint: object) -> type[Any] | None:
-    """The dataclass that an annotation (`X` or `X | None`) asks for, if it does."""
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    return next((o for o in options if isinstance(o, type) and dataclasses.is_dataclass(o)), None)
-
-
-def _call(node: str, what: str, factory: Callable[..., object], arguments: Mapping[str, Any]) -> object:
+def _call(what: str, factory: Callable[..., object], arguments: Mapping[str, Any]) -> object:
     try:
         return factory(**arguments)
-    except GraphError:
+    except ConfigError:
         raise
-    except ConfigError as error:
-        raise type(error)(f"node '{node}': {error}") from error
     except Exception as error:  # a constructor does nothing but take its arguments: they are what is wrong
-        raise GraphError(node, f"{what} refuses its arguments: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"{what} refuses its arguments: {type(error).__name__}: {error}") from error

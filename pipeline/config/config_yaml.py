@@ -11,22 +11,20 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any
 
 import yaml
 
 from pipeline.api.errors import ConfigError
-from pipeline.config.build import dataclass_in
+from pipeline.config.build import converted
 from pipeline.config.fingerprint import differences, flat
-from pipeline.settings import GROUPS, HookSettings, JobSettings, NodeSettings, TargetSettings
+from pipeline.settings import GROUPS, HookSettings, JobSettings, NodeSettings
 from pipeline.system.redaction import for_keeping, shown_url
 
-T = TypeVar("T")
 
-
-def dumped(settings: JobSettings) -> str:
-    """The text of config.yaml, without credentials and what may be secret in `on_finish`: who runs from it has them in
-    the environment."""
+def to_yaml(settings: JobSettings) -> str:
+    """Return the text of config.yaml, without credentials and secrets of `on_finish`: who runs from it has them in the
+    environment."""
     values = asdict(settings)
     told = settings.on_finish
     values["on_finish"] = {
@@ -38,7 +36,7 @@ def dumped(settings: JobSettings) -> str:
 
 
 def changes(before: str | None, now: str) -> list[str]:
-    """`key: old -> new` for each key of config.yaml that differs from the attempt before; nothing for the first one."""
+    """Return `key: old -> new` for each key of config.yaml that differs from the attempt before, if there was one."""
     old, new = (dict(flat("", yaml.safe_load(text) or {})) for text in (before or now, now))
     keys = {key for key in {**old, **new} if old.get(key) != new.get(key)}
     # A group that a node is given stands under the node too.
@@ -47,12 +45,12 @@ def changes(before: str | None, now: str) -> list[str]:
 
 
 def origin() -> dict[str, Any]:
-    """Where this process was started and what it can import: relative paths and operators of a user's own."""
+    """Return what relative paths and imports of a user's operators depend on: the current directory and sys.path."""
     return {"directory": str(Path.cwd()), "modules": [str(Path(p).absolute()) for p in sys.path]}
 
 
 @contextlib.contextmanager
-def as_started(origin: Mapping[str, Any]) -> Iterator[None]:
+def in_original_environment(origin: Mapping[str, Any]) -> Iterator[None]:
     """Inside the block, paths and imports mean what they did for the run with this `origin`, if it is still there."""
     directory = origin.get("directory")
     modules = [path for path in origin.get("modules", []) if path not in sys.path and Path(path).exists()]
@@ -66,7 +64,7 @@ def as_started(origin: Mapping[str, Any]) -> Iterator[None]:
 
 
 def settings_from(text: str, directory: Path, schemas: Mapping[str, Mapping[str, type[Any]]]) -> JobSettings:
-    """The job that `text` (of config.yaml) describes, for its results in `directory`.
+    """Return the job that `text` (of config.yaml) describes, for its results in `directory`.
 
     Args:
         schemas: the dataclasses of each config group, by name.
@@ -78,14 +76,14 @@ def settings_from(text: str, directory: Path, schemas: Mapping[str, Mapping[str,
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"it is not YAML: {error}") from error
-    if not isinstance(values, dict) or "nodes" not in values:
+    if not isinstance(values, dict) or not isinstance(values.get("nodes"), dict):
         raise ConfigError("it does not describe a job")
-    groups = {g: _filled(_schema(schemas[g], values[g]), values[g]) for g in GROUPS if isinstance(values.get(g), dict)}
+    raw = {group: values[group] for group in GROUPS if isinstance(values.get(group), dict)}
+    groups = {group: converted(group, given, _schema(schemas[group], given)) for group, given in raw.items()}
     # Where a node is given a group, it was that very object, and so it stands under the group's key in the fingerprint.
-    known = [pair for g, whole in groups.items() for pair in _pairs(values[g], whole)]
-    nodes = {name: _node(node, known) for name, node in values["nodes"].items()}
-    target = _made(TargetSettings, values.get("target") or {})
-    settings = _made(JobSettings, {**values, **groups, "nodes": nodes, "target": target})
+    known = [pair for group, given in raw.items() for pair in _pairs(given, groups[group])]
+    nodes = {name: _node(name, node, known) for name, node in values["nodes"].items()}
+    settings: JobSettings = converted("job", {**values, **groups, "nodes": nodes}, JobSettings)
     # Who mends a run is there to see how it ends, and of `on_finish` not all is in config.yaml.
     return replace(
         settings, on_finish=HookSettings(), output_dir=str(directory), overwrite=False, dry_run=False, show=None
@@ -93,20 +91,13 @@ def settings_from(text: str, directory: Path, schemas: Mapping[str, Mapping[str,
 
 
 def _schema(options: Mapping[str, type[Any]], values: Mapping[str, Any]) -> type[Any]:
-    """Of the dataclasses of a group the one that has these keys: config.yaml has all of them. Else the first."""
+    """Return the dataclass of a group that has these keys: config.yaml has all of them. Else the first."""
     of_these_keys = [cls for cls in options.values() if {f.name for f in fields(cls)} == values.keys()]
     return (of_these_keys or list(options.values()))[0]
 
 
-def _node(values: Any, known: list[tuple[dict[str, Any], object]]) -> NodeSettings:
-    if not isinstance(values, dict) or not isinstance(values.get("op"), dict):
-        raise ConfigError("a node has no op")
-    op = {key: next((whole for raw, whole in known if raw == value), value) for key, value in values["op"].items()}
-    return _made(NodeSettings, {**values, "op": op})
-
-
 def _pairs(raw: dict[str, Any], whole: object) -> Iterator[tuple[dict[str, Any], object]]:
-    """`raw` with the dataclass that was made of it, and the same for the dataclasses inside."""
+    """Yield `raw` with the dataclass that was made of it, and the same for the dataclasses inside."""
     yield raw, whole
     for key, value in raw.items():
         inner = getattr(whole, key)
@@ -114,18 +105,9 @@ def _pairs(raw: dict[str, Any], whole: object) -> Iterator[tuple[dict[str, Any],
             yield from _pairs(value, inner)
 
 
-def _filled(wanted: type[T], values: Mapping[str, Any]) -> T:
-    """`values` as the dataclass `wanted`, all the way down."""
-    hints = get_type_hints(wanted)
-    inner = {key: dataclass_in(hints.get(key)) for key in values}
-    return _made(
-        wanted,
-        {k: _filled(cls, v) if isinstance(v, dict) and (cls := inner[k]) is not None else v for k, v in values.items()},
-    )
-
-
-def _made(wanted: type[T], values: Mapping[str, Any]) -> T:
-    known = {field.name for field in fields(wanted)}  # type: ignore[arg-type]  # only dataclasses come here
-    if unknown := sorted(values.keys() - known):
-        raise ConfigError(f"it has the key '{unknown[0]}', which this version does not know")
-    return wanted(**values)
+def _node(name: str, values: Any, known: list[tuple[dict[str, Any], object]]) -> NodeSettings:
+    if not isinstance(values, dict) or not isinstance(values.get("op"), dict):
+        raise ConfigError(f"the node '{name}' has no op")
+    op = {key: next((whole for raw, whole in known if raw == value), value) for key, value in values["op"].items()}
+    node: NodeSettings = converted(name, {**values, "op": op}, NodeSettings)
+    return node

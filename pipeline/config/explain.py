@@ -4,28 +4,78 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import MissingConfigException, OverrideParseException
 from yaml import MarkedYAMLError
 
+from pipeline.api.errors import ConfigError, did_you_mean
 from pipeline.config.annotations import quoted
+from pipeline.config.keys import SCHEMA, schemas, unknown_key
+from pipeline.settings import GROUPS, NodeSettings
+from pipeline.system.redaction import STORAGE_OPTIONS
 
-_KINDS = {"Integer": "a whole number", "Float": "a number", "bool": "true or false"}
+PARSER = OverridesParser.create()
 NO_TEXT = "no text:"
-"""How an error of OmegaConf begins that `pipeline.config.compose` raises."""
+"""Beginning of an error of OmegaConf that `pipeline.config.compose` raises."""
+job_files: dict[str, Path] = {}
+"""Paths of the jobs that Hydra knows, by the names that they have in its errors."""
+_KINDS = {"Integer": "a whole number", "Float": "a number", "bool": "true or false"}
 _YAML_REMEDIES = (
     ("cannot start any token", "YAML is indented with spaces, and a value does not begin with a tab, @, ` or %"),
     ("unhashable key", "a text that begins with { needs quotes, or `|` before it and the text on the next lines"),
     ("mapping values are not allowed", "a text with a colon and a space in it needs quotes"),
 )
+_NOISE = re.compile(r"\s+(full_key|object_type|reference_type)|To append|See http|Error merging|In '.*:$")
 
 
-def unreadable_argument(argument: str, value_of: Callable[[str], object]) -> str:
-    """Why an argument is no setting, for one that Hydra cannot read.
+def explained(error: BaseException) -> ConfigError:
+    """Return what is wrong and what to write instead, for an error of `pipeline.config.compose.COMPOSITION_ERRORS`."""
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
+        return ConfigError(_unknown_option(error.missing_cfg_file, error.options))
+    if isinstance(error, OverrideParseException):
+        shown = str(error.override) if STORAGE_OPTIONS not in str(error.override) else f"data.{STORAGE_OPTIONS}=..."
+        return ConfigError(_unreadable_argument(shown))
+    text = "\n".join(str(e) for e in _chain(error))
+    key = re.search(r"full_key: (\S+)", text)
+    where = re.match(r"In '([^']+)'", text)
+    place = f" (in {job_files.get(where[1], where[1])})" if where and where[1] != "config" else ""
+    if key and re.search(r"^Key '.*' (is )?not in", text, re.MULTILINE):
+        return ConfigError(unknown_key(key[1]) + place)
+    if key and f"not a subclass of {NodeSettings.__name__}" in text:
+        return ConfigError(unknown_key(f"nodes.{key[1]}"))
+    if missing := re.search(r"missing mandatory value: (\S+)", text, re.IGNORECASE):
+        name = key[1] if key and key[1].endswith(missing[1]) else missing[1]
+        return ConfigError(f"{name} has no value; write {name}=... on the command line or in the job file")
+    if bare := re.search(r"Could not override '(?:job/)?(\w+)(?:@\S*)?'\. No match in the defaults list", text):
+        groups = (*GROUPS, "flow")
+        near = did_you_mean(bare[1], groups, "/") if bare[1] not in groups else ""
+        written = bare[1] if bare[1] in groups else "GROUP"
+        return ConfigError(f"in a job's defaults write `- override /{written}: OPTION`{near}{place}")
+    if several := re.search(r"Ambiguous value for argument '(.*)'", text):
+        return ConfigError(_ambiguous_argument(several[1]))
+    if twice := re.search(r"Multiple values for (\S+)\. To override a value use 'override \S+: (.+)'", text):
+        return ConfigError(f"in a job's defaults write `- override /{twice[1]}: {twice[2]}`")
+    says = [line for line in text.splitlines() if line and not _NOISE.match(line)]
+    about = key[1] if key else _group_of(text)
+    if about and says and (wants := _wrong_value(about, says[-1])):
+        return ConfigError(wants + place)
+    return ConfigError(f"{key[1]}: {says[-1]}{place}" if key and says else "\n".join(says) or type(error).__name__)
 
-    Args:
-        value_of: what Hydra reads in an argument; raises an exception where it cannot.
-    """
+
+def unreadable_yaml(error: Exception) -> str:
+    """Return in one line where and why a file is not YAML."""
+    if not isinstance(error, MarkedYAMLError) or error.problem is None or error.problem_mark is None:
+        return str(error)
+    mark = error.problem_mark
+    remedy = next((f"; {remedy}" for words, remedy in _YAML_REMEDIES if words in error.problem), "")
+    return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}{remedy}"
+
+
+def _unreadable_argument(argument: str) -> str:
+    """Return why an argument that Hydra cannot read is no setting."""
     key, given, value = argument.partition("=")
     if not given or not key:
         return (
@@ -37,7 +87,7 @@ def unreadable_argument(argument: str, value_of: Callable[[str], object]) -> str
         return told + f"a list is put in quotes as a whole: '{key}=[one, two]'"
     quoted = f'{key}="{value}"'
     try:
-        same = '"' not in value and value_of(quoted) == value
+        same = '"' not in value and PARSER.parse_override(quoted).value() == value
     except Exception:  # whatever Hydra's parser raises: what it cannot read is no remedy
         same = False
     if same:
@@ -45,24 +95,15 @@ def unreadable_argument(argument: str, value_of: Callable[[str], object]) -> str
     return told + f"put quotes around special characters, and a \\ before quotes inside: '{key}=\"...\"'"
 
 
-def ambiguous_argument(argument: str) -> str:
-    """What an argument with commas may mean, without -m."""
+def _ambiguous_argument(argument: str) -> str:
+    """Return what an argument with commas may mean, without -m."""
     key, _, value = argument.partition("=")
     text = shlex.quote(f'{key}="{value}"')
     return f"'{argument}' is ambiguous; for one text write {text}, for a list '{key}=[{value}]', for a sweep -m"
 
 
-def unreadable_yaml(error: Exception) -> str:
-    """Where and why a file is no YAML, in one line."""
-    if not isinstance(error, MarkedYAMLError) or error.problem is None or error.problem_mark is None:
-        return str(error)
-    mark = error.problem_mark
-    remedy = next((f"; {remedy}" for words, remedy in _YAML_REMEDIES if words in error.problem), "")
-    return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}{remedy}"
-
-
-def wrong_value(key: str, says: str) -> str | None:
-    """What a setting wants, for OmegaConf's words on a value of the wrong type; None for other words."""
+def _wrong_value(key: str, says: str) -> str | None:
+    """Return what a setting wants, for OmegaConf's words on a value of the wrong type; None for other words."""
     if "is not a ListConfig, list or tuple" in says:
         return f"{key} takes a list; write {key}=[...]"
     if "is not a subclass of" in says:
@@ -77,3 +118,28 @@ def wrong_value(key: str, says: str) -> str | None:
     if converted and converted[2] in _KINDS:
         return f"{key}={converted[1]} cannot work: it takes {_KINDS[converted[2]]}"
     return None
+
+
+def _unknown_option(file: str, options: Sequence[str]) -> str:
+    group, _, option = file.rpartition("/")
+    if group.startswith("job/"):  # what is named without a slash is looked for below the file that names it
+        return f"there is no {group}={option}; in a job's defaults write `- override /{group[4:]}: {option}`"
+    names = [o for o in options if not o.endswith(SCHEMA)]
+    return (
+        f"there is no {group}={option}; {group} is one of {', '.join(names)}{did_you_mean(option, names, group + '=')}"
+    )
+
+
+def _group_of(text: str) -> str | None:
+    """Return the group of settings whose dataclass is named in OmegaConf's words on a value that cannot become one."""
+    named = re.search(r"not a subclass of (\w+)", text)
+    for group, options in schemas().items():
+        if named and any(cls.__name__ == named[1] for cls in options.values()):
+            return group
+    return None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__

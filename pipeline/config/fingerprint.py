@@ -1,4 +1,4 @@
-"""What decides the bytes of data/: a flat mapping of keys to values, compared when a run is resumed.
+"""The fingerprint of a job: all that decides the bytes of data/, as a flat mapping, compared when a run is resumed.
 
 A setting counts when an operator is given it. Where something lies does not count, only what it holds: fields called
 `path` are left out, and an operator that reads a file says what is in it through its own `fingerprint()`. Fields whose
@@ -30,7 +30,7 @@ class Fingerprinted(Protocol):
 
 
 def fingerprint_of(settings: JobSettings, graph: Graph) -> dict[str, Any]:
-    """The fingerprint of a job.
+    """Return the fingerprint of a job.
 
     A whole group that a node is given stands under the key that users type (`sampling.temperature`), everything else
     under the node (`nodes.render.op.template`).
@@ -60,7 +60,7 @@ def fingerprint_of(settings: JobSettings, graph: Graph) -> dict[str, Any]:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """`key: old -> new` for every key that differs."""
+    """Return `key: old -> new` for every key that differs."""
     keys = sorted(k for k in {**before, **now} if before.get(k, ABSENT) != now.get(k, ABSENT))
     return [_difference(k, before.get(k, ABSENT), now.get(k, ABSENT)) for k in keys]
 
@@ -73,7 +73,7 @@ def _difference(key: str, before: object, now: object) -> str:
 
 
 def flat(key: str, value: object) -> Iterator[tuple[str, Any]]:
-    """`value` by dotted keys that begin with `key`, down to plain values, without what is in no fingerprint."""
+    """Yield the plain values inside `value` by dotted keys that begin with `key`, except those in no fingerprint."""
     if key.rpartition(".")[2] == STORAGE_OPTIONS:
         return
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -88,7 +88,7 @@ def flat(key: str, value: object) -> Iterator[tuple[str, Any]]:
 
 
 def _plain(value: object) -> Any:
-    """`value` as it comes back from JSON, so that a stored fingerprint compares equal to a new one."""
+    """Return `value` as it comes back from JSON, so that a stored fingerprint compares equal to a new one."""
     return json.loads(json.dumps(value, default=str))
 
 

@@ -1,4 +1,4 @@
-"""Where jobs are found: jobs/NAME.yaml here, DIR/job/NAME.yaml with --config-dir DIR, or any file by its path."""
+"""Finds jobs: jobs/NAME.yaml here, DIR/job/NAME.yaml with --config-dir DIR, or any file by its path."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class JobFile:
 
     @property
     def about(self) -> str:
-        """The first comment line of the file, as far as its first sentence goes."""
+        """The first sentence of the first comment line of the file."""
         for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
             text = line.removeprefix("#").strip()
             if line.startswith("#") and text and not text.startswith("@package"):
@@ -37,7 +37,7 @@ class JobFile:
 
 
 def list_jobs(config_dirs: Sequence[Path] = ()) -> list[JobFile]:
-    """All jobs that can be named, sorted; a user's own come before ours of the same name."""
+    """Return all jobs that can be named, sorted; a user's own come before ours of the same name."""
     found: dict[str, JobFile] = {}
     for folder in (*(d / "job" for d in config_dirs), JOBS):
         for path in sorted(folder.glob("*.yaml")):
@@ -47,7 +47,7 @@ def list_jobs(config_dirs: Sequence[Path] = ()) -> list[JobFile]:
 
 
 def find_job(name: str, config_dirs: Sequence[Path] = ()) -> JobFile:
-    """The job called `name`, or the file at `name` if that is a path.
+    """Return the job called `name`, or the file at `name` if that is a path.
 
     Raises:
         ConfigError: there is none; the message lists the jobs and the closest name.
@@ -63,7 +63,7 @@ def find_job(name: str, config_dirs: Sequence[Path] = ()) -> JobFile:
 
 
 def jobs_table(config_dirs: Sequence[Path] = ()) -> str:
-    """The jobs, a line each."""
+    """Return a line for each job."""
     jobs = list_jobs(config_dirs)
     width = max((len(job.name) for job in jobs), default=0)
     lines = [f"  {job.name:{width}}  {job.about}" for job in jobs]

@@ -17,7 +17,7 @@ from pipeline import OURS
 
 
 def code_of(module: str) -> dict[str, str]:
-    """SHA-256 of the source of `module`, which is imported, and of the modules beside it that it imports, by name.
+    """Return by name the SHA-256 of the source of `module`, which is loaded, and of modules beside it that it imports.
 
     Empty for modules of this project and for those that have no source in Python.
     """
@@ -39,7 +39,7 @@ def code_of(module: str) -> dict[str, str]:
 
 
 def _root(module: str, file: Path) -> Path:
-    """The directory from which `module` is imported."""
+    """Return the directory from which `module` is imported."""
     depth = module.count(".") + (file.name == "__init__.py")
     return file.absolute().parents[depth]
 
@@ -49,7 +49,7 @@ def _is_installed(root: Path) -> bool:
 
 
 def _imports(tree: ast.AST, module: str, *, is_package: bool) -> Iterator[str]:
-    """Dotted names that `module` imports; `from a import b` as a.b, which may be a module."""
+    """Yield dotted names that `module` imports; `from a import b` as a.b, which may be a module."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -61,7 +61,7 @@ def _imports(tree: ast.AST, module: str, *, is_package: bool) -> Iterator[str]:
 
 
 def _files(root: Path, dotted: str, only: str | None) -> Iterator[tuple[str, Path]]:
-    """The modules below `root` that importing `dotted` runs: its packages, and itself."""
+    """Yield the modules below `root` that importing `dotted` runs: its packages, and itself."""
     parts = dotted.split(".")
     if parts[0] in OURS or only not in (None, parts[0]):
         return

@@ -10,11 +10,12 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
+import jinja2
 import yaml
 
 from pipeline.config.fingerprint import flat
@@ -26,8 +27,11 @@ from pipeline.system.atomic_files import write_atomically
 from pipeline.system.disk_errors import writing
 from pipeline.system.failpoints import Failpoint, reached
 
-SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
-LARGER = ((10_000_000, "1M<n<10M"), (100_000_000, "10M<n<100M"), (1_000_000_000, "100M<n<1B"))
+SIZES = {
+    **{"n<1K": 10**3, "1K<n<10K": 10**4, "10K<n<100K": 10**5, "100K<n<1M": 10**6},
+    **{"1M<n<10M": 10**7, "10M<n<100M": 10**8, "100M<n<1B": 10**9},
+}
+"""The Hub's words for a number of rows below that."""
 SHOWN = ("temperature", "max_tokens")
 """Sampling settings that are named even where they are what they are by default."""
 _FEATURES = {"float": "float32", "double": "float64", "halffloat": "float16"} | {
@@ -76,7 +80,7 @@ def remove_card(directory: Path) -> None:
 
 
 def card(settings: JobSettings, state: RunState, license: str | None, text: str | None) -> str:
-    """The card, without its last line.
+    """Return the card, without its last line.
 
     Args:
         settings, state: of the finished run.
@@ -84,35 +88,28 @@ def card(settings: JobSettings, state: RunState, license: str | None, text: str 
         text: what the user says about the data.
     """
     found = manifest(state, RunStatus.DONE)
+    keys = found["fingerprint"]["keys"]
     folders = _folders(found)
-    rows = next(iter(folders.values())).rows if folders else 0
-    front: dict[str, Any] = {} if license is None else {"license": license}
-    generated = _generates(found["fingerprint"]["keys"])
-    front |= {"pretty_name": found["job"], "size_categories": [_size(rows)]}
-    front |= {"tags": ["synthetic"]} if generated else {}
-    # A dataset is read by one reader: folders of another format than the first are described and not listed.
-    listed = [folder for folder in folders.values() if folder.suffix == next(iter(folders.values())).suffix]
-    front["configs"] = [
-        {"config_name": folder.config, "data_files": [{"split": "train", "path": f"{folder.path}/*.{folder.suffix}"}]}
-        for folder in listed
-    ]
-    info = [
-        {"config_name": folder.config, "features": features}
-        for folder in listed
-        if (features := _features(folder.columns))
-    ]
-    front |= {"dataset_info": info} if info else {}
-    parts = [
-        f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---",
-        f"# {found['job']}",
-        *([text.strip()] if text else []),
-        f"{rows:,} rows{' of text that a language model has generated' if generated else ''}, made by the job"
-        f" `{found['job']}` of llama-batch-pipeline, with llama.cpp.",
-        *_columns(folders.values()),
-        *_counts(found, folders.values()),
-        *_making(settings, found["fingerprint"]),
-    ]
-    return "\n\n".join(parts) + "\n\n"
+    rows = folders[0].rows if folders else 0
+    # A fingerprint has the keys of a group only where a node takes it.
+    generated = any(key.startswith("sampling.") or ".op.sampling." in key for key in keys)
+    usual = dict(flat("sampling", type(settings.sampling)()))
+    chosen = {
+        key: _private(value)
+        for key, value in keys.items()
+        if not ("sampling." in key and usual.get(key[key.rindex("sampling.") :], ...) == value)
+    }
+    return _template().render(
+        front=yaml.safe_dump(_front(found["job"], license, generated, folders), sort_keys=False, allow_unicode=True),
+        manifest=found,
+        command=f"python -m pipeline job={settings.name}",
+        text=text,
+        rows=rows,
+        generated=generated,
+        folders=folders,
+        facts=list(_facts(settings, chosen, generated)),
+        keys=yaml.safe_dump(chosen, allow_unicode=True, sort_keys=True),
+    )
 
 
 @dataclass
@@ -130,84 +127,63 @@ class _Folder:
         return "default" if self.path == DATA else self.path.removeprefix(f"{DATA}/").replace("/", "_")
 
 
-def _folders(found: Mapping[str, Any]) -> dict[str, _Folder]:
-    """The folders of the sinks, data/ itself first."""
+def _folders(found: Mapping[str, Any]) -> list[_Folder]:
+    """Return the folders of the sinks, data/ itself first."""
     folders: dict[str, _Folder] = {}
     for shard in sorted(found["shards"], key=lambda shard: (shard["path"].count("/"), shard["path"])):
         path, name = PurePath(shard["path"]).parent.as_posix(), PurePath(shard["path"]).name
         if path.split("/")[0] == DATA:
             columns = found["schema"].get(path, {})
             folders.setdefault(path, _Folder(path, name.partition(".")[2], columns)).rows += shard["rows"]
-    return folders
+    return list(folders.values())
 
 
-def _features(columns: Mapping[str, str]) -> list[dict[str, str]]:
-    """The columns as the Hub's metadata has them; none where a type has no plain word: readers find it in the files."""
-    if not all(kind in _FEATURES for kind in columns.values()):
-        return []
-    return [{"name": name, "dtype": _FEATURES[kind]} for name, kind in columns.items()]
-
-
-def _columns(folders: Iterable[_Folder]) -> Iterator[str]:
-    for folder in folders:
-        yield f"## Columns of {folder.path}/"
-        yield _table(("column", "type"), [(f"`{name}`", f"`{kind}`") for name, kind in folder.columns.items()])
-
-
-def _counts(found: Mapping[str, Any], folders: Iterable[_Folder]) -> Iterator[str]:
-    counts = found["counts"]
-    yield "## Rows"
-    lines = [
-        ("prompts read", counts["source_rows"]),
-        *((f"rows in {folder.path}/", folder.rows) for folder in folders),
-        ("rejected: something was wrong with them", counts["error_rejects"]),
-        ("rejected: filtered out", counts["filtered_rejects"]),
-    ]
-    yield _table(("", "rows"), [(what, f"{rows:,}") for what, rows in lines])
-    if found["rejects"]:
-        reasons = [(r["node"], r["kind"], r["reason"], f"{r['rows']:,}") for r in found["rejects"]]
-        yield _table(("rejected at", "kind", "reason", "rows"), reasons)
-
-
-def _making(settings: JobSettings, fingerprint: Mapping[str, Any]) -> Iterator[str]:
-    usual = _usual(settings.sampling)
-    keys = {
-        key: _private(value)
-        for key, value in fingerprint["keys"].items()
-        if not ("sampling." in key and usual.get(key[key.rindex("sampling.") :], ...) == value)
+def _front(job: str, license: str | None, generated: bool, folders: Sequence[_Folder]) -> dict[str, Any]:
+    """Return the Hub's metadata."""
+    rows = folders[0].rows if folders else 0
+    front: dict[str, Any] = {} if license is None else {"license": license}
+    front |= {
+        "pretty_name": job,
+        "size_categories": [next((name for name, most in SIZES.items() if rows < most), "n>1B")],
     }
+    front |= {"tags": ["synthetic"]} if generated else {}
+    # A dataset is read by one reader: folders of another format than the first are described and not listed.
+    listed = [folder for folder in folders if folder.suffix == folders[0].suffix]
+    front["configs"] = [
+        {"config_name": folder.config, "data_files": [{"split": "train", "path": f"{folder.path}/*.{folder.suffix}"}]}
+        for folder in listed
+    ]
+    # Where a type has no plain word, readers find it in the files.
+    info = [
+        {"config_name": f.config, "features": [{"name": n, "dtype": _FEATURES[kind]} for n, kind in f.columns.items()]}
+        for f in listed
+        if f.columns and all(kind in _FEATURES for kind in f.columns.values())
+    ]
+    return front | ({"dataset_info": info} if info else {})
+
+
+def _facts(settings: JobSettings, keys: Mapping[str, Any], generated: bool) -> Iterator[tuple[str, str]]:
+    """Yield what people ask first of how the data was made."""
     model = settings.model
     repo, path = getattr(model, "repo", None), getattr(model, "path", None)
-    named = f"{repo} ({model.file}, {model.revision})" if repo else PurePath(path).name if path else None
-    template = next((v for k, v in keys.items() if k.endswith(".op.template") and v), None)
-    facts = [("model", f"`{named}`")] if named else []
-    if _generates(fingerprint["keys"]):
-        facts.append(("prompt", f"`{template}`" if template else "the chat template of the model"))
-        facts += [(f"sampling.{name}", f"`{_typed(_private(value))}`") for name, value in _chosen(settings.sampling)]
-    facts.append(("seed", f"`{settings.seed}`"))
-    yield "## How it was made"
-    yield _table(("", ""), facts if settings.model is not None else facts[-1:])
-    yield (
-        f"`python -m pipeline job={settings.name}` with these settings, which decide every byte of the data (sampling"
-        " settings that are what they are by default are left out):"
-    )
-    yield f"```yaml\n{yaml.safe_dump(keys, allow_unicode=True, sort_keys=True)}```"
-    yield f"Fingerprint: `{fingerprint['sha256']}`"
-
-
-def _usual(sampling: Any) -> dict[str, Any]:
-    """The sampling settings by key, at their defaults."""
-    made = is_dataclass(sampling) and not isinstance(sampling, type)
-    return dict(flat("sampling", type(sampling)())) if made else {}
-
-
-def _generates(keys: Mapping[str, Any]) -> bool:
-    """Whether a node of the run sampled: a fingerprint has the keys of a group only where a node takes it."""
-    return any(key.startswith("sampling.") or ".op.sampling." in key for key in keys)
+    if repo:
+        yield "model", f"`{repo} ({model.file}, {model.revision})`"
+    elif path:
+        yield "model", f"`{PurePath(path).name}`"
+    if generated and model is not None:
+        template = next((v for k, v in keys.items() if k.endswith(".op.template") and v), None)
+        yield "prompt", f"`{template}`" if template else "the chat template of the model"
+        for name, value in _chosen(settings.sampling):
+            shown = _private(value)
+            yield (
+                f"sampling.{name}",
+                f"`{shown if isinstance(shown, str) else json.dumps(shown, ensure_ascii=False, default=str)}`",
+            )
+    yield "seed", f"`{settings.seed}`"
 
 
 def _chosen(sampling: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The sampling settings that are asked for first, and those that are not what they are by default."""
+    """Yield the sampling settings that are asked for first, and those that are not what they are by default."""
     if not is_dataclass(sampling) or isinstance(sampling, type):
         return
     plain = type(sampling)()
@@ -218,23 +194,21 @@ def _chosen(sampling: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from inside or [(f"{prefix}{field.name}", value)]
 
 
-def _typed(value: Any) -> str:
-    """As one types it."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
 def _private(value: Any) -> Any:
-    """Of a path on this machine only the name."""
+    """Return of a path on this machine only the name."""
     return PurePath(value).name if isinstance(value, str) and _PATH.fullmatch(value) else value
 
 
-def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    lines = [head, ("---",) * len(head), *rows]
-    return "\n".join("| " + " | ".join(" ".join(c.replace("|", "\\|").split()) for c in line) + " |" for line in lines)
-
-
-def _size(rows: int) -> str:
-    return next((name for below, name in (*SIZES, *LARGER) if rows < below), "n>1B")
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"number": "{:,}".format, "cell": lambda text: " ".join(text.replace("|", "\\|").split())}
+    return environment.get_template("dataset_card.md.jinja")
 
 
 def _there(path: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""Where results are published: a folder behind an fsspec URL. No rename, no lock: only whole files that are put."""
+"""A folder behind an fsspec URL, to which results are published. No rename, no lock: only whole files are put."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pipeline.api.errors import ConfigError, PublishError, install
-from pipeline.system.redaction import usable, without_secrets
+from pipeline.system.redaction import without_redacted, without_secrets
 
 T = TypeVar("T")
 _PERMANENT = (PermissionError, FileNotFoundError, NotADirectoryError, NotImplementedError)
@@ -42,12 +42,12 @@ class Destination:
         """Set it to have a wait between two tries end at once."""
         self._retries = retries
         self._wait_s = wait_s
-        self._options = usable(options)
+        self._options = without_redacted(options)
         self._fs, root = _opened(self.url, self._options, self._shown)
         self._root = root.rstrip("/")
 
     def sizes(self) -> dict[str, int | None]:
-        """Every file there with its size in bytes; None where the file system does not say."""
+        """Return every file there with its size in bytes; None where the file system does not say."""
 
         def listed() -> dict[str, int | None]:
             self._fs.invalidate_cache()
@@ -68,7 +68,7 @@ class Destination:
         self._tried("write", path, lambda: self._fs.pipe_file(self._at(path), text.encode()))
 
     def read(self, path: str) -> bytes:
-        """The bytes of a small file."""
+        """Return the bytes of a small file."""
         return self._tried("read", path, lambda: bytes(self._fs.cat_file(self._at(path))))
 
     def remove(self, path: str) -> None:
@@ -79,7 +79,7 @@ class Destination:
         return f"{self._root}/{path}"
 
     def _tried(self, what: str, path: str, do: Callable[[], T]) -> T:
-        """`do()`, again after a while if it fails. The file systems raise whatever their libraries do."""
+        """Call `do`, again after a while if it fails. The file systems raise whatever their libraries do."""
         place = f"{self.url}/{path}".rstrip("/")
         for attempt in range(self._retries + 1):
             try:
@@ -96,12 +96,12 @@ class Destination:
         raise AssertionError("there is at least one try")
 
     def _shown(self, text: str) -> str:
-        """`text` without what the options keep secret."""
+        """Return `text` without what the options keep secret."""
         return without_secrets(text, self._options)
 
 
 def _opened(url: str, options: Mapping[str, Any], shown: Callable[[str], str]) -> tuple[Any, str]:
-    """The file system of `url` and the path in it."""
+    """Return the file system of `url` and the path in it."""
     try:
         import fsspec
     except ImportError as error:

@@ -1,7 +1,7 @@
-"""Brings the committed files of a run to a URL: while the run goes on, and to the end when it is done.
+"""Uploads the committed files of a run to a URL, while the run goes on and when it is done.
 
-What a reader of the URL may take is what manifest.json there lists. It comes last, when everything that it lists is
-there; until then one is there that lists nothing.
+manifest.json at the URL lists what a reader may take. It is written last, when everything that it lists is there; until
+then one is there that lists nothing.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from typing import Any
 
 from pipeline.api.errors import ConfigError, ExitCode, PublishError
 from pipeline.publish.destination import Destination, Stopped
-from pipeline.run_dir.manifest import as_text, begun, manifest
+from pipeline.run_dir.manifest import as_text, empty_manifest, manifest
 from pipeline.run_dir.names import CARD, MANIFEST, is_part
-from pipeline.run_dir.published import Published
 from pipeline.run_dir.state import RunState, RunStatus
 from pipeline.settings import JobSettings
 from pipeline.system.atomic_files import sha256_of
@@ -28,15 +27,15 @@ from pipeline.system.signals import stopped_by_signals
 from pipeline.system.terminal import say
 
 AT_ONCE = 64
-"""Files that are asked for in one go: what waits for its upload stands in state.sqlite, not in memory."""
+"""Files that are read from state.sqlite at once: the list of what is still to be uploaded is not kept in memory."""
 LEAVE_S = 5.0
-"""How long a run that ends otherwise than done waits for the file that is being uploaded."""
+"""Seconds that a run which is not done waits for the file that is being uploaded."""
 WHAT = "leaving the uploads; the same command uploads the rest. Press Ctrl-C again to leave at once"
 log = logging.getLogger(__name__)
 
 
 def destination_of(settings: JobSettings) -> Destination | None:
-    """The place that `output.publish` names, if it does.
+    """Return the place that `output.publish` names, if it does.
 
     Raises:
         ConfigError: it cannot be used.
@@ -52,7 +51,7 @@ class Publisher:
 
     Args:
         directory: of the run.
-        state: of the run; read only when it is done.
+        state: of the run; remembers what is at the place.
         place: where to.
     """
 
@@ -60,11 +59,10 @@ class Publisher:
         self._directory = directory
         self._state = state
         self._place = place
-        self._published = Published(directory, place.url)
         self._wake = threading.Event()
         self._finishing = self._complete = False
         self.failure: str | None = None
-        """What `finish` found that it could not do."""
+        """Why `finish` could not publish everything."""
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="upload", daemon=True)
 
@@ -74,45 +72,45 @@ class Publisher:
         Raises:
             ConfigError: the place holds files of something else and `overwrite` is not set, or it cannot be written.
         """
-        if self._published.sha256(MANIFEST) is not None and self._is_still_ours():
+        if self._state.published(self._place.url, MANIFEST) is not None and self._is_still_ours():
             return
         try:
             there = self._place.sizes()
             earlier = self._place.read(MANIFEST) if MANIFEST in there else None
             if earlier is not None and not overwrite and _fingerprint(earlier) == _key(self._state):
-                self._published.note(MANIFEST, hashlib.sha256(earlier).hexdigest())
+                self._state.note_published(self._place.url, MANIFEST, hashlib.sha256(earlier).hexdigest())
                 return
             if there and not overwrite:
                 raise ConfigError(
                     f"output.publish={self._place.url} holds other files (for example {min(there)});"
                     " give an empty place, or overwrite=true to replace what a run has put there"
                 )
-            text = as_text(begun(self._state))
+            text = as_text(empty_manifest(self._state))
             self._place.write(MANIFEST, text)
         except PublishError as error:
             raise ConfigError(f"output.publish cannot be used: {error}; nothing has been generated") from None
         reached(Failpoint.DESTINATION_CLAIMED)
-        self._published.note(MANIFEST, hashlib.sha256(text.encode()).hexdigest())
+        self._state.note_published(self._place.url, MANIFEST, hashlib.sha256(text.encode()).hexdigest())
 
     def _is_still_ours(self) -> bool:
-        """False where another run has taken the place since. One that cannot be asked now, or has lost its manifest, is
-        what it was: the uploads will tell."""
+        """Return False where another run has taken the place since. A place that cannot be read now, or has lost its
+        manifest, counts as ours: the uploads will tell."""
         try:
             return bool(_fingerprint(self._place.read(MANIFEST)) == _key(self._state))
         except PublishError:
             return True
 
     def start(self) -> None:
-        """Begin with what is missing, and go on whenever `committed` is called."""
+        """Upload what is missing, now and whenever `committed` is called."""
         self._thread.start()
         self._wake.set()
 
     def committed(self) -> None:
-        """A chunk was committed. Returns at once."""
+        """Note that a chunk was committed. Returns at once."""
         self._wake.set()
 
     def finish(self) -> ExitCode:
-        """The run is done: upload the rest, and the manifest when all is there. Says how it ended.
+        """Upload the rest when the run is done, and the manifest when all is there. Prints how it ended.
 
         Returns:
             DONE, FAILED where something could not be uploaded, INTERRUPTED after a signal.
@@ -129,7 +127,7 @@ class Publisher:
             files = len(self._state.shards())
             say([f"published   {files:,} file{'s' * (files != 1)} at {self._place.url}, listed in its {MANIFEST}"])
             return ExitCode.DONE
-        missing = len(self._published.missing(1_000_000))
+        missing = len(self._state.unpublished(self._place.url, 1_000_000))
         self.failure = (
             f"the run is done and its results are whole in {self._directory}, but {missing} files and the manifest are"
             f" not at {self._place.url}: {self._error}"
@@ -138,17 +136,15 @@ class Publisher:
         return ExitCode.FAILED
 
     def say_unfinished(self) -> None:
-        """Instead of `finish`, where the run is not done: tell what lies at the place."""
-        print(f"published   nothing yet: {MANIFEST} at {self._place.url} lists no file until the run is done")
+        """Print what lies at the place, where the run is not done."""
+        say([f"published   nothing yet: {MANIFEST} at {self._place.url} lists no file until the run is done"])
 
     def stop(self) -> None:
-        """Leave. What is being uploaded may come to its end, for a moment."""
+        """Stop. An upload under way may come to its end within LEAVE_S."""
         self._place.stopped.set()
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join(LEAVE_S)
-        if not self._thread.is_alive():
-            self._published.close()
 
     def _run(self) -> None:
         while not self._place.stopped.is_set():
@@ -173,7 +169,7 @@ class Publisher:
                 return
 
     def _upload_missing(self) -> None:
-        while missing := self._published.missing(AT_ONCE):
+        while missing := self._state.unpublished(self._place.url, AT_ONCE):
             for shard in missing:
                 if self._place.stopped.is_set():
                     raise Stopped
@@ -183,29 +179,29 @@ class Publisher:
         self._place.put(self._directory / path, path)
         log.debug("uploaded %s", path)
         reached(Failpoint.FILE_UPLOADED)
-        self._published.note(path, sha256)
+        self._state.note_published(self._place.url, path, sha256)
 
     def _complete_place(self) -> None:
-        """All that is committed is noted as uploaded: look whether it is there, and let the manifest say so."""
+        """Check that all that is noted as uploaded is there, upload again what is not, and list it in the manifest."""
         shards = {shard.path: shard for shard in self._state.shards()}
         there = self._place.sizes()
         lost = [p for p, shard in shards.items() if there.get(p, -1) not in (shard.size_bytes, None)]
         if lost:
             log.warning("%d files are not at %s as they were uploaded; they are again", len(lost), self._place.url)
-            self._published.forget(lost)
+            self._state.forget_published(lost, self._place.url)
             self._upload_missing()
         for path in sorted(path for path in there if is_part(path) and path not in shards):
             log.debug("removing %s: it is of an earlier run", path)
             self._place.remove(path)
         card = self._directory / CARD
-        if card.exists() and (CARD not in there or self._published.sha256(CARD) != sha256_of(card)):
+        if card.exists() and (CARD not in there or self._state.published(self._place.url, CARD) != sha256_of(card)):
             self._put(CARD, sha256_of(card))
         text = as_text(manifest(self._state, RunStatus.DONE))
         sha256 = hashlib.sha256(text.encode()).hexdigest()
-        if MANIFEST not in there or self._published.sha256(MANIFEST) != sha256:
+        if MANIFEST not in there or self._state.published(self._place.url, MANIFEST) != sha256:
             self._place.write(MANIFEST, text)
             reached(Failpoint.MANIFEST_UPLOADED)
-            self._published.note(MANIFEST, sha256)
+            self._state.note_published(self._place.url, MANIFEST, sha256)
 
 
 @contextmanager
@@ -226,12 +222,12 @@ def publishing(
 
 
 def _key(state: RunState) -> Any:
-    """What a manifest of this run says of its fingerprint."""
-    return begun(state)["fingerprint"]["sha256"]
+    """Return what a manifest of this run says of its fingerprint."""
+    return empty_manifest(state)["fingerprint"]["sha256"]
 
 
 def _fingerprint(text: bytes) -> Any:
-    """What the manifest `text` says of the fingerprint; None for none."""
+    """Return what the manifest `text` says of its fingerprint; None for none."""
     try:
         return json.loads(text)["fingerprint"]["sha256"]
     except (ValueError, KeyError, TypeError):

@@ -16,7 +16,7 @@ from pipeline.api.errors import ExitCode, GraphError, Interrupted, PipelineError
 from pipeline.api.protocols import Accumulating, Stateful
 from pipeline.api.records import ChunkEnd, Shard
 from pipeline.config.build import Job
-from pipeline.config.config_yaml import changes, dumped, origin
+from pipeline.config.config_yaml import changes, origin, to_yaml
 from pipeline.dataflow.executor import Executor, ExecutorSettings
 from pipeline.dataflow.reject_writer import RejectTally, RejectWriter
 from pipeline.dataflow.row_counts import AccountingError
@@ -34,7 +34,7 @@ from pipeline.run_dir.metrics_table import MetricsTable
 from pipeline.run_dir.names import CONFIG, DATA, REJECTS, remove_parts
 from pipeline.run_dir.state import RejectCounts, RunState, RunStatus, ShardRecord
 from pipeline.settings import FULL
-from pipeline.system.atomic_files import publish, write_atomically
+from pipeline.system.atomic_files import rename_shards, write_atomically
 from pipeline.system.failpoints import Failpoint, reached
 from pipeline.system.machine import RUN_SCHEMA
 from pipeline.system.signals import stopped_by_signals
@@ -202,7 +202,7 @@ class Attempt:
         # a file stays until it is made again.
         self._clear(temporary_only=self._state.salvaged)
         remove_concluded(self._graph, self._directory)
-        text = dumped(self._settings)
+        text = to_yaml(self._settings)
         changed = "; ".join(changes(self._state.config, text))
         log.info("attempt %d begins%s", self._context.attempt, changed and f", {changed}", extra=FILE_ONLY)
         self._state.note_config(text, origin())
@@ -217,7 +217,7 @@ class Attempt:
 
     def _commit(self, end: ChunkEnd, shards: Sequence[Shard]) -> None:
         """Give the files of a chunk their names, then record it. In this order: what is recorded is there."""
-        publish(list(shards))
+        rename_shards(list(shards))
         records = [
             ShardRecord(s.path.relative_to(self._directory).as_posix(), s.chunk, s.rows, s.size_bytes, s.sha256)
             for s in shards

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import os
 import signal
 import subprocess
-import sys
 import tempfile
+import threading
+import urllib.error
+import urllib.parse
+import urllib.request
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from pipeline.monitor.summary import Outcome
 from pipeline.settings import HookSettings
@@ -19,13 +22,12 @@ from pipeline.system.redaction import shown_url
 
 SAID = 2000
 """Characters of a command's output that go into run.log."""
-WEBHOOK = Path(__file__).with_name("post_webhook.py")
-URL_VARIABLE = "PIPELINE_WEBHOOK_URL"
+_IN_ENVIRONMENT = ("job", "state", "exit_code", "directory", "run_id", "attempt")
 log = logging.getLogger(__name__)
 
 
 def summary_of(outcome: Outcome) -> dict[str, Any]:
-    """What is told: plain values, counts of the whole run but for tokens and wall_s."""
+    """Return what is told: plain values, counts of the whole run except for tokens and wall_s."""
     error = outcome.error
     rejects = [
         {"node": node, "kind": kind, "reason": reason, "rows": rows}
@@ -49,60 +51,88 @@ def summary_of(outcome: Outcome) -> dict[str, Any]:
 
 
 def tell(settings: HookSettings, outcome: Outcome) -> None:
-    """Run the command and call the URL, one after the other. What goes wrong with them is a warning."""
+    """Run the command, then call the URL. What goes wrong with them is a warning."""
     summary = summary_of(outcome)
-    environment = {**os.environ, **{f"PIPELINE_{key.upper()}": str(summary[key]) for key in _IN_ENVIRONMENT}}
-    calls = []
+    body = (json.dumps(summary, ensure_ascii=False) + "\n").encode()  # appended to a file, JSON lines
     if settings.command:
-        calls.append((f"command {settings.command[0]}", settings.command, environment))
+        environment = {**os.environ, **{f"PIPELINE_{key.upper()}": str(summary[key]) for key in _IN_ENVIRONMENT}}
+        _warn(f"command {settings.command[0]}", _run(settings.command, body, environment, settings.timeout_s))
     if settings.url is not None:
-        # In a process of its own, since nothing else bounds the time that a name server or a slow answer takes. The URL
-        # is not among its arguments, where everybody could see it.
-        caller = [sys.executable, "-I", str(WEBHOOK)]
-        calls.append((f"url {shown_url(settings.url)}", caller, {**environment, URL_VARIABLE: settings.url}))
-    for what, command, variables in calls:
-        try:
-            fault = _run(what, command, summary, variables, settings.timeout_s)
-        except (OSError, ValueError) as error:
-            fault = f"it cannot be run: {getattr(error, 'strerror', None) or error}"
-        if fault:
-            log.warning("on_finish %s: %s. The results are not affected", what, fault)
+        _warn(f"url {shown_url(settings.url)}", _post(settings.url, body, settings.timeout_s))
 
 
-_IN_ENVIRONMENT = ("job", "state", "exit_code", "directory", "run_id", "attempt")
+def _warn(what: str, fault: str) -> None:
+    if fault:
+        log.warning("on_finish %s: %s. The results are not affected", what, fault)
 
 
-def _run(
-    what: str, command: Sequence[str], summary: Mapping[str, Any], environment: Mapping[str, str], timeout_s: float
-) -> str:
-    """Run one command with the summary on its standard input. Returns what went wrong, or nothing."""
+def _run(command: Sequence[str], body: bytes, environment: Mapping[str, str], timeout_s: float) -> str:
+    """Run `command` with `body` on its standard input. Returns what went wrong, or nothing."""
     # Files, not pipes: a process that the command leaves behind may hold its output open for ever.
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
-        given.write((json.dumps(summary, ensure_ascii=False) + "\n").encode())  # appended to a file, JSON lines
+        given.write(body)
         given.seek(0)
-        process = subprocess.Popen(
-            list(command),
-            stdin=given,
-            stdout=said,
-            stderr=subprocess.STDOUT,
-            env=dict(environment),
-            start_new_session=True,  # a Ctrl-C is for the run, and the whole group can be ended
-        )
+        try:
+            process = subprocess.Popen(
+                list(command),
+                stdin=given,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                env=dict(environment),
+                start_new_session=True,  # a Ctrl-C is for the run, and the whole group can be ended
+            )
+        except (OSError, ValueError) as error:
+            return f"it cannot be run: {getattr(error, 'strerror', None) or error}"
         try:
             code = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             return f"it was ended after on_finish.timeout_s={timeout_s:g} s"
-        text = _said(said)
+        said.seek(max(0, said.seek(0, os.SEEK_END) - SAID))
+        text = said.read().decode(errors="replace").strip()
     if text:
-        log.info("on_finish %s said: %s", what, text)
+        log.info("on_finish command %s said: %s", command[0], text)
     last = f" ({text.splitlines()[-1]})" if text else ""
     return f"it ended with {code}{last}" if code else ""
 
 
-def _said(file: IO[bytes]) -> str:
-    """The end of what a command wrote."""
-    size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - SAID))
-    return file.read().decode(errors="replace").strip()
+def _post(url: str, body: bytes, timeout_s: float) -> str:
+    """POST `body` as JSON. Returns what went wrong, or nothing."""
+    fault = f"there was no answer within on_finish.timeout_s={timeout_s:g} s"
+
+    def send() -> None:
+        nonlocal fault
+        fault = _sent(url, body)
+
+    # In a thread, since nothing else bounds the time that a name server or a slow answer takes.
+    thread = threading.Thread(target=send, name="on_finish", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    return fault
+
+
+def _sent(url: str, body: bytes) -> str:
+    """Send `body` and wait for the answer, however long it takes. Returns what went wrong without the URL's secrets."""
+    parts = urllib.parse.urlsplit(url)
+    user, _, host = parts.netloc.rpartition("@")
+    headers = {"Content-Type": "application/json", "User-Agent": "llama-batch-pipeline"}
+    if user:  # urllib would take it for a part of the host's name
+        headers["Authorization"] = "Basic " + base64.b64encode(urllib.parse.unquote(user).encode()).decode()
+    try:
+        request = urllib.request.Request(parts._replace(netloc=host).geturl(), body, headers, method="POST")
+        urllib.request.build_opener(_NoRedirect).open(request).close()
+    except urllib.error.HTTPError as error:
+        return f"HTTP {error.code}"
+    except urllib.error.URLError as error:
+        return getattr(error.reason, "strerror", None) or type(error.reason).__name__
+    except Exception as error:  # whatever it is, its text may hold the URL
+        return type(error).__name__
+    return ""
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirected POST would arrive as a GET without a body, and look like success."""
+
+    def redirect_request(self, *_: object) -> None:
+        """Return nothing: the answer is an error with its code."""

@@ -9,9 +9,9 @@ from typing import TypeVar
 
 from pipeline.api.errors import ConfigError, DamagedError, ExitCode
 from pipeline.config.build import Job, build_graph
-from pipeline.config.compose import schemas
-from pipeline.config.config_yaml import as_started, settings_from
+from pipeline.config.config_yaml import in_original_environment, settings_from
 from pipeline.config.fingerprint import differences
+from pipeline.config.keys import schemas
 from pipeline.dataflow.graph import Graph
 from pipeline.dataflow.runtime import Resources
 from pipeline.monitor.run_log import run_log
@@ -21,7 +21,6 @@ from pipeline.run.remake_chunks import remake
 from pipeline.run_dir.integrity import Findings, Kind
 from pipeline.run_dir.manifest import read_manifest, write_manifest
 from pipeline.run_dir.names import COMPLETIONS, CONFIG, set_aside
-from pipeline.run_dir.published import forget_everywhere
 from pipeline.run_dir.state import STATE_FILE, RunState, RunStatus
 from pipeline.settings import JobSettings
 from pipeline.system.atomic_files import write_atomically
@@ -60,7 +59,7 @@ def repair(directory: Path, found: Findings) -> ExitCode:
 def _remade(job: Job, process: Resources, state: RunState, chunks: Sequence[int]) -> ExitCode:
     """The chunks are made again, and published again where the run is done; else the run that goes on does that."""
     remake(job, state, chunks, process)
-    forget_everywhere(job.directory, chunks)
+    state.forget_published([shard.path for shard in state.shards() if shard.chunk in chunks])
     place = destination_of(job.settings)
     if place is None or state.status is not RunStatus.DONE:
         return ExitCode.DONE
@@ -84,7 +83,7 @@ def _with_job(directory: Path, state: RunState | None, do: Callable[[Job, Resour
     """`do` with the job as it was run, checked to be the same still."""
     process = Resources()
     try:
-        with as_started({} if state is None else state.origin):
+        with in_original_environment({} if state is None else state.origin):
             settings = _settings(directory)
             job = Job.of(settings, _graph(directory, settings))
             _refuse_changed(job, state)

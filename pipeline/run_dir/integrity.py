@@ -1,14 +1,15 @@
-"""Whether the files of a run are as they were written: all that `verify` reads, the little that a resume looks at."""
+"""Checks that the files of a run are as they were written: all of them for `verify`, the sizes for a resume."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,7 +24,7 @@ from pipeline.system.atomic_files import sha256_of
 
 
 class Kind(StrEnum):
-    """What a damaged file is, which decides how it is mended. The value says that in words."""
+    """Kinds of damaged files. The value says how one is mended."""
 
     STATE = "moved aside and begun anew: the rows come from the stored completions"
     SHARD = "its chunk is made again: the rows come from the stored completions"
@@ -45,7 +46,7 @@ class Damage:
 
 @dataclass
 class Findings:
-    """What is whole, what is not, and what is worth a remark; all as lines or with their files."""
+    """Whole files, damaged ones and remarks."""
 
     whole: list[str] = field(default_factory=list)
     damaged: list[Damage] = field(default_factory=list)
@@ -57,7 +58,7 @@ class Findings:
 
 
 def missing_or_cut(directory: Path, shards: Sequence[ShardRecord]) -> dict[str, str]:
-    """The committed files that are not there or have another size, and what is wrong with each; reads none."""
+    """Return the committed files that are not there or have another size, and what is wrong with each. Reads none."""
     found: dict[str, str] = {}
     for shard in shards:
         try:
@@ -71,9 +72,10 @@ def missing_or_cut(directory: Path, shards: Sequence[ShardRecord]) -> dict[str, 
 
 
 def database_damage(path: Path, application_id: int | None = None) -> str | None:
-    """What is wrong with a SQLite database, None if nothing is.
+    """Return what is wrong with a SQLite database, None if nothing is.
 
-    `application_id`: what it must be marked with.
+    Args:
+        application_id: the mark that it must have.
 
     Raises:
         ConfigError: another process keeps it locked.
@@ -97,7 +99,7 @@ def database_damage(path: Path, application_id: int | None = None) -> str | None
 
 
 def state_damage(directory: Path) -> str | None:
-    """What is wrong with the state.sqlite of `directory`, None if nothing is."""
+    """Return what is wrong with the state.sqlite of `directory`, None if nothing is."""
     return database_damage(directory / STATE_FILE, APPLICATION_ID)
 
 
@@ -116,16 +118,13 @@ def examine(directory: Path, state: RunState | None) -> Findings:
 
 def _examine_shards(directory: Path, shards: Sequence[ShardRecord], found: Findings) -> None:
     cut = missing_or_cut(directory, shards)
-    whole: list[ShardRecord] = []
+    whole: dict[str, list[int]] = {}
     for shard in shards:
-        what = cut.get(shard.path) or _content_damage(directory / shard.path, shard)
-        if what is None:
-            whole.append(shard)
-        else:
+        if what := cut.get(shard.path) or _content_damage(directory / shard.path, shard):
             found.damaged.append(Damage(shard.path, what, Kind.SHARD, shard.chunk))
-    for folder in sorted({Path(s.path).parent.as_posix() for s in whole}):
-        here = [s for s in whole if Path(s.path).parent.as_posix() == folder]
-        found.whole.append(f"{folder}/: {len(here):,} files, {sum(s.rows for s in here):,} rows")
+        else:
+            whole.setdefault(Path(shard.path).parent.as_posix(), []).append(shard.rows)
+    found.whole += [f"{folder}/: {len(rows):,} files, {sum(rows):,} rows" for folder, rows in sorted(whole.items())]
     known = {shard.path for shard in shards}
     for path in parts(directory):
         if (name := path.relative_to(directory).as_posix()) not in known:
@@ -144,35 +143,23 @@ def _content_damage(path: Path, shard: ShardRecord) -> str | None:
 
 
 def _examine_manifest(directory: Path, state: RunState, found: Findings) -> None:
-    try:
-        there = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
-        what = "is not what the state of the run says"
-    except FileNotFoundError:
-        there, what = None, "is missing"
-    except (OSError, ValueError) as error:
-        there, what = None, f"cannot be read: {error}"
+    there, fault = _parsed(directory / MANIFEST, json.loads)
     status = state.status
     if there == json.loads(json.dumps(manifest(state, status))):
         found.whole.append(MANIFEST)
-    elif status in (RunStatus.RUNNING, RunStatus.NEW) and (there is not None or what == "is missing"):
+    elif status in (RunStatus.RUNNING, RunStatus.NEW) and (there is not None or not (directory / MANIFEST).exists()):
         found.remarks.append(
             f"{MANIFEST} is missing or of an earlier attempt: the last one was killed; a resume writes it"
         )
     else:
-        found.damaged.append(Damage(MANIFEST, what, Kind.MANIFEST))
+        found.damaged.append(Damage(MANIFEST, fault or "is not what the state of the run says", Kind.MANIFEST))
 
 
 def _examine_config(directory: Path, state: RunState | None, found: Findings) -> None:
     kept = None if state is None else state.config
-    try:
-        text = (directory / CONFIG).read_text(encoding="utf-8")
-        whole = text == kept if kept is not None else isinstance(yaml.safe_load(text), dict)
-        what = "is not what the run wrote"
-    except FileNotFoundError:
-        whole, what = False, "is missing"
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        whole, what = False, f"cannot be read: {error}"
-    if whole:
+    there, fault = _parsed(directory / CONFIG, yaml.safe_load if kept is None else str)
+    what = fault or "is not what the run wrote"
+    if isinstance(there, dict) if kept is None else there == kept:
         found.whole.append(CONFIG)
     elif state is not None and (state.status is RunStatus.RUNNING or kept is None):
         found.remarks.append(
@@ -182,26 +169,32 @@ def _examine_config(directory: Path, state: RunState | None, found: Findings) ->
         found.damaged.append(Damage(CONFIG, what, Kind.CONFIG))
 
 
+def _parsed(path: Path, parse: Callable[[str], Any]) -> tuple[Any, str | None]:
+    """Return what `parse` makes of a text file, or None and what is wrong with it."""
+    try:
+        return parse(path.read_text(encoding="utf-8")), None
+    except FileNotFoundError:
+        return None, "is missing"
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        return None, f"cannot be read: {error}"
+
+
 def _examine_completions(directory: Path, found: Findings) -> None:
-    path = directory / COMPLETIONS
-    if not path.exists():
+    if not (directory / COMPLETIONS).exists():
         return
-    what = database_damage(path)
-    if what is None:
-        found.whole.append(COMPLETIONS)
-    else:
+    if what := database_damage(directory / COMPLETIONS):
         found.damaged.append(Damage(COMPLETIONS, what, Kind.COMPLETIONS))
+    else:
+        found.whole.append(COMPLETIONS)
 
 
 def _examine_metrics(directory: Path, found: Findings) -> None:
-    tables = sorted((directory / METRICS).glob("*.parquet"))
     whole = 0
-    for path in tables:
+    for path in sorted((directory / METRICS).glob("*.parquet")):
         try:
             pq.read_metadata(path)
             whole += 1
         except (pa.ArrowException, OSError) as error:
-            name = path.relative_to(directory).as_posix()
-            found.damaged.append(Damage(name, f"cannot be read: {error}", Kind.METRICS))
+            found.damaged.append(Damage(f"{METRICS}/{path.name}", f"cannot be read: {error}", Kind.METRICS))
     if whole:
         found.whole.append(f"{METRICS}/: {whole} tables")

@@ -41,29 +41,32 @@ class Holder:
 def locked(directory: Path, wait: Callable[[float], None] = time.sleep) -> Iterator[None]:
     """Hold the lock of `directory`, which is made if need be.
 
-    The kernel drops the lock when its holder dies, however it dies; who held it stands in the file. Those that only
-    look (`holder`) have it for a moment and are waited for with `wait`.
+    The kernel drops the lock when its holder dies, however it dies; the holder's name stands in the file. Processes
+    that only look (`holder`) have the lock for a moment, and are waited for with `wait`.
 
     Raises:
         ConfigError: another run holds it (named in the message), or the directory cannot be made or written.
         StorageError: there is no room for it.
     """
-    with _opened(directory) as file:
+    path = directory / LOCK_FILE
+    with _open(path) as file:
         try:
-            if not _taken(file, wait):
-                other = _read(file) or Holder()
-                raise ConfigError(
-                    f"another run ({other}) works in {directory}; wait for it, stop it, or give another output_dir="
-                )
+            while not _try_lock(file, fcntl.LOCK_EX):
+                if not _try_lock(file, fcntl.LOCK_SH):
+                    raise ConfigError(
+                        f"another run ({_read(file) or Holder()}) works in {directory}; wait for it, stop it, or give"
+                        " another output_dir="
+                    )
+                fcntl.flock(file, fcntl.LOCK_UN)
+                wait(LOOK_S)
         except OSError as error:
-            raise ConfigError(
-                f"{directory / LOCK_FILE} cannot be locked: {error.strerror}; give an output_dir= elsewhere"
-            ) from error
+            raise ConfigError(f"{path} cannot be locked: {error.strerror}; give an output_dir= elsewhere") from error
         if before := _read(file):
-            log.info("an earlier run here ended without a word (%s); its lock is void", before)
-        since = datetime.now().isoformat("T", "seconds")
-        with writing(directory / LOCK_FILE):
-            _write(file, Holder(os.getpid(), socket.gethostname(), since))
+            log.info("an earlier run here (%s) was killed; taking over its lock", before)
+        us = Holder(os.getpid(), socket.gethostname(), datetime.now().isoformat("T", "seconds"))
+        with writing(path):
+            os.ftruncate(file.fileno(), 0)
+            os.write(file.fileno(), json.dumps(asdict(us)).encode())
         reached(Failpoint.LOCK_TAKEN)
         try:
             yield
@@ -73,26 +76,17 @@ def locked(directory: Path, wait: Callable[[float], None] = time.sleep) -> Itera
 
 
 def holder(directory: Path) -> Holder | None:
-    """Who works in `directory` now; None if nobody does. The kernel's lock decides, and to look keeps nobody out."""
+    """Return who works in `directory` now; None if nobody does. The kernel's lock decides, and to look keeps nobody
+    out."""
     try:
         file = (directory / LOCK_FILE).open("rb", buffering=0)
     except OSError:  # no run was ever here, or it may not be looked at
         return None
     with file:
-        return None if _locks(file, fcntl.LOCK_SH) else _read(file) or Holder()
+        return None if _try_lock(file, fcntl.LOCK_SH) else _read(file) or Holder()
 
 
-def _taken(file: IO[bytes], wait: Callable[[float], None]) -> bool:
-    """Take the lock for this process; False where another one has it."""
-    while not _locks(file, fcntl.LOCK_EX):
-        if not _locks(file, fcntl.LOCK_SH):
-            return False
-        fcntl.flock(file, fcntl.LOCK_UN)
-        wait(LOOK_S)
-    return True
-
-
-def _locks(file: IO[bytes], kind: int) -> bool:
+def _try_lock(file: IO[bytes], kind: int) -> bool:
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -100,29 +94,23 @@ def _locks(file: IO[bytes], kind: int) -> bool:
     return True
 
 
-def _opened(directory: Path) -> IO[bytes]:
-    """The lock's file, unbuffered: what a full disk did not take must not be written once more when it is closed."""
-    path = directory / LOCK_FILE
+def _open(path: Path) -> IO[bytes]:
+    """Open the lock's file, unbuffered: what a full disk did not take must not be written again when it is closed."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         # Neither truncated nor ever deleted: it may be the lock of a run that lives.
         return path.open("a+b", buffering=0)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise storage_error(path, error) from error
         raise ConfigError(
-            f"output directory {directory} cannot be used: {error.strerror};"
+            f"output directory {path.parent} cannot be used: {error.strerror};"
             " make it writable for this user or give another output_dir="
         ) from error
 
 
-def _write(file: IO[bytes], holder: Holder) -> None:
-    os.ftruncate(file.fileno(), 0)
-    os.write(file.fileno(), json.dumps(asdict(holder)).encode())
-
-
 def _read(file: IO[bytes]) -> Holder | None:
-    """Who wrote its name last; None where nobody has, or the name was given back."""
+    """Return who wrote its name last; None where nobody has, or the name was given back."""
     file.seek(0)
     try:
         return Holder(**json.loads(file.read()))

@@ -1,4 +1,4 @@
-"""manifest.json: what a run has written, for whoever reads its files. Made from state.sqlite alone, so that it can be
+"""manifest.json: the files of a run, for those who read them. Made from state.sqlite alone, so that it can be
 made again at any time and is the same for the same results."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pipeline.system.failpoints import Failpoint, reached
 
 
 def manifest(state: RunState, status: RunStatus) -> dict[str, Any]:
-    """The manifest of the committed part of a run."""
+    """Return the manifest of the committed part of a run."""
     fingerprint = state.fingerprint or {}
     shards = state.shards()
     rejects = state.rejects()
@@ -38,14 +38,14 @@ def manifest(state: RunState, status: RunStatus) -> dict[str, Any]:
     }
 
 
-def begun(state: RunState) -> dict[str, Any]:
-    """The manifest of a place where files are on their way and none may be read yet."""
+def empty_manifest(state: RunState) -> dict[str, Any]:
+    """Return the manifest of a place to which files are being uploaded and where none may be read yet."""
     whole = manifest(state, RunStatus.RUNNING)
     return {key: whole[key] for key in ("job", "status", "fingerprint")} | {"shards": []}
 
 
 def as_text(manifest: Mapping[str, Any]) -> str:
-    """The text of manifest.json."""
+    """Return the text of manifest.json."""
     return json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -56,7 +56,7 @@ def write_manifest(directory: Path, state: RunState, status: RunStatus) -> None:
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """What manifest.json says; empty where it is not there or damaged."""
+    """Return the content of manifest.json; empty where it is not there or damaged."""
     try:
         found = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -65,6 +65,6 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 
 
 def digest(fingerprint: Mapping[str, Any]) -> str:
-    """SHA-256 of the fingerprint's canonical JSON, in hex."""
+    """Return the SHA-256 of the fingerprint's canonical JSON, in hex."""
     canonical = json.dumps(fingerprint, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()

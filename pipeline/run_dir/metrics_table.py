@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow.dataset import dataset
 
 from pipeline.api.meter import StageMeter
 from pipeline.system.atomic_files import TEMPORARY_SUFFIX, removed_on_failure
@@ -138,14 +139,22 @@ class MetricsTable:
         merged = self._last_merged()
         schema = self._schema.with_metadata({MERGED_PARTS: json.dumps([part.name for part in parts])})
         with to.open("wb") as file, pq.ParquetWriter(file, schema) as writer:
-            for table in self._earlier():
-                writer.write_table(table)
+            if self._merged.exists():
+                for batch in self._read(self._merged):
+                    writer.write_batch(batch)
             for part in parts:
-                if part.name not in merged and (table := _readable(part)) is not None:
-                    writer.write_table(_fit(table, self._schema))
+                if part.name in merged:
+                    continue
+                try:
+                    batches = list(self._read(part))
+                except (pa.ArrowException, OSError) as error:
+                    log.warning("%s cannot be read (%s): its rows are missing from the metrics", part, error)
+                    continue
+                for batch in batches:
+                    writer.write_batch(batch)
 
     def _last_merged(self) -> frozenset[str]:
-        """The parts that the merged file has already. One that is damaged is put aside."""
+        """Return the parts that the merged file has already. One that is damaged is put aside."""
         if not self._merged.exists():
             return frozenset()
         try:
@@ -155,11 +164,10 @@ class MetricsTable:
             self._merged.replace(self._merged.with_name(f"{self._merged.name}.damaged"))
             return frozenset()
 
-    def _earlier(self) -> Iterator[pa.Table]:
-        if self._merged.exists():
-            with pq.ParquetFile(self._merged) as file:
-                for batch in file.iter_batches():
-                    yield _fit(pa.Table.from_batches([batch]), self._schema)
+    def _read(self, path: Path) -> Iterator[pa.RecordBatch]:
+        """Iterate over the batches of a file; columns that it does not have are null."""
+        batches: Iterator[pa.RecordBatch] = dataset(path, self._schema, "parquet").to_batches()
+        return batches
 
 
 def merged_parts(merged: Path) -> frozenset[str]:
@@ -170,23 +178,6 @@ def merged_parts(merged: Path) -> frozenset[str]:
     """
     metadata = pq.read_schema(merged).metadata or {}
     return frozenset(json.loads(metadata.get(MERGED_PARTS, b"[]")))
-
-
-def _readable(part: Path) -> pa.Table | None:
-    try:
-        return pq.read_table(part)
-    except (pa.ArrowException, OSError) as error:
-        log.warning("%s cannot be read (%s): its rows are missing from the metrics", part, error)
-        return None
-
-
-def _fit(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """`table` under `schema`: columns that an older version did not have are null."""
-    columns = [
-        table.column(f.name).cast(f.type) if f.name in table.schema.names else pa.nulls(len(table), f.type)
-        for f in schema
-    ]
-    return pa.table(columns, schema=pa.schema([f.with_nullable(True) for f in schema])).cast(schema)
 
 
 class StageRecorder:

@@ -1,4 +1,4 @@
-"""Which files in an output directory are ours, and which of them may go."""
+"""The files of an output directory: their names, and which of them may be removed."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ CARD = "README.md"
 replaced."""
 
 CHOICES = "autotune.json"
-"""What an operator chose by measuring, so that a resumed run does the same."""
+"""Choices that an operator made by measuring, so that a resumed run does the same."""
 
 COMPLETIONS = "completions.sqlite"
-"""Where finished completions are kept unless the job says otherwise. They outlive the run that made them."""
+"""Finished completions, unless the job keeps them elsewhere. They outlive the run that made them."""
 
 _PART = re.compile(r"part-\d+\.\w+(\.(gz|zst))?(\.tmp)?")
 _WITH_DATABASE = ("", "-wal", "-shm", "-journal")
@@ -37,7 +37,7 @@ _OUTLIVES = {LOCK_FILE, CARD, *(COMPLETIONS + end for end in _WITH_DATABASE)}
 
 
 def refuse_foreign(directory: Path) -> None:
-    """Keep out of directories that hold something else.
+    """Refuse a directory that holds something else.
 
     Raises:
         ConfigError: `directory` is a file, cannot be read, or is not empty and has no state.sqlite.
@@ -65,12 +65,12 @@ def refuse_foreign(directory: Path) -> None:
 
 
 def _is_hollow(folder: Path) -> bool:
-    """One of our folders without a file in it: a run that is killed while it is wiped leaves that."""
+    """Return True for one of our folders without a file in it: a run that is killed while it is wiped leaves that."""
     return folder.name in (DATA, REJECTS, METRICS) and not any(path.is_file() for path in folder.rglob("*"))
 
 
 def is_headless(names: Collection[str]) -> bool:
-    """Whether a directory with these entries has all of a run but its state.sqlite."""
+    """Return True if a directory with these entries has all of a run except its state.sqlite."""
     return STATE_FILE not in names and CONFIG in names and RUN_LOG in names
 
 
@@ -89,7 +89,7 @@ def set_aside(path: Path) -> None:
 
 
 def wipe(directory: Path) -> None:
-    """Remove what a run wrote, but for its finished completions: they are keyed by content and never wrong.
+    """Remove what a run wrote, except its finished completions: they are keyed by content and never wrong.
 
     Raises:
         StorageError: something cannot be removed.
@@ -125,17 +125,17 @@ def remove_parts(directory: Path, keep: Collection[str], *, temporary_only: bool
 
 
 def parts(directory: Path) -> list[Path]:
-    """Every file that is named like a shard, also under its temporary name."""
+    """Return every file that is named like a shard, also under its temporary name."""
     found = (path for folder in (DATA, REJECTS) for path in sorted((directory / folder).rglob("part-*")))
     return [path for path in found if _PART.fullmatch(path.name)]
 
 
 def is_part(path: str) -> bool:
-    """Whether `path`, relative to the output directory, is named like a shard."""
+    """Return True if `path`, relative to the output directory, is named like a shard."""
     return path.startswith((f"{DATA}/", f"{REJECTS}/")) and _PART.fullmatch(path.rpartition("/")[2]) is not None
 
 
 def near_run(directory: Path) -> str:
-    """`; did you mean outputs/NAME?` where there is no run in `directory`, but one of that name among the outputs."""
+    """Return `; did you mean outputs/NAME?` where no run is in `directory`, but one of that name among the outputs."""
     meant = Path(OUTPUTS) / directory
     return f"; did you mean {meant}?" if (meant / STATE_FILE).is_file() else ""

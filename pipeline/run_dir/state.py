@@ -23,6 +23,11 @@ from pipeline.system.failpoints import Failpoint, reached
 
 STATE_FILE = "state.sqlite"
 _NEXT_CHUNK = "SELECT COALESCE(MAX(chunk) + 1, 0) FROM chunks"
+_UNPUBLISHED = """
+SELECT s.path, s.chunk, s.rows, s.bytes, s.sha256 FROM shards s
+LEFT JOIN published p ON p.url = ? AND p.path = s.path
+WHERE p.sha256 IS NOT s.sha256 ORDER BY s.chunk, s.path LIMIT ?
+"""
 
 
 class RejectCounts(Counter[tuple[str, str, str]]):
@@ -94,7 +99,8 @@ class RunState:
 
     def close(self) -> None:
         """Close the database."""
-        self._db.close()
+        with self._lock:
+            self._db.close()
 
     def begin(self, fingerprint: Mapping[str, Any], job: str, *, salvaged: bool = False) -> None:
         """Make this the run of `fingerprint`. `salvaged`: see the property."""
@@ -272,6 +278,27 @@ class RunState:
         """Column names and types of the files, by directory."""
         found = self._all("SELECT key, value FROM meta WHERE key LIKE 'schema:%' ORDER BY key")
         return {key.removeprefix("schema:"): json.loads(value) for key, value in found}
+
+    def unpublished(self, url: str, limit: int) -> list[ShardRecord]:
+        """Committed files that are not at `url` as they are now, the oldest chunk first; `limit` of them at most."""
+        return [ShardRecord(*row) for row in self._all(_UNPUBLISHED, url, limit)]
+
+    def published(self, url: str, path: str) -> str | None:
+        """SHA-256 of what was put at `path` below `url`; None for nothing."""
+        row = self._one("SELECT sha256 FROM published WHERE url = ? AND path = ?", url, path)
+        return None if row is None else str(row[0])
+
+    def note_published(self, url: str, path: str, sha256: str) -> None:
+        """Remember that the file with these bytes is at `path` below `url`."""
+        with self._lock, using_database(self._path):
+            self._db.execute("INSERT OR REPLACE INTO published VALUES (?, ?, ?)", (url, path, sha256))
+        reached(Failpoint.UPLOAD_NOTED)
+
+    def forget_published(self, paths: Sequence[str], url: str | None = None) -> None:
+        """Have these files put again at `url`; without it, wherever they were put."""
+        with self._lock, using_database(self._path):
+            forget = "DELETE FROM published WHERE path = ? AND url = COALESCE(?, url)"
+            self._db.executemany(forget, [(path, url) for path in paths])
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

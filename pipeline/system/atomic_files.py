@@ -21,12 +21,12 @@ TEMPORARY_SUFFIX = ".tmp"
 
 
 def part_name(chunk: int, suffix: str = "parquet") -> str:
-    """Name of the file of a chunk: part-00000.parquet."""
+    """Return the name of the file of a chunk: part-00000.parquet."""
     return f"part-{chunk:05d}.{suffix}"
 
 
 def sorted_by_identity(table: pa.Table) -> pa.Table:
-    """`table` in the order of (row, lineage)."""
+    """Return `table` in the order of (row, lineage)."""
     rows = table.column(ROW.name)
     if LINEAGE.name not in table.schema.names or table.column(LINEAGE.name).null_count == len(table):
         return table.take(pa.compute.sort_indices(rows))
@@ -60,7 +60,7 @@ def write_table_shard(table: pa.Table, path: Path, chunk: int, write: Callable[[
         return Shard(chunk, path, temporary, table.num_rows, size, sha256_of(temporary), table.schema)
 
 
-def publish(shards: list[Shard]) -> None:
+def rename_shards(shards: list[Shard]) -> None:
     """Rename every shard to its final name and make the renames durable.
 
     Raises:
@@ -94,7 +94,7 @@ def write_atomically(path: Path, text: str | Iterable[str]) -> None:
 
 @contextmanager
 def removed_on_failure(temporary: Path) -> Iterator[None]:
-    """Inside the block `temporary` is written. When that fails it is removed: the rest of the run may need the room."""
+    """Remove `temporary`, which is written inside the block, if that fails: the rest of the run may need the room."""
     try:
         yield
     except BaseException:
@@ -104,7 +104,7 @@ def removed_on_failure(temporary: Path) -> Iterator[None]:
 
 
 def sha256_of(path: Path) -> str:
-    """Hex digest of the file's bytes."""
+    """Return the hex digest of the file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

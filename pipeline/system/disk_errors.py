@@ -1,4 +1,4 @@
-"""What a full, read-only or failing disk becomes: an error with the file, the room that is left and the remedy."""
+"""Errors of a full, read-only or failing disk, with the file, the room that is left and the remedy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OF_SQLITE = {
 
 
 def storage_error(path: Path, error: OSError | sqlite3.Error) -> StorageError:
-    """The error for a file at `path` that could not be written, moved or removed."""
+    """Return the error for a file at `path` that could not be written, moved or removed."""
     number, free = _number(error), _free_bytes(path)
     room = "" if free is None else f" ({free:,} bytes are free there)"
     full = number in _FULL or free == 0  # without room SQLite may speak of an I/O error instead
@@ -34,7 +34,7 @@ def storage_error(path: Path, error: OSError | sqlite3.Error) -> StorageError:
     elif number in _PROTECTED:
         remedy = "make it writable for this user"
     else:
-        remedy = "see to the disk"
+        remedy = "check the disk"
     why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error) or type(error).__name__
     text = f"{path} cannot be written: {why}{room}; {remedy} and run the same command again"
     return StorageError(text, path, full=full)
@@ -42,7 +42,7 @@ def storage_error(path: Path, error: OSError | sqlite3.Error) -> StorageError:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Inside the block an error of the disk becomes one that names `path`.
+    """Turn errors of the disk inside the block into one that names `path`.
 
     Raises:
         StorageError: an OSError, or a sqlite3.Error that speaks of the disk, was raised inside.
@@ -59,7 +59,7 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def using_database(path: Path) -> Iterator[None]:
-    """`writing`, for the state.sqlite of a run, with the remedy for one that is damaged.
+    """Do as `writing`, for the state.sqlite of a run, with the remedy for one that is damaged.
 
     Raises:
         StorageError: as `writing`.
@@ -78,36 +78,34 @@ def using_database(path: Path) -> Iterator[None]:
 
 
 def is_of_disk(error: sqlite3.Error) -> bool:
-    """Whether `error` says that the file could not be written, rather than that a statement is wrong."""
+    """Return True if `error` says that the file could not be written, and not that a statement is wrong."""
     return _number(error) is not None
 
 
 def explained(error: BaseException, directory: Path) -> BaseException:
-    """`error`, or what it means where an operator let an error of the disk through.
+    """Return `error`, or the StorageError for an error of the disk that an operator let through.
 
-    `directory`: where the run writes, named when the error names no file itself.
+    Args:
+        directory: of the run, named when the error names no file itself.
     """
     if isinstance(error, OSError) and error.errno in (*_FULL, errno.EROFS):
-        return storage_error(Path(os.fsdecode(error.filename)) if _has_name(error) else directory, error)
+        named = isinstance(error.filename, str | bytes)
+        return storage_error(Path(os.fsdecode(error.filename)) if named else directory, error)
     if isinstance(error, sqlite3.Error) and _number(error) in (*_FULL, errno.EROFS):
         return storage_error(directory, error)
     return error
 
 
 def _number(error: OSError | sqlite3.Error) -> int | None:
-    """The errno that `error` has or amounts to."""
+    """Return the errno that `error` has or amounts to."""
     if isinstance(error, OSError):
         return error.errno
     code = getattr(error, "sqlite_errorcode", None)  # the module's own errors have none
     return None if code is None else _OF_SQLITE.get(code & 0xFF)
 
 
-def _has_name(error: OSError) -> bool:
-    return isinstance(error.filename, str | bytes)
-
-
 def _free_bytes(path: Path) -> int | None:
-    """Room on the file system of `path`, or of the nearest folder above it that is there."""
+    """Return the room on the file system of `path`, or of the nearest folder above it that is there."""
     for place in (path.parent, *path.parent.parents):
         try:
             return shutil.disk_usage(place).free

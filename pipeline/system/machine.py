@@ -1,4 +1,4 @@
-"""What a run was made with: versions and machine, and the row of metrics/run.parquet that keeps them."""
+"""Versions and machine that a run was made with, and the row of metrics/run.parquet that keeps them."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _PACKAGES = ("pyarrow", "numpy", "polars", "hydra-core", "llama-cpp-python")
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python, this project and the packages that results depend on; '' for what is not installed."""
+    """Return versions of Python, this project and the packages that results depend on; '' for one not installed."""
     return {"python": platform.python_version(), "pipeline": _own_version()} | {p: _version(p) for p in _PACKAGES}
 
 
 def machine() -> dict[str, str | int]:
-    """Cores that this process may use, platform and CPU model."""
+    """Return the cores that this process may use, platform and CPU model."""
     affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)  # not on macOS
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     return {"cores": cores, "platform": platform.platform(), "cpu": _cpu_model()}

@@ -1,15 +1,15 @@
-"""How much memory is free."""
+"""Free memory."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 _UNKNOWN = 4 << 30
-"""Where the system does not tell."""
+"""Bytes that count as free where the system does not say."""
 
 
 def free_memory() -> int:
-    """Bytes that this process may still take: of the machine, or of the control group that it is in."""
+    """Return the bytes that this process may still take: of the machine, or of the control group that it is in."""
     available = _UNKNOWN
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():

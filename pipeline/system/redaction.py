@@ -1,4 +1,4 @@
-"""Credentials are used and never kept: what of settings may stand in config.yaml, state.sqlite, a log or a message.
+"""Credentials are used and never kept: settings and messages as they may stand in config.yaml, state.sqlite and logs.
 
 Options of file systems stand under the key `storage_options`, wherever a job has it. Of these a text is kept only
 where its key is known to hold no secret; the others become LEFT_OUT. Of a URL anywhere, what stands before the host
@@ -25,7 +25,7 @@ _QUERY = re.compile(r"(https?://[^\s?'\"]+)\?[^\s'\"]+")
 
 
 def for_keeping(value: Any) -> Any:
-    """`value` (mappings, lists and scalars) as it may be written down."""
+    """Return `value` (mappings, lists and scalars) as it may be written down."""
     if isinstance(value, Mapping):
         return {k: _options(v) if k == STORAGE_OPTIONS else for_keeping(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -34,12 +34,12 @@ def for_keeping(value: Any) -> Any:
 
 
 def clean_url(text: str) -> str:
-    """`text`, which may hold URLs, without what stands in them before the host and behind `?`."""
+    """Return `text`, which may hold URLs, without what stands in them before the host and behind `?`."""
     return _QUERY.sub(r"\1?" + LEFT_OUT, _USER.sub("", text)) if "://" in text else text
 
 
 def refuse_noted_credentials(arguments: Sequence[str]) -> None:
-    """Hydra writes the command line of a sweep into a file.
+    """Refuse credentials in the command line of a sweep, which Hydra writes into a file.
 
     Raises:
         ConfigError: credentials stand in it as they are.
@@ -55,21 +55,21 @@ def refuse_noted_credentials(arguments: Sequence[str]) -> None:
 
 
 def has_password(url: str) -> bool:
-    """Whether a name and a password stand before the host."""
+    """Return True if a name and a password stand before the host."""
     return _USER.search(url) is not None
 
 
 def without_secrets(text: str, options: Mapping[str, Any]) -> str:
-    """A message of a library, without the secrets among `options` (`storage_options`) and in URLs."""
+    """Return a message of a library, without the secrets among `options` (`storage_options`) and in URLs."""
     for secret in sorted(_secrets(options), key=len, reverse=True):
         text = text.replace(secret, LEFT_OUT)
     return clean_url(text)
 
 
-def usable(options: Any) -> Any:
-    """`options` as they came back from config.yaml: without what was left out there."""
+def without_redacted(options: Any) -> Any:
+    """Return `options`, as they came back from config.yaml, without what was left out there."""
     if isinstance(options, Mapping):
-        return {k: usable(v) for k, v in options.items() if v != LEFT_OUT}
+        return {k: without_redacted(v) for k, v in options.items() if v != LEFT_OUT}
     return options
 
 
@@ -95,7 +95,7 @@ def _secrets(options: Any, key: object = None) -> Iterator[str]:
 
 
 def shown_url(url: str) -> str:
-    """A URL without what may be secret in it: user, path and query."""
+    """Return a URL without what may be secret in it: user, path and query."""
     parts = urlsplit(url)
     port = f":{parts.port}" if parts.port else ""
     return f"{parts.scheme}://{parts.hostname}{port}/..."

@@ -24,16 +24,16 @@ NOTHING_RUNS = "the same command begins or resumes the run"
 _SECOND = "left at once; what was committed is safe, and the same command resumes"
 
 _blocks: list[tuple[Callable[[], None], str]] = []
-"""What the blocks of `stopped_by_signals` do about a signal and say of it, the innermost last. Handlers are the
-process's anyway."""
+"""For each open block of `stopped_by_signals`, the innermost last: its reaction to a signal, and what it says. Global,
+as handlers are the process's anyway."""
 _received = 0
 
 
 @contextmanager
 def stopped_by_signals(interrupt: Callable[[], None], what: str = STEP) -> Iterator[None]:
-    """Inside the block, the first SIGINT or SIGTERM says `what` is done about it and calls `interrupt`, in a thread of
-    its own; a SIGINT after that ends the process with exit code 4. `interrupt` returns at once: while it runs, no
-    other signal is answered.
+    """Answer signals inside the block: the first SIGINT or SIGTERM says `what` is done about it and calls `interrupt`,
+    in a thread of its own; a SIGINT after that ends the process with exit code 4. `interrupt` returns at once: while it
+    runs, no other signal is answered.
 
     Blocks may be nested: the innermost answers, also to a signal that came before it. Outside the main thread, where
     Python allows no handlers, it changes nothing.
@@ -56,7 +56,7 @@ def stopped_by_signals(interrupt: Callable[[], None], what: str = STEP) -> Itera
 
 
 def signals_received() -> int:
-    """How many of these signals came since the outermost block was entered."""
+    """Return how many of these signals came since the outermost block was entered."""
     return _received
 
 

@@ -1,4 +1,4 @@
-"""What a run has to say on stdout, where nobody may be reading any more: `... | head` closes the pipe."""
+"""Prints on stdout, where nobody may be reading any more: `... | head` closes the pipe."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Iterable
 
 
 def say(lines: Iterable[str]) -> None:
-    """Print `lines`; those that nobody reads are dropped. What a run did does not depend on who listens."""
+    """Print `lines`; those that nobody reads are dropped. How a run ends does not depend on who listens."""
     try:
         for line in lines:
             print(line)
         sys.stdout.flush()
     except BrokenPipeError:
-        stop_saying()
+        silence_stdout()
 
 
-def stop_saying() -> None:
-    """Lead what is still to come on stdout nowhere; else the interpreter's last flush would fail again.
+def silence_stdout() -> None:
+    """Redirect stdout to /dev/null; else the interpreter's last flush would fail again.
 
     Source: docs.python.org, module signal, "Note on SIGPIPE".
     """

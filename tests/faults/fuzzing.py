@@ -19,8 +19,8 @@ import yaml
 
 from pipeline import PROJECT
 from pipeline.cli.main import main
-from pipeline.config.compose import CONF
 from pipeline.config.jobs import JOBS
+from pipeline.config.keys import CONF
 
 CODES = {0, 2, 3, 4, 5}
 """1 is left for what nobody has foreseen."""

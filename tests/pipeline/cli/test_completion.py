@@ -68,7 +68,7 @@ def test_jobs_of_ones_own_are_completed_too(tmp_path, capsys):
 
 def test_other_arguments_are_refused(capsys):
     assert main(["completion", "zsh"]) == ExitCode.CONFIG
-    assert "say: python -m pipeline completion" in capsys.readouterr().err
+    assert "usage: python -m pipeline completion" in capsys.readouterr().err
 
 
 def test_a_tab_in_a_terminal_completes_the_line(script, tmp_path):

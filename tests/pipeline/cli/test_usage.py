@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.api.errors import ExitCode
-from pipeline.cli.main import COMMANDS, main
-from tests.pipeline.config.test_compose import here, refused, write_job
+from pipeline.cli.commands import COMMANDS
+from pipeline.cli.main import main
+from tests.pipeline.command_line import here, refused, write_job
 
 __all__ = ["here"]  # the fixture: a directory with a job file of squares
 
@@ -68,6 +69,10 @@ def test_a_line_break_that_is_none_is_noted(capsys, argument, noted):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
+        ("a: [1", "cannot be read as YAML"),
+        ("- 1", "must hold keys and values"),
+        ("a: &a [*a]", "bad.yaml: an alias (*name) stands inside of what it names"),
+        ("sampling:\n  temprature: 1\n", "did you mean sampling.temperature? (in "),
         ("seed:\n\t3\n", "line 2, column 1: found character '\\t' that cannot start any token; YAML is indented with"),
         ("name: {{ x }}\n", "line 1, column 8: found unhashable key; a text that begins with { needs quotes"),
         ("name: a: b\n", "line 1, column 8: mapping values are not allowed here; a text with a colon"),
@@ -91,10 +96,35 @@ def test_a_job_file_that_is_wrong_is_told_where_and_what_to_write(capsys, text, 
     assert len(message.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("", "no job is given; write job=NAME (--help tells more)\njobs:\n"),
+        ("job=quikstart", "did you mean job=quickstart?\njobs:\n"),
+        ("job=squares", "there is no job 'squares'; did you mean job=squares.yaml"),
+        ("job=nothing.yaml", "there is no job file nothing.yaml"),
+        ("job=squares.yaml job=quickstart", "'job=squares.yaml' and 'job=quickstart': one job is run"),
+        ("job=mine --config-dir nowhere", "--config-dir nowhere: there is no such directory"),
+        ("docter", "did you mean doctor?"),
+        ("quickstart", "unknown command 'quickstart'; a job is run with job=quickstart"),
+        ("squares.yaml", "unknown command 'squares.yaml'; a job is run with job=squares.yaml"),
+        ("run squares.yaml", "unknown command 'run'; a job is run with job=squares.yaml"),
+    ],
+)
+def test_a_job_or_a_command_that_is_not_there_is_told_with_one_that_is(capsys, arguments, says):
+    assert says in refused(capsys, *arguments.split())
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_that_is_asked_for_help_gives_it(capsys, command):
     assert main([command, "--help"]) == ExitCode.DONE
-    assert "commands:\n" in capsys.readouterr().out
+    assert f"usage: python -m pipeline {command} " in capsys.readouterr().out
+
+
+def test_the_help_lists_every_command(capsys):
+    assert main(["--help"]) == ExitCode.DONE
+    shown = capsys.readouterr().out
+    assert all(f"\n  {name} {command.usage} " in shown for name, command in COMMANDS.items())
 
 
 def test_the_name_of_a_job_in_place_of_its_directory_is_told_the_directory(capsys):
@@ -105,4 +135,6 @@ def test_the_name_of_a_job_in_place_of_its_directory_is_told_the_directory(capsy
 
 
 def test_a_command_without_its_run_is_told_what_to_write(capsys):
-    assert "status is about a run; write python -m pipeline status outputs/NAME" in refused(capsys, "status")
+    message = refused(capsys, "status")
+    assert "usage: python -m pipeline status outputs/NAME [--json]" in message
+    assert "required: outputs/NAME" in message

@@ -179,7 +179,7 @@ def test_the_lock_of_a_dead_process_is_void(tmp_path, caplog):
     (tmp_path / ".lock").write_text(json.dumps({"pid": 4711, "host": "here", "since": "yesterday"}))
     with caplog.at_level(logging.INFO):
         assert run(job(tmp_path)) is ExitCode.DONE
-    assert "ended without a word (pid 4711" in caplog.text
+    assert "an earlier run here (pid 4711" in caplog.text
 
 
 def test_too_many_errors_are_exit_code_3_also_when_asked_again(tmp_path, capsys):

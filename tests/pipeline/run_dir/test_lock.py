@@ -71,7 +71,7 @@ def test_a_second_run_is_kept_out_by_a_live_one_and_let_in_when_that_was_killed(
     flag.unlink()
     with caplog.at_level("INFO"):
         assert run_job(job(out, flag), Resources()) is ExitCode.DONE
-    assert f"an earlier run here ended without a word (pid {first.pid}" in caplog.text
+    assert f"an earlier run here (pid {first.pid}" in caplog.text
     assert "resuming: 20 rows (2 chunks) are committed already" in caplog.text
 
 

@@ -11,7 +11,6 @@ from pipeline.api.errors import ConfigError
 from pipeline.api.meter import RowCounts
 from pipeline.run_dir.manifest import manifest
 from pipeline.run_dir.names import refuse_foreign, remove_parts, set_aside, wipe
-from pipeline.run_dir.published import Published
 from pipeline.run_dir.state import RunState, RunStatus, ShardRecord
 from pipeline.run_dir.state_schema import FORMAT
 
@@ -145,9 +144,15 @@ def test_a_state_of_another_format_is_refused(tmp_path, state, version):
 def test_what_is_published_is_missing_until_it_is_noted(tmp_path, state):
     state.commit(1, 0, 4, [shard(0)], {})
     state.commit(1, 1, 4, [shard(1)], {})
-    with closing(Published(tmp_path, "s3://bucket")) as published:
-        published.note(shard(0).path, shard(0).sha256)
-        assert published.missing(10) == [shard(1)]
+    for url in ("s3://bucket", "s3://other"):
+        state.note_published(url, shard(0).path, shard(0).sha256)
+    assert state.unpublished("s3://bucket", 10) == [shard(1)]
+    assert state.unpublished("s3://new", 10) == [shard(0), shard(1)]
+    state.forget_published([shard(0).path], "s3://bucket")
+    assert state.unpublished("s3://bucket", 10) == [shard(0), shard(1)]
+    assert state.published("s3://other", shard(0).path) == shard(0).sha256
+    state.forget_published([shard(0).path])
+    assert state.published("s3://other", shard(0).path) is None
 
 
 def test_what_operators_remember_and_the_accounts_are_found_again(tmp_path, state):

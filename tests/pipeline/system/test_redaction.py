@@ -7,9 +7,9 @@ import yaml
 
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
-from pipeline.config.config_yaml import dumped
+from pipeline.config.config_yaml import to_yaml
 from pipeline.settings import JobSettings, NodeSettings
-from pipeline.system.redaction import LEFT_OUT, clean_url, for_keeping, usable, without_secrets
+from pipeline.system.redaction import LEFT_OUT, clean_url, for_keeping, without_redacted, without_secrets
 from tests.pipeline.config.test_fingerprint import fingerprint
 
 OPTIONS = {
@@ -41,7 +41,7 @@ def test_of_storage_options_only_what_is_known_to_be_harmless_is_kept():
 
 
 def test_what_was_left_out_is_not_used():
-    assert usable(KEPT) == {
+    assert without_redacted(KEPT) == {
         **{k: v for k, v in KEPT.items() if k != "key"},
         "client_kwargs": {"region_name": "eu"},
         "headers": [LEFT_OUT],
@@ -71,7 +71,7 @@ def test_messages_are_freed_of_secrets():
 def test_neither_config_yaml_nor_the_fingerprint_has_them():
     data = {"path": "https://h/a?sig=5ec2e7", "storage_options": OPTIONS, "format": "csv"}
     settings = JobSettings(nodes={"read": NodeSettings({"_target_": "m.C", "data": data})})
-    text = dumped(settings)
+    text = to_yaml(settings)
     assert yaml.safe_load(text)["nodes"]["read"]["op"]["data"]["storage_options"] == KEPT
     found = str(fingerprint(on_node={"storage_options": OPTIONS, "format": "csv"}))
     assert "nodes.square.op.bad.format" in found

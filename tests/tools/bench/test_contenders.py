@@ -13,8 +13,9 @@ from operators.settings import ModelSettings, SamplingSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
-from pipeline.config.compose import CONF, register, register_job, settings_of
+from pipeline.config.compose import register, register_job, settings_of
 from pipeline.config.jobs import find_job
+from pipeline.config.keys import CONF
 from tests.tools.bench.work import FAKE, spec, with_facts
 from tools.bench.contenders import CELLS, BatchedBench, Contender, Function, Job, LlamaBench, Program, sizes
 from tools.bench.scenarios import JOB, LADDER, PEERS, SCENARIOS, TOGGLES, scenario

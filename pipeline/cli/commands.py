@@ -1,0 +1,59 @@
+"""The table of commands, from which dispatch, help and completion follow.
+
+A command is a module with `main(arguments) -> exit code`, and a line here.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import NamedTuple
+
+from pipeline.api.errors import ConfigError
+
+PROGRAM = "python -m pipeline"
+
+
+class Command(NamedTuple):
+    """A command: its arguments, what it does, and the module with its `main`, imported when the command is run."""
+
+    usage: str
+    about: str
+    module: str
+
+
+COMMANDS = {
+    "compare": Command("outputs/A outputs/B", "compare two runs", "pipeline.cli.compare"),
+    "completion": Command(
+        "[--config-dir DIR]",
+        "print a script for bash: source <(python -m pipeline completion)",
+        "pipeline.cli.completion",
+    ),
+    "doctor": Command("[--json]", "check that this machine is set up", "tools.build.doctor"),
+    "jobs": Command("[--config-dir DIR]", "list the jobs", "pipeline.cli.jobs"),
+    "operators": Command("[NAME ...]", "list or explain what jobs are made of", "operators.catalog"),
+    "report": Command("outputs/NAME ...", "make report.html again", "pipeline.cli.report"),
+    "status": Command("outputs/NAME [--json]", "show how far a run is; --json for programs", "pipeline.cli.status"),
+    "verify": Command("outputs/NAME [repair=true]", "check results; repair=true mends them", "pipeline.cli.verify"),
+}
+
+
+def usage_of(name: str) -> str:
+    """Return the whole command line of the command `name`."""
+    return f"{PROGRAM} {name} {COMMANDS[name].usage}"
+
+
+def parser_of(name: str) -> ArgumentParser:
+    """Return the parser of the command `name`; usage and help are those of the table."""
+    return ArgumentParser(f"{PROGRAM} {name}", usage_of(name), COMMANDS[name].about, allow_abbrev=False)
+
+
+def config_dir(folder: str) -> Path:
+    """Return what `--config-dir` names.
+
+    Raises:
+        ConfigError: there is no such directory.
+    """
+    if not Path(folder).is_dir():
+        raise ConfigError(f"--config-dir {folder}: there is no such directory")
+    return Path(folder)

@@ -1,0 +1,207 @@
+"""The jobs of a command line: composed by Hydra and run one after the other, with a summary of a sweep."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import hydra
+from omegaconf import DictConfig, OmegaConf
+
+from pipeline.api.errors import ConfigError, ExitCode, PipelineError
+from pipeline.cli.commands import PROGRAM, config_dir
+from pipeline.cli.usage import notes, refuse_dashes
+from pipeline.config.build import Job, build_graph
+from pipeline.config.compose import COMPOSITION_ERRORS, overrides_given, register, register_job, settings_of
+from pipeline.config.explain import explained
+from pipeline.config.jobs import find_job, jobs_table
+from pipeline.config.keys import CONF, known_keys
+from pipeline.dataflow.runtime import Resources
+from pipeline.dry_run.estimate import estimate
+from pipeline.dry_run.plan import plan_lines
+from pipeline.monitor.prometheus import check_prometheus_file
+from pipeline.publish.uploader import destination_of
+from pipeline.run.admission import standing, standing_lines
+from pipeline.run.job import run_job
+from pipeline.run.memory_check import check_memory
+from pipeline.settings import PLAN, JobSettings
+from pipeline.system.failpoints import Failpoint, reached
+from pipeline.system.redaction import refuse_noted_credentials
+from pipeline.system.signals import signals_received
+from pipeline.system.terminal import say
+
+_SEVERITY = (ExitCode.DONE, ExitCode.BUDGET, ExitCode.REJECTS, ExitCode.INTERRUPTED, ExitCode.CONFIG, ExitCode.FAILED)
+_JOB_ARGUMENT = re.compile(r"(\+{0,2}job=)(.+)")
+
+
+@dataclass(frozen=True)
+class SweptJob:
+    """A job of a sweep.
+
+    Args:
+        overrides: as they were given, with one value each.
+        code: how it ended; None where an interrupt came before it.
+        directory: where its results are; None where its settings cannot work.
+    """
+
+    overrides: tuple[str, ...]
+    code: ExitCode | None
+    directory: Path | None = None
+
+    @property
+    def where(self) -> str:
+        """Directory of its results, or why there are none."""
+        if self.code is None:
+            return "not begun; the same command goes on"
+        return "not run: its settings cannot work, see above" if self.directory is None else str(self.directory)
+
+
+def worst(codes: Sequence[ExitCode]) -> ExitCode:
+    """Return the most serious of `codes`; DONE when there is none."""
+    return max(codes, key=_SEVERITY.index, default=ExitCode.DONE)
+
+
+def print_error(error: Exception) -> ExitCode:
+    """Print on stderr what went wrong, with a traceback where no one has foreseen it. Returns the exit code."""
+    if isinstance(error, PipelineError):
+        print(f"error: {error}", file=sys.stderr)
+        return ExitCode(error.exit_code)
+    print(f"error: not foreseen: {type(error).__name__}: {error}; what led to it:", file=sys.stderr)
+    traceback.print_exception(error)
+    return ExitCode.FAILED
+
+
+def config_dirs_of(arguments: Sequence[str]) -> list[Path]:
+    """Return the folders of `--config-dir` in the arguments of a job, which Hydra parses.
+
+    Raises:
+        ConfigError: one is not there.
+    """
+    given = [a.partition("=")[2] for a in arguments if a.startswith("--config-dir=")]
+    given += [b for a, b in itertools.pairwise(arguments) if a in ("--config-dir", "-cd")]
+    return [config_dir(folder) for folder in given]
+
+
+def run_jobs(arguments: Sequence[str], dirs: Sequence[Path]) -> ExitCode:
+    """Compose the job that `arguments` name, or all jobs of their sweep, and run them. Returns the worst exit code.
+
+    Args:
+        dirs: folders with jobs of the user's own.
+
+    Raises:
+        ConfigError: the arguments name no job, or nothing can be composed of them.
+    """
+    refuse_dashes(arguments, known_keys)
+    arguments = _with_jobs(arguments, dirs)
+    refuse_noted_credentials(arguments)
+    register()
+    jobs: list[SweptJob] = []
+    process = Resources()
+
+    def task(config: DictConfig) -> None:
+        overrides = overrides_given()
+        stopped = signals_received() or any(job.code is ExitCode.INTERRUPTED for job in jobs)
+        jobs.append(SweptJob(overrides, None) if stopped else _run_one(config, overrides, process))
+
+    compose = hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)
+    try:
+        with _command_line(_options_last(arguments)):
+            compose()
+    except COMPOSITION_ERRORS as error:
+        raise explained(error) from error
+    except Exception as error:
+        if jobs or isinstance(error, PipelineError):
+            raise
+        # Hydra and OmegaConf trip over some files without an error of their own.
+        raise ConfigError(f"the job cannot be composed: {type(error).__name__}: {error}") from error
+    finally:
+        process.close()
+    if len(jobs) > 1:
+        print("\n".join(["", *_sweep_lines(jobs)]))
+    return worst([job.code for job in jobs if job.code is not None])
+
+
+def _with_jobs(arguments: Sequence[str], dirs: Sequence[Path]) -> list[str]:
+    """Register every job that the arguments name, and name it by its key. In a sweep `job=a,b` names several."""
+    rewritten: list[str] = []
+    named = ""
+    for argument in arguments:
+        if match := _JOB_ARGUMENT.fullmatch(argument):
+            if named:
+                raise ConfigError(f"'{named}' and '{argument}': one job is run; several are a sweep, -m job=ONE,OTHER")
+            named = argument
+            jobs = [find_job(name, dirs) for name in match[2].split(",")]
+            for job in jobs:
+                register_job(job)
+            argument = match[1] + ",".join(job.key for job in jobs)
+        rewritten.append(argument)
+    if not named:
+        raise ConfigError(f"no job is given; write job=NAME (--help tells more)\n{jobs_table(dirs)}")
+    return rewritten
+
+
+def _options_last(arguments: Sequence[str]) -> list[str]:
+    """Hydra's argument parser takes the overrides only in one piece: `job=x -m seed=1,2` would be refused."""
+    overrides = [a for a in arguments if a.startswith("~") or ("=" in a and not a.startswith("-"))]
+    return overrides + [a for a in arguments if a not in overrides]
+
+
+@contextmanager
+def _command_line(arguments: Sequence[str]) -> Iterator[None]:
+    """Inside the block Hydra reads `arguments`, and raises its errors rather than report them itself."""
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    before, sys.argv = sys.argv, [PROGRAM, *arguments]
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+def _run_one(config: DictConfig, overrides: tuple[str, ...], process: Resources) -> SweptJob:
+    """Run one job of a sweep, or the only one. Its error must not keep the others from running."""
+    reached(Failpoint.CONFIG_COMPOSED)
+    directory = None
+    try:
+        settings = settings_of(config)
+        for note in notes(OmegaConf.to_container(config)):
+            print(note, file=sys.stderr)
+        directory = settings.directory
+        code = _show(settings, process) if settings.show or settings.dry_run else run_job(settings, process)
+    except Exception as error:
+        code = print_error(error)
+    return SweptJob(overrides, code, directory)
+
+
+def _show(settings: JobSettings, process: Resources) -> ExitCode:
+    graph = build_graph(settings)
+    if settings.dry_run:
+        destination_of(settings)
+        check_prometheus_file(settings.prometheus_file)
+    say([graph.to_mermaid()] if settings.show else plan_lines(settings, graph))
+    if settings.dry_run:
+        check_memory(settings, graph)
+    if settings.dry_run == PLAN:
+        say(standing_lines(standing(Job.of(settings, graph))))
+    if settings.dry_run is True:
+        for line in estimate(settings, graph, process):
+            say([line])
+    return ExitCode.DONE
+
+
+def _sweep_lines(jobs: Sequence[SweptJob]) -> list[str]:
+    """Return a line for each job: exit code, settings in which it differs from the others, where its results are."""
+    common = set(jobs[0].overrides).intersection(*(job.overrides for job in jobs))
+    own = [" ".join(o for o in job.overrides if o not in common) for job in jobs]
+    width = max(len(text) for text in own)
+    lines = [
+        f"  {'-' if job.code is None else int(job.code)}  {text:{width}}  {job.where}"
+        for job, text in zip(jobs, own, strict=True)
+    ]
+    return [f"sweep: {len(jobs)} jobs; exit code, settings, results", *lines]

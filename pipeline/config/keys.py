@@ -1,0 +1,99 @@
+"""The keys of all settings, and what to say of one that is not among them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any, get_type_hints
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from pipeline import PROJECT
+from pipeline.api.errors import did_you_mean
+from pipeline.config.build import load_object
+from pipeline.settings import GROUPS, JobSettings, NodeSettings
+
+CONF = PROJECT / "conf"
+SCHEMA = "schema"
+FREE_FORM = (
+    *("data.storage_options", "data.schema", "data.rename", "model.options", "output.storage_options"),
+    *("sampling.logit_bias", "sampling.structured.json_schema"),
+)
+"""Settings whose keys are the user's own."""
+
+
+@cache
+def schemas() -> Mapping[str, Mapping[str, type[Any]]]:
+    """Return the dataclasses of each config group, by the names under which its options can take them."""
+    named = yaml.safe_load((CONF / "schemas.yaml").read_text(encoding="utf-8"))
+    each = {group: {SCHEMA: given} if isinstance(given, str) else given for group, given in named.items()}
+    return {group: {name: load_object(target) for name, target in own.items()} for group, own in each.items()}
+
+
+def known_keys() -> list[str]:
+    """Return every key that can be typed, except those below `nodes`."""
+    of_groups = (
+        key for group, options in schemas().items() for cls in options.values() for key in _keys_of(cls, f"{group}.")
+    )
+    own = (key for key in _keys_of(JobSettings) if key not in (*GROUPS, "nodes"))
+    return list(dict.fromkeys([*of_groups, *own]))
+
+
+def unknown_keys(config: DictConfig, above: str = "") -> Iterator[str]:
+    """Yield the keys that the settings classes do not have: what `+` adds comes past OmegaConf's own check."""
+    kind = OmegaConf.get_type(config)
+    fields = {f.name for f in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else None
+    if fields is None and above.removesuffix(".") in GROUPS:  # of which no option is chosen
+        fields = set()
+    for key in map(str, config):
+        inside = config._get_node(key)
+        if fields is not None and key not in fields:
+            yield f"{above}{key}"
+        elif isinstance(inside, DictConfig) and isinstance(inside._value(), dict):  # no interpolation, no null
+            yield from unknown_keys(inside, f"{above}{key}.")
+
+
+def unknown_key(key: str) -> str:
+    """Return what is wrong with `key`, which is not known, and what may be meant."""
+    if key.startswith("nodes."):
+        return _unknown_in_graph(*key.removeprefix("nodes.").partition(".")[::2])
+    if free := next((f for f in FREE_FORM if key.startswith(f"{f}.")), None):
+        return f"{free} has no '{key.removeprefix(f'{free}.')}' yet; to add it write +{key}=..."
+    known = known_keys()
+    group, _, leaf = key.rpartition(".")
+    if key in known:
+        return f"'{key}' is a key of another option of {group}; choose that one ({group}=...)"
+    inside = [k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == group]
+    # `name` is the job's own: who writes it below a group means something else
+    elsewhere = [k for k in known if k.rpartition(".")[2] == leaf and k != "name"]
+    hint = f"; did you mean {elsewhere[0]}?" if elsewhere else did_you_mean(leaf, inside, f"{group}." if group else "")
+    hint = hint or ("" if inside else did_you_mean(key, [*known, *GROUPS]))
+    listed = f"; the keys of {group} are {', '.join(inside)}" if group and inside and not hint else ""
+    return f"unknown key '{key}'{hint}{listed}"
+
+
+def _unknown_in_graph(node: str, key: str) -> str:
+    if not key:
+        return (
+            f"unknown key 'nodes.{node}': there is no such node (show=graph prints them); the command line changes"
+            " nodes, and a new one is written in a job file"
+        )
+    if not key.startswith("op."):
+        keys = [f.name for f in dataclasses.fields(NodeSettings)]
+        hint = did_you_mean(key, keys)
+        return f"unknown key 'nodes.{node}.{key}'{hint}; the keys of a node are {', '.join(keys)}"
+    return (
+        f"unknown key 'nodes.{node}.{key}' in the graph; to add it write +nodes.{node}.{key}=..., and where a node"
+        " takes a whole group (sampling: ${sampling}) set the group's key instead (sampling.temperature=...)"
+    )
+
+
+def _keys_of(settings: type[Any], above: str = "") -> Iterator[str]:
+    """Yield the keys of a settings class, and of those inside it."""
+    hints = get_type_hints(settings)
+    for field in dataclasses.fields(settings):
+        yield f"{above}{field.name}"
+        if dataclasses.is_dataclass(hints[field.name]):
+            yield from _keys_of(hints[field.name], f"{above}{field.name}.")

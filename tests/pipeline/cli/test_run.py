@@ -1,0 +1,157 @@
+"""Jobs and sweeps of a command line: what is run, what is written, and the exit code."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipeline import PROJECT
+from pipeline.api.errors import ExitCode
+from pipeline.cli.main import main
+from pipeline.cli.run import worst
+from tests.pipeline.command_line import NODES, OPS, here, refused, write_job
+
+__all__ = ["here"]  # the fixture: a directory with a job file of squares
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["jobs"], ["job=squares.yaml", "--cfg", "job"]])
+def test_what_only_tells_ends_with_0_and_writes_nothing(arguments, here, capsys):
+    assert main(arguments) == 0
+    assert capsys.readouterr().out
+    assert [p.name for p in here.iterdir()] == ["squares.yaml"]
+
+
+def test_show_and_dry_run_print_and_write_nothing(here, capsys):
+    assert main(["job=squares.yaml", "show=graph"]) == 0
+    assert capsys.readouterr().out.startswith("flowchart LR\n    numbers([")
+    assert main(["job=squares.yaml", "dry_run=true"]) == 0
+    planned = capsys.readouterr().out
+    assert "results would go to outputs/squares" in planned
+    assert "flowchart" not in planned
+    assert [p.name for p in here.iterdir()] == ["squares.yaml"]
+
+
+def test_the_plan_says_of_each_node_only_what_it_does_to_the_columns(capsys):
+    assert main(["job=self_instruct", "dry_run=plan"]) == ExitCode.DONE
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert lines["read"] == "ReadPrompts, in rounds: id: string, kind: string, prompt: string, row: int64"
+    assert lines["ask"] == "Render <- read: adds prompt_text: string"
+    assert lines["distinct"] == "Dedup <- whole: the same columns"
+    assert lines["judge_columns"] == "Select <- question: drops prompt_text, prompt_ids"
+    assert re.match(r"Rename <- columns: adds instruction: string.*; drops instruction_completion", lines["dataset"])
+    assert lines["write"] == "WriteRows <- target: writes the rows"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("output.publish=nowhere://x", "output.publish=nowhere://x"),
+        ("prometheus_file=nowhere/x.prom", "there is no directory nowhere"),
+    ],
+)
+def test_a_dry_run_refuses_what_a_run_would_refuse(given, says, here, capsys):
+    assert says in refused(capsys, "job=squares.yaml", "dry_run=true", given)
+
+
+def test_a_job_runs_and_hydra_leaves_nothing_behind(here, capsys):
+    assert main(["job=./squares.yaml"]) == 0
+    assert sorted(p.name for p in here.iterdir()) == ["outputs", "squares.yaml"]
+    assert [p.name for p in (here / "outputs").iterdir()] == ["squares"]
+
+
+def test_config_dir_adds_jobs_and_options(tmp_path, capsys):
+    for name, text in {"job/mine.yaml": "# Mine.\n" + NODES, "sampling/wild.yaml": "temperature: 5.0\n"}.items():
+        (tmp_path / "extra" / name).parent.mkdir(parents=True)
+        (tmp_path / "extra" / name).write_text(text)
+    assert main(["job=mine", "sampling=wild", "--config-dir", "extra", "--cfg", "job"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["sampling"]["temperature"] == 5.0
+    assert main(["jobs", "--config-dir=extra"]) == 0
+    assert re.search(r"mine +Mine\.", capsys.readouterr().out)
+
+
+def test_a_sweep_gives_each_job_its_own_directory_and_ends_with_the_worst_code(here, capsys):
+    arguments = ["job=squares.yaml", "-m", "seed=1,2", "sampling.stop_token_ids=[],[3]"]
+    assert main(arguments) == ExitCode.REJECTS
+    found = sorted(p.name for p in (here / "outputs").iterdir())
+    assert len([name for name in found if name.startswith("squares-")]) == 4
+    assert {name for name in found if not name.startswith("squares-")} <= {".hydra"}
+    head, *lines = capsys.readouterr().out.splitlines()[-5:]
+    assert head == "sweep: 4 jobs; exit code, settings, results"
+    assert [line.split()[:-1] for line in lines] == [
+        [str(int(code)), f"seed={seed}", f"sampling.stop_token_ids={ids}"]
+        for seed in (1, 2)
+        for ids, code in (("[]", ExitCode.DONE), ("[3]", ExitCode.REJECTS))
+    ]
+    assert sorted(Path(line.split()[-1]).name for line in lines) == [n for n in found if n.startswith("squares-")]
+    assert main([*arguments, "max_error_rate=1"]) == ExitCode.DONE
+    assert sorted(p.name for p in here.iterdir()) == ["outputs", "squares.yaml"]
+
+
+def test_where_a_sweep_is_published_does_not_change_where_it_runs(here, capsys):
+    arguments = ["job=squares.yaml", "-m", "seed=1,2", "output.card=false"]
+    assert main([*arguments, f"output.publish=file://{here}/outputs/at/${{seed}}"]) == ExitCode.DONE
+    assert len(list((here / "outputs/at").glob("*/manifest.json"))) == 2
+    assert main(arguments) == ExitCode.DONE
+    assert len(list((here / "outputs").glob("squares-*"))) == 2
+
+
+def test_credentials_do_not_go_where_hydra_notes_a_sweep(here, capsys):
+    arguments = ["job=squares.yaml", "-m", "seed=1,2", "output.storage_options={key: hunter2}"]
+    assert "in a sweep the command line is written to outputs/.hydra" in refused(capsys, *arguments)
+    assert list(here.rglob("*.yaml")) == [here / "squares.yaml"]
+
+
+def test_an_interrupt_ends_a_sweep_and_says_what_was_not_begun(here, capsys):
+    stop = f"  stop: {{inputs: square, op: {{_target_: {OPS}.InterruptAt, at: 15, flag: flag}}}}\n"
+    write_job("stops", "progress: none\n" + NODES.replace("inputs: square", "inputs: stop") + stop)
+    (here / "flag").touch()
+    assert main(["job=stops.yaml", "-m", "seed=1,2"]) == ExitCode.INTERRUPTED
+    first, second = capsys.readouterr().out.splitlines()[-2:]
+    assert first.split()[:2] == ["4", "seed=1"]
+    assert second.split(None, 2) == ["-", "seed=2", "not begun; the same command goes on"]
+    assert main(["job=stops.yaml", "-m", "seed=1,2"]) == ExitCode.DONE
+
+
+def test_a_job_of_a_sweep_that_cannot_work_does_not_stop_the_others(here, capsys):
+    assert main(["job=squares.yaml", "-m", "chunk_rows=0,5"]) == ExitCode.CONFIG
+    first, second = capsys.readouterr().out.splitlines()[-2:]
+    assert first.split(None, 2) == ["2", "chunk_rows=0", "not run: its settings cannot work, see above"]
+    assert second.split()[:2] == ["0", "chunk_rows=5"]
+    assert len(list((here / "outputs").glob("squares-*/manifest.json"))) == 1
+
+
+def test_on_finish_is_told_from_the_command_line(here):
+    assert main(["job=squares.yaml", "on_finish.command=[touch,told]"]) == ExitCode.DONE
+    assert (here / "told").exists()
+
+
+def test_the_worst_code():
+    assert worst([]) is ExitCode.DONE
+    assert worst([ExitCode.BUDGET, ExitCode.REJECTS, ExitCode.DONE]) is ExitCode.REJECTS
+    assert worst([ExitCode.CONFIG, ExitCode.FAILED, ExitCode.INTERRUPTED]) is ExitCode.FAILED
+
+
+def test_a_folder_that_is_called_operators_does_not_hide_ours(here):
+    (here / "operators").mkdir()
+    (here / "operators" / "__init__.py").write_text("raise SystemExit('not ours')\n")
+    command = [sys.executable, "-m", "pipeline", "job=squares.yaml", "dry_run=plan"]
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"), [(["job=nope"], 2), (["--help"], 0), (["job=squares.yaml", "x.y=1"], 2)]
+)
+def test_the_process_ends_with_the_code(arguments, code, here):
+    command = [sys.executable, "-m", "pipeline", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert "Traceback" not in done.stdout + done.stderr
