@@ -153,8 +153,8 @@ class StageMeter:
         else:
             self._chunks[chunk] = counts
 
-    def take_chunk(self, chunk: int) -> RowCounts:
-        """The account of a chunk that the stage has ended; handed out once."""
+    def take(self, chunk: int) -> RowCounts:
+        """Remove and return the account of a chunk that the stage ends."""
         return self._chunks.pop(chunk, RowCounts())
 
     def counts(self) -> dict[str, int]:

@@ -156,37 +156,6 @@ class Source(StreamOperator, Protocol):
 
 
 @runtime_checkable
-class Stateful(Protocol):
-    """An operator (of either kind) whose output depends on rows of earlier chunks: what it saw, how much it has.
-
-    A resumed run begins at the first chunk that is not committed. So what the operator remembers is committed with each
-    chunk, in the same transaction, and given back on a resume. Chunks end in order, but an operator may be ahead: at
-    the end of chunk k it may have seen rows of k+1, which must not show in `state(k)`. To decide by the order of rows
-    and not of arrival, decide in `finish`.
-    """
-
-    def state(self, chunk: int) -> bytes:
-        """What to remember when all chunks up to and with `chunk` are committed. Called in the node's own thread, once
-        for each of its ChunkEnds, just before that is sent."""
-
-    def restore(self, state: bytes) -> None:
-        """Go on from `state`, the last one that was committed. Called before `open`, and only on a resume."""
-
-
-@runtime_checkable
-class Accumulating(Protocol):
-    """As Stateful, for what grows with the rows: only what a chunk adds is committed with it, and all of that is given
-    back on a resume. `Stateful` would write everything again at every chunk."""
-
-    def added(self, chunk: int) -> bytes:
-        """What is to be remembered of `chunk`, and of no other. Called as `Stateful.state` is."""
-
-    def restore_added(self, additions: Iterable[bytes]) -> None:
-        """Go on from what `added` gave for each committed chunk, in their order. Called before `open`, and only on a
-        resume."""
-
-
-@runtime_checkable
 class Reporter(Protocol):
     """An operator that has something to say at the end of a finished run."""
 
@@ -255,6 +224,9 @@ class Weighed(Protocol):
 class BaseOperator:
     """Empty `open`, `finish` and `close`, for operators that need none of them."""
 
+    append = False
+    """Whether `state` gives what a chunk adds, and not all that is to be remembered."""
+
     def open(self, runtime: Runtime) -> None:
         """Nothing to open."""
 
@@ -264,6 +236,28 @@ class BaseOperator:
 
     def close(self) -> None:
         """Nothing to close."""
+
+    def state(self, chunk: int) -> bytes:
+        """Return what to remember when all chunks up to and with `chunk` are committed; with `append`, what `chunk`
+        adds to what was remembered before.
+
+        For an operator whose output depends on rows of earlier chunks. It is committed with the chunk, in one
+        transaction, and given back on a resume, which begins at the first chunk that is not committed. Called in the
+        node's own thread, once for each of its ChunkEnds, just before that is sent. Chunks end in order, but an
+        operator may be ahead: at the end of chunk k it may have seen rows of k+1, which must not show in `state(k)`.
+        To decide by the order of rows and not of arrival, decide in `finish`.
+        """
+        raise NotImplementedError
+
+    def restore(self, states: Iterable[bytes]) -> None:
+        """Go on from the committed state; with `append`, from those of all committed chunks in order, else from the
+        last one alone. Called before `open`, and only on a resume."""
+        raise NotImplementedError
+
+
+def keeps_state(operator: object) -> bool:
+    """Return whether `operator` has a `state` of its own."""
+    return isinstance(operator, BaseOperator) and type(operator).state is not BaseOperator.state
 
 
 def inputs_fit(operator: Any, inputs: Sequence[pa.Schema]) -> bool:

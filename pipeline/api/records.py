@@ -7,8 +7,8 @@ has one number for each expansion it went through and is absent before the first
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -151,7 +151,8 @@ class Shard:
         temporary: where it lies now, on the same file system.
         rows: rows in it.
         size_bytes, sha256: of the file.
-        schema: the columns that were written; a file of some formats does not say.
+        schema: the columns as a reader of the file sees them; a file of some formats does not say.
+        rejects: in a file of rejects, the rows by (node, kind, reason).
     """
 
     chunk: int
@@ -161,6 +162,7 @@ class Shard:
     size_bytes: int
     sha256: str
     schema: pa.Schema
+    rejects: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
 
 
 Item = Batch | Rejects | ChunkEnd
@@ -215,11 +217,11 @@ def require_column(schema: pa.Schema, name: str, accepts: Sequence[pa.DataType] 
     """
     if name not in schema.names:
         raise SchemaError(f"needs a column '{name}'; the input has {', '.join(schema.names) or 'none'}")
-    field = schema.field(name)
-    if accepts is not None and field.type not in accepts:
+    found = schema.field(name)
+    if accepts is not None and found.type not in accepts:
         wanted = " or ".join(str(t) for t in accepts)
-        raise SchemaError(f"column '{name}' has type {field.type}; it must be {wanted}")
-    return field
+        raise SchemaError(f"column '{name}' has type {found.type}; it must be {wanted}")
+    return found
 
 
 def add_columns(schema: pa.Schema, *fields: pa.Field) -> pa.Schema:
@@ -228,11 +230,11 @@ def add_columns(schema: pa.Schema, *fields: pa.Field) -> pa.Schema:
     Raises:
         SchemaError: the input has a column of that name already.
     """
-    for field in fields:
-        if field.name in schema.names:
+    for new in fields:
+        if new.name in schema.names:
             raise SchemaError(
-                f"would write the column '{field.name}', which the input has already; rename that input column, or,"
-                f" where an earlier node made it, take it out with Select before this node (drop: [{field.name}])"
+                f"would write the column '{new.name}', which the input has already; rename that input column, or,"
+                f" where an earlier node made it, take it out with Select before this node (drop: [{new.name}])"
             )
-        schema = schema.append(field)
+        schema = schema.append(new)
     return schema

@@ -10,15 +10,14 @@ from dataclasses import dataclass, field
 
 from pipeline.api.errors import Cancelled, Interrupted, NodeFailed, PipelineError, Released
 from pipeline.api.meter import RowCounts, StageMeter, StageState
-from pipeline.api.protocols import Accumulating, Stateful, StreamOperator
-from pipeline.api.records import ChunkEnd, Item, Shard
+from pipeline.api.protocols import StreamOperator
+from pipeline.api.records import Item, Shard
 from pipeline.dataflow.as_stream import line_of, run_operator
-from pipeline.dataflow.commit import ChunkStates, ChunkWindow, CommitHook, Committer, Remembered
+from pipeline.dataflow.commit import ChunkWindow, CommitHook, Committer
 from pipeline.dataflow.graph import REJECT_WRITER, Graph, Node
 from pipeline.dataflow.inbox import Channel, Inbox
 from pipeline.dataflow.outbox import Outbox
 from pipeline.dataflow.reject_writer import RejectWriter
-from pipeline.dataflow.row_counts import RowLaw
 from pipeline.dataflow.runtime import NodeRuntime, RunContext
 from pipeline.dataflow.stage import Stage
 from pipeline.system.disk_errors import explained
@@ -36,16 +35,14 @@ class ExecutorSettings:
     Args:
         max_open_chunks: chunks that may be begun and uncommitted.
         first_chunk: where the source begins (the number of committed chunks of a resumed run).
-        states: by node, what a stateful operator kept with the chunk before.
-        additions: by node, what an accumulating one kept with each chunk before.
+        states: by node, what an operator has kept with the chunks before.
         tick_s: seconds between two calls of `tick`.
         tick: called from the main thread while the graph runs (progress, metrics).
     """
 
     max_open_chunks: int = 8
     first_chunk: int = 0
-    states: Mapping[str, bytes] = field(default_factory=dict)
-    additions: Mapping[str, Iterable[bytes]] = field(default_factory=dict)
+    states: Mapping[str, Iterable[bytes]] = field(default_factory=dict)
     tick_s: float = 0.2
     tick: Callable[[], None] = field(default=lambda: None)
 
@@ -57,7 +54,7 @@ class Executor:
         graph: the checked graph.
         rejects: the writer of rejected rows.
         context: what the nodes share.
-        commit: called when every sink has a chunk, in order, with its end and its shards.
+        commit: called with each chunk that all sinks have ended, in order.
     """
 
     def __init__(
@@ -72,8 +69,7 @@ class Executor:
         self._context = context
         self._settings = settings or ExecutorSettings()
         self._window = ChunkWindow(self._settings.max_open_chunks, self._settings.first_chunk)
-        self._committer = Committer(graph.sinks, REJECT_WRITER, commit, self._window, self._leave_early)
-        self._states = ChunkStates()
+        self._committer = Committer(graph.sinks, commit, self._window, self._leave_early)
         self._failure: PipelineError | None = None
         self._enough = False
         self._lock = threading.Lock()
@@ -81,7 +77,6 @@ class Executor:
         self._told_to_stop = threading.Event()
         self._ended = threading.Event()
         self._stages = self._build(rejects)
-        self._row_law = RowLaw(list(self._stages.values()))
         context.enough = self._committer.stop_after
         if graph.goal is not None:
             goal = graph.goal
@@ -97,14 +92,6 @@ class Executor:
     def source_ended(self) -> bool:
         """Whether the source has sent all that it has."""
         return self._stages[self._graph.source].complete
-
-    def take_states(self, chunk: int) -> Remembered:
-        """For the commit of `chunk`: what the operators must remember with it."""
-        return self._states.take(chunk)
-
-    def take_accounts(self, chunk: int) -> Mapping[str, RowCounts]:
-        """For the commit of `chunk`: what became of its rows, by node."""
-        return self._row_law.take(chunk)
 
     def run(self) -> None:
         """Run the graph to its end.
@@ -130,7 +117,8 @@ class Executor:
                 stage.node.op.close()
         if self._failure is not None:
             raise self._failure
-        self._row_law.check()
+        for stage in self._stages.values():
+            stage.check_counts(self._committer.counts.get(stage.name, RowCounts()))
 
     def interrupt(self) -> None:
         """Stop: what runs finishes its step, nothing more is begun. Returns at once."""
@@ -162,25 +150,17 @@ class Executor:
         self, name: str, node: Node, meter: StageMeter, inboxes: dict[str, Inbox], readers: list[Channel]
     ) -> Stage:
         is_rejects = name == REJECT_WRITER
-        is_sink = is_rejects or name in self._graph.sinks
-        outbox = Outbox(
-            name,
-            meter,
-            readers,
-            rejects=None if is_rejects else inboxes[REJECT_WRITER].connect(REJECT_CAPACITY_ROWS),
-            begin_chunk=(lambda chunk: self._window.begin(chunk, meter)) if name == self._graph.source else None,
-            end_chunk=(lambda end, shards: self._committer.chunk_done(name, end, shards)) if is_sink else None,
-        )
-        return Stage(name, node, meter, inboxes[name], outbox, is_sink)
+        rejects = None if is_rejects else inboxes[REJECT_WRITER].connect(REJECT_CAPACITY_ROWS)
+        window = self._window if name == self._graph.source else None
+        outbox = Outbox(name, node.op, meter, readers, rejects, self._committer, window)
+        return Stage(name, node, meter, inboxes[name], outbox, is_rejects or name in self._graph.sinks)
 
     def _open(self, stage: Stage) -> None:
         depth = 0 if stage.name == REJECT_WRITER else self._graph.depth(stage.name)
         op = stage.node.op
         try:
-            if stage.name in self._settings.states and isinstance(op, Stateful):
+            if stage.name in self._settings.states:
                 op.restore(self._settings.states[stage.name])
-            if stage.name in self._settings.additions and isinstance(op, Accumulating):
-                op.restore_added(self._settings.additions[stage.name])
             op.open(NodeRuntime(self._context, stage.name, depth, stage.meter))
         except Exception as error:
             raise self._node_failed(stage.name, error) from error
@@ -211,7 +191,7 @@ class Executor:
             with contextlib.suppress(Released):
                 self._pump(stage)
             if stage.is_sink and not self._context.cancelled.is_set():
-                self._committer.sink_left(stage.name)
+                self._committer.leave(stage.name)
         except Cancelled:
             pass
         except BaseException as error:
@@ -232,21 +212,13 @@ class Executor:
                     self._window.release()
 
     def _pump(self, stage: Stage) -> None:
-        op, items = stage.node.op, self._items(stage)
+        items = self._items(stage)
         try:
             for item in items:
-                if isinstance(item, ChunkEnd):
-                    self._remember(stage.name, op, item.chunk)
                 stage.outbox.put(item)
             stage.complete = stage.inbox.exhausted
         finally:
             items.close()
-
-    def _remember(self, name: str, op: object, chunk: int) -> None:
-        if isinstance(op, Stateful):
-            self._states.keep(name, chunk, op.state(chunk))
-        if isinstance(op, Accumulating):
-            self._states.add(name, chunk, op.added(chunk))
 
     def _items(self, stage: Stage) -> Generator[Item | Shard]:
         op = stage.node.op

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from pipeline.api.errors import PipelineError, Released
 from pipeline.api.meter import StageMeter
+from pipeline.api.protocols import BaseOperator, keeps_state
 from pipeline.api.records import Batch, ChunkEnd, Item, Rejects, Shard
+from pipeline.dataflow.commit import ChunkWindow, Committer
 from pipeline.dataflow.inbox import Channel
+from pipeline.run_dir.chunk_record import OperatorState
 
 
 class ChunkOrderError(PipelineError):
@@ -20,28 +22,31 @@ class Outbox:
 
     Args:
         node: the node's name.
+        operator: asked for its state at the end of each chunk.
         meter: the node's meter.
         readers: one channel for each reader; all get the same objects, nothing is copied.
         rejects: the channel to the reject writer.
-        begin_chunk: called with the number of each chunk before its first item leaves (a source waits here).
-        end_chunk: called with each ChunkEnd and the shards of that chunk (a sink reports to the committer here).
+        committer: gets the node's part in each chunk when the node ends it.
+        window: of a source, which waits there before the first item of each chunk leaves.
     """
 
     def __init__(
         self,
         node: str,
+        operator: BaseOperator,
         meter: StageMeter,
         readers: list[Channel],
         rejects: Channel | None,
-        begin_chunk: Callable[[int], None] | None = None,
-        end_chunk: Callable[[ChunkEnd, list[Shard]], None] | None = None,
+        committer: Committer,
+        window: ChunkWindow | None = None,
     ) -> None:
         self._node = node
+        self._operator = operator
         self._meter = meter
         self._readers = readers
         self._rejects = rejects
-        self._begin_chunk = begin_chunk
-        self._end_chunk = end_chunk
+        self._committer = committer
+        self._window = window
         self._shards: list[Shard] = []
         self._begun: int | None = None
         self._ended: int | None = None
@@ -55,9 +60,9 @@ class Outbox:
             ChunkOrderError: the item belongs to a chunk that has ended, or a ChunkEnd is out of turn.
         """
         self._check_order(item)
-        if self._begin_chunk is not None and (self._begun is None or item.chunk > self._begun):
+        if self._window is not None and (self._begun is None or item.chunk > self._begun):
             self._begun = item.chunk
-            self._begin_chunk(item.chunk)
+            self._window.begin(item.chunk, self._meter)
         match item:
             case Batch():
                 self._meter.count(item.chunk, rows_out=item.num_rows, expanded=item.expanded)
@@ -76,25 +81,29 @@ class Outbox:
         """True when everything that came in must show in what went out: not so for a sink that writes no shards."""
         return bool(self._readers) or self._meter.rows_out > 0
 
-    def has_ended(self, chunk: int) -> bool:
-        """True when the end of `chunk` has left."""
-        return self._ended is not None and self._ended >= chunk
-
     def close(self) -> None:
         """No more items will come."""
         for channel in [*self._readers, *([self._rejects] if self._rejects else [])]:
             channel.close()
 
     def _end(self, end: ChunkEnd) -> None:
-        # The reject writer hears of the end first: a reader that leaves at this end then leaves nobody waiting.
         self._ended = end.chunk
-        if self._begin_chunk is not None:
+        if self._window is not None:
             self._meter.count(end.chunk, rows_in=end.rows)
+        # The committer first: when the reject writer and the sinks have the end, the chunk may be committed.
+        shards, self._shards = self._shards, []
+        self._committer.add(self._node, end, self._meter.take(end.chunk), shards, self._state(end.chunk))
+        # Then the reject writer: a reader that leaves at this end leaves nobody waiting.
         self._to_reject_writer(end)
-        if self._end_chunk is not None:
-            shards, self._shards = self._shards, []
-            self._end_chunk(end, shards)
         self._to_readers(end)
+
+    def _state(self, chunk: int) -> OperatorState | None:
+        if not keeps_state(self._operator):
+            return None
+        state = self._operator.state(chunk)
+        if not isinstance(state, bytes):
+            raise TypeError(f"state({chunk}) gave {type(state).__name__}; it must give bytes")
+        return OperatorState(state, self._operator.append)
 
     def _to_readers(self, item: Batch | ChunkEnd) -> None:
         taken = [channel.put(item, self._meter) for channel in self._readers]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from pipeline.api.protocols import Inbox, Runtime, Source
+from pipeline.api.protocols import BaseOperator, Inbox, Runtime, Source
 from pipeline.api.records import ROW, Batch, ChunkEnd, Item, Rejects, Shard, require_column
 from pipeline.dataflow.goal import Goal
 
@@ -34,7 +34,7 @@ class Place:
     source_row: int = 0
 
 
-class Rounds:
+class Rounds(BaseOperator):
     """Sends the rows of `source` round after round, until `goal` is over or the rows that may be read are.
 
     Row i of round r is row r * N + i, where N is the source's number of rows: so every round draws other numbers. The
@@ -80,8 +80,9 @@ class Rounds:
         """Begin at `chunk`. From where in the source, `restore` says."""
         self._chunk = chunk
 
-    def restore(self, state: bytes) -> None:
+    def restore(self, states: Iterable[bytes]) -> None:
         """Go on from where a chunk ended."""
+        (state,) = states
         self._place = Place(**json.loads(state))
         self._goal.round_rows = self._place.round_rows
 

@@ -44,8 +44,9 @@ class Target(BaseOperator):
         self._runtime = runtime
         runtime.log.info("%d of %d rows are accepted", self._goal.accepted, self._goal.wanted)
 
-    def restore(self, state: bytes) -> None:
+    def restore(self, states: Iterable[bytes]) -> None:
         """Go on counting."""
+        (state,) = states
         self._goal.go_on_from(Spent(**json.loads(state)))
 
     def state(self, chunk: int) -> bytes:

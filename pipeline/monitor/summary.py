@@ -16,8 +16,9 @@ from pipeline.api.records import RejectKind
 from pipeline.dataflow.goal import Goal
 from pipeline.dataflow.graph import Graph
 from pipeline.monitor.wording import duration
+from pipeline.run_dir.chunk_record import RejectCounts
 from pipeline.run_dir.names import DATA, REJECTS, RUN_LOG
-from pipeline.run_dir.state import RejectCounts, RunStatus
+from pipeline.run_dir.state import RunStatus
 
 TOP_REASONS = 3
 """So that the summary of a run has ten lines at most."""

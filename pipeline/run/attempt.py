@@ -6,21 +6,18 @@ import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import partial
 
-import pyarrow.parquet as pq
-
 from pipeline.api.errors import ExitCode, GraphError, Interrupted, PipelineError
-from pipeline.api.protocols import Accumulating, Stateful
-from pipeline.api.records import ChunkEnd, Shard
+from pipeline.api.protocols import keeps_state
 from pipeline.config.build import Job
 from pipeline.config.config_yaml import changes, dumped, origin
 from pipeline.dataflow.executor import Executor, ExecutorSettings
 from pipeline.dataflow.reject_writer import RejectTally, RejectWriter
-from pipeline.dataflow.row_counts import AccountingError
 from pipeline.dataflow.runtime import Resources, RunContext
+from pipeline.dataflow.stage import AccountingError
 from pipeline.dataflow.target import NODE as TARGET
 from pipeline.monitor.display import make_display
 from pipeline.monitor.prometheus import PrometheusFile
@@ -33,12 +30,13 @@ from pipeline.results.report.write import report_of_attempt
 from pipeline.run.ending import exit_code_of, recorded, run_row, settled, show
 from pipeline.run.final_files import conclude, remove_concluded
 from pipeline.run.watchdog import Watchdog
+from pipeline.run_dir.chunk_record import ChunkRecord, RejectCounts
 from pipeline.run_dir.manifest import write_manifest
 from pipeline.run_dir.metrics_table import MetricsTable
 from pipeline.run_dir.names import CONFIG, DATA, REJECTS, remove_parts
-from pipeline.run_dir.state import RejectCounts, RunState, RunStatus, ShardRecord
+from pipeline.run_dir.state import RunState, RunStatus
 from pipeline.settings import FULL
-from pipeline.system.atomic_files import publish, write_atomically
+from pipeline.system.atomic_files import rename_shards, write_atomically
 from pipeline.system.failpoints import Failpoint, reached
 from pipeline.system.machine import RUN_SCHEMA
 from pipeline.system.signals import stopped_by_signals
@@ -77,7 +75,7 @@ class Attempt:
         self._state = state
         self._committed = committed
         self._first_chunk = state.next_chunk
-        states, additions = self._operator_states()
+        states = self._operator_states()
         self._seek_source()
         self._started_at = started_at = datetime.now(UTC).isoformat(timespec="seconds")
         self._rejects_before = rejects = state.rejects()
@@ -85,8 +83,7 @@ class Attempt:
         self._tally = RejectTally()
         self._context = RunContext(directory, Resources(), process, state.start_attempt(started_at), state.run_id)
         reached(Failpoint.ATTEMPT_STARTED)
-        self._schemas = state.schemas()
-        limits = ExecutorSettings(settings.max_open_chunks, self._first_chunk, states, additions)
+        limits = ExecutorSettings(settings.max_open_chunks, self._first_chunk, states)
         writer = RejectWriter(directory / REJECTS, self._tally)
         self._executor = Executor(graph, writer, self._context, self._commit, limits)
         self._telemetry = telemetry = self._new_telemetry(started_at)
@@ -225,32 +222,12 @@ class Attempt:
         if removed := remove_parts(self._directory, keep, temporary_only=temporary_only):
             log.info("removed %d files that were not committed", removed)
 
-    def _commit(self, end: ChunkEnd, shards: Sequence[Shard]) -> None:
+    def _commit(self, record: ChunkRecord) -> None:
         """Give the files of a chunk their names, then record it. In this order: what is recorded is there."""
-        publish(list(shards))
-        records = [
-            ShardRecord(s.path.relative_to(self._directory).as_posix(), s.chunk, s.rows, s.size_bytes, s.sha256)
-            for s in shards
-        ]
-        new = self._new_schemas(shards)
-        rejects, kept = self._tally.take(end.chunk), self._executor.take_states(end.chunk)
-        accounts = self._executor.take_accounts(end.chunk)
-        self._state.commit(
-            self._context.attempt, end.chunk, end.rows, records, rejects, new, kept.whole, kept.added, accounts
-        )
-        self._schemas.update(new)
+        rename_shards(record.shards)
+        self._state.commit(self._context.attempt, record)
         if self._committed is not None:
             self._committed()
-
-    def _new_schemas(self, shards: Sequence[Shard]) -> dict[str, dict[str, str]]:
-        found: dict[str, dict[str, str]] = {}
-        for shard in shards:
-            folder = shard.path.parent.relative_to(self._directory).as_posix()
-            if folder not in self._schemas:
-                # As a reader of the file sees it: Parquet has names of its own for the items of a list.
-                schema = pq.read_schema(shard.path) if shard.path.suffix == ".parquet" else shard.schema
-                found[folder] = {f.name: str(f.type) for f in schema}
-        return found
 
     def _seek_source(self) -> None:
         """Have the source begin at the first chunk that is not committed.
@@ -268,21 +245,20 @@ class Attempt:
         if self._first_chunk and seek is not None:
             seek(self._first_chunk)
 
-    def _operator_states(self) -> tuple[dict[str, bytes], dict[str, Iterator[bytes]]]:
-        """What each stateful operator kept with the last committed chunk, and each accumulating one with all of them.
+    def _operator_states(self) -> dict[str, Iterator[bytes]]:
+        """What the operators have kept with the committed chunks.
 
         Raises:
-            GraphError: an operator is stateful now and was not when the chunks were committed, or the other way round.
+            GraphError: an operator keeps a state now and kept none then, or the other way round.
         """
-        kept, added = self._state.operator_states(), self._state.operator_additions()
-        operators = {name: node.op for name, node in self._graph.nodes.items()}
-        stateful = {name for name, op in operators.items() if isinstance(op, Stateful | Accumulating)}
-        for node in sorted(stateful ^ (kept.keys() | added.keys())) if self._first_chunk else ():
+        kept = self._state.operator_states()
+        stateful = {name for name, node in self._graph.nodes.items() if keeps_state(node.op)}
+        for node in sorted(stateful ^ kept.keys()) if self._first_chunk else ():
             what = "keeps state between chunks, but none is" if node in stateful else "keeps no state, but some is"
             raise GraphError(
                 node, f"{what} in {self._directory}, so the run cannot be resumed; begin anew: overwrite=true"
             )
-        return kept, added
+        return kept
 
     def _new_telemetry(self, started_at: str) -> Telemetry:
         graph, state, context = self._graph, self._state, self._context

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.api.errors import PipelineError
-from pipeline.api.protocols import Accumulating, Inbox, Runtime, Stateful, StreamOperator
+from pipeline.api.protocols import BaseOperator, Inbox, Runtime, StreamOperator, keeps_state
 from pipeline.api.records import ChunkEnd, Item, Shard
 from pipeline.config.build import Job, build_graph
 from pipeline.dataflow.executor import Executor, ExecutorSettings
@@ -18,10 +18,11 @@ from pipeline.dataflow.graph import Graph
 from pipeline.dataflow.reject_writer import RejectTally, RejectWriter
 from pipeline.dataflow.runtime import Resources, RunContext
 from pipeline.monitor.run_log import run_log
+from pipeline.run_dir.chunk_record import ChunkRecord
 from pipeline.run_dir.names import REJECTS
 from pipeline.run_dir.state import RunState, ShardRecord
 from pipeline.settings import JobSettings
-from pipeline.system.atomic_files import publish
+from pipeline.system.atomic_files import rename_shards
 from pipeline.system.signals import stopped_by_signals
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ class RemadeDiffers(PipelineError):
     """A chunk was made again and its files have other bytes than those that were committed."""
 
 
-class Excerpt:
+class Excerpt(BaseOperator):
     """A source that gives only the chunks `first` to `last`, and leaves then."""
 
     def __init__(self, source: StreamOperator, first: int, last: int) -> None:
@@ -73,7 +74,7 @@ def remake(job: Job, state: RunState, chunks: Sequence[int], process: Resources)
         RemadeDiffers: the bytes are not those that were committed; nothing was replaced by them.
         NodeFailed, StorageError, Interrupted: as a run. What was made until then is there.
     """
-    stateful = any(isinstance(node.op, Stateful | Accumulating) for node in job.graph.nodes.values())
+    stateful = any(keeps_state(node.op) for node in job.graph.nodes.values())
     spans = [(0, chunks[-1])] if stateful else _spans(chunks)
     records: dict[int, list[ShardRecord]] = {}
     for shard in state.shards():
@@ -130,17 +131,15 @@ class _Redo:
                 " from the stored completions where it has them"
             )
 
-    def _commit(self, end: ChunkEnd, shards: Sequence[Shard]) -> None:
-        self._executor.take_states(end.chunk)
-        self._executor.take_accounts(end.chunk)
-        known = {s.path: (s.rows, s.sha256) for s in self._wanted.get(end.chunk, ())}
-        made = {s.path.relative_to(self._directory).as_posix(): (s.rows, s.sha256) for s in shards}
+    def _commit(self, record: ChunkRecord) -> None:
+        known = {s.path: s for s in self._wanted.get(record.chunk, ())}
+        made = {s.path: s for s in (ShardRecord.of(shard, self._directory) for shard in record.shards)}
         if known and known == made:
-            publish(list(shards))
+            rename_shards(record.shards)
             return
         if known:
             self._differing += sorted(p for p in known.keys() | made.keys() if known.get(p) != made.get(p))
-        for shard in shards:
+        for shard in record.shards:
             shard.temporary.unlink()
 
 

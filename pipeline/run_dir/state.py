@@ -6,37 +6,23 @@ import json
 import sqlite3
 import threading
 import uuid
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pipeline.api.errors import ConfigError, StorageError
 from pipeline.api.meter import RowCounts
-from pipeline.api.records import RejectKind
+from pipeline.api.records import Shard
+from pipeline.run_dir.chunk_record import ChunkRecord, RejectCounts
 from pipeline.run_dir.state_schema import set_up
 from pipeline.system.disk_errors import using_database
 from pipeline.system.failpoints import Failpoint, reached
 
 STATE_FILE = "state.sqlite"
 _NEXT_CHUNK = "SELECT COALESCE(MAX(chunk) + 1, 0) FROM chunks"
-
-
-class RejectCounts(Counter[tuple[str, str, str]]):
-    """Rejected rows by (node, kind, reason)."""
-
-    @property
-    def errors(self) -> int:
-        """Rows that were rejected because something was wrong with them."""
-        return sum(n for (_, kind, _), n in self.items() if kind == RejectKind.ERROR)
-
-    @property
-    def filtered(self) -> int:
-        """Rows that an operator left out on purpose."""
-        return self.total() - self.errors
 
 
 class RunStatus(StrEnum):
@@ -60,6 +46,12 @@ class ShardRecord:
     rows: int
     size_bytes: int
     sha256: str
+
+    @classmethod
+    def of(cls, shard: Shard, directory: Path) -> ShardRecord:
+        """The record of `shard`, of the run in `directory`."""
+        path = shard.path.relative_to(directory).as_posix()
+        return cls(path, shard.chunk, shard.rows, shard.size_bytes, shard.sha256)
 
 
 class RunState:
@@ -173,71 +165,48 @@ class RunState:
         with self._transaction():
             self._db.execute("UPDATE attempts SET status = ? WHERE attempt = ?", (status, attempt))
 
-    def commit(
-        self,
-        attempt: int,
-        chunk: int,
-        rows: int,
-        shards: Sequence[ShardRecord],
-        rejects: Mapping[tuple[str, str, str], int],
-        schemas: Mapping[str, Mapping[str, str]] | None = None,
-        states: Mapping[str, bytes] | None = None,
-        additions: Mapping[str, bytes] | None = None,
-        accounts: Mapping[str, RowCounts] | None = None,
-    ) -> None:
-        """Record chunk `chunk` of `rows` source rows in one transaction, after all its files have their final names.
-
-        Args:
-            schemas: column names and types by directory, for directories that had none yet.
-            states: by node, what its operator must remember as of this chunk; takes the place of what it kept before.
-            additions: by node, what its operator must remember besides what it kept before.
-            accounts: by node, what became of the rows of this chunk.
+    def commit(self, attempt: int, record: ChunkRecord) -> None:
+        """Record a chunk in one transaction, after all its files have their final names.
 
         Raises:
             ConfigError: the chunk is not the next one.
         """
+        chunk, directory = record.chunk, self._path.parent
         with self._transaction():
             expected = self._db.execute(_NEXT_CHUNK).fetchone()[0]
             if chunk != expected:
                 raise ConfigError(f"chunk {chunk} was to be committed, but the next one is {expected}")
-            self._db.execute("INSERT INTO chunks VALUES (?, ?, ?)", (chunk, attempt, rows))
+            self._db.execute("INSERT INTO chunks VALUES (?, ?, ?)", (chunk, attempt, record.rows))
+            for shard in record.shards:
+                s = ShardRecord.of(shard, directory)
+                row = (s.path, s.chunk, s.rows, s.size_bytes, s.sha256)
+                self._db.execute("INSERT OR REPLACE INTO shards VALUES (?, ?, ?, ?, ?)", row)
+                key = f"schema:{PurePosixPath(s.path).parent}"
+                if self._db.execute("SELECT 1 FROM meta WHERE key = ?", (key,)).fetchone() is None:
+                    self._set(key, {field.name: str(field.type) for field in shard.schema})
             self._db.executemany(
-                "INSERT OR REPLACE INTO shards VALUES (?, ?, ?, ?, ?)",
-                [(s.path, s.chunk, s.rows, s.size_bytes, s.sha256) for s in shards],
+                "INSERT INTO rejects VALUES (?, ?, ?, ?, ?)", [(chunk, *key, n) for key, n in record.rejects.items()]
             )
-            self._db.executemany(
-                "INSERT INTO rejects VALUES (?, ?, ?, ?, ?)", [(chunk, *key, n) for key, n in rejects.items()]
-            )
-            for directory, schema in (schemas or {}).items():
-                self._set(f"schema:{directory}", schema)
-            self._db.executemany(
-                "INSERT OR REPLACE INTO operator_state VALUES (?, ?, ?)",
-                [(node, chunk, kept) for node, kept in (states or {}).items()],
-            )
-            self._db.executemany(
-                "INSERT INTO operator_additions VALUES (?, ?, ?)",
-                [(node, chunk, added) for node, added in (additions or {}).items()],
-            )
+            for node, state in record.states.items():
+                if not state.append:
+                    self._db.execute("DELETE FROM operator_state WHERE node = ?", (node,))
+                self._db.execute("INSERT INTO operator_state VALUES (?, ?, ?)", (node, chunk, state.value))
             self._db.executemany(
                 "INSERT INTO accounts VALUES (?, ?, ?, ?, ?) ON CONFLICT (node) DO UPDATE SET"
                 " rows_in = rows_in + excluded.rows_in, expanded = expanded + excluded.expanded,"
                 " rejected = rejected + excluded.rejected, rows_out = rows_out + excluded.rows_out",
-                [(node, c.rows_in, c.expanded, c.rejected, c.rows_out) for node, c in (accounts or {}).items()],
+                [(node, c.rows_in, c.expanded, c.rejected, c.rows_out) for node, c in record.counts.items()],
             )
 
-    def operator_states(self) -> dict[str, bytes]:
-        """What the operators keep, by node, as of the last committed chunk that the node ended."""
-        return dict(self._all("SELECT node, state FROM operator_state ORDER BY node"))
+    def operator_states(self) -> dict[str, Iterator[bytes]]:
+        """What the operators keep, by node, in the order of the chunks: one state, or, of those that append, one for
+        each chunk. Read a chunk at a time: all of it may be large."""
+        nodes = self._all("SELECT DISTINCT node FROM operator_state ORDER BY node")
+        return {node: self._states_of(node) for (node,) in nodes}
 
-    def operator_additions(self) -> dict[str, Iterator[bytes]]:
-        """What the operators added chunk by chunk, by node. Read a chunk at a time: all of it may be large."""
-        nodes = self._all("SELECT DISTINCT node FROM operator_additions ORDER BY node")
-        return {node: self._added_by(node) for (node,) in nodes}
-
-    def _added_by(self, node: str) -> Iterator[bytes]:
-        for (chunk,) in self._all("SELECT chunk FROM operator_additions WHERE node = ? ORDER BY chunk", node):
-            found = self._one("SELECT added FROM operator_additions WHERE node = ? AND chunk = ?", node, chunk)
-            yield found[0]
+    def _states_of(self, node: str) -> Iterator[bytes]:
+        for (chunk,) in self._all("SELECT chunk FROM operator_state WHERE node = ? ORDER BY chunk", node):
+            yield self._one("SELECT state FROM operator_state WHERE node = ? AND chunk = ?", node, chunk)[0]
 
     def accounts(self) -> dict[str, RowCounts]:
         """What became of the rows of all committed chunks, by node."""

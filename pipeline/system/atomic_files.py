@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -57,11 +57,13 @@ def write_table_shard(table: pa.Table, path: Path, chunk: int, write: Callable[[
             os.fsync(file.fileno())
         reached(Failpoint.SHARD_FSYNCED)
         size = temporary.stat().st_size
-        return Shard(chunk, path, temporary, table.num_rows, size, sha256_of(temporary), table.schema)
+        # Parquet has names of its own for the items of a list.
+        schema = pq.read_schema(temporary) if path.suffix == ".parquet" else table.schema
+        return Shard(chunk, path, temporary, table.num_rows, size, sha256_of(temporary), schema)
 
 
-def publish(shards: list[Shard]) -> None:
-    """Rename every shard to its final name and make the renames durable.
+def rename_shards(shards: Sequence[Shard]) -> None:
+    """Give every shard its final name and make the renames durable.
 
     Raises:
         StorageError: a rename failed.

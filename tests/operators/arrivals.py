@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from pipeline.api.list_inbox import Given
-from pipeline.api.protocols import Accumulating, Stateful, StreamOperator
+from pipeline.api.protocols import StreamOperator, keeps_state
 from pipeline.api.records import Batch, ChunkEnd, Item, Rejects
 from pipeline.dataflow.as_stream import run_operator
 from pipeline.settings import OnError
@@ -53,7 +53,7 @@ class Outcome:
     """What an operator made of its items.
 
     After the run `rows` has the rows by their identity, `rejects` the reasons by theirs, `ended` the chunks that it
-    ended, `states` and `added` what it remembered with each of them.
+    ended, `states` what it remembered with each of them.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,6 @@ class Outcome:
         self.expanded = 0
         self.ended: list[int] = []
         self.states: dict[int, bytes] = {}
-        self.added: dict[int, bytes] = {}
 
     def take(self, op: Any, items: Sequence[Item], until: int | None = None) -> Outcome:
         """Run `op`, which is planned, over `items`; stop behind the end of chunk `until`, as a run that is killed."""
@@ -97,18 +96,14 @@ class Outcome:
             assert key not in self.rejects
             self.rejects[key] = (reject.kind.value, reject.reason)
 
-    def _end(self, op: object, chunk: int) -> None:
+    def _end(self, op: Any, chunk: int) -> None:
         self.ended.append(chunk)
-        if isinstance(op, Stateful):
+        if keeps_state(op):
             self.states[chunk] = op.state(chunk)
-        if isinstance(op, Accumulating):
-            self.added[chunk] = op.added(chunk)
 
 
 def resumed(op: Any, before: Outcome) -> Any:
     """`op`, which is new, with what was committed with the chunks of `before`."""
-    if isinstance(op, Stateful):
-        op.restore(before.states[before.ended[-1]])
-    if isinstance(op, Accumulating):
-        op.restore_added([before.added[chunk] for chunk in before.ended])
+    if keeps_state(op):
+        op.restore([before.states[chunk] for chunk in (before.ended if op.append else before.ended[-1:])])
     return op

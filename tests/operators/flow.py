@@ -9,12 +9,13 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.api.protocols import BaseOperator, Inbox
-from pipeline.api.records import Batch, ChunkEnd, Item, Shard
+from pipeline.api.records import Batch, ChunkEnd, Item
 from pipeline.dataflow.executor import Executor, ExecutorSettings
 from pipeline.dataflow.graph import Graph, Node
 from pipeline.dataflow.reject_writer import RejectTally, RejectWriter
 from pipeline.dataflow.runtime import Resources, RunContext
-from pipeline.system.atomic_files import publish
+from pipeline.run_dir.chunk_record import ChunkRecord
+from pipeline.system.atomic_files import rename_shards
 from tests.pipeline.ops import Collect
 
 
@@ -54,9 +55,9 @@ class Flow:
         )
         self.committed: list[int] = []
 
-    def _commit(self, end: ChunkEnd, shards: Sequence[Shard]) -> None:
-        publish(list(shards))
-        self.committed.append(end.chunk)
+    def _commit(self, record: ChunkRecord) -> None:
+        rename_shards(record.shards)
+        self.committed.append(record.chunk)
 
     def run(self) -> list[dict[str, Any]]:
         try:

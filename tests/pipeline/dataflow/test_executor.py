@@ -16,9 +16,10 @@ from pipeline.dataflow import executor
 from pipeline.dataflow.executor import Executor, ExecutorSettings
 from pipeline.dataflow.graph import Graph, Node
 from pipeline.dataflow.reject_writer import RejectTally, RejectWriter
-from pipeline.dataflow.row_counts import AccountingError
 from pipeline.dataflow.runtime import Resources, RunContext
-from pipeline.system.atomic_files import publish
+from pipeline.dataflow.stage import AccountingError
+from pipeline.run_dir.chunk_record import ChunkRecord
+from pipeline.system.atomic_files import rename_shards
 from tests.pipeline.ops import Apply, Buffer, Collect, Count, Join, KeepEven, TakeChunks, Twice
 
 
@@ -27,6 +28,7 @@ class Run:
 
     def __init__(self, tmp_path: Path, nodes: Mapping[str, Node], max_open_chunks: int = 8) -> None:
         self.committed: list[int] = []
+        self.records: list[ChunkRecord] = []
         self.tally = RejectTally()
         self.context = RunContext(tmp_path, Resources(), Resources())
         self.executor = Executor(
@@ -37,9 +39,10 @@ class Run:
             ExecutorSettings(max_open_chunks=max_open_chunks, tick_s=0.01),
         )
 
-    def _commit(self, end: object, shards: object) -> None:
-        publish(list(shards))  # type: ignore[call-overload]
-        self.committed.append(end.chunk)  # type: ignore[attr-defined]
+    def _commit(self, record: ChunkRecord) -> None:
+        rename_shards(record.shards)
+        self.committed.append(record.chunk)
+        self.records.append(record)
 
     def meter(self, name: str) -> StageMeter:
         return next(m for m in self.executor.meters if m.name == name)
@@ -117,6 +120,38 @@ def test_an_early_leaving_reader_releases_its_writers_and_what_it_ended_is_commi
     assert sorted(sink.column("x")) == list(range(30))
     assert run.committed == [0, 1, 2]
     assert source.sent < 1_000_000
+
+
+def test_a_node_that_has_left_adds_nothing_to_the_chunks_that_it_has_not_ended(tmp_path: Path) -> None:
+    nodes = {
+        "count": Node(Count(55)),
+        "even": Node(KeepEven(), ("count",)),
+        "take": Node(TakeChunks(2), ("even",)),
+        "some": Node(Collect(), ("take",)),
+        "every": Node(Collect(), ("count",)),
+    }
+    run = Run(tmp_path, nodes)
+    run.executor.run()
+    for record in run.records:
+        assert {"count", "every"} <= set(record.counts)
+        assert ("take" in record.counts) == ("some" in record.counts) == (record.chunk < 2)
+        for counts in record.counts.values():
+            assert counts.rows_in in (0, 10, 5)
+
+
+def test_every_part_of_a_chunk_is_there_when_it_is_committed(tmp_path: Path) -> None:
+    nodes = {
+        "count": Node(Count(500)),
+        "even": Node(KeepEven(), ("count",)),
+        "apply": Node(Apply(abs), ("even",)),
+        "a": Node(Collect(), ("apply",)),
+        "b": Node(Collect(), ("count",)),
+    }
+    run = Run(tmp_path, nodes)
+    run.executor.run()
+    assert [set(record.counts) for record in run.records] == [set(nodes)] * 50
+    assert [record.rejects for record in run.records] == [{("even", "filtered", "odd"): 5}] * 50
+    assert [len(record.shards) for record in run.records] == [1] * 50
 
 
 @pytest.mark.parametrize("max_open_chunks", [1, 2, 8])
@@ -239,6 +274,7 @@ def test_nothing_is_cut_off_in_a_run_that_ends_in_time(tmp_path: Path) -> None:
 
     def stop() -> None:
         run.executor.interrupt()
+        run.context.cancelled.wait()
         ended.set()
 
     ended = threading.Event()
