@@ -15,6 +15,7 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from pipeline.api.errors import ConfigError, ExitCode, PipelineError, did_you_mean
+from pipeline.api.runtime import Resources
 from pipeline.cli import completion, status, verify
 from pipeline.cli.sweep import SweptJob, sweep_lines
 from pipeline.cli.usage import notes, refuse_dashes
@@ -30,7 +31,6 @@ from pipeline.config.compose import (
     settings_of,
 )
 from pipeline.config.jobs import SUFFIXES, find_job, jobs_table, list_jobs
-from pipeline.dataflow.runtime import Resources
 from pipeline.dry_run.estimate import estimate
 from pipeline.dry_run.plan import plan_lines
 from pipeline.monitor.prometheus import refuse_nowhere

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.api.by_batch import OnError
 from pipeline.api.errors import ConfigError, GraphError, did_you_mean
-from pipeline.api.protocols import Operator, StreamOperator
+from pipeline.api.protocols import BaseOperator, overrides
 from pipeline.config.annotations import fits, in_words, unquoted
 from pipeline.config.fingerprint import fingerprint_of
 from pipeline.dataflow.graph import Graph, Node
 from pipeline.dataflow.target import aimed
-from pipeline.settings import JobSettings, NodeSettings, OnError
+from pipeline.settings import JobSettings, NodeSettings
 
 TARGET = "_target_"
 
@@ -99,10 +100,11 @@ def _node(name: str, settings: object) -> Node:
     if not isinstance(settings, NodeSettings):
         raise GraphError(name, f"is {settings!r}, and must be a mapping with op and inputs")
     operator, modules = _operator(name, settings.op)
-    return Node(operator, tuple(settings.inputs), settings.capacity_rows, OnError(settings.on_error), modules)
+    operator.on_error = OnError(settings.on_error)
+    return Node(operator, tuple(settings.inputs), settings.capacity_rows, modules)
 
 
-def _operator(node: str, op: object) -> tuple[Operator | StreamOperator, tuple[str, ...]]:
+def _operator(node: str, op: object) -> tuple[BaseOperator, tuple[str, ...]]:
     """The operator, and the modules that it and its functions are from."""
     if not isinstance(op, Mapping):
         raise GraphError(node, f"op is {op!r}, and must be a mapping with {TARGET}")
@@ -116,9 +118,12 @@ def _operator(node: str, op: object) -> tuple[Operator | StreamOperator, tuple[s
         raise GraphError(node, f"'{op[TARGET]}' is a {type(factory).__name__}, not a class")
     arguments = {_python_name(k): v for k, v in op.items() if k != TARGET}
     operator = _call(node, op[TARGET], factory, _bound(node, op[TARGET], factory, arguments))
-    if not isinstance(operator, Operator | StreamOperator):
+    has_work = isinstance(operator, BaseOperator) and (overrides(operator, "process") or overrides(operator, "run"))
+    if not isinstance(operator, BaseOperator) or not has_work or not hasattr(operator, "plan"):
         raise GraphError(
-            node, f"'{op[TARGET]}' is no operator: it needs plan, open, close, and process + finish or run"
+            node,
+            f"'{op[TARGET]}' is no operator: it must inherit pipeline.api.protocols.BaseOperator and have plan, and"
+            " process or run",
         )
     functions = [v for k, v in arguments.items() if isinstance(v, str) and _takes_function(_hints_of(factory).get(k))]
     return operator, tuple(_parts(target)[0] for target in (op[TARGET], *functions))

@@ -1,7 +1,7 @@
-"""How far the source may run ahead, and when a chunk is committed.
+"""The window of open chunks, and their commit.
 
 Chunks are committed in order, each once: when chunk k is committed, so are all before it. On this rely
-RunState.next_chunk (one number says where a resume begins) and RunState.commit; ChunkWindow (a window, not a set);
+RunState.committed_chunks (one number says where a resume begins) and commit; ChunkWindow (a window, not a set);
 Outbox and Inbox (a ChunkEnd never overtakes another); Target and Rounds (which rows are the first ones); the state of
 operators (kept as of the last chunk, or appended chunk by chunk); and pipeline.run.remake_chunks, which makes chunks
 again from a number on.
@@ -22,11 +22,18 @@ CommitHook = Callable[[ChunkRecord], None]
 
 
 class ChunkWindow:
-    """Lets a source begin chunk k only when fewer than `max_open` chunks before it are uncommitted."""
+    """Lets a source begin chunk k only when fewer than `max_open` chunks before it are uncommitted.
 
-    def __init__(self, max_open: int, first: int = 0) -> None:
+    Args:
+        max_open: chunks that may be begun and uncommitted.
+        first: the first chunk that is not committed.
+        last: the last one that may begin; None for any.
+    """
+
+    def __init__(self, max_open: int, first: int = 0, last: int | None = None) -> None:
         self._max_open = max_open
         self._committed = first
+        self._last = last
         self._cancelled = False
         self._released = False
         self._changed = threading.Condition()
@@ -36,36 +43,39 @@ class ChunkWindow:
 
         Raises:
             Cancelled: the run is being cancelled.
-            Released: every reader of the source has left, so no chunk will be committed any more.
+            Released: every reader of the source has left, so no chunk will be committed any more; or `chunk` is
+                behind the last one.
         """
+
+        is_behind = self._last is not None and chunk > self._last
 
         def must_wait() -> bool:
             return chunk >= self._committed + self._max_open and not self._cancelled and not self._released
 
         with self._changed:
-            if must_wait():
+            if must_wait() and not is_behind:
                 with meter.clock.during(StageState.BLOCKED):
                     while must_wait():
                         self._changed.wait()
             if self._cancelled:
                 raise Cancelled
-            if self._released:
+            if self._released or is_behind:
                 raise Released
 
     def committed(self, chunk: int) -> None:
-        """`chunk` and all before it are done."""
+        """Take note that `chunk` and all before it are committed."""
         with self._changed:
             self._committed = max(self._committed, chunk + 1)
             self._changed.notify_all()
 
     def release(self) -> None:
-        """Nobody reads the source any more."""
+        """Let the source leave: nobody reads it any more."""
         with self._changed:
             self._released = True
             self._changed.notify_all()
 
     def cancel(self) -> None:
-        """End the wait of whoever waits."""
+        """Make `begin` raise Cancelled, also for the source that waits in it."""
         with self._changed:
             self._cancelled = True
             self._changed.notify_all()
@@ -103,7 +113,7 @@ class Committer:
         self._lock = threading.Lock()
         self._committing = threading.Lock()  # another one: to add a part is not to wait for a disk
         self.counts: dict[str, RowCounts] = {}
-        """What became of the rows of all chunks that were committed here, by node."""
+        """Row counts of all chunks that were committed here, by node."""
 
     def add(
         self,
@@ -125,10 +135,10 @@ class Committer:
         if node in self._live:
             self._commit_ready()
 
-    def leave(self, sink: str) -> None:
-        """Take note that `sink` has ended without failure and will add no more parts."""
+    def leave(self, node: str) -> None:
+        """Take note that `node` has ended without failure and will add no more parts."""
         with self._lock:
-            self._live.discard(sink)
+            self._live.discard(node)
         self._commit_ready()
 
     def stop_after(self, chunk: int) -> None:

@@ -16,7 +16,7 @@ from pipeline.system.atomic_files import part_name, sorted_by_identity, write_pa
 
 MAX_REASONS = 100
 VALUES_OF_A_ROW = ((r"'[^']*'", "'…'"), (r"\d+", "N"), ("UTF-N", "UTF-8"))
-"""What differs from row to row in the reason of an error, and what stands in its place when reasons are counted; and
+"""Patterns that differ from row to row in the reason of an error, and their replacement when reasons are counted; and
 the one name with a number in it, given back. Polars has no look-behind, so it cannot be spared."""
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.api.protocols import BaseOperator, Inbox, Runtime, Source
+from pipeline.api.protocols import BaseOperator, Inbox, Runtime
 from pipeline.api.records import ROW, Batch, ChunkEnd, Item, Rejects, Shard, require_column
 from pipeline.dataflow.goal import Goal
 
@@ -47,7 +47,7 @@ class Rounds(BaseOperator):
         chunk_rows: rows of a chunk.
     """
 
-    def __init__(self, source: Source, goal: Goal, chunk_rows: int) -> None:
+    def __init__(self, source: BaseOperator, goal: Goal, chunk_rows: int) -> None:
         self._source = source
         self._goal = goal
         self._chunk_rows = chunk_rows
@@ -55,18 +55,21 @@ class Rounds(BaseOperator):
         self._chunk = 0
         self._used = 0
         """Rows of the present chunk that have been sent."""
-        self.title = f"{type(source).__name__}, in rounds"
+
+    @property
+    def title(self) -> str:
+        """The source's, and that it is repeated."""
+        return f"{self._source.title}, in rounds"
 
     def plan(self) -> pa.Schema:
         """As the source."""
-        schema = self._source.plan()
+        schema: pa.Schema = self._source.plan()
         require_column(schema, ROW.name, [ROW.type])
         return schema
 
     def fingerprint(self) -> Mapping[str, Any]:
         """As the source."""
-        own = getattr(self._source, "fingerprint", None)
-        return {} if own is None else own()
+        return self._source.fingerprint()
 
     def open(self, runtime: Runtime) -> None:
         """As the source."""

@@ -24,7 +24,6 @@ class Stage:
     meter: StageMeter
     inbox: Inbox
     outbox: Outbox
-    is_sink: bool
     complete: bool = False
 
     def check_counts(self, committed: RowCounts) -> None:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import cast
 
 import pyarrow as pa
 
 from pipeline.api.errors import ConfigError, GraphError
-from pipeline.api.protocols import BaseOperator, Inbox, Runtime, Source
+from pipeline.api.protocols import BaseOperator, Inbox, Runtime, overrides
 from pipeline.api.records import LINEAGE, ROW, Batch, ChunkEnd, Item, Output, RejectKind, Shard
-from pipeline.dataflow.as_stream import run_operator
 from pipeline.dataflow.goal import Goal, Spent
 from pipeline.dataflow.graph import Graph, Node
 from pipeline.dataflow.rounds import Rounds
-from pipeline.settings import OnError, TargetSettings
+from pipeline.settings import TargetSettings
 
 NODE = "target"
 
@@ -58,7 +56,7 @@ class Target(BaseOperator):
         before this one has left, and then the source would go round for the other sinks alone until a budget is
         spent."""
         last = -1
-        for item in run_operator(self, inbox, OnError.FAIL):
+        for item in super().run(inbox):
             yield item
             last = item.chunk if isinstance(item, ChunkEnd) else last
         self._runtime.enough(last)
@@ -107,10 +105,10 @@ def aimed(nodes: Mapping[str, Node], settings: TargetSettings, chunk_rows: int) 
     if len(nodes[sink].inputs) != 1:
         raise GraphError(sink, "has several inputs, and a target needs a sink with one; put a Union before it")
     op = nodes[source].op
-    if not hasattr(op, "seek"):
+    if not overrides(op, "seek"):
         raise GraphError(source, f"{type(op).__name__} has no seek(chunk), so it cannot be read round after round")
     found = dict(nodes)
-    found[source] = replace(nodes[source], op=Rounds(cast(Source, op), goal, chunk_rows))
+    found[source] = replace(nodes[source], op=Rounds(op, goal, chunk_rows))
     del found[sink]
     found[NODE] = Node(Target(goal), nodes[sink].inputs, nodes[sink].capacity_rows)
     found[sink] = replace(nodes[sink], inputs=(NODE,))

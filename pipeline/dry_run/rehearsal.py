@@ -9,18 +9,18 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
+from pipeline.api.by_batch import run_by_batch
 from pipeline.api.errors import NodeFailed, PipelineError
 from pipeline.api.forecast import Forecast, Range, Sample, Task, share
 from pipeline.api.list_inbox import Given
 from pipeline.api.meter import Clock, StageMeter
-from pipeline.api.protocols import Forecaster, Runtime, StreamOperator, Weighed
-from pipeline.api.records import Batch, ChunkEnd, Item, Reject, Rejects, Shard
-from pipeline.dataflow.as_stream import run_operator
+from pipeline.api.protocols import BaseOperator, Runtime, overrides
+from pipeline.api.records import Batch, ChunkEnd, Item, Reject, Rejects
+from pipeline.api.runtime import Resources, RunContext
 from pipeline.dataflow.graph import Graph
-from pipeline.dataflow.runtime import NodeRuntime, Resources, RunContext
 from pipeline.dry_run.sample import sample_of
+from pipeline.run_dir.metrics_table import MetricsTables
 from pipeline.system.signals import NOTHING_RUNS, leave, stopped_by_signals
 
 OPERATOR_S = 5.0
@@ -92,14 +92,14 @@ class Rehearsal:
             NodeFailed: an operator raised, as it would in the run.
             ConfigError: a source or a model cannot work.
         """
-        forecasters = [n for n in self._graph.order if isinstance(self._graph.nodes[n].op, Forecaster)]
+        forecasters = [n for n in self._graph.order if overrides(self._graph.nodes[n].op, "forecast")]
         with ExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dry-run-"))
             stack.enter_context(stopped_by_signals(lambda: _leave_without(folder), NOTHING_RUNS))
-            context = RunContext(Path(folder), Resources(), self._process)
+            context = RunContext(Path(folder), self._process, MetricsTables(Path(folder)).get)
             stack.callback(context.resources.close)
             for name in self._graph.order:
-                runtime = NodeRuntime(context, name, self._graph.depth(name), StageMeter(name))
+                runtime = Runtime(context, name, self._graph.depth(name), StageMeter(name))
                 left = len([n for n in forecasters if n not in self.nodes])
                 try:
                     self.nodes[name] = self._play(name, runtime, self._seconds / max(left, 1), stack)
@@ -119,7 +119,7 @@ class Rehearsal:
         op = self._graph.nodes[name].op
         if name in self._graph.sinks:
             played.sink_bytes = _bytes(op, batches, played)
-        elif isinstance(op, Forecaster):
+        elif overrides(op, "forecast"):
             self._forecast(op, runtime, batches, seconds, played)
         else:
             op.open(runtime)
@@ -128,7 +128,7 @@ class Rehearsal:
         return played
 
     def _source(self, runtime: Runtime) -> Played:
-        op: Any = self._graph.nodes[self._graph.source].op
+        op = self._graph.nodes[self._graph.source].op
         op.open(runtime)
         try:
             self.sample = sample = sample_of(op, *self._first, self._chunk_rows)
@@ -139,7 +139,9 @@ class Rehearsal:
         rows_out = sample.rows.times(share(good, sample.taken))
         return Played(sample.rows, sample.taken, list(sample.batches), rejects, rows_out)
 
-    def _forecast(self, op: Forecaster, runtime: Runtime, batches: list[Batch], seconds: float, played: Played) -> None:
+    def _forecast(
+        self, op: BaseOperator, runtime: Runtime, batches: list[Batch], seconds: float, played: Played
+    ) -> None:
         whole = played.rows.is_exact and played.rows.likely <= played.given
         began = self._clock()
         played.forecast = found = op.forecast(runtime, batches, Task(played.rows, whole, seconds, self._results))
@@ -148,14 +150,13 @@ class Rehearsal:
         played.rejects = [reject for some in found.rejects for reject in some.rows]
 
     def _operate(self, name: str, batches: list[Batch], played: Played) -> None:
-        node = self._graph.nodes[name]
-        op = node.op
+        op = self._graph.nodes[name].op
         began = self._clock()
-        if isinstance(op, StreamOperator):
-            items: Iterator[Item | Shard] = op.run(Given([*batches, ChunkEnd(0, played.given)]))
+        if overrides(op, "run"):
+            items = op.run(Given([*batches, ChunkEnd(0, played.given)]))
         else:
             played.given = 0
-            items = run_operator(op, self._in_time(batches, played), node.on_error)
+            items = run_by_batch(op.process, op.finish, self._in_time(batches, played), op.on_error)
         for item in items:
             if isinstance(item, Batch):
                 played.output.append(item)
@@ -183,13 +184,13 @@ def _leave_without(folder: str) -> None:
     leave()
 
 
-def _bytes(op: object, batches: list[Batch], played: Played) -> Range:
+def _bytes(op: BaseOperator, batches: list[Batch], played: Played) -> Range:
     """What the rows of a sink take on the disk."""
     if not played.given:
         return Range(0.0, 0.0, 0.0 if not played.rows.likely else float("inf"))
-    if isinstance(op, Weighed):
+    if (size := op.encoded_bytes(batches)) is not None:
         # Larger files compress better, and longer rows than those of the sample may come.
-        each = op.encoded_bytes(batches) / played.given
+        each = size / played.given
         return Range(played.rows.low * each * 0.6, played.rows.likely * each, played.rows.high * each * 1.3)
     each = sum(batch.data.get_total_buffer_size() for batch in batches) / played.given
     return Range(played.rows.low * each * 0.1, played.rows.likely * each * 0.5, played.rows.high * each * 1.5)

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from pipeline.api.errors import ExitCode
 from pipeline.api.meter import StageMeter
-from pipeline.dataflow.runtime import RunContext
+from pipeline.api.runtime import RunContext
 from pipeline.monitor.display import Display
 from pipeline.monitor.prometheus import PrometheusFile
 from pipeline.monitor.snapshot import Observer, Snapshot
 from pipeline.monitor.status_file import StatusFile
-from pipeline.run_dir.metrics_table import STAGES_SCHEMA, StageRecorder
+from pipeline.run_dir.metrics_table import STAGES_SCHEMA, MetricsTables, StageRecorder
 from pipeline.run_dir.state import RunStatus
 
 FLUSH_INTERVAL_S = 10.0
@@ -39,6 +39,7 @@ class Telemetry:
 
     Args:
         context: of the run; its clock times everything.
+        tables: its metrics.
         meters: gives the meters of all nodes and their parts.
         observer: takes the snapshots.
         display: where they are shown.
@@ -49,6 +50,7 @@ class Telemetry:
     def __init__(
         self,
         context: RunContext,
+        tables: MetricsTables,
         meters: Callable[[], Sequence[StageMeter]],
         observer: Observer,
         display: Display,
@@ -57,12 +59,13 @@ class Telemetry:
         metrics_interval_s: float,
     ) -> None:
         self._context = context
+        self._tables = tables
         self._meters = meters
         self._observer = observer
         self._display = display
         self._status_file = status
         self._prometheus = prometheus
-        self._stages = StageRecorder(context.table("stages", STAGES_SCHEMA))
+        self._stages = StageRecorder(tables.get("stages", STAGES_SCHEMA))
         self._record, self._flush = Timer(metrics_interval_s), Timer(FLUSH_INTERVAL_S)
         self._status = Timer(STATUS_INTERVAL_S)
         self._began = context.clock()
@@ -82,7 +85,7 @@ class Telemetry:
         if self._record.due(now):
             self._stages.record(now, list(self._meters()))
         if self._flush.due(now):
-            for table in list(self._context.tables.values()):
+            for table in self._tables:
                 table.flush()
         snapshot = self._take(now, ending=self._context.cancelled.is_set())
         if self._status.due(now):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.api.meter import StageMeter
+from pipeline.api.protocols import BaseOperator
 from pipeline.dataflow.goal import Goal
 from pipeline.dataflow.reject_writer import RejectTally
 from pipeline.monitor.time_left import Outlook
@@ -116,7 +117,7 @@ class Observer:
         sinks: names of the sinks.
         tally: the rejects of this attempt.
         statuses: what operators have to say.
-        operator: the source; its `total_rows()` and `fraction_read()` are asked where it has them.
+        operator: the source; its `total_rows()` and `fraction_read()` are asked.
         source_ended: whether the source has sent all that it has.
         before: what earlier attempts have finished.
         goal: the target, where there is one. Then progress is that of accepted rows.
@@ -129,7 +130,7 @@ class Observer:
         sinks: Sequence[str],
         tally: RejectTally,
         statuses: Sequence[Callable[[], str]],
-        operator: object,
+        operator: BaseOperator,
         source_ended: Callable[[], bool],
         before: Before,
         goal: Goal | None = None,
@@ -140,8 +141,7 @@ class Observer:
         self._sinks = frozenset(sinks)
         self._tally = tally
         self._statuses = statuses
-        self._total: Callable[[], int | None] = getattr(operator, "total_rows", lambda: None)
-        self._read: Callable[[], float | None] = getattr(operator, "fraction_read", lambda: None)
+        self._operator = operator
         self._source_ended = source_ended
         self._before = before
         self._goal = goal
@@ -228,13 +228,13 @@ class Observer:
 
     def _rows_total(self, source: StageMeter) -> tuple[int | None, bool]:
         """Source rows in all, and whether that is exact."""
-        total = self._total()
+        total = self._operator.total_rows()
         if total is not None:
             return total, True
         read = self._before.rows + source.rows_out + source.rejected
         if self._source_ended():
             return read, True
-        fraction = self._read()
+        fraction = self._operator.fraction_read()
         return (max(read, round(read / fraction)) if fraction and read else None), False
 
     def _rate(self, count: Callable[[_Mark], int]) -> float:

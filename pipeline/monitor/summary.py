@@ -11,7 +11,6 @@ from pathlib import Path
 
 from pipeline.api.errors import ExitCode
 from pipeline.api.meter import RowCounts, StageMeter
-from pipeline.api.protocols import Reporter
 from pipeline.api.records import RejectKind
 from pipeline.dataflow.goal import Goal
 from pipeline.dataflow.graph import Graph
@@ -82,13 +81,11 @@ def report_lines(graph: Graph, directory: Path) -> list[str]:
     """What the operators of a finished run have to say, in the order of the graph, and an empty line behind it."""
     lines: list[str] = []
     for name in graph.order:
-        op = graph.nodes[name].op
-        if isinstance(op, Reporter):
-            try:
-                lines += op.report(directory)
-            except Exception as error:  # the run is done and its results are whole, whatever its report may lack
-                log.exception("node '%s' cannot report", name)
-                lines.append(f"node '{name}' cannot report: {type(error).__name__}: {error}")
+        try:
+            lines += graph.nodes[name].op.report(directory)
+        except Exception as error:  # the run is done and its results are whole, whatever its report may lack
+            log.exception("node '%s' cannot report", name)
+            lines.append(f"node '{name}' cannot report: {type(error).__name__}: {error}")
     return [*lines, ""] if lines and lines[-1] else lines
 
 

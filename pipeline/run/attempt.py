@@ -6,17 +6,16 @@ import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Set
 from datetime import UTC, datetime
 from functools import partial
 
 from pipeline.api.errors import ExitCode, GraphError, Interrupted, PipelineError
-from pipeline.api.protocols import keeps_state
+from pipeline.api.protocols import overrides
+from pipeline.api.runtime import Resources, RunContext
 from pipeline.config.build import Job
 from pipeline.config.config_yaml import changes, dumped, origin
-from pipeline.dataflow.executor import Executor, ExecutorSettings
-from pipeline.dataflow.reject_writer import RejectTally, RejectWriter
-from pipeline.dataflow.runtime import Resources, RunContext
+from pipeline.dataflow.executor import Executor
 from pipeline.dataflow.stage import AccountingError
 from pipeline.dataflow.target import NODE as TARGET
 from pipeline.monitor.display import make_display
@@ -32,8 +31,8 @@ from pipeline.run.final_files import conclude, remove_concluded
 from pipeline.run.watchdog import Watchdog
 from pipeline.run_dir.chunk_record import ChunkRecord, RejectCounts
 from pipeline.run_dir.manifest import write_manifest
-from pipeline.run_dir.metrics_table import MetricsTable
-from pipeline.run_dir.names import CONFIG, DATA, REJECTS, remove_parts
+from pipeline.run_dir.metrics_table import MetricsTable, MetricsTables
+from pipeline.run_dir.names import CONFIG, DATA, remove_parts
 from pipeline.run_dir.state import RunState, RunStatus
 from pipeline.settings import FULL
 from pipeline.system.atomic_files import rename_shards, write_atomically
@@ -74,33 +73,32 @@ class Attempt:
         self._job = job
         self._state = state
         self._committed = committed
-        self._first_chunk = state.next_chunk
-        states = self._operator_states()
-        self._seek_source()
+        first_chunk = state.committed_chunks
+        states = state.operator_states()
+        if first_chunk:
+            self._check_resumable(states.keys())
         self._started_at = started_at = datetime.now(UTC).isoformat(timespec="seconds")
         self._rejects_before = rejects = state.rejects()
         self._before = Before(state.committed_rows, rejects.errors, rejects.filtered)
-        self._tally = RejectTally()
-        self._context = RunContext(directory, Resources(), process, state.start_attempt(started_at), state.run_id)
+        attempt = state.start_attempt(started_at)
+        self._tables = MetricsTables(directory, attempt)
+        self._context = RunContext(directory, process, self._tables.get, attempt, state.run_id)
         reached(Failpoint.ATTEMPT_STARTED)
-        limits = ExecutorSettings(settings.max_open_chunks, self._first_chunk, states)
-        writer = RejectWriter(directory / REJECTS, self._tally)
-        self._executor = Executor(graph, writer, self._context, self._commit, limits)
-        self._telemetry = telemetry = self._new_telemetry(started_at)
+        self._executor = Executor(
+            graph,
+            self._context,
+            self._commit,
+            max_open_chunks=settings.max_open_chunks,
+            first_chunk=first_chunk,
+            states=states,
+        )
+        self._telemetry = self._new_telemetry(started_at)
         self._watchdog = Watchdog(
             getattr(settings.runtime, "stall_timeout_s", None),
-            lambda: self._executor.meters,
-            self._executor.describe,
-            self._executor.stop,
+            self._executor,
             self._abandon,
             self._context.clock,
         )
-
-        def tick() -> None:
-            telemetry.tick()
-            self._watchdog.check()
-
-        limits.tick = tick
 
     def run(self) -> Outcome:
         """Execute, record how it ended, and print the summary."""
@@ -116,6 +114,10 @@ class Attempt:
             log.error("%s", outcome.error, extra=TERMINAL_ONLY)  # last, where it is seen
         return outcome
 
+    def _tick(self) -> None:
+        self._telemetry.tick()
+        self._watchdog.check()
+
     def _execute(self) -> tuple[RunStatus, BaseException | None]:
         interval = sys.getswitchinterval()
         # The thread that decodes gives up the interpreter at every call into llama.cpp and must get it back to form
@@ -124,7 +126,7 @@ class Attempt:
         try:
             with stopped_by_signals(self._executor.interrupt):
                 self._prepare()
-                self._executor.run()
+                self._executor.run(self._tick)
                 ended = self._came_to()
                 # Of chunks that no sink ended because a node had left early, rejects may have been written.
                 self._clear(temporary_only=ended is not RunStatus.DONE or not self._state.salvaged)
@@ -137,24 +139,23 @@ class Attempt:
             return RunStatus.FAILED, error
         finally:
             sys.setswitchinterval(interval)
-            self._context.resources.close()
         return ended, None
 
     def _record(self, status: RunStatus, error: BaseException | None) -> Outcome:
         """Write metrics, manifest and status, and last, when all of that is there, how the attempt ended."""
-        state, context = self._state, self._context
+        state = self._state
         worked_on = self._telemetry.finish()
         snapshot = settled(worked_on, state, status)
         outcome = self._outcome(status, error, snapshot, worked_on.rows - snapshot.rows)
         if isinstance(error, AccountingError):
             outcome = recorded(outcome, lambda o: state.note_defect(str(o.error)))
-        context.table("run", RUN_SCHEMA).append(*run_row(outcome, self._job.fingerprint))
+        self._tables.get("run", RUN_SCHEMA).append(*run_row(outcome, self._job.fingerprint))
         outcome = recorded(
             outcome,
-            *(partial(_merge, table) for table in context.tables.values()),
+            *(partial(_merge, table) for table in self._tables),
             lambda o: write_manifest(self._directory, state, o.status),
             lambda o: self._telemetry.write_status(snapshot, o.status, o.exit_code),
-            lambda o: state.end_attempt(context.attempt, o.status),
+            lambda o: state.end_attempt(self._context.attempt, o.status),
         )
         reached(Failpoint.ATTEMPT_ENDED)
         if outcome.unwritten:
@@ -193,7 +194,6 @@ class Attempt:
         return outcome if error is None else outcome.failed(error)
 
     def _came_to(self) -> RunStatus:
-        """How the graph ended, which has run to its end."""
         goal = self._graph.goal
         return RunStatus.DONE if goal is None or goal.reached else RunStatus.BUDGET
 
@@ -229,36 +229,21 @@ class Attempt:
         if self._committed is not None:
             self._committed()
 
-    def _seek_source(self) -> None:
-        """Have the source begin at the first chunk that is not committed.
+    def _check_resumable(self, kept: Set[str]) -> None:
+        """Check that the operators can go on behind the committed chunks, with which those of `kept` kept a state.
 
         Raises:
-            GraphError: it cannot.
+            GraphError: the source cannot seek, or an operator keeps a state now and kept none then, or the other way
+                round.
         """
-        source = self._graph.nodes[self._graph.source].op
-        seek = getattr(source, "seek", None)
-        if self._first_chunk and seek is None:
-            raise GraphError(
-                self._graph.source,
-                f"{type(source).__name__} has no seek(chunk), so the run cannot be resumed; begin anew: overwrite=true",
-            )
-        if self._first_chunk and seek is not None:
-            seek(self._first_chunk)
-
-    def _operator_states(self) -> dict[str, Iterator[bytes]]:
-        """What the operators have kept with the committed chunks.
-
-        Raises:
-            GraphError: an operator keeps a state now and kept none then, or the other way round.
-        """
-        kept = self._state.operator_states()
-        stateful = {name for name, node in self._graph.nodes.items() if keeps_state(node.op)}
-        for node in sorted(stateful ^ kept.keys()) if self._first_chunk else ():
-            what = "keeps state between chunks, but none is" if node in stateful else "keeps no state, but some is"
-            raise GraphError(
-                node, f"{what} in {self._directory}, so the run cannot be resumed; begin anew: overwrite=true"
-            )
-        return kept
+        nodes, there = self._graph.nodes, self._directory
+        source = nodes[self._graph.source].op
+        stateful = {name for name, node in nodes.items() if overrides(node.op, "state")}
+        wrong = {} if overrides(source, "seek") else {self._graph.source: f"{type(source).__name__} has no seek(chunk)"}
+        wrong |= dict.fromkeys(sorted(stateful - kept), f"keeps state between chunks, but none is in {there}")
+        wrong |= dict.fromkeys(sorted(kept - stateful), f"keeps no state, but some is in {there}")
+        for name, what in wrong.items():
+            raise GraphError(name, f"{what}, so the run cannot be resumed; begin anew: overwrite=true")
 
     def _new_telemetry(self, started_at: str) -> Telemetry:
         graph, state, context = self._graph, self._state, self._context
@@ -266,7 +251,7 @@ class Attempt:
             lambda: self._executor.meters,
             {name: graph.nodes[name].inputs for name in graph.order},
             graph.sinks if graph.goal is None else (TARGET,),  # which holds the rows that the sink gets
-            self._tally,
+            self._executor.tally,
             context.statuses,
             graph.nodes[graph.source].op,
             lambda: self._executor.source_ended,
@@ -275,10 +260,11 @@ class Attempt:
         )
         return Telemetry(
             context,
+            self._tables,
             lambda: self._executor.meters,
             observer,
             make_display(self._settings.progress),
-            StatusFile(self._directory, state, context.attempt, started_at),
+            StatusFile(self._directory, state, self._context.attempt, started_at),
             PrometheusFile(self._settings.prometheus_file),
             self._settings.metrics_interval_s,
         )
@@ -289,6 +275,6 @@ def _merge(table: MetricsTable, outcome: Outcome) -> None:
 
 
 def _cause(error: BaseException) -> BaseException | None:
-    """What to log with its traceback: errors that are no one's configuration."""
+    """Return the error to log with its traceback, if it is not an expected one."""
     expected = isinstance(error, PipelineError) and error.exit_code is not ExitCode.FAILED
     return None if expected else error.__cause__ or error

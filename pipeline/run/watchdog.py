@@ -1,4 +1,4 @@
-"""Watchdog: notices that nothing moves any more, says where everything stands, and ends the run."""
+"""Watchdog: notices that nothing moves any more, logs the state of all nodes and threads, and ends the run."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import logging
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 
 from pipeline.api.errors import PipelineError
 from pipeline.api.meter import Clock, StageMeter
+from pipeline.dataflow.executor import Executor
 
 LEAVE_S = 15.0
-"""A run that was stopped for standing still and does not end has threads that never will."""
+"""Seconds after which a run that was stopped for standing still is left: it has threads that never end."""
 log = logging.getLogger(__name__)
 
 
@@ -31,9 +32,7 @@ class Watchdog:
 
     Args:
         timeout_s: seconds without any progress; None never ends a run.
-        meters: gives the meters of all nodes and their parts: progress is that any of their counts changes.
-        describe: what every node is doing, a line each.
-        stop: ends the run.
+        executor: runs the graph. Progress is that a count of any of its meters changes.
         leave: ends the process, for a run that does not end when it is told to.
         clock: seconds.
     """
@@ -41,16 +40,12 @@ class Watchdog:
     def __init__(
         self,
         timeout_s: float | None,
-        meters: Callable[[], Sequence[StageMeter]],
-        describe: Callable[[], Iterable[str]],
-        stop: Callable[[PipelineError], None],
+        executor: Executor,
         leave: Callable[[], None],
         clock: Clock,
     ) -> None:
         self._timeout_s = timeout_s
-        self._meters = meters
-        self._describe = describe
-        self._stop = stop
+        self._executor = executor
         self._leave = leave
         self._clock = clock
         self._seen: list[object] = []
@@ -62,7 +57,7 @@ class Watchdog:
         if self._timeout_s is None:
             return
         now = self._clock()
-        seen: list[object] = [_counts(meter) for meter in self._meters()]
+        seen: list[object] = [_counts(meter) for meter in self._executor.meters]
         if self._stalled_at is not None:
             if now - self._stalled_at >= LEAVE_S:
                 self._leave()
@@ -70,12 +65,13 @@ class Watchdog:
             self._seen, self._since = seen, now
         elif now - self._since >= self._timeout_s:
             self._stalled_at = now
-            log.error("nothing has moved for %g s\n%s\n\n%s", now - self._since, "\n".join(self._describe()), stacks())
-            self._stop(Stalled(self._timeout_s))
+            nodes = "\n".join(self._executor.describe())
+            log.error("nothing has moved for %g s\n%s\n\n%s", now - self._since, nodes, stacks())
+            self._executor.stop(Stalled(self._timeout_s))
 
 
 def stacks() -> str:
-    """Where every thread of this process is."""
+    """Return the stack of every thread of this process."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return "\n".join(
         f"thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"

@@ -1,4 +1,4 @@
-"""ChunkRecord: all that belongs to a chunk, from the first node that ends it until it is committed."""
+"""ChunkRecord: the parts of a chunk, from the first node that ends it until it is committed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RejectCounts(Counter[tuple[str, str, str]]):
 
 
 class OperatorState(NamedTuple):
-    """What an operator remembers as of a chunk. `append`: in addition to what it kept before, not instead of it."""
+    """The memory of an operator as of a chunk. `append`: in addition to what it kept before, not instead of it."""
 
     value: bytes
     append: bool = False
@@ -33,7 +33,7 @@ class OperatorState(NamedTuple):
 
 @dataclass
 class ChunkRecord:
-    """What is committed in one transaction.
+    """All that is committed of a chunk, in one transaction.
 
     Args:
         chunk: its number.

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.api.meter import StageMeter
+from pipeline.run_dir.names import METRICS
 from pipeline.system.atomic_files import TEMPORARY_SUFFIX, removed_on_failure
 from pipeline.system.disk_errors import writing
 from pipeline.system.failpoints import Failpoint, reached
@@ -161,6 +162,24 @@ class MetricsTable:
             with pq.ParquetFile(self._merged) as file:
                 for batch in file.iter_batches():
                     yield _fit(pa.Table.from_batches([batch]), self._schema)
+
+
+class MetricsTables:
+    """The metrics tables of one attempt, each made when it is first asked for."""
+
+    def __init__(self, output_dir: Path, attempt: int = 1) -> None:
+        self._directory = output_dir / METRICS
+        self._attempt = attempt
+        self._made: dict[str, MetricsTable] = {}
+
+    def get(self, name: str, schema: pa.Schema) -> MetricsTable:
+        """Return the table `name`."""
+        if name not in self._made:
+            self._made[name] = MetricsTable(self._directory, name, schema, self._attempt)
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[MetricsTable]:
+        return iter(list(self._made.values()))
 
 
 def _readable(part: Path) -> pa.Table | None:

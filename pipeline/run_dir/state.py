@@ -1,4 +1,4 @@
-"""What a run has committed, in state.sqlite: the truth that a resume, the manifest and the summary go by."""
+"""RunState: all that a run has committed, in state.sqlite. A resume, the manifest and the summary go by it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ShardRecord:
 
     @classmethod
     def of(cls, shard: Shard, directory: Path) -> ShardRecord:
-        """The record of `shard`, of the run in `directory`."""
+        """Return the record of `shard`, of the run in `directory`."""
         path = shard.path.relative_to(directory).as_posix()
         return cls(path, shard.chunk, shard.rows, shard.size_bytes, shard.sha256)
 
@@ -103,32 +103,32 @@ class RunState:
         return bool(self._get("salvaged"))
 
     def note_config(self, text: str, origin: Mapping[str, Any]) -> None:
-        """Keep what config.yaml says, and where the run was started (see pipeline.config.config_yaml)."""
+        """Keep the text of config.yaml, and where the run was started (see pipeline.config.config_yaml)."""
         with self._transaction():
             self._set("config", text)
             self._set("origin", origin)
 
     @property
     def config(self) -> str | None:
-        """What config.yaml says; None before the first attempt has begun."""
+        """The text of config.yaml; None before the first attempt has begun."""
         found: str | None = self._get("config")
         return found
 
     @property
     def origin(self) -> dict[str, Any]:
-        """Where the run was started; empty where that is not known."""
+        """The place where the run was started; empty if that is not known."""
         found: dict[str, Any] = self._get("origin") or {}
         return found
 
     @property
     def fingerprint(self) -> dict[str, Any] | None:
-        """What the run was begun with; None for a new one."""
+        """The fingerprint that the run was begun with; None for a new one."""
         found: dict[str, Any] | None = self._get("fingerprint")
         return found
 
     @property
     def defect(self) -> str | None:
-        """Why the results cannot be trusted, though they are committed: an attempt lost or made up rows."""
+        """The reason why committed results cannot be trusted: an attempt lost or made up rows."""
         found: str | None = self._get("defect")
         return found
 
@@ -161,7 +161,7 @@ class RunState:
         return int(last) + 1
 
     def end_attempt(self, attempt: int, status: RunStatus) -> None:
-        """Say how `attempt` ended."""
+        """Record how `attempt` ended."""
         with self._transaction():
             self._db.execute("UPDATE attempts SET status = ? WHERE attempt = ?", (status, attempt))
 
@@ -199,8 +199,8 @@ class RunState:
             )
 
     def operator_states(self) -> dict[str, Iterator[bytes]]:
-        """What the operators keep, by node, in the order of the chunks: one state, or, of those that append, one for
-        each chunk. Read a chunk at a time: all of it may be large."""
+        """Return the states that operators have kept, by node and in the order of the chunks: one, or, of those that
+        append, one for each chunk. They are read one at a time: together they may be large."""
         nodes = self._all("SELECT DISTINCT node FROM operator_state ORDER BY node")
         return {node: self._states_of(node) for (node,) in nodes}
 
@@ -209,19 +209,14 @@ class RunState:
             yield self._one("SELECT state FROM operator_state WHERE node = ? AND chunk = ?", node, chunk)[0]
 
     def accounts(self) -> dict[str, RowCounts]:
-        """What became of the rows of all committed chunks, by node."""
+        """Return the row counts of all committed chunks, by node."""
         found = self._all("SELECT node, rows_in, expanded, rejected, rows_out FROM accounts ORDER BY node")
         return {node: RowCounts(*counts) for node, *counts in found}
 
     @property
-    def next_chunk(self) -> int:
-        """The first chunk that is not committed; all before it are (see pipeline.dataflow.commit)."""
-        return int(self._one(_NEXT_CHUNK)[0])
-
-    @property
     def committed_chunks(self) -> int:
-        """How many chunks are committed: all before the next one."""
-        return self.next_chunk
+        """How many chunks are committed: 0 to one less than this, which is the next one (pipeline.dataflow.commit)."""
+        return int(self._one(_NEXT_CHUNK)[0])
 
     @property
     def committed_rows(self) -> int:
@@ -229,16 +224,16 @@ class RunState:
         return int((self._one("SELECT COALESCE(SUM(rows), 0) FROM chunks") or (0,))[0])
 
     def shards(self) -> list[ShardRecord]:
-        """All committed files, sorted by path."""
+        """Return all committed files, sorted by path."""
         return [ShardRecord(*r) for r in self._all("SELECT path, chunk, rows, bytes, sha256 FROM shards ORDER BY path")]
 
     def rejects(self) -> RejectCounts:
-        """Committed rejects by (node, kind, reason)."""
+        """Return the committed rejects."""
         found = self._all("SELECT node, kind, reason, SUM(rows) FROM rejects GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2, 3")
         return RejectCounts({(node, kind, reason): n for node, kind, reason, n in found})
 
     def schemas(self) -> dict[str, dict[str, str]]:
-        """Column names and types of the files, by directory."""
+        """Return column names and types of the files, by directory."""
         found = self._all("SELECT key, value FROM meta WHERE key LIKE 'schema:%' ORDER BY key")
         return {key.removeprefix("schema:"): json.loads(value) for key, value in found}
 

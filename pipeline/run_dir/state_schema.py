@@ -1,4 +1,4 @@
-"""The tables of state.sqlite, and how a new file gets them."""
+"""The tables of state.sqlite, and the set-up of a new file."""
 
 from __future__ import annotations
 

@@ -9,10 +9,8 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from pipeline.api.list_inbox import Given
-from pipeline.api.protocols import StreamOperator, keeps_state
+from pipeline.api.protocols import overrides
 from pipeline.api.records import Batch, ChunkEnd, Item, Rejects
-from pipeline.dataflow.as_stream import run_operator
-from pipeline.settings import OnError
 
 Row = dict[str, Any]
 Identity = tuple[int, tuple[int, ...]]
@@ -66,8 +64,7 @@ class Outcome:
     def take(self, op: Any, items: Sequence[Item], until: int | None = None) -> Outcome:
         """Run `op`, which is planned, over `items`; stop behind the end of chunk `until`, as a run that is killed."""
         inbox = Given(items)
-        given = op.run(inbox) if isinstance(op, StreamOperator) else run_operator(op, inbox, OnError.FAIL)
-        for item in given:
+        for item in op.run(inbox):
             if isinstance(item, Batch):
                 self._rows(item)
             elif isinstance(item, Rejects):
@@ -98,12 +95,12 @@ class Outcome:
 
     def _end(self, op: Any, chunk: int) -> None:
         self.ended.append(chunk)
-        if keeps_state(op):
+        if overrides(op, "state"):
             self.states[chunk] = op.state(chunk)
 
 
 def resumed(op: Any, before: Outcome) -> Any:
     """`op`, which is new, with what was committed with the chunks of `before`."""
-    if keeps_state(op):
+    if overrides(op, "state"):
         op.restore([before.states[chunk] for chunk in (before.ended if op.append else before.ended[-1:])])
     return op

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from pipeline.api.errors import Released
 from pipeline.api.meter import RowCounts, StageMeter
 from pipeline.api.records import ChunkEnd
 from pipeline.dataflow.commit import ChunkWindow, Committer
@@ -27,6 +28,13 @@ def test_a_chunk_is_held_back_until_an_earlier_one_is_committed():
     window.committed(0)
     assert began.wait(10)
     thread.join()
+
+
+def test_no_chunk_begins_behind_the_last_one():
+    window = ChunkWindow(2, first=3, last=4)
+    window.begin(4, StageMeter("source"))
+    with pytest.raises(Released):
+        window.begin(5, StageMeter("source"))
 
 
 class Commits:

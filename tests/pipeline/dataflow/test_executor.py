@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.api.by_batch import OnError
 from pipeline.api.errors import Interrupted, NodeFailed
 from pipeline.api.meter import StageMeter
 from pipeline.api.records import ChunkEnd
+from pipeline.api.runtime import Resources, RunContext
 from pipeline.dataflow import executor
-from pipeline.dataflow.executor import Executor, ExecutorSettings
+from pipeline.dataflow.executor import Executor
 from pipeline.dataflow.graph import Graph, Node
-from pipeline.dataflow.reject_writer import RejectTally, RejectWriter
-from pipeline.dataflow.runtime import Resources, RunContext
 from pipeline.dataflow.stage import AccountingError
 from pipeline.run_dir.chunk_record import ChunkRecord
+from pipeline.run_dir.metrics_table import MetricsTables
 from pipeline.system.atomic_files import rename_shards
 from tests.pipeline.ops import Apply, Buffer, Collect, Count, Join, KeepEven, TakeChunks, Twice
 
@@ -29,15 +30,15 @@ class Run:
     def __init__(self, tmp_path: Path, nodes: Mapping[str, Node], max_open_chunks: int = 8) -> None:
         self.committed: list[int] = []
         self.records: list[ChunkRecord] = []
-        self.tally = RejectTally()
-        self.context = RunContext(tmp_path, Resources(), Resources())
+        self.context = RunContext(tmp_path, Resources(), MetricsTables(tmp_path).get)
         self.executor = Executor(
             Graph(nodes),
-            RejectWriter(tmp_path / "rejects", self.tally),
             self.context,
             self._commit,
-            ExecutorSettings(max_open_chunks=max_open_chunks, tick_s=0.01),
+            max_open_chunks=max_open_chunks,
+            tick_s=0.01,
         )
+        self.tally = self.executor.tally
 
     def _commit(self, record: ChunkRecord) -> None:
         rename_shards(record.shards)
@@ -88,12 +89,11 @@ def test_a_failing_node_is_named_and_cancels_all(tmp_path: Path) -> None:
 
 
 def test_on_error_reject_takes_out_only_the_guilty_row(tmp_path: Path) -> None:
-    from pipeline.settings import OnError
-
-    sink = Collect()
+    sink, fail = Collect(), Apply(lambda x: 1 // (x - 35))
+    fail.on_error = OnError.REJECT
     nodes = {
         "count": Node(Count(40)),
-        "fail": Node(Apply(lambda x: 1 // (x - 35)), ("count",), on_error=OnError.REJECT),
+        "fail": Node(fail, ("count",)),
         "sink": Node(sink, ("fail",)),
     }
     run = Run(tmp_path, nodes)

@@ -14,15 +14,16 @@ import pytest
 from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.api.meter import StageMeter
 from pipeline.api.records import LINEAGE, ROW, Batch, Rejects
+from pipeline.api.runtime import Resources, RunContext, Runtime
 from pipeline.cli.main import main
 from pipeline.config.build import build_graph
 from pipeline.dataflow.goal import Goal
 from pipeline.dataflow.graph import Node
-from pipeline.dataflow.runtime import NodeRuntime, Resources, RunContext
 from pipeline.dataflow.target import Target
 from pipeline.dry_run.plan import plan_lines
 from pipeline.results.report.totals import WORDS
 from pipeline.run.job import run_job
+from pipeline.run_dir.metrics_table import MetricsTables
 from pipeline.run_dir.state import RunState, RunStatus
 from pipeline.settings import JobSettings, NodeSettings, TargetSettings
 from tests.operators.flow import Flow
@@ -229,8 +230,8 @@ def test_the_cut_goes_by_row_and_lineage_and_not_by_arrival(tmp_path):
         return Batch(0, pa.record_batch([pa.array(rows, pa.int64()), pa.array(lineages, LINEAGE.type)], schema=schema))
 
     told: list[int] = []
-    context = RunContext(tmp_path, Resources(), Resources(), enough=told.append)
-    target.open(NodeRuntime(context, "target", 1, StageMeter("target")))
+    context = RunContext(tmp_path, Resources(), MetricsTables(tmp_path).get, enough=told.append)
+    target.open(Runtime(context, "target", 1, StageMeter("target")))
     list(target.process(batch((4, [1]), (2, [1]))))
     list(target.process(batch((2, [0]), (9, []), (3, [0, 1]))))
     out = list(target.finish(0))

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from pipeline.api.meter import Completed, StageMeter, StageState
+from pipeline.api.protocols import BaseOperator
 from pipeline.api.records import Reject, Rejects
 from pipeline.dataflow.goal import Goal, Spent
 from pipeline.dataflow.reject_writer import RejectTally
@@ -29,12 +30,17 @@ from pipeline.monitor.wording import duration
 from pipeline.settings import TargetSettings
 
 
-class Source:
+class Source(BaseOperator):
     """Knows its size, or how much it has read, or neither."""
 
     def __init__(self, total: int | None = None, fraction: float | None = None) -> None:
-        self.total_rows = lambda: total
-        self.fraction_read = lambda: fraction
+        self.total, self.fraction = total, fraction
+
+    def total_rows(self) -> int | None:
+        return self.total
+
+    def fraction_read(self) -> float | None:
+        return self.fraction
 
 
 class Run:
@@ -42,7 +48,7 @@ class Run:
 
     def __init__(
         self,
-        source: object,
+        source: BaseOperator,
         before: Before | None = None,
         names: str = "read generate write",
         goal: Goal | None = None,
@@ -174,7 +180,7 @@ def test_the_total_is_estimated_from_the_share_that_is_read_and_says_so():
 
 
 def test_a_total_that_cannot_be_estimated_is_not():
-    shot = Run(object()).at(1.0, read=50, written=20)
+    shot = Run(Source()).at(1.0, read=50, written=20)
     assert (shot.rows_total, shot.eta_s) == (None, None)
     assert shot.eta_unknown == "how many rows the source has is not known yet"
     assert rows_text(shot) == "20 rows"

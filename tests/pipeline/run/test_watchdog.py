@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 from pipeline.api.errors import PipelineError
 from pipeline.api.meter import StageMeter
@@ -22,9 +23,8 @@ class Run:
         self.meter = StageMeter("decode")
         self.stopped: list[PipelineError] = []
         self.left: list[float] = []
-        self.watchdog = Watchdog(
-            timeout_s, lambda: [self.meter], lambda: ["decode: busy"], self.stopped.append, self.leave, lambda: self.now
-        )
+        executor = SimpleNamespace(meters=[self.meter], describe=lambda: ["decode: busy"], stop=self.stopped.append)
+        self.watchdog = Watchdog(timeout_s, executor, self.leave, lambda: self.now)  # type: ignore[arg-type]
 
     def leave(self) -> None:
         self.left.append(self.now)
@@ -92,6 +92,7 @@ def test_the_stacks_name_threads_and_lines():
 CODE = """
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 import pipeline.run.watchdog
 from tests.pipeline.run.test_job import NodeSettings, OPS, job, run
 from tests.pipeline.job_ops import Watched
