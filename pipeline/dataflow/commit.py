@@ -34,8 +34,7 @@ class ChunkWindow:
         self._max_open = max_open
         self._committed = first
         self._last = last
-        self._cancelled = False
-        self._released = False
+        self._stop: type[Cancelled | Released] | None = None
         self._changed = threading.Condition()
 
     def begin(self, chunk: int, meter: StageMeter) -> None:
@@ -43,24 +42,21 @@ class ChunkWindow:
 
         Raises:
             Cancelled: the run is being cancelled.
-            Released: every reader of the source has left, so no chunk will be committed any more; or `chunk` is
-                behind the last one.
+            Released: `chunk` is behind the last one, or every reader of the source has left: none will be committed.
         """
-
-        is_behind = self._last is not None and chunk > self._last
+        if self._last is not None and chunk > self._last:
+            raise Released
 
         def must_wait() -> bool:
-            return chunk >= self._committed + self._max_open and not self._cancelled and not self._released
+            return chunk >= self._committed + self._max_open and self._stop is None
 
         with self._changed:
-            if must_wait() and not is_behind:
+            if must_wait():
                 with meter.clock.during(StageState.BLOCKED):
                     while must_wait():
                         self._changed.wait()
-            if self._cancelled:
-                raise Cancelled
-            if self._released or is_behind:
-                raise Released
+            if self._stop is not None:
+                raise self._stop
 
     def committed(self, chunk: int) -> None:
         """Take note that `chunk` and all before it are committed."""
@@ -71,13 +67,13 @@ class ChunkWindow:
     def release(self) -> None:
         """Let the source leave: nobody reads it any more."""
         with self._changed:
-            self._released = True
+            self._stop = self._stop or Released
             self._changed.notify_all()
 
     def cancel(self) -> None:
         """Make `begin` raise Cancelled, also for the source that waits in it."""
         with self._changed:
-            self._cancelled = True
+            self._stop = Cancelled
             self._changed.notify_all()
 
 

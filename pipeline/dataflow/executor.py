@@ -17,6 +17,7 @@ from pipeline.dataflow.inbox import Edge, Inbox
 from pipeline.dataflow.outbox import Outbox
 from pipeline.dataflow.reject_writer import RejectTally, RejectWriter
 from pipeline.dataflow.stage import Stage
+from pipeline.run_dir.chunk_record import ChunkRecord
 from pipeline.run_dir.names import REJECTS
 from pipeline.system.disk_errors import explained
 
@@ -58,7 +59,8 @@ class Executor:
         self._tick_s = tick_s
         self._first_chunk = first_chunk
         self._window = ChunkWindow(max_open_chunks, first_chunk, last_chunk)
-        self._committer = Committer(graph.sinks, commit, self._window, lambda: self.stop(None))
+        self._commit = commit
+        self._committer = Committer(graph.sinks, self._commit_chunk, self._window, lambda: self.stop(None))
         self._failure: PipelineError | None = None
         self._enough = False
         self._lock = threading.Lock()
@@ -88,6 +90,7 @@ class Executor:
 
         Raises:
             NodeFailed: an operator raised; all others were cancelled.
+            PipelineError: of `commit`; all nodes were cancelled.
             Interrupted: `interrupt` was called.
             AccountingError: a node lost rows.
         """
@@ -192,6 +195,14 @@ class Executor:
             self._release_unread()
             stage.outbox.close()
             stage.meter.clock.stop()
+
+    def _commit_chunk(self, record: ChunkRecord) -> None:
+        """Commit, in the thread of some node: what goes wrong is not to be told as a failure of that one."""
+        try:
+            self._commit(record)
+        except PipelineError as error:
+            self._cancel(error)
+            raise Cancelled from error
 
     def _release_unread(self) -> None:
         """Let nodes go that nobody reads any more. They may wait for rows or for a commit, and neither would come."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.api.by_batch import OnError
-from pipeline.api.errors import Interrupted, NodeFailed
+from pipeline.api.errors import Interrupted, NodeFailed, StorageError
 from pipeline.api.meter import StageMeter
 from pipeline.api.records import ChunkEnd
 from pipeline.api.runtime import Resources, RunContext
@@ -110,6 +110,16 @@ def test_a_failure_to_open_is_named(tmp_path: Path) -> None:
     run = Run(tmp_path, {"count": Node(Count(5)), "sink": Node(Unopenable(), ("count",))})
     with pytest.raises(NodeFailed, match="node 'sink' failed: OSError: no such device"):
         run.executor.run()
+
+
+def test_a_failure_to_commit_is_no_nodes(tmp_path: Path) -> None:
+    def refuse(record: ChunkRecord) -> None:
+        raise StorageError("state.sqlite cannot be written", tmp_path, full=True)
+
+    graph = Graph({"count": Node(Count(55)), "sink": Node(Collect(), ("count",))})
+    context = RunContext(tmp_path, Resources(), MetricsTables(tmp_path).get)
+    with pytest.raises(StorageError, match=r"^state.sqlite cannot be written$"):
+        Executor(graph, context, refuse).run()
 
 
 def test_an_early_leaving_reader_releases_its_writers_and_what_it_ended_is_committed(tmp_path: Path) -> None:
