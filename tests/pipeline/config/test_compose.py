@@ -223,8 +223,8 @@ def test_mappings_become_the_dataclass_of_the_annotation_and_as_becomes_as_(monk
     assert isinstance(sink, Sink)
     assert (sink.options, sink.as_) == (Options(3), "judge")
     op["options"] = {"sise": 3}
-    with pytest.raises(GraphError, match="options has no key 'sise'; did you mean size"):
-        build_graph(JobSettings(nodes=nodes))
+    with pytest.raises(GraphError, match=r"must inherit .*BaseOperator and have plan, and process or run"):
+        build_graph(JobSettings(nodes={"read": NodeSettings({"_target_": target})}))
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["jobs"], ["job=squares.yaml", "--cfg", "job"]])
