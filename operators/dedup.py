@@ -48,6 +48,8 @@ class Dedup(BaseOperator):
             near: {column: completion, threshold: 0.8, words: 3}
     """
 
+    append = True
+
     def __init__(self, columns: list[str] | None = None, near: Near | None = None) -> None:
         if not columns and near is None:
             raise ConfigError("give columns, near or both; columns: [prompt] keeps the first row of each prompt")
@@ -95,13 +97,13 @@ class Dedup(BaseOperator):
         self._added[chunk] = hashes + b"".join(s.tobytes() for s in decided.signatures)
         yield from split(batch, np.array(decided.keep), decided.reasons)
 
-    def added(self, chunk: int) -> bytes:
+    def state(self, chunk: int) -> bytes:
         """The hashes of the rows of `chunk` that are kept, and behind them their signatures."""
         return self._added.pop(chunk)
 
-    def restore_added(self, additions: Iterable[bytes]) -> None:
+    def restore(self, states: Iterable[bytes]) -> None:
         """Go on from them."""
-        for added in additions:
+        for added in states:
             rows = len(added) // (self._hash_bytes + self._signature_bytes)
             hashes = rows * self._hash_bytes
             self._seen.add(np.frombuffer(added[:hashes], HASH))

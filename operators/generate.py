@@ -50,13 +50,13 @@ from operators.tuning.choices import tuned, tuned_before
 from operators.tuning.look_ahead import LookAhead
 from pipeline.api.forecast import Forecast, Task
 from pipeline.api.meter import Completed
-from pipeline.api.protocols import Inbox, MemoryNeed, Runtime
+from pipeline.api.protocols import BaseOperator, Inbox, MemoryNeed, Runtime
 from pipeline.api.records import Batch, ChunkEnd, Item, Rejects, add_columns, require_column
 
 SEED = "seed"
 
 
-class Generate:
+class Generate(BaseOperator):
     """Completes the prompts of its input.
 
     Adds `completion`, `finish_reason` (stop, stop_string, length), `prompt_token_count`, `completion_token_count`,

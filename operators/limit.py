@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -65,8 +65,9 @@ class Limit(BaseOperator):
         """How many are kept. Chunks are decided in their order, so no row of a later one is among them."""
         return json.dumps(self._kept).encode()
 
-    def restore(self, state: bytes) -> None:
+    def restore(self, states: Iterable[bytes]) -> None:
         """Go on with that many."""
+        (state,) = states
         self._kept = json.loads(state)
 
     def _decided(self, chunk: int) -> Iterator[Batch | Rejects]:

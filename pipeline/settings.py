@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from datetime import datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from pipeline.api.by_batch import OnError
 from pipeline.api.errors import ConfigError
 
 FULL = "full"
@@ -22,13 +22,6 @@ CHUNKS_OF_A_TARGET = 8
 """As many chunks at least are looked at before a target is reached."""
 GROUPS = ("data", "model", "sampling", "decode", "runtime", "output", "store", "bench")
 """The config groups whose schema is a dataclass of the operators (conf/schemas.yaml says which)."""
-
-
-class OnError(StrEnum):
-    """Effect of an exception in `process`: `fail` ends the run, `reject` takes out the rows that cause it."""
-
-    FAIL = "fail"
-    REJECT = "reject"
 
 
 @dataclass

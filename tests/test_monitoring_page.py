@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pipeline import PROJECT
-from pipeline.dataflow.runtime import Resources
+from pipeline.api.runtime import Resources
 from pipeline.monitor.display import Lines
 from pipeline.monitor.snapshot import Snapshot
 from pipeline.run.job import run_job

@@ -55,7 +55,7 @@ class Generating:
     batches_of: Callable[[Iterable[Completion]], Iterable[Batch]]
 
     def forecast(self, batches: Seq[Batch], task: Task, prepare_s: float) -> Forecast:
-        """See pipeline.api.protocols.Forecaster."""
+        """Return what `task` takes; see BaseOperator.forecast."""
         given = sum(batch.num_rows for batch in batches)
         rejects, rows = self._rows(batches)
         rows_out = task.rows.times(share(len(rows), given))

@@ -71,6 +71,8 @@ class ParseBatch(BaseOperator):
         ConfigError: `models` is empty.
     """
 
+    append = True
+
     def __init__(self, model: ModelSettings, models: list[str] | None = None) -> None:
         check(models is None or bool(models), "models", models, "names of models, or null for any name")
         self._model = model
@@ -107,13 +109,13 @@ class ParseBatch(BaseOperator):
         if rows:
             yield self._made(batch, rows, requests)
 
-    def added(self, chunk: int) -> bytes:
+    def state(self, chunk: int) -> bytes:
         """The digests of the custom_ids of `chunk`: 16 bytes each."""
         return b"".join(self._fresh.pop(chunk, ()))
 
-    def restore_added(self, additions: Iterable[bytes]) -> None:
+    def restore(self, states: Iterable[bytes]) -> None:
         """Go on from them."""
-        for added in additions:
+        for added in states:
             self._seen.update(added[i : i + _DIGEST_BYTES] for i in range(0, len(added), _DIGEST_BYTES))
 
     def _made(self, batch: Batch, rows: list[dict[str, Any]], requests: int) -> Batch:

@@ -46,7 +46,7 @@ class WriteBatch(WriteRows):
         super().plan(schema)
 
     def conclude(self, directory: Path) -> None:
-        """See Concluder.conclude."""
+        """Write both files."""
         data, rejects = directory / "data", directory / "rejects"
         outputs = (line for part in _parts(data) for line in _outputs(part))
         errors = (line for part in _parts(data) for line in _errors(rejects / part.name))

@@ -54,7 +54,7 @@ class Where:
         of_own: Callable[[Sequence[Batch], Task], Forecast],
         passing: Callable[[Batch], Batch],
     ) -> Forecast:
-        """What `task` takes, of which only the rows that are worked on take anything (see Forecaster).
+        """What `task` takes, of which only the rows that are worked on take anything (see BaseOperator.forecast).
 
         Args:
             of_own: the forecast of those.

@@ -79,11 +79,11 @@ class NodeFailed(PipelineError):
 
 
 class StorageError(PipelineError):
-    """A file of the run cannot be written. The message names it, the room that is left and the remedy.
+    """A file of the run cannot be written. The message names the file, the free space and the remedy.
 
     Args:
         path: the file.
-        full: there is no room.
+        full: the disk is full.
     """
 
     def __init__(self, message: str, path: Path, *, full: bool = False) -> None:
@@ -115,11 +115,11 @@ class Released(Exception):
 
 
 def install(extra: str) -> str:
-    """How the packages of an extra are installed. Not by this project's name: on a package index it may be anyone's."""
+    """Return how to install an extra. Not by this project's name: on a package index it may be anyone's."""
     return f"run pip install -e '.[{extra}]' in the project's folder"
 
 
 def did_you_mean(wrong: str, known: Iterable[str], prefix: str = "") -> str:
-    """`; did you mean X?` for the end of a message, or nothing when no name is close."""
+    """Return `; did you mean X?` for the end of a message, or nothing when no name is close."""
     near = difflib.get_close_matches(wrong, list(known), 1)
     return f"; did you mean {prefix}{near[0]}?" if near else ""

@@ -1,4 +1,4 @@
-"""What is known of a run before it runs: ranges of numbers, rows of the input, and what a node says of its own work."""
+"""Estimates of a run before it runs: ranges of numbers, a sample of the input, and the forecast of a node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.api.records import Batch, Rejects
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A number that is not known exactly: its likely value, and between what it lies in nine cases of ten.
+    """A number that is not known exactly: its likely value, and the bounds that hold in nine cases of ten.
 
     `high` is infinite where nothing bounds it.
     """
@@ -23,26 +23,26 @@ class Range:
 
     @classmethod
     def exact(cls, value: float) -> Range:
-        """A number that is known."""
+        """Return the range of a number that is known."""
         return cls(value, value, value)
 
     @property
     def is_exact(self) -> bool:
-        """Whether it is known."""
+        """True if the number is known."""
         return self.low == self.high
 
     def __add__(self, other: Range) -> Range:
-        """The sum of two that err together: the ends add up."""
+        """Add two ranges that err together: the ends add up."""
         return Range(self.low + other.low, self.likely + other.likely, self.high + other.high)
 
     def times(self, factor: float) -> Range:
-        """Each of the three, `factor` (0 or more) times."""
+        """Multiply all three by `factor`, 0 or more."""
         if not factor:
             return Range.exact(0.0)
         return Range(self.low * factor, self.likely * factor, self.high * factor)
 
     def bounded(self, other: Range) -> Range:
-        """The larger of two, end by end."""
+        """Return the larger of two, end by end."""
         return Range(max(self.low, other.low), max(self.likely, other.likely), max(self.high, other.high))
 
 
@@ -73,7 +73,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Task:
-    """What a node is asked to forecast.
+    """The question that a node is asked for a forecast.
 
     Args:
         rows: rows that it will be given in the run.
@@ -90,7 +90,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a node with a model makes of all its rows.
+    """The answer of a node with a model, for all its rows.
 
     Args:
         rows_out: rows that it passes on.
@@ -119,10 +119,10 @@ class Forecast:
 
 
 def share(part: float, whole: float) -> float:
-    """`part` of `whole`; 1 of nothing."""
+    """Return part / whole, or 1.0 if whole is 0."""
     return part / whole if whole else 1.0
 
 
 def is_unbounded(value: Range) -> bool:
-    """Whether nothing says how large it can become."""
+    """Return whether `value` has no upper bound."""
     return math.isinf(value.high)

@@ -1,4 +1,4 @@
-"""What one stage did: rows, tokens, batches, and where its time went.
+"""The meters of a stage: rows, tokens, batches, and its time.
 
 A stage's time has three clocks. `busy_s` near `wall_s`: this stage sets the pace. `starved_s` near `wall_s`: its input
 is mostly empty, look upstream. `blocked_s` near `wall_s`: its readers are full, look downstream. Each interval is
@@ -18,7 +18,7 @@ Clock = Callable[[], float]
 
 
 class StageState(StrEnum):
-    """What a stage's thread is doing."""
+    """The state of a stage's thread."""
 
     BUSY = "busy"
     STARVED = "starved"
@@ -43,7 +43,7 @@ class StageClock:
 
     @property
     def state(self) -> StageState | None:
-        """What the stage is doing; None before its start and after its end."""
+        """The present state; None before the start and after the end."""
         return self._state
 
     def start(self, state: StageState = StageState.BUSY) -> None:
@@ -77,7 +77,7 @@ class StageClock:
                 self.enter(before)
 
     def seconds(self) -> dict[str, float]:
-        """`busy_s`, `starved_s`, `blocked_s` and `wall_s` up to now."""
+        """Return `busy_s`, `starved_s`, `blocked_s` and `wall_s` up to now."""
         with self._lock:
             if self._state is not None:
                 self._settle(self._state)
@@ -92,7 +92,7 @@ class StageClock:
 
 @dataclass
 class Completed:
-    """What a stage that generates has finished: by this it is known what the rows to come will cost.
+    """The rows that a stage that generates has finished, from which the cost of the others is estimated.
 
     Args:
         rows: completions that were computed to their end.
@@ -107,7 +107,7 @@ class Completed:
 
 @dataclass(slots=True)
 class RowCounts:
-    """What became of rows at a node. Nothing is lost: rows_in + expanded = rows_out + rejected."""
+    """Row counts of a node. Nothing is lost: rows_in + expanded = rows_out + rejected."""
 
     rows_in: int = 0
     expanded: int = 0
@@ -151,14 +151,16 @@ class StageMeter:
         self.expanded += expanded
         self.rejected += rejected
         self.rows_out += rows_out
-        counts = RowCounts(rows_in, expanded, rejected, rows_out)
-        if chunk in self._chunks:
-            self._chunks[chunk].add(counts)
-        else:
-            self._chunks[chunk] = counts
+        counts = self._chunks.get(chunk)
+        if counts is None:
+            counts = self._chunks[chunk] = RowCounts()
+        counts.rows_in += rows_in
+        counts.expanded += expanded
+        counts.rejected += rejected
+        counts.rows_out += rows_out
 
-    def take_chunk(self, chunk: int) -> RowCounts:
-        """The account of a chunk that the stage has ended; handed out once."""
+    def take(self, chunk: int) -> RowCounts:
+        """Remove and return the account of a chunk that the stage ends."""
         return self._chunks.pop(chunk, RowCounts())
 
     def counts(self) -> dict[str, int]:

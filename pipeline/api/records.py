@@ -7,8 +7,8 @@ has one number for each expansion it went through and is absent before the first
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ LINEAGE = pa.field("lineage", pa.list_(pa.int32()))
 HALF_A_CHARACTER = (
     "half a character (an escape from \\ud800 to \\udfff without the other one); write the whole character"
 )
-"""What a reason calls a lone surrogate, which JSON can write and UTF-8, and so Arrow, cannot hold."""
+"""The words of a reason for a lone surrogate, which JSON can write and UTF-8, and so Arrow, cannot hold."""
 
 REJECT_SCHEMA = pa.schema(
     [
@@ -39,7 +39,7 @@ REJECT_SCHEMA = pa.schema(
 
 
 class RejectKind(StrEnum):
-    """Why a row was taken out: `error` counts against `max_error_rate`, `filtered` was asked for."""
+    """The kind of a reject: `error` counts against `max_error_rate`, `filtered` was asked for."""
 
     ERROR = "error"
     FILTERED = "filtered"
@@ -76,11 +76,11 @@ class Rejects:
 
     @property
     def num_rows(self) -> int:
-        """How many rows are rejected here."""
+        """Rows that are rejected here."""
         return len(self.rows)
 
     def to_arrow(self) -> pa.RecordBatch:
-        """The rows under REJECT_SCHEMA."""
+        """Return the rows under REJECT_SCHEMA."""
         columns: list[list[Any]] = [
             [r.row for r in self.rows],
             [r.lineage for r in self.rows],
@@ -117,17 +117,17 @@ class Batch:
         return int(self.data.num_rows)
 
     def with_data(self, data: pa.RecordBatch, *, expanded: int = 0) -> Batch:
-        """The same chunk with other rows."""
+        """Return a batch of the same chunk with other rows."""
         return Batch(self.chunk, data, expanded)
 
     def at_port(self, port: int) -> Batch:
-        """The batch as the reader's input `port` sees it; the same object where nothing changes."""
+        """Return the batch as the reader's input `port` sees it; the same object if nothing changes."""
         return self if self.port == port and not self.expanded else replace(self, port=port, expanded=0)
 
     def reject(
         self, indices: Sequence[int], reasons: Sequence[str] | str, kind: RejectKind = RejectKind.ERROR
     ) -> Rejects:
-        """Rejects for the rows at `indices`, each with its own reason or all with one."""
+        """Return rejects for the rows at `indices`, each with its own reason or all with one."""
         taken = _python_rows(self.data.take(pa.array(indices, pa.int64())))
         each = [reasons] * len(indices) if isinstance(reasons, str) else reasons
         return Rejects(self.chunk, tuple(_reject(r, why, kind) for r, why in zip(taken, each, strict=True)))
@@ -151,7 +151,8 @@ class Shard:
         temporary: where it lies now, on the same file system.
         rows: rows in it.
         size_bytes, sha256: of the file.
-        schema: the columns that were written; a file of some formats does not say.
+        schema: the columns as a reader of the file sees them; a file of some formats does not say.
+        rejects: in a file of rejects, the rows by (node, kind, reason).
     """
 
     chunk: int
@@ -161,6 +162,7 @@ class Shard:
     size_bytes: int
     sha256: str
     schema: pa.Schema
+    rejects: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
 
 
 Item = Batch | Rejects | ChunkEnd
@@ -199,7 +201,7 @@ def _printed(value: pa.Array) -> str:
 
 
 def record_json(record: dict[str, Any]) -> str:
-    """A row as JSON for the rejects file; values that JSON does not know become strings."""
+    """Return a row as JSON for the rejects file; values that JSON does not know become strings."""
     return json.dumps(record, ensure_ascii=False, default=_jsonable)
 
 
@@ -208,31 +210,31 @@ def _jsonable(value: object) -> str:
 
 
 def require_column(schema: pa.Schema, name: str, accepts: Sequence[pa.DataType] | None = None) -> pa.Field:
-    """The field `name` of `schema`. `accepts`: the types that it may have, None for any.
+    """Return the field `name` of `schema`. `accepts`: the types that it may have, None for any.
 
     Raises:
         SchemaError: it is not there, or its type is none of `accepts`.
     """
     if name not in schema.names:
         raise SchemaError(f"needs a column '{name}'; the input has {', '.join(schema.names) or 'none'}")
-    field = schema.field(name)
-    if accepts is not None and field.type not in accepts:
+    found = schema.field(name)
+    if accepts is not None and found.type not in accepts:
         wanted = " or ".join(str(t) for t in accepts)
-        raise SchemaError(f"column '{name}' has type {field.type}; it must be {wanted}")
-    return field
+        raise SchemaError(f"column '{name}' has type {found.type}; it must be {wanted}")
+    return found
 
 
 def add_columns(schema: pa.Schema, *fields: pa.Field) -> pa.Schema:
-    """`schema` with `fields` appended.
+    """Return `schema` with `fields` appended.
 
     Raises:
         SchemaError: the input has a column of that name already.
     """
-    for field in fields:
-        if field.name in schema.names:
+    for new in fields:
+        if new.name in schema.names:
             raise SchemaError(
-                f"would write the column '{field.name}', which the input has already; rename that input column, or,"
-                f" where an earlier node made it, take it out with Select before this node (drop: [{field.name}])"
+                f"would write the column '{new.name}', which the input has already; rename that input column, or,"
+                f" where an earlier node made it, take it out with Select before this node (drop: [{new.name}])"
             )
-        schema = schema.append(field)
+        schema = schema.append(new)
     return schema

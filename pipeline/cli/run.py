@@ -16,6 +16,7 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from pipeline.api.errors import ConfigError, ExitCode, PipelineError
+from pipeline.api.runtime import Resources
 from pipeline.cli.commands import PROGRAM, config_dir
 from pipeline.cli.usage import notes, refuse_dashes
 from pipeline.config.build import Job, build_graph
@@ -23,7 +24,6 @@ from pipeline.config.compose import COMPOSITION_ERRORS, overrides_given, registe
 from pipeline.config.explain import explained
 from pipeline.config.jobs import find_job, jobs_table
 from pipeline.config.keys import CONF, known_keys
-from pipeline.dataflow.runtime import Resources
 from pipeline.dry_run.estimate import estimate
 from pipeline.dry_run.plan import plan_lines
 from pipeline.monitor.prometheus import check_prometheus_file

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.api.by_batch import OnError
 from pipeline.api.errors import ConfigError, GraphError, did_you_mean
-from pipeline.api.protocols import Operator, StreamOperator
+from pipeline.api.protocols import BaseOperator, overrides
 from pipeline.config.annotations import fits, in_words, unquoted
 from pipeline.config.fingerprint import fingerprint_of
 from pipeline.dataflow.graph import Graph, Node
 from pipeline.dataflow.target import with_target
-from pipeline.settings import JobSettings, NodeSettings, OnError
+from pipeline.settings import JobSettings, NodeSettings
 
 TARGET = "_target_"
 
@@ -122,10 +123,11 @@ def _node(name: str, settings: object) -> Node:
         operator, modules = _operator(settings.op)
     except ConfigError as error:
         raise GraphError(name, str(error)) from error
-    return Node(operator, tuple(settings.inputs), settings.capacity_rows, OnError(settings.on_error), modules)
+    operator.on_error = OnError(settings.on_error)
+    return Node(operator, tuple(settings.inputs), settings.capacity_rows, modules)
 
 
-def _operator(op: object) -> tuple[Operator | StreamOperator, tuple[str, ...]]:
+def _operator(op: object) -> tuple[BaseOperator, tuple[str, ...]]:
     """Return the operator, and the modules that it and its functions are from."""
     if not isinstance(op, Mapping):
         raise ConfigError(f"op is {op!r}, and must be a mapping with {TARGET}")
@@ -140,8 +142,12 @@ def _operator(op: object) -> tuple[Operator | StreamOperator, tuple[str, ...]]:
     constructor: Any = factory
     hints = _hints(constructor.__init__ if isinstance(factory, type) else constructor)
     operator = _call(target, factory, {key: converted(key, value, hints.get(key)) for key, value in arguments.items()})
-    if not isinstance(operator, Operator | StreamOperator):
-        raise ConfigError(f"'{target}' is no operator: it needs plan, open, close, and process + finish or run")
+    has_work = isinstance(operator, BaseOperator) and (overrides(operator, "process") or overrides(operator, "run"))
+    if not isinstance(operator, BaseOperator) or not has_work or not hasattr(operator, "plan"):
+        raise ConfigError(
+            f"'{target}' is no operator: it must inherit pipeline.api.protocols.BaseOperator and have plan, and"
+            " process or run"
+        )
     functions = [v for k, v in arguments.items() if isinstance(v, str) and _takes_function(hints.get(k))]
     return operator, tuple(_parts(named)[0] for named in (target, *functions))
 

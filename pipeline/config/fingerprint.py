@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from pipeline.config.user_code import code_of
 from pipeline.dataflow.graph import Graph
@@ -19,14 +19,6 @@ from pipeline.settings import GROUPS, JobSettings
 from pipeline.system.redaction import STORAGE_OPTIONS
 
 ABSENT = "(absent)"
-
-
-@runtime_checkable
-class Fingerprinted(Protocol):
-    """An operator whose output depends on more than its arguments: the content of files, the threads it resolved."""
-
-    def fingerprint(self) -> Mapping[str, Any]:
-        """Flat keys and plain values. Called after `plan` and before `open`."""
 
 
 def fingerprint_of(settings: JobSettings, graph: Graph) -> dict[str, Any]:
@@ -53,9 +45,8 @@ def fingerprint_of(settings: JobSettings, graph: Graph) -> dict[str, Any]:
         found[f"nodes.{name}.on_error"] = node.on_error
         for module in graph.nodes[name].modules:
             found.update({f"nodes.{name}.code.{file}": sha256 for file, sha256 in code_of(module).items()})
-        operator = graph.nodes[name].op
-        if isinstance(operator, Fingerprinted):
-            found.update({f"nodes.{name}.{key}": _plain(value) for key, value in operator.fingerprint().items()})
+        own = graph.nodes[name].op.fingerprint()
+        found.update({f"nodes.{name}.{key}": _plain(value) for key, value in own.items()})
     return dict(sorted(found.items()))
 
 

@@ -47,7 +47,7 @@ def unknown_keys(config: DictConfig, above: str = "") -> Iterator[str]:
     fields = {f.name for f in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else None
     if fields is None and above.removesuffix(".") in GROUPS:  # of which no option is chosen
         fields = set()
-    for key in map(str, config):
+    for key in config:  # below the user's own keys a number may be one
         inside = config._get_node(key)
         if fields is not None and key not in fields:
             yield f"{above}{key}"

@@ -1,33 +1,40 @@
-"""How far the source may run ahead, and when a chunk is committed.
+"""The window of open chunks, and their commit.
 
 Chunks are committed in order, each once: when chunk k is committed, so are all before it. On this rely
-RunState.next_chunk (one number says where a resume begins) and RunState.commit; ChunkWindow (a window, not a set);
+RunState.committed_chunks (one number says where a resume begins) and commit; ChunkWindow (a window, not a set);
 Outbox and Inbox (a ChunkEnd never overtakes another); Target and Rounds (which rows are the first ones); the state of
-operators (Stateful: only that of the last chunk is kept); and pipeline.run.remake_chunks, which makes chunks again
-from a number on.
+operators (kept as of the last chunk, or appended chunk by chunk); and pipeline.run.remake_chunks, which makes chunks
+again from a number on.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from pipeline.api.errors import Cancelled, Released
-from pipeline.api.meter import StageMeter, StageState
+from pipeline.api.meter import RowCounts, StageMeter, StageState
 from pipeline.api.records import ChunkEnd, Shard
+from pipeline.dataflow.graph import REJECT_WRITER
+from pipeline.run_dir.chunk_record import ChunkRecord, OperatorState
 
-CommitHook = Callable[[ChunkEnd, Sequence[Shard]], None]
+CommitHook = Callable[[ChunkRecord], None]
 
 
 class ChunkWindow:
-    """Lets a source begin chunk k only when fewer than `max_open` chunks before it are uncommitted."""
+    """Lets a source begin chunk k only when fewer than `max_open` chunks before it are uncommitted.
 
-    def __init__(self, max_open: int, first: int = 0) -> None:
+    Args:
+        max_open: chunks that may be begun and uncommitted.
+        first: the first chunk that is not committed.
+        last: the last one that may begin; None for any.
+    """
+
+    def __init__(self, max_open: int, first: int = 0, last: int | None = None) -> None:
         self._max_open = max_open
         self._committed = first
-        self._cancelled = False
-        self._released = False
+        self._last = last
+        self._stop: type[Cancelled | Released] | None = None
         self._changed = threading.Condition()
 
     def begin(self, chunk: int, meter: StageMeter) -> None:
@@ -35,104 +42,51 @@ class ChunkWindow:
 
         Raises:
             Cancelled: the run is being cancelled.
-            Released: every reader of the source has left, so no chunk will be committed any more.
+            Released: `chunk` is behind the last one, or every reader of the source has left: none will be committed.
         """
+        if self._last is not None and chunk > self._last:
+            raise Released
 
         def must_wait() -> bool:
-            return chunk >= self._committed + self._max_open and not self._cancelled and not self._released
+            return chunk >= self._committed + self._max_open and self._stop is None
 
         with self._changed:
             if must_wait():
                 with meter.clock.during(StageState.BLOCKED):
                     while must_wait():
                         self._changed.wait()
-            if self._cancelled:
-                raise Cancelled
-            if self._released:
-                raise Released
+            if self._stop is not None:
+                raise self._stop
 
     def committed(self, chunk: int) -> None:
-        """`chunk` and all before it are done."""
+        """Take note that `chunk` and all before it are committed."""
         with self._changed:
             self._committed = max(self._committed, chunk + 1)
             self._changed.notify_all()
 
     def release(self) -> None:
-        """Nobody reads the source any more."""
+        """Let the source leave: nobody reads it any more."""
         with self._changed:
-            self._released = True
+            self._stop = self._stop or Released
             self._changed.notify_all()
 
     def cancel(self) -> None:
-        """End the wait of whoever waits."""
+        """Make `begin` raise Cancelled, also for the source that waits in it."""
         with self._changed:
-            self._cancelled = True
+            self._stop = Cancelled
             self._changed.notify_all()
 
 
-@dataclass(frozen=True)
-class Remembered:
-    """What operators remember as of a chunk, by node: `whole` takes the place of what they kept before, `added` does
-    not."""
-
-    whole: dict[str, bytes] = field(default_factory=dict)
-    added: dict[str, bytes] = field(default_factory=dict)
-
-
-class ChunkStates:
-    """What operators remember as of each chunk that they have ended and that is not committed yet."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._open: dict[int, Remembered] = {}
-
-    def keep(self, node: str, chunk: int, state: bytes) -> None:
-        """`node`, which is Stateful, is about to end `chunk`.
-
-        Raises:
-            TypeError: `state` is not bytes.
-        """
-        with self._lock:
-            self._open.setdefault(chunk, Remembered()).whole[node] = _checked(f"state({chunk})", state)
-
-    def add(self, node: str, chunk: int, added: bytes) -> None:
-        """`node`, which is Accumulating, is about to end `chunk`.
-
-        Raises:
-            TypeError: `added` is not bytes.
-        """
-        with self._lock:
-            self._open.setdefault(chunk, Remembered()).added[node] = _checked(f"added({chunk})", added)
-
-    def take(self, chunk: int) -> Remembered:
-        """What belongs to a chunk that is being committed; handed out once."""
-        with self._lock:
-            return self._open.pop(chunk, Remembered())
-
-
-def _checked(what: str, state: bytes) -> bytes:
-    if not isinstance(state, bytes):
-        raise TypeError(f"{what} gave {type(state).__name__}; it must give bytes")
-    return state
-
-
-@dataclass
-class _Pending:
-    end: ChunkEnd
-    done: set[str] = field(default_factory=set)
-    shards: list[Shard] = field(default_factory=list)
-
-
 class Committer:
-    """Commits chunk k when every sink has its end, in order.
+    """Collects the parts of every chunk and commits it when all sinks and the reject writer have ended it, in order.
 
-    A sink that has left counts as having every later chunk's end; a chunk that none of `sinks` ended is not committed.
-    Nothing else commits: not a cancel, not a failure.
+    Each node hands its part over before it sends the ChunkEnd on, so when the last of them has ended a chunk all parts
+    are there; a node that has left adds none. A sink that has left counts as having every later chunk's end; a chunk
+    that none of `sinks` ended is not committed. Nothing else commits: not a cancel, not a failure.
 
     Args:
         sinks: the graph's sinks.
-        reject_writer: the name under which the writer of rejects reports.
-        commit: called once a chunk, in order.
+        commit: called once a chunk, in order, in the thread of a node.
         window: told of every commit.
         on_last: called when the chunk that `stop_after` named is committed.
     """
@@ -140,34 +94,48 @@ class Committer:
     def __init__(
         self,
         sinks: Sequence[str],
-        reject_writer: str,
         commit: CommitHook,
         window: ChunkWindow,
         on_last: Callable[[], None] = lambda: None,
     ) -> None:
         self._sinks = frozenset(sinks)
-        self._live = {*sinks, reject_writer}
+        self._live = {*sinks, REJECT_WRITER}
         self._commit = commit
         self._window = window
         self._on_last = on_last
         self._last: int | None = None
         self._committed = -1
+        self._open: dict[int, ChunkRecord] = {}
         self._lock = threading.Lock()
-        self._pending: dict[int, _Pending] = {}
+        self._committing = threading.Lock()  # another one: to add a part is not to wait for a disk
+        self.counts: dict[str, RowCounts] = {}
+        """Row counts of all chunks that were committed here, by node."""
 
-    def chunk_done(self, sink: str, end: ChunkEnd, shards: Sequence[Shard]) -> None:
-        """`sink` has all rows of the chunk on disk, under temporary names."""
+    def add(
+        self,
+        node: str,
+        end: ChunkEnd,
+        counts: RowCounts,
+        shards: Sequence[Shard] = (),
+        state: OperatorState | None = None,
+    ) -> None:
+        """Take over the part of `node`, which has all rows of a chunk behind it and its files under temporary names."""
         with self._lock:
-            pending = self._pending.setdefault(end.chunk, _Pending(end))
-            pending.done.add(sink)
-            pending.shards.extend(shards)
+            record = self._open.setdefault(end.chunk, ChunkRecord(end.chunk, end.rows))
+            record.counts[node] = counts
+            record.shards += shards
+            for shard in shards:
+                record.rejects.update(shard.rejects)
+            if state is not None:
+                record.states[node] = state
+        if node in self._live:
             self._commit_ready()
 
-    def sink_left(self, sink: str) -> None:
-        """`sink` has ended without failure and will report no more chunks."""
+    def leave(self, node: str) -> None:
+        """Take note that `node` has ended without failure and will add no more parts."""
         with self._lock:
-            self._live.discard(sink)
-            self._commit_ready()
+            self._live.discard(node)
+        self._commit_ready()
 
     def stop_after(self, chunk: int) -> None:
         """Commit no chunk after `chunk`, which may be committed already; -1 for none at all. The first call counts."""
@@ -175,19 +143,29 @@ class Committer:
             if self._last is not None:
                 return
             self._last = chunk
-            if chunk <= self._committed:
-                self._on_last()
+            is_committed = chunk <= self._committed
+        if is_committed:
+            self._on_last()
 
     def _commit_ready(self) -> None:
-        for chunk in sorted(self._pending):
-            pending = self._pending[chunk]
-            if self._last is not None and chunk > self._last:
-                return
-            if not self._live <= pending.done or not self._sinks & pending.done:
-                return
-            self._commit(pending.end, pending.shards)
-            del self._pending[chunk]
-            self._committed = chunk
-            self._window.committed(chunk)
-            if chunk == self._last:
-                self._on_last()
+        with self._committing:
+            while (record := self._next_ready()) is not None:
+                for node, counts in record.counts.items():
+                    self.counts.setdefault(node, RowCounts()).add(counts)
+                record.counts.pop(REJECT_WRITER, None)  # has no account of its own
+                self._commit(record)
+                with self._lock:
+                    del self._open[record.chunk]
+                    self._committed = record.chunk
+                    is_last = record.chunk == self._last
+                self._window.committed(record.chunk)
+                if is_last:
+                    self._on_last()
+
+    def _next_ready(self) -> ChunkRecord | None:
+        with self._lock:
+            record = self._open[min(self._open)] if self._open else None
+            if record is None or (self._last is not None and record.chunk > self._last):
+                return None
+            ended = record.counts.keys()
+            return record if self._live <= ended and self._sinks & ended else None

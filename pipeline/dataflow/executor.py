@@ -6,48 +6,25 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping
-from dataclasses import dataclass, field
 
+from pipeline.api.by_batch import line_of
 from pipeline.api.errors import Cancelled, Interrupted, NodeFailed, PipelineError, Released
 from pipeline.api.meter import RowCounts, StageMeter, StageState
-from pipeline.api.protocols import Accumulating, Stateful, StreamOperator
-from pipeline.api.records import ChunkEnd, Item, Shard
-from pipeline.dataflow.as_stream import line_of, run_operator
-from pipeline.dataflow.commit import ChunkStates, ChunkWindow, CommitHook, Committer, Remembered
+from pipeline.api.runtime import RunContext, Runtime
+from pipeline.dataflow.commit import ChunkWindow, CommitHook, Committer
 from pipeline.dataflow.graph import REJECT_WRITER, Graph, Node
-from pipeline.dataflow.inbox import Channel, Inbox
+from pipeline.dataflow.inbox import Edge, Inbox
 from pipeline.dataflow.outbox import Outbox
-from pipeline.dataflow.reject_writer import RejectWriter
-from pipeline.dataflow.row_counts import RowLaw
-from pipeline.dataflow.runtime import NodeRuntime, RunContext
+from pipeline.dataflow.reject_writer import RejectTally, RejectWriter
 from pipeline.dataflow.stage import Stage
+from pipeline.run_dir.chunk_record import ChunkRecord
+from pipeline.run_dir.names import REJECTS
 from pipeline.system.disk_errors import explained
 
 REJECT_CAPACITY_ROWS = 4096
 log = logging.getLogger(__name__)
 GRACE_S = 2.0
-"""A run that is told to stop finishes its step; what takes longer is cut off, where it can be."""
-
-
-@dataclass
-class ExecutorSettings:
-    """How a graph is run.
-
-    Args:
-        max_open_chunks: chunks that may be begun and uncommitted.
-        first_chunk: where the source begins (the number of committed chunks of a resumed run).
-        states: by node, what a stateful operator kept with the chunk before.
-        additions: by node, what an accumulating one kept with each chunk before.
-        tick_s: seconds between two calls of `tick`.
-        tick: called from the main thread while the graph runs (progress, metrics).
-    """
-
-    max_open_chunks: int = 8
-    first_chunk: int = 0
-    states: Mapping[str, bytes] = field(default_factory=dict)
-    additions: Mapping[str, Iterable[bytes]] = field(default_factory=dict)
-    tick_s: float = 0.2
-    tick: Callable[[], None] = field(default=lambda: None)
+"""Seconds in which a run that is told to stop may finish its step; what takes longer is aborted if it can be."""
 
 
 class Executor:
@@ -55,33 +32,43 @@ class Executor:
 
     Args:
         graph: the checked graph.
-        rejects: the writer of rejected rows.
         context: what the nodes share.
-        commit: called when every sink has a chunk, in order, with its end and its shards.
+        commit: called with each chunk that all sinks have ended, in order.
+        max_open_chunks: chunks that may be begun and uncommitted.
+        first_chunk: where the source begins (the number of committed chunks of a resumed run).
+        last_chunk: where it ends; None for the end of its input.
+        states: by node, what an operator has kept with the chunks before.
+        tick_s: seconds between two calls of `tick`.
     """
 
     def __init__(
         self,
         graph: Graph,
-        rejects: RejectWriter,
         context: RunContext,
         commit: CommitHook,
-        settings: ExecutorSettings | None = None,
+        *,
+        max_open_chunks: int = 8,
+        first_chunk: int = 0,
+        last_chunk: int | None = None,
+        states: Mapping[str, Iterable[bytes]] | None = None,
+        tick_s: float = 0.2,
     ) -> None:
         self._graph = graph
         self._context = context
-        self._settings = settings or ExecutorSettings()
-        self._window = ChunkWindow(self._settings.max_open_chunks, self._settings.first_chunk)
-        self._committer = Committer(graph.sinks, REJECT_WRITER, commit, self._window, self._leave_early)
-        self._states = ChunkStates()
+        self._states = states or {}
+        self._tick_s = tick_s
+        self._first_chunk = first_chunk
+        self._window = ChunkWindow(max_open_chunks, first_chunk, last_chunk)
+        self._commit = commit
+        self._committer = Committer(graph.sinks, self._commit_chunk, self._window, lambda: self.stop(None))
         self._failure: PipelineError | None = None
         self._enough = False
         self._lock = threading.Lock()
         self._why: PipelineError | None = None
         self._told_to_stop = threading.Event()
         self._ended = threading.Event()
-        self._stages = self._build(rejects)
-        self._row_law = RowLaw(list(self._stages.values()))
+        self.tally = RejectTally()
+        self._stages = self._build()
         context.enough = self._committer.stop_after
         if graph.target is not None:
             target = graph.target
@@ -95,99 +82,86 @@ class Executor:
 
     @property
     def source_ended(self) -> bool:
-        """Whether the source has sent all that it has."""
+        """True once the source has sent all that it has."""
         return self._stages[self._graph.source].complete
 
-    def take_states(self, chunk: int) -> Remembered:
-        """For the commit of `chunk`: what the operators must remember with it."""
-        return self._states.take(chunk)
-
-    def take_accounts(self, chunk: int) -> Mapping[str, RowCounts]:
-        """For the commit of `chunk`: what became of its rows, by node."""
-        return self._row_law.take(chunk)
-
-    def run(self) -> None:
-        """Run the graph to its end.
+    def run(self, tick: Callable[[], None] = lambda: None) -> None:
+        """Run the graph to its end, and close what it has opened. Meanwhile `tick` is called (progress, metrics).
 
         Raises:
             NodeFailed: an operator raised; all others were cancelled.
+            PipelineError: of `commit`; all nodes were cancelled.
             Interrupted: `interrupt` was called.
             AccountingError: a node lost rows.
         """
-        opened: list[Stage] = []
         stopper = threading.Thread(target=self._stop_when_told, name="stop")
         stopper.start()
-        try:
-            for stage in self._stages.values():
-                self._open(stage)
-                opened.append(stage)
-            self._start_and_wait()
-        finally:
-            self._ended.set()
-            self._told_to_stop.set()
-            stopper.join()
-            for stage in reversed(opened):
-                stage.node.op.close()
+        with contextlib.ExitStack() as opened:
+            opened.callback(self._context.resources.close)
+            try:
+                for stage in self._stages.values():
+                    self._open(stage)
+                    opened.callback(stage.node.op.close)
+                self._start_and_wait(tick)
+            finally:
+                self._ended.set()
+                self._told_to_stop.set()
+                stopper.join()
         if self._failure is not None:
             raise self._failure
-        self._row_law.check()
+        for stage in self._stages.values():
+            stage.check_counts(self._committer.counts.get(stage.name, RowCounts()))
 
     def interrupt(self) -> None:
         """Stop: what runs finishes its step, nothing more is begun. Returns at once."""
         self.stop(Interrupted("interrupted; run the same command again to resume"))
 
-    def stop(self, why: PipelineError) -> None:
-        """End the run with `why`. Returns at once."""
-        self._begin_to_stop(why)
+    def stop(self, why: PipelineError | None) -> None:
+        """End the run with `why`, None if all that is wanted is committed. Returns at once; the first call counts."""
+        if not self._told_to_stop.is_set():
+            self._why = why
+            self._told_to_stop.set()
 
     def describe(self) -> list[str]:
-        """What every node is doing and what waits on its inputs, a line each."""
+        """Return a line for each node: its state, and the rows that wait on its inputs."""
         return [
             f"{stage.name}: {stage.meter.clock.state}; rows in {stage.meter.rows_in}, out {stage.meter.rows_out},"
             f" rejected {stage.meter.rejected}; inputs: {stage.inbox.describe() or 'none'}"
             for stage in self._stages.values()
         ]
 
-    def _build(self, rejects: RejectWriter) -> dict[str, Stage]:
-        nodes = {**{n: self._graph.nodes[n] for n in self._graph.order}, REJECT_WRITER: Node(rejects)}
+    def _build(self) -> dict[str, Stage]:
+        writer = RejectWriter(self._context.output_dir / REJECTS, self.tally)
+        nodes = {**{n: self._graph.nodes[n] for n in self._graph.order}, REJECT_WRITER: Node(writer)}
         meters = {name: StageMeter(name, self._context.clock) for name in nodes}
         inboxes = {name: Inbox(meters[name]) for name in nodes}
-        readers: dict[str, list[Channel]] = {name: [] for name in nodes}
+        readers: dict[str, list[Edge]] = {name: [] for name in nodes}
         for name, node in nodes.items():
             for source in node.inputs:
                 readers[source].append(inboxes[name].connect(node.capacity_rows))
-        return {name: self._stage(name, node, meters[name], inboxes, readers[name]) for name, node in nodes.items()}
-
-    def _stage(
-        self, name: str, node: Node, meter: StageMeter, inboxes: dict[str, Inbox], readers: list[Channel]
-    ) -> Stage:
-        is_rejects = name == REJECT_WRITER
-        is_sink = is_rejects or name in self._graph.sinks
-        outbox = Outbox(
-            name,
-            meter,
-            readers,
-            rejects=None if is_rejects else inboxes[REJECT_WRITER].connect(REJECT_CAPACITY_ROWS),
-            begin_chunk=(lambda chunk: self._window.begin(chunk, meter)) if name == self._graph.source else None,
-            end_chunk=(lambda end, shards: self._committer.chunk_done(name, end, shards)) if is_sink else None,
-        )
-        return Stage(name, node, meter, inboxes[name], outbox, is_sink)
+        stages = {}
+        for name, node in nodes.items():
+            rejects = None if name == REJECT_WRITER else inboxes[REJECT_WRITER].connect(REJECT_CAPACITY_ROWS)
+            window = self._window if name == self._graph.source else None
+            outbox = Outbox(name, node.op, meters[name], readers[name], rejects, self._committer, window)
+            stages[name] = Stage(name, node, meters[name], inboxes[name], outbox)
+        return stages
 
     def _open(self, stage: Stage) -> None:
         depth = 0 if stage.name == REJECT_WRITER else self._graph.depth(stage.name)
         op = stage.node.op
         try:
-            if stage.name in self._settings.states and isinstance(op, Stateful):
-                op.restore(self._settings.states[stage.name])
-            if stage.name in self._settings.additions and isinstance(op, Accumulating):
-                op.restore_added(self._settings.additions[stage.name])
-            op.open(NodeRuntime(self._context, stage.name, depth, stage.meter))
+            if stage.name == self._graph.source and self._first_chunk:
+                op.seek(self._first_chunk)
+            if stage.name in self._states:
+                op.restore(self._states[stage.name])
+            op.open(Runtime(self._context, stage.name, depth, stage.meter))
         except Exception as error:
             raise self._node_failed(stage.name, error) from error
         if self._failure is not None:
             raise self._failure
 
-    def _start_and_wait(self) -> None:
+    def _start_and_wait(self, tick: Callable[[], None]) -> None:
         threads = [
             threading.Thread(target=self._run_stage, args=(stage,), name=f"node-{stage.name}")
             for stage in self._stages.values()
@@ -197,8 +171,8 @@ class Executor:
         try:
             for thread in threads:
                 while thread.is_alive():
-                    thread.join(self._settings.tick_s)
-                    self._settings.tick()
+                    thread.join(self._tick_s)
+                    tick()
         except BaseException as error:  # of `tick`: no thread may outlive the run, the nodes are closed after this
             self._cancel(PipelineError(f"the run could not be recorded: {type(error).__name__}: {error}"))
             for thread in threads:
@@ -210,17 +184,25 @@ class Executor:
         try:
             with contextlib.suppress(Released):
                 self._pump(stage)
-            if stage.is_sink and not self._context.cancelled.is_set():
-                self._committer.sink_left(stage.name)
+            if not self._context.cancelled.is_set():
+                self._committer.leave(stage.name)
         except Cancelled:
             pass
         except BaseException as error:
-            self._fail(stage.name, error)
+            self._cancel(self._node_failed(stage.name, error))
         finally:
             stage.inbox.leave()
             self._release_unread()
             stage.outbox.close()
             stage.meter.clock.stop()
+
+    def _commit_chunk(self, record: ChunkRecord) -> None:
+        """Commit, in the thread of some node: what goes wrong is not to be told as a failure of that one."""
+        try:
+            self._commit(record)
+        except PipelineError as error:
+            self._cancel(error)
+            raise Cancelled from error
 
     def _release_unread(self) -> None:
         """Let nodes go that nobody reads any more. They may wait for rows or for a commit, and neither would come."""
@@ -232,42 +214,14 @@ class Executor:
                     self._window.release()
 
     def _pump(self, stage: Stage) -> None:
-        op, items = stage.node.op, self._items(stage)
+        items = stage.node.op.run(stage.inbox)
         try:
             for item in items:
-                if isinstance(item, ChunkEnd):
-                    self._remember(stage.name, op, item.chunk)
                 stage.outbox.put(item)
             stage.complete = stage.inbox.exhausted
         finally:
-            items.close()
-
-    def _remember(self, name: str, op: object, chunk: int) -> None:
-        if isinstance(op, Stateful):
-            self._states.keep(name, chunk, op.state(chunk))
-        if isinstance(op, Accumulating):
-            self._states.add(name, chunk, op.added(chunk))
-
-    def _items(self, stage: Stage) -> Generator[Item | Shard]:
-        op = stage.node.op
-        if isinstance(op, StreamOperator):
-            yield from op.run(stage.inbox)
-        else:
-            yield from run_operator(op, stage.inbox, stage.node.on_error)
-
-    def _fail(self, name: str, error: BaseException) -> None:
-        failure = self._node_failed(name, error)
-        failure.__cause__ = error
-        self._cancel(failure)
-
-    def _leave_early(self) -> None:
-        """All that is needed is committed: end what still runs, as a run that is stopped does."""
-        self._begin_to_stop(None)
-
-    def _begin_to_stop(self, why: PipelineError | None) -> None:
-        if not self._told_to_stop.is_set():
-            self._why = why
-            self._told_to_stop.set()
+            if isinstance(items, Generator):
+                items.close()
 
     def _stop_when_told(self) -> None:
         """In a thread of its own: who tells may hold locks that are taken here, and the main thread may compute."""
@@ -283,7 +237,9 @@ class Executor:
         cause = explained(error, self._context.output_dir)
         if not isinstance(cause, PipelineError) and (line := line_of(cause)) is not None:
             cause.add_note(line)
-        return NodeFailed(name, cause)
+        failure = NodeFailed(name, cause)
+        failure.__cause__ = error
+        return failure
 
     def _cancel(self, why: PipelineError | None) -> None:
         """Release all nodes. `why`: None where nothing more is needed; what goes wrong after that spoils nothing."""

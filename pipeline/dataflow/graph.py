@@ -9,9 +9,8 @@ from graphlib import CycleError, TopologicalSorter
 import pyarrow as pa
 
 from pipeline.api.errors import ConfigError, GraphError
-from pipeline.api.protocols import Operator, StreamOperator, inputs_fit
+from pipeline.api.protocols import BaseOperator, inputs_fit
 from pipeline.dataflow.target_progress import TargetProgress
-from pipeline.settings import OnError
 
 REJECT_WRITER = "rejects"
 
@@ -24,14 +23,12 @@ class Node:
         op: the operator.
         inputs: names of the nodes that it reads; empty for the source.
         capacity_rows: rows that may wait on each of its inputs.
-        on_error: what an exception of an Operator does to the run.
         modules: where the job found the operator, and functions that it is given.
     """
 
-    op: Operator | StreamOperator
+    op: BaseOperator
     inputs: tuple[str, ...] = ()
     capacity_rows: int = 1024
-    on_error: OnError = OnError.FAIL
     modules: tuple[str, ...] = ()
 
 
@@ -71,18 +68,14 @@ class Graph:
         """Edges on the longest path from the source to `name`."""
         return 1 + max(self.depth(i) for i in self.nodes[name].inputs) if self.nodes[name].inputs else 0
 
-    def title(self, name: str) -> str:
-        """What the operator of a node is called where it is shown."""
-        op = self.nodes[name].op
-        return str(getattr(op, "title", type(op).__name__))
-
     def to_mermaid(self) -> str:
         """The graph as a Mermaid flowchart."""
         lines = ["flowchart LR"]
         for name in self.order:
             left, right = ("([", "])") if name == self.source or name in self.sinks else ("[", "]")
-            parts = "".join(f"<br/><small>{name}/{p}</small>" for p in getattr(self.nodes[name].op, "parts", ()))
-            lines.append(f'    {name}{left}"<b>{name}</b><br/>{self.title(name)}{parts}"{right}')
+            op = self.nodes[name].op
+            parts = "".join(f"<br/><small>{name}/{part}</small>" for part in op.parts)
+            lines.append(f'    {name}{left}"<b>{name}</b><br/>{op.title}{parts}"{right}')
         lines += [f"    {src} --> {name}" for name in self.order for src in self.nodes[name].inputs]
         return "\n".join(lines)
 

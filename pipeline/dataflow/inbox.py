@@ -1,6 +1,6 @@
-"""Bounded edges: Channel, and the Inbox that reads several of them as one aligned stream.
+"""Bounded edges, and the Inbox that reads several of them as one aligned stream.
 
-A channel is bounded in rows. Full: its writer waits (backpressure). Empty: its reader waits (starvation). Both waits
+An edge is bounded in rows. Full: its writer waits (backpressure). Empty: its reader waits (starvation). Both waits
 are timed on the clock of the stage that waits. ChunkEnds weigh nothing; how many there can be is bounded by the chunk
 window.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from pipeline.api.errors import Cancelled, Released
 from pipeline.api.meter import StageMeter, StageState
@@ -18,38 +19,27 @@ from pipeline.api.records import Batch, ChunkEnd, Item, Rejects
 _END_OF_INPUT = object()
 
 
-class Channel:
-    """One edge into an inbox.
+@dataclass(eq=False)
+class Edge:
+    """One input of an inbox, guarded by its lock.
 
     Args:
-        inbox: the reader.
-        port: index of this edge among the reader's inputs.
-        capacity: rows that may wait here; a larger batch passes when the channel is empty.
+        inbox: the reader's.
+        port: index among the reader's inputs.
+        capacity: rows that may wait here; a larger batch passes when none wait.
+        rows: rows that wait here.
+        last_end: the last ChunkEnd that the reader took from here.
+        closed: the writer has finished.
+        ended: the reader has seen that the writer has finished.
     """
 
-    def __init__(self, inbox: Inbox, port: int, capacity: int) -> None:
-        self._inbox = inbox
-        self.port = port
-        self.capacity = capacity
-        self.rows = 0
-        self.last_end: int | None = None
-        """The last ChunkEnd that the reader took from this input."""
-        self.closed = False
-        """The writer has finished."""
-        self.ended = False
-        """The reader has seen that the writer has finished."""
-
-    def put(self, item: Item, meter: StageMeter) -> bool:
-        """Append `item`, waiting for room on `meter`'s clock. False when the reader has left.
-
-        Raises:
-            Cancelled: the run is being cancelled.
-        """
-        return self._inbox.receive(self, item, meter)
-
-    def close(self) -> None:
-        """No more items will come."""
-        self._inbox.end_of_input(self)
+    inbox: Inbox
+    port: int
+    capacity: int
+    rows: int = 0
+    last_end: int | None = None
+    closed: bool = False
+    ended: bool = False
 
 
 class Inbox:
@@ -64,78 +54,81 @@ class Inbox:
         self._lock = threading.Lock()
         self._readable = threading.Condition(self._lock)
         self._writable = threading.Condition(self._lock)
-        self._channels: list[Channel] = []
-        self._items: deque[tuple[Channel, object]] = deque()
+        self._edges: list[Edge] = []
+        self._items: deque[tuple[Edge, object]] = deque()
         self._ends: dict[int, ChunkEnd] = {}
         self._aligned: deque[ChunkEnd] = deque()
         self._woken = False
-        self._cancelled = False
-        self._released = False
+        self._stop: type[Cancelled | Released] | None = None
+        """The exception that the reader's waits raise from now on."""
         self.left = False
         meter.queue_rows = self.queued_rows
 
-    def connect(self, capacity: int) -> Channel:
-        """A new input; only before the run starts."""
-        channel = Channel(self, len(self._channels), capacity)
-        self._channels.append(channel)
+    def connect(self, capacity: int) -> Edge:
+        """Add an input; only before the run starts."""
+        edge = Edge(self, len(self._edges), capacity)
+        self._edges.append(edge)
         self._meter.queue_capacity += capacity
-        return channel
+        return edge
 
     def queued_rows(self) -> int:
-        """Rows that wait on all inputs."""
-        return sum(c.rows for c in self._channels)
+        """Return the rows that wait on all inputs."""
+        return sum(edge.rows for edge in self._edges)
 
     def describe(self) -> str:
-        """What waits on each input."""
+        """Return the rows that wait on each input."""
         return ", ".join(
             f"{c.rows} of {c.capacity} rows, last chunk end {c.last_end}{', closed' if c.closed else ''}"
-            for c in self._channels
+            for c in self._edges
         )
 
-    def receive(self, channel: Channel, item: Item, meter: StageMeter) -> bool:
-        """Take `item` from the writer of `channel`; see Channel.put."""
+    def put(self, edge: Edge, item: Item, meter: StageMeter) -> bool:
+        """Append `item` to an edge, waiting for room on `meter`'s clock. False when the reader has left.
+
+        Raises:
+            Cancelled: the run is being cancelled.
+        """
         rows = 0 if isinstance(item, ChunkEnd) else item.num_rows
         with self._lock:
-            if self._must_wait(channel, rows):
-                with meter.clock.during(StageState.BLOCKED):
-                    self._writable.wait_for(lambda: not self._must_wait(channel, rows))
-            if self._cancelled:
+            if rows and edge.rows and edge.rows + rows > edge.capacity:
+                self._wait_for_room(edge, rows, meter)
+            if self._stop is Cancelled:
                 raise Cancelled
             if self.left:
                 return False
-            channel.rows += rows
-            self._items.append((channel, item))
+            edge.rows += rows
+            self._items.append((edge, item))
             self._readable.notify()
         return True
 
-    def end_of_input(self, channel: Channel) -> None:
-        """The writer of `channel` has finished."""
+    def end(self, edge: Edge) -> None:
+        """Take note that the writer of `edge` has finished."""
         with self._lock:
-            if not channel.closed:
-                channel.closed = True
-                self._items.append((channel, _END_OF_INPUT))
+            if not edge.closed:
+                edge.closed = True
+                self._items.append((edge, _END_OF_INPUT))
                 self._readable.notify()
 
     def cancel(self) -> None:
         """Make every wait on this inbox raise Cancelled."""
         with self._lock:
-            self._cancelled = True
+            self._stop = Cancelled
             self._readable.notify_all()
             self._writable.notify_all()
 
     def release(self) -> None:
-        """Make the reader's waits raise Released: nobody takes what it makes of what would come."""
+        """Make the reader's waits raise Released: nobody takes its output any more."""
         with self._lock:
-            self._released = True
+            self._stop = self._stop or Released
             self._readable.notify_all()
 
     def leave(self) -> None:
-        """The reader takes no more; its writers are released."""
+        """Take no more; the writers are released."""
         with self._lock:
             self.left = True
             self._items.clear()
-            for channel in self._channels:
-                channel.rows = 0
+            for edge in self._edges:
+                edge.rows = 0
             self._writable.notify_all()
 
     def wake(self) -> None:
@@ -153,36 +146,42 @@ class Inbox:
         """
 
         def ready() -> bool:
-            ended = self._woken or self._cancelled or self._released
+            ended = self._woken or self._stop is not None
             return ended or (for_items and bool(self._items or self._aligned))
 
         with self._lock, self._meter.clock.during(StageState.STARVED if idle else StageState.BUSY):
             self._readable.wait_for(ready, timeout_s)
             self._woken = False
-            self._refuse_ended()
+            if self._stop is not None:
+                raise self._stop
 
     def poll(self) -> Item | None:
-        """The next item if one is there."""
+        """Return the next item if one is there."""
         with self._lock:
-            self._refuse_ended()
+            if self._stop is not None:
+                raise self._stop
             while self._items and not self._aligned:
-                channel, item = self._items.popleft()
+                edge, item = self._items.popleft()
+                if isinstance(item, Batch | Rejects):
+                    rows = item.num_rows
+                    edge.rows -= rows
+                    self._writable.notify_all()
+                    self._meter.count(item.chunk, rows_in=rows)
+                    self._meter.batches += 1
+                    return item.at_port(edge.port) if isinstance(item, Batch) else item
                 if isinstance(item, ChunkEnd):
-                    channel.last_end = item.chunk
+                    edge.last_end = item.chunk
                     self._ends[item.chunk] = item
-                    self._align()
-                elif isinstance(item, Batch | Rejects):
-                    return self._taken(channel, item)
                 else:
-                    channel.ended = True
-                    self._align()
+                    edge.ended = True
+                self._align()
             return self._aligned.popleft() if self._aligned else None
 
     @property
     def exhausted(self) -> bool:
         """True when every input has ended and all items are taken."""
         with self._lock:
-            return not self._items and not self._aligned and all(c.ended for c in self._channels)
+            return not self._items and not self._aligned and all(edge.ended for edge in self._edges)
 
     def __iter__(self) -> Iterator[Item]:
         while True:
@@ -194,26 +193,16 @@ class Inbox:
             else:
                 self.wait()
 
-    def _refuse_ended(self) -> None:
-        if self._cancelled:
-            raise Cancelled
-        if self._released:
-            raise Released
+    def _wait_for_room(self, edge: Edge, rows: int, meter: StageMeter) -> None:
+        def ready() -> bool:
+            return not edge.rows or edge.rows + rows <= edge.capacity or self.left or self._stop is Cancelled
 
-    def _must_wait(self, channel: Channel, rows: int) -> bool:
-        full = channel.rows > 0 and rows > 0 and channel.rows + rows > channel.capacity
-        return full and not self.left and not self._cancelled
-
-    def _taken(self, channel: Channel, item: Batch | Rejects) -> Batch | Rejects:
-        channel.rows -= item.num_rows
-        self._writable.notify_all()
-        self._meter.count(item.chunk, rows_in=item.num_rows)
-        self._meter.batches += 1
-        return item.at_port(channel.port) if isinstance(item, Batch) else item
+        with meter.clock.during(StageState.BLOCKED):
+            self._writable.wait_for(ready)
 
     def _align(self) -> None:
-        live = [c for c in self._channels if not c.ended]
-        sent = [c.last_end for c in live if c.last_end is not None]
+        live = [edge for edge in self._edges if not edge.ended]
+        sent = [edge.last_end for edge in live if edge.last_end is not None]
         if len(sent) < len(live):
             return
         through = min(sent) if live else max(self._ends, default=0)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 
-from pipeline.api.protocols import Inbox, Runtime
+from pipeline.api.protocols import BaseOperator, Inbox
 from pipeline.api.records import REJECT_SCHEMA, ChunkEnd, Item, Reject, RejectKind, Rejects, Shard
 from pipeline.system.atomic_files import part_name, sorted_by_identity, write_parquet_shard
 
@@ -28,23 +29,19 @@ class RejectTally:
         """Rows rejected because something was wrong with them."""
         self.filtered = 0
         """Rows that an operator left out on purpose."""
-        self._by_chunk: dict[int, Counter[tuple[str, str, str]]] = {}
 
-    def add(self, rejects: Rejects) -> None:
-        """Count the rows of `rejects`."""
-        chunk = self._by_chunk.setdefault(rejects.chunk, Counter())
+    def add(self, rejects: Rejects) -> Counter[tuple[str, str, str]]:
+        """Count the rows of `rejects`; returns them by (node, kind, reason)."""
         errors = sum(reject.kind is RejectKind.ERROR for reject in rejects.rows)
         self.errors += errors
         self.filtered += rejects.num_rows - errors
+        found: Counter[tuple[str, str, str]] = Counter()
         for reject in rejects.rows:
             key = (rejects.node, reject.kind.value, _without_values(reject))
             key = key if key in self.by_reason or len(self.by_reason) < MAX_REASONS else _other(key)
             self.by_reason[key] += 1
-            chunk[key] += 1
-
-    def take(self, chunk: int) -> Counter[tuple[str, str, str]]:
-        """The counts of one chunk that is being committed, by (node, kind, reason); handed out once."""
-        return self._by_chunk.pop(chunk, Counter())
+            found[key] += 1
+        return found
 
 
 def _without_values(reject: Reject) -> str:
@@ -61,32 +58,27 @@ def _other(key: tuple[str, str, str]) -> tuple[str, str, str]:
     return key[0], key[1], "(other reasons)"
 
 
-class RejectWriter:
+class RejectWriter(BaseOperator):
     """Writes rejects/part-NNNNN.parquet under REJECT_SCHEMA, sorted by (row, lineage)."""
 
     def __init__(self, directory: Path, tally: RejectTally) -> None:
         self._directory = directory
         self._tally = tally
-        self._open: dict[int, list[pa.RecordBatch]] = {}
+        self._batches: dict[int, list[pa.RecordBatch]] = {}
+        self._counts: dict[int, Counter[tuple[str, str, str]]] = {}
+
+    def plan(self) -> None:
+        """A sink."""
 
     def run(self, inbox: Inbox) -> Iterator[Item | Shard]:
         """Collect rejects by chunk; write them at the chunk's end."""
         for item in inbox:
             if isinstance(item, Rejects):
-                self._tally.add(item)
-                self._open.setdefault(item.chunk, []).append(item.to_arrow())
+                self._counts.setdefault(item.chunk, Counter()).update(self._tally.add(item))
+                self._batches.setdefault(item.chunk, []).append(item.to_arrow())
             elif isinstance(item, ChunkEnd):
-                batches = self._open.pop(item.chunk, [])
-                if batches:
+                if batches := self._batches.pop(item.chunk, None):
                     table = sorted_by_identity(pa.Table.from_batches(batches, REJECT_SCHEMA))
-                    yield write_parquet_shard(table, self._directory / part_name(item.chunk), item.chunk)
+                    shard = write_parquet_shard(table, self._directory / part_name(item.chunk), item.chunk)
+                    yield replace(shard, rejects=self._counts.pop(item.chunk))
                 yield item
-
-    def plan(self, *inputs: pa.Schema) -> None:
-        """A sink."""
-
-    def open(self, runtime: Runtime) -> None:
-        """Nothing to open."""
-
-    def close(self) -> None:
-        """Nothing to close."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from pipeline.api.protocols import Inbox, Runtime, Source
+from pipeline.api.protocols import BaseOperator, Inbox, Runtime
 from pipeline.api.records import ROW, Batch, ChunkEnd, Item, Rejects, Shard, require_column
 from pipeline.dataflow.target_progress import TargetProgress
 
@@ -34,7 +34,7 @@ class Place:
     source_row: int = 0
 
 
-class Rounds:
+class Rounds(BaseOperator):
     """Sends the rows of `source` round after round, until the target is reached or a budget is spent.
 
     Row i of round r is row r * N + i, where N is the source's number of rows: so every round draws other numbers. The
@@ -47,7 +47,7 @@ class Rounds:
         chunk_rows: rows of a chunk.
     """
 
-    def __init__(self, source: Source, target: TargetProgress, chunk_rows: int) -> None:
+    def __init__(self, source: BaseOperator, target: TargetProgress, chunk_rows: int) -> None:
         self._source = source
         self._target = target
         self._chunk_rows = chunk_rows
@@ -55,18 +55,21 @@ class Rounds:
         self._chunk = 0
         self._used = 0
         """Rows of the present chunk that have been sent."""
-        self.title = f"{type(source).__name__}, in rounds"
+
+    @property
+    def title(self) -> str:
+        """The source's, and that it is repeated."""
+        return f"{self._source.title}, in rounds"
 
     def plan(self) -> pa.Schema:
         """As the source."""
-        schema = self._source.plan()
+        schema: pa.Schema = self._source.plan()
         require_column(schema, ROW.name, [ROW.type])
         return schema
 
     def fingerprint(self) -> Mapping[str, Any]:
         """As the source."""
-        own = getattr(self._source, "fingerprint", None)
-        return {} if own is None else own()
+        return self._source.fingerprint()
 
     def open(self, runtime: Runtime) -> None:
         """As the source."""
@@ -80,8 +83,9 @@ class Rounds:
         """Begin at `chunk`. From where in the source, `restore` says."""
         self._chunk = chunk
 
-    def restore(self, state: bytes) -> None:
+    def restore(self, states: Iterable[bytes]) -> None:
         """Go on from where a chunk ended."""
+        (state,) = states
         self._place = Place(**json.loads(state))
         self._target.round_rows = self._place.round_rows
 

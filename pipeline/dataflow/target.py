@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import cast
 
 import pyarrow as pa
 
 from pipeline.api.errors import ConfigError, GraphError
-from pipeline.api.protocols import BaseOperator, Inbox, Runtime, Source
+from pipeline.api.protocols import BaseOperator, Inbox, Runtime, overrides
 from pipeline.api.records import Batch, ChunkEnd, Item, RejectKind, Rejects
 from pipeline.dataflow.graph import Graph, Node
 from pipeline.dataflow.rounds import Rounds
@@ -43,8 +42,9 @@ class Target(BaseOperator):
         self._runtime = runtime
         runtime.log.info("%d of %d rows are accepted", self._progress.accepted, self._progress.wanted)
 
-    def restore(self, state: bytes) -> None:
+    def restore(self, states: Iterable[bytes]) -> None:
         """Go on counting."""
+        (state,) = states
         self._progress.resume(**json.loads(state))
 
     def state(self, chunk: int) -> bytes:
@@ -104,10 +104,10 @@ def with_target(nodes: Mapping[str, Node], settings: TargetSettings, chunk_rows:
     if len(nodes[sink].inputs) != 1:
         raise GraphError(sink, "has several inputs, and a target needs a sink with one; put a Union before it")
     op = nodes[source].op
-    if not hasattr(op, "seek"):
+    if not overrides(op, "seek"):
         raise GraphError(source, f"{type(op).__name__} has no seek(chunk), so it cannot be read round after round")
     found = dict(nodes)
-    found[source] = replace(nodes[source], op=Rounds(cast(Source, op), progress, chunk_rows))
+    found[source] = replace(nodes[source], op=Rounds(op, progress, chunk_rows))
     del found[sink]
     found[NODE] = Node(Target(progress), nodes[sink].inputs, nodes[sink].capacity_rows)
     found[sink] = replace(nodes[sink], inputs=(NODE,))

@@ -15,9 +15,9 @@ from pathlib import Path
 from pipeline.api.errors import ConfigError
 from pipeline.api.forecast import NOTHING, Forecast, Range, is_unbounded
 from pipeline.api.records import RejectKind
+from pipeline.api.runtime import Resources
 from pipeline.config.build import Job, build_graph
 from pipeline.dataflow.graph import Graph
-from pipeline.dataflow.runtime import Resources
 from pipeline.dry_run.sample_run import NodeResult, SampleRun
 from pipeline.monitor.wording import bytes_text, quoted, time_text
 from pipeline.results.report.write import is_written

@@ -19,7 +19,7 @@ def plan_lines(settings: JobSettings, graph: Graph) -> list[str]:
         node, schema = graph.nodes[name], graph.schemas[name]
         source = f" <- {', '.join(node.inputs)}" if node.inputs else ""
         first = graph.schemas[node.inputs[0]] if node.inputs else None
-        lines.append(f"  {name:{width}}  {graph.title(name)}{source}: {_columns(first, schema)}")
+        lines.append(f"  {name:{width}}  {node.op.title}{source}: {_columns(first, schema)}")
     lines += [] if graph.target is None else [_target_line(settings.target)]
     url = getattr(settings.output, "publish", None)
     where = f"results would go to {settings.directory}" + (f" and {url}" if url else "")

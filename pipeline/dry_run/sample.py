@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +12,8 @@ import pyarrow as pa
 from pipeline.api.forecast import Range, Sample
 from pipeline.api.list_inbox import Given
 from pipeline.api.meter import Clock
-from pipeline.api.records import ROW, Batch, Item, Rejects
+from pipeline.api.protocols import BaseOperator, overrides
+from pipeline.api.records import ROW, Batch, Item, Rejects, Shard
 
 ROWS = 1000
 PATIENCE_S = 2.0
@@ -26,19 +26,21 @@ LEAST_DOUBT, MOST_DOUBT = 0.02, 0.5
 """By what share a number of rows may be wrong that was found from the bytes of those that were read."""
 
 
-def sample_of(source: Any, first_chunk: int, first_row: int, chunk_rows: int, clock: Clock = time.monotonic) -> Sample:
+def sample_of(
+    source: BaseOperator, first_chunk: int, first_row: int, chunk_rows: int, clock: Clock = time.monotonic
+) -> Sample:
     """Return about ROWS rows of those that `source`, an opened source, has from `first_row` on, or all where there are
     no more.
 
     Args:
-        source: its `seek`, `total_rows` and `fraction_read` are used where it has them.
+        source: its `seek` is used where it has one.
         first_chunk, first_row: where the run would begin.
         chunk_rows: rows of a chunk.
     """
-    total = getattr(source, "total_rows", lambda: None)()
+    total = source.total_rows()
     thinned = _Thinned()
     until = clock() + PATIENCE_S
-    if total is None or total - first_row <= FEW_ROWS or not hasattr(source, "seek"):
+    if total is None or total - first_row <= FEW_ROWS or not overrides(source, "seek"):
         if first_chunk:
             source.seek(first_chunk)
         return _read_on(source, thinned, total, first_row, until, clock)
@@ -55,15 +57,16 @@ def sample_of(source: Any, first_chunk: int, first_row: int, chunk_rows: int, cl
     return thinned.sample(Range.exact(total - first_row), where)
 
 
-def _read_on(source: Any, thinned: _Thinned, total: int | None, first_row: int, until: float, clock: Clock) -> Sample:
+def _read_on(
+    source: BaseOperator, thinned: _Thinned, total: int | None, first_row: int, until: float, clock: Clock
+) -> Sample:
     """Rows of the input from where it is now, as far as patience goes."""
-    fraction_read = getattr(source, "fraction_read", lambda: None)
     # What a source has sent is counted when it goes on: a changed share is that of the rows before this item.
-    now = fraction_read()
+    now = source.fraction_read()
     rows = 0
     fraction: float | None = None
     for item in source.run(Given()):
-        before, now = now, fraction_read()
+        before, now = now, source.fraction_read()
         if now != before:
             rows, fraction = thinned.seen, now
         if clock() > until and thinned.seen >= ROWS and (total is not None or now is None or fraction):
@@ -95,7 +98,7 @@ class _Thinned:
         """Rows that came."""
         self._items: list[Batch | Rejects] = []
 
-    def take(self, item: Item) -> None:
+    def take(self, item: Item | Shard) -> None:
         """Look at what a source sends."""
         if isinstance(item, Batch | Rejects):
             self.seen += item.num_rows
@@ -104,7 +107,7 @@ class _Thinned:
             self.stride *= 2
             self._items = [self._thin(item) for item in self._items]
 
-    def take_until(self, items: Iterable[Item], seen: int) -> None:
+    def take_until(self, items: Iterable[Item | Shard], seen: int) -> None:
         """Look at items until so many rows came in all, or no more do."""
         for item in items:
             self.take(item)

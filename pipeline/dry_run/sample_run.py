@@ -9,19 +9,17 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from pipeline.api.errors import NodeFailed, PipelineError
 from pipeline.api.forecast import NOTHING, Forecast, Range, Sample, Task, share
 from pipeline.api.list_inbox import Given
 from pipeline.api.meter import Clock, StageMeter
-from pipeline.api.protocols import Forecaster, Runtime, StreamOperator, Weighed
+from pipeline.api.protocols import BaseOperator, overrides
 from pipeline.api.records import Batch, ChunkEnd, Item, Reject, Rejects, Shard
+from pipeline.api.runtime import Resources, RunContext, Runtime
 from pipeline.config.build import Job
-from pipeline.dataflow.as_stream import run_operator
-from pipeline.dataflow.graph import Node
-from pipeline.dataflow.runtime import NodeRuntime, Resources, RunContext
 from pipeline.dry_run.sample import sample_of
+from pipeline.run_dir.metrics_table import MetricsTables
 from pipeline.system.signals import NOTHING_RUNS, leave, stopped_by_signals
 
 OPERATOR_S = 5.0
@@ -99,10 +97,10 @@ class SampleRun:
         with ExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dry-run-"))
             stack.enter_context(stopped_by_signals(lambda: _leave_without(folder), NOTHING_RUNS))
-            context = RunContext(Path(folder), Resources(), self._process)
+            context = RunContext(Path(folder), self._process, MetricsTables(Path(folder)).get)
             stack.callback(context.resources.close)
             for name in graph.order:
-                runtime = NodeRuntime(context, name, graph.depth(name), StageMeter(name))
+                runtime = Runtime(context, name, graph.depth(name), StageMeter(name))
                 try:
                     self.nodes[name] = self._run_node(name, runtime, stack)
                 except PipelineError:
@@ -122,15 +120,15 @@ class SampleRun:
         found = NodeResult(rows, sum(batch.num_rows for batch in batches))
         if name in graph.sinks:
             found.sink_bytes = _bytes(node.op, batches, found)
-        elif isinstance(node.op, Forecaster):
+        elif overrides(node.op, "forecast"):
             self._forecast(node.op, runtime, batches, found)
         else:
             node.op.open(runtime)
             stack.callback(node.op.close)
-            self._operate(node, batches, found)
+            self._operate(node.op, batches, found)
         return found
 
-    def _read_sample(self, source: Any, runtime: Runtime) -> NodeResult:
+    def _read_sample(self, source: BaseOperator, runtime: Runtime) -> NodeResult:
         source.open(runtime)
         try:
             self.sample = sample = sample_of(source, *self._first, self._job.settings.chunk_rows)
@@ -141,10 +139,10 @@ class SampleRun:
         found.add(*sample.batches, *sample.rejects)
         return found
 
-    def _forecast(self, op: Forecaster, runtime: Runtime, batches: list[Batch], found: NodeResult) -> None:
+    def _forecast(self, op: BaseOperator, runtime: Runtime, batches: list[Batch], found: NodeResult) -> None:
         """Have `op` forecast, in its part of the seconds that are left for it and the forecasters after it."""
         nodes = self._job.graph.nodes
-        left = sum(isinstance(node.op, Forecaster) for name, node in nodes.items() if name not in self.nodes)
+        left = sum(overrides(node.op, "forecast") for name, node in nodes.items() if name not in self.nodes)
         whole = found.rows.is_exact and found.rows.likely <= found.given
         began = self._clock()
         task = Task(found.rows, whole, self._seconds / left, self._job.directory)
@@ -153,11 +151,9 @@ class SampleRun:
         found.rows_out = forecast.rows_out
         found.add(*forecast.output, *forecast.rejects)
 
-    def _operate(self, node: Node, batches: list[Batch], found: NodeResult) -> None:
+    def _operate(self, op: BaseOperator, batches: list[Batch], found: NodeResult) -> None:
         began = self._clock()
-        inbox = Given(self._in_time(batches, found))
-        op = node.op
-        found.add(*(op.run(inbox) if isinstance(op, StreamOperator) else run_operator(op, inbox, node.on_error)))
+        found.add(*op.run(Given(self._in_time(batches, found))))
         found.row_s = (self._clock() - began) / max(found.given, 1)
         made = sum(batch.num_rows for batch in found.output)
         found.rows_out = found.rows.times(share(made, found.given))
@@ -181,14 +177,14 @@ def _leave_without(folder: str) -> None:
     leave()
 
 
-def _bytes(op: object, batches: list[Batch], found: NodeResult) -> Range:
+def _bytes(op: BaseOperator, batches: list[Batch], found: NodeResult) -> Range:
     """Bytes of the disk that the rows of a sink take."""
     rows = found.rows
     if not found.given:
         return Range(0.0, 0.0, 0.0 if not rows.likely else float("inf"))
     # Larger files compress better, and longer rows than those of the sample may come.
     size, factors = sum(batch.data.get_total_buffer_size() for batch in batches), (0.1, 0.5, 1.5)
-    if isinstance(op, Weighed):
-        size, factors = op.encoded_bytes(batches), (0.6, 1.0, 1.3)
+    if (encoded := op.encoded_bytes(batches)) is not None:
+        size, factors = encoded, (0.6, 1.0, 1.3)
     low, likely, high = (size / found.given * factor for factor in factors)
     return Range(rows.low * low, rows.likely * likely, rows.high * high)

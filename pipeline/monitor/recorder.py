@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pipeline.api.errors import ExitCode
+from pipeline.api.runtime import RunContext
 from pipeline.config.build import Job
 from pipeline.dataflow.executor import Executor
-from pipeline.dataflow.reject_writer import RejectTally
-from pipeline.dataflow.runtime import RunContext
 from pipeline.monitor.display import make_display
 from pipeline.monitor.prometheus import PrometheusFile
 from pipeline.monitor.snapshot import Observer, Snapshot
 from pipeline.monitor.status_file import StatusFile
-from pipeline.run_dir.metrics_table import STAGES_SCHEMA, StageRecorder
+from pipeline.run_dir.metrics_table import STAGES_SCHEMA, MetricsTables, StageRecorder
 from pipeline.run_dir.state import RunState, RunStatus
 
 FLUSH_INTERVAL_S = 10.0
@@ -27,22 +26,29 @@ class Recorder:
         job: the job.
         state: of its run, with the chunks that earlier attempts have committed.
         context: of the run; its clock times everything.
+        tables: its metrics.
         executor: runs the graph.
-        tally: the rejects of this attempt.
         started_at: when it began, ISO 8601.
     """
 
     def __init__(
-        self, job: Job, state: RunState, context: RunContext, executor: Executor, tally: RejectTally, started_at: str
+        self,
+        job: Job,
+        state: RunState,
+        context: RunContext,
+        tables: MetricsTables,
+        executor: Executor,
+        started_at: str,
     ) -> None:
         self._context = context
+        self._tables = tables
         self._executor = executor
         rows, rejects = state.committed_rows, state.rejects()
-        self._observer = Observer(job.graph, executor, context.statuses, tally, rows, rejects)
+        self._observer = Observer(job.graph, executor, context.statuses, executor.tally, rows, rejects)
         self._display = make_display(job.settings.progress)
         self._status_file = StatusFile(job.directory, state, context.attempt, started_at)
         self._prometheus = PrometheusFile(job.settings.prometheus_file)
-        self._stages = StageRecorder(context.table("stages", STAGES_SCHEMA))
+        self._stages = StageRecorder(tables.get("stages", STAGES_SCHEMA))
         self._intervals_s = {
             "metrics": job.settings.metrics_interval_s,
             "flush": FLUSH_INTERVAL_S,
@@ -66,7 +72,7 @@ class Recorder:
         if self._is_due("metrics", now):
             self._stages.record(now, self._executor.meters)
         if self._is_due("flush", now):
-            for table in list(self._context.tables.values()):
+            for table in self._tables:
                 table.flush()
         snapshot = self._take(now, ending=self._context.cancelled.is_set())
         if self._is_due("status", now):

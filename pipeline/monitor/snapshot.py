@@ -13,7 +13,7 @@ from pipeline.dataflow.reject_writer import RejectTally
 from pipeline.dataflow.target import NODE as TARGET
 from pipeline.dataflow.target_progress import TargetProgress
 from pipeline.monitor.time_left import Outlook
-from pipeline.run_dir.state import RejectCounts
+from pipeline.run_dir.chunk_record import RejectCounts
 
 WINDOW_S = 20.0
 
@@ -126,9 +126,7 @@ class Observer:
         self._sinks = graph.sinks if graph.target is None else (TARGET,)
         self._target = graph.target
         self._outlook = Outlook({name: graph.nodes[name].inputs for name in graph.order})
-        source = graph.nodes[graph.source].op
-        self._total: Callable[[], int | None] = getattr(source, "total_rows", lambda: None)
-        self._read: Callable[[], float | None] = getattr(source, "fraction_read", lambda: None)
+        self._operator = graph.nodes[graph.source].op
         self._executor = executor
         self._statuses = statuses
         self._tally = tally
@@ -212,13 +210,13 @@ class Observer:
 
     def _rows_total(self, source: StageMeter) -> tuple[int | None, bool]:
         """Source rows in all, and whether that is exact."""
-        total = self._total()
+        total = self._operator.total_rows()
         if total is not None:
             return total, True
         read = self._rows_before + source.rows_out + source.rejected
         if self._executor.source_ended:
             return read, True
-        fraction = self._read()
+        fraction = self._operator.fraction_read()
         return (max(read, round(read / fraction)) if fraction and read else None), False
 
     def _rate(self, count: Callable[[_Mark], int]) -> float:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from pipeline.api.errors import ExitCode
 from pipeline.api.meter import RowCounts, StageMeter
-from pipeline.api.protocols import Reporter
 from pipeline.api.records import RejectKind
 from pipeline.dataflow.graph import Graph
 from pipeline.dataflow.target_progress import TargetProgress
 from pipeline.monitor.wording import duration, one_line
+from pipeline.run_dir.chunk_record import RejectCounts
 from pipeline.run_dir.names import DATA, REJECTS, RUN_LOG
-from pipeline.run_dir.state import RejectCounts, RunStatus
+from pipeline.run_dir.state import RunStatus
 
 TOP_REASONS = 3
 """So that the summary of a run has ten lines at most."""
@@ -86,13 +86,11 @@ def report_lines(graph: Graph, directory: Path) -> list[str]:
     """The reports of the operators of a finished run, in the order of the graph, and an empty line behind them."""
     lines: list[str] = []
     for name in graph.order:
-        op = graph.nodes[name].op
-        if isinstance(op, Reporter):
-            try:
-                lines += op.report(directory)
-            except Exception as error:  # the run is done and its results are whole, whatever its report may lack
-                log.exception("node '%s' cannot report", name)
-                lines.append(f"node '{name}' cannot report: {type(error).__name__}: {error}")
+        try:
+            lines += graph.nodes[name].op.report(directory)
+        except Exception as error:  # the run is done and its results are whole, whatever its report may lack
+            log.exception("node '%s' cannot report", name)
+            lines.append(f"node '{name}' cannot report: {type(error).__name__}: {error}")
     return [*lines, ""] if lines and lines[-1] else lines
 
 

@@ -1,4 +1,4 @@
-"""Whether a job may run in its output directory, and how: one decision, for a run and for a dry run alike."""
+"""Admission: decides whether a job may run in its output directory, and how, for runs and dry runs alike."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_NAMED = 8
 
 
 class Admission(StrEnum):
-    """What a run of a job does in its directory."""
+    """The action of a run in its directory."""
 
     BEGIN = "begin"
     """There is no run yet."""
@@ -54,7 +54,7 @@ def admit(job: Job, state: RunState) -> Admission:
 
 @dataclass(frozen=True)
 class Standing:
-    """How far a run is.
+    """The progress of a run.
 
     Args:
         admission: what a run of the job would do.
@@ -69,7 +69,7 @@ class Standing:
 
 
 def standing(job: Job) -> Standing:
-    """How far the run of `job` is. Writes nothing: to open a database of SQLite may write beside it, so a copy is read.
+    """Return the progress of the run of `job`. Writes nothing: opening a SQLite database may, so a copy is read.
 
     Raises:
         ConfigError: the run would be refused, in the same words, or may not write there.
@@ -96,12 +96,12 @@ def standing(job: Job) -> Standing:
         with closing(state):
             admission = admit(job, state)
             kept = admission in (Admission.RESUME, Admission.DONE)
-            chunks, rows = (state.next_chunk, state.committed_rows) if kept else (0, 0)
+            chunks, rows = (state.committed_chunks, state.committed_rows) if kept else (0, 0)
             return Standing(admission, chunks, rows, at_work)
 
 
 def standing_lines(standing: Standing) -> Iterator[str]:
-    """What a dry run says of it."""
+    """Yield the lines of a dry run about it."""
     if standing.holder is not None:
         yield f"warning: another run works there now ({standing.holder}); a dry run is about what it has not committed"
     if standing.admission is Admission.DONE:

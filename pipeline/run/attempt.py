@@ -6,21 +6,17 @@ import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Set
 from datetime import UTC, datetime
 from functools import partial
 
-import pyarrow.parquet as pq
-
 from pipeline.api.errors import ExitCode, GraphError, Interrupted, PipelineError
-from pipeline.api.protocols import Accumulating, Stateful
-from pipeline.api.records import ChunkEnd, Shard
+from pipeline.api.protocols import overrides
+from pipeline.api.runtime import Resources, RunContext
 from pipeline.config.build import Job
 from pipeline.config.config_yaml import changes, origin, to_yaml
-from pipeline.dataflow.executor import Executor, ExecutorSettings
-from pipeline.dataflow.reject_writer import RejectTally, RejectWriter
-from pipeline.dataflow.row_counts import AccountingError
-from pipeline.dataflow.runtime import Resources, RunContext
+from pipeline.dataflow.executor import Executor
+from pipeline.dataflow.stage import AccountingError
 from pipeline.monitor.recorder import Recorder
 from pipeline.monitor.run_log import FILE_ONLY, TERMINAL_ONLY
 from pipeline.monitor.snapshot import Snapshot
@@ -29,10 +25,11 @@ from pipeline.results.report.write import report_of_attempt
 from pipeline.run.ending import exit_code_of, recorded, run_row, settled, show
 from pipeline.run.final_files import conclude, remove_concluded
 from pipeline.run.watchdog import Watchdog
+from pipeline.run_dir.chunk_record import ChunkRecord, RejectCounts
 from pipeline.run_dir.manifest import write_manifest
-from pipeline.run_dir.metrics_table import MetricsTable
-from pipeline.run_dir.names import CONFIG, DATA, REJECTS, remove_parts
-from pipeline.run_dir.state import RejectCounts, RunState, RunStatus, ShardRecord
+from pipeline.run_dir.metrics_table import MetricsTable, MetricsTables
+from pipeline.run_dir.names import CONFIG, DATA, remove_parts
+from pipeline.run_dir.state import RunState, RunStatus
 from pipeline.settings import FULL
 from pipeline.system.atomic_files import rename_shards, write_atomically
 from pipeline.system.failpoints import Failpoint, reached
@@ -72,28 +69,28 @@ class Attempt:
         self._job = job
         self._state = state
         self._committed = committed
-        self._first_chunk = state.next_chunk
-        states, additions = self._operator_states()
-        self._seek_source()
+        first_chunk = state.committed_chunks
+        states = state.operator_states()
+        if first_chunk:
+            self._check_resumable(states.keys())
         self._started_at = started_at = datetime.now(UTC).isoformat(timespec="seconds")
         self._rows_before, self._rejects_before = state.committed_rows, state.rejects()
-        self._tally = RejectTally()
-        self._context = RunContext(directory, Resources(), process, state.start_attempt(started_at), state.run_id)
+        attempt = state.start_attempt(started_at)
+        self._tables = MetricsTables(directory, attempt)
+        self._context = RunContext(directory, process, self._tables.get, attempt, state.run_id)
         reached(Failpoint.ATTEMPT_STARTED)
-        self._schemas = state.schemas()
-        limits = ExecutorSettings(settings.max_open_chunks, self._first_chunk, states, additions)
-        writer = RejectWriter(directory / REJECTS, self._tally)
-        self._executor = Executor(graph, writer, self._context, self._commit, limits)
-        self._recorder = Recorder(job, state, self._context, self._executor, self._tally, started_at)
+        self._executor = Executor(
+            graph,
+            self._context,
+            self._commit,
+            max_open_chunks=settings.max_open_chunks,
+            first_chunk=first_chunk,
+            states=states,
+        )
+        self._recorder = Recorder(job, state, self._context, self._tables, self._executor, started_at)
         self._watchdog = Watchdog(
             getattr(settings.runtime, "stall_timeout_s", None), self._executor, self._abandon, self._context.clock
         )
-
-        def tick() -> None:
-            self._recorder.tick()
-            self._watchdog.check()
-
-        limits.tick = tick
 
     def run(self) -> Outcome:
         """Execute, record how it ended, and print the summary."""
@@ -109,6 +106,10 @@ class Attempt:
             log.error("%s", outcome.error, extra=TERMINAL_ONLY)  # last, where it is seen
         return outcome
 
+    def _tick(self) -> None:
+        self._recorder.tick()
+        self._watchdog.check()
+
     def _execute(self) -> tuple[RunStatus, BaseException | None]:
         interval = sys.getswitchinterval()
         # The thread that decodes gives up the interpreter at every call into llama.cpp and must get it back to form
@@ -117,7 +118,7 @@ class Attempt:
         try:
             with stopped_by_signals(self._executor.interrupt):
                 self._prepare()
-                self._executor.run()
+                self._executor.run(self._tick)
                 ended = self._came_to()
                 # Of chunks that no sink ended because a node had left early, rejects may have been written.
                 self._clear(temporary_only=ended is not RunStatus.DONE or not self._state.salvaged)
@@ -130,24 +131,23 @@ class Attempt:
             return RunStatus.FAILED, error
         finally:
             sys.setswitchinterval(interval)
-            self._context.resources.close()
         return ended, None
 
     def _record(self, status: RunStatus, error: BaseException | None) -> Outcome:
         """Write metrics, manifest and status, and last, when all of that is there, how the attempt ended."""
-        state, context = self._state, self._context
+        state = self._state
         worked_on = self._recorder.finish()
         snapshot = settled(worked_on, state, status)
         outcome = self._outcome(status, error, snapshot, worked_on.rows - snapshot.rows)
         if isinstance(error, AccountingError):
             outcome = recorded(outcome, lambda o: state.note_defect(str(o.error)))
-        context.table("run", RUN_SCHEMA).append(*run_row(outcome, self._job.fingerprint))
+        self._tables.get("run", RUN_SCHEMA).append(*run_row(outcome, self._job.fingerprint))
         outcome = recorded(
             outcome,
-            *(partial(_merge, table) for table in context.tables.values()),
+            *(partial(_merge, table) for table in self._tables),
             lambda o: write_manifest(self._directory, state, o.status),
             lambda o: self._recorder.write_status(snapshot, o.status, o.exit_code),
-            lambda o: state.end_attempt(context.attempt, o.status),
+            lambda o: state.end_attempt(self._context.attempt, o.status),
         )
         reached(Failpoint.ATTEMPT_ENDED)
         if outcome.unwritten:
@@ -215,64 +215,28 @@ class Attempt:
         if removed := remove_parts(self._directory, keep, temporary_only=temporary_only):
             log.info("removed %d files that were not committed", removed)
 
-    def _commit(self, end: ChunkEnd, shards: Sequence[Shard]) -> None:
+    def _commit(self, record: ChunkRecord) -> None:
         """Give the files of a chunk their names, then record it. In this order: what is recorded is there."""
-        rename_shards(list(shards))
-        records = [
-            ShardRecord(s.path.relative_to(self._directory).as_posix(), s.chunk, s.rows, s.size_bytes, s.sha256)
-            for s in shards
-        ]
-        new = self._new_schemas(shards)
-        rejects, kept = self._tally.take(end.chunk), self._executor.take_states(end.chunk)
-        accounts = self._executor.take_accounts(end.chunk)
-        self._state.commit(
-            self._context.attempt, end.chunk, end.rows, records, rejects, new, kept.whole, kept.added, accounts
-        )
-        self._schemas.update(new)
+        rename_shards(record.shards)
+        self._state.commit(self._context.attempt, record)
         if self._committed is not None:
             self._committed()
 
-    def _new_schemas(self, shards: Sequence[Shard]) -> dict[str, dict[str, str]]:
-        found: dict[str, dict[str, str]] = {}
-        for shard in shards:
-            folder = shard.path.parent.relative_to(self._directory).as_posix()
-            if folder not in self._schemas:
-                # As a reader of the file sees it: Parquet has names of its own for the items of a list.
-                schema = pq.read_schema(shard.path) if shard.path.suffix == ".parquet" else shard.schema
-                found[folder] = {f.name: str(f.type) for f in schema}
-        return found
-
-    def _seek_source(self) -> None:
-        """Have the source begin at the first chunk that is not committed.
+    def _check_resumable(self, kept: Set[str]) -> None:
+        """Check that the operators can go on behind the committed chunks, with which those of `kept` kept a state.
 
         Raises:
-            GraphError: it cannot.
+            GraphError: the source cannot seek, or an operator keeps a state now and kept none then, or the other way
+                round.
         """
-        source = self._graph.nodes[self._graph.source].op
-        seek = getattr(source, "seek", None)
-        if self._first_chunk and seek is None:
-            raise GraphError(
-                self._graph.source,
-                f"{type(source).__name__} has no seek(chunk), so the run cannot be resumed; begin anew: overwrite=true",
-            )
-        if self._first_chunk and seek is not None:
-            seek(self._first_chunk)
-
-    def _operator_states(self) -> tuple[dict[str, bytes], dict[str, Iterator[bytes]]]:
-        """What each stateful operator kept with the last committed chunk, and each accumulating one with all of them.
-
-        Raises:
-            GraphError: an operator is stateful now and was not when the chunks were committed, or the other way round.
-        """
-        kept, added = self._state.operator_states(), self._state.operator_additions()
-        operators = {name: node.op for name, node in self._graph.nodes.items()}
-        stateful = {name for name, op in operators.items() if isinstance(op, Stateful | Accumulating)}
-        for node in sorted(stateful ^ (kept.keys() | added.keys())) if self._first_chunk else ():
-            what = "keeps state between chunks, but none is" if node in stateful else "keeps no state, but some is"
-            raise GraphError(
-                node, f"{what} in {self._directory}, so the run cannot be resumed; begin anew: overwrite=true"
-            )
-        return kept, added
+        nodes, there = self._graph.nodes, self._directory
+        source = nodes[self._graph.source].op
+        stateful = {name for name, node in nodes.items() if overrides(node.op, "state")}
+        wrong = {} if overrides(source, "seek") else {self._graph.source: f"{type(source).__name__} has no seek(chunk)"}
+        wrong |= dict.fromkeys(sorted(stateful - kept), f"keeps state between chunks, but none is in {there}")
+        wrong |= dict.fromkeys(sorted(kept - stateful), f"keeps no state, but some is in {there}")
+        for name, what in wrong.items():
+            raise GraphError(name, f"{what}, so the run cannot be resumed; begin anew: overwrite=true")
 
 
 def _merge(table: MetricsTable, outcome: Outcome) -> None:
@@ -280,6 +244,6 @@ def _merge(table: MetricsTable, outcome: Outcome) -> None:
 
 
 def _cause(error: BaseException) -> BaseException | None:
-    """What to log with its traceback: errors that are no one's configuration."""
+    """Return the error to log with its traceback, if it is not an expected one."""
     expected = isinstance(error, PipelineError) and error.exit_code is not ExitCode.FAILED
     return None if expected else error.__cause__ or error

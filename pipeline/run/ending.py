@@ -1,4 +1,4 @@
-"""The end of an attempt: what is recorded of it, however it ended and whatever the disk still takes."""
+"""The end of an attempt: exit code, counts, metrics row, and steps that go on when the disk is full."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def exit_code_of(status: RunStatus, state: RunState, max_error_rate: float) -> ExitCode:
-    """DONE, unless the run has come to its end and has too many errors, or too few rows for its target."""
+    """Return DONE, unless the run has come to its end and has too many errors, or too few rows for its target."""
     ended = status in (RunStatus.DONE, RunStatus.BUDGET)
     if ended and too_many_errors(state.rejects().errors, state.committed_rows, max_error_rate):
         return ExitCode.REJECTS
@@ -46,7 +46,7 @@ def recorded(outcome: Outcome, *steps: Callable[[Outcome], object]) -> Outcome:
 
 
 def settled(shot: Snapshot, state: RunState, status: RunStatus) -> Snapshot:
-    """`shot` of an attempt that has ended with `status`: its counts of rows are those of the committed chunks."""
+    """Return `shot` at the end of an attempt, with the row counts of the committed chunks alone."""
     rejects, rows = state.rejects(), state.committed_rows
     done = status is RunStatus.DONE
     total = rows if done and shot.wanted is None else shot.rows_total
@@ -69,7 +69,7 @@ def settled(shot: Snapshot, state: RunState, status: RunStatus) -> Snapshot:
 
 
 def run_row(o: Outcome, fingerprint: Mapping[str, Any]) -> list[object]:
-    """The attempt's row of metrics/run.parquet."""
+    """Return the attempt's row of metrics/run.parquet."""
     values: dict[str, object] = {
         "job": o.job,
         "state": o.status.value,

@@ -1,36 +1,34 @@
-"""Files that operators make of all results of a run: gone when an attempt begins, there when the run is done."""
+"""Files that operators make from all results of a run: removed when an attempt begins, there when the run is done."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.api.protocols import Concluder
 from pipeline.dataflow.graph import Graph
 from pipeline.system.disk_errors import writing
 
 
 def conclude(graph: Graph, directory: Path) -> None:
-    """Have them made.
+    """Make them.
 
     Raises:
         StorageError: one cannot be written.
     """
-    for operator in _concluders(graph):
-        operator.conclude(directory)
+    for node in graph.nodes.values():
+        node.op.conclude(directory)
 
 
 def conclude_missing(graph: Graph, directory: Path) -> list[str]:
-    """Have those made again that a finished run has lost. Returns their names.
+    """Make those again that a finished run has lost. Returns their names.
 
     Raises:
         StorageError: one cannot be written.
     """
     lost: list[str] = []
-    for operator in _concluders(graph):
-        gone = [name for name in operator.concluded if not (directory / name).exists()]
+    for node in graph.nodes.values():
+        gone = [name for name in node.op.concluded if not (directory / name).exists()]
         if gone:
-            operator.conclude(directory)
+            node.op.conclude(directory)
         lost += gone
     return lost
 
@@ -41,11 +39,7 @@ def remove_concluded(graph: Graph, directory: Path) -> None:
     Raises:
         StorageError: one cannot be removed.
     """
-    for operator in _concluders(graph):
-        for name in operator.concluded:
+    for node in graph.nodes.values():
+        for name in node.op.concluded:
             with writing(directory / name):
                 (directory / name).unlink(missing_ok=True)
-
-
-def _concluders(graph: Graph) -> Iterator[Concluder]:
-    return (node.op for node in graph.nodes.values() if isinstance(node.op, Concluder))

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from pipeline.api.errors import ExitCode, PipelineError, PublishError
+from pipeline.api.runtime import Resources
 from pipeline.config.build import Job, build_graph
-from pipeline.dataflow.runtime import Resources
 from pipeline.monitor.prometheus import check_prometheus_file
 from pipeline.monitor.run_log import run_log
 from pipeline.monitor.summary import Outcome, too_many_errors
@@ -54,7 +54,7 @@ def run_job(settings: JobSettings, process: Resources) -> ExitCode:
 
 
 def run_locked(job: Job, process: Resources) -> ExitCode:
-    """`run_job` for a caller that holds the lock of the output directory and has built the job."""
+    """Do what `run_job` does, for a caller that holds the lock of the output directory and has built the job."""
     settings, directory = job.settings, job.directory
     place = destination_of(settings)
     if place is not None and settings.overwrite:
@@ -78,7 +78,7 @@ def run_locked(job: Job, process: Resources) -> ExitCode:
 
 
 def _after(job: Job, state: RunState, publisher: Publisher | None, outcome: Outcome) -> ExitCode:
-    """What is left to do after an attempt. Tells `on_finish` at its end how all of it ended, publishing included."""
+    """Finish the run after an attempt, and tell `on_finish` how all of it ended, publishing included."""
     try:
         if outcome.error is not None and not isinstance(outcome.error, PipelineError):
             raise outcome.error
@@ -97,7 +97,7 @@ def _after(job: Job, state: RunState, publisher: Publisher | None, outcome: Outc
 
 
 def _completed(job: Job, state: RunState, publisher: Publisher | None, code: ExitCode) -> ExitCode:
-    """What is done when all rows are committed: the card, and the rest of publishing. `code`: of the run itself."""
+    """Write the card and publish the rest, when all rows are committed. `code`: of the run itself."""
     keep_card(job.settings, job.directory, state)
     published = ExitCode.DONE if publisher is None else publisher.finish()
     return code if published is ExitCode.DONE else published
@@ -105,7 +105,7 @@ def _completed(job: Job, state: RunState, publisher: Publisher | None, code: Exi
 
 @contextlib.contextmanager
 def _admitted(job: Job) -> Iterator[tuple[RunState, Admission]]:
-    """The state of this very job: kept, or begun anew where there was none or it is replaced.
+    """Open the state of this job: kept, or begun anew where there was none or it is replaced.
 
     Raises:
         ConfigError, DamagedError: see `admit`.
@@ -129,7 +129,7 @@ def _admitted(job: Job) -> Iterator[tuple[RunState, Admission]]:
 
 
 def _already_done(job: Job, state: RunState) -> ExitCode:
-    """The exit code is decided anew: max_error_rate may have been raised since.
+    """Say that the run is finished. Returns the exit code, decided anew: max_error_rate may have been raised since.
 
     Raises:
         StorageError: what is lost of the files at its end cannot be written.

@@ -1,11 +1,11 @@
-"""Whether a graph fits into memory: what its nodes will take, added up before anything is loaded."""
+"""Memory check: adds up the memory that the nodes of a graph take, before anything is loaded."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 
 from pipeline.api.errors import ConfigError
-from pipeline.api.protocols import MemoryNeed, Sized
+from pipeline.api.protocols import MemoryNeed
 from pipeline.dataflow.graph import Graph
 from pipeline.monitor.wording import mib
 from pipeline.settings import JobSettings
@@ -39,7 +39,7 @@ def check_memory(settings: JobSettings, graph: Graph) -> None:
 
 
 def memory_warning(settings: JobSettings, graph: Graph) -> str | None:
-    """What to say of a graph without a limit that takes more than is free; None if it fits."""
+    """Return a warning if a graph without a limit takes more memory than is free."""
     needs = needs_of(graph)
     total, free = sum(need.size_bytes for need in needs), free_memory()
     if _limit(settings) is not None or total <= free:
@@ -51,7 +51,7 @@ def memory_warning(settings: JobSettings, graph: Graph) -> str | None:
 
 
 def memory_lines(settings: JobSettings, graph: Graph) -> list[str]:
-    """For a plan: what the graph takes, and of how much; nothing where no node says."""
+    """Return the lines of a plan about memory; none if no node says."""
     needs = needs_of(graph)
     if not needs:
         return []
@@ -61,11 +61,10 @@ def memory_lines(settings: JobSettings, graph: Graph) -> list[str]:
 
 
 def needs_of(graph: Graph) -> list[MemoryNeed]:
-    """What the nodes of a graph take; what several share once."""
+    """Return the memory that the nodes of a graph take; what several share once."""
     found: dict[Hashable, MemoryNeed] = {}
     for name in graph.order:
-        op = graph.nodes[name].op
-        for need in op.memory_needs() if isinstance(op, Sized) else ():
+        for need in graph.nodes[name].op.memory_needs():
             found.setdefault(need.key, need)
     return list(found.values())
 

@@ -1,4 +1,4 @@
-"""Makes what is damaged in a run's directory again, and nothing else."""
+"""Repair: makes the damaged files in a run's directory again, and nothing else."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from pipeline.api.errors import ConfigError, DamagedError, ExitCode
+from pipeline.api.runtime import Resources
 from pipeline.config.build import Job, build_graph
 from pipeline.config.config_yaml import in_original_environment, settings_from
 from pipeline.config.fingerprint import differences
 from pipeline.config.keys import schemas
 from pipeline.dataflow.graph import Graph
-from pipeline.dataflow.runtime import Resources
 from pipeline.monitor.run_log import run_log
 from pipeline.publish.uploader import destination_of, publishing
 from pipeline.run.job import run_locked
@@ -57,7 +57,7 @@ def repair(directory: Path, found: Findings) -> ExitCode:
 
 
 def _remade(job: Job, process: Resources, state: RunState, chunks: Sequence[int]) -> ExitCode:
-    """The chunks are made again, and published again where the run is done; else the run that goes on does that."""
+    """Make the chunks again, and publish them again if the run is done; else the run that goes on does that."""
     remake(job, state, chunks, process)
     state.forget_published([shard.path for shard in state.shards() if shard.chunk in chunks])
     place = destination_of(job.settings)
@@ -80,7 +80,7 @@ def _begin_anew(directory: Path) -> ExitCode:
 
 
 def _with_job(directory: Path, state: RunState | None, do: Callable[[Job, Resources], T]) -> T:
-    """`do` with the job as it was run, checked to be the same still."""
+    """Call `do` with the job as it was run, after checking that it is still the same."""
     process = Resources()
     try:
         with in_original_environment({} if state is None else state.origin):

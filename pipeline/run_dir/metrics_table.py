@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from pyarrow.dataset import dataset
 
 from pipeline.api.meter import StageMeter
+from pipeline.run_dir.names import METRICS
 from pipeline.system.atomic_files import TEMPORARY_SUFFIX, removed_on_failure
 from pipeline.system.disk_errors import writing
 from pipeline.system.failpoints import Failpoint, reached
@@ -168,6 +169,24 @@ class MetricsTable:
         """Iterate over the batches of a file; columns that it does not have are null."""
         batches: Iterator[pa.RecordBatch] = dataset(path, self._schema, "parquet").to_batches()
         return batches
+
+
+class MetricsTables:
+    """The metrics tables of one attempt, each made when it is first asked for."""
+
+    def __init__(self, output_dir: Path, attempt: int = 1) -> None:
+        self._directory = output_dir / METRICS
+        self._attempt = attempt
+        self._made: dict[str, MetricsTable] = {}
+
+    def get(self, name: str, schema: pa.Schema) -> MetricsTable:
+        """Return the table `name`."""
+        if name not in self._made:
+            self._made[name] = MetricsTable(self._directory, name, schema, self._attempt)
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[MetricsTable]:
+        return iter(list(self._made.values()))
 
 
 def merged_parts(merged: Path) -> frozenset[str]:

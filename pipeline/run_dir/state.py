@@ -1,4 +1,4 @@
-"""What a run has committed, in state.sqlite: the truth that a resume, the manifest and the summary go by."""
+"""RunState: all that a run has committed, in state.sqlite. A resume, the manifest and the summary go by it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import json
 import sqlite3
 import threading
 import uuid
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pipeline.api.errors import ConfigError, StorageError
 from pipeline.api.meter import RowCounts
-from pipeline.api.records import RejectKind
+from pipeline.api.records import Shard
+from pipeline.run_dir.chunk_record import ChunkRecord, RejectCounts
 from pipeline.run_dir.state_schema import set_up
 from pipeline.system.disk_errors import using_database
 from pipeline.system.failpoints import Failpoint, reached
@@ -28,20 +28,6 @@ SELECT s.path, s.chunk, s.rows, s.bytes, s.sha256 FROM shards s
 LEFT JOIN published p ON p.url = ? AND p.path = s.path
 WHERE p.sha256 IS NOT s.sha256 ORDER BY s.chunk, s.path LIMIT ?
 """
-
-
-class RejectCounts(Counter[tuple[str, str, str]]):
-    """Rejected rows by (node, kind, reason)."""
-
-    @property
-    def errors(self) -> int:
-        """Rows that were rejected because something was wrong with them."""
-        return sum(n for (_, kind, _), n in self.items() if kind == RejectKind.ERROR)
-
-    @property
-    def filtered(self) -> int:
-        """Rows that an operator left out on purpose."""
-        return self.total() - self.errors
 
 
 class RunStatus(StrEnum):
@@ -65,6 +51,12 @@ class ShardRecord:
     rows: int
     size_bytes: int
     sha256: str
+
+    @classmethod
+    def of(cls, shard: Shard, directory: Path) -> ShardRecord:
+        """Return the record of `shard`, of the run in `directory`."""
+        path = shard.path.relative_to(directory).as_posix()
+        return cls(path, shard.chunk, shard.rows, shard.size_bytes, shard.sha256)
 
 
 class RunState:
@@ -117,32 +109,32 @@ class RunState:
         return bool(self._get("salvaged"))
 
     def note_config(self, text: str, origin: Mapping[str, Any]) -> None:
-        """Keep what config.yaml says, and where the run was started (see pipeline.config.config_yaml)."""
+        """Keep the text of config.yaml, and where the run was started (see pipeline.config.config_yaml)."""
         with self._transaction():
             self._set("config", text)
             self._set("origin", origin)
 
     @property
     def config(self) -> str | None:
-        """What config.yaml says; None before the first attempt has begun."""
+        """The text of config.yaml; None before the first attempt has begun."""
         found: str | None = self._get("config")
         return found
 
     @property
     def origin(self) -> dict[str, Any]:
-        """Where the run was started; empty where that is not known."""
+        """The place where the run was started; empty if that is not known."""
         found: dict[str, Any] = self._get("origin") or {}
         return found
 
     @property
     def fingerprint(self) -> dict[str, Any] | None:
-        """What the run was begun with; None for a new one."""
+        """The fingerprint that the run was begun with; None for a new one."""
         found: dict[str, Any] | None = self._get("fingerprint")
         return found
 
     @property
     def defect(self) -> str | None:
-        """Why the results cannot be trusted, though they are committed: an attempt lost or made up rows."""
+        """The reason why committed results cannot be trusted: an attempt lost or made up rows."""
         found: str | None = self._get("defect")
         return found
 
@@ -175,90 +167,62 @@ class RunState:
         return int(last) + 1
 
     def end_attempt(self, attempt: int, status: RunStatus) -> None:
-        """Say how `attempt` ended."""
+        """Record how `attempt` ended."""
         with self._transaction():
             self._db.execute("UPDATE attempts SET status = ? WHERE attempt = ?", (status, attempt))
 
-    def commit(
-        self,
-        attempt: int,
-        chunk: int,
-        rows: int,
-        shards: Sequence[ShardRecord],
-        rejects: Mapping[tuple[str, str, str], int],
-        schemas: Mapping[str, Mapping[str, str]] | None = None,
-        states: Mapping[str, bytes] | None = None,
-        additions: Mapping[str, bytes] | None = None,
-        accounts: Mapping[str, RowCounts] | None = None,
-    ) -> None:
-        """Record chunk `chunk` of `rows` source rows in one transaction, after all its files have their final names.
-
-        Args:
-            schemas: column names and types by directory, for directories that had none yet.
-            states: by node, what its operator must remember as of this chunk; takes the place of what it kept before.
-            additions: by node, what its operator must remember besides what it kept before.
-            accounts: by node, what became of the rows of this chunk.
+    def commit(self, attempt: int, record: ChunkRecord) -> None:
+        """Record a chunk in one transaction, after all its files have their final names.
 
         Raises:
             ConfigError: the chunk is not the next one.
         """
+        chunk, directory = record.chunk, self._path.parent
         with self._transaction():
             expected = self._db.execute(_NEXT_CHUNK).fetchone()[0]
             if chunk != expected:
                 raise ConfigError(f"chunk {chunk} was to be committed, but the next one is {expected}")
-            self._db.execute("INSERT INTO chunks VALUES (?, ?, ?)", (chunk, attempt, rows))
+            self._db.execute("INSERT INTO chunks VALUES (?, ?, ?)", (chunk, attempt, record.rows))
+            for shard in record.shards:
+                s = ShardRecord.of(shard, directory)
+                row = (s.path, s.chunk, s.rows, s.size_bytes, s.sha256)
+                self._db.execute("INSERT OR REPLACE INTO shards VALUES (?, ?, ?, ?, ?)", row)
+                key = f"schema:{PurePosixPath(s.path).parent}"
+                if self._db.execute("SELECT 1 FROM meta WHERE key = ?", (key,)).fetchone() is None:
+                    self._set(key, {field.name: str(field.type) for field in shard.schema})
             self._db.executemany(
-                "INSERT OR REPLACE INTO shards VALUES (?, ?, ?, ?, ?)",
-                [(s.path, s.chunk, s.rows, s.size_bytes, s.sha256) for s in shards],
+                "INSERT INTO rejects VALUES (?, ?, ?, ?, ?)", [(chunk, *key, n) for key, n in record.rejects.items()]
             )
-            self._db.executemany(
-                "INSERT INTO rejects VALUES (?, ?, ?, ?, ?)", [(chunk, *key, n) for key, n in rejects.items()]
-            )
-            for directory, schema in (schemas or {}).items():
-                self._set(f"schema:{directory}", schema)
-            self._db.executemany(
-                "INSERT OR REPLACE INTO operator_state VALUES (?, ?, ?)",
-                [(node, chunk, kept) for node, kept in (states or {}).items()],
-            )
-            self._db.executemany(
-                "INSERT INTO operator_additions VALUES (?, ?, ?)",
-                [(node, chunk, added) for node, added in (additions or {}).items()],
-            )
+            for node, state in record.states.items():
+                if not state.append:
+                    self._db.execute("DELETE FROM operator_state WHERE node = ?", (node,))
+                self._db.execute("INSERT INTO operator_state VALUES (?, ?, ?)", (node, chunk, state.value))
             self._db.executemany(
                 "INSERT INTO accounts VALUES (?, ?, ?, ?, ?) ON CONFLICT (node) DO UPDATE SET"
                 " rows_in = rows_in + excluded.rows_in, expanded = expanded + excluded.expanded,"
                 " rejected = rejected + excluded.rejected, rows_out = rows_out + excluded.rows_out",
-                [(node, c.rows_in, c.expanded, c.rejected, c.rows_out) for node, c in (accounts or {}).items()],
+                [(node, c.rows_in, c.expanded, c.rejected, c.rows_out) for node, c in record.counts.items()],
             )
 
-    def operator_states(self) -> dict[str, bytes]:
-        """What the operators keep, by node, as of the last committed chunk that the node ended."""
-        return dict(self._all("SELECT node, state FROM operator_state ORDER BY node"))
+    def operator_states(self) -> dict[str, Iterator[bytes]]:
+        """Return the states that operators have kept, by node and in the order of the chunks: one, or, of those that
+        append, one for each chunk. They are read one at a time: together they may be large."""
+        nodes = self._all("SELECT DISTINCT node FROM operator_state ORDER BY node")
+        return {node: self._states_of(node) for (node,) in nodes}
 
-    def operator_additions(self) -> dict[str, Iterator[bytes]]:
-        """What the operators added chunk by chunk, by node. Read a chunk at a time: all of it may be large."""
-        nodes = self._all("SELECT DISTINCT node FROM operator_additions ORDER BY node")
-        return {node: self._added_by(node) for (node,) in nodes}
-
-    def _added_by(self, node: str) -> Iterator[bytes]:
-        for (chunk,) in self._all("SELECT chunk FROM operator_additions WHERE node = ? ORDER BY chunk", node):
-            found = self._one("SELECT added FROM operator_additions WHERE node = ? AND chunk = ?", node, chunk)
-            yield found[0]
+    def _states_of(self, node: str) -> Iterator[bytes]:
+        for (chunk,) in self._all("SELECT chunk FROM operator_state WHERE node = ? ORDER BY chunk", node):
+            yield self._one("SELECT state FROM operator_state WHERE node = ? AND chunk = ?", node, chunk)[0]
 
     def accounts(self) -> dict[str, RowCounts]:
-        """What became of the rows of all committed chunks, by node."""
+        """Return the row counts of all committed chunks, by node."""
         found = self._all("SELECT node, rows_in, expanded, rejected, rows_out FROM accounts ORDER BY node")
         return {node: RowCounts(*counts) for node, *counts in found}
 
     @property
-    def next_chunk(self) -> int:
-        """The first chunk that is not committed; all before it are (see pipeline.dataflow.commit)."""
-        return int(self._one(_NEXT_CHUNK)[0])
-
-    @property
     def committed_chunks(self) -> int:
-        """How many chunks are committed: all before the next one."""
-        return self.next_chunk
+        """How many chunks are committed: 0 to one less than this, which is the next one (pipeline.dataflow.commit)."""
+        return int(self._one(_NEXT_CHUNK)[0])
 
     @property
     def committed_rows(self) -> int:
@@ -266,16 +230,16 @@ class RunState:
         return int((self._one("SELECT COALESCE(SUM(rows), 0) FROM chunks") or (0,))[0])
 
     def shards(self) -> list[ShardRecord]:
-        """All committed files, sorted by path."""
+        """Return all committed files, sorted by path."""
         return [ShardRecord(*r) for r in self._all("SELECT path, chunk, rows, bytes, sha256 FROM shards ORDER BY path")]
 
     def rejects(self) -> RejectCounts:
-        """Committed rejects by (node, kind, reason)."""
+        """Return the committed rejects."""
         found = self._all("SELECT node, kind, reason, SUM(rows) FROM rejects GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2, 3")
         return RejectCounts({(node, kind, reason): n for node, kind, reason, n in found})
 
     def schemas(self) -> dict[str, dict[str, str]]:
-        """Column names and types of the files, by directory."""
+        """Return column names and types of the files, by directory."""
         found = self._all("SELECT key, value FROM meta WHERE key LIKE 'schema:%' ORDER BY key")
         return {key.removeprefix("schema:"): json.loads(value) for key, value in found}
 

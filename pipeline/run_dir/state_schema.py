@@ -1,4 +1,4 @@
-"""The tables of state.sqlite, and how a new file gets them."""
+"""The tables of state.sqlite, and the set-up of a new file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipeline.system.failpoints import Failpoint, reached
 
 APPLICATION_ID = 0x6C6C6270
 """Marks a state.sqlite as ours (SQLite's application_id)."""
-FORMAT = 4
+FORMAT = 5
 """SQLite's user_version; a file with another one is refused."""
 
 _TABLES = f"""
@@ -27,9 +27,8 @@ CREATE TABLE IF NOT EXISTS rejects (
     chunk INTEGER NOT NULL, node TEXT NOT NULL, kind TEXT NOT NULL, reason TEXT NOT NULL, rows INTEGER NOT NULL,
     PRIMARY KEY (chunk, node, kind, reason)
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS operator_state (node TEXT PRIMARY KEY, chunk INTEGER NOT NULL, state BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS operator_additions (
-    node TEXT NOT NULL, chunk INTEGER NOT NULL, added BLOB NOT NULL, PRIMARY KEY (node, chunk)
+CREATE TABLE IF NOT EXISTS operator_state (
+    node TEXT NOT NULL, chunk INTEGER NOT NULL, state BLOB NOT NULL, PRIMARY KEY (node, chunk)
 );
 CREATE TABLE IF NOT EXISTS published (url TEXT, path TEXT, sha256 TEXT NOT NULL, PRIMARY KEY (url, path));
 CREATE TABLE IF NOT EXISTS accounts (

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.api.errors import ExitCode, PipelineError
+from pipeline.api.runtime import Resources
 from pipeline.cli.main import main
-from pipeline.dataflow.runtime import Resources
 from pipeline.run.job import run_job
 from pipeline.settings import JobSettings, NodeSettings
 

@@ -13,7 +13,7 @@ from operators.rows.content import WHOLE_UP_TO_BYTES
 from operators.settings import DataSettings
 from operators.sources import ReadPrompts
 from pipeline.api.errors import ConfigError, ExitCode, InputError
-from pipeline.dataflow.runtime import Resources
+from pipeline.api.runtime import Resources
 from pipeline.run.job import run_job
 from pipeline.settings import JobSettings, NodeSettings
 

@@ -11,7 +11,7 @@ import yaml
 from operators.settings import OutputSettings
 from pipeline.api.protocols import BaseOperator
 from pipeline.api.records import Batch, Output, add_columns
-from pipeline.dataflow.runtime import Resources
+from pipeline.api.runtime import Resources
 from pipeline.run.job import run_job
 from pipeline.settings import JobSettings, NodeSettings
 

@@ -9,10 +9,8 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from pipeline.api.list_inbox import Given
-from pipeline.api.protocols import Accumulating, Stateful, StreamOperator
+from pipeline.api.protocols import overrides
 from pipeline.api.records import Batch, ChunkEnd, Item, Rejects
-from pipeline.dataflow.as_stream import run_operator
-from pipeline.settings import OnError
 
 Row = dict[str, Any]
 Identity = tuple[int, tuple[int, ...]]
@@ -53,7 +51,7 @@ class Outcome:
     """What an operator made of its items.
 
     After the run `rows` has the rows by their identity, `rejects` the reasons by theirs, `ended` the chunks that it
-    ended, `states` and `added` what it remembered with each of them.
+    ended, `states` what it remembered with each of them.
     """
 
     def __init__(self) -> None:
@@ -62,13 +60,11 @@ class Outcome:
         self.expanded = 0
         self.ended: list[int] = []
         self.states: dict[int, bytes] = {}
-        self.added: dict[int, bytes] = {}
 
     def take(self, op: Any, items: Sequence[Item], until: int | None = None) -> Outcome:
         """Run `op`, which is planned, over `items`; stop behind the end of chunk `until`, as a run that is killed."""
         inbox = Given(items)
-        given = op.run(inbox) if isinstance(op, StreamOperator) else run_operator(op, inbox, OnError.FAIL)
-        for item in given:
+        for item in op.run(inbox):
             if isinstance(item, Batch):
                 self._rows(item)
             elif isinstance(item, Rejects):
@@ -97,18 +93,14 @@ class Outcome:
             assert key not in self.rejects
             self.rejects[key] = (reject.kind.value, reject.reason)
 
-    def _end(self, op: object, chunk: int) -> None:
+    def _end(self, op: Any, chunk: int) -> None:
         self.ended.append(chunk)
-        if isinstance(op, Stateful):
+        if overrides(op, "state"):
             self.states[chunk] = op.state(chunk)
-        if isinstance(op, Accumulating):
-            self.added[chunk] = op.added(chunk)
 
 
 def resumed(op: Any, before: Outcome) -> Any:
     """`op`, which is new, with what was committed with the chunks of `before`."""
-    if isinstance(op, Stateful):
-        op.restore(before.states[before.ended[-1]])
-    if isinstance(op, Accumulating):
-        op.restore_added([before.added[chunk] for chunk in before.ended])
+    if overrides(op, "state"):
+        op.restore([before.states[chunk] for chunk in (before.ended if op.append else before.ended[-1:])])
     return op

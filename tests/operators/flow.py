@@ -9,11 +9,12 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.api.protocols import BaseOperator, Inbox
-from pipeline.api.records import Batch, ChunkEnd, Item, Shard
-from pipeline.dataflow.executor import Executor, ExecutorSettings
+from pipeline.api.records import Batch, ChunkEnd, Item
+from pipeline.api.runtime import Resources, RunContext
+from pipeline.dataflow.executor import Executor
 from pipeline.dataflow.graph import Graph, Node
-from pipeline.dataflow.reject_writer import RejectTally, RejectWriter
-from pipeline.dataflow.runtime import Resources, RunContext
+from pipeline.run_dir.chunk_record import ChunkRecord
+from pipeline.run_dir.metrics_table import MetricsTables
 from pipeline.system.atomic_files import rename_shards
 from tests.pipeline.ops import Collect
 
@@ -43,26 +44,23 @@ class Flow:
     def __init__(self, directory: Path, nodes: dict[str, Node], process: Resources | None = None) -> None:
         self.sink = Collect()
         last = next(reversed(nodes))
-        self.tally = RejectTally()
-        self.context = RunContext(directory, Resources(), process or Resources())
+        self.tables = MetricsTables(directory)
+        self.context = RunContext(directory, process or Resources(), self.tables.get)
         self.executor = Executor(
             Graph({**nodes, "out": Node(self.sink, (last,), capacity_rows=8)}),
-            RejectWriter(directory / "rejects", self.tally),
             self.context,
             self._commit,
-            ExecutorSettings(tick_s=0.01),
+            tick_s=0.01,
         )
+        self.tally = self.executor.tally
         self.committed: list[int] = []
 
-    def _commit(self, end: ChunkEnd, shards: Sequence[Shard]) -> None:
-        rename_shards(list(shards))
-        self.committed.append(end.chunk)
+    def _commit(self, record: ChunkRecord) -> None:
+        rename_shards(record.shards)
+        self.committed.append(record.chunk)
 
     def run(self) -> list[dict[str, Any]]:
-        try:
-            self.executor.run()
-        finally:
-            self.context.resources.close()
+        self.executor.run()
         return self.out
 
     @property

@@ -13,7 +13,7 @@ from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import SchemaError
 from pipeline.api.meter import StageMeter
 from pipeline.api.records import ROW, Batch, ChunkEnd, Item
-from pipeline.dataflow.inbox import Channel, Inbox
+from pipeline.dataflow.inbox import Inbox
 
 SCHEMA = pa.schema([ROW, pa.field("prompt_ids", pa.list_(pa.int32()))])
 
@@ -27,10 +27,10 @@ def batch(chunk: int, rows: dict[int, int]) -> Batch:
 def sent(op: BatchByLength, *items: Item) -> list[tuple[int, list[int]] | str]:
     """(chunk, rows) of each batch that leaves, "end k" for each chunk end."""
     inbox = Inbox(StageMeter("batch"))
-    channel: Channel = inbox.connect(1 << 30)
+    channel = inbox.connect(1 << 30)
     for item in items:
-        channel.put(item, StageMeter("source"))
-    channel.close()
+        channel.inbox.put(channel, item, StageMeter("source"))
+    channel.inbox.end(channel)
     assert op.plan(SCHEMA) == SCHEMA
     return [
         f"end {item.chunk}" if isinstance(item, ChunkEnd) else (item.chunk, item.data.column("row").to_pylist())
@@ -59,15 +59,15 @@ def test_rows_of_two_chunks_share_a_window_and_no_batch() -> None:
 def test_an_empty_inbox_is_not_waited_on() -> None:
     inbox = Inbox(StageMeter("batch"))
     channel = inbox.connect(100)
-    channel.put(batch(0, {0: 1}), StageMeter("source"))
+    channel.inbox.put(channel, batch(0, {0: 1}), StageMeter("source"))
     op = BatchByLength(EngineSettings())
     op.plan(SCHEMA)
     running = op.run(inbox)
     first = next(running)
     assert isinstance(first, Batch)
     assert first.num_rows == 1
-    channel.put(ChunkEnd(0, 1), StageMeter("source"))
-    channel.close()
+    channel.inbox.put(channel, ChunkEnd(0, 1), StageMeter("source"))
+    channel.inbox.end(channel)
     assert list(running) == [ChunkEnd(0, 1)]
 
 

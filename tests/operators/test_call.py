@@ -12,10 +12,11 @@ import pyarrow as pa
 import pytest
 
 from operators.call import Call
+from pipeline.api.by_batch import OnError
 from pipeline.api.errors import ConfigError, GraphError, NodeFailed
 from pipeline.config.build import build_graph
 from pipeline.dataflow.graph import Node
-from pipeline.settings import JobSettings, NodeSettings, OnError
+from pipeline.settings import JobSettings, NodeSettings
 from tests.operators.flow import Flow, Rows, chain
 
 SCHEMA = pa.schema([("text", pa.string()), ("n", pa.int64())])
@@ -43,7 +44,8 @@ def returns(row: Row, value: Any) -> Any:
 
 def called(tmp_path: Path, op: Call, on_error: OnError = OnError.FAIL) -> tuple[list[tuple[Any, ...]], Flow]:
     nodes = chain(Rows(ROWS, SCHEMA, batch=2))
-    flow = Flow(tmp_path, {**nodes, "call": Node(op, ("source",), on_error=on_error)})
+    op.on_error = on_error
+    flow = Flow(tmp_path, {**nodes, "call": Node(op, ("source",))})
     return [tuple(row.values()) for row in flow.run()], flow
 
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from operators import catalog
-from pipeline.api.protocols import Operator, StreamOperator
+from pipeline.api.protocols import BaseOperator
 from pipeline.cli.main import main
 from pipeline.config.build import load_object
 
@@ -51,7 +51,7 @@ def test_an_operator_says_what_each_argument_is_and_gives_an_example(entry):
     required = {name for argument in entry.arguments for name, default in argument.defaults.items() if default is None}
     assert required <= set(op)
     operator = load_object(entry.target)
-    assert issubclass(operator, Operator) or issubclass(operator, StreamOperator)
+    assert issubclass(operator, BaseOperator)
 
 
 def test_the_docs_are_what_the_docstrings_say():

@@ -83,9 +83,9 @@ def test_shingles_are_runs_of_words_in_any_case_and_space():
 
 def test_what_is_committed_with_a_chunk_grows_with_the_chunk_and_not_with_the_run():
     outcome = run(Dedup(["a"]), [{"a": str(i // 2)} for i in range(40)], chunk_rows=4)
-    assert {len(added) for added in outcome.added.values()} == {2 * HASH_BYTES}
+    assert {len(added) for added in outcome.states.values()} == {2 * HASH_BYTES}
     near = run(Dedup(near=Near("a", permutations=32)), [{"a": str(i // 2)} for i in range(8)], chunk_rows=4)
-    assert {len(added) for added in near.added.values()} == {2 * 32 * 4}
+    assert {len(added) for added in near.states.values()} == {2 * 32 * 4}
 
 
 def test_texts_are_not_kept():

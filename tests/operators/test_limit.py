@@ -56,7 +56,7 @@ def test_another_branch_gets_its_rows_all_the_same(tmp_path):
 def test_a_resumed_run_that_had_them_all_reads_nothing(tmp_path: Path):
     op = Limit(3)
     op.plan(SCHEMA)
-    op.restore(b"3")
+    op.restore([b"3"])
     assert Outcome().take(op, in_order(CHUNKS, SCHEMA)).ended == []
 
 

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from operators.map import Map
+from pipeline.api.by_batch import OnError
 from pipeline.api.errors import ConfigError, NodeFailed, SchemaError
 from pipeline.dataflow.graph import Node
-from pipeline.settings import OnError
 from tests.operators.flow import Flow, Rows, chain
 
 SCHEMA = pa.schema([("text", pa.string()), ("n", pa.int64())])
@@ -21,7 +21,8 @@ ROWS = [{"text": t, "n": i} for i, t in enumerate(("7", "one two", None, "x"))]
 
 def mapped(tmp_path: Path, op: Map, on_error: OnError = OnError.FAIL) -> tuple[list[dict[str, Any]], Flow]:
     nodes = chain(Rows(ROWS, SCHEMA, chunk_rows=3, batch=2))
-    flow = Flow(tmp_path, {**nodes, "map": Node(op, ("source",), on_error=on_error)})
+    op.on_error = on_error
+    flow = Flow(tmp_path, {**nodes, "map": Node(op, ("source",))})
     return flow.run(), flow
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.api.errors import ExitCode
+from pipeline.api.runtime import Resources
 from pipeline.cli.verify import main as verify
-from pipeline.dataflow.runtime import Resources
 from pipeline.run.job import run_job
 from pipeline.settings import JobSettings, NodeSettings
 

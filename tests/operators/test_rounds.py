@@ -36,7 +36,7 @@ def read(path: Path, source_rows: int, chunk_rows: int, chunk: int = 0, state: b
     op = Rounds(ReadPrompts(DataSettings(path=str(path)), source_rows), target, chunk_rows)
     op.plan()
     if state is not None:
-        op.restore(state)
+        op.restore([state])
         op.seek(chunk)
     sent = Sent()
     for item in op.run(Inbox(StageMeter("read"))):

@@ -116,7 +116,7 @@ def test_a_completion_is_scored_as_it_was_drawn(tmp_path):
 def test_without_a_generate_there_are_no_steps(tmp_path):
     run = flow(tmp_path, texts(20), scorer())
     run.run()
-    assert "steps" not in run.context.tables
+    assert "steps" not in [table.name for table in run.tables]
     totals = {k: v for values in run.context.totals for k, v in values().items()}
     assert 1 <= totals["score/groups"] <= 20
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.api.errors import ExitCode
-from pipeline.dataflow.runtime import Resources
+from pipeline.api.runtime import Resources
 from pipeline.run.job import run_job
 from pipeline.settings import JobSettings, NodeSettings
 

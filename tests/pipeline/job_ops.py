@@ -57,6 +57,12 @@ class Numbers(BaseOperator):
             yield ChunkEnd(chunk, last - first)
 
 
+class CannotSeek(Numbers):
+    """Numbers that can only be read from the first one on."""
+
+    seek = BaseOperator.seek
+
+
 class Square(BaseOperator):
     """y = x * x + add. Rejects the rows named in `bad`; fails at x = `fail_at` while the file `broken` exists."""
 

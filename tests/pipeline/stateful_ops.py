@@ -31,7 +31,8 @@ class RunningSum(BaseOperator):
     def state(self, chunk: int) -> bytes:
         return json.dumps(self.sum).encode()
 
-    def restore(self, state: bytes) -> None:
+    def restore(self, states: Iterable[bytes]) -> None:
+        (state,) = states
         self.sum = json.loads(state)
 
 
@@ -74,12 +75,15 @@ class FirstOfEach(BaseOperator):
     def state(self, chunk: int) -> bytes:
         return json.dumps(self.seen_by.pop(chunk)).encode()
 
-    def restore(self, state: bytes) -> None:
+    def restore(self, states: Iterable[bytes]) -> None:
+        (state,) = states
         self.seen = set(json.loads(state))
 
 
 class SumByChunk(BaseOperator):
     """RunningSum, remembered as the x of each chunk."""
+
+    append = True
 
     def __init__(self) -> None:
         self.running = RunningSum()
@@ -92,18 +96,11 @@ class SumByChunk(BaseOperator):
         self.of_chunk.setdefault(batch.chunk, []).extend(batch.data.column("x").to_pylist())
         return self.running.process(batch)
 
-    def added(self, chunk: int) -> bytes:
+    def state(self, chunk: int) -> bytes:
         return json.dumps(self.of_chunk.pop(chunk)).encode()
 
-    def restore_added(self, additions: Iterable[bytes]) -> None:
-        self.running.sum = sum(sum(json.loads(added)) for added in additions)
-
-
-class WrongAddition(SumByChunk):
-    """Gives no bytes."""
-
-    def added(self, chunk: int) -> bytes:
-        return "x"  # type: ignore[return-value]  # which is the point
+    def restore(self, states: Iterable[bytes]) -> None:
+        self.running.sum = sum(sum(json.loads(state)) for state in states)
 
 
 class WrongState(RunningSum):

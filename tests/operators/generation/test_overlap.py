@@ -6,6 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from operators.engine.loop.step_log import STEPS_SCHEMA
 from operators.settings import ModelSettings
 from operators.tokens import Tokenize
 from pipeline.api.protocols import BaseOperator
@@ -57,14 +58,14 @@ def test_the_judge_begins_long_before_the_last_answer(tmp_path, judge_slots):
     assert log.count("answer") == log.count("judged") == ROWS
     answers_before = log[: log.index("judged")].count("answer")
     assert answers_before < ROWS // 2
-    flow.context.tables["steps"].merge()
+    flow.tables.get("steps", STEPS_SCHEMA).merge()
     steps = pq.read_table(tmp_path / "metrics/steps.parquet").to_pylist()
     assert {step["engine"] for step in steps} == ({0} if judge_slots == SLOTS else {0, 1})
 
 
 def test_on_one_engine_the_slots_stay_full_from_the_answers_to_the_judge(tmp_path):
     flow, _ = answers_and_judge(tmp_path, SLOTS)
-    flow.context.tables["steps"].merge()
+    flow.tables.get("steps", STEPS_SCHEMA).merge()
     steps = pq.read_table(tmp_path / "metrics/steps.parquet").to_pylist()
     decoding = [step["rows"] for step in steps if step["decode_tokens"]]
     assert sum(decoding) > 0.9 * SLOTS * len(decoding)

@@ -94,7 +94,7 @@ def test_the_metrics_say_which_rows_were_not_generated(tmp_path):
     op = generate(store=StoreSettings())
     run = flow(tmp_path, [*prompts(4), *prompts(4)], op)
     run.run()
-    for table in run.context.tables.values():
+    for table in run.tables:
         table.flush()
         table.merge()
     table = pq.read_table(tmp_path / "metrics" / "rows.parquet")

@@ -22,8 +22,9 @@ from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import InputError, PipelineError
 from pipeline.api.meter import StageMeter
 from pipeline.api.records import Batch, ChunkEnd
+from pipeline.api.runtime import Resources, RunContext, Runtime
 from pipeline.dataflow.inbox import Inbox
-from pipeline.dataflow.runtime import NodeRuntime, Resources, RunContext
+from pipeline.run_dir.metrics_table import MetricsTables
 
 ROOT = Path(__file__).parents[3]
 
@@ -144,13 +145,13 @@ def test_rows_that_were_finished_and_not_collected_are_kept(tmp_path, blocked):
     ids = pa.array([[1], [2], [3], [4]], pa.list_(pa.int32()))
     data = pa.RecordBatch.from_pydict({"row": [0, 1, 2, 3], "max_tokens": [1, 20, 20, 20], "prompt_ids": ids})
     op.plan(data.schema)
-    context = RunContext(tmp_path, Resources(), Resources())
-    op.open(NodeRuntime(context, "generate", 1, StageMeter("generate")))
+    context = RunContext(tmp_path, Resources(), MetricsTables(tmp_path).get)
+    op.open(Runtime(context, "generate", 1, StageMeter("generate")))
     meter = StageMeter("generate")
     inbox = Inbox(meter)
     channel = inbox.connect(100)
-    channel.put(Batch(0, data), meter)
-    channel.put(ChunkEnd(0, 4), meter)
+    channel.inbox.put(channel, Batch(0, data), meter)
+    channel.inbox.put(channel, ChunkEnd(0, 4), meter)
     decoder = op._engine._workers[0].decoder
     decode, gate = decoder.decode, threading.Semaphore(1)
     decoder.decode = lambda: decode() if gate.acquire() else None  # type: ignore

@@ -24,8 +24,8 @@ from operators.settings import DecodeSettings, ModelSettings, SamplingSettings, 
 from operators.settings.runtime import EngineSettings
 from operators.tokens import Tokenize
 from pipeline import PROJECT
+from pipeline.api.runtime import Resources
 from pipeline.dataflow.graph import Node
-from pipeline.dataflow.runtime import Resources
 from tests.operators.flow import Flow, Rows, chain
 from tests.operators.llama.test_decoding import EXACT, model, model_file
 from tools.models import make_model

@@ -191,9 +191,9 @@ def test_a_resumed_run_knows_the_custom_ids_of_the_chunks_before_and_of_no_other
         row = {"text": line(REQUIRED[CHAT], custom_id=name), "line": 1, "row": chunk}
         list(op.process(Batch(chunk, pa.RecordBatch.from_pylist([row], schema=SCHEMA))))
     resumed = ParseBatch(FAKE)
-    added = [op.added(chunk) for chunk in range(3)]
+    added = [op.state(chunk) for chunk in range(3)]
     assert [len(each) for each in added] == [16, 16, 16]  # of its own chunk and no other
-    resumed.restore_added(added[:2])
+    resumed.restore(added[:2])
     resumed.plan(SCHEMA)
     rows = [{"text": line(REQUIRED[CHAT], custom_id=name), "line": 1, "row": i} for i, name in enumerate("abc", 1)]
     out = list(resumed.process(Batch(1, pa.RecordBatch.from_pylist(rows, schema=SCHEMA))))

@@ -21,8 +21,9 @@ from operators.sinks.write_rows import WriteRows
 from pipeline.api.errors import ConfigError, SchemaError
 from pipeline.api.meter import StageMeter
 from pipeline.api.records import LINEAGE, ROW, Batch, Shard
+from pipeline.api.runtime import Resources, RunContext, Runtime
 from pipeline.dataflow.graph import Node
-from pipeline.dataflow.runtime import NodeRuntime, Resources, RunContext
+from pipeline.run_dir.metrics_table import MetricsTables
 from pipeline.system.atomic_files import rename_shards
 from tests.operators.flow import Flow, Rows, chain
 
@@ -33,8 +34,8 @@ def row(i: int) -> dict[str, Any]:
     return {"row": i // 2, "lineage": [i % 2], "text": None if i % 5 == 0 else f"t{i % 7}", "ids": [i] * (i % 4)}
 
 
-def runtime(folder: Path) -> NodeRuntime:
-    return NodeRuntime(RunContext(folder, Resources(), Resources()), "write", 1, StageMeter("write"))
+def runtime(folder: Path) -> Runtime:
+    return Runtime(RunContext(folder, Resources(), MetricsTables(folder).get), "write", 1, StageMeter("write"))
 
 
 def write(folder: Path, batches: list[list[dict[str, Any]]], output: OutputSettings | None = None) -> Shard:

@@ -20,8 +20,8 @@ from operators.settings import DataSettings
 from operators.sources import ReadPrompts
 from operators.sources.files import find_files
 from pipeline.api.errors import ConfigError, ExitCode, InputError, SourceError
+from pipeline.api.runtime import Resources
 from pipeline.cli.main import main
-from pipeline.dataflow.runtime import Resources
 from pipeline.run.job import run_job
 from pipeline.settings import JobSettings, NodeSettings
 from tests.operators.generation.stores import KEY, Store, put

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from pipeline.api.errors import ConfigError, ExitCode
+from pipeline.api.runtime import Resources
 from pipeline.cli.main import main
-from pipeline.dataflow.runtime import Resources
 from pipeline.run.job import run_job
 from pipeline.run_dir.lock import LOCK_FILE, holder, locked
 from pipeline.run_dir.state import RunState

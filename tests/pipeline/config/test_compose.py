@@ -87,6 +87,12 @@ def test_a_wrong_argument(capsys, argument, says):
     assert not Path("outputs").exists()
 
 
+def test_a_key_of_the_users_own_may_be_a_number():
+    schema = "{type: object, properties: {1: {type: integer}, age: {enum: [{2: 3}]}}}"
+    write_job("numbered", f"sampling: {{structured: {{json_schema: {schema}}}}}\n" + NODES)
+    assert main(["job=numbered.yaml", "dry_run=plan"]) == ExitCode.DONE
+
+
 def test_cfg_job_prints_the_composed_config(capsys):
     main(["job=squares.yaml", "--cfg", "job", "seed=5"])
     composed = yaml.safe_load(capsys.readouterr().out)

@@ -9,15 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.api.errors import Interrupted, NodeFailed
+from pipeline.api.by_batch import OnError
+from pipeline.api.errors import Interrupted, NodeFailed, StorageError
 from pipeline.api.meter import StageMeter
 from pipeline.api.records import ChunkEnd
+from pipeline.api.runtime import Resources, RunContext
 from pipeline.dataflow import executor
-from pipeline.dataflow.executor import Executor, ExecutorSettings
+from pipeline.dataflow.executor import Executor
 from pipeline.dataflow.graph import Graph, Node
-from pipeline.dataflow.reject_writer import RejectTally, RejectWriter
-from pipeline.dataflow.row_counts import AccountingError
-from pipeline.dataflow.runtime import Resources, RunContext
+from pipeline.dataflow.stage import AccountingError
+from pipeline.run_dir.chunk_record import ChunkRecord
+from pipeline.run_dir.metrics_table import MetricsTables
 from pipeline.system.atomic_files import rename_shards
 from tests.pipeline.ops import Apply, Buffer, Collect, Count, Join, KeepEven, TakeChunks, Twice
 
@@ -27,19 +29,21 @@ class Run:
 
     def __init__(self, tmp_path: Path, nodes: Mapping[str, Node], max_open_chunks: int = 8) -> None:
         self.committed: list[int] = []
-        self.tally = RejectTally()
-        self.context = RunContext(tmp_path, Resources(), Resources())
+        self.records: list[ChunkRecord] = []
+        self.context = RunContext(tmp_path, Resources(), MetricsTables(tmp_path).get)
         self.executor = Executor(
             Graph(nodes),
-            RejectWriter(tmp_path / "rejects", self.tally),
             self.context,
             self._commit,
-            ExecutorSettings(max_open_chunks=max_open_chunks, tick_s=0.01),
+            max_open_chunks=max_open_chunks,
+            tick_s=0.01,
         )
+        self.tally = self.executor.tally
 
-    def _commit(self, end: object, shards: object) -> None:
-        rename_shards(list(shards))  # type: ignore[call-overload]
-        self.committed.append(end.chunk)  # type: ignore[attr-defined]
+    def _commit(self, record: ChunkRecord) -> None:
+        rename_shards(record.shards)
+        self.committed.append(record.chunk)
+        self.records.append(record)
 
     def meter(self, name: str) -> StageMeter:
         return next(m for m in self.executor.meters if m.name == name)
@@ -85,12 +89,11 @@ def test_a_failing_node_is_named_and_cancels_all(tmp_path: Path) -> None:
 
 
 def test_on_error_reject_takes_out_only_the_guilty_row(tmp_path: Path) -> None:
-    from pipeline.settings import OnError
-
-    sink = Collect()
+    sink, fail = Collect(), Apply(lambda x: 1 // (x - 35))
+    fail.on_error = OnError.REJECT
     nodes = {
         "count": Node(Count(40)),
-        "fail": Node(Apply(lambda x: 1 // (x - 35)), ("count",), on_error=OnError.REJECT),
+        "fail": Node(fail, ("count",)),
         "sink": Node(sink, ("fail",)),
     }
     run = Run(tmp_path, nodes)
@@ -109,6 +112,16 @@ def test_a_failure_to_open_is_named(tmp_path: Path) -> None:
         run.executor.run()
 
 
+def test_a_failure_to_commit_is_no_nodes(tmp_path: Path) -> None:
+    def refuse(record: ChunkRecord) -> None:
+        raise StorageError("state.sqlite cannot be written", tmp_path, full=True)
+
+    graph = Graph({"count": Node(Count(55)), "sink": Node(Collect(), ("count",))})
+    context = RunContext(tmp_path, Resources(), MetricsTables(tmp_path).get)
+    with pytest.raises(StorageError, match=r"^state.sqlite cannot be written$"):
+        Executor(graph, context, refuse).run()
+
+
 def test_an_early_leaving_reader_releases_its_writers_and_what_it_ended_is_committed(tmp_path: Path) -> None:
     source, sink = Count(1_000_000), Collect()
     nodes = {"count": Node(source), "take": Node(TakeChunks(3), ("count",)), "sink": Node(sink, ("take",))}
@@ -117,6 +130,38 @@ def test_an_early_leaving_reader_releases_its_writers_and_what_it_ended_is_commi
     assert sorted(sink.column("x")) == list(range(30))
     assert run.committed == [0, 1, 2]
     assert source.sent < 1_000_000
+
+
+def test_a_node_that_has_left_adds_nothing_to_the_chunks_that_it_has_not_ended(tmp_path: Path) -> None:
+    nodes = {
+        "count": Node(Count(55)),
+        "even": Node(KeepEven(), ("count",)),
+        "take": Node(TakeChunks(2), ("even",)),
+        "some": Node(Collect(), ("take",)),
+        "every": Node(Collect(), ("count",)),
+    }
+    run = Run(tmp_path, nodes)
+    run.executor.run()
+    for record in run.records:
+        assert {"count", "every"} <= set(record.counts)
+        assert ("take" in record.counts) == ("some" in record.counts) == (record.chunk < 2)
+        for counts in record.counts.values():
+            assert counts.rows_in in (0, 10, 5)
+
+
+def test_every_part_of_a_chunk_is_there_when_it_is_committed(tmp_path: Path) -> None:
+    nodes = {
+        "count": Node(Count(500)),
+        "even": Node(KeepEven(), ("count",)),
+        "apply": Node(Apply(abs), ("even",)),
+        "a": Node(Collect(), ("apply",)),
+        "b": Node(Collect(), ("count",)),
+    }
+    run = Run(tmp_path, nodes)
+    run.executor.run()
+    assert [set(record.counts) for record in run.records] == [set(nodes)] * 50
+    assert [record.rejects for record in run.records] == [{("even", "filtered", "odd"): 5}] * 50
+    assert [len(record.shards) for record in run.records] == [1] * 50
 
 
 @pytest.mark.parametrize("max_open_chunks", [1, 2, 8])
@@ -239,6 +284,7 @@ def test_nothing_is_cut_off_in_a_run_that_ends_in_time(tmp_path: Path) -> None:
 
     def stop() -> None:
         run.executor.interrupt()
+        run.context.cancelled.wait()
         ended.set()
 
     ended = threading.Event()

@@ -64,7 +64,7 @@ def test_columns_that_do_not_fit_are_told_with_the_node():
 
 def test_mermaid():
     op = Apply(abs)
-    op.parts = ("decode", "sample")  # type: ignore[attr-defined]
+    op.parts = ("decode", "sample")
     drawn = Graph({"count": Node(Count(1)), "a": Node(op, ("count",)), "sink": Node(Collect(), ("a",))}).to_mermaid()
     assert drawn.splitlines() == [
         "flowchart LR",

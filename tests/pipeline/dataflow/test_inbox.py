@@ -11,13 +11,17 @@ import pytest
 from pipeline.api.errors import Cancelled
 from pipeline.api.meter import StageMeter, StageState
 from pipeline.api.records import Batch, ChunkEnd, Item
-from pipeline.dataflow.inbox import Inbox
+from pipeline.dataflow.inbox import Edge, Inbox
 from tests.pipeline.api.test_meter import FakeClock
 from tests.pipeline.ops import NUMBERS
 
 
 def rows(chunk: int, *values: int) -> Batch:
     return Batch(chunk, pa.record_batch([list(values), list(values)], schema=NUMBERS))
+
+
+def put(edge: Edge, item: Item, writer: StageMeter) -> bool:
+    return edge.inbox.put(edge, item, writer)
 
 
 def drain(inbox: Inbox) -> list[Item]:
@@ -69,8 +73,8 @@ def test_items_come_in_order_and_the_ends_in_their_place():
     inbox = Inbox(StageMeter("reader"))
     channel, writer = inbox.connect(10), StageMeter("writer")
     for item in (rows(0, 1), rows(0, 2), ChunkEnd(0, 2), rows(1, 3), ChunkEnd(1, 1)):
-        channel.put(item, writer)
-    channel.close()
+        put(channel, item, writer)
+    channel.inbox.end(channel)
     assert seen(list(inbox)) == [(0, 1), (0, 2), 0, (0, 3), 1]
     assert inbox.exhausted
 
@@ -80,8 +84,8 @@ def test_a_full_channel_blocks_its_writer_on_the_writers_clock():
     reader, writer = StageMeter("reader", clock), Signalling(StageState.BLOCKED, clock)
     inbox = Inbox(reader)
     channel = inbox.connect(3)
-    assert channel.put(rows(0, 1, 2), writer)
-    thread, result = in_thread(lambda: channel.put(rows(0, 3, 4), writer))
+    assert put(channel, rows(0, 1, 2), writer)
+    thread, result = in_thread(lambda: put(channel, rows(0, 3, 4), writer))
     writer.waits.wait()
     clock.now += 5
     assert inbox.queued_rows() == 2
@@ -100,7 +104,7 @@ def test_an_empty_inbox_starves_its_reader_on_the_readers_clock():
     thread, result = in_thread(lambda: next(iter(inbox)))
     reader.waits.wait()
     clock.now += 7
-    channel.put(rows(0, 1), writer)
+    put(channel, rows(0, 1), writer)
     thread.join()
     assert isinstance(result[0], Batch)
     assert reader.clock.seconds()["starved_s"] == 7
@@ -108,14 +112,14 @@ def test_an_empty_inbox_starves_its_reader_on_the_readers_clock():
 
 def test_a_batch_larger_than_the_capacity_passes_an_empty_channel():
     channel = Inbox(StageMeter("reader")).connect(1)
-    assert channel.put(rows(0, 1, 2, 3), StageMeter("writer"))
+    assert put(channel, rows(0, 1, 2, 3), StageMeter("writer"))
 
 
 def test_a_chunk_end_passes_a_full_channel():
     inbox = Inbox(StageMeter("reader"))
     channel, writer = inbox.connect(1), StageMeter("writer")
-    channel.put(rows(0, 1), writer)
-    channel.put(ChunkEnd(0, 1), writer)
+    put(channel, rows(0, 1), writer)
+    put(channel, ChunkEnd(0, 1), writer)
     assert seen(drain(inbox)) == [(0, 1), 0]
 
 
@@ -123,25 +127,25 @@ def test_a_fan_in_forwards_an_end_when_every_input_has_sent_it_and_reads_on_the_
     inbox = Inbox(StageMeter("reader"))
     ahead, behind, writer = inbox.connect(9), inbox.connect(9), StageMeter("writer")
     for item in (rows(0, 1), ChunkEnd(0, 1), rows(1, 2), ChunkEnd(1, 1), rows(2, 3)):
-        ahead.put(item, writer)
+        put(ahead, item, writer)
     assert seen(drain(inbox)) == [(0, 1), (0, 2), (0, 3)]
-    behind.put(rows(0, 10), writer)
-    behind.put(ChunkEnd(0, 1), writer)
+    put(behind, rows(0, 10), writer)
+    put(behind, ChunkEnd(0, 1), writer)
     assert seen(drain(inbox)) == [(1, 10), 0]
-    behind.put(ChunkEnd(1, 0), writer)
+    put(behind, ChunkEnd(1, 0), writer)
     assert seen(drain(inbox)) == [1]
 
 
 def test_an_input_that_has_ended_holds_nobody_up():
     inbox = Inbox(StageMeter("reader"))
     short, long, writer = inbox.connect(9), inbox.connect(9), StageMeter("writer")
-    short.put(ChunkEnd(0, 0), writer)
+    put(short, ChunkEnd(0, 0), writer)
     for k in range(3):
-        long.put(ChunkEnd(k, 0), writer)
+        put(long, ChunkEnd(k, 0), writer)
     assert seen(drain(inbox)) == [0]
-    short.close()
+    short.inbox.end(short)
     assert seen(drain(inbox)) == [1, 2]
-    long.close()
+    long.inbox.end(long)
     assert drain(inbox) == []
     assert inbox.exhausted
 
@@ -150,8 +154,8 @@ def test_a_reader_that_leaves_releases_its_writer():
     writer = Signalling(StageState.BLOCKED, FakeClock())
     inbox = Inbox(StageMeter("reader"))
     channel = inbox.connect(1)
-    channel.put(rows(0, 1), writer)
-    thread, result = in_thread(lambda: channel.put(rows(0, 2), writer))
+    put(channel, rows(0, 1), writer)
+    thread, result = in_thread(lambda: put(channel, rows(0, 2), writer))
     writer.waits.wait()
     inbox.leave()
     thread.join()
@@ -164,8 +168,8 @@ def test_a_cancel_ends_every_wait():
     reader, writer = Signalling(StageState.STARVED, clock), Signalling(StageState.BLOCKED, clock)
     empty, full = Inbox(reader), Inbox(StageMeter("other", clock))
     channel = full.connect(1)
-    channel.put(rows(0, 1), writer)
-    threads = [in_thread(empty.wait), in_thread(lambda: channel.put(rows(0, 2), writer))]
+    put(channel, rows(0, 1), writer)
+    threads = [in_thread(empty.wait), in_thread(lambda: put(channel, rows(0, 2), writer))]
     reader.waits.wait()
     writer.waits.wait()
     empty.cancel()

@@ -15,15 +15,16 @@ from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.api.list_inbox import Given
 from pipeline.api.meter import StageMeter
 from pipeline.api.records import LINEAGE, ROW, Batch, ChunkEnd, Rejects
+from pipeline.api.runtime import Resources, RunContext, Runtime
 from pipeline.cli.main import main
 from pipeline.config.build import build_graph
 from pipeline.dataflow.graph import Node
-from pipeline.dataflow.runtime import NodeRuntime, Resources, RunContext
 from pipeline.dataflow.target import Target
 from pipeline.dataflow.target_progress import TargetProgress
 from pipeline.dry_run.plan import plan_lines
 from pipeline.results.report.totals import WORDS
 from pipeline.run.job import run_job
+from pipeline.run_dir.metrics_table import MetricsTables
 from pipeline.run_dir.state import RunState, RunStatus
 from pipeline.settings import JobSettings, NodeSettings, TargetSettings
 from tests.operators.flow import Flow
@@ -230,8 +231,8 @@ def test_the_cut_goes_by_row_and_lineage_and_not_by_arrival(tmp_path):
         return Batch(0, pa.record_batch([pa.array(rows, pa.int64()), pa.array(lineages, LINEAGE.type)], schema=schema))
 
     told: list[int] = []
-    context = RunContext(tmp_path, Resources(), Resources(), enough=told.append)
-    target.open(NodeRuntime(context, "target", 1, StageMeter("target")))
+    context = RunContext(tmp_path, Resources(), MetricsTables(tmp_path).get, enough=told.append)
+    target.open(Runtime(context, "target", 1, StageMeter("target")))
     rows = [batch((4, [1]), (2, [1])), batch((2, [0]), (9, []), (3, [0, 1]))]
     out = list(target.run(Given([*rows, ChunkEnd(0, 5)])))
     kept = [(r["row"], r["lineage"]) for item in out if isinstance(item, Batch) for r in item.data.to_pylist()]

@@ -12,6 +12,7 @@ from typing import cast
 import pytest
 
 from pipeline.api.meter import Completed, StageMeter, StageState
+from pipeline.api.protocols import BaseOperator
 from pipeline.api.records import Reject, Rejects
 from pipeline.dataflow.executor import Executor
 from pipeline.dataflow.graph import Graph, Node
@@ -30,7 +31,7 @@ from pipeline.monitor.display import (
 from pipeline.monitor.run_log import run_log
 from pipeline.monitor.snapshot import Observer, Snapshot
 from pipeline.monitor.wording import duration
-from pipeline.run_dir.state import RejectCounts
+from pipeline.run_dir.chunk_record import RejectCounts
 from pipeline.settings import TargetSettings
 from tests.pipeline.ops import Collect, Count, KeepEven
 
@@ -54,7 +55,7 @@ class Run:
 
     def __init__(
         self,
-        source: Count,
+        source: BaseOperator,
         rows_before: int = 0,
         rejects_before: RejectCounts | None = None,
         names: str = "read generate write",

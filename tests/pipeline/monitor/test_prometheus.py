@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pipeline.api.errors import ConfigError, ExitCode
-from pipeline.dataflow.runtime import Resources
+from pipeline.api.runtime import Resources
 from pipeline.monitor.prometheus import exposition
 from pipeline.run.job import run_job
 from pipeline.settings import JobSettings

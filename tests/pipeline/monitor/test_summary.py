@@ -15,7 +15,8 @@ from pipeline.dataflow.graph import Graph, Node
 from pipeline.dataflow.reject_writer import VALUES_OF_A_ROW, RejectTally
 from pipeline.monitor.summary import Outcome, closing_lines, report_lines, summary_lines
 from pipeline.monitor.wording import one_line
-from pipeline.run_dir.state import RejectCounts, RunStatus
+from pipeline.run_dir.chunk_record import RejectCounts
+from pipeline.run_dir.state import RunStatus
 from tests.pipeline.ops import Collect, Count
 
 

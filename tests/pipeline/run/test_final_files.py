@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.api.errors import ExitCode
-from pipeline.dataflow.runtime import Resources
+from pipeline.api.runtime import Resources
 from pipeline.run.job import run_job
 from pipeline.run_dir.names import wipe
 from pipeline.settings import JobSettings, NodeSettings

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from pipeline.api.errors import ConfigError, ExitCode
+from pipeline.api.runtime import Resources
 from pipeline.cli.main import main
-from pipeline.dataflow.runtime import Resources
 from pipeline.run.job import run_job
 from pipeline.settings import HookSettings, JobSettings, NodeSettings
 from pipeline.system.redaction import shown_url

@@ -17,8 +17,6 @@ import yaml
 
 from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
-from pipeline.api.meter import StageMeter
-from pipeline.api.records import ChunkEnd
 from pipeline.cli.main import main
 from pipeline.config.build import build_graph
 from pipeline.config.compose import register, register_job, settings_of
@@ -26,10 +24,7 @@ from pipeline.config.config_yaml import settings_from, to_yaml
 from pipeline.config.fingerprint import fingerprint_of
 from pipeline.config.jobs import JOBS, find_job
 from pipeline.config.keys import CONF, schemas
-from pipeline.dataflow.inbox import Inbox
-from pipeline.run.remake_chunks import Excerpt
 from tests.pipeline.damage import LAST, ODD, OPS, REJECT, cut, files, flip, garbage, inodes, job, run
-from tests.pipeline.job_ops import Numbers
 
 
 @pytest.fixture
@@ -61,15 +56,15 @@ def test_a_damaged_chunk_is_made_again_alone(tmp_path, fail_at):
     assert files(tmp_path / "out") == before
 
 
-def test_an_excerpt_seeks_where_the_source_can_and_passes_over_rows_where_it_cannot():
-    class CannotSeek(Numbers):
-        seek = None  # type: ignore[assignment]  # as if it had none
-
-    for source in (Numbers(45), CannotSeek(45)):
-        items = list(Excerpt(source, 2, 3).run(Inbox(StageMeter("source"))))
-        assert [item.chunk for item in items if isinstance(item, ChunkEnd)] == [2, 3]
-        assert {item.chunk for item in items} == {2, 3}
-        assert source.first == (0 if source.seek is None else 2)
+def test_of_a_source_that_cannot_seek_all_chunks_before_are_gone_through(tmp_path):
+    settings = job(tmp_path / "out")
+    settings.nodes["numbers"].op["_target_"] = f"{OPS}.CannotSeek"
+    assert run(settings) is ExitCode.DONE
+    before, places = files(tmp_path / "out"), inodes(tmp_path / "out")
+    flip(tmp_path / "out" / ODD)
+    assert main(["verify", str(tmp_path / "out"), "repair=true"]) == ExitCode.DONE
+    assert files(tmp_path / "out") == before
+    assert {name for name, inode in inodes(tmp_path / "out").items() if inode != places[name]} == {ODD}
 
 
 def test_a_chunk_that_comes_out_otherwise_is_not_taken(tmp_path, capsys):

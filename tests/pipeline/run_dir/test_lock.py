@@ -17,7 +17,7 @@ import pytest
 
 from pipeline import PROJECT
 from pipeline.api.errors import ConfigError, ExitCode
-from pipeline.dataflow.runtime import Resources
+from pipeline.api.runtime import Resources
 from pipeline.run.job import run_job
 from pipeline.settings import JobSettings, NodeSettings
 

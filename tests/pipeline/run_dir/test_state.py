@@ -5,18 +5,23 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 
+import pyarrow as pa
 import pytest
 
 from pipeline.api.errors import ConfigError
 from pipeline.api.meter import RowCounts
+from pipeline.api.records import Shard
+from pipeline.run_dir.chunk_record import ChunkRecord, OperatorState, RejectCounts
 from pipeline.run_dir.manifest import manifest
 from pipeline.run_dir.names import refuse_foreign, remove_parts, set_aside, wipe
 from pipeline.run_dir.state import RunState, RunStatus, ShardRecord
 from pipeline.run_dir.state_schema import FORMAT
 
+SCHEMA = pa.schema([pa.field("row", pa.int64())])
 
-def shard(chunk: int, rows: int = 3) -> ShardRecord:
-    return ShardRecord(f"data/part-{chunk:05d}.parquet", chunk, rows, 100, "ab" * 32)
+
+def shard(chunk: int, folder: str = "data") -> ShardRecord:
+    return ShardRecord(f"{folder}/part-{chunk:05d}.parquet", chunk, 3, 100, "ab" * 32)
 
 
 @pytest.fixture
@@ -25,6 +30,20 @@ def state(tmp_path):
     state.begin({"seed": 0}, "squares")
     yield state
     state.close()
+
+
+@pytest.fixture
+def commit(tmp_path, state):
+    """Commits a chunk of four rows with a file in each of `folders`."""
+
+    def committed(chunk, *folders, rejects=None, attempt=1, **more):
+        shards = [
+            Shard(s.chunk, tmp_path / s.path, tmp_path, s.rows, s.size_bytes, s.sha256, SCHEMA)
+            for s in (shard(chunk, folder) for folder in folders or ("data",))
+        ]
+        state.commit(attempt, ChunkRecord(chunk, 4, shards, RejectCounts(rejects or {}), **more))
+
+    return committed
 
 
 def test_a_new_state_has_no_run(tmp_path):
@@ -38,12 +57,12 @@ def test_a_new_state_has_no_run(tmp_path):
     state.close()
 
 
-def test_commits_and_attempts_are_found_again(tmp_path, state):
+def test_commits_and_attempts_are_found_again(tmp_path, state, commit):
     assert state.start_attempt("2026-01-01T00:00:00") == 1
-    state.commit(1, 0, 4, [shard(0)], {("square", "error", "odd"): 1}, {"data": {"row": "int64"}})
+    commit(0, rejects={("square", "error", "odd"): 1})
     state.end_attempt(1, RunStatus.INTERRUPTED)
     assert state.start_attempt("2026-01-02T00:00:00") == 2
-    state.commit(2, 1, 4, [shard(1)], {("square", "error", "odd"): 1, ("keep", "filtered", "short"): 2})
+    commit(1, rejects={("square", "error", "odd"): 1, ("keep", "filtered", "short"): 2}, attempt=2)
     again = RunState(tmp_path / "state.sqlite")
     assert again.fingerprint == {"seed": 0}
     assert (again.status, again.committed_chunks, again.committed_rows) == (RunStatus.RUNNING, 2, 8)
@@ -55,14 +74,14 @@ def test_commits_and_attempts_are_found_again(tmp_path, state):
 
 
 @pytest.mark.parametrize("chunk", [1, 3])
-def test_only_the_next_chunk_can_be_committed(state, chunk):
+def test_only_the_next_chunk_can_be_committed(commit, chunk):
     with pytest.raises(ConfigError, match=f"chunk {chunk} was to be committed, but the next one is 0"):
-        state.commit(1, chunk, 4, [shard(chunk)], {})
+        commit(chunk)
 
 
-def test_a_commit_that_fails_leaves_nothing(state):
+def test_a_commit_that_fails_leaves_nothing(state, commit):
     with pytest.raises(sqlite3.Error):
-        state.commit(1, 0, 4, [shard(0)], {("node", "error", None): 1})
+        commit(0, rejects={("node", "error", None): 1})
     assert (state.committed_chunks, state.shards()) == (0, [])
 
 
@@ -80,10 +99,8 @@ def test_a_file_that_is_no_database_is_refused(tmp_path):
         RunState(tmp_path / "state.sqlite")
 
 
-def test_the_manifest_comes_from_the_state_alone(state):
-    state.commit(
-        1, 0, 4, [shard(0), ShardRecord("rejects/part-00000.parquet", 0, 1, 9, "cd" * 32)], {("n", "error", "r"): 1}
-    )
+def test_the_manifest_comes_from_the_state_alone(state, commit):
+    commit(0, "data", "rejects", rejects={("n", "error", "r"): 1})
     made = manifest(state, RunStatus.DONE)
     assert made == manifest(state, RunStatus.DONE)
     assert made["counts"] == {
@@ -141,9 +158,9 @@ def test_a_state_of_another_format_is_refused(tmp_path, state, version):
         RunState(tmp_path / "state.sqlite")
 
 
-def test_what_is_published_is_missing_until_it_is_noted(tmp_path, state):
-    state.commit(1, 0, 4, [shard(0)], {})
-    state.commit(1, 1, 4, [shard(1)], {})
+def test_what_is_published_is_missing_until_it_is_noted(commit, state):
+    commit(0)
+    commit(1)
     for url in ("s3://bucket", "s3://other"):
         state.note_published(url, shard(0).path, shard(0).sha256)
     assert state.unpublished("s3://bucket", 10) == [shard(1)]
@@ -155,17 +172,14 @@ def test_what_is_published_is_missing_until_it_is_noted(tmp_path, state):
     assert state.published("s3://other", shard(0).path) is None
 
 
-def test_what_operators_remember_and_the_accounts_are_found_again(tmp_path, state):
+def test_what_operators_remember_and_the_accounts_are_found_again(tmp_path, commit):
     for chunk in range(2):
-        states, additions = {"limit": b"%d" % chunk}, {"dedup": b"seen %d" % chunk}
-        accounts = {"write": RowCounts(4, 0, 0, 4)}
-        state.commit(1, chunk, 4, [shard(chunk)], {}, states=states, additions=additions, accounts=accounts)
+        states = {"limit": OperatorState(b"%d" % chunk), "dedup": OperatorState(b"seen %d" % chunk, append=True)}
+        commit(chunk, states=states, counts={"write": RowCounts(4, 0, 0, 4)})
     with closing(RunState(tmp_path / "state.sqlite")) as again:
         assert again.accounts() == {"write": RowCounts(8, 0, 0, 8)}
-        assert again.operator_states() == {"limit": b"1"}
-        assert {node: list(added) for node, added in again.operator_additions().items()} == {
-            "dedup": [b"seen 0", b"seen 1"]
-        }
+        kept = {node: list(states) for node, states in again.operator_states().items()}
+        assert kept == {"limit": [b"1"], "dedup": [b"seen 0", b"seen 1"]}
 
 
 def test_a_file_is_no_output_directory(tmp_path):

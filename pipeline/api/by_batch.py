@@ -1,0 +1,86 @@
+"""Runs an operator batch by batch, and row by row where a batch fails."""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from enum import StrEnum
+
+from pipeline import OURS, PROJECT
+from pipeline.api.errors import Cancelled, PipelineError, Released
+from pipeline.api.records import Batch, ChunkEnd, Item, Output, Shard
+
+Process = Callable[[Batch], Iterable[Output]]
+
+
+class OnError(StrEnum):
+    """The effect of an exception in `process`: `fail` ends the run, `reject` takes out the rows that cause it."""
+
+    FAIL = "fail"
+    REJECT = "reject"
+
+
+def run_by_batch(
+    process: Process, finish: Callable[[int], Iterable[Output]], items: Iterable[Item], on_error: OnError
+) -> Iterator[Item | Shard]:
+    """Yield the results of `process` for each batch and of `finish` for each chunk, with its end behind them."""
+    for item in items:
+        if isinstance(item, ChunkEnd):
+            yield from finish(item.chunk)
+            yield item
+        elif isinstance(item, Batch) and on_error is OnError.REJECT:
+            yield from _without_rows_that_fail(process, item)
+        elif isinstance(item, Batch):
+            try:
+                yield from process(item)
+            except (Cancelled, Released, PipelineError):
+                raise
+            except Exception as error:
+                if (row := _first_that_fails(process, item, type(error))) is not None:
+                    error.add_note(row)
+                raise
+
+
+def _without_rows_that_fail(process: Process, batch: Batch) -> Iterable[Output]:
+    try:
+        return list(process(batch))
+    except Cancelled:
+        raise
+    except Exception:  # any failure of a user's operator may be one row's fault: the retry finds which
+        return [out for i in range(batch.num_rows) for out in _one_row(process, batch, i)]
+
+
+def _one_row(process: Process, batch: Batch, index: int) -> Iterable[Output]:
+    try:
+        return list(process(batch.with_data(batch.data.slice(index, 1))))
+    except Cancelled:
+        raise
+    except Exception as error:  # becomes the row's reject, with the exception as its reason
+        return [batch.reject([index], f"{type(error).__name__}: {error}")]
+
+
+def _first_that_fails(process: Process, batch: Batch, kind: type[Exception]) -> str | None:
+    """The first row of `batch` for which `process` raises such an exception; None where none does so alone."""
+    for i in range(batch.num_rows):
+        row = batch.data.slice(i, 1)
+        try:
+            list(process(batch.with_data(row)))
+        except kind:
+            values = {name: row[name][0].as_py() for name in ("row", "id") if name in row.schema.names}
+            return ", ".join(f"{name} {value!r}" for name, value in values.items())
+        except (Cancelled, Released):
+            return None
+        except Exception:  # of another cause: not what is looked for
+            continue
+    return None
+
+
+def line_of(error: BaseException) -> str | None:
+    """Return the line of a user's own code that `error` comes from, as `file:line`; None if it does not come from
+    any."""
+    not_theirs = [str(PROJECT / name) for name in OURS]
+    not_theirs += [sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib")]
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [f for f in frames if f.filename.endswith(".py") and not f.filename.startswith(tuple(not_theirs))]
+    return f"{theirs[-1].filename}:{theirs[-1].lineno}" if theirs else None
