@@ -11,7 +11,7 @@ from pipeline.api.list_inbox import Given
 from pipeline.api.records import Batch, ChunkEnd
 from tools.bench.cases import EmitCases, cases
 from tools.bench.contenders import Job
-from tools.bench.scenarios import PEERS, SCENARIOS, TOGGLES, scenario
+from tools.bench.scenarios import ALL, PEERS, TOGGLES
 from tools.bench.settings import BenchSettings
 
 
@@ -54,7 +54,7 @@ def test_a_scenario_may_have_its_own_rows_a_slot():
 def test_a_toggle_is_a_pair_on_the_same_work(name):
     found = cases(BenchSettings(scenarios=[], toggle=[name], slots=[4], repeats=2))
     assert [case.contender for case in found] == [f"with {name}", f"without {name}"] * 2
-    with_it, without = (each for each in scenario(f"toggle_{name}").contenders if isinstance(each, Job))
+    with_it, without = (each for each in ALL[f"toggle_{name}"].contenders if isinstance(each, Job))
     assert with_it.copies == without.copies
     assert set(with_it.overrides) ^ set(without.overrides) == {
         f"runtime.optimise.{name}=true",
@@ -63,7 +63,7 @@ def test_a_toggle_is_a_pair_on_the_same_work(name):
 
 
 def test_contenders_of_a_scenario_have_names_of_their_own():
-    for plan in SCENARIOS.values():
+    for plan in ALL.values():
         names = [contender.name for contender in plan.contenders]
         assert len(names) == len(set(names))
 
