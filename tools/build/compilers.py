@@ -26,6 +26,10 @@ _TIMEOUT_S = 60
 _PROGRAM = "#include <vector>\nint main() { std::vector<int> one(1, 1); return one[0] - 1; }\n"
 
 
+class NoCompilerError(RuntimeError):
+    """No usable compiler was found; the message says what to install."""
+
+
 @dataclass(frozen=True)
 class Host:
     """The machine that compiles and runs; `machine` as `platform.machine()`, `cpu_flags` in lower case."""
@@ -77,35 +81,30 @@ class Compiler:
         return ""
 
 
-class NoCompilerError(RuntimeError):
-    """No usable compiler was found; the message says what to install."""
-
-
 def this_host() -> Host:
     """The machine that this Python runs on."""
-    cpuinfo = Path("/proc/cpuinfo")
     if platform.system() == "Darwin":
-        flags = run_quietly(["sysctl", "hw.optional", "machdep.cpu.brand_string"]).lower().splitlines()
+        flags = _output(["sysctl", "hw.optional", "machdep.cpu.brand_string"]).lower().splitlines()
     else:
-        text = cpuinfo.read_text() if cpuinfo.exists() else ""
-        found = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+        found = re.search(r"^(?:flags|Features)\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
         flags = found.group(1).lower().split() if found else []
     return Host(platform.system(), platform.machine(), frozenset(flags))
 
 
 def find_compiler(host: Host, env: Mapping[str, str]) -> Compiler:
-    """The user's CC/CXX, else the first installed compiler that works with OpenMP, else the first that works.
+    """The user's CC and CXX, else the first installed compiler that works with OpenMP, else the first that works.
 
-    Raises NoCompilerError if there is none, or if the user named one that does not work.
+    Raises:
+        NoCompilerError: there is none, or the user named one that does not work.
     """
-    named = bool(env.get("CC") or env.get("CXX"))
-    pairs = [_users_pair(env)] if named else list(_installed_pairs(host))
-    tried = ((cc, cxx, openmp) for openmp in (True, False) for cc, cxx in pairs)
-    found = next((made for each in tried if (made := try_compiler(*each))), None)
-    if found:
+    cc, cxx = env.get("CC", ""), env.get("CXX", "")
+    if bool(cc) != bool(cxx):
+        raise NoCompilerError(f"CC={cc} CXX={cxx}: name both compilers, such as CC=gcc-13 CXX=g++-13, or neither")
+    pairs = [(cc, cxx)] if cc else list(_installed_pairs(host))
+    tried = (try_compiler(*pair, openmp) for openmp in (True, False) for pair in pairs)
+    if found := next(filter(None, tried), None):
         return found
-    if named:
-        cc, cxx = pairs[0]
+    if cc:
         raise NoCompilerError(f"CC={cc} CXX={cxx} cannot build and run a small C++ program: mend or unset them")
     if host.system == "Darwin":
         raise NoCompilerError("no working C++ compiler found: run `xcode-select --install`")
@@ -115,50 +114,33 @@ def find_compiler(host: Host, env: Mapping[str, str]) -> Compiler:
     )
 
 
-def _users_pair(env: Mapping[str, str]) -> tuple[str, str]:
-    """CC and CXX; if only one is set the other is the same compiler's, by name (gcc-13 -> g++-13)."""
-    cc, cxx = env.get("CC", ""), env.get("CXX", "")
-    if not cxx:
-        cxx = (
-            "c++"
-            if cc == "cc"
-            else re.sub(r"clang(?!\+)", "clang++", cc)
-            if "clang" in cc
-            else cc.replace("gcc", "g++")
-        )
-    return cc or ("cc" if cxx == "c++" else cxx.replace("clang++", "clang").replace("g++", "gcc")), cxx
-
-
 def _installed_pairs(host: Host) -> Iterator[tuple[str, str]]:
-    clang = ["clang", *(f"clang-{major}" for major in range(22, 15, -1))]
-    gcc = ["gcc", *(f"gcc-{major}" for major in range(16, 10, -1))]
-    for name in ["cc"] if host.system == "Darwin" else [*clang, *gcc]:
-        cc, cxx = (shutil.which(each) for each in _users_pair({"CC": name}))
+    clang = [(f"clang{suffix}", f"clang++{suffix}") for suffix in ("", *(f"-{n}" for n in range(22, 15, -1)))]
+    gcc = [(f"gcc{suffix}", f"g++{suffix}") for suffix in ("", *(f"-{n}" for n in range(16, 10, -1)))]
+    for names in [("cc", "c++")] if host.system == "Darwin" else [*clang, *gcc]:
+        cc, cxx = map(shutil.which, names)
         if cc and cxx:
             yield cc, cxx
 
 
 def try_compiler(cc: str, cxx: str, openmp: bool) -> Compiler | None:
-    """The pair, if it builds a C++ program that runs; family and version are from its own macros, which hold behind
-    any name or wrapper."""
-    macros = dict(
-        re.findall(r"^#define (__\w+) (\S+)", run_quietly([*shlex.split(cc), "-dM", "-E", "-x", "c", os.devnull]), re.M)
-    )
-    family, names = ("clang", "__clang_{}__") if "__clang_major__" in macros else ("gcc", "__GNUC_{}__")
-    macros.setdefault("__GNUC_MAJOR__", macros.get("__GNUC__", ""))
-    parts = ("major", "minor", "patchlevel")
-    version = [macros.get(names.format(part if family == "clang" else part.upper()), "") for part in parts]
+    """The pair, if it builds a C++ program that runs; family and version are what it says of itself."""
+    said = _output([*shlex.split(cc), "--version"]).partition("\n")[0]
+    clang = re.search(r"clang version (\d[\d.]*)", said)
+    version = clang[1] if clang else next(reversed(re.findall(r"\d+(?:\.\d+)+", said)), "")
     with tempfile.TemporaryDirectory() as folder:
         source, program = Path(folder) / "try.cpp", Path(folder) / "try"
         source.write_text(("#include <omp.h>\n" if openmp else "") + _PROGRAM)
-        run_quietly([*shlex.split(cxx), "-std=c++17", *["-fopenmp"][: int(openmp)], str(source), "-o", str(program)])
-        works = version[0] and run_quietly([str(program)], failed="failed") == ""
-    return Compiler(cc, cxx, family, ".".join(version), openmp) if works else None
+        _output([*shlex.split(cxx), "-std=c++17", *["-fopenmp"][: int(openmp)], str(source), "-o", str(program)])
+        works = version and _output([str(program)], failed="failed") == ""
+    return Compiler(cc, cxx, "clang" if clang else "gcc", version, openmp) if works else None
 
 
-def run_quietly(command: Sequence[str], failed: str = "") -> str:
+def _output(command: Sequence[str], failed: str = "") -> str:
     """The output of a short command; `failed` if it cannot be started, hangs or ends with another code than 0."""
+    english = {**os.environ, "LC_ALL": "C"}
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True).stdout
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True, env=english)
+        return done.stdout
     except (OSError, subprocess.SubprocessError):
         return failed
