@@ -15,11 +15,10 @@ import ctypes
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from math import prod
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFWriter, LlamaFileType
@@ -84,19 +83,18 @@ def write_model(
     _check(path, shape, file_type, seed)
     vocabulary = builtin_vocabulary() if vocab is None else read_vocabulary(vocab)
     path.parent.mkdir(parents=True, exist_ok=True)
-    drawn = np.float32 if file_type == "f32" else np.float16
-    with _scratch(path.with_name(f".{path.name}.{os.getpid()}.tmp")) as unfinished:
-        if file_type in ("f32", "f16"):
-            _write(unfinished, shape, drawn, vocabulary, seed, progress)
-        else:
-            with _scratch(path.with_name(path.name + ".f16")) as source:
-                _write(source, shape, drawn, vocabulary, seed, progress)
-                quantize_file(source, unfinished, file_type)
-        types = Counter(tensor.tensor_type.name for tensor in GGUFReader(unfinished).tensors)
+    with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        unfinished = drawn = Path(folder) / "drawn.gguf"
+        _write(drawn, shape, np.float32 if file_type == "f32" else np.float16, vocabulary, seed, progress)
+        if file_type not in ("f32", "f16"):
+            unfinished = Path(folder) / "quantised.gguf"
+            quantize_file(drawn, unfinished, file_type)
+        tensors = GGUFReader(unfinished).tensors
+        types = Counter(tensor.tensor_type.name for tensor in tensors)
+        n_params = sum(int(tensor.n_elements) for tensor in tensors)
         with unfinished.open("rb") as file:
             os.fsync(file.fileno())
         unfinished.replace(path)
-    n_params = sum(prod(spec.dims) for spec in tensor_specs(shape, vocabulary.n_tokens))
     return Summary(path, n_params, vocabulary.n_tokens, dict(types), shape, file_type, seed)
 
 
@@ -133,24 +131,21 @@ def _write(path: Path, shape: Shape, stored: DTypeLike, vocab: Vocabulary, seed:
         # disable=None: no bar where there is no terminal
         with tqdm(total=sum(sizes), unit="B", unit_scale=True, disable=None if progress else True) as bar:
             for (spec, dtype), size in zip(typed, sizes, strict=True):
-                writer.write_tensor_data(draw_weights(spec, seed, dtype))
+                writer.write_tensor_data(_draw_weights(spec, seed, dtype))
                 bar.update(size)
     finally:
         writer.close()
 
 
-def draw_weights(
-    spec: TensorSpec, seed: int, stored: DTypeLike = np.float32, at_once: int = _DRAWN_AT_ONCE
-) -> NDArray[np.floating]:
+def _draw_weights(spec: TensorSpec, seed: int, stored: DTypeLike) -> NDArray[np.floating]:
     """The weights of one tensor, [rows, columns]: one row for a vector, the rows of all experts one after the other.
 
     The generator is seeded by `seed` and the tensor's name, so a tensor does not depend on those written before it.
-    `at_once` is how many weights are held in F32 (at least a row); it does not change them.
     """
     rng = np.random.Generator(np.random.PCG64([seed, *spec.name.encode()]))
     n_rows, n_columns = prod(spec.dims[:-1]), spec.dims[-1]
     made = np.empty((n_rows, n_columns), stored)
-    step = max(1, at_once // n_columns)
+    step = max(1, _DRAWN_AT_ONCE // n_columns)
     for start in range(0, n_rows, step):
         weights = rng.standard_normal((min(step, n_rows - start), n_columns), dtype=np.float32)
         weights *= np.float32(spec.std)
@@ -208,15 +203,6 @@ def quantize_file(source: Path, target: Path, file_type: str) -> None:
     if code != 0:
         told = "".join(lines[-_LOG_LINES_IN_ERROR:]).strip()
         raise RuntimeError(f"llama.cpp could not quantise {source} to {file_type} (code {code}): {told}")
-
-
-@contextmanager
-def _scratch(path: Path) -> Iterator[Path]:
-    """`path` for a file that is gone afterwards."""
-    try:
-        yield path
-    finally:
-        path.unlink(missing_ok=True)
 
 
 def _parser() -> argparse.ArgumentParser:
