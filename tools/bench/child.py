@@ -26,7 +26,7 @@ class ChildFailed(Exception):
 
 @dataclass(frozen=True)
 class Done:
-    """What a process printed, and its cost: `cpu_s` is user and system time, `peak_rss_mb` its most memory in MiB."""
+    """Output and cost of a process: `cpu_s` is user and system time, `peak_rss_mb` the most memory it held, in MiB."""
 
     output: str
     wall_s: float

@@ -1,4 +1,4 @@
-"""Who competes in a benchmark: how each is started on a case, why it may be skipped, how its figures are read."""
+"""The contenders of a benchmark: each says how it is started on a case, why it is skipped, and reads its figures."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ BLOCK_DIFFUSION = "decode=block_diffusion"
 """The override of a job that makes blocks."""
 CELLS = 256
 """A row's room in a KV cache is a multiple of this."""
+SPEC, FIGURES = "spec.pickle", "figures.pickle"
+"""The files that a Function reads and writes in the folder of its case."""
 _MOST_STEPS = 64
 
 
@@ -43,7 +45,7 @@ class Contender(ABC):
     makes_blocks: bool = False
 
     def reason_to_skip(self, spec: Spec) -> str | None:
-        """Why it cannot be measured here; None if it can."""
+        """Return the reason why it cannot be measured here; None if it can."""
         needed, n_ctx_train = self.row_tokens or spec.workload.longest, spec.workload.n_ctx_train
         if needed > n_ctx_train:
             return f"rows of {needed} tokens are needed and the model was trained for {n_ctx_train}"
@@ -55,13 +57,13 @@ class Contender(ABC):
     def command(self, spec: Spec) -> list[str]:
         """The command line of its process; what that reads is written into the folder of the case."""
 
+    @abstractmethod
     def figures(self, spec: Spec, output: str) -> Figures:
-        """What its process measured; `output` is what it printed.
+        """Read the figures of its process, which has printed `output`.
 
         Raises:
             ValueError: it measured nothing.
         """
-        return Figures.from_output(output)
 
 
 @dataclass(frozen=True)
@@ -100,10 +102,14 @@ class Function(Contender):
     function: str = ""
 
     def command(self, spec: Spec) -> list[str]:
-        path = spec.folder / "spec.pickle"
         room = self.row_tokens or spec.runtime.max_sequence_tokens
-        path.write_bytes(pickle.dumps(replace(spec, runtime=replace(spec.runtime, max_sequence_tokens=room))))
-        return [sys.executable, "-m", "tools.bench", self.function, str(path)]
+        given = replace(spec, runtime=replace(spec.runtime, max_sequence_tokens=room))
+        (spec.folder / SPEC).write_bytes(pickle.dumps(given))
+        return [sys.executable, "-m", "tools.bench", self.function, str(spec.folder)]
+
+    def figures(self, spec: Spec, output: str) -> Figures:
+        figures: Figures = pickle.loads((spec.folder / FIGURES).read_bytes())
+        return figures
 
 
 @dataclass(frozen=True)

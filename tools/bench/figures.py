@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What was done, and how long it took; a column each in the results. None: not known of this contender.
+    """The work of a contender and its cost; a column each in the results. None: not known of this contender.
 
     Args:
         load_before, busy_before: load average before the case, and the share of the cores that others used.
@@ -61,23 +61,6 @@ class Figures:
             row["own_share"] = 1 - self.decode_s / self.work_s
             row["call_ms"] = 1000 * self.decode_s / self.steps if self.steps else None
         return row
-
-    def to_json(self) -> str:
-        """One line, as a child prints it."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_output(cls, output: str) -> Figures:
-        """The figures in the last line of what a child printed.
-
-        Raises:
-            ValueError: there are none.
-        """
-        lines = output.strip().splitlines()
-        try:
-            return cls(**json.loads(lines[-1]))
-        except (IndexError, ValueError, TypeError) as error:
-            raise ValueError(f"the child printed no figures: {lines[-1:]!r}") from error
 
 
 _ARROW = {"float": pa.float64(), "int": pa.int64(), "str": pa.string()}

@@ -47,7 +47,7 @@ class Measure(BaseOperator):
     Args:
         bench: what is measured.
         data: the prompts.
-        model: whom to ask; with path null a model with random weights is made.
+        model: the model of all contenders; with path null a model with random weights is made.
         sampling: max_tokens caps the lengths of reference answers; the scenarios set the rest that they need.
         runtime: how the model is run; slots and max_sequence_tokens are the scenario's.
     """

@@ -105,7 +105,7 @@ def _slots(number: int) -> str:
 
 
 def _batching(many: Sequence[Row], few: Sequence[Row]) -> tuple[str, str]:
-    """How many times the tokens of `few` slots were made by `many`, and how many their calls allow.
+    """Return how many times the tokens of `few` slots `many` slots made, and how many times their calls allow.
 
     A call of n rows may take longer than one of a row: it allows n times the tokens in that time. What was made below
     that was lost by calls that were not full, or outside of them.

@@ -8,7 +8,7 @@
 | context_fresh | the same with a new context a call |
 | blocks_reused, blocks_fresh | the same two with block diffusion |
 
-What the benchmark knows of the engine's insides is in this file.
+No other file of the benchmark knows the engine's insides.
 """
 
 from __future__ import annotations

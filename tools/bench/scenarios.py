@@ -1,4 +1,4 @@
-"""What is measured: scenarios, each with its prompts and lengths (a Recipe) and with those who compete (Contenders).
+"""The scenarios of the benchmark, each with its prompts and lengths (a Recipe) and its contenders.
 
 All contenders of a scenario get the same work: the same prompts as the same text or tokens, the same lengths.
 """

@@ -9,7 +9,7 @@ from operators.settings.checks import NOT_IN_DATA, check
 
 @dataclass
 class BenchSettings:
-    """What a benchmark measures (`bench`).
+    """Settings of a benchmark (`bench`).
 
     Args:
         scenarios: names of `tools.bench.scenarios.SCENARIOS`.

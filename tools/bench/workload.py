@@ -35,7 +35,7 @@ _STOP_EVERY = 50
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the rows of a scenario are made of the data.
+    """The way in which the rows of a scenario are made of the data.
 
     Args:
         low, high: completion tokens of a row are drawn from this range; None: those of the reference answer, at most
@@ -141,7 +141,7 @@ def _read(data: DataSettings, answer_column: str | None) -> list[tuple[str, str 
 
 
 def _texts(recipe: Recipe, rows: int, found: Sequence[tuple[str, str | None]], shots: int) -> list[str]:
-    """As many prompts as are asked for. Data that is too short is gone through again; no two texts are the same."""
+    """Make `rows` prompts, no two the same: data that is too short is used again, with a number behind each text."""
     # The examples are the last rows, so that the questions are those of the other scenarios.
     examples = "".join(f"Question: {prompt}\nAnswer: {answer or ''}\n\n" for prompt, answer in found[-shots:])
     texts: list[str] = []

@@ -130,7 +130,7 @@ def run_with_progress(command: Sequence[str], env: Mapping[str, str], log: Path,
 
 
 def progress(log: str) -> str:
-    """How far a build log has come: ninja's last `[n/m]`, or that compiling has not begun."""
+    """Read from a build log how far the build is: ninja's last `[n/m]`, or that compiling has not begun."""
     steps = re.findall(r"^\s*\[(\d+)/(\d+)\]", log, re.MULTILINE)
     return "step {} of {}".format(*steps[-1]) if steps else "downloading and configuring"
 
@@ -147,7 +147,7 @@ def install(wheel: Path, details: dict[str, Any]) -> None:
 
 
 def read_stamp(stamp: Path) -> dict[str, Any]:
-    """How the installed build was made, as `install` wrote it; empty if it was not made by this project."""
+    """Read how the installed build was made, as `install` wrote it; empty if this project did not make it."""
     try:
         found = json.loads(stamp.read_text())
     except (OSError, ValueError):
@@ -185,7 +185,6 @@ def run(arguments: argparse.Namespace, env: Mapping[str, str]) -> None:
         "version": locked.version,
         "compiler": str(compiler),
         "why": compiler.why(host),
-        "faster": compiler.faster(host),
         **{name: compiling.get(name, "") for name in ("CC", "CXX", *_USER_FLAGS)},
     }
     install(wheels[0], details)
@@ -193,10 +192,9 @@ def run(arguments: argparse.Namespace, env: Mapping[str, str]) -> None:
 
 
 def chosen_compiler(host: Host, env: Mapping[str, str]) -> Compiler:
-    """Find the compiler, and print what it makes and what would be faster."""
+    """Find the compiler, and print which build it makes."""
     compiler = find_compiler(host, env)
-    faster = compiler.faster(host)
-    print(f"compiler: {compiler}, {compiler.why(host)}" + (f"; faster: {faster}" if faster else ""), flush=True)
+    print(f"compiler: {compiler}, {compiler.why(host)}", flush=True)
     return compiler
 
 

@@ -1,4 +1,4 @@
-"""Which C++ compiler builds llama.cpp on this machine: clang where there is one, else GCC.
+"""The C++ compiler that builds llama.cpp on this machine: clang where there is one, else GCC.
 
 Standard library only: this runs before anything is installed.
 
@@ -20,8 +20,8 @@ from pathlib import Path
 
 AMX_OFF = ("-mno-amx-tile", "-mno-amx-int8", "-mno-amx-bf16")
 SOUND_GCC = 13
-SLOWER_WITHOUT_AMX = "prompts 2.2 times, single rows 1.6 to 2 times as fast"  # measured, clang+AMX against GCC without
-_GOOD_CLANG = "a recent clang with OpenMP (Debian 12: apt-get install clang-16 libomp-16-dev)"
+WITH_AMX = "prompts 2.2 times, single rows 1.6 to 2 times as fast"  # measured, clang+AMX against GCC without
+GOOD_CLANG = "a recent clang with OpenMP (Debian 12: apt-get install clang-16 libomp-16-dev)"
 _TIMEOUT_S = 60
 _PROGRAM = "#include <vector>\nint main() { std::vector<int> one(1, 1); return one[0] - 1; }\n"
 
@@ -40,12 +40,12 @@ class Host:
 
     @property
     def takes_x86_flags(self) -> bool:
-        """Whether it is a 64-bit x86 that is no Mac."""
+        """True for a 64-bit x86 that is no Mac."""
         return self.machine.lower() in ("x86_64", "amd64") and self.system != "Darwin"
 
     @property
     def has_amx(self) -> bool:
-        """Whether the CPU has the AMX units that ggml's kernels use."""
+        """True if the CPU has the AMX units that ggml's kernels use."""
         return self.takes_x86_flags and {"amx_tile", "amx_int8"} <= self.cpu_flags
 
 
@@ -68,17 +68,15 @@ class Compiler:
         return AMX_OFF if old and host.takes_x86_flags else ()
 
     def why(self, host: Host) -> str:
-        """What kind of build comes out."""
-        amx = ", AMX switched off as GCC below 13 gets it wrong" if self.flags(host) else ""
-        return f"{'with' if self.openmp else 'without'} OpenMP{amx}"
-
-    def faster(self, host: Host) -> str:
-        """What to install for a faster build; '' if nothing."""
-        if host.has_amx and self.flags(host):
-            return f"this CPU has AMX ({SLOWER_WITHOUT_AMX}): install {_GOOD_CLANG}, then `make llama`"
-        if not self.openmp and host.system != "Darwin":
-            return f"install {_GOOD_CLANG}, then `make llama`"
-        return ""
+        """Describe the build that comes out, and say what to install for a faster one."""
+        said = f"{'with' if self.openmp else 'without'} OpenMP"
+        if self.flags(host):
+            said += f", AMX switched off as GCC below {SOUND_GCC} gets it wrong"
+        without_amx = host.has_amx and self.flags(host)
+        if without_amx or (host.system != "Darwin" and not self.openmp):
+            gain = f"with AMX {WITH_AMX}" if without_amx else "faster"
+            said += f"; {gain}: install {GOOD_CLANG}, then `make llama`"
+        return said
 
 
 def this_host() -> Host:
@@ -109,7 +107,7 @@ def find_compiler(host: Host, env: Mapping[str, str]) -> Compiler:
     if host.system == "Darwin":
         raise NoCompilerError("no working C++ compiler found: run `xcode-select --install`")
     raise NoCompilerError(
-        f"no working C++ compiler found: install {_GOOD_CLANG} together with g++ (for the C++ standard library), "
+        f"no working C++ compiler found: install {GOOD_CLANG} together with g++ (for the C++ standard library), "
         "or name one with CC=... CXX=..."
     )
 
@@ -124,7 +122,7 @@ def _installed_pairs(host: Host) -> Iterator[tuple[str, str]]:
 
 
 def try_compiler(cc: str, cxx: str, openmp: bool) -> Compiler | None:
-    """The pair, if it builds a C++ program that runs; family and version are what it says of itself."""
+    """Return the pair if it builds a C++ program that runs; family and version are those that it prints."""
     said = _output([*shlex.split(cc), "--version"]).partition("\n")[0]
     clang = re.search(r"clang version (\d[\d.]*)", said)
     version = clang[1] if clang else next(reversed(re.findall(r"\d+(?:\.\d+)+", said)), "")

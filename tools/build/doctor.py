@@ -7,22 +7,20 @@ the remedy. This module never imports llama_cpp.
 
 import argparse
 import json
-import platform
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from pipeline.system.machine import machine, versions
 from tools.build.build import ROOT, STAMP, read_stamp, record
-from tools.build.compilers import SLOWER_WITHOUT_AMX, Host, this_host
+from tools.build.compilers import GOOD_CLANG, WITH_AMX, Host, this_host
 
 PROVED_TYPES = ("q8_0", "q4_0")  # both have AMX kernels, and kernels of their own for batches
 CHILD = (sys.executable, "-m", "tools.build.doctor_child")
-PACKAGES = ("llama-cpp-python", "pyarrow", "polars", "numpy", "hydra-core", "omegaconf", "gguf")
 REMEDY = "build it anew: `make rebuild`; if that does not help, with another compiler: `make rebuild CC=... CXX=...`"
 _CHILD_TIMEOUT_S = 180
 # our name -> (the kernel's names for it, what llama.cpp's system info calls it)
@@ -56,17 +54,6 @@ def ask(command: Sequence[str], timeout_s: float = _CHILD_TIMEOUT_S) -> dict[str
     return answer
 
 
-def versions() -> dict[str, str]:
-    """Versions of Python, the platform and the packages that matter; 'missing' for one that is not installed."""
-    found = {"python": platform.python_version(), "platform": platform.platform()}
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "missing"
-    return found
-
-
 def features(host: Host, system_info: str) -> dict[str, str]:
     """For each CPU feature that decides the speed: is it there, and does the build use it."""
     if host.machine.lower() in ("aarch64", "arm64"):
@@ -88,7 +75,7 @@ def examine(child: Sequence[str], host: Host) -> dict[str, Any]:
         host: the machine.
 
     Returns:
-        versions, llama, build, features, proofs: what was found; notes: losses of speed; problems: faults.
+        versions, machine, llama, build, features, proofs: what was found; notes: losses of speed; problems: faults.
     """
     llama: dict[str, Any] = {}
     problems, proofs = [], {}
@@ -107,7 +94,8 @@ def examine(child: Sequence[str], host: Host) -> dict[str, Any]:
     build = read_stamp(Path(sys.prefix) / STAMP)
     found = features(host, str(llama.get("system_info", "")))
     return {
-        "versions": versions(),
+        "versions": {name: version or "missing" for name, version in versions().items()},
+        "machine": machine(),
         "llama": llama,
         "build": build,
         "features": found,
@@ -124,15 +112,14 @@ def _notes(build: dict[str, Any], found: dict[str, str]) -> list[str]:
     elif build.get("record") != record():
         notes.append("the installed llama-cpp-python is not the one that this project built: `make llama` puts it back")
     if found.get("AMX") == _UNUSED:
-        how = build.get("faster") or f"{SLOWER_WITHOUT_AMX} with it; install clang, then `make llama`"
-        notes.append(f"AMX is not used: {how}")
+        notes.append(f"AMX is not used: {WITH_AMX} with it; install {GOOD_CLANG}, then `make llama`")
     return notes
 
 
 def _text(report: dict[str, Any]) -> str:
     """The report for people."""
     build = report["build"]
-    told = {**report["versions"], **report["llama"]}
+    told = report["versions"] | report["machine"] | report["llama"]
     if build:
         told["built with"] = f"{build.get('compiler')}, {build.get('why')}"
         told |= {name: build[name] for name in ("CMAKE_ARGS", "CFLAGS") if build.get(name)}

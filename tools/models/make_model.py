@@ -40,7 +40,7 @@ _LOG_LINES_IN_ERROR = 5
 
 @dataclass(frozen=True)
 class Summary:
-    """What `write_model` wrote. `tensor_types` counts tensors by GGML type, such as {"F32": 9, "Q8_0": 15}."""
+    """A model that `write_model` wrote. `tensor_types` counts tensors by GGML type, such as {"F32": 9, "Q8_0": 15}."""
 
     path: Path
     n_params: int

@@ -1,4 +1,4 @@
-"""Which cases a benchmark has, in which order."""
+"""The cases of a benchmark and their order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a contender is started with, why it is skipped, and what follows from what it prints."""
+"""The commands of contenders, the reasons to skip them, and their figures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.cli.main import main
 from pipeline.config.compose import CONF, register, register_job, settings_of
 from pipeline.config.jobs import find_job
 from tests.tools.bench.work import FAKE, of_sizes, spec, with_mask
-from tools.bench.contenders import CELLS, BatchedBench, Contender, Function, Job, LlamaBench, Program, sizes
+from tools.bench.contenders import CELLS, SPEC, BatchedBench, Contender, Function, Job, LlamaBench, Program, sizes
 from tools.bench.scenarios import ALL, DYNAMIC, JOB, LADDER, PEERS
 from tools.bench.spec import Spec, overrides_of, written
 from tools.bench.workload import Recipe
@@ -72,10 +72,10 @@ def test_what_a_model_cannot_do_is_skipped(made, contender, has_mask, n_ctx_trai
 
 
 def test_a_function_gets_the_case_with_its_own_row_length(made):
-    *start, function, path = replace(LONG, row_tokens=512).command(made)
+    *start, function, folder = replace(LONG, row_tokens=512).command(made)
     assert (start[1:], function) == (["-m", "tools.bench"], LONG.function)
     case = replace(made, runtime=replace(made.runtime, max_sequence_tokens=512))
-    assert pickle.loads(Path(path).read_bytes()) == case
+    assert pickle.loads((Path(folder) / SPEC).read_bytes()) == case
 
 
 def measured(contender: Contender, made: Spec):
