@@ -68,14 +68,14 @@ def _group(name: str, slots: int, of_scenario: Sequence[Row]) -> Iterator[str]:
     yield ""
     if measured:
         yield from _table(name, measured, rows, of_scenario)
-        yield ""
-    notes = {(row["contender"], row["note"]): None for row in rows if row["note"]}
-    yield from (f"- {contender}: {note}" for contender, note in notes)
-    skipped = {(row["contender"], row["skipped_reason"]): None for row in rows if row["skipped_reason"]}
-    yield from (f"- {contender}: skipped, {reason}" for contender, reason in skipped)
+    notes = {row["contender"]: row["note"] for row in rows if row["note"]}
+    notes |= {row["contender"]: f"skipped, {row['skipped_reason']}" for row in rows if row["skipped_reason"]}
     texts = {row["texts"] for row in rows if row["texts"]}
     if name.startswith("toggle_") and len(measured) == 2 and texts:
-        yield f"- texts: {'the same with and without' if len(texts) == 1 else 'NOT the same'}"
+        notes["texts"] = "the same with and without" if len(texts) == 1 else "NOT the same"
+    if notes:
+        yield ""
+        yield from (f"- {about}: {note}" for about, note in notes.items())
 
 
 def _table(name: str, measured: Sequence[str], rows: Sequence[Row], of_scenario: Sequence[Row]) -> Iterator[str]:

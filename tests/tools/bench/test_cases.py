@@ -35,19 +35,16 @@ def test_what_takes_long_runs_once():
     assert {case.contender for case in found if case.repeat} == {c.name for c in PEERS} - slow
 
 
-def test_rows_grow_with_slots_up_to_the_limit():
-    found = cases(BenchSettings(scenarios=["ladder"], slots=[16, 32], rows_per_slot=4, max_rows=100))
-    assert {(case.slots, case.rows) for case in found} == {(16, 64), (32, 100)}
-
-
-def test_a_scenario_may_have_its_own_slots_and_rows():
-    found = cases(BenchSettings(scenarios=["ladder_small"]))
-    assert {(case.slots, case.rows) for case in found} == {(5, 160)}
-
-
-def test_a_scenario_may_have_its_own_rows_a_slot():
-    found = cases(BenchSettings(scenarios=["diffusion"], repeats=1))
-    assert {(case.slots, case.rows) for case in found} == {(1, 1), (8, 8), (32, 32)}
+@pytest.mark.parametrize(
+    ("settings", "slots_and_rows"),
+    [
+        ({"scenarios": ["ladder"], "slots": [16, 32], "rows_per_slot": 4, "max_rows": 100}, {(16, 64), (32, 100)}),
+        ({"scenarios": ["ladder_small"]}, {(5, 160)}),
+        ({"scenarios": ["diffusion"]}, {(1, 1), (8, 8), (32, 32)}),
+    ],
+)
+def test_rows_grow_with_slots_unless_a_scenario_has_its_own(settings, slots_and_rows):
+    assert {(case.slots, case.rows) for case in cases(BenchSettings(**settings))} == slots_and_rows
 
 
 @pytest.mark.parametrize("name", TOGGLES)

@@ -21,7 +21,7 @@ from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings
 from tools.models import make_model
 from tools.models.make_model import FILE_TYPES, K_QUANTS, UNIFORM_TYPES, main, write_model
-from tools.models.shapes import SHAPES, Shape
+from tools.models.shapes import SHAPES
 from tools.models.vocabularies import SPECIAL_TOKENS, builtin_vocabulary, read_vocabulary
 
 TEXT = "Grüße, 世界! 12 + 3 = 15 🙂👩‍🚀\n\tend, of   the line\r\n"
@@ -225,8 +225,3 @@ def test_command_line_writes_and_says_what(tmp_path: Path, capsys: pytest.Captur
     assert "1 layers" in said
     assert "q8_0 (9 Q8_0, 5 F32)" in said
     assert {tensor.name for tensor in GGUFReader(target).tensors} >= {"output.weight", "blk.0.attn_q.weight"}
-
-
-def test_shapes_are_checked_in_python_too() -> None:
-    with pytest.raises(ValueError, match="n_ff=-1 must be positive"):
-        Shape(n_ff=-1)
