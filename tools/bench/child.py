@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -92,12 +93,12 @@ def last_words(path: Path, lines: int = 5) -> str:
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
     """Ask a process and its children to end, and kill them if they do not."""
-    os.killpg(process.pid, signal.SIGTERM)
-    try:
-        process.wait(_GRACE_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    for kind, patience_s in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, None)):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, kind)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(patience_s)
+            return
 
 
 def peak_rss_mb(pid: int) -> float:
