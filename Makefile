@@ -38,18 +38,18 @@ doctor: $(VENV)/.locked ## versions, CPU features, and the proof that quantised 
 	@$(PY) -m pipeline doctor
 
 llama: $(VENV)/.made ## look at the compilers again (after installing one) and build if another is now better
-	@$(PY) tools/build/build.py --venv $(VENV)
+	@$(PY) tools/build/build.py
 	@touch $(VENV)/.llama
 
 rebuild: $(VENV)/.made ## build llama.cpp anew, even if a built wheel is cached
-	@$(PY) tools/build/build.py --venv $(VENV) --rebuild
+	@$(PY) tools/build/build.py --rebuild
 	@touch $(VENV)/.llama
 
 bench: $(VENV)/.locked ## measure the ladder and the peers (ARGS="bench.scenarios=[few_shot] model.path=..."); takes long
 	@$(PY) -m pipeline job=bench $(ARGS)
 
 peers: $(VENV)/.made ## build llama-server and llama.cpp's benchmarks, to measure against (some six minutes)
-	@$(PY) tools/build/peers.py --venv $(VENV)
+	@$(PY) tools/build/peers.py
 
 lock: $(VENV)/.made ## make requirements.lock anew from pyproject.toml (UPGRADE=1: newest versions too)
 	@mkdir -p .cache && echo '*' > .cache/.gitignore
@@ -71,7 +71,7 @@ $(VENV)/.locked: $(VENV)/.llama requirements.lock
 	@touch $@
 
 $(VENV)/.llama: $(VENV)/.made requirements.lock tools/build/build.py tools/build/compilers.py
-	@$(PY) tools/build/build.py --venv $(VENV)
+	@$(PY) tools/build/build.py
 	@touch $@
 
 $(VENV)/.made:

@@ -1,7 +1,11 @@
-"""`python -m tools.bench MODULE:FUNCTION SPEC`: runs one case in a process of its own, prints its figures."""
+"""`python -m tools.bench MODULE:FUNCTION FOLDER`: measures a case in this process.
+
+Reads the pickled Spec in the folder, and writes the Figures beside it.
+"""
 
 from __future__ import annotations
 
+import pickle
 import pkgutil
 import sys
 from collections.abc import Sequence
@@ -9,14 +13,15 @@ from pathlib import Path
 
 from pipeline.api.errors import PipelineError
 from tools.bench.child import ChildFailed
-from tools.bench.spec import Spec
+from tools.bench.contenders import FIGURES, SPEC
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the figures as a line of JSON; returns 0, or an exit code with the reason on stderr."""
-    function, path = arguments
+    """Returns 0, or an exit code with the reason on stderr."""
+    function, folder = arguments[0], Path(arguments[1])
     try:
-        print(pkgutil.resolve_name(function)(Spec.load(Path(path))).to_json())
+        figures = pkgutil.resolve_name(function)(pickle.loads((folder / SPEC).read_bytes()))
+        (folder / FIGURES).write_bytes(pickle.dumps(figures))
     except (PipelineError, ChildFailed, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return int(getattr(error, "exit_code", 1))

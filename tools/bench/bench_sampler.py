@@ -8,17 +8,20 @@ it is in llama.cpp itself (`set_logits` of common/sampling.cpp).
 from __future__ import annotations
 
 import argparse
+import ctypes
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import llama_cpp
 import numpy as np
+import numpy.typing as npt
+from llama_cpp._internals import LlamaSampler, LlamaTokenDataArray
 
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sampling.sampler import Sampler
 from operators.engine.sequence import Sequence as Row
-from tools.bench.reference_chain import ReferenceChain, reference_chain
 
 CASES = {
     "greedy": SamplingParams(),
@@ -55,30 +58,38 @@ def _medians(rows: int, n_vocab: int, rounds: int) -> dict[str, float]:
     logits = random.normal(0, 2, (rows, n_vocab)).astype(np.float32)
     history = random.integers(0, n_vocab, (rows, 100)).astype(np.int32)
     steps: dict[str, Callable[[], object]] = {}
-    chains: list[ReferenceChain] = []
     for name, params in CASES.items():
         sequences = [Row(i, history[i], params, seed=i, max_tokens=1) for i in range(rows)]
-        sampler = Sampler()
-        steps[name] = lambda s=sampler, r=sequences: s.draw(logits, r)  # type: ignore[misc]
+        steps[name] = partial(Sampler().draw, logits, sequences)
     for name in COMPARED:
-        chain = _llama_chain(CASES[name], n_vocab)
-        chains.append(chain)
-        steps[f"llama.cpp: {name}"] = lambda c=chain: [c.draw(line) for line in logits]  # type: ignore[misc]
+        steps[f"llama.cpp: {name}"] = _llama_step(CASES[name], logits)
     taken: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(rounds + 1):
         for name, step in steps.items():
             began = time.perf_counter()
             step()
             taken[name].append(time.perf_counter() - began)
-    for chain in chains:
-        chain.close()
     return {name: statistics.median(seconds[1:]) * 1000 for name, seconds in taken.items()}
 
 
-def _llama_chain(params: SamplingParams, n_vocab: int) -> ReferenceChain:
+def _llama_step(params: SamplingParams, logits: npt.NDArray[np.float32]) -> Callable[[], None]:
+    """llama.cpp's chain for the same values, a row at a time."""
+    chain, found = LlamaSampler(), LlamaTokenDataArray(n_vocab=logits.shape[1])
     if params.temperature == 0:
-        return ReferenceChain(n_vocab, [llama_cpp.llama_sampler_init_greedy()])
-    return reference_chain(params, n_vocab, last=[llama_cpp.llama_sampler_init_dist(0)])
+        chain.add_greedy()
+    else:
+        chain.add_top_k(params.top_k)
+        chain.add_top_p(params.top_p, 0)
+        chain.add_min_p(params.min_p, 0)
+        chain.add_temp(params.temperature)
+        chain.add_dist(0)
+
+    def step() -> None:
+        for row in logits:
+            found.copy_logits(row)
+            llama_cpp.llama_sampler_apply(chain.sampler, ctypes.byref(found.candidates))
+
+    return step
 
 
 if __name__ == "__main__":

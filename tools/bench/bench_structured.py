@@ -10,8 +10,10 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+import timeit
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +23,6 @@ from operators.llama.model import LlamaModel
 from operators.settings import ModelSettings
 from operators.settings.structured import StructuredSettings
 
-T = TypeVar("T")
 _PERSON: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -64,36 +65,35 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=15, help="how often each case is timed")
     options = parser.parse_args(arguments)
     model = LlamaModel(ModelSettings(path=options.vocab), vocab_only=True)
-    seconds, compiler = _timed(lambda: Compiler(model))
-    print(f"{model.n_vocab:,} words; reading them: {seconds:.2f} s, once for each node")
+    began = time.perf_counter()
+    compiler = Compiler(model)
+    print(f"{model.n_vocab:,} words; reading them: {time.perf_counter() - began:.2f} s, once for each node")
     print()
     print("| constraint | tokens | forced | compile, ms | begin a row, us | a token, us | a token with a mask, us |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     for name, (settings, text) in CASES.items():
-        print(f"| {name} | " + " | ".join(_measured(model, compiler, settings, text, options.rounds)) + " |")
+        tokens: list[int] = model.tokenize([text.encode()])[0].tolist()
+        print(f"| {name} | " + " | ".join(_measured(compiler, settings, tokens, options.rounds)) + " |")
 
 
-def _measured(model: LlamaModel, compiler: Compiler, settings: StructuredSettings, text: str, rounds: int) -> list[str]:
-    tokens: list[int] = model.tokenize([text.encode()])[0].tolist()
+def _measured(compiler: Compiler, settings: StructuredSettings, tokens: Sequence[int], rounds: int) -> list[str]:
+    """The cells of a line."""
     form = form_of(settings)
     if form is None:
         raise ValueError(f"{settings} ask for nothing")
-    compiling, constraint = _timed(lambda: compiler.constraint(form, skip_forced=True))
-    begin, plain, masked = [], [], []
-    forced = 0
-    for _ in range(rounds):
-        seconds, _ = _timed(constraint.matcher)
-        begin.append(seconds)
-        seconds, forced = _timed(lambda: _walk(constraint, tokens))
-        plain.append(seconds / len(tokens))
-        seconds, _ = _timed(lambda: _walk_masking(constraint, tokens))
-        masked.append(seconds / len(tokens))
-    micro = (f"{statistics.median(values) * 1e6:.0f}" for values in (begin, plain, masked))
-    return [str(len(tokens)), str(forced), f"{compiling * 1000:.1f}", *micro]
+    began = time.perf_counter()
+    constraint = compiler.constraint(form, skip_forced=True)
+    compile_s = time.perf_counter() - began
+    begin_s, row_s, masked_s = (
+        statistics.median(timeit.repeat(work, number=1, repeat=rounds))
+        for work in (constraint.matcher, partial(_walk, constraint, tokens), partial(_walk_masking, constraint, tokens))
+    )
+    micro = (f"{seconds * 1e6:.0f}" for seconds in (begin_s, row_s / len(tokens), masked_s / len(tokens)))
+    return [str(len(tokens)), str(_walk(constraint, tokens)), f"{compile_s * 1000:.1f}", *micro]
 
 
 def _walk(constraint: LlgConstraint, tokens: Sequence[int]) -> int:
-    """As a row goes whose every token fits; returns how many were forced."""
+    """Go as a row does whose every token fits; returns how many were forced."""
     matcher = constraint.matcher()
     place = forced = 0
     while place < len(tokens):
@@ -116,12 +116,6 @@ def _walk_masking(constraint: LlgConstraint, tokens: Sequence[int]) -> None:
         if not np.count_nonzero(matcher.allowed()):
             raise ValueError("nothing is allowed")
         matcher.take(token)
-
-
-def _timed(work: Callable[[], T]) -> tuple[float, T]:
-    began = time.perf_counter()
-    done = work()
-    return time.perf_counter() - began, done
 
 
 if __name__ == "__main__":

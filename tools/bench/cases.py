@@ -12,7 +12,7 @@ from operators.settings.checks import check
 from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import BaseOperator, Inbox
 from pipeline.api.records import ROW, Batch, ChunkEnd, Item, Output, require_column
-from tools.bench.scenarios import SCENARIOS, TOGGLES, scenario
+from tools.bench.scenarios import ALL, SCENARIOS, TOGGLES
 from tools.bench.settings import BenchSettings
 
 _TEXTS, _NUMBERS = ("scenario", "contender"), ("slots", "repeat", "rows")
@@ -30,34 +30,34 @@ class Case:
     rows: int
 
 
-def cases(settings: BenchSettings) -> list[Case]:
+def cases(bench: BenchSettings) -> list[Case]:
     """All cases. Within a scenario and a number of slots the contenders take turns, A B A B: machines drift.
 
     Raises:
         ConfigError: there is no such scenario or optimisation, or `bench.contenders` leaves nothing to measure.
     """
-    asked = (("scenarios", settings.scenarios, tuple(SCENARIOS)), ("toggle", settings.toggle, TOGGLES))
+    asked = (("scenarios", bench.scenarios, tuple(SCENARIOS)), ("toggle", bench.toggle, TOGGLES))
     for key, given, known in asked:
         unknown = [name for name in given if name not in known]
         check(not unknown, f"bench.{key}", unknown, f"there are {', '.join(known)}")
-    names = [*settings.scenarios, *(f"toggle_{name}" for name in settings.toggle)]
-    found = [case for name in names for case in _of_scenario(name, settings)]
+    names = [*bench.scenarios, *(f"toggle_{name}" for name in bench.toggle)]
+    found = [case for name in names for case in _of_scenario(name, bench)]
     if not found:
-        there = sorted({c.name for name in names for c in scenario(name).contenders})
+        there = sorted({c.name for name in names for c in ALL[name].contenders})
         raise ConfigError(
-            f"bench.contenders={settings.contenders} leaves nothing to measure; there are {', '.join(there)}"
+            f"bench.contenders={bench.contenders} leaves nothing to measure; there are {', '.join(there)}"
         )
     return found
 
 
-def _of_scenario(name: str, settings: BenchSettings) -> Iterator[Case]:
-    plan = scenario(name)
-    taken = [c for c in plan.contenders if not settings.contenders or c.name in settings.contenders]
-    for slots in plan.slots or tuple(settings.slots):
-        rows = min(plan.rows or (plan.rows_per_slot or settings.rows_per_slot) * slots, settings.max_rows)
-        for repeat in range(settings.repeats):
-            for contender in taken:
-                if repeat == 0 or not contender.once:
+def _of_scenario(name: str, bench: BenchSettings) -> Iterator[Case]:
+    plan = ALL[name]
+    for slots in plan.slots or bench.slots:
+        rows = min(plan.rows or (plan.rows_per_slot or bench.rows_per_slot) * slots, bench.max_rows)
+        for repeat in range(bench.repeats):
+            for contender in plan.contenders:
+                asked_for = not bench.contenders or contender.name in bench.contenders
+                if asked_for and not (contender.once and repeat):
                     yield Case(name, contender.name, slots, repeat, rows)
 
 
@@ -74,21 +74,18 @@ class EmitCases(BaseOperator):
             raise ConfigError(f"chunk_rows={chunk_rows} cannot work: it is 1 or more")
         self._cases = cases(bench)
         self._chunk_rows = chunk_rows
-        self._first_chunk = 0
         self._sent = 0
 
     def plan(self) -> pa.Schema:
         return CASE_SCHEMA
 
     def seek(self, chunk: int) -> None:
-        self._first_chunk = chunk
         self._sent = min(chunk * self._chunk_rows, len(self._cases))
 
     def run(self, inbox: Inbox) -> Iterator[Item]:
         """The cases, one a batch, so that each is measured when its turn comes."""
-        for chunk in range(self._first_chunk, -(-len(self._cases) // self._chunk_rows)):
-            first = chunk * self._chunk_rows
-            part = self._cases[first : first + self._chunk_rows]
+        for first in range(self._sent, len(self._cases), self._chunk_rows):
+            chunk, part = first // self._chunk_rows, self._cases[first : first + self._chunk_rows]
             for row, case in enumerate(part, first):
                 yield Batch(chunk, pa.RecordBatch.from_pylist([{**asdict(case), ROW.name: row}], schema=CASE_SCHEMA))
                 self._sent = row + 1

@@ -1,23 +1,25 @@
-"""Who competes in a benchmark: how each is started on a case, why it may be skipped, how its figures are read."""
+"""The contenders of a benchmark: each says how it is started on a case, why it is skipped, and reads its figures."""
 
 from __future__ import annotations
 
 import json
+import pickle
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from tools.bench.figures import Figures, of_job
 from tools.bench.spec import Spec, overrides_of, written
-from tools.bench.workload import PROMPTS, TEMPLATE, Facts
+from tools.bench.workload import CHATML, Workload
 
 BLOCK_DIFFUSION = "decode=block_diffusion"
 """The override of a job that makes blocks."""
 CELLS = 256
 """A row's room in a KV cache is a multiple of this."""
+SPEC, FIGURES = "spec.pickle", "figures.pickle"
+"""The files that a Function reads and writes in the folder of its case."""
 _MOST_STEPS = 64
 
 
@@ -29,8 +31,9 @@ class Contender(ABC):
         name: in the results.
         copies: how many rows with the same text each prompt is given as.
         once: takes so long that it runs in the first repeat only.
-        against: who stands in its ratio, where that is not the first contender.
+        against: by whose speed its own is divided in the report; empty: that of the scenario's first contender.
         row_tokens: room of a row; None: as much as the rows need.
+        makes_blocks: completes rows by block diffusion, which needs a mask token.
     """
 
     name: str
@@ -39,33 +42,28 @@ class Contender(ABC):
     once: bool = False
     against: str = ""
     row_tokens: int | None = None
+    makes_blocks: bool = False
 
     def reason_to_skip(self, spec: Spec) -> str | None:
-        """Why it cannot be measured here; None if it can."""
-        facts = spec.rows.facts
-        needed = self.row_tokens or facts.longest
-        if needed > facts.n_ctx_train:
-            return f"rows of {needed} tokens are needed and the model was trained for {facts.n_ctx_train}"
-        if self.makes_blocks and spec.mask_token_id is None and not facts.has_mask:
+        """Return the reason why it cannot be measured here; None if it can."""
+        needed, n_ctx_train = self.row_tokens or spec.workload.longest, spec.workload.n_ctx_train
+        if needed > n_ctx_train:
+            return f"rows of {needed} tokens are needed and the model was trained for {n_ctx_train}"
+        if self.makes_blocks and spec.bench.mask_token_id is None and not spec.workload.has_mask:
             return "the model's vocabulary names no mask token; give one with bench.mask_token_id="
         return None
 
-    @property
-    def makes_blocks(self) -> bool:
-        """Whether it completes rows by block diffusion, which needs a mask token."""
-        return False
-
     @abstractmethod
     def command(self, spec: Spec) -> list[str]:
-        """The command line of its process."""
+        """The command line of its process; what that reads is written into the folder of the case."""
 
+    @abstractmethod
     def figures(self, spec: Spec, output: str) -> Figures:
-        """What its process measured; `output` is what it printed.
+        """Read the figures of its process, which has printed `output`.
 
         Raises:
             ValueError: it measured nothing.
         """
-        return Figures.from_output(output)
 
 
 @dataclass(frozen=True)
@@ -74,24 +72,18 @@ class Job(Contender):
 
     overrides: tuple[str, ...] = ()
 
-    @property
-    def makes_blocks(self) -> bool:
-        return BLOCK_DIFFUSION in self.overrides
-
     def command(self, spec: Spec) -> list[str]:
-        mask = spec.mask_token_id
+        data, template = spec.folder / "prompts.jsonl", spec.folder / "chatml.jinja"
+        rows = spec.workload.rows.select(["prompt", "max_tokens"]).to_pylist()
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        template.write_text(CHATML, encoding="utf-8")
+        mask = spec.bench.mask_token_id
         return [
-            *(
-                sys.executable,
-                "-m",
-                "pipeline",
-                "job=generate",
-                "progress=none",
-                "report=false",
-            ),  # drawing is not measured
-            f"output_dir={written(str(self._output(spec)))}",
-            f"data.path={written(str(spec.rows.folder / PROMPTS))}",
-            f"nodes.render.op.template_file={written(str(spec.rows.folder / TEMPLATE))}",
+            *(sys.executable, "-m", "pipeline", "job=generate"),
+            *("progress=none", "report=false"),  # drawing is not measured
+            f"output_dir={written(str(spec.folder / 'out'))}",
+            f"data.path={written(str(data))}",
+            f"nodes.render.op.template_file={written(str(template))}",
             *overrides_of("model", spec.model),
             *overrides_of("sampling", spec.sampling),
             *overrides_of("runtime", spec.runtime),
@@ -100,10 +92,7 @@ class Job(Contender):
         ]
 
     def figures(self, spec: Spec, output: str) -> Figures:
-        return of_job(self._output(spec))
-
-    def _output(self, spec: Spec) -> Path:
-        return Path(spec.folder) / "out"
+        return of_job(spec.folder / "out")
 
 
 @dataclass(frozen=True)
@@ -112,14 +101,15 @@ class Function(Contender):
 
     function: str = ""
 
-    @property
-    def makes_blocks(self) -> bool:
-        return ":blocks_" in self.function
-
     def command(self, spec: Spec) -> list[str]:
         room = self.row_tokens or spec.runtime.max_sequence_tokens
-        spec = replace(spec, runtime=replace(spec.runtime, max_sequence_tokens=room))
-        return [sys.executable, "-m", "tools.bench", self.function, spec.save()]
+        given = replace(spec, runtime=replace(spec.runtime, max_sequence_tokens=room))
+        (spec.folder / SPEC).write_bytes(pickle.dumps(given))
+        return [sys.executable, "-m", "tools.bench", self.function, str(spec.folder)]
+
+    def figures(self, spec: Spec, output: str) -> Figures:
+        figures: Figures = pickle.loads((spec.folder / FIGURES).read_bytes())
+        return figures
 
 
 @dataclass(frozen=True)
@@ -135,14 +125,13 @@ class Program(CreateCompletion):
     """One of llama.cpp's own programs, which `make peers` builds; its name is that of the file."""
 
     def reason_to_skip(self, spec: Spec) -> str | None:
-        if reason := super().reason_to_skip(spec):
+        reason = super().reason_to_skip(spec)
+        if reason or spec.program(self.name).is_file():
             return reason
-        if not spec.program(self.name).is_file():
-            return (
-                f"there is no {self.name} in {spec.peers}; build it with `make peers`, or name its folder with"
-                " bench.peers=, and measure again with overwrite=true"
-            )
-        return None
+        return (
+            f"there is no {self.name} in {spec.bench.peers}; build it with `make peers`, or name its folder with"
+            " bench.peers=, and measure again with overwrite=true"
+        )
 
 
 @dataclass(frozen=True)
@@ -153,15 +142,11 @@ class BatchedBench(Program):
     """
 
     def command(self, spec: Spec) -> list[str]:
-        prompt, steps = sizes(spec.rows.facts)
-        slots = spec.runtime.slots
+        (prompt, steps), slots = sizes(spec.workload), spec.runtime.slots
+        cells = -(-(prompt + steps) // CELLS) * CELLS * slots
         return [
-            *(str(spec.program(self.name)), *spec.llama_options()),
-            *(
-                "--ctx-size",
-                str(-(-(prompt + steps) // CELLS) * CELLS * slots),
-                "--no-kv-unified",
-            ),  # each row has its own KV stream, as ours have
+            *spec.llama_command(self.name),
+            *("--ctx-size", str(cells), "--no-kv-unified"),  # each row has its own KV stream, as ours have
             *("-npp", str(prompt), "-ntg", str(steps), "-npl", str(slots), "--output-format", "jsonl"),
         ]
 
@@ -170,8 +155,7 @@ class BatchedBench(Program):
         if found is None:
             raise ValueError(f"{self.name} printed no results: {output[-300:]!r}")
         note = f"of {found['pl']} rows with {found['pp']} + {found['tg']} tokens"
-        step_ms = 1000 * found["t_tg"] / found["tg"]
-        return _computed(spec.rows.facts, found["speed_pp"], found["speed_tg"], step_ms, note)
+        return _computed(spec.workload, found["speed_pp"], found["speed_tg"], 1000 * found["t_tg"] / found["tg"], note)
 
 
 @dataclass(frozen=True)
@@ -179,39 +163,39 @@ class LlamaBench(Program):
     """llama-bench: the same for one row at a time."""
 
     def command(self, spec: Spec) -> list[str]:
-        prompt, steps = sizes(spec.rows.facts)
+        prompt, steps = sizes(spec.workload)
         return [
-            *(str(spec.program(self.name)), *spec.llama_options()),
+            *spec.llama_command(self.name),
             *("--n-prompt", str(prompt), "--n-gen", str(steps), "--repetitions", "1", "--output", "jsonl"),
         ]
 
     def figures(self, spec: Spec, output: str) -> Figures:
-        found = list(_json_lines(output))
-        prompt = next((v.get("avg_ts") for v in found if v.get("n_prompt") and not v.get("n_gen")), None)
-        steps = next((v.get("avg_ts") for v in found if v.get("n_gen") and not v.get("n_prompt")), None)
-        if not prompt or not steps:
+        speeds = {bool(v.get("n_prompt")): v.get("avg_ts") for v in _json_lines(output)}
+        prompt, new = speeds.get(True), speeds.get(False)
+        if not prompt or not new:
             raise ValueError(f"{self.name} printed no results: {output[-300:]!r}")
-        return _computed(spec.rows.facts, prompt, steps, 1000 / steps, "of one row")
+        return _computed(spec.workload, prompt, new, 1000 / new, "of one row")
 
 
-def sizes(facts: Facts) -> tuple[int, int]:
+def sizes(workload: Workload) -> tuple[int, int]:
     """Prompt and completion tokens of a row whose mean depth is the workload's.
 
     Its step k sees the prompt and k tokens, so the mean depth is prompt + (steps - 1) / 2.
     """
-    prompt = facts.prompt_tokens / facts.rows
-    steps = min(_MOST_STEPS, max(8, round(2 * (facts.mean_depth - prompt)) + 1))
-    return max(1, round(facts.mean_depth - (steps - 1) / 2)), steps
+    depth, prompt = workload.mean_depth, workload.prompt_tokens / workload.rows.num_rows
+    steps = min(_MOST_STEPS, max(8, round(2 * (depth - prompt)) + 1))
+    return max(1, round(depth - (steps - 1) / 2)), steps
 
 
-def _computed(facts: Facts, prompt: float, new: float, step_ms: float, note: str) -> Figures:
+def _computed(workload: Workload, prompt: float, new: float, step_ms: float, note: str) -> Figures:
     """The figures of a workload at these speeds, in tokens a second."""
+    prefill_s = workload.prompt_tokens / prompt
     return Figures(
-        work_s=facts.prompt_tokens / prompt + facts.new_tokens / new,
-        prompt_tokens=facts.prompt_tokens,
-        new_tokens=facts.new_tokens,
+        work_s=prefill_s + workload.new_tokens / new,
+        prompt_tokens=workload.prompt_tokens,
+        new_tokens=workload.new_tokens,
         decode_step_ms=step_ms,
-        prefill_s=facts.prompt_tokens / prompt,
+        prefill_s=prefill_s,
         note=f"computed from {prompt:.1f} prompt and {new:.1f} generated tokens/s {note}",
     )
 

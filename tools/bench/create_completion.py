@@ -30,12 +30,12 @@ def measure(spec: Spec) -> Figures:
         verbose=False,
     )
     same = {key: getattr(sampling, key) for key in ("temperature", "top_k", "top_p", "min_p")}
-    rows = spec.rows.rendered()
-    pairs = zip(rows["prompt_text"].to_pylist(), rows["max_tokens"].to_pylist(), strict=True)
+    same |= {"stop": list(sampling.stop)}
+    rows = spec.workload.rows.to_pylist()
     began = time.perf_counter()
     usages = [
-        llama.create_completion(text, max_tokens=n, stop=list(sampling.stop), seed=i, **same)["usage"]
-        for i, (text, n) in enumerate(pairs)
+        llama.create_completion(row["prompt_text"], max_tokens=row["max_tokens"], seed=i, **same)["usage"]
+        for i, row in enumerate(rows)
     ]
     return Figures(
         work_s=time.perf_counter() - began,

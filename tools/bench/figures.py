@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What was done, and how long it took; a column each in the results. None: not known of this contender.
+    """The work of a contender and its cost; a column each in the results. None: not known of this contender.
 
     Args:
         load_before, busy_before: load average before the case, and the share of the cores that others used.
@@ -56,29 +56,11 @@ class Figures:
     def row(self) -> dict[str, Any]:
         """The values of COLUMNS: with them new tokens a second of work, milliseconds of a call inside the model, and
         the share of the work that is not spent in such calls (our Python, sampling, files)."""
-        decode_s, known = self.decode_s, self.decode_s is not None
-        return asdict(self) | {
-            "tokens_per_s": self.new_tokens / self.work_s,
-            "call_ms": 1000 * (decode_s or 0.0) / self.steps if known and self.steps else None,
-            "own_share": 1 - (decode_s or 0.0) / self.work_s if known else None,
-        }
-
-    def to_json(self) -> str:
-        """One line, as a child prints it."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_output(cls, output: str) -> Figures:
-        """The figures in the last line of what a child printed.
-
-        Raises:
-            ValueError: there are none.
-        """
-        lines = output.strip().splitlines()
-        try:
-            return cls(**json.loads(lines[-1]))
-        except (IndexError, ValueError, TypeError) as error:
-            raise ValueError(f"the child printed no figures: {lines[-1:]!r}") from error
+        row = asdict(self) | {"tokens_per_s": self.new_tokens / self.work_s}
+        if self.decode_s is not None:
+            row["own_share"] = 1 - self.decode_s / self.work_s
+            row["call_ms"] = 1000 * self.decode_s / self.steps if self.steps else None
+        return row
 
 
 _ARROW = {"float": pa.float64(), "int": pa.int64(), "str": pa.string()}
@@ -91,15 +73,14 @@ COLUMNS = (
 
 def of_steps(steps: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """The fields of Figures that the rows of metrics/steps.parquet tell."""
-    rows = list(steps)
-    seconds = [sum(row[k] for k in ("form_s", "decode_s", "sample_s")) for row in rows]
-    pairs = list(zip(rows, seconds, strict=True))
-    generating = [s for row, s in pairs if row["decode_tokens"] and not row["prefill_tokens"]]
+    rows, parts = list(steps), ("form_s", "decode_s", "sample_s")
+    generating = [row for row in rows if row["decode_tokens"] and not row["prefill_tokens"]]
+    seconds = [sum(row[part] for part in parts) for row in generating]
     return {
         "steps": len(rows),
-        "decode_step_ms": 1000 * statistics.median(generating) if generating else None,
-        "prefill_s": sum(s for row, s in pairs if row["prefill_tokens"]),
-        **{key: sum(row[key] for row in rows) for key in ("form_s", "decode_s", "sample_s")},
+        "decode_step_ms": 1000 * statistics.median(seconds) if seconds else None,
+        "prefill_s": sum(row[part] for row in rows if row["prefill_tokens"] for part in parts),
+        **{part: sum(row[part] for row in rows) for part in parts},
     }
 
 

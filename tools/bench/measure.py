@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,32 +18,36 @@ from operators.rows.content import content_id
 from operators.settings import DataSettings, ModelSettings, SamplingSettings
 from operators.settings.runtime import EngineSettings
 from operators.sources.files import find_files
+from operators.tuning.machine_load import ticks
 from pipeline.api.errors import ConfigError, InputError
 from pipeline.api.forecast import Forecast, Task
 from pipeline.api.protocols import BaseOperator, Runtime
-from pipeline.api.records import Batch, Output, add_columns, require_column
+from pipeline.api.records import Batch, Output, add_columns
 from tools.bench.child import ChildFailed, run_child
-from tools.bench.contenders import CELLS, Contender
+from tools.bench.contenders import CELLS
 from tools.bench.figures import COLUMNS
-from tools.bench.quiet import NOISY, busy_share, load_average
 from tools.bench.report import REPORT, write_report
-from tools.bench.scenarios import Scenario, scenario
+from tools.bench.scenarios import ALL
 from tools.bench.settings import BenchSettings
 from tools.bench.spec import Spec
-from tools.bench.workload import Request, Workload, make
+from tools.bench.workload import Recipe, Workload, make
+
+_WATCH_S = 0.5
+NOISY = 0.1
+"""Share of all cores in use by others from which a warning is due."""
 
 
 class Measure(BaseOperator):
     """Adds the figures of each case (see Figures), and `skipped_reason`.
 
     A case that cannot be measured here (a program is not built) keeps its row, with the reason. One that fails is
-    a reject. Prompts and, where none is given, the model are made when they are first needed, and kept
-    in `bench.cache`. At the end of a run the report is written (tools.bench.report).
+    a reject. Where no model is given, one is made in `bench.cache` when it is first needed. At the end of a run the
+    report is written (tools.bench.report).
 
     Args:
         bench: what is measured.
         data: the prompts.
-        model: whom to ask; with path null a model with random weights is made.
+        model: the model of all contenders; with path null a model with random weights is made.
         sampling: max_tokens caps the lengths of reference answers; the scenarios set the rest that they need.
         runtime: how the model is run; slots and max_sequence_tokens are the scenario's.
     """
@@ -54,12 +60,10 @@ class Measure(BaseOperator):
         sampling: SamplingSettings,
         runtime: EngineSettings,
     ) -> None:
-        self._bench = bench
-        self._data = data
+        self._bench, self._data, self._sampling, self._runtime = bench, data, sampling, runtime
         self._made = not model.path and model.loader == ModelSettings().loader
-        self._model = self._model_to_make(model) if self._made else model
-        self._sampling = sampling
-        self._runtime = runtime
+        self._model = replace(model, path=str(_made_model(bench))) if self._made else model
+        self._workloads: dict[tuple[Recipe, int, int], Workload] = {}
         if runtime.open_keys():
             raise ConfigError(
                 f"runtime leaves {', '.join(runtime.open_keys())} open, and a benchmark compares under given settings:"
@@ -72,8 +76,6 @@ class Measure(BaseOperator):
         Raises:
             InputError: data, model or vocabulary is not there.
         """
-        for name in ("scenario", "contender", "slots", "repeat", "rows"):
-            require_column(schema, name)
         find_files(self._data)
         if not self._made:
             inspect_model(self._model)
@@ -115,12 +117,11 @@ class Measure(BaseOperator):
 
     def process(self, batch: Batch) -> Iterable[Output]:
         """Measure the cases one after the other; each leaves when it is measured."""
-        for i in range(batch.num_rows):
+        for i, case in enumerate(batch.data.to_pylist()):
             if self._cancelled():
                 return
-            row = batch.data.slice(i, 1)
             try:
-                figures = self._case(row.to_pylist()[0])
+                figures = self._case(case)
             except (ChildFailed, ValueError) as error:
                 if self._cancelled():
                     return
@@ -128,11 +129,15 @@ class Measure(BaseOperator):
                 yield batch.reject([i], str(error))
                 continue
             columns = [pa.array([figures.get(f.name)], f.type) for f in COLUMNS]
+            row = batch.data.slice(i, 1)
             yield batch.with_data(pa.record_batch([*row.columns, *columns], schema=self._schema))
 
     def report(self, directory: Path) -> Iterable[str]:
         """Write report.md, and say where it is."""
         return [f"report      {write_report(directory)}", ""]
+
+    def _cancelled(self) -> bool:
+        return self._run.cancelled
 
     def _case(self, case: dict[str, Any]) -> dict[str, Any]:
         """The values of COLUMNS for one case.
@@ -140,15 +145,26 @@ class Measure(BaseOperator):
         Raises:
             ChildFailed, ValueError: it failed.
         """
-        plan = scenario(case["scenario"])
+        plan = ALL[case["scenario"]]
         contender = next(c for c in plan.contenders if c.name == case["contender"])
-        workload = self._workload(plan, contender, case["rows"])
+        workload = self._workload(plan.recipe, case["rows"], contender.copies)
+        room = min(-(-workload.longest // CELLS) * CELLS, workload.n_ctx_train)
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-            spec = self._spec(plan, workload, case["slots"], folder)
+            spec = Spec(
+                workload=workload,
+                folder=Path(folder),
+                model=self._model,
+                runtime=replace(self._runtime, slots=case["slots"], max_sequence_tokens=room),
+                sampling=replace(self._sampling, **plan.sampling, stop=workload.stop),
+                bench=self._bench,
+                share_prefix=plan.share_prefix,
+            )
             if reason := contender.reason_to_skip(spec):
                 self._run.log.info("%s of %s is skipped: %s", contender.name, case["scenario"], reason)
                 return {"skipped_reason": reason}
-            load, busy = load_average(), self._listen()
+            load, busy = os.getloadavg()[0], _busy_share()
+            if busy is not None and busy > NOISY:
+                self._run.log.warning("other processes use %.0f %% of the cores: this measurement is noisy", 100 * busy)
             done = run_child(contender.command(spec), self._bench.timeout_s, self._cancelled)
             figures = contender.figures(spec, done.output)
         return replace(
@@ -160,51 +176,25 @@ class Measure(BaseOperator):
             peak_rss_mb=figures.peak_rss_mb or done.peak_rss_mb,
         ).row()
 
-    def _cancelled(self) -> bool:
-        return self._run.cancelled
+    def _workload(self, recipe: Recipe, rows: int, copies: int) -> Workload:
+        """The rows of a recipe, made once a run."""
+        key = recipe, rows, copies
+        if key not in self._workloads:
+            cap = self._sampling.max_tokens
+            self._workloads[key] = make(*key, data=self._data, model=self._model, bench=self._bench, cap=cap)
+        return self._workloads[key]
 
-    def _listen(self) -> float | None:
-        busy = busy_share()
-        if busy is not None and busy > NOISY:
-            self._run.log.warning("other processes use %.0f %% of the cores: what is measured now is noisy", 100 * busy)
-        return busy
 
-    def _workload(self, plan: Scenario, contender: Contender, rows: int) -> Workload:
-        """The rows of a scenario, made if they are not there."""
-        bench = self._bench
-        request = Request(
-            recipe=plan.recipe,
-            rows=rows,
-            copies=contender.copies,
-            data=self._data,
-            answer_column=bench.answer_column,
-            cap=self._sampling.max_tokens,
-            shots=bench.shots,
-            stop=bench.stop,
-            model=self._model,
-        )
-        folder = Path(bench.cache).expanduser() / "workloads" / request.key()
-        return Workload(folder) if folder.exists() else make(request, folder)
+def _made_model(bench: BenchSettings) -> Path:
+    """The path of the model that is made where none is given; its name tells its content."""
+    vocab = Path(bench.vocab).expanduser() if bench.vocab else None
+    known = content_id(vocab)[-8:] if vocab is not None and vocab.is_file() else "builtin"
+    return Path(bench.cache).expanduser() / f"{bench.shape}-{bench.file_type}-{known}.gguf"
 
-    def _spec(self, plan: Scenario, workload: Workload, slots: int, folder: str) -> Spec:
-        facts = workload.facts
-        room = min(-(-facts.longest // CELLS) * CELLS, facts.n_ctx_train)
-        return Spec(
-            workload=str(workload.folder),
-            folder=folder,
-            model=self._model,
-            runtime=replace(self._runtime, slots=slots, max_sequence_tokens=room),
-            sampling=replace(self._sampling, **plan.sampling, stop=facts.stop),
-            peers=self._bench.peers,
-            share_prefix=plan.share_prefix,
-            server_arguments=self._bench.server_arguments,
-            mask_token_id=self._bench.mask_token_id,
-        )
 
-    def _model_to_make(self, model: ModelSettings) -> ModelSettings:
-        bench = self._bench
-        vocab = Path(bench.vocab).expanduser() if bench.vocab else None
-        known = content_id(vocab)[-8:] if vocab is not None and vocab.is_file() else "builtin"
-        return replace(
-            model, path=str(Path(bench.cache).expanduser() / f"{bench.shape}-{bench.file_type}-{known}.gguf")
-        )
+def _busy_share() -> float | None:
+    """Share of all cores that others use now, watched for a moment; None where the kernel does not tell."""
+    before = ticks()
+    time.sleep(_WATCH_S if before else 0)
+    after = ticks()
+    return after.busy_since(before) if before and after else None

@@ -15,13 +15,11 @@ from typing import Any
 
 import polars as pl
 
-from tools.bench.scenarios import LADDER, scenario
+from tools.bench.scenarios import ALL
 
 REPORT = "report.md"
 Row = dict[str, Any]
 """One measurement, by column."""
-Ratios = dict[str, dict[str, tuple[str, str]]]
-"""By the title of a column and by contender: the two whose ratio stands there, the first by the second."""
 _FIGURES = (
     ("work s", "work_s", ",.2f"),
     ("prompt tokens", "prompt_tokens", ",.0f"),
@@ -53,7 +51,7 @@ def report(directory: Path) -> str:
     lines = ["# Benchmark", "", *_origin(directory), *_quiet(rows)]
     for name in dict.fromkeys(row["scenario"] for row in rows):
         of_scenario = [row for row in rows if row["scenario"] == name]
-        lines += ["", f"## {name}", "", f"{scenario(name).about}."]
+        lines += ["", f"## {name}", "", f"{ALL[name].about}."]
         for slots in dict.fromkeys(row["slots"] for row in of_scenario):
             lines += ["", *_group(name, slots, of_scenario)]
     if failed := list(_rejects(directory)):
@@ -62,47 +60,43 @@ def report(directory: Path) -> str:
 
 
 def _group(name: str, slots: int, of_scenario: Sequence[Row]) -> Iterator[str]:
-    """The table of a scenario at a number of slots."""
+    """The table of a scenario at a number of slots, and notes."""
     rows = [row for row in of_scenario if row["slots"] == slots]
     names = list(dict.fromkeys(row["contender"] for row in rows))
     measured = [n for n in names if any(r["tokens_per_s"] for r in rows if r["contender"] == n)]
     yield f"{_slots(slots)}, {rows[0]['rows']} prompts"
     yield ""
     if measured:
-        yield from _table(measured, _ratios(name, measured), rows, of_scenario)
-    notes = [f"- {n}: {note}" for n in measured if (note := _first(rows, n, "note"))]
-    notes += [f"- {n}: skipped, {why}" for n in names if (why := _first(rows, n, "skipped_reason"))]
-    if name.startswith("toggle_") and len(measured) == 2:
-        gain = paired_ratio(rows, *measured)
-        notes.append(f"- gain: {'unknown' if gain is None else f'{100 * (gain - 1):+.1f} %'}")
-        if texts := {row["texts"] for row in rows if row["texts"]}:
-            notes.append(f"- texts: {'the same with and without' if len(texts) == 1 else 'NOT the same'}")
+        yield from _table(name, measured, rows, of_scenario)
+    notes = {row["contender"]: row["note"] for row in rows if row["note"]}
+    notes |= {row["contender"]: f"skipped, {row['skipped_reason']}" for row in rows if row["skipped_reason"]}
+    texts = {row["texts"] for row in rows if row["texts"]}
+    if name.startswith("toggle_") and len(measured) == 2 and texts:
+        notes["texts"] = "the same with and without" if len(texts) == 1 else "NOT the same"
     if notes:
         yield ""
-        yield from notes
+        yield from (f"- {about}: {note}" for about, note in notes.items())
 
 
-def _table(
-    measured: Sequence[str],
-    ratios: Ratios,
-    rows: Sequence[Row],
-    of_scenario: Sequence[Row],
-) -> Iterator[str]:
-    """A line for each contender: its speed, its ratios, its figures, and where blocks are made those of blocks."""
+def _table(name: str, measured: Sequence[str], rows: Sequence[Row], of_scenario: Sequence[Row]) -> Iterator[str]:
+    """A line for each contender: its speed, its ratio, its figures, and where blocks are made those of blocks."""
+    against = {c.name: c.against for c in ALL[name].contenders if c.against}
     blocks = any(row["calls_per_block"] for row in rows)
     few, slots = min(row["slots"] for row in of_scenario), rows[0]["slots"]
     batched = [f"by {_slots(few)}", f"calls allow by {_slots(few)}"] if blocks and slots > few else []
     figures = (*_FIGURES, *_OF_BLOCKS) if blocks else _FIGURES
-    titles = ["contender", "t/s", *ratios, *(title for title, _, _ in figures), *batched]
+    by = "by the reused one" if against else f"by {measured[0]}"
+    titles = ["contender", "t/s", by, *(title for title, _, _ in figures), *batched]
     yield f"| {' | '.join(titles)} |"
     yield f"|---|{'---:|' * (len(titles) - 1)}"
-    for name in measured:
-        own = [row for row in rows if row["contender"] == name]
-        pairs = (paired_ratio(rows, *by[name]) if name in by else None for by in ratios.values())
-        cells = [name, spread(own, "tokens_per_s"), *("-" if r is None else f"{r:.3f}" for r in pairs)]
+    for contender in measured:
+        own = [row for row in rows if row["contender"] == contender]
+        other = against.get(contender, measured[0])
+        ratio = None if other == contender else paired_ratio(rows, contender, other)
+        cells = [contender, spread(own, "tokens_per_s"), "-" if ratio is None else f"{ratio:.3f}"]
         cells += [spread(own, key, form) for _, key, form in figures]
         if batched:
-            cells += _batching(own, [row for row in of_scenario if row["contender"] == name and row["slots"] == few])
+            cells += _batching(own, [r for r in of_scenario if r["contender"] == contender and r["slots"] == few])
         yield f"| {' | '.join(cells)} |"
 
 
@@ -111,30 +105,16 @@ def _slots(number: int) -> str:
 
 
 def _batching(many: Sequence[Row], few: Sequence[Row]) -> tuple[str, str]:
-    """How many times the tokens of `few` slots were made by `many`, and how many their calls allow.
+    """Return how many times the tokens of `few` slots `many` slots made, and how many times their calls allow.
 
     A call of n rows may take longer than one of a row: it allows n times the tokens in that time. What was made below
     that was lost by calls that were not full, or outside of them.
     """
-
     found = [[row[key] for row in rows if row[key]] for key in ("tokens_per_s", "call_ms") for rows in (many, few)]
     if not all(found):
         return "-", "-"
     speed, speed_few, call, call_few = map(statistics.median, found)
     return f"{speed / speed_few:.2f}", f"{many[0]['slots'] / few[0]['slots'] * call_few / call:.2f}"
-
-
-def _ratios(name: str, measured: Sequence[str]) -> Ratios:
-    first, ladder, contenders = measured[0], [c.name for c in LADDER], scenario(name).contenders
-    if against := {c.name: c.against for c in contenders if c.against}:
-        return {"its other by this": {n: (against[n], n) for n in measured if against.get(n, n) != n}}
-    if any(c.makes_blocks for c in contenders):
-        return {f"by {first}": {n: (n, first) for n in measured[1:]}}
-    if first != ladder[0]:
-        return {f"{first} by this": {n: (first, n) for n in measured[1:]}}
-    rungs = [n for n in measured if n in ladder]
-    below = {n: (n, under) for n, under in zip(rungs[1:], rungs[:-1], strict=True)}
-    return {"by the rung below": below, f"by {first}": {n: (n, first) for n in measured[1:]}}
 
 
 def spread(rows: Iterable[Row], key: str, form: str = ",.1f") -> str:
@@ -149,13 +129,8 @@ def spread(rows: Iterable[Row], key: str, form: str = ",.1f") -> str:
 def paired_ratio(rows: Sequence[Row], one: str, other: str) -> float | None:
     """tokens_per_s of `one` by that of `other`: the median over the repeats that have both; None if there is none."""
     speeds = {(row["contender"], row["repeat"]): row["tokens_per_s"] for row in rows if row["tokens_per_s"]}
-    repeats = {repeat for _, repeat in speeds}
-    ratios = [speeds[one, r] / speeds[other, r] for r in repeats if (one, r) in speeds and (other, r) in speeds]
+    ratios = [speed / speeds[other, r] for (name, r), speed in speeds.items() if name == one and (other, r) in speeds]
     return statistics.median(ratios) if ratios else None
-
-
-def _first(rows: Iterable[Row], name: str, key: str) -> str | None:
-    return next((row[key] for row in rows if row["contender"] == name and row[key]), None)
 
 
 def _origin(directory: Path) -> Iterator[str]:

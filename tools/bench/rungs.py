@@ -8,13 +8,12 @@
 | context_fresh | the same with a new context a call |
 | blocks_reused, blocks_fresh | the same two with block diffusion |
 
-What the benchmark knows of the engine's insides is in this file.
+No other file of the benchmark knows the engine's insides.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from functools import partial
 from typing import Any
@@ -22,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 
 from operators.batch_by_length import BatchByLength
-from operators.engine.backend.interface import Decoder, Logits, Model, close_model, loader
+from operators.engine.backend.interface import Decoder, Logits, close_model, loader
 from operators.engine.loop.engine import Engine
 from operators.engine.loop.step_log import STEPS_SCHEMA
 from operators.engine.loop.worker import Worker
@@ -34,7 +33,7 @@ from operators.engine.strategies.autoregressive import Autoregressive
 from operators.engine.strategies.base import Method, Strategy
 from operators.generation.requests import Requests
 from operators.generation.wiring import decode_method
-from operators.settings import DecodeSettings, SamplingSettings
+from operators.settings import DecodeSettings
 from operators.settings.block_diffusion import BlockDiffusionSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.list_inbox import Given
@@ -48,7 +47,6 @@ class NoSampler(Sampler):
     """Takes token 0 for every row, without a look at the logits."""
 
     def draw(self, logits: Logits, rows: Seq[SampledRow], places: Seq[int] | None = None) -> list[int | None]:
-        """Token 0 for each row."""
         return [0] * len(rows if places is None else places)
 
 
@@ -60,14 +58,14 @@ def _measure(
     Raises:
         ValueError: a row cannot be generated.
     """
-    model, runtime, table = loader(spec.model)(spec.model), spec.runtime, spec.rows.rendered()
-    method = decode_method(BlockDiffusionSettings(mask_token_id=spec.mask_token_id) if blocks else DecodeSettings())
+    model, runtime, table = loader(spec.model)(spec.model), spec.runtime, spec.workload.rows
+    method = decode_method(
+        BlockDiffusionSettings(mask_token_id=spec.bench.mask_token_id) if blocks else DecodeSettings()
+    )
     room = runtime.max_sequence_tokens or model.n_ctx_train
+    requests = Requests(spec.sampling, model, room, 0, "generate", None, method.rows())
     size = runtime.slots if by_calls else len(table)
-    parts = [
-        sequences(table.slice(start, size), model, spec.sampling, runtime, room, method.rows())
-        for start in range(0, len(table), size)
-    ]
+    parts = [_sequences(table.slice(start, size), requests, runtime) for start in range(0, len(table), size)]
     if not fresh:
         method.context(model, runtime)[1]()  # made and given back: the pool has it from now on
     steps: list[dict[str, Any]] = []
@@ -96,26 +94,20 @@ blocks_reused = partial(_measure, blocks=True, by_calls=True)
 blocks_fresh = partial(_measure, blocks=True, by_calls=True, fresh=True)
 
 
-def sequences(
-    rows: pa.Table,
-    model: Model,
-    sampling: SamplingSettings,
-    runtime: EngineSettings,
-    room: int,
-    make: Callable[..., Sequence] = Sequence,
-) -> list[Sequence]:
-    """The sequences that Generate would `make` of `rows` (`prompt_ids`, `max_tokens`), in the order of BatchByLength.
+def _sequences(rows: pa.Table, requests: Requests, runtime: EngineSettings) -> list[Sequence]:
+    """The sequences that Generate would make of `rows`, in the order of BatchByLength.
 
     Raises:
         ValueError: a row cannot be generated.
     """
     numbered = rows.append_column(ROW, pa.array(range(len(rows)), ROW.type)).combine_chunks().to_batches()
-    batches = BatchByLength(runtime).run(Given(Batch(0, data) for data in numbered))
-    requests = Requests(sampling, model, room, 0, "generate", None, make)
-    made = [row for batch in batches if isinstance(batch, Batch) for row in requests.sequences(batch)]
-    if refused := [row for row in made if not isinstance(row, Sequence)]:
-        raise ValueError(refused[0].reason)
-    return [row for row in made if isinstance(row, Sequence)]
+    made: list[Sequence] = []
+    for batch in BatchByLength(runtime).run(Given(Batch(0, data) for data in numbered)):
+        for row in requests.sequences(batch) if isinstance(batch, Batch) else ():
+            if not isinstance(row, Sequence):
+                raise ValueError(row.reason)
+            made.append(row)
+    return made
 
 
 def complete(
@@ -137,15 +129,13 @@ def complete(
 
 
 class _Steps:
-    """Keeps the rows of a metrics table; see pipeline.api.protocols.Table."""
+    """A pipeline.api.protocols.Table that keeps its rows."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[object, ...]] = []
 
     def append(self, *values: object) -> None:
-        """Keep a row."""
         self.rows.append(values)
 
     def extend(self, columns: Seq[Seq[object]]) -> None:
-        """Keep the rows of `columns`."""
         self.rows.extend(zip(*columns, strict=True))

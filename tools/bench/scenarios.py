@@ -1,4 +1,4 @@
-"""What is measured: scenarios, each with its prompts and lengths (a Recipe) and with those who compete (Contenders).
+"""The scenarios of the benchmark, each with its prompts and lengths (a Recipe) and its contenders.
 
 All contenders of a scenario get the same work: the same prompts as the same text or tokens, the same lengths.
 """
@@ -28,7 +28,7 @@ class Scenario:
 
     Args:
         about: one line for the report.
-        contenders: in the order in which they run; ratios are to the first.
+        contenders: in the order in which they run; speeds are divided by that of the first.
         recipe: the rows.
         sampling: sampling settings that differ from the job's own.
         slots: its own numbers of slots; empty for those of `bench.slots`.
@@ -82,22 +82,18 @@ def _outputs(low: int, high: int) -> Scenario:
     return Scenario(f"completions of {low} to {high} tokens", (JOB, SERVER), Recipe(low, high))
 
 
-def _blocks(length: int, steps: int) -> Job:
-    return Job(
-        f"{length}/{steps}",
-        (BLOCK_DIFFUSION, f"decode.block_length={length}", f"decode.denoising_steps={steps}"),
-    )
+def _blocks(name: str, length: int, steps: int, *more: str) -> Job:
+    overrides = (BLOCK_DIFFUSION, f"decode.block_length={length}", f"decode.denoising_steps={steps}", *more)
+    return Job(name, overrides, makes_blocks=True)
 
 
-def _contexts(tokens: int) -> tuple[Contender, ...]:
-    reused, fresh = f"reused, {tokens:,}", f"fresh, {tokens:,}"
-    return (
-        Function(reused, f"{RUNGS}:blocks_reused", row_tokens=tokens, against=reused),
-        Function(fresh, f"{RUNGS}:blocks_fresh", row_tokens=tokens, against=reused),
-    )
+def _context(word: str, tokens: int) -> Function:
+    against = f"reused, {tokens:,}"
+    function = f"{RUNGS}:blocks_{word}"
+    return Function(f"{word}, {tokens:,}", function, row_tokens=tokens, against=against, makes_blocks=True)
 
 
-DYNAMIC = (*_blocks(4, 4).overrides, "decode.remasking=low_confidence_dynamic", "decode.confidence_threshold=0.2")
+DYNAMIC = _blocks("4/4 dynamic", 4, 4, "decode.remasking=low_confidence_dynamic", "decode.confidence_threshold=0.2")
 """A model with random weights is never sure: with this threshold a step commits about two tokens of four where it has
 the built-in vocabulary (measured on three shapes)."""
 
@@ -145,8 +141,11 @@ SCENARIOS: Mapping[str, Scenario] = {
         " tokens above a threshold with which a step commits about two",
         (
             JOB,
-            *(_blocks(length, steps) for length, steps in ((1, 1), (2, 2), (4, 4), (4, 2), (4, 1))),
-            Job("4/4 dynamic", DYNAMIC),
+            *(
+                _blocks(f"{length}/{steps}", length, steps)
+                for length, steps in ((1, 1), (2, 2), (4, 4), (4, 2), (4, 1))
+            ),
+            DYNAMIC,
         ),
         Recipe(128, 128, words=4),
         slots=(1, 8, 32),
@@ -155,7 +154,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     "diffusion_contexts": Scenario(
         "one context with room for so many tokens, cleared between calls of one row of 32 tokens in blocks of 4,"
         " against a new one a call",
-        tuple(contender for tokens in (512, 4096, 32_768) for contender in _contexts(tokens)),
+        tuple(_context(word, tokens) for tokens in (512, 4096, 32_768) for word in ("reused", "fresh")),
         Recipe(32, 32, words=4),
         slots=(1,),
         rows=6,
@@ -184,7 +183,7 @@ TOGGLES = (
 _COPIES = 4
 
 
-def toggle_scenario(name: str) -> Scenario:
+def _toggle(name: str) -> Scenario:
     """The optimisation `name` on and off, on rows for which it is meant."""
     overrides: tuple[str, ...] = (f"sampling.n={_COPIES}",) if name == "sample_sharing" else ()
     copies = _COPIES if name == "identical_rows" else 1
@@ -197,11 +196,5 @@ def toggle_scenario(name: str) -> Scenario:
     return Scenario(f"the optimisation {name} on and off", pair, recipe, sampling)
 
 
-def scenario(name: str) -> Scenario:
-    """The scenario `name`, or the one of `toggle_NAME`.
-
-    Raises:
-        KeyError: there is none.
-    """
-    toggle = name.removeprefix("toggle_")
-    return toggle_scenario(toggle) if name != toggle and toggle in TOGGLES else SCENARIOS[name]
+ALL: Mapping[str, Scenario] = {**SCENARIOS, **{f"toggle_{name}": _toggle(name) for name in TOGGLES}}
+"""Every scenario, by the name that it has in the results."""

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import http.client
 import json
+import resource
 import signal
 import socket
+import subprocess
 import sys
-import tempfile
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
-from operators.settings import SamplingSettings
-from tools.bench.child import Child, ChildFailed
+from tools.bench.child import RSS_UNITS_IN_MIB, ChildFailed, last_words, peak_rss_mb, start
 from tools.bench.figures import Figures
 from tools.bench.spec import Spec
 
@@ -30,6 +30,7 @@ HOST = "127.0.0.1"
 _START_S = 300.0
 _ANSWER_S = 3600.0
 _CLIENTS_PER_SLOT = 2
+_HTTP = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy stands before this machine
 
 
 def measure(spec: Spec) -> Figures:
@@ -39,25 +40,27 @@ def measure(spec: Spec) -> Figures:
         ChildFailed: it cannot be started or does not answer.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave through `finally`, which stops the server
-    bodies = requests(spec.rows.rendered(), spec.sampling, spec.share_prefix)
+    bodies = requests(spec)
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        child = Child(command(spec, port), Path(folder), session=False)
-        try:
-            wait_until_ready(child, port)
-            began = time.perf_counter()
-            answers = ask_all(port, bodies, _CLIENTS_PER_SLOT * spec.runtime.slots)
-            took = time.perf_counter() - began
-        finally:
-            child.end()
+    log = spec.folder / "server.log"
+    server = start(command(spec, port), log, log)
+    try:
+        wait_until_ready(server, port, log)
+        began = time.perf_counter()
+        answers = ask_all(port, bodies, _CLIENTS_PER_SLOT * spec.runtime.slots)
+        took, peak_mb = time.perf_counter() - began, peak_rss_mb(server.pid)
+    finally:
+        server.kill()  # it has nothing to keep
+        server.wait()
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)  # this process has no other child
     return Figures(
         work_s=took,
         prompt_tokens=sum(answer["tokens_evaluated"] for answer in answers),
         new_tokens=sum(answer["tokens_predicted"] for answer in answers),
-        cpu_s=child.cpu_s,
-        peak_rss_mb=child.peak_rss_mb,
+        cpu_s=used.ru_utime + used.ru_stime,
+        peak_rss_mb=peak_mb or used.ru_maxrss / RSS_UNITS_IN_MIB,
     )
 
 
@@ -66,19 +69,21 @@ def command(spec: Spec, port: int) -> list[str]:
     slots, room = spec.runtime.slots, spec.runtime.max_sequence_tokens or 1024
     caches = ["--cache-prompt"] if spec.share_prefix else ["--no-cache-prompt", "--cache-ram", "0"]
     return [
-        *(str(spec.program(PROGRAM)), *spec.llama_options()),
+        *spec.llama_command(PROGRAM),
         *("--host", HOST, "--port", str(port), "--no-webui"),
         *("--parallel", str(slots), "--ctx-size", str(room * slots), "--fit", "off"),
-        *(*caches, *spec.server_arguments),
+        *(*caches, *spec.bench.server_arguments),
     ]
 
 
-def requests(rows: pa.Table, sampling: SamplingSettings, share_prefix: bool) -> list[dict[str, Any]]:
-    """The body of a request for each row of tools.bench.workload.RENDERED_SCHEMA."""
+def requests(spec: Spec) -> list[dict[str, Any]]:
+    """The body of a request for each row."""
     keys = ("temperature", "top_k", "top_p", "min_p", "ignore_eos", "stop")
-    same = {key: getattr(sampling, key) for key in keys} | {"cache_prompt": share_prefix}
-    pairs = zip(rows["prompt_text"].to_pylist(), rows["max_tokens"].to_pylist(), strict=True)
-    return [{**same, "prompt": text, "n_predict": n, "seed": i} for i, (text, n) in enumerate(pairs)]
+    same = {key: getattr(spec.sampling, key) for key in keys} | {"cache_prompt": spec.share_prefix}
+    rows = spec.workload.rows.to_pylist()
+    return [
+        {**same, "prompt": row["prompt_text"], "n_predict": row["max_tokens"], "seed": i} for i, row in enumerate(rows)
+    ]
 
 
 def ask_all(port: int, bodies: Sequence[Mapping[str, Any]], clients: int) -> list[Any]:
@@ -89,28 +94,25 @@ def ask_all(port: int, bodies: Sequence[Mapping[str, Any]], clients: int) -> lis
     """
     pool = ThreadPoolExecutor(clients)
     try:
-        return list(pool.map(lambda body: json.loads(_ask(port, "POST", "/completion", _ANSWER_S, body)), bodies))
+        return list(pool.map(lambda body: json.loads(_ask(port, "/completion", _ANSWER_S, body)), bodies))
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # what still waits ends with the server
 
 
-def _ask(port: int, method: str, path: str, timeout_s: float, body: Mapping[str, Any] | None = None) -> bytes:
-    connection = http.client.HTTPConnection(HOST, port, timeout=timeout_s)
+def _ask(port: int, path: str, timeout_s: float, body: Mapping[str, Any] | None = None) -> bytes:
+    text = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(f"http://{HOST}:{port}{path}", text, {"Content-Type": "application/json"})
     try:
-        text = None if body is None else json.dumps(body)
-        connection.request(method, path, text, {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        answer = response.read()
+        with _HTTP.open(request, timeout=timeout_s) as response:
+            answer: bytes = response.read()
+            return answer
+    except urllib.error.HTTPError as error:
+        raise ChildFailed(f"a request was refused with status {error.code}: {error.read()[:300]!r}") from error
     except (OSError, http.client.HTTPException) as error:
         raise ChildFailed(f"a request was not answered: {type(error).__name__}: {error}") from error
-    finally:
-        connection.close()
-    if response.status != http.client.OK:
-        raise ChildFailed(f"a request was refused with status {response.status}: {answer[:300]!r}")
-    return answer
 
 
-def wait_until_ready(child: Child, port: int) -> None:
+def wait_until_ready(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
     """Return when the server has loaded its model.
 
     Raises:
@@ -118,11 +120,11 @@ def wait_until_ready(child: Child, port: int) -> None:
     """
     deadline = time.monotonic() + _START_S
     while time.monotonic() < deadline:
-        if (code := child.poll()) is not None:
-            raise ChildFailed(f"{PROGRAM} ended with {code}: {child.last_words()}")
+        if (code := server.poll()) is not None:
+            raise ChildFailed(f"{PROGRAM} ended with {code}: {last_words(log)}")
         try:
-            _ask(port, "GET", "/health", timeout_s=5)
+            _ask(port, "/health", timeout_s=5)
             return
         except ChildFailed:
             time.sleep(0.1)
-    raise ChildFailed(f"{PROGRAM} was not ready after {_START_S:g} s: {child.last_words()}")
+    raise ChildFailed(f"{PROGRAM} was not ready after {_START_S:g} s: {last_words(log)}")

@@ -9,7 +9,7 @@ from operators.settings.checks import NOT_IN_DATA, check
 
 @dataclass
 class BenchSettings:
-    """What a benchmark measures (`bench`).
+    """Settings of a benchmark (`bench`).
 
     Args:
         scenarios: names of `tools.bench.scenarios.SCENARIOS`.
@@ -27,7 +27,7 @@ class BenchSettings:
             a GGUF file whose tokenizer it gets, null for the small built-in one.
         mask_token_id: the mask of block diffusion, for a model whose vocabulary names none; with random weights any
             token will do.
-        cache: where the made model and the prepared prompts are kept.
+        cache: where the made model is kept.
         peers: the folder with llama-server, llama-batched-bench and llama-bench (`make peers` makes it).
         server_arguments: further arguments of llama-server, such as [--kv-unified].
         timeout_s: a case that takes longer is ended, and its row rejected.

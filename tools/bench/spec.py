@@ -1,17 +1,17 @@
-"""A case of the benchmark as those who run it see it: a file with its settings."""
+"""A case of the benchmark as its contenders see it, and its settings as arguments of a command line."""
 
 from __future__ import annotations
 
 import dataclasses
-import pickle
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from operators.settings import ModelSettings, SamplingSettings
 from operators.settings.checks import usable_cores
 from operators.settings.runtime import EngineSettings
+from tools.bench.settings import BenchSettings
 from tools.bench.workload import Workload
 
 
@@ -20,29 +20,19 @@ class Spec:
     """One case.
 
     Args:
-        workload: folder of the rows (see tools.bench.workload).
+        workload: the rows.
         folder: an empty folder for what the case writes.
-        model, runtime, sampling: the settings of those names; `runtime` has the slots and row length of the case.
-        peers: folder of llama.cpp's programs.
+        model, runtime, sampling, bench: the settings of those names; `runtime` has the case's slots and row length.
         share_prefix: whether llama-server may use its prompt cache.
-        server_arguments: further arguments of llama-server.
-        mask_token_id: of block diffusion; None: the mask that the model names.
     """
 
-    workload: str
-    folder: str
+    workload: Workload
+    folder: Path
     model: ModelSettings
     runtime: EngineSettings
     sampling: SamplingSettings
-    peers: str
+    bench: BenchSettings
     share_prefix: bool = False
-    server_arguments: list[str] = field(default_factory=list)
-    mask_token_id: int | None = None
-
-    @property
-    def rows(self) -> Workload:
-        """The rows of the case."""
-        return Workload(Path(self.workload))
 
     @property
     def model_path(self) -> str:
@@ -56,12 +46,13 @@ class Spec:
 
     def program(self, name: str) -> Path:
         """One of llama.cpp's programs."""
-        return Path(self.peers).expanduser() / name
+        return Path(self.bench.peers).expanduser() / name
 
-    def llama_options(self) -> list[str]:
-        """The options of our sizes that all of llama.cpp's programs take."""
+    def llama_command(self, name: str) -> list[str]:
+        """The start of a command line for a program of llama.cpp: the options of our sizes that all of them take."""
         runtime = self.runtime
         return [
+            str(self.program(name)),
             *("--model", self.model_path, "--offline", "--threads", str(self.threads)),
             *("--batch-size", str(runtime.n_batch), "--ubatch-size", str(runtime.n_ubatch)),
             *("--flash-attn", "auto" if runtime.flash_attention else "off"),
@@ -69,31 +60,19 @@ class Spec:
             *("--n-gpu-layers", str(self.model.gpu_layers)),
         ]
 
-    def save(self) -> str:
-        """Write it into its folder, for a process of its own; returns the path."""
-        path = Path(self.folder) / "spec.pickle"
-        path.write_bytes(pickle.dumps(self))
-        return str(path)
-
-    @staticmethod
-    def load(path: Path) -> Spec:
-        """Read what `save` wrote."""
-        spec: Spec = pickle.loads(path.read_bytes())
-        return spec
-
 
 def overrides_of(group: str, settings: Any) -> list[str]:
     """The arguments (`group.key=value`) that make `settings`, a dataclass, of its defaults on a command line."""
     found: list[str] = []
     default = type(settings)()
-    for each in dataclasses.fields(settings):
-        value = getattr(settings, each.name)
-        if value == getattr(default, each.name):
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if value == getattr(default, field.name):
             continue
         if dataclasses.is_dataclass(value):
-            found += overrides_of(f"{group}.{each.name}", value)
+            found += overrides_of(f"{group}.{field.name}", value)
         else:
-            found.append(f"{group}.{each.name}={written(value)}")
+            found.append(f"{group}.{field.name}={written(value)}")
     return found
 
 

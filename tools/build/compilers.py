@@ -1,4 +1,4 @@
-"""Which C++ compiler builds llama.cpp on this machine: clang where there is one, else GCC.
+"""The C++ compiler that builds llama.cpp on this machine: clang where there is one, else GCC.
 
 Standard library only: this runs before anything is installed.
 
@@ -20,10 +20,14 @@ from pathlib import Path
 
 AMX_OFF = ("-mno-amx-tile", "-mno-amx-int8", "-mno-amx-bf16")
 SOUND_GCC = 13
-SLOWER_WITHOUT_AMX = "prompts 2.2 times, single rows 1.6 to 2 times as fast"  # measured, clang+AMX against GCC without
-_GOOD_CLANG = "a recent clang with OpenMP (Debian 12: apt-get install clang-16 libomp-16-dev)"
+WITH_AMX = "prompts 2.2 times, single rows 1.6 to 2 times as fast"  # measured, clang+AMX against GCC without
+GOOD_CLANG = "a recent clang with OpenMP (Debian 12: apt-get install clang-16 libomp-16-dev)"
 _TIMEOUT_S = 60
 _PROGRAM = "#include <vector>\nint main() { std::vector<int> one(1, 1); return one[0] - 1; }\n"
+
+
+class NoCompilerError(RuntimeError):
+    """No usable compiler was found; the message says what to install."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +40,12 @@ class Host:
 
     @property
     def takes_x86_flags(self) -> bool:
-        """Whether it is a 64-bit x86 that is no Mac."""
+        """True for a 64-bit x86 that is no Mac."""
         return self.machine.lower() in ("x86_64", "amd64") and self.system != "Darwin"
 
     @property
     def has_amx(self) -> bool:
-        """Whether the CPU has the AMX units that ggml's kernels use."""
+        """True if the CPU has the AMX units that ggml's kernels use."""
         return self.takes_x86_flags and {"amx_tile", "amx_int8"} <= self.cpu_flags
 
 
@@ -64,101 +68,77 @@ class Compiler:
         return AMX_OFF if old and host.takes_x86_flags else ()
 
     def why(self, host: Host) -> str:
-        """What kind of build comes out."""
-        amx = ", AMX switched off as GCC below 13 gets it wrong" if self.flags(host) else ""
-        return f"{'with' if self.openmp else 'without'} OpenMP{amx}"
-
-    def faster(self, host: Host) -> str:
-        """What to install for a faster build; '' if nothing."""
-        if host.has_amx and self.flags(host):
-            return f"this CPU has AMX ({SLOWER_WITHOUT_AMX}): install {_GOOD_CLANG}, then `make llama`"
-        if not self.openmp and host.system != "Darwin":
-            return f"install {_GOOD_CLANG}, then `make llama`"
-        return ""
-
-
-class NoCompilerError(RuntimeError):
-    """No usable compiler was found; the message says what to install."""
+        """Describe the build that comes out, and say what to install for a faster one."""
+        said = f"{'with' if self.openmp else 'without'} OpenMP"
+        if self.flags(host):
+            said += f", AMX switched off as GCC below {SOUND_GCC} gets it wrong"
+        without_amx = host.has_amx and self.flags(host)
+        if without_amx or (host.system != "Darwin" and not self.openmp):
+            gain = f"with AMX {WITH_AMX}" if without_amx else "faster"
+            said += f"; {gain}: install {GOOD_CLANG}, then `make llama`"
+        return said
 
 
 def this_host() -> Host:
     """The machine that this Python runs on."""
-    cpuinfo = Path("/proc/cpuinfo")
     if platform.system() == "Darwin":
-        flags = run_quietly(["sysctl", "hw.optional", "machdep.cpu.brand_string"]).lower().splitlines()
+        flags = _output(["sysctl", "hw.optional", "machdep.cpu.brand_string"]).lower().splitlines()
     else:
-        text = cpuinfo.read_text() if cpuinfo.exists() else ""
-        found = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+        found = re.search(r"^(?:flags|Features)\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
         flags = found.group(1).lower().split() if found else []
     return Host(platform.system(), platform.machine(), frozenset(flags))
 
 
 def find_compiler(host: Host, env: Mapping[str, str]) -> Compiler:
-    """The user's CC/CXX, else the first installed compiler that works with OpenMP, else the first that works.
+    """The user's CC and CXX, else the first installed compiler that works with OpenMP, else the first that works.
 
-    Raises NoCompilerError if there is none, or if the user named one that does not work.
+    Raises:
+        NoCompilerError: there is none, or the user named one that does not work.
     """
-    named = bool(env.get("CC") or env.get("CXX"))
-    pairs = [_users_pair(env)] if named else list(_installed_pairs(host))
-    tried = ((cc, cxx, openmp) for openmp in (True, False) for cc, cxx in pairs)
-    found = next((made for each in tried if (made := try_compiler(*each))), None)
-    if found:
+    cc, cxx = env.get("CC", ""), env.get("CXX", "")
+    if bool(cc) != bool(cxx):
+        raise NoCompilerError(f"CC={cc} CXX={cxx}: name both compilers, such as CC=gcc-13 CXX=g++-13, or neither")
+    pairs = [(cc, cxx)] if cc else list(_installed_pairs(host))
+    tried = (try_compiler(*pair, openmp) for openmp in (True, False) for pair in pairs)
+    if found := next(filter(None, tried), None):
         return found
-    if named:
-        cc, cxx = pairs[0]
+    if cc:
         raise NoCompilerError(f"CC={cc} CXX={cxx} cannot build and run a small C++ program: mend or unset them")
     if host.system == "Darwin":
         raise NoCompilerError("no working C++ compiler found: run `xcode-select --install`")
     raise NoCompilerError(
-        f"no working C++ compiler found: install {_GOOD_CLANG} together with g++ (for the C++ standard library), "
+        f"no working C++ compiler found: install {GOOD_CLANG} together with g++ (for the C++ standard library), "
         "or name one with CC=... CXX=..."
     )
 
 
-def _users_pair(env: Mapping[str, str]) -> tuple[str, str]:
-    """CC and CXX; if only one is set the other is the same compiler's, by name (gcc-13 -> g++-13)."""
-    cc, cxx = env.get("CC", ""), env.get("CXX", "")
-    if not cxx:
-        cxx = (
-            "c++"
-            if cc == "cc"
-            else re.sub(r"clang(?!\+)", "clang++", cc)
-            if "clang" in cc
-            else cc.replace("gcc", "g++")
-        )
-    return cc or ("cc" if cxx == "c++" else cxx.replace("clang++", "clang").replace("g++", "gcc")), cxx
-
-
 def _installed_pairs(host: Host) -> Iterator[tuple[str, str]]:
-    clang = ["clang", *(f"clang-{major}" for major in range(22, 15, -1))]
-    gcc = ["gcc", *(f"gcc-{major}" for major in range(16, 10, -1))]
-    for name in ["cc"] if host.system == "Darwin" else [*clang, *gcc]:
-        cc, cxx = (shutil.which(each) for each in _users_pair({"CC": name}))
+    clang = [(f"clang{suffix}", f"clang++{suffix}") for suffix in ("", *(f"-{n}" for n in range(22, 15, -1)))]
+    gcc = [(f"gcc{suffix}", f"g++{suffix}") for suffix in ("", *(f"-{n}" for n in range(16, 10, -1)))]
+    for names in [("cc", "c++")] if host.system == "Darwin" else [*clang, *gcc]:
+        cc, cxx = map(shutil.which, names)
         if cc and cxx:
             yield cc, cxx
 
 
 def try_compiler(cc: str, cxx: str, openmp: bool) -> Compiler | None:
-    """The pair, if it builds a C++ program that runs; family and version are from its own macros, which hold behind
-    any name or wrapper."""
-    macros = dict(
-        re.findall(r"^#define (__\w+) (\S+)", run_quietly([*shlex.split(cc), "-dM", "-E", "-x", "c", os.devnull]), re.M)
-    )
-    family, names = ("clang", "__clang_{}__") if "__clang_major__" in macros else ("gcc", "__GNUC_{}__")
-    macros.setdefault("__GNUC_MAJOR__", macros.get("__GNUC__", ""))
-    parts = ("major", "minor", "patchlevel")
-    version = [macros.get(names.format(part if family == "clang" else part.upper()), "") for part in parts]
+    """Return the pair if it builds a C++ program that runs; family and version are those that it prints."""
+    said = _output([*shlex.split(cc), "--version"]).partition("\n")[0]
+    clang = re.search(r"clang version (\d[\d.]*)", said)
+    version = clang[1] if clang else next(reversed(re.findall(r"\d+(?:\.\d+)+", said)), "")
     with tempfile.TemporaryDirectory() as folder:
         source, program = Path(folder) / "try.cpp", Path(folder) / "try"
         source.write_text(("#include <omp.h>\n" if openmp else "") + _PROGRAM)
-        run_quietly([*shlex.split(cxx), "-std=c++17", *["-fopenmp"][: int(openmp)], str(source), "-o", str(program)])
-        works = version[0] and run_quietly([str(program)], failed="failed") == ""
-    return Compiler(cc, cxx, family, ".".join(version), openmp) if works else None
+        _output([*shlex.split(cxx), "-std=c++17", *["-fopenmp"][: int(openmp)], str(source), "-o", str(program)])
+        works = version and _output([str(program)], failed="failed") == ""
+    return Compiler(cc, cxx, "clang" if clang else "gcc", version, openmp) if works else None
 
 
-def run_quietly(command: Sequence[str], failed: str = "") -> str:
+def _output(command: Sequence[str], failed: str = "") -> str:
     """The output of a short command; `failed` if it cannot be started, hangs or ends with another code than 0."""
+    english = {**os.environ, "LC_ALL": "C"}
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True).stdout
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True, env=english)
+        return done.stdout
     except (OSError, subprocess.SubprocessError):
         return failed

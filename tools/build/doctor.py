@@ -7,24 +7,20 @@ the remedy. This module never imports llama_cpp.
 
 import argparse
 import json
-import os
-import platform
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from pipeline.system.machine import machine, versions
 from tools.build.build import ROOT, STAMP, read_stamp, record
-from tools.build.compilers import SLOWER_WITHOUT_AMX, Host, this_host
+from tools.build.compilers import GOOD_CLANG, WITH_AMX, Host, this_host
 
 PROVED_TYPES = ("q8_0", "q4_0")  # both have AMX kernels, and kernels of their own for batches
 CHILD = (sys.executable, "-m", "tools.build.doctor_child")
-PACKAGES = ("llama-cpp-python", "pyarrow", "polars", "numpy", "hydra-core", "omegaconf", "gguf")
 REMEDY = "build it anew: `make rebuild`; if that does not help, with another compiler: `make rebuild CC=... CXX=...`"
 _CHILD_TIMEOUT_S = 180
 # our name -> (the kernel's names for it, what llama.cpp's system info calls it)
@@ -35,113 +31,103 @@ _X86_FEATURES = {
     "AVX512-BF16": ({"avx512_bf16"}, "AVX512_BF16"),
     "AMX": ({"amx_tile", "amx_int8"}, "AMX_INT8"),
 }
+_UNUSED = "NOT USED by this build"
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What came of one child process: its JSON answer, or in `problem` why there is none."""
-
-    values: dict[str, Any] = field(default_factory=dict)
-    problem: str = ""
+class ChildError(Exception):
+    """A child process that gave no answer; the message says why."""
 
 
-@dataclass(frozen=True)
-class Report:
-    """Everything the doctor found; healthy if `problems` is empty. `notes` are losses of speed, not faults."""
-
-    versions: dict[str, str]
-    llama: dict[str, Any]
-    build: dict[str, Any]
-    features: dict[str, str]
-    proofs: dict[str, str]
-    notes: list[str]
-    problems: list[str]
-
-
-def ask(command: Sequence[str], timeout_s: float = _CHILD_TIMEOUT_S) -> Answer:
-    """Run a child that prints one JSON object; a crash, a hang or an error becomes a `problem`."""
+def ask(command: Sequence[str], timeout_s: float = _CHILD_TIMEOUT_S) -> dict[str, Any]:
+    """The JSON object that a child prints. Raises ChildError if it crashes, hangs or fails."""
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False)
-    except subprocess.TimeoutExpired:
-        return Answer(problem=f"gave no answer within {timeout_s:g} s")
+    except subprocess.TimeoutExpired as error:
+        raise ChildError(f"gave no answer within {timeout_s:g} s") from error
     if done.returncode < 0:
         number = signal.Signals(-done.returncode)
-        return Answer(problem=f"died by {number.name} ({signal.strsignal(number)})")
-    try:
-        return Answer(dict(json.loads(done.stdout.strip().splitlines()[-1])))
-    except (ValueError, IndexError, TypeError):
+        raise ChildError(f"died by {number.name} ({signal.strsignal(number)})")
+    if done.returncode:
         tail = "\n".join(done.stderr.strip().splitlines()[-5:])
-        return Answer(problem=f"failed with exit code {done.returncode}:\n{tail}")
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python, the platform and the packages that matter; 'missing' for one that is not installed."""
-    found = {"python": platform.python_version(), "platform": platform.platform()}
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "missing"
-    return found
+        raise ChildError(f"failed with exit code {done.returncode}:\n{tail}")
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
 
 
 def features(host: Host, system_info: str) -> dict[str, str]:
     """For each CPU feature that decides the speed: is it there, and does the build use it."""
-    wanted: dict[str, tuple[bool, str]] = {}
     if host.machine.lower() in ("aarch64", "arm64"):
-        wanted = {"NEON": (True, "NEON")}
-    elif host.takes_x86_flags:
-        wanted = {name: (there <= host.cpu_flags, built) for name, (there, built) in _X86_FEATURES.items()}
-    return {name: _used(there, f" {built} = 1 " in system_info) for name, (there, built) in wanted.items()}
+        return {"NEON": "used" if " NEON = 1 " in system_info else _UNUSED}
+    found = {}
+    for name, (there, built) in _X86_FEATURES.items() if host.takes_x86_flags else ():
+        if f" {built} = 1 " in system_info:
+            found[name] = "used" if there <= host.cpu_flags else "compiled in, but this CPU HAS NONE"
+        else:
+            found[name] = _UNUSED if there <= host.cpu_flags else "not on this CPU"
+    return found
 
 
-def _used(there: bool, compiled: bool) -> str:
-    if there:
-        return "used" if compiled else "NOT USED by this build"
-    return "compiled in, but this CPU HAS NONE" if compiled else "not on this CPU"
+def examine(child: Sequence[str], host: Host) -> dict[str, Any]:
+    """Ask the children and put the findings together; all is well if there are no `problems`.
 
+    Args:
+        child: the command that CHILD is by default.
+        host: the machine.
 
-def examine(child: Sequence[str], host: Host) -> Report:
-    """Ask the children and put the findings together. `child` is the command that `CHILD` is by default."""
-    info = ask([*child, "info"])
+    Returns:
+        versions, machine, llama, build, features, proofs: what was found; notes: losses of speed; problems: faults.
+    """
+    llama: dict[str, Any] = {}
     problems, proofs = [], {}
-    if info.problem:
-        problems.append(f"llama-cpp-python cannot be loaded: it {info.problem}\n  {REMEDY}")
+    try:
+        llama = ask([*child, "info"])
+    except ChildError as error:
+        problems.append(f"llama-cpp-python cannot be loaded: it {error}\n  {REMEDY}")
     for file_type in PROVED_TYPES if not problems else ():
-        with TemporaryDirectory() as folder:
-            problem = ask([*child, "decode", file_type, folder]).problem
-        proofs[file_type] = problem or "decodes"
-        if problem:
-            problems.append(f"decoding a {file_type} model {problem}\n  this llama.cpp is broken, {REMEDY}")
+        try:
+            with TemporaryDirectory() as folder:
+                ask([*child, "decode", file_type, folder])
+            proofs[file_type] = "decodes"
+        except ChildError as error:
+            proofs[file_type] = str(error)
+            problems.append(f"decoding a {file_type} model {error}\n  this llama.cpp is broken, {REMEDY}")
     build = read_stamp(Path(sys.prefix) / STAMP)
-    found = features(host, str(info.values.get("system_info", "")))
-    return Report(versions(), info.values, build, found, proofs, _notes(build, found), problems)
+    found = features(host, str(llama.get("system_info", "")))
+    return {
+        "versions": {name: version or "missing" for name, version in versions().items()},
+        "machine": machine(),
+        "llama": llama,
+        "build": build,
+        "features": found,
+        "proofs": proofs,
+        "notes": _notes(build, found),
+        "problems": problems,
+    }
 
 
 def _notes(build: dict[str, Any], found: dict[str, str]) -> list[str]:
     notes = []
     if not build:
         notes.append("not built by this project: `make llama` builds for this CPU with a compiler that was tried")
-    elif build.get("record") != record(Path(sys.prefix)):
+    elif build.get("record") != record():
         notes.append("the installed llama-cpp-python is not the one that this project built: `make llama` puts it back")
-    if found.get("AMX") == _used(True, False):
-        how = build.get("faster") or f"{SLOWER_WITHOUT_AMX} with it; install clang, then `make llama`"
-        notes.append(f"AMX is not used: {how}")
+    if found.get("AMX") == _UNUSED:
+        notes.append(f"AMX is not used: {WITH_AMX} with it; install {GOOD_CLANG}, then `make llama`")
     return notes
 
 
-def _lines(report: Report) -> list[str]:
+def _text(report: dict[str, Any]) -> str:
     """The report for people."""
-    lines = [f"{name:18} {version}" for name, version in report.versions.items()]
-    lines += [f"{name:18} {value}" for name, value in report.llama.items()]
-    if report.build:
-        lines.append(f"{'built with':18} {report.build.get('compiler')}, {report.build.get('why')}")
-        lines += [f"{name:18} {report.build[name]}" for name in ("CMAKE_ARGS", "CFLAGS") if report.build.get(name)]
-    lines += [f"{name:18} {state}" for name, state in report.features.items()]
-    lines += [f"{'proof ' + name:18} {state}" for name, state in report.proofs.items()]
-    lines += [f"note: {note}" for note in report.notes]
-    lines += [f"PROBLEM: {problem}" for problem in report.problems]
-    return [*lines, "" if report.problems else "All good."]
+    build = report["build"]
+    told = report["versions"] | report["machine"] | report["llama"]
+    if build:
+        told["built with"] = f"{build.get('compiler')}, {build.get('why')}"
+        told |= {name: build[name] for name in ("CMAKE_ARGS", "CFLAGS") if build.get(name)}
+    told |= report["features"] | {f"proof {name}": state for name, state in report["proofs"].items()}
+    lines = [f"{name:18} {value}" for name, value in told.items()]
+    lines += [f"note: {note}" for note in report["notes"]]
+    lines += [f"PROBLEM: {problem}" for problem in report["problems"]] or ["All good."]
+    return "\n".join(lines)
 
 
 def main(argv: list[str], child: Sequence[str] = CHILD) -> int:
@@ -150,9 +136,8 @@ def main(argv: list[str], child: Sequence[str] = CHILD) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args(argv)
     report = examine(child, this_host())
-    text = json.dumps(asdict(report), indent=1) if arguments.json else os.linesep.join(_lines(report)).rstrip()
-    print(text)
-    return 1 if report.problems else 0
+    print(json.dumps(report, indent=1) if arguments.json else _text(report))
+    return 1 if report["problems"] else 0
 
 
 if __name__ == "__main__":

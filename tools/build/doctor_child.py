@@ -11,14 +11,12 @@ and both ways must agree.
 import ctypes
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import llama_cpp
 import numpy as np
 from llama_cpp import _ggml
-from numpy.typing import NDArray
 
 from operators.llama.model import LlamaModel
 from operators.settings import ModelSettings
@@ -48,8 +46,7 @@ def decode(file_type: str, folder: Path) -> dict[str, Any]:
     Raises:
         RuntimeError: the results are no numbers or differ.
     """
-    path = folder / f"{file_type}.gguf"
-    write_model(path, shape="tiny", file_type=file_type)
+    path = write_model(folder / "tiny.gguf", file_type=file_type).path
     model = LlamaModel(ModelSettings(path=str(path)))
     context, _ = model.lease(EngineSettings(slots=len(ROWS), max_sequence_tokens=64))
     batch = context.batch
@@ -64,7 +61,9 @@ def decode(file_type: str, folder: Path) -> dict[str, Any]:
         batch.clear()
         batch.add_rows([token], [position], [0])
         single = context.decode()
-    agreement = cosine(batched[0], single[0])
+    a, b = batched[0], single[0]
+    with np.errstate(all="ignore"):
+        agreement = float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))  # nan if one is zero or not finite
     if not np.isfinite([*batched, *next_tokens]).all() or not agreement >= MIN_AGREEMENT:
         raise RuntimeError(
             f"wrong results: logits of a batch and of single tokens agree to {agreement:.3f}, not {MIN_AGREEMENT}"
@@ -72,17 +71,5 @@ def decode(file_type: str, folder: Path) -> dict[str, Any]:
     return {"agreement": agreement}
 
 
-def cosine(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
-    """Cosine of the angle between two vectors; nan if one is zero or not finite."""
-    with np.errstate(all="ignore"):
-        return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
-
-
-def main(argv: Sequence[str]) -> None:
-    """See the module's docstring."""
-    answer = info() if argv[0] == "info" else decode(argv[1], Path(argv[2]))
-    print(json.dumps(answer))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    print(json.dumps(info() if sys.argv[1] == "info" else decode(sys.argv[2], Path(sys.argv[3]))))

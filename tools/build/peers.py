@@ -1,4 +1,4 @@
-"""Build llama.cpp's own programs, to measure against: `python3 tools/build/peers.py --venv .venv`.
+"""Build llama.cpp's own programs, to measure against: `.venv/bin/python tools/build/peers.py`.
 
 llama-server, llama-batched-bench and llama-bench, from the source that the locked llama-cpp-python was built from (its
 source package, with the lock's hashes) and with the compiler and flags that `tools.build.build` chooses: the same
@@ -22,18 +22,19 @@ if not __package__:  # started as a script: import from the checkout, and do not
 
 from tools.build.build import (
     PACKAGE,
+    PIP,
     BuildError,
     Locked,
     build_env,
     build_key,
-    compiler_line,
+    chosen_compiler,
     exit_code,
+    ignored_folder,
     locked_version,
-    python_of,
     read_stamp,
     run_with_progress,
 )
-from tools.build.compilers import find_compiler, this_host
+from tools.build.compilers import this_host
 
 PROGRAMS = ("llama-server", "llama-batched-bench", "llama-bench")
 STAMP = "peers.json"
@@ -48,113 +49,80 @@ CMAKE_OPTIONS = (
     "-DLLAMA_OPENSSL=OFF",
     "-DCMAKE_BUILD_RPATH_USE_ORIGIN=ON",  # the programs find their libraries beside them, so the folder can be moved
 )
-_TOOLS = ("cmake", "ninja")
-_SOURCE = Path("vendor") / "llama.cpp"
-
 # command, environment, log file, title; raises BuildError if the command fails
 Run = Callable[[Sequence[str], Mapping[str, str], Path, str], None]
 
 
-def is_built(folder: Path, key: str) -> bool:
-    """Whether all programs are in `folder` and were built as `key` says."""
-    return read_stamp(folder / STAMP).get("key") == key and all((folder / name).is_file() for name in PROGRAMS)
-
-
-def source(python: Path, locked: Locked, cache: Path, env: Mapping[str, str], run: Run) -> Path:
-    """The unpacked llama.cpp of the locked version; downloaded, with the lock's hashes, if it is not there.
+def make_peers(cache: Path, env: Mapping[str, str], run: Run = run_with_progress) -> None:
+    """Build the programs into `cache`/bin, all or none, unless they are there.
 
     Raises:
-        BuildError: the download fails, or the package holds no llama.cpp.
+        BuildError: a download, cmake or a compiler fails.
+        NoCompilerError: there is no compiler.
     """
-    folder = cache / "src" / f"{PACKAGE}-{locked.version}"
-    if not (folder / _SOURCE / "CMakeLists.txt").is_file():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix="unpacking-") as temporary:
-            at = Path(temporary)
-            (at / "requirements.txt").write_text(locked.requirement)
-            options = ["--no-deps", "--no-binary", PACKAGE, "--require-hashes", "--dest", str(at)]
-            command = [str(python), "-m", "pip", "download", *options, "-r", str(at / "requirements.txt")]
-            run(command, env, cache / "download.log", f"downloading the source of {PACKAGE} {locked.version}")
-            for archive in at.glob("*.tar.gz"):
-                shutil.unpack_archive(archive, at / "all")  # it has the hash of the lock, so it can be trusted
-                shutil.rmtree(folder, ignore_errors=True)
-                next((at / "all").iterdir()).rename(folder)
-    if not (folder / _SOURCE / "CMakeLists.txt").is_file():
-        raise BuildError(f"{folder} has no {_SOURCE}: remove it and run `make peers` again")
-    return folder / _SOURCE
+    locked, host = locked_version(ROOT / "requirements.lock"), this_host()
+    compiler = chosen_compiler(host, env)
+    compiling = build_env(compiler, host, env)
+    key = build_key([locked.version], host, compiler, compiling, *CMAKE_OPTIONS)
+    if read_stamp(cache / "bin" / STAMP).get("key") == key and not _absent(cache / "bin"):
+        print(f"already built: {cache / 'bin'}")
+        return
+    ignored_folder(cache)
+    with tempfile.TemporaryDirectory(dir=cache, prefix="building-") as temporary:
+        made, log = Path(temporary) / "build", cache / "build.log"
+        source = _source(Path(temporary), locked, compiling, run, log)
+        compiling, tools = _tools(Path(temporary) / "tools", compiling, run, log)
+        configure = [tools["cmake"], "-S", str(source), "-B", str(made), "-G", "Ninja"]
+        configure += [f"-DCMAKE_MAKE_PROGRAM={tools['ninja']}", *CMAKE_OPTIONS]
+        run([*configure, *shlex.split(compiling["CMAKE_ARGS"])], compiling, log, "configuring llama.cpp")
+        command = [tools["cmake"], "--build", str(made), "--target", *PROGRAMS]
+        run(command, compiling, log, f"building {', '.join(PROGRAMS)} with {compiler}")
+        if absent := _absent(made / "bin"):
+            raise BuildError(f"the build made no {', '.join(absent)}; its log is {log}")
+        (made / "bin" / STAMP).write_text(json.dumps({"key": key, "options": CMAKE_OPTIONS}, indent=1) + "\n")
+        shutil.rmtree(cache / "bin", ignore_errors=True)
+        (made / "bin").rename(cache / "bin")
+    print(f"built: {cache / 'bin'}")
 
 
-def tools(python: Path, cache: Path, env: Mapping[str, str], run: Run) -> dict[str, str]:
-    """The paths of cmake and ninja: on PATH, or from the package index in a folder of their own.
+def _absent(folder: Path) -> list[str]:
+    return [name for name in PROGRAMS if not (folder / name).is_file()]
 
-    Raises:
-        BuildError: they cannot be installed.
-    """
-    folder = cache / "tools"
-    path = os.pathsep.join([env.get("PATH", ""), str(folder / "bin")])
-    if missing := [name for name in _TOOLS if shutil.which(name, path=path) is None]:
-        command = [str(python), "-m", "pip", "install", "--quiet", "--upgrade", "--target", str(folder), *missing]
+
+def _source(folder: Path, locked: Locked, env: Mapping[str, str], run: Run, log: Path) -> Path:
+    """Download the locked version, with the lock's hashes, and unpack it; returns the folder of llama.cpp."""
+    (folder / "requirements.txt").write_text(locked.requirement)
+    options = ["--no-deps", "--no-binary", PACKAGE, "--require-hashes", "--dest", str(folder)]
+    command = [*PIP, "download", *options, "-r", str(folder / "requirements.txt")]
+    run(command, env, log, f"downloading the source of {PACKAGE} {locked.version}")
+    (archive,) = folder.glob("*.tar.gz")
+    shutil.unpack_archive(archive, folder / "source")  # it has the hash of the lock, so it can be trusted
+    return next((folder / "source").iterdir()) / "vendor" / "llama.cpp"
+
+
+def _tools(folder: Path, env: Mapping[str, str], run: Run, log: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """The environment for cmake and ninja, and their paths: on PATH, or from the package index into `folder`."""
+    names = ("cmake", "ninja")
+    if missing := [name for name in names if shutil.which(name, path=env.get("PATH", "")) is None]:
+        command = [*PIP, "install", "--quiet", "--target", str(folder), *missing]
         try:
-            run(command, env, cache / "tools.log", f"installing {' and '.join(missing)}")
+            run(command, env, log, f"installing {' and '.join(missing)}")
         except BuildError as error:
             raise BuildError(
                 f"{error}\nOr install them yourself (Debian, Ubuntu: apt-get install cmake ninja-build)"
             ) from error
-    return {name: shutil.which(name, path=path) or name for name in _TOOLS}
-
-
-def build(
-    at: Path, found: Mapping[str, str], env: Mapping[str, str], key: str, cache: Path, run: Run, title: str
-) -> None:
-    """Configure and compile the source in `at`; the programs and their libraries come to `cache`/bin, all or none.
-
-    Raises:
-        BuildError: cmake or a compiler fails.
-    """
-    folder, log = cache / f"build-{key}", cache / "build.log"
-    # What pip installs of cmake and ninja are scripts that need their own packages.
-    env = {**env, "PYTHONPATH": str(cache / "tools")} if str(cache) in found["cmake"] + found["ninja"] else env
-    make = f"-DCMAKE_MAKE_PROGRAM={found['ninja']}"
-    options = [make, *CMAKE_OPTIONS, *shlex.split(env.get("CMAKE_ARGS", ""))]
-    configure = [found["cmake"], "-S", str(at), "-B", str(folder), "-G", "Ninja", *options]
-    run(configure, env, log, "configuring llama.cpp")
-    run([found["cmake"], "--build", str(folder), "--target", *PROGRAMS], env, log, title)
-    made = folder / "bin"
-    absent = [name for name in PROGRAMS if not (made / name).is_file()]
-    if absent:
-        raise BuildError(f"the build made no {', '.join(absent)}; its log is {log}")
-    (made / STAMP).write_text(json.dumps({"key": key, "options": CMAKE_OPTIONS}, indent=1) + "\n")
-    shutil.rmtree(cache / "bin", ignore_errors=True)
-    made.rename(cache / "bin")
-    shutil.rmtree(folder)
-
-
-def make_peers(venv: Path, cache: Path, env: Mapping[str, str], run: Run = run_with_progress) -> None:
-    """Build the programs unless they are there. Raises BuildError or NoCompilerError."""
-    locked, host = locked_version(ROOT / "requirements.lock"), this_host()
-    compiler = find_compiler(host, env)
-    compiling = build_env(compiler, host, env)
-    key = build_key([locked.version], host, compiler, compiling, *CMAKE_OPTIONS)
-    print(compiler_line(compiler, host), flush=True)
-    if is_built(cache / "bin", key):
-        print(f"already built: {cache / 'bin'}")
-        return
-    python, _ = python_of(venv)
-    cache.mkdir(parents=True, exist_ok=True)
-    (cache / ".gitignore").write_text("*\n")
-    at = source(python, locked, cache, compiling, run)
-    found = tools(python, cache, compiling, run)
-    build(at, found, compiling, key, cache, run, f"building {', '.join(PROGRAMS)} with {compiler}")
-    print(f"built: {cache / 'bin'}")
+        # What pip installs of them are scripts that need their own packages.
+        path = os.pathsep.join([env.get("PATH", ""), str(folder / "bin")])
+        env = {**env, "PATH": path, "PYTHONPATH": str(folder)}
+    return dict(env), {name: shutil.which(name, path=env.get("PATH", "")) or name for name in names}
 
 
 def main(argv: Sequence[str]) -> int:
     """Command line; 0 if the programs are there, 1 with the reason on stderr if not."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--venv", type=Path, default=Path(".venv"), help="virtual environment whose pip downloads")
     parser.add_argument("--cache", type=Path, default=ROOT / ".cache" / "peers", help="where the programs go")
     arguments = parser.parse_args(argv)
-    return exit_code(lambda: make_peers(arguments.venv, arguments.cache.absolute(), os.environ))
+    return exit_code(lambda: make_peers(arguments.cache.absolute(), os.environ))
 
 
 if __name__ == "__main__":

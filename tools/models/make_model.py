@@ -15,17 +15,18 @@ import ctypes
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from math import prod
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import llama_cpp
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFWriter, LlamaFileType
+from gguf.lazy import LazyNumpyTensor
 from numpy.typing import DTypeLike, NDArray
-from tqdm import tqdm
 
+from operators.llama import library
 from tools.models.shapes import SHAPES, Shape, TensorSpec, named_shape, tensor_specs
 from tools.models.vocabularies import Vocabulary, builtin_vocabulary, read_vocabulary
 
@@ -36,12 +37,11 @@ K_QUANTS = ("q2_k", "q3_k_s", "q3_k_m", "q3_k_l", "q4_k_s", "q4_k_m", "q5_k_s", 
 FILE_TYPES = (*UNIFORM_TYPES, *K_QUANTS)
 _DRAWN_AT_ONCE = 1 << 22  # weights held in F32: 16 MiB, however large the tensor
 _K_BLOCK = 256  # weights in a super-block of every K-quant
-_LOG_LINES_IN_ERROR = 5
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What `write_model` wrote. `tensor_types` counts tensors by GGML type, such as {"F32": 9, "Q8_0": 15}."""
+    """A model that `write_model` wrote. `tensor_types` counts tensors by GGML type, such as {"F32": 9, "Q8_0": 15}."""
 
     path: Path
     n_params: int
@@ -84,19 +84,18 @@ def write_model(
     _check(path, shape, file_type, seed)
     vocabulary = builtin_vocabulary() if vocab is None else read_vocabulary(vocab)
     path.parent.mkdir(parents=True, exist_ok=True)
-    drawn = np.float32 if file_type == "f32" else np.float16
-    with _scratch(path.with_name(f".{path.name}.{os.getpid()}.tmp")) as unfinished:
-        if file_type in ("f32", "f16"):
-            _write(unfinished, shape, drawn, vocabulary, seed, progress)
-        else:
-            with _scratch(path.with_name(path.name + ".f16")) as source:
-                _write(source, shape, drawn, vocabulary, seed, progress)
-                quantize_file(source, unfinished, file_type)
-        types = Counter(tensor.tensor_type.name for tensor in GGUFReader(unfinished).tensors)
+    with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        unfinished = drawn = Path(folder) / "drawn.gguf"
+        _write(drawn, shape, np.float32 if file_type == "f32" else np.float16, vocabulary, seed, progress)
+        if file_type not in ("f32", "f16"):
+            unfinished = Path(folder) / "quantised.gguf"
+            quantize_file(drawn, unfinished, file_type)
+        tensors = GGUFReader(unfinished).tensors
+        types = Counter(tensor.tensor_type.name for tensor in tensors)
+        n_params = sum(int(tensor.n_elements) for tensor in tensors)
         with unfinished.open("rb") as file:
             os.fsync(file.fileno())
         unfinished.replace(path)
-    n_params = sum(prod(spec.dims) for spec in tensor_specs(shape, vocabulary.n_tokens))
     return Summary(path, n_params, vocabulary.n_tokens, dict(types), shape, file_type, seed)
 
 
@@ -119,44 +118,36 @@ def _check(path: Path, shape: Shape, file_type: str, seed: int) -> None:
 
 def _write(path: Path, shape: Shape, stored: DTypeLike, vocab: Vocabulary, seed: int, progress: bool) -> None:
     """Write the whole file, one tensor at a time: matrices as `stored` (float32 or float16), all else as float32."""
-    typed = [(spec, np.dtype(stored if spec.is_matrix else np.float32)) for spec in tensor_specs(shape, vocab.n_tokens)]
-    sizes = [prod(spec.dims) * dtype.itemsize for spec, dtype in typed]
     writer = GGUFWriter(path, shape.arch)
     try:
         kind = LlamaFileType.ALL_F32 if stored == np.float32 else LlamaFileType.MOSTLY_F16
         _add_metadata(writer, shape, kind, vocab, seed)
-        for (spec, dtype), size in zip(typed, sizes, strict=True):
-            writer.add_tensor_info(spec.name, spec.dims, dtype, size)
+        for spec in tensor_specs(shape, vocab.n_tokens):
+            dtype = stored if spec.is_matrix else np.float32
+            meta = LazyNumpyTensor.meta_with_dtype_and_shape(dtype, spec.dims)
+            writer.add_tensor(spec.name, LazyNumpyTensor(meta=meta, args=(spec, seed, dtype), func=_draw_weights))
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
-        # disable=None: no bar where there is no terminal
-        with tqdm(total=sum(sizes), unit="B", unit_scale=True, disable=None if progress else True) as bar:
-            for (spec, dtype), size in zip(typed, sizes, strict=True):
-                writer.write_tensor_data(draw_weights(spec, seed, dtype))
-                bar.update(size)
+        writer.write_tensors_to_file(progress=progress and sys.stderr.isatty())
     finally:
         writer.close()
 
 
-def draw_weights(
-    spec: TensorSpec, seed: int, stored: DTypeLike = np.float32, at_once: int = _DRAWN_AT_ONCE
-) -> NDArray[np.floating]:
-    """The weights of one tensor, [rows, columns]: one row for a vector, the rows of all experts one after the other.
+def _draw_weights(spec: TensorSpec, seed: int, stored: DTypeLike) -> NDArray[np.floating]:
+    """The weights of one tensor; those of all experts are drawn one after the other.
 
     The generator is seeded by `seed` and the tensor's name, so a tensor does not depend on those written before it.
-    `at_once` is how many weights are held in F32 (at least a row); it does not change them.
     """
     rng = np.random.Generator(np.random.PCG64([seed, *spec.name.encode()]))
     n_rows, n_columns = prod(spec.dims[:-1]), spec.dims[-1]
     made = np.empty((n_rows, n_columns), stored)
-    step = max(1, at_once // n_columns)
+    step = max(1, _DRAWN_AT_ONCE // n_columns)
     for start in range(0, n_rows, step):
         weights = rng.standard_normal((min(step, n_rows - start), n_columns), dtype=np.float32)
         weights *= np.float32(spec.std)
         weights += np.float32(spec.mean)
         made[start : start + step] = weights
-    return made
+    return made.reshape(spec.dims)
 
 
 def _add_metadata(writer: GGUFWriter, shape: Shape, kind: LlamaFileType, vocabulary: Vocabulary, seed: int) -> None:
@@ -186,37 +177,16 @@ def _add_metadata(writer: GGUFWriter, shape: Shape, kind: LlamaFileType, vocabul
 def quantize_file(source: Path, target: Path, file_type: str) -> None:
     """Write the F16 model at `source` to `target` in `file_type`, with llama.cpp's own quantiser.
 
-    llama.cpp has one log callback a process; it is replaced while this runs and put back after.
-
-    Raises RuntimeError with llama.cpp's last log lines if it fails.
+    Raises RuntimeError with what llama.cpp says if it fails.
     """
-    import llama_cpp  # it loads llama.cpp's libraries, which nothing else here needs
-
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype = int(LlamaFileType[f"MOSTLY_{file_type.upper()}"])
     params.pure = file_type in UNIFORM_TYPES
-    lines: list[str] = []
-    previous, user_data = llama_cpp.llama_log_callback(), ctypes.c_void_p()
-    llama_cpp.llama_log_get(ctypes.byref(previous), ctypes.byref(user_data))
-    # The name keeps the callback alive until another one is set: llama.cpp holds only its address.
-    callback = llama_cpp.llama_log_callback(lambda _level, text, _data: lines.append(text.decode(errors="replace")))
-    llama_cpp.llama_log_set(callback, ctypes.c_void_p())
-    try:
-        code = llama_cpp.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(params))
-    finally:
-        llama_cpp.llama_log_set(previous, user_data)
+    library.initialise()
+    library.forget_errors()
+    code = llama_cpp.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(params))
     if code != 0:
-        told = "".join(lines[-_LOG_LINES_IN_ERROR:]).strip()
-        raise RuntimeError(f"llama.cpp could not quantise {source} to {file_type} (code {code}): {told}")
-
-
-@contextmanager
-def _scratch(path: Path) -> Iterator[Path]:
-    """`path` for a file that is gone afterwards."""
-    try:
-        yield path
-    finally:
-        path.unlink(missing_ok=True)
+        raise RuntimeError(f"llama.cpp could not quantise {source} to {file_type}: {library.last_errors()}")
 
 
 def _parser() -> argparse.ArgumentParser:

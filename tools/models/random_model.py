@@ -48,4 +48,5 @@ def written(settings: ModelSettings) -> Path:
     except ValueError as error:
         raise ConfigError(f"model.options={options} cannot be a model: {error}") from error
     except OSError as error:
-        raise ConfigError(f"model.path={settings.path}: {path.name} cannot be written: {error.strerror}") from error
+        reason = error.strerror or error
+        raise ConfigError(f"model.path={settings.path}: {path.name} cannot be written: {reason}") from error

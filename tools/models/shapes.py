@@ -23,7 +23,7 @@ _ROUTER = "ffn_gate_inp.weight"
 
 @dataclass(frozen=True)
 class Architecture:
-    """What one llama.cpp architecture asks for beyond the tensors that all of them share."""
+    """Tensors and limits of one llama.cpp architecture, beyond those that all of them share."""
 
     qkv_bias: bool = False
     qk_norm: bool = False

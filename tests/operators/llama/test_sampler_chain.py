@@ -21,7 +21,7 @@ from operators.engine.sequence import Sequence
 from operators.generation.sampling_params import dry_breakers
 from operators.llama.model import LlamaModel
 from operators.settings import ModelSettings
-from tools.bench.reference_chain import reference_chain
+from tests.operators.llama.reference_chain import ReferenceChain
 
 MODEL = Path(__file__).parents[3] / "models/tiny/tiny-q8_0.gguf"
 TIES = {"top_k", "typical_p", "top_p"}
@@ -55,11 +55,10 @@ def ours(logits: np.ndarray, row: Sequence) -> dict[int, float]:
 
 
 def theirs(logits: np.ndarray, row: Sequence, vocab: object | None = None, breakers: Seq[str] = ()) -> dict[int, float]:
-    chain = reference_chain(row.params, len(logits), vocab, breakers)
-    chain.accept(row.prompt.tolist() + row.tokens)
-    found = chain.candidates(logits)
-    chain.close()
-    return found
+    chain = ReferenceChain(row.params, len(logits), vocab, breakers)
+    for token in row.prompt.tolist() + row.tokens:
+        chain.accept(token)
+    return chain.candidates(logits)
 
 
 def assert_same(a: dict[int, float], b: dict[int, float], atol: float = 1e-5, cut_mass: float = 3e-5) -> None:
@@ -256,7 +255,7 @@ def test_xtc(probability, threshold, n_vocab, top_k):
 def test_mirostat_moves_as_in_llama_cpp(temperature, n_vocab):
     """Candidates at each step, when both draw the same tokens: llama.cpp's choice is forced on our row."""
     params = SamplingParams(temperature=temperature, mirostat=2, mirostat_tau=3.0, mirostat_eta=0.3, top_k=5)
-    chain = reference_chain(params, n_vocab, seed=7)
+    chain = ReferenceChain(params, n_vocab, seed=7)
     row = row_of(params)
     step = params.chain.steps[-1]
     for t in range(25):
@@ -267,7 +266,6 @@ def test_mirostat_moves_as_in_llama_cpp(temperature, n_vocab):
         assert_same(found, left, atol=2e-5)
         token = array.data[array.selected].id
         step.drawn(row, found[token])  # type: ignore[attr-defined]
-    chain.close()
 
 
 def test_logits_of_one_candidate():

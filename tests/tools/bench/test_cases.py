@@ -1,4 +1,4 @@
-"""Which cases a benchmark has, in which order."""
+"""The cases of a benchmark and their order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline.api.list_inbox import Given
 from pipeline.api.records import Batch, ChunkEnd
 from tools.bench.cases import EmitCases, cases
 from tools.bench.contenders import Job
-from tools.bench.scenarios import PEERS, SCENARIOS, TOGGLES, scenario
+from tools.bench.scenarios import ALL, PEERS, TOGGLES
 from tools.bench.settings import BenchSettings
 
 
@@ -35,26 +35,23 @@ def test_what_takes_long_runs_once():
     assert {case.contender for case in found if case.repeat} == {c.name for c in PEERS} - slow
 
 
-def test_rows_grow_with_slots_up_to_the_limit():
-    found = cases(BenchSettings(scenarios=["ladder"], slots=[16, 32], rows_per_slot=4, max_rows=100))
-    assert {(case.slots, case.rows) for case in found} == {(16, 64), (32, 100)}
-
-
-def test_a_scenario_may_have_its_own_slots_and_rows():
-    found = cases(BenchSettings(scenarios=["ladder_small"]))
-    assert {(case.slots, case.rows) for case in found} == {(5, 160)}
-
-
-def test_a_scenario_may_have_its_own_rows_a_slot():
-    found = cases(BenchSettings(scenarios=["diffusion"], repeats=1))
-    assert {(case.slots, case.rows) for case in found} == {(1, 1), (8, 8), (32, 32)}
+@pytest.mark.parametrize(
+    ("settings", "slots_and_rows"),
+    [
+        ({"scenarios": ["ladder"], "slots": [16, 32], "rows_per_slot": 4, "max_rows": 100}, {(16, 64), (32, 100)}),
+        ({"scenarios": ["ladder_small"]}, {(5, 160)}),
+        ({"scenarios": ["diffusion"]}, {(1, 1), (8, 8), (32, 32)}),
+    ],
+)
+def test_rows_grow_with_slots_unless_a_scenario_has_its_own(settings, slots_and_rows):
+    assert {(case.slots, case.rows) for case in cases(BenchSettings(**settings))} == slots_and_rows
 
 
 @pytest.mark.parametrize("name", TOGGLES)
 def test_a_toggle_is_a_pair_on_the_same_work(name):
     found = cases(BenchSettings(scenarios=[], toggle=[name], slots=[4], repeats=2))
     assert [case.contender for case in found] == [f"with {name}", f"without {name}"] * 2
-    with_it, without = (each for each in scenario(f"toggle_{name}").contenders if isinstance(each, Job))
+    with_it, without = (each for each in ALL[f"toggle_{name}"].contenders if isinstance(each, Job))
     assert with_it.copies == without.copies
     assert set(with_it.overrides) ^ set(without.overrides) == {
         f"runtime.optimise.{name}=true",
@@ -63,7 +60,7 @@ def test_a_toggle_is_a_pair_on_the_same_work(name):
 
 
 def test_contenders_of_a_scenario_have_names_of_their_own():
-    for plan in SCENARIOS.values():
+    for plan in ALL.values():
         names = [contender.name for contender in plan.contenders]
         assert len(names) == len(set(names))
 

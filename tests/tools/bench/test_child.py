@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 
+import psutil
 import pytest
 
-from tools.bench.child import Child, ChildFailed, run_child
+from tools.bench.child import ChildFailed, run_child
 
 
 def python(code: str) -> list[str]:
@@ -54,27 +54,14 @@ def test_a_cancelled_one_is_ended():
 
 
 def test_its_own_children_end_with_it(tmp_path):
-    nested = (
-        "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']).pid,"
-    )
-    child = Child(python(f"{nested} flush=True)\nimport time; time.sleep(60)"), tmp_path)
-    while not (text := (tmp_path / "stdout").read_text()).endswith("\n"):
-        time.sleep(0.02)
-    child.end()
-    assert child.poll() is not None
+    pid = tmp_path / "pid"
+    nested = f"child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\nopen({str(pid)!r}, 'w')"
+    code = f"import subprocess, sys, time; {nested}.write(f'{{child.pid}}.')\ntime.sleep(60)"
+    with pytest.raises(ChildFailed, match="cancelled"):
+        run_child(python(code), 60, lambda: pid.exists() and pid.read_text().endswith("."))
     deadline = time.monotonic() + 10
-    while _alive(int(text)) and time.monotonic() < deadline:
+    while (alive := psutil.pid_exists(number := int(pid.read_text()[:-1]))) and time.monotonic() < deadline:
+        if psutil.Process(number).status() == psutil.STATUS_ZOMBIE:
+            return
         time.sleep(0.02)
-    assert not _alive(int(text))
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    try:
-        with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123
-            return file.read().split()[2] != "Z"
-    except OSError:
-        return False
+    assert not alive

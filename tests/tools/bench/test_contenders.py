@@ -1,7 +1,9 @@
-"""What a contender is started with, why it is skipped, and what follows from what it prints."""
+"""The commands of contenders, the reasons to skip them, and their figures."""
 
 from __future__ import annotations
 
+import json
+import pickle
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,11 +18,11 @@ from pipeline.cli.main import main
 from pipeline.config.compose import register, register_job, settings_of
 from pipeline.config.jobs import find_job
 from pipeline.config.keys import CONF
-from tests.tools.bench.work import FAKE, spec, with_facts
-from tools.bench.contenders import CELLS, BatchedBench, Contender, Function, Job, LlamaBench, Program, sizes
-from tools.bench.scenarios import JOB, LADDER, PEERS, SCENARIOS, TOGGLES, scenario
+from tests.tools.bench.work import FAKE, of_sizes, spec, with_mask
+from tools.bench.contenders import CELLS, SPEC, BatchedBench, Contender, Function, Job, LlamaBench, Program, sizes
+from tools.bench.scenarios import ALL, DYNAMIC, JOB, LADDER, PEERS
 from tools.bench.spec import Spec, overrides_of, written
-from tools.bench.workload import PROMPTS, Recipe, facts_of
+from tools.bench.workload import Recipe
 
 BATCHED = """\
 {"n_kv_max": 4096, "n_batch": 2048, "n_ubatch": 512, "flash_attn": -1, "is_pp_shared": 0, "n_gpu_layers": -1, \
@@ -35,7 +37,6 @@ SINGLE = """\
 """Shortened output of the programs that were built from llama-cpp-python 0.3.36."""
 
 CEILING, SERIAL = BatchedBench("llama-batched-bench"), LlamaBench("llama-bench")
-DYNAMIC = next(c for c in SCENARIOS["diffusion"].contenders if c.name == "4/4 dynamic")
 
 
 @pytest.fixture
@@ -51,31 +52,31 @@ def test_a_program_that_is_not_built_is_skipped_with_the_remedy(tmp_path, made, 
     assert contender.reason_to_skip(replace(made, model=FAKE)) == "it needs a GGUF file (model.path)"
 
 
-LONG = Function("x", "tools.bench.rungs:blocks_fresh", row_tokens=513)
+LONG = Function("x", "tools.bench.rungs:blocks_fresh", row_tokens=513, makes_blocks=True)
 
 
 @pytest.mark.parametrize(
-    ("contender", "facts", "says"),
+    ("contender", "has_mask", "n_ctx_train", "says"),
     [
-        (JOB, {}, ""),
-        (JOB, {"longest": 513}, "rows of 513 tokens are needed and the model was trained for 512"),
-        (LONG, {}, "rows of 513 tokens are needed"),
-        (replace(LONG, row_tokens=512), {}, ""),
-        (JOB, {"has_mask": False}, ""),
-        (DYNAMIC, {"has_mask": False}, r"names no mask token; give one with bench.mask_token_id="),
-        (replace(LONG, row_tokens=512), {"has_mask": False}, r"names no mask token"),
+        (JOB, False, 512, ""),
+        (JOB, True, 20, "the model was trained for 20"),
+        (LONG, True, 512, "rows of 513 tokens are needed and the model was trained for 512"),
+        (replace(LONG, row_tokens=512), True, 512, ""),
+        (DYNAMIC, False, 512, r"names no mask token; give one with bench.mask_token_id="),
+        (replace(LONG, row_tokens=512), False, 512, r"names no mask token"),
     ],
 )
-def test_what_a_model_cannot_do_is_skipped(made, contender, facts, says):
-    assert says in (contender.reason_to_skip(with_facts(made, n_ctx_train=512, **facts)) or "")
-    if not says:
-        assert contender.reason_to_skip(made) is None
+def test_what_a_model_cannot_do_is_skipped(made, contender, has_mask, n_ctx_train, says):
+    case = replace(made, workload=replace(made.workload, has_mask=has_mask, n_ctx_train=n_ctx_train))
+    assert says in (contender.reason_to_skip(case) or "")
+    assert bool(says) is bool(contender.reason_to_skip(case))
 
 
 def test_a_function_gets_the_case_with_its_own_row_length(made):
-    *start, function, path = replace(LONG, row_tokens=512).command(made)
+    *start, function, folder = replace(LONG, row_tokens=512).command(made)
     assert (start[1:], function) == (["-m", "tools.bench"], LONG.function)
-    assert Spec.load(Path(path)) == replace(made, runtime=replace(made.runtime, max_sequence_tokens=512))
+    case = replace(made, runtime=replace(made.runtime, max_sequence_tokens=512))
+    assert pickle.loads((Path(folder) / SPEC).read_bytes()) == case
 
 
 def measured(contender: Contender, made: Spec):
@@ -87,10 +88,10 @@ def measured(contender: Contender, made: Spec):
 @pytest.mark.parametrize("name", ["4/4 dynamic", "4/2"])
 def test_the_figures_of_blocks_are_those_of_the_calls(tmp_path, name):
     """A block costs its steps and a call that stores it; the last one of a row is not stored."""
-    contender = next(c for c in SCENARIOS["diffusion"].contenders if c.name == name)
+    contender = next(c for c in ALL["diffusion"].contenders if c.name == name)
     made = spec(tmp_path, Recipe(16, 16), slots=2)
     figures = measured(contender, made)
-    lengths = [len(ids) for ids in made.rows.rendered()["prompt_ids"].to_pylist()]
+    lengths = [len(ids) for ids in made.workload.rows["prompt_ids"].to_pylist()]
     made_tokens = sum(-(-(n + 16) // 4) * 4 - n for n in lengths)  # the last block whole
     blocks = sum(-(-(n + 16) // 4) - n // 4 for n in lengths)
     assert figures.tokens_per_pass is not None
@@ -100,10 +101,9 @@ def test_the_figures_of_blocks_are_those_of_the_calls(tmp_path, name):
 
 
 def test_a_mask_may_be_given_for_a_model_that_names_none(tmp_path):
-    nameless = replace(FAKE, loader="tests.operators.engine.block_diffusion.fakes:load")
-    made = replace(with_facts(spec(tmp_path), has_mask=False), model=nameless, mask_token_id=MASK_ID)
+    made = with_mask(spec(tmp_path), MASK_ID)
     assert DYNAMIC.reason_to_skip(made) is None
-    assert measured(DYNAMIC, made).new_tokens == made.rows.facts.new_tokens
+    assert measured(DYNAMIC, made).new_tokens == made.workload.new_tokens
 
 
 @dataclass
@@ -136,8 +136,7 @@ def test_hydra_reads_what_is_written(value):
 
 def test_the_settings_of_all_contenders_are_there():
     """A setting that is not fails in Hydra."""
-    plans = [*SCENARIOS.values(), *(scenario(f"toggle_{name}") for name in TOGGLES)]
-    jobs = [each for plan in plans for each in plan.contenders if isinstance(each, Job)]
+    jobs = [each for plan in ALL.values() for each in plan.contenders if isinstance(each, Job)]
     given = {each.partition("=")[0]: each for job in jobs for each in job.overrides}
     assert composed(*given.values()).runtime.optimise.compaction is False
 
@@ -154,20 +153,18 @@ def test_the_command_of_a_job_composes_to_the_settings_of_the_case(tmp_path, con
     settings = settings_of(composed(*command[4:]))
     assert (settings.sampling, settings.runtime) == (made.sampling, made.runtime)
     assert settings.model.loader == made.model.loader
-    assert settings.data.path == str(made.rows.folder / PROMPTS)
+    lines = Path(str(settings.data.path)).read_text().splitlines()
+    assert [json.loads(line) for line in lines] == made.workload.rows.select(["prompt", "max_tokens"]).to_pylist()
     assert settings.store.enabled is (contender is JOB)
 
 
-FACTS = facts_of([60, 76] * 8, [90, 110] * 8, 4096, [])
-
-
 def test_speeds_give_the_time_of_the_workload(made):
-    facts = made.rows.facts
+    work = made.workload
     ceiling, serial = CEILING.figures(made, BATCHED), SERIAL.figures(made, SINGLE)
-    assert ceiling.work_s == pytest.approx(facts.prompt_tokens / 500 + facts.new_tokens / 100)
+    assert ceiling.work_s == pytest.approx(work.prompt_tokens / 500 + work.new_tokens / 100)
     assert ceiling.decode_step_ms == pytest.approx(40)
     assert "4 rows with 64 + 16 tokens" in (ceiling.note or "")
-    assert serial.work_s == pytest.approx(facts.prompt_tokens / 400 + facts.new_tokens / 40)
+    assert serial.work_s == pytest.approx(work.prompt_tokens / 400 + work.new_tokens / 40)
 
 
 @pytest.mark.parametrize("contender", [CEILING, SERIAL])
@@ -178,24 +175,24 @@ def test_output_without_results_is_an_error(made, contender, output):
 
 
 @pytest.mark.parametrize(
-    "facts",
+    "work",
     [
-        FACTS,
-        facts_of([10] * 4, [3] * 4, 4096, []),
-        facts_of([100] * 4, [500] * 4, 4096, []),
-        facts_of([1], [1], 64, []),
+        of_sizes([60, 76] * 8, [90, 110] * 8),
+        of_sizes([10] * 4, [3] * 4),
+        of_sizes([100] * 4, [500] * 4),
+        of_sizes([1], [1]),
     ],
 )
-def test_its_mean_depth_is_the_workloads(facts):
-    prompt, steps = sizes(facts)
+def test_its_mean_depth_is_the_workloads(work):
+    prompt, steps = sizes(work)
     assert 8 <= steps <= 64
-    if facts.mean_depth > 32:
-        assert prompt + (steps - 1) / 2 == pytest.approx(facts.mean_depth, abs=1)
+    if work.mean_depth > 32:
+        assert prompt + (steps - 1) / 2 == pytest.approx(work.mean_depth, abs=1)
 
 
 def test_rows_fit_their_context(made):
     words = CEILING.command(made)
-    prompt, steps = sizes(made.rows.facts)
+    prompt, steps = sizes(made.workload)
     context = int(words[words.index("--ctx-size") + 1])
     assert context >= 4 * (prompt + steps)
     assert context % CELLS == 0

@@ -60,15 +60,6 @@ def test_a_contender_that_fails_is_a_reject_with_its_last_words(bench, tmp_path)
     assert "no such model" in (tmp_path / "out/report.md").read_text()
 
 
-def test_a_finished_benchmark_is_not_measured_again(bench, tmp_path, capsys):
-    chosen = ("bench.scenarios=[contexts]", "bench.contenders=[context-reused]")
-    assert bench(*chosen) == ExitCode.DONE
-    before = rows(tmp_path)
-    assert bench(*chosen) == ExitCode.DONE
-    assert "finished already" in capsys.readouterr().out
-    assert rows(tmp_path).equals(before)
-
-
 @pytest.mark.parametrize(
     ("argument", "says"),
     [

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import polars as pl
 import pyarrow as pa
+import pytest
 
 from tools.bench.cases import CASE_SCHEMA
 from tools.bench.figures import COLUMNS
@@ -51,26 +52,28 @@ def test_a_ratio_is_taken_within_each_repeat():
     assert paired_ratio(rows, "job", "nobody") is None
 
 
-def test_a_ladder_has_ratios_to_the_rung_below_and_to_the_lowest(tmp_path):
-    speeds = {"engine": 100.0, "sampling": 50.0, "dataflow": 50.0, "job": 45.0}
-    text = report(write(tmp_path, [measured("ladder", name, 0, speed) for name, speed in speeds.items()]))
-    assert "| contender | t/s | by the rung below | by engine |" in text
-    assert cells(text, "engine")[1:4] == ["100.0", "-", "-"]
-    assert cells(text, "sampling")[1:4] == ["50.0", "0.500", "0.500"]
-    assert cells(text, "job")[1:4] == ["45.0", "0.900", "0.450"]
-
-
-def test_peers_are_told_by_how_much_ours_is_faster(tmp_path):
-    speeds = {"job": 100.0, "llama-server": 80.0, "create_completion": 20.0}
-    text = report(write(tmp_path, [measured("peers", name, 0, speed) for name, speed in speeds.items()]))
-    assert "| contender | t/s | job by this |" in text
-    assert [cells(text, name)[2] for name in speeds] == ["-", "1.250", "5.000"]
-
-
-def test_contenders_may_have_a_ratio_to_another_than_the_first(tmp_path):
-    speeds = {"reused, 512": 100.0, "fresh, 512": 80.0, "reused, 4,096": 90.0, "fresh, 4,096": 45.0}
-    text = report(write(tmp_path, [measured("diffusion_contexts", name, 0, speed) for name, speed in speeds.items()]))
-    assert [cells(text, name)[2] for name in speeds] == ["-", "1.250", "-", "2.000"]
+@pytest.mark.parametrize(
+    ("scenario", "title", "speeds", "ratios"),
+    [
+        ("peers", "by job", {"job": 100.0, "llama-server": 80.0, "create_completion": 20.0}, ["-", "0.800", "0.200"]),
+        (
+            "diffusion_contexts",
+            "by the reused one",
+            {"reused, 512": 100.0, "fresh, 512": 80.0, "reused, 4,096": 90.0, "fresh, 4,096": 45.0},
+            ["-", "0.800", "-", "0.500"],
+        ),
+        (
+            "toggle_compaction",
+            "by with compaction",
+            {"with compaction": 110.0, "without compaction": 99.0},
+            ["-", "0.900"],
+        ),
+    ],
+)
+def test_a_speed_is_divided_by_that_of_the_first_or_of_another(tmp_path, scenario, title, speeds, ratios):
+    text = report(write(tmp_path, [measured(scenario, name, 0, speed) for name, speed in speeds.items()]))
+    assert f"| contender | t/s | {title} |" in text
+    assert [cells(text, name)[2] for name in speeds] == ratios
 
 
 def test_block_diffusion_has_its_calls_and_what_batching_gives(tmp_path):
@@ -96,13 +99,11 @@ def test_medians_and_spread(tmp_path):
     assert cells(report(write(tmp_path, rows)), "job")[1] == "200.0 (100.0-300.0)"
 
 
-def test_a_toggle_has_its_gain(tmp_path):
-    rows = [
-        measured("toggle_compaction", f"{word} compaction", repeat, speed)
-        for repeat in range(2)
-        for word, speed in (("with", 110.0), ("without", 100.0))
-    ]
-    assert "- gain: +10.0 %" in report(write(tmp_path, rows))
+@pytest.mark.parametrize(("texts", "said"), [("aa", "the same with and without"), ("ab", "NOT the same")])
+def test_a_toggle_says_whether_the_texts_are_the_same(tmp_path, texts, said):
+    names = ("with compaction", "without compaction")
+    rows = [measured("toggle_compaction", n, 0, 1.0, texts=text) for n, text in zip(names, texts, strict=True)]
+    assert f"- texts: {said}" in report(write(tmp_path, rows))
 
 
 def test_what_was_skipped_is_named_with_the_reason(tmp_path):

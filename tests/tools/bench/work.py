@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+
+import pyarrow as pa
 
 from operators.settings import DataSettings, ModelSettings, SamplingSettings
 from operators.settings.runtime import EngineSettings
+from tools.bench.settings import BenchSettings
 from tools.bench.spec import Spec
-from tools.bench.workload import FACTS, Recipe, Request, Workload, make
+from tools.bench.workload import ROWS_SCHEMA, Recipe, Workload, make
 
 FAKE = ModelSettings(loader="operators.engine.backend.fake:load")
 
@@ -21,29 +25,37 @@ def write_data(folder: Path, rows: int = 6) -> Path:
     return path
 
 
-def request(folder: Path, recipe: Recipe | None = None, **values: object) -> Request:
-    given = {"rows": 6, "copies": 1, "answer_column": "answer", "cap": 10, "shots": 2, "stop": []} | values
-    data = DataSettings(path=str(write_data(folder)))
-    return Request(recipe=recipe or Recipe(), data=data, model=FAKE, **given)  # type: ignore[arg-type]
+def workload(
+    folder: Path, recipe: Recipe | None = None, rows: int = 6, copies: int = 1, column: str = "prompt", **bench: str
+) -> Workload:
+    data = DataSettings(path=str(write_data(folder)), prompt_column=column)
+    settings = BenchSettings(shots=2, **bench)  # type: ignore[arg-type]
+    return make(recipe or Recipe(), rows, copies, data=data, model=FAKE, bench=settings, cap=10)
 
 
-def workload(folder: Path, recipe: Recipe | None = None, **values: object) -> Workload:
-    return make(request(folder, recipe, **values), folder / "workload")
+def of_sizes(prompts: Sequence[int], lengths: Sequence[int]) -> Workload:
+    """Rows with so many tokens of a prompt and of a completion."""
+    rows = [{"prompt_ids": [0] * p, "max_tokens": n} for p, n in zip(prompts, lengths, strict=True)]
+    return Workload(pa.Table.from_pylist(rows, ROWS_SCHEMA), 4096, [])
 
 
-def spec(folder: Path, recipe: Recipe | None = None, slots: int = 4, **values: object) -> Spec:
+def spec(folder: Path, recipe: Recipe | None = None, slots: int = 4, rows: int = 6) -> Spec:
     return Spec(
-        workload=str(workload(folder, recipe, **values).folder),
-        folder=str(folder),
-        model=FAKE,
+        workload=workload(folder, recipe, rows),
+        folder=folder,
+        model=replace(FAKE),
         runtime=EngineSettings(slots=slots, max_sequence_tokens=256),
         sampling=SamplingSettings(per_row=["max_tokens"], ignore_eos=True),
-        peers=str(folder),
+        bench=BenchSettings(peers=str(folder)),
     )
 
 
-def with_facts(made: Spec, **values: object) -> Spec:
-    """The case with other facts of its rows."""
-    facts = asdict(made.rows.facts) | values
-    (made.rows.folder / FACTS).write_text(json.dumps(facts))
-    return made
+def with_mask(made: Spec, token: int | None) -> Spec:
+    """The case on a model whose vocabulary names no mask, with `token` as its mask."""
+    model = replace(FAKE, loader="tests.operators.engine.block_diffusion.fakes:load")
+    return replace(
+        made,
+        model=model,
+        workload=replace(made.workload, has_mask=False),
+        bench=replace(made.bench, mask_token_id=token),
+    )

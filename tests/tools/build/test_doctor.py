@@ -54,8 +54,8 @@ def test_a_library_that_cannot_be_loaded_is_a_problem(capsys):
 
 
 def test_a_child_that_hangs_is_a_problem():
-    answer = doctor.ask([sys.executable, "-c", "import time; time.sleep(60)"], timeout_s=0.2)
-    assert answer.problem == "gave no answer within 0.2 s"
+    with pytest.raises(doctor.ChildError, match=r"gave no answer within 0.2 s"):
+        doctor.ask([sys.executable, "-c", "import time; time.sleep(60)"], timeout_s=0.2)
 
 
 def test_a_healthy_child_is_all_good(capsys):
@@ -78,5 +78,5 @@ def test_arm_has_neon_and_no_x86_features(machine):
 
 def test_unused_amx_is_a_note_with_what_to_install(capsys):
     report = doctor.examine(child("print(json.dumps({}))"), X86)
-    assert report.problems == []
-    assert any("AMX is not used" in note and "make llama" in note for note in report.notes)
+    assert report["problems"] == []
+    assert any("AMX is not used" in note and "make llama" in note for note in report["notes"])

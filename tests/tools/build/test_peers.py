@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,15 +11,18 @@ from pathlib import Path
 import pytest
 
 from tools.build import peers
-from tools.build.build import BuildError, Locked, build_env
+from tools.build.build import BuildError
 from tools.build.compilers import AMX_OFF, Compiler, Host
-from tools.build.peers import PROGRAMS, STAMP, build, is_built, source, tools
+from tools.build.peers import PROGRAMS, STAMP, make_peers
 
 HOST = Host("Linux", "x86_64", frozenset({"avx512f", "amx_tile", "amx_int8"}))
-CLANG = Compiler("clang-16", "clang++-16", "clang", "16.0.6", openmp=True)
 GCC = Compiler("gcc", "g++", "gcc", "12.2.0", openmp=True)
-LOCKED = Locked("1.2.3", "llama-cpp-python==1.2.3 \\\n    --hash=sha256:aa\n")
-PYTHON = Path(sys.executable)
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch):
+    monkeypatch.setattr(peers, "chosen_compiler", lambda host, env: GCC)
+    monkeypatch.setattr(peers, "this_host", lambda: HOST)
 
 
 class Runs:
@@ -59,82 +61,55 @@ def archive(folder: Path) -> None:
         packed.addfile(info, io.BytesIO(b""))
 
 
-def test_the_source_is_that_of_the_lock(tmp_path):
+def test_it_is_built_of_the_locked_source_with_our_compiler_and_flags(tmp_path):
     run = Runs()
-    at = source(PYTHON, LOCKED, tmp_path, {}, run)
-    assert (at / "CMakeLists.txt").is_file()
-    (command,) = run.commands
-    assert {"--require-hashes", "--no-deps", "--no-binary"} <= set(command)
-    assert source(PYTHON, LOCKED, tmp_path, {}, run) == at
-    assert len(run.commands) == 1  # it is there
-
-
-def test_a_failed_download_leaves_nothing_and_says_why(tmp_path):
-    with pytest.raises(BuildError, match="it broke"):
-        source(PYTHON, LOCKED, tmp_path, {}, Runs(fail="download"))
-    assert list((tmp_path / "src").iterdir()) == []
+    make_peers(tmp_path, {"PATH": "", "CMAKE_ARGS": "-DGGML_CUDA=on"}, run)
+    download, tools, configure, make = run.commands
+    assert {"--require-hashes", "--no-deps", "--no-binary"} <= set(download)
+    assert tools[-2:] == ["cmake", "ninja"]
+    assert configure[0] == make[0] == f"{tools[tools.index('--target') + 1]}/bin/cmake"
+    assert configure[configure.index("-S") + 1].endswith("llama_cpp_python-1.2.3/vendor/llama.cpp")
+    assert {"-DCMAKE_BUILD_TYPE=Release", "-DGGML_CUDA=on"} <= set(configure)
+    assert make[-3:] == list(PROGRAMS)
+    assert (run.envs[2]["CC"], run.envs[2]["CXX"]) == ("gcc", "g++")
+    assert run.envs[2]["CFLAGS"] == " ".join(AMX_OFF)
+    assert {path.name for path in tmp_path.iterdir()} == {".gitignore", "bin", "build.log"}
 
 
 def test_tools_of_the_path_are_taken(tmp_path):
-    folder = tmp_path / "usr"
     run = Runs()
-    run(["install", "--target", str(folder)], {}, tmp_path / "log", "")
-    run.commands.clear()
-    found = tools(PYTHON, tmp_path, {"PATH": str(folder / "bin")}, run)
-    assert found == {name: str(folder / "bin" / name) for name in ("cmake", "ninja")}
-    assert run.commands == []
+    run(["install", "--target", str(tmp_path)], {}, tmp_path / "log", "")
+    make_peers(tmp_path / "cache", {"PATH": str(tmp_path / "bin")}, run)
+    assert [command[0] for command in run.commands[2:]] == [str(tmp_path / "bin/cmake")] * 2
 
 
-def test_missing_tools_come_to_a_folder_of_their_own(tmp_path):
+def test_nothing_is_done_where_the_programs_are_there(tmp_path, capsys):
     run = Runs()
-    found = tools(PYTHON, tmp_path, {"PATH": ""}, run)
-    assert found["cmake"] == str(tmp_path / "tools/bin/cmake")
-    assert run.commands[0][-2:] == ["cmake", "ninja"]
-
-
-def test_tools_that_cannot_be_installed_are_named_with_the_remedy(tmp_path):
-    with pytest.raises(BuildError, match="apt-get install cmake ninja-build"):
-        tools(PYTHON, tmp_path, {"PATH": ""}, Runs(fail="install"))
-
-
-def built(folder: Path, run: Runs, compiler: Compiler = CLANG, key: str = "key") -> None:
-    env = build_env(compiler, HOST, {"CMAKE_ARGS": "-DGGML_CUDA=on"})
-    build(folder / "source", {"cmake": "cmake", "ninja": "/usr/bin/ninja"}, env, key, folder, run, "building")
-
-
-def test_it_is_built_with_our_compiler_and_flags(tmp_path):
-    run = Runs()
-    built(tmp_path, run, GCC)
-    configure, make = run.commands
-    assert "-DCMAKE_BUILD_TYPE=Release" in configure
-    assert "-DGGML_CUDA=on" in configure
-    assert make[-3:] == list(PROGRAMS)
-    assert (run.envs[0]["CC"], run.envs[0]["CXX"]) == ("gcc", "g++")
-    assert run.envs[0]["CFLAGS"] == " ".join(AMX_OFF)
-
-
-def test_what_is_built_is_known_by_its_key(tmp_path):
-    assert not is_built(tmp_path / "bin", "key")
-    built(tmp_path, Runs())
-    assert is_built(tmp_path / "bin", "key")
-    assert not is_built(tmp_path / "bin", "another")
-    (tmp_path / "bin/llama-bench").unlink()
-    assert not is_built(tmp_path / "bin", "key")
-
-
-@pytest.mark.parametrize("run", [Runs(fail="--build"), Runs(fail="-S"), Runs(programs=PROGRAMS[:1])])
-def test_a_failed_build_keeps_what_was_there(tmp_path, run):
-    built(tmp_path, Runs(), key="old")
-    with pytest.raises(BuildError, match=r"it broke|made no llama-batched-bench"):
-        built(tmp_path, run, key="new")
-    assert json.loads((tmp_path / "bin" / STAMP).read_text())["key"] == "old"
-
-
-def test_nothing_is_done_where_the_programs_are_there(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(peers, "find_compiler", lambda host, env: CLANG)
-    run = Runs()
-    peers.make_peers(Path(sys.prefix), tmp_path, {"PATH": ""}, run)
-    assert len(run.commands) == 4  # download, tools, configure, build
-    peers.make_peers(Path(sys.prefix), tmp_path, {"PATH": ""}, run)
+    make_peers(tmp_path, {"PATH": ""}, run)
+    make_peers(tmp_path, {"PATH": ""}, run)
     assert len(run.commands) == 4
     assert "already built" in capsys.readouterr().out
+    make_peers(tmp_path, {"PATH": "", "CFLAGS": "-O1"}, run)
+    assert len(run.commands) == 8
+    (tmp_path / "bin/llama-bench").unlink()
+    make_peers(tmp_path, {"PATH": "", "CFLAGS": "-O1"}, run)
+    assert len(run.commands) == 12
+
+
+@pytest.mark.parametrize(
+    ("run", "says"),
+    [
+        (Runs(fail="download"), "it broke"),
+        (Runs(fail="install"), "apt-get install cmake ninja-build"),
+        (Runs(fail="-S"), "it broke"),
+        (Runs(fail="--build"), "it broke"),
+        (Runs(programs=PROGRAMS[:1]), "made no llama-batched-bench"),
+    ],
+)
+def test_a_failed_build_keeps_what_was_there(tmp_path, run, says):
+    make_peers(tmp_path, {"PATH": ""}, Runs())
+    before = json.loads((tmp_path / "bin" / STAMP).read_text())
+    with pytest.raises(BuildError, match=says):
+        make_peers(tmp_path, {"PATH": "", "CFLAGS": "-O1"}, run)
+    assert json.loads((tmp_path / "bin" / STAMP).read_text()) == before
+    assert not list(tmp_path.glob("building-*"))
