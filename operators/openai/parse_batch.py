@@ -51,7 +51,7 @@ FIELDS = (
 """What a request says; null where it says nothing. `choices`: the rows that it has become. `sample`: which of the
 completions of its text a row is."""
 _DIGEST_BYTES = 16
-_MOST_SEED: int = 2**SEED_BITS - 1
+_MAX_SEED: int = 2**SEED_BITS - 1
 _BATCH_ROWS = 1024
 """A line may ask for 2048 texts, so what a batch of lines becomes leaves in parts."""
 
@@ -167,4 +167,4 @@ def _seed(given: int | None, sample: int) -> int | None:
     if given is None:
         return None
     own = given if not sample else hash_of(f"{given}|{sample}")
-    return own & _MOST_SEED
+    return own & _MAX_SEED

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from operators.openai.parameters import ALL, parameters_of
+from operators.openai.parameters import PARAMETERS
 from operators.openai.write_batch import ERRORS, OUTPUT, WriteBatch
 from pipeline import PROJECT
 from pipeline.api.errors import ExitCode, StorageError
@@ -62,7 +62,7 @@ def test_an_error_without_custom_id_names_its_line(shipped):
 
 def test_every_line_has_the_shape_of_the_api(shipped):
     urls = {custom_id: url for line in SHIPPED for custom_id, url in re.findall(IDENTITY, line)}
-    assert {urls[custom_id] for custom_id in shipped.output} == set(ALL)
+    assert {urls[custom_id] for custom_id in shipped.output} == set(PARAMETERS)
     for custom_id, line in shipped.output.items():
         OUTPUT_LINES[urls[custom_id]].validate(line)
     for line in shipped.errors:
@@ -159,8 +159,8 @@ def test_every_accepted_value_is_answered_in_the_shape_of_the_api_and_every_refu
     tried = [
         (f"{what} {url} {name} {i}", url, REQUIRED[url] | {name: value})
         for what, table in (("accepted", ACCEPTED), ("refused", REFUSED))
-        for url in ALL
-        for name in parameters_of(url)
+        for url in PARAMETERS
+        for name in PARAMETERS[url]
         for i, value in enumerate(cases(table, url, name))
     ]
     run = on_fake(tmp_path, requests(*tried), "chunk_rows=1000")
