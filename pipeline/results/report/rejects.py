@@ -11,11 +11,12 @@ import polars as pl
 from pipeline.api.records import RejectKind
 from pipeline.dataflow.reject_writer import VALUES_OF_A_ROW
 from pipeline.monitor.wording import share, shortened
-from pipeline.results.reader import Results, scan
+from pipeline.results.reader import Results
 from pipeline.results.report.charts import Table
 from pipeline.results.report.panel import Card, Panel
 from pipeline.results.report.sample_rows import MOST_FIELDS, shown
 from pipeline.run_dir.names import REJECTS
+from pipeline.system.result_files import scan
 
 MOST_REASONS = 12
 LONGEST_REASON = 300
