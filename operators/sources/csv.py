@@ -13,7 +13,7 @@ import io
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import IO, Any, BinaryIO
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -57,7 +57,7 @@ class CsvReader(TextReader):
                 raise ConfigError(f"data.schema.{column.name}={column.type} cannot be read from CSV; use JSONL")
         return schema
 
-    def decoded(self, content: BinaryIO) -> IO[str]:
+    def decoded(self, content: io.BufferedReader) -> IO[str]:
         return io.TextIOWrapper(content, encoding="utf-8-sig", errors="surrogateescape", newline="")
 
     def rows(self, file: IO[Any]) -> Iterator[Row]:
@@ -88,7 +88,7 @@ class CsvReader(TextReader):
 
 
 def infer_type(values: Sequence[str]) -> pa.DataType:
-    """Infer the narrowest type that fits all of `values`; null if all are empty. Those that are no UTF-8 do not count."""
+    """Infer the narrowest type that fits all of `values`; null if all are empty. Those not in UTF-8 do not count."""
     texts = pa.array([value for value in values if value and _is_utf8(value)], pa.string())
     if not len(texts):
         return pa.string() if any(values) else pa.null()

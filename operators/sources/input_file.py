@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
 
 import pyarrow as pa
 
@@ -69,12 +68,12 @@ class InputFile:
         """The file on this machine, where it is there."""
         return self.place.local(self.path)
 
-    def open(self) -> BinaryIO:
+    def open(self) -> io.BufferedReader:
         """Open the bytes that lie there."""
         return self.place.open(self.path)
 
     @contextmanager
-    def unpacked(self) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+    def unpacked(self) -> Iterator[tuple[io.BufferedReader, io.BufferedReader]]:
         """Open the content, unpacked as it is read, and the file as it lies there; its `tell` says how far that is.
 
         Raises:
@@ -84,9 +83,8 @@ class InputFile:
             if self.codec is None:
                 yield raw, raw
                 return
-            if not raw.read(1):
+            if not raw.peek(1):
                 raise InputError(f"{self} is empty, which no {self.codec} archive is; make or fetch it again")
-            raw.seek(0)
             try:
                 unpacked = pa.CompressedInputStream(pa.PythonFile(raw, "r"), self.codec)
                 yield io.BufferedReader(unpacked, BUFFER_BYTES), raw
@@ -102,9 +100,9 @@ class InputFile:
         """The stamp of the file now."""
         return self.place.stamp(self.path)
 
-    def content_id(self, stamp: Stamp | None = None) -> str:
-        """A name of the content for the fingerprint. `stamp`: that of the file, if it is known already."""
-        return self.place.content_id(self.path, stamp or self.stamp())
+    def content_id(self, stamp: Stamp) -> str:
+        """A name of the content for the fingerprint."""
+        return self.place.content_id(self.path, stamp)
 
     def looks_like(self) -> str:
         """The kind of file that the first bytes suggest, for error messages."""

@@ -7,11 +7,12 @@ stand in rejects/ and in messages as they were given), and its globs match files
 from __future__ import annotations
 
 import glob
+import io
 import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from operators.rows.content import SAMPLED, content_id
 from pipeline.api.errors import InputError
@@ -57,9 +58,9 @@ class Place:
         found = glob.glob(pattern, recursive=True)  # noqa: PTH207 - absolute patterns too
         return {path: Path(path).is_file() for path in found}
 
-    def open(self, path: str) -> BinaryIO:
-        """Open a file for reading; it can seek."""
-        return Path(path).open("rb", BUFFER_BYTES)
+    def open(self, path: str) -> io.BufferedReader:
+        """Open a file for reading."""
+        return io.BufferedReader(io.FileIO(path), BUFFER_BYTES)
 
     def stamp(self, path: str) -> Stamp:
         """The stamp of a file now."""

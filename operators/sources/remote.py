@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from operators.sources.places import BUFFER_BYTES, Place, Stamp
 from pipeline.api.errors import ConfigError, InputError, PipelineError, SourceError, install
@@ -101,7 +101,7 @@ class RemotePlace(Place):
             found = self._fs.glob(pattern, detail=True)
         return {name: entry["type"] == "file" for name, entry in found.items()}
 
-    def open(self, path: str) -> BinaryIO:
+    def open(self, path: str) -> io.BufferedReader:
         with self.told(path):
             file = self._fs.open(path, "rb", block_size=BLOCK_BYTES, cache_type="readahead")
         return io.BufferedReader(_Remote(file, self, path), BUFFER_BYTES)

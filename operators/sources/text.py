@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import reprlib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import IO, Any, BinaryIO
+from typing import IO, Any
 
 import pyarrow as pa
 
@@ -51,7 +52,7 @@ class TextReader(Reader):
         self.max_row_bytes = max_row_bytes
         self._block_bytes = block_bytes
 
-    def decoded(self, content: BinaryIO) -> IO[Any]:
+    def decoded(self, content: io.BufferedReader) -> IO[Any]:
         """Give the content as `rows` wants it."""
         return content
 

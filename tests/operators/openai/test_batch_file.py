@@ -91,7 +91,7 @@ def test_a_run_that_fails_in_the_middle_and_at_the_end_is_resumed_to_the_same_by
     flag = tmp_path / "flag"
     flag.touch()
     job = (JOBS / "openai_batch.yaml").read_text(encoding="utf-8")
-    fail = f"{{inputs: generate, op: {{_target_: tests.operators.openai.ops.FailOnce, at: 27, flag: {flag}}}}}"
+    fail = f"{{inputs: generate, op: {{_target_: tests.pipeline.target_ops.FailAtRow, row: 27, broken: {flag}}}}}"
     nodes = f"nodes:\n  fail: {fail}\n  respond: {{inputs: fail}}\n"
     (tmp_path / "job.yaml").write_text(f"{job}\n{nodes}", encoding="utf-8")
 
@@ -103,6 +103,7 @@ def test_a_run_that_fails_in_the_middle_and_at_the_end_is_resumed_to_the_same_by
         raise StorageError(f"{directory / ERRORS} cannot be written: no space", directory / ERRORS, full=True)
 
     first = run(ExitCode.FAILED)
+    flag.unlink()
     assert not (first.directory / OUTPUT).exists()
     assert (first.directory / "data/part-00002.parquet").exists()
     with monkeypatch.context() as patched:

@@ -49,7 +49,7 @@ def fault(*lines: str, **kwargs: Any) -> str:
 
 def test_the_table_and_the_cases_name_the_same_parameters():
     wanted = {name for _, name in TABLE if name != "logprobs"} | {f"{CHAT} logprobs", f"{COMPLETIONS} logprobs"}
-    assert set(ACCEPTED) == set(REFUSED) == wanted
+    assert ACCEPTED.keys() | REFUSED.keys() == wanted
     assert all(cases(ACCEPTED, *key) or cases(REFUSED, *key) for key in TABLE)
 
 
