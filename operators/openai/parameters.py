@@ -6,17 +6,17 @@ from collections.abc import Mapping
 
 from operators.openai.values import (
     Read,
-    embedded,
+    embedding_input,
     flag,
     ignored,
     kept,
     logit_bias,
     messages,
     number,
-    prompt,
     refused,
     response_format,
     stop,
+    texts_or_ids,
     top_p,
     whole,
 )
@@ -81,7 +81,7 @@ PARAMETERS: Mapping[str, Mapping[str, Read]] = {
     },
     COMPLETIONS: {
         **_GENERATE,
-        "prompt": prompt,
+        "prompt": texts_or_ids,
         "logprobs": whole(0, 5),
         "echo": flag,
         "best_of": whole(1, MAX_CHOICES),
@@ -89,7 +89,7 @@ PARAMETERS: Mapping[str, Mapping[str, Read]] = {
     },
     EMBEDDINGS: {
         **_ALL,
-        "input": embedded,
+        "input": embedding_input,
         "encoding_format": kept(lambda value: value in ("float", "base64"), '"float" or "base64"'),
         "dimensions": whole(1),
     },

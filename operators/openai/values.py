@@ -123,7 +123,7 @@ def response_format(name: str, value: Any) -> Columns:
     return {"json_schema": json.dumps(inner["schema"])}
 
 
-def prompt(name: str, value: Any) -> Columns:
+def texts_or_ids(name: str, value: Any) -> Columns:
     """Read a string, strings, token ids, or lists of token ids: always as a list."""
     texts = [value] if isinstance(value, str) or _are_tokens(value) else value
     if not (_is_list_of(texts, lambda text: isinstance(text, str)) or _is_list_of(texts, _are_tokens)):
@@ -131,9 +131,9 @@ def prompt(name: str, value: Any) -> Columns:
     return {"texts": texts}
 
 
-def embedded(name: str, value: Any) -> Columns:
+def embedding_input(name: str, value: Any) -> Columns:
     """Read the same, without an empty string."""
-    columns = prompt(name, value)
+    columns = texts_or_ids(name, value)
     if "" in columns["texts"]:
         raise invalid(name, value, "texts of at least one character")
     return columns

@@ -100,9 +100,9 @@ class InputFile:
         """The stamp of the file now."""
         return self.place.stamp(self.path)
 
-    def content_id(self, stamp: Stamp) -> str:
-        """A name of the content for the fingerprint."""
-        return self.place.content_id(self.path, stamp)
+    def content_id(self, stamp: Stamp | None = None) -> str:
+        """A name of the content for the fingerprint. `stamp`: that of the file, if it is known already."""
+        return self.place.content_id(self.path, stamp or self.stamp())
 
     def looks_like(self) -> str:
         """The kind of file that the first bytes suggest, for error messages."""
