@@ -175,11 +175,13 @@ class ReadPrompts(BaseOperator):
     @cached_property
     def _known_rows(self) -> int | None:
         total = 0
-        for reader in self._readers:
-            rows = _total_rows(reader)
-            if rows is None:
-                return None
-            total += rows
+        try:
+            for reader in self._readers:
+                if (rows := reader.total_rows()) is None:
+                    return None
+                total += rows
+        except (*UNREADABLE, InputError):  # a damaged file: reading its rows will show where
+            return None
         return self._limited(total)
 
     def _limited(self, rows: int) -> int:
@@ -219,14 +221,6 @@ class ReadPrompts(BaseOperator):
         if data is not None and len(offsets):
             rows = pa.array(offsets + position)
             yield Batch(chunk, pa.record_batch([*data.columns, rows], schema=self._schema))
-
-
-def _total_rows(reader: Reader) -> int | None:
-    """None for a damaged file too: reading its rows will show where."""
-    try:
-        return reader.total_rows()
-    except (*UNREADABLE, InputError):
-        return None
 
 
 def _schema_of(reader: Reader, sample_rows: int) -> pa.Schema:

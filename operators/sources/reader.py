@@ -50,16 +50,11 @@ class Block:
 
     def part(self, start: int, stop: int) -> tuple[pa.RecordBatch | None, np.ndarray, tuple[BadRow, ...]]:
         """Return the rows at offsets [start, stop): the good ones, their offsets (int64) and the bad ones."""
-        offsets = np.arange(start, stop, dtype=np.int64)
-        if not self.bad:
-            return self._slice(start, stop), offsets, ()
         places = [b.offset for b in self.bad]
         first, last = bisect_left(places, start), bisect_left(places, stop)
-        good = np.delete(offsets, np.array(places[first:last], np.int64) - start)
-        return self._slice(start - first, stop - last), good, self.bad[first:last]
-
-    def _slice(self, start: int, stop: int) -> pa.RecordBatch | None:
-        return None if self.data is None else self.data.slice(start, stop - start)
+        good = np.delete(np.arange(start, stop, dtype=np.int64), np.array(places[first:last], np.int64) - start)
+        data = None if self.data is None else self.data.slice(start - first, len(good))
+        return data, good, self.bad[first:last]
 
 
 class Reader(ABC):

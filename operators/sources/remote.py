@@ -44,28 +44,26 @@ def remote(url: str, options: Mapping[str, Any]) -> tuple[RemotePlace, str]:
         InputError: of a chain (zip://member::archive.zip) the archive is not there, or is none.
         SourceError: a network does not answer.
     """
+    name, options = f"data.path={clean_url(url)}", usable(options)
     if has_password(url):
-        raise ConfigError(f"data.path={clean_url(url)} has a password in it; give it with data.storage_options=")
+        raise ConfigError(f"{name} has a password in it; give it with data.storage_options=")
     try:
         import fsspec
     except ImportError as error:
-        raise ConfigError(f"data.path={clean_url(url)} needs fsspec ({error}): {install('remote')}") from error
-    scheme = url.partition(":")[0].lower()
-    options = usable(options)
+        raise ConfigError(f"{name} needs fsspec ({error}): {install('remote')}") from error
     try:
         fs, path = fsspec.core.url_to_fs(url, **options)
     except ImportError as error:
-        extra = EXTRAS.get(scheme)
+        extra = EXTRAS.get(url.partition(":")[0].lower())
         remedy = f": {install(extra)}" if extra else ""
-        raise ConfigError(f"data.path={clean_url(url)} needs another package: {error}{remedy}") from error
-    except (ValueError, TypeError) as error:
-        why = without_secrets(str(error), options)
-        raise ConfigError(f"data.path={clean_url(url)} with these data.storage_options: {why}") from None
-    except FileNotFoundError as error:
-        why = without_secrets(str(error), options)
-        raise InputError(f"data.path={clean_url(url)} does not exist: {why}; see to its name") from None
+        raise ConfigError(f"{name} needs another package: {error}{remedy}") from error
     except Exception as error:  # an archive is opened here already, and each file system has classes of its own
-        raise _explained(f"data.path={clean_url(url)}", error, _why(error, options)) from None
+        why = without_secrets(str(error), options)
+        if isinstance(error, ValueError | TypeError):
+            raise ConfigError(f"{name} with these data.storage_options: {why}") from None
+        if isinstance(error, FileNotFoundError):
+            raise InputError(f"{name} does not exist: {why}; see to its name") from None
+        raise _explained(name, error, options) from None
     return RemotePlace(fs, options), path
 
 
@@ -136,18 +134,15 @@ class RemotePlace(Place):
         except FileNotFoundError:
             raise _Missing(f"{self.shown(path)} is not there; see to its name and run the same command again") from None
         except Exception as error:  # each file system has classes of its own
-            raise _explained(self.shown(path), error, _why(error, self._options)) from None
+            raise _explained(self.shown(path), error, self._options) from None
 
 
 class _Missing(InputError):
     """There is no such path."""
 
 
-def _why(error: Exception, options: Mapping[str, Any]) -> str:
-    return without_secrets(f"{type(error).__name__}: {error}".strip(), options)
-
-
-def _explained(shown: str, error: Exception, why: str) -> PipelineError:
+def _explained(shown: str, error: Exception, options: Mapping[str, Any]) -> PipelineError:
+    why = without_secrets(f"{type(error).__name__}: {error}".strip(), options)
     names = {cls.__name__ for cls in type(error).__mro__ if cls is not OSError}
     if isinstance(error, PermissionError):
         return InputError(
