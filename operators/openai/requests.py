@@ -11,6 +11,7 @@ from operators.openai.faults import Code, Fault
 from operators.openai.parameters import CHAT, COMPLETIONS, PARAMETERS, REQUIRED
 from operators.openai.values import Columns, refuse_unknown, unsupported
 from operators.rows.arrow_types import MAX_NESTING, depth
+from operators.rows.json_values import unique_keys
 
 DEFAULT_COMPLETION_TOKENS = 16
 """Of /v1/completions without max_tokens, as in the API."""
@@ -43,7 +44,7 @@ def read_line(text: str) -> Mapping[str, Any]:
         Fault: it is no JSON object, or one that cannot be written again.
     """
     try:
-        found = json.loads(text, object_pairs_hook=_object, parse_constant=_no_number)
+        found = json.loads(text, object_pairs_hook=unique_keys, parse_constant=_no_number)
         if text.count("[") + text.count("{") > MAX_NESTING and depth(found) > MAX_NESTING:
             raise ValueError(f"it is nested more than {MAX_NESTING} deep")
         if "\\ud" in text.lower():
@@ -52,6 +53,8 @@ def read_line(text: str) -> Mapping[str, Any]:
         raise Fault(Code.INVALID_LINE, f"not JSON: {error.msg} at character {error.pos + 1}") from error
     except UnicodeEncodeError as error:
         raise Fault(Code.INVALID_LINE, "has half a character (an escape from \\ud800 to \\udfff alone)") from error
+    except KeyError as error:
+        raise Fault(Code.INVALID_LINE, f"cannot be read: it has the key {error} twice in an object") from error
     except (ValueError, RecursionError) as error:
         raise Fault(Code.INVALID_LINE, f"cannot be read: {error}") from error
     if not isinstance(found, dict):
@@ -138,15 +141,6 @@ def _resolve_chat(columns: Columns) -> None:
         columns["logprobs"] = top or 0
     if "json_schema" in columns and "stop" in columns:
         raise unsupported("stop beside a response_format other than text", "JSON ends where it is whole")
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"it has the key '{twice}' twice in an object")
-    return found
 
 
 def _no_number(name: str) -> float:

@@ -185,3 +185,16 @@ def _written(value: Any, path: str) -> str:
 def noun(value: object) -> str:
     """The kind of a JSON value, for messages: an object, a number ..."""
     return _NOUNS.get(type(value), "a number")
+
+
+def unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a JSON object of its pairs, as `object_pairs_hook`.
+
+    Raises:
+        KeyError: a key comes twice; names it.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise KeyError(next(name for name in names if names.count(name) > 1))
+    return found

@@ -14,6 +14,7 @@ from typing import IO, Any, ClassVar
 import pyarrow as pa
 
 from operators.rows.arrow_types import MAX_NESTING, depth, infer_schema, parse_schema
+from operators.rows.json_values import unique_keys
 from operators.sources.places import BUFFER_BYTES
 from operators.sources.text import KEPT_BYTES, Row, TextReader
 from pipeline.api.errors import InputError
@@ -113,14 +114,6 @@ def parse_object(line: bytes) -> dict[str, Any] | str:
     return found if isinstance(found, dict) else f'a JSON {_kind(found)}, not an object; write it as {{"prompt": ...}}'
 
 
-def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise KeyError(next(name for name in names if names.count(name) > 1))
-    return found
-
-
 def _finite(text: str) -> float:
     value = float(text)
     if math.isinf(value):
@@ -128,7 +121,7 @@ def _finite(text: str) -> float:
     return value
 
 
-DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite)
+DECODER = json.JSONDecoder(object_pairs_hook=unique_keys, parse_float=_finite)
 
 
 def _exactly(value: Any, kind: pa.DataType) -> Any:
