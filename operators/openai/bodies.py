@@ -1,19 +1,19 @@
-"""The body of a response, in the shape of OpenAI's API, from the rows that a request has become.
+"""The body of a response, in the shape of OpenAI's API, made of the rows of a request.
 
 What the API takes from a clock or from chance is fixed: `created` is 0, and ids follow from row and custom_id.
+In log-probabilities a token is its bytes in UTF-8, with U+FFFD for half a character; the chat shape has the bytes too.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from operators.openai.parameters import CHAT, COMPLETIONS
-from operators.openai.token_scores import chat_scores, completion_scores
+from operators.openai.parameters import CHAT, EMBEDDINGS
 
 Row = dict[str, Any]
 """A row behind Generate and Embed, by column."""
@@ -22,12 +22,12 @@ _REASONS = {"stop": "stop", "stop_string": "stop", "length": "length"}
 
 
 def digest_of(row: int, custom_id: str | None) -> str:
-    """What the ids of a line have in common: 24 hexadecimal digits that follow from it."""
+    """The common part of the ids of a line: 24 hexadecimal digits that follow from it."""
     return hashlib.blake2b(f"{row}|{custom_id}".encode(), digest_size=12).hexdigest()
 
 
 def line_of(rows: Sequence[Row], pieces: Pieces, fingerprint: str) -> dict[str, Any]:
-    """The line of a request in output.jsonl. `rows`: all that it has become, in the order of their choices."""
+    """The line of a request in output.jsonl. `rows`: all rows of the request, in the order of their choices."""
     first = rows[0]
     digest = digest_of(first["row"], first["custom_id"])
     response = {"status_code": 200, "request_id": f"req_{digest}", "body": _body(rows, pieces, digest, fingerprint)}
@@ -36,35 +36,27 @@ def line_of(rows: Sequence[Row], pieces: Pieces, fingerprint: str) -> dict[str, 
 
 def _body(rows: Sequence[Row], pieces: Pieces, digest: str, fingerprint: str) -> dict[str, Any]:
     url, model = rows[0]["url"], rows[0]["model"]
-    if url == CHAT:
-        return {
-            "id": f"chatcmpl-{digest}",
-            "object": "chat.completion",
-            "created": 0,
-            "model": model,
-            "choices": [_chat_choice(row, i, pieces) for i, row in enumerate(rows)],
-            "usage": usage(rows),
-            "system_fingerprint": fingerprint,
-        }
-    if url == COMPLETIONS:
-        return {
-            "id": f"cmpl-{digest}",
-            "object": "text_completion",
-            "created": 0,
-            "model": model,
-            "choices": [_completion_choice(row, i, pieces) for i, row in enumerate(rows)],
-            "usage": usage(rows),
-            "system_fingerprint": fingerprint,
-        }
-    data = [
-        {"object": "embedding", "index": i, "embedding": _embedding(row["embedding"], row["encoding_format"])}
-        for i, row in enumerate(rows)
-    ]
-    return {"object": "list", "data": data, "model": model, "usage": usage(rows)}
+    if url == EMBEDDINGS:
+        data = [
+            {"object": "embedding", "index": i, "embedding": _embedding(row["embedding"], row["encoding_format"])}
+            for i, row in enumerate(rows)
+        ]
+        return {"object": "list", "data": data, "model": model, "usage": usage(rows)}
+    is_chat = url == CHAT
+    choice = _chat_choice if is_chat else _completion_choice
+    return {
+        "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{digest}",
+        "object": "chat.completion" if is_chat else "text_completion",
+        "created": 0,
+        "model": model,
+        "choices": [choice(row, i, pieces) for i, row in enumerate(rows)],
+        "usage": usage(rows),
+        "system_fingerprint": fingerprint,
+    }
 
 
 def usage(rows: Sequence[Row]) -> dict[str, int]:
-    """Tokens: those of a prompt count once, however many choices it has."""
+    """Count tokens: those of a prompt once, however many choices it has."""
     prompt = sum(len(row["prompt_ids"]) for row in rows if not row["sample"])
     if rows[0]["completion"] is None:
         return {"prompt_tokens": prompt, "total_tokens": prompt}
@@ -76,7 +68,7 @@ def _chat_choice(row: Row, index: int, pieces: Pieces) -> dict[str, Any]:
     return {
         "index": index,
         "message": {"role": "assistant", "content": row["completion"], "refusal": None},
-        "logprobs": None if row["logprobs"] is None else chat_scores(row, pieces),
+        "logprobs": None if row["logprobs"] is None else _chat_scores(row, pieces),
         "finish_reason": _REASONS[row["finish_reason"]],
     }
 
@@ -86,7 +78,7 @@ def _completion_choice(row: Row, index: int, pieces: Pieces) -> dict[str, Any]:
     return {
         "index": index,
         "text": echoed + row["completion"],
-        "logprobs": None if row["logprobs"] is None else completion_scores(row, pieces),
+        "logprobs": None if row["logprobs"] is None else _completion_scores(row, pieces),
         "finish_reason": _REASONS[row["finish_reason"]],
     }
 
@@ -101,3 +93,44 @@ def _embedding(vector: Sequence[float], encoding: str | None) -> list[float] | s
     if encoding == "base64":
         return base64.b64encode(np.array(vector, "<f4").tobytes()).decode()
     return list(vector)
+
+
+def _chat_scores(row: dict[str, Any], pieces: Pieces) -> dict[str, Any]:
+    """`logprobs` of a choice of /v1/chat/completions."""
+    content = [
+        {**_entry(token, logprob, pieces), "top_logprobs": [_entry(e["id"], e["logprob"], pieces) for e in top]}
+        for token, logprob, top in _tokens(row, pieces)
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _completion_scores(row: dict[str, Any], pieces: Pieces) -> dict[str, Any]:
+    """`logprobs` of a choice of /v1/completions. The token that was drawn is among the likeliest, or one more."""
+    tokens, own, tops, offsets = [], [], [], []
+    before = b""
+    for token, logprob, top in _tokens(row, pieces):
+        tokens.append(_text(pieces[token]))
+        own.append(logprob)
+        tops.append({_text(pieces[token]): logprob} | {_text(pieces[e["id"]]): e["logprob"] for e in top})
+        offsets.append(len(before.decode("utf-8", "replace")))
+        before += pieces[token]
+    return {"tokens": tokens, "token_logprobs": own, "top_logprobs": tops, "text_offset": offsets}
+
+
+def _tokens(row: dict[str, Any], pieces: Pieces) -> Iterator[tuple[int, float, list[dict[str, Any]]]]:
+    """Id, log-probability and the likeliest of each token that is in the text: those of a stop string are not."""
+    room = len(row["completion"].encode()) if row["finish_reason"] == "stop_string" else None
+    taken = 0
+    for token, logprob, top in zip(row["completion_ids"], row["logprobs"], row["top_logprobs"], strict=True):
+        if room is not None and taken >= room:
+            return
+        taken += len(pieces[token])
+        yield token, logprob, top
+
+
+def _entry(token: int, logprob: float, pieces: Pieces) -> dict[str, Any]:
+    return {"token": _text(pieces[token]), "logprob": logprob, "bytes": list(pieces[token])}
+
+
+def _text(piece: bytes) -> str:
+    return piece.decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""Why a request is not answered: a code for programs, and words for people.
+"""Reasons why a request is not answered: a code for programs, and words for people.
 
 A fault becomes the reason of a reject, `code: message`, so that rejects/ and errors.jsonl say the same.
 """
@@ -29,8 +29,8 @@ class Fault(Exception):
     """A request that cannot be answered.
 
     Args:
-        code: what kind of fault it is.
-        message: what is wrong and, where there is one, the remedy.
+        code: the kind of fault.
+        message: the fault and, where there is one, the remedy.
     """
 
     def __init__(self, code: Code, message: str) -> None:
@@ -39,12 +39,12 @@ class Fault(Exception):
 
     @property
     def reason(self) -> str:
-        """As the reason of a reject."""
+        """The reason of a reject."""
         return f"{self.code}: {self}"
 
 
 def parse_reason(reason: str) -> tuple[Code, str]:
-    """Code and message of a reject. What another operator rejected has the code FAILED."""
+    """Return code and message of a reject. Rejects of other operators have the code FAILED."""
     code, separator, message = reason.partition(": ")
     if separator and code in list(Code):
         return Code(code), message

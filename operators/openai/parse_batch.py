@@ -1,4 +1,4 @@
-"""ParseBatch: the lines of a batch file to rows that can be rendered, generated and embedded."""
+"""ParseBatch: makes rows of the lines of a batch file, to be rendered, generated and embedded."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ FIELDS = (
     pa.field("echo", pa.bool_()),
     pa.field("encoding_format", pa.string()),
 )
-"""What a request says; null where it says nothing. `choices`: the rows that it has become. `sample`: which of the
-completions of its text a row is."""
+"""The parameters of a request, null where it has none. `choices`: the number of its rows. `sample`: the number of the
+completion among those of its text."""
 _DIGEST_BYTES = 16
-_MOST_SEED: int = 2**SEED_BITS - 1
+_MAX_SEED: int = 2**SEED_BITS - 1
 _BATCH_ROWS = 1024
-"""A line may ask for 2048 texts, so what a batch of lines becomes leaves in parts."""
+"""A line may ask for 2048 texts, so the rows of one batch of lines are sent in several batches."""
 
 
 class ParseBatch(BaseOperator):
@@ -64,8 +64,8 @@ class ParseBatch(BaseOperator):
     Stands directly behind the source, whose rows come in order: the first of two equal custom_ids is the earlier line.
 
     Args:
-        model: how long its embeddings are.
-        models: the values of `model` that are answered; None: any.
+        model: says how long its embeddings are.
+        models: names that requests may give as `model`; None: any.
 
     Raises:
         ConfigError: `models` is empty.
@@ -82,10 +82,10 @@ class ParseBatch(BaseOperator):
         """The digests in `_seen` of chunks that have not ended, by chunk."""
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
-        """The columns of the requests, `row` and `lineage`.
+        """Give the columns of the requests, `row` and `lineage`.
 
         Raises:
-            SchemaError: the input is not that of data.format=lines.
+            SchemaError: the input does not come from data.format=lines.
         """
         for field in (TEXT, LINE):
             require_column(schema, field.name, [field.type])
@@ -94,7 +94,6 @@ class ParseBatch(BaseOperator):
         return self._schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
-        """Parse the lines of one batch."""
         rows: list[dict[str, Any]] = []
         requests = 0
         for i, source in enumerate(batch.data.to_pylist()):
@@ -110,11 +109,9 @@ class ParseBatch(BaseOperator):
             yield self._made(batch, rows, requests)
 
     def state(self, chunk: int) -> bytes:
-        """The digests of the custom_ids of `chunk`: 16 bytes each."""
         return b"".join(self._fresh.pop(chunk, ()))
 
     def restore(self, states: Iterable[bytes]) -> None:
-        """Go on from them."""
         for added in states:
             self._seen.update(added[i : i + _DIGEST_BYTES] for i in range(0, len(added), _DIGEST_BYTES))
 
@@ -140,7 +137,7 @@ class ParseBatch(BaseOperator):
 
 
 def _rows(request: Request, source: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A row for each choice: the samples of the first text, those of the second, and so on."""
+    """Yield a row for each choice: the samples of the first text, those of the second, and so on."""
     texts: Sequence[str | list[int] | None] = request.texts or [None]
     choices = len(texts) * request.samples
     own = {
@@ -165,8 +162,8 @@ def _rows(request: Request, source: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _seed(given: int | None, sample: int) -> int | None:
-    """Of the samples of a text the first has the seed that is given, and the others one that follows from it."""
+    """The given seed for the first sample of a text, and seeds derived from it for the others."""
     if given is None:
         return None
     own = given if not sample else hash_of(f"{given}|{sample}")
-    return own & _MOST_SEED
+    return own & _MAX_SEED

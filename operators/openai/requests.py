@@ -1,4 +1,4 @@
-"""A line of a batch file as columns: its envelope, its body, and what holds between parameters."""
+"""A line of a batch file as a request: its envelope, its body, and rules between parameters."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from operators.openai.faults import Code, Fault
-from operators.openai.parameters import ALL, CHAT, COMPLETIONS, PARAMETERS, Parameter, parameters_of
-from operators.openai.values import Columns, unsupported
+from operators.openai.parameters import CHAT, COMPLETIONS, PARAMETERS, REQUIRED
+from operators.openai.values import Columns, refuse_unknown, unsupported
 from operators.rows.arrow_types import MAX_NESTING, depth
+from operators.rows.json_values import unique_keys
 
 DEFAULT_COMPLETION_TOKENS = 16
 """Of /v1/completions without max_tokens, as in the API."""
-MOST_TEXTS = 2048
+MAX_TEXTS = 2048
 """Prompts or inputs of a request, as in the API."""
-_BY_URL: Mapping[str, Mapping[str, Parameter]] = {url: parameters_of(url) for url in ALL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class Request:
 
     Args:
         custom_id, url: of its line.
-        columns: what its parameters say, by column.
-        texts: what is to be completed or embedded; empty for a chat.
+        columns: the values of its parameters, by column.
+        texts: prompts or inputs; empty for a chat.
         samples: completions of each text.
     """
 
@@ -38,13 +38,13 @@ class Request:
 
 
 def read_line(text: str) -> Mapping[str, Any]:
-    """The object of a line.
+    """Parse a line.
 
     Raises:
-        Fault: it is no JSON object, or one that cannot be kept as it is.
+        Fault: it is no JSON object, or one that cannot be written again.
     """
     try:
-        found = json.loads(text, object_pairs_hook=_object, parse_constant=_no_number)
+        found = json.loads(text, object_pairs_hook=unique_keys, parse_constant=_no_number)
         if text.count("[") + text.count("{") > MAX_NESTING and depth(found) > MAX_NESTING:
             raise ValueError(f"it is nested more than {MAX_NESTING} deep")
         if "\\ud" in text.lower():
@@ -53,6 +53,8 @@ def read_line(text: str) -> Mapping[str, Any]:
         raise Fault(Code.INVALID_LINE, f"not JSON: {error.msg} at character {error.pos + 1}") from error
     except UnicodeEncodeError as error:
         raise Fault(Code.INVALID_LINE, "has half a character (an escape from \\ud800 to \\udfff alone)") from error
+    except KeyError as error:
+        raise Fault(Code.INVALID_LINE, f"cannot be read: it has the key {error} twice in an object") from error
     except (ValueError, RecursionError) as error:
         raise Fault(Code.INVALID_LINE, f"cannot be read: {error}") from error
     if not isinstance(found, dict):
@@ -61,7 +63,7 @@ def read_line(text: str) -> Mapping[str, Any]:
 
 
 def custom_id_of(line: Mapping[str, Any]) -> str:
-    """Its custom_id.
+    """The custom_id of a line.
 
     Raises:
         Fault: there is none.
@@ -78,15 +80,13 @@ def request_of(line: Mapping[str, Any], models: Collection[str] | None) -> Reque
     Raises:
         Fault: it cannot be answered as it is.
     """
-    unknown = sorted(line.keys() - {"custom_id", "method", "url", "body"})
-    if unknown:
-        raise Fault(Code.INVALID_LINE, f"the line has the unknown key '{unknown[0]}'")
+    refuse_unknown("the line", line, ("custom_id", "method", "url", "body"), Code.INVALID_LINE)
     method, url, body = line.get("method"), line.get("url"), line.get("body")
     if method != "POST":
         raise Fault(Code.INVALID_METHOD, f"method must be POST, not {json.dumps(method)}")
-    if not isinstance(url, str) or url not in _BY_URL:
-        raise Fault(Code.INVALID_URL, f"url must be one of {', '.join(ALL)}, not {json.dumps(url)}")
-    if not isinstance(body, Mapping):
+    if not isinstance(url, str) or url not in PARAMETERS:
+        raise Fault(Code.INVALID_URL, f"url must be one of {', '.join(PARAMETERS)}, not {json.dumps(url)}")
+    if not isinstance(body, dict):
         raise Fault(Code.INVALID_LINE, "body must be an object")
     columns = _read(body, url)
     if models is not None and columns["model"] not in models:
@@ -95,21 +95,23 @@ def request_of(line: Mapping[str, Any], models: Collection[str] | None) -> Reque
 
 
 def _read(body: Mapping[str, Any], url: str) -> Columns:
-    known = _BY_URL[url]
+    known = PARAMETERS[url]
     columns: Columns = {}
     for name, value in body.items():
         if name not in known:
-            raise _unknown(name, url)
+            elsewhere = [other for other in PARAMETERS if name in PARAMETERS[other]]
+            hint = f"; {' and '.join(elsewhere)} has it" if elsewhere else ""
+            raise Fault(Code.UNKNOWN_PARAMETER, f"{url} has no parameter '{name}'{hint}")
         if value is not None:
-            columns |= known[name].read(value)
-    for name, parameter in known.items():
-        if parameter.required and body.get(name) is None:
+            columns |= known[name](name, value)
+    for name in REQUIRED:
+        if name in known and body.get(name) is None:
             raise Fault(Code.MISSING_PARAMETER, f"{name} is missing")
     return columns
 
 
 def _resolved(columns: Columns, url: str) -> tuple[Columns, list[str | list[int]], int]:
-    """The columns as the operators behind need them, texts and samples.
+    """The columns as later operators need them, the texts and the samples.
 
     Raises:
         Fault: parameters contradict each other.
@@ -117,8 +119,8 @@ def _resolved(columns: Columns, url: str) -> tuple[Columns, list[str | list[int]
     texts, samples = columns.pop("texts", []), columns.pop("n", 1)
     if columns.pop("best_of", samples) != samples:
         raise unsupported(f"best_of other than n, which is {samples},", "ask for n choices and pick one")
-    if len(texts) > MOST_TEXTS or max(1, len(texts)) * samples > MOST_TEXTS:
-        raise Fault(Code.INVALID_VALUE, f"{len(texts)} texts, {samples} choices each: at most {MOST_TEXTS} in all")
+    if len(texts) > MAX_TEXTS or max(1, len(texts)) * samples > MAX_TEXTS:
+        raise Fault(Code.INVALID_VALUE, f"{len(texts)} texts, {samples} choices each: at most {MAX_TEXTS} in all")
     if url == CHAT:
         _resolve_chat(columns)
     elif url == COMPLETIONS:
@@ -139,21 +141,6 @@ def _resolve_chat(columns: Columns) -> None:
         columns["logprobs"] = top or 0
     if "json_schema" in columns and "stop" in columns:
         raise unsupported("stop beside a response_format other than text", "JSON ends where it is whole")
-
-
-def _unknown(name: str, url: str) -> Fault:
-    elsewhere = sorted({u for parameter in PARAMETERS if parameter.name == name for u in parameter.urls})
-    hint = f"; {' and '.join(elsewhere)} has it" if elsewhere else ""
-    return Fault(Code.UNKNOWN_PARAMETER, f"{url} has no parameter '{name}'{hint}")
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"it has the key '{twice}' twice in an object")
-    return found
 
 
 def _no_number(name: str) -> float:

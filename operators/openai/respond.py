@@ -1,4 +1,4 @@
-"""Respond: the rows of a request back to one row with its response."""
+"""Respond: makes one row with the response of all rows of a request."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _READ = {
     LINEAGE.name: LINEAGE.type,
     ROW.name: ROW.type,
 }
-"""Columns that are read, with their types where these are always the same."""
+"""Columns that are read, and their types; None: any."""
 SCHEMA = pa.schema(
     [
         pa.field("custom_id", pa.string()),
@@ -53,43 +53,39 @@ SCHEMA = pa.schema(
 
 
 class Respond(BaseOperator):
-    """Makes the response of each request of ParseBatch, when all its choices have come.
+    """Makes the response of each request of ParseBatch, once all its choices have come.
 
-    The rows of a request become one: `expanded` counts those that it lost, as a negative number. A request of which a
-    choice was rejected on the way has no response, and the rows that are left of it are rejected too, as `filtered`:
-    the error is the other one.
+    The rows of a request become one. If one of them was rejected on the way, there is no response, and the others are
+    rejected as `filtered`: the error is the one that was rejected first.
 
     Args:
-        model: whose tokens log-probabilities are about, and whose fingerprint responses carry.
+        model: has the tokens of log-probabilities, and the fingerprint that responses carry.
     """
 
     def __init__(self, model: ModelSettings) -> None:
         self._settings = model
         self._open: dict[int, dict[int, list[tuple[Batch, int, dict[str, Any]]]]] = {}
-        """By chunk and source row what has come: batch, index in it, and the row."""
+        """The rows that have come, by chunk and source row: batch, index in it, and the row."""
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
-        """Other columns, and no lineage.
+        """Give SCHEMA.
 
         Raises:
-            SchemaError: what ParseBatch, Tokenize, Embed and Generate add is not there.
+            SchemaError: a column of ParseBatch, Tokenize, Embed or Generate is missing.
         """
         for name, kind in _READ.items():
             require_column(schema, name, None if kind is None else [kind])
         return SCHEMA
 
     def fingerprint(self) -> dict[str, Any]:
-        """The model's content."""
         return {"model": inspect_model(self._settings).fingerprint}
 
     def open(self, runtime: Runtime) -> None:
-        """Load the model, if no other node has."""
         model = load_model(runtime, self._settings)
         self._pieces = model.pieces()
         self._fingerprint = f"fp_{model.fingerprint()[-10:]}"
 
     def process(self, batch: Batch) -> Iterable[Output]:
-        """Send the requests that are whole."""
         waiting = self._open.setdefault(batch.chunk, {})
         whole: list[dict[str, Any]] = []
         merged = 0
@@ -104,7 +100,6 @@ class Respond(BaseOperator):
             yield batch.with_data(pa.RecordBatch.from_pylist(whole, schema=SCHEMA), expanded=-merged)
 
     def finish(self, chunk: int) -> Iterable[Output]:
-        """Reject what is left of requests that will not become whole."""
         for come in self._open.pop(chunk, {}).values():
             for batch, i, row in come:
                 why = f"{len(come)} of the {row['choices']} choices of its request were made, and the others rejected"

@@ -1,165 +1,195 @@
-"""Values of a request's body: checked, and turned into columns of its row."""
+"""Readers of the values of a request's body: each checks a value that is not null, and gives columns of its row."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from operators.openai.faults import Code, Fault
 
 Columns = dict[str, Any]
-Read = Callable[[Any], Columns]
-"""From a value that is not null to columns. Raises Fault."""
+Read = Callable[[str, Any], Columns]
+"""From a parameter's name and value to columns. Raises Fault."""
 
-MOST_INT32 = 2**31 - 1
+MAX_INT32 = 2**31 - 1
 SHOWN = 60
 """Characters of a value that an error shows."""
+ROLES: Mapping[str, str] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+"""The roles of messages, as chat templates know them: `developer` is the newer name of `system`."""
 
 
-def invalid(what: str, value: object, allowed: str) -> Fault:
-    """The fault of a value that cannot be."""
-    return Fault(Code.INVALID_VALUE, f"{what} is {shown(value)}; allowed: {allowed}")
+def invalid(name: str, value: object, allowed: str) -> Fault:
+    """The fault of a value that is out of range or of another type."""
+    return Fault(Code.INVALID_VALUE, f"{name} is {_shown(value)}; allowed: {allowed}")
 
 
-def unsupported(what: str, remedy: str) -> Fault:
+def unsupported(name: str, remedy: str) -> Fault:
     """The fault of something that the API has and this job has not."""
-    return Fault(Code.UNSUPPORTED_PARAMETER, f"{what} is not supported; {remedy}")
+    return Fault(Code.UNSUPPORTED_PARAMETER, f"{name} is not supported; {remedy}")
 
 
-def shown(value: object) -> str:
-    """A value as JSON, of a length that fits into a line."""
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= SHOWN else text[:SHOWN] + "..."
+def refuse_unknown(name: str, keys: Iterable[str], known: Iterable[str], code: Code = Code.UNKNOWN_PARAMETER) -> None:
+    """Raise Fault for the first of `keys` that is not `known`."""
+    if unknown := sorted(set(keys) - set(known)):
+        raise Fault(code, f"{name} has the unknown key '{unknown[0]}'")
 
 
-def is_whole(value: object) -> bool:
-    """Whether it is a whole number; true and false are none."""
-    return isinstance(value, int) and not isinstance(value, bool)
+def kept(fits: Callable[[Any], bool], allowed: str) -> Read:
+    """Read a value for which `fits` holds, as it is, into the column of the parameter's name."""
 
-
-def number(name: str, least: float, most: float) -> Read:
-    """A number in a range."""
-
-    def read(value: Any) -> Columns:
-        given = isinstance(value, int | float) and not isinstance(value, bool)
-        if not given or not least <= value <= most:  # neither NaN nor infinity lies between two numbers
-            raise invalid(name, value, f"a number from {least:g} to {most:g}")
-        return {name: float(value)}
-
-    return read
-
-
-def whole(name: str, least: int, most: int = MOST_INT32, column: str | None = None) -> Read:
-    """A whole number in a range, for `column` (None: the one of the same name)."""
-
-    def read(value: Any) -> Columns:
-        if not is_whole(value) or not least <= value <= most:
-            raise invalid(name, value, f"a whole number from {least} to {most}")
-        return {column or name: value}
-
-    return read
-
-
-def flag(name: str) -> Read:
-    """true or false."""
-
-    def read(value: Any) -> Columns:
-        if not isinstance(value, bool):
-            raise invalid(name, value, "true or false")
+    def read(name: str, value: Any) -> Columns:
+        if not fits(value):
+            raise invalid(name, value, allowed)
         return {name: value}
 
     return read
 
 
-def only(name: str, *allowed: object, remedy: str) -> Read:
-    """A parameter that is supported as far as it asks for nothing."""
+def number(least: float, most: float) -> Read:
+    """Read a number in a range, which neither true nor NaN is."""
+    return kept(
+        lambda value: type(value) in (int, float) and least <= value <= most, f"a number from {least:g} to {most:g}"
+    )
 
-    def read(value: Any) -> Columns:
+
+def whole(least: int, most: int = MAX_INT32) -> Read:
+    """Read a whole number in a range."""
+    return kept(lambda value: type(value) is int and least <= value <= most, f"a whole number from {least} to {most}")
+
+
+flag = kept(lambda value: type(value) is bool, "true or false")
+
+
+def refused(remedy: str, *harmless: object) -> Read:
+    """Refuse every value but `harmless` ones, which ask for nothing."""
+
+    def read(name: str, value: Any) -> Columns:
         # 0 equals False in Python, and `store: 0` is not `store: false`.
-        if not any(value == one and type(value) is type(one) for one in allowed):
-            raise unsupported(f"{name}={shown(value)}", remedy)
+        if not any(value == one and type(value) is type(one) for one in harmless):
+            raise unsupported(f"{name}={_shown(value)}", remedy)
         return {}
 
     return read
 
 
-def no_effect(value: Any) -> Columns:
-    """A parameter that says nothing about the answer."""
+def ignored(name: str, value: Any) -> Columns:
+    """Accept any value of a parameter that says nothing about the answer."""
     return {}
 
 
-def stop(value: Any) -> Columns:
-    """One string or up to four."""
+def stop(name: str, value: Any) -> Columns:
+    """Read one string or up to four."""
     texts = [value] if isinstance(value, str) else value
     if not _is_list_of(texts, lambda text: isinstance(text, str) and text != "") or len(texts) > 4:
-        raise invalid("stop", value, "a string, or a list of one to four strings, none of them empty")
-    return {"stop": texts}
+        raise invalid(name, value, "a string, or a list of one to four strings, none of them empty")
+    return {name: texts}
 
 
-def top_p(value: Any) -> Columns:
-    """From 0 to 1. At 0 the likeliest token is left, as it is at any value that small."""
-    found = number("top_p", 0, 1)(value)
-    return {"top_p": max(found["top_p"], 1e-9)}
+def top_p(name: str, value: Any) -> Columns:
+    """Read a number from 0 to 1. At 0 the likeliest token is left, as it is at any value that small."""
+    return {name: max(number(0, 1)(name, value)[name], 1e-9)}
 
 
-def logit_bias(value: Any) -> Columns:
-    """A mapping of token ids to -100 ... 100."""
+def logit_bias(name: str, value: Any) -> Columns:
+    """Read a mapping of token ids to -100 ... 100."""
     allowed = "an object of token ids (digits), each with a number from -100 to 100"
-    if not isinstance(value, Mapping):
-        raise invalid("logit_bias", value, allowed)
+    if not isinstance(value, dict):
+        raise invalid(name, value, allowed)
+    bias = number(-100, 100)
     entries = []
-    for token, bias in value.items():
-        right = isinstance(bias, int | float) and not isinstance(bias, bool) and -100 <= bias <= 100
-        digits = token.isascii() and token.isdigit() and len(token) <= len(str(MOST_INT32))
-        if not (digits and int(token) <= MOST_INT32 and right):
-            raise invalid(f"logit_bias[{json.dumps(token)}]", bias, allowed)
-        entries.append({"token": int(token), "bias": float(bias)})
-    return {"logit_bias": entries}
+    for token, amount in value.items():
+        digits = token.isascii() and token.isdigit() and len(token) <= len(str(MAX_INT32))
+        where = f"{name}[{json.dumps(token)}]"
+        if not (digits and _is_token(int(token))):
+            raise invalid(where, amount, allowed)
+        entries.append({"token": int(token), "bias": bias(where, amount)[where]})
+    return {name: entries}
 
 
-def response_format(value: Any) -> Columns:
-    """text, json_object or json_schema: the schema of the row, as JSON text, or null."""
-    kind = value.get("type") if isinstance(value, Mapping) else None
+def response_format(name: str, value: Any) -> Columns:
+    """Read text, json_object or json_schema: the schema of the row as JSON text."""
+    kind = value.get("type") if isinstance(value, dict) else None
     if kind == "text":
         return {}
     if kind == "json_object":
         return {"json_schema": '{"type": "object"}'}
     if kind != "json_schema":
-        raise invalid("response_format", value, '{"type": "text"}, "json_object" or "json_schema"')
-    inner = value.get("json_schema")
-    if not isinstance(inner, Mapping) or not isinstance(inner.get("schema"), Mapping):
-        raise invalid("response_format.json_schema", inner, "an object with name, schema (an object) and strict")
-    unknown = sorted(inner.keys() - {"name", "description", "schema", "strict"})
-    if unknown:
-        raise Fault(Code.UNKNOWN_PARAMETER, f"response_format.json_schema has the unknown key '{unknown[0]}'")
+        raise invalid(name, value, '{"type": "text"}, "json_object" or "json_schema"')
+    inner, where = value.get("json_schema"), f"{name}.json_schema"
+    if not isinstance(inner, dict) or not isinstance(inner.get("schema"), dict):
+        raise invalid(where, inner, "an object with name, schema (an object) and strict")
+    refuse_unknown(where, inner, ("name", "description", "schema", "strict"))
     return {"json_schema": json.dumps(inner["schema"])}
 
 
-def texts_or_ids(name: str, value: Any) -> list[str | list[int]]:
-    """What `prompt` and `input` may be, as a list: a string, strings, token ids, or lists of token ids."""
-    if isinstance(value, str):
-        return [value]
-    if _is_list_of(value, is_token):
-        return [value]
-    for fits in (_is_text, _are_tokens):
-        if _is_list_of(value, fits):
-            return list(value)
-    raise invalid(name, value, "a string, or a list of strings, of token ids, or of lists of token ids, none empty")
+def texts_or_ids(name: str, value: Any) -> Columns:
+    """Read a string, strings, token ids, or lists of token ids: always as a list."""
+    texts = [value] if isinstance(value, str) or _are_tokens(value) else value
+    if not (_is_list_of(texts, lambda text: isinstance(text, str)) or _is_list_of(texts, _are_tokens)):
+        raise invalid(name, value, "a string, or a list of strings, of token ids, or of lists of token ids, none empty")
+    return {"texts": texts}
 
 
-def is_token(value: object) -> bool:
-    """Whether it can be a token id."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_INT32
+def embedding_input(name: str, value: Any) -> Columns:
+    """Read the same, without an empty string."""
+    columns = texts_or_ids(name, value)
+    if "" in columns["texts"]:
+        raise invalid(name, value, "texts of at least one character")
+    return columns
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
+def messages(name: str, value: Any) -> Columns:
+    """Read a list of messages of text; the parts of a content are joined by line breaks."""
+    if not isinstance(value, list) or not value:
+        raise invalid(name, value, "a list of one message or more")
+    return {name: [_message(f"{name}[{i}]", one) for i, one in enumerate(value)]}
+
+
+def _message(where: str, message: Any) -> dict[str, str]:
+    if not isinstance(message, dict):
+        raise invalid(where, message, "an object with role and content")
+    role, content = message.get("role"), message.get("content")
+    if role in ("tool", "function"):
+        raise unsupported(f"{where}.role={role!r}", "write what the tool has said into a message of the user")
+    if not isinstance(role, str) or role not in ROLES:
+        raise invalid(f"{where}.role", role, ", ".join(ROLES))
+    extra = [key for key, given in message.items() if key not in ("role", "content") and given is not None]
+    if extra:
+        raise unsupported(f"{where}.{extra[0]}", "a message has a role and a content")
+    if isinstance(content, list) and content:
+        content = "\n".join(_part(f"{where}.content[{i}]", part) for i, part in enumerate(content))
+    if not isinstance(content, str):
+        raise invalid(f"{where}.content", content, "a string, or a list of parts of the type text")
+    return {"role": ROLES[role], "content": content}
+
+
+def _part(where: str, part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(kind, str):
+        raise invalid(where, part, '{"type": "text", "text": ...}')
+    if kind != "text":
+        raise unsupported(f"{where}.type={kind!r}", "the models are given text only")
+    refuse_unknown(where, part, ("type", "text"))
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise invalid(f"{where}.text", text, "a string")
+    return text
+
+
+def _shown(value: object) -> str:
+    """`value` as JSON, cut to what fits into a line."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= SHOWN else text[:SHOWN] + "..."
+
+
+def _is_token(value: object) -> bool:
+    return type(value) is int and 0 <= value <= MAX_INT32
 
 
 def _are_tokens(value: object) -> bool:
-    return _is_list_of(value, is_token)
+    return _is_list_of(value, _is_token)
 
 
 def _is_list_of(value: object, fits: Callable[[Any], bool]) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str) and bool(value) and all(map(fits, value))
+    return isinstance(value, list) and bool(value) and all(map(fits, value))

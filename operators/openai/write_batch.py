@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from operators.openai.error_lines import error_lines
+from operators.openai.bodies import digest_of
+from operators.openai.faults import Code, parse_reason
 from operators.settings import OutputSettings
 from operators.settings.checks import check
 from operators.sinks.write_rows import WriteRows
+from operators.sources.lines import LINE, TEXT
 from pipeline.api.records import require_column
 from pipeline.system.atomic_files import part_name, write_atomically
 
 OUTPUT, ERRORS = "output.jsonl", "errors.jsonl"
+Reject = Mapping[str, Any]
+"""A row of rejects/."""
 
 
 class WriteBatch(WriteRows):
@@ -27,7 +33,8 @@ class WriteBatch(WriteRows):
         output: what the Parquet files hold, and what is shown of them.
 
     Raises:
-        ConfigError: the files are to be of another format.
+        ConfigError: the files have another format.
+        SchemaError: from `plan`: the column `output` is missing.
     """
 
     concluded = (OUTPUT, ERRORS)
@@ -37,24 +44,16 @@ class WriteBatch(WriteRows):
         super().__init__(output)
 
     def plan(self, schema: pa.Schema) -> None:
-        """A sink.
-
-        Raises:
-            SchemaError: the column `output` is not there.
-        """
         require_column(schema, "output", [pa.string()])
         super().plan(schema)
 
     def conclude(self, directory: Path) -> None:
-        """Write both files."""
         data, rejects = directory / "data", directory / "rejects"
-        outputs = (line for part in _parts(data) for line in _outputs(part))
-        errors = (line for part in _parts(data) for line in _errors(rejects / part.name))
-        write_atomically(directory / OUTPUT, (f"{line}\n" for line in outputs))
-        write_atomically(directory / ERRORS, (f"{line}\n" for line in errors))
+        write_atomically(directory / OUTPUT, _output_lines(data))
+        write_atomically(directory / ERRORS, _error_lines(data, rejects))
 
     def report(self, directory: Path) -> Iterable[str]:
-        """Where the two files are, if the run is done."""
+        """Name the two files, if the run is done."""
         yield from super().report(directory)
         for name in (name for name in self.concluded if (directory / name).exists()):
             with (directory / name).open("rb") as file:
@@ -69,10 +68,52 @@ def _parts(data: Path) -> Iterator[Path]:
         chunk += 1
 
 
-def _outputs(path: Path) -> Iterator[str]:
-    yield from pq.read_table(path, columns=["output"])["output"].to_pylist()
+def _output_lines(data: Path) -> Iterator[str]:
+    for part in _parts(data):
+        for line in pq.read_table(part, columns=["output"])["output"].to_pylist():
+            yield f"{line}\n"
 
 
-def _errors(path: Path) -> Iterator[str]:
-    if path.exists():
-        yield from error_lines(pq.read_table(path).to_pylist())
+def _error_lines(data: Path, rejects: Path) -> Iterator[str]:
+    """A line for each request that has rejects. Those of a chunk are sorted by (row, lineage)."""
+    for part in _parts(data):
+        path = rejects / part.name
+        by_row: dict[int, list[Reject]] = {}
+        for reject in pq.read_table(path).to_pylist() if path.exists() else ():
+            by_row.setdefault(reject["row"], []).append(reject)
+        for row, group in by_row.items():
+            # The other choices of the request were rejected for the one that failed, so its reason is the cause.
+            cause = next((r for r in group if parse_reason(r["reason"])[0] is not Code.INCOMPLETE), group[0])
+            yield f"{json.dumps(_error_line(row, cause), ensure_ascii=False)}\n"
+
+
+def _error_line(row: int, reject: Reject) -> dict[str, Any]:
+    custom_id, number = _origin(reject)
+    code, message = parse_reason(reject["reason"])
+    if reject["file"] is not None:  # only what could not be read at all comes with its file
+        code = Code.INVALID_LINE
+    where = "" if number is None else f"line {number}: "
+    return {
+        "id": f"batch_req_{digest_of(row, custom_id)}",
+        "custom_id": custom_id,
+        "response": None,
+        "error": {"code": code.value, "message": where + message},
+    }
+
+
+def _origin(reject: Reject) -> tuple[str | None, int | None]:
+    """custom_id and the number of the line, where they are known."""
+    record = _object(reject["record"])
+    number = reject["line"] if reject["line"] is not None else record.get(LINE.name)
+    given = record.get("custom_id", _object(record.get(TEXT.name)).get("custom_id"))
+    return (given if isinstance(given, str) and given else None), number
+
+
+def _object(text: object) -> Mapping[str, Any]:
+    """The JSON object in `text`; empty where there is none."""
+    try:
+        found = json.loads(text) if isinstance(text, str) else None
+        json.dumps(found, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

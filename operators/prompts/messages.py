@@ -8,13 +8,14 @@ from typing import Any
 
 import pyarrow as pa
 
+from operators.rows.json_values import noun
 from pipeline.api.errors import SchemaError
 
 WANTED = "list<struct<role: string, content: string>>, or text that holds such a list as JSON"
 TEXT_PARTS = ("text", "input_text", "output_text")
 """Types of parts that are text, as the APIs of OpenAI call them."""
 BETWEEN_PARTS = "\n"
-"""As llama-server and vLLM join them for chat templates that take texts only."""
+"""The separator of llama-server and vLLM, for chat templates that take texts only."""
 
 
 def require_messages(schema: pa.Schema, name: str) -> None:
@@ -35,7 +36,7 @@ def require_messages(schema: pa.Schema, name: str) -> None:
 
 
 def conversation(value: object, column: str) -> list[dict[str, Any]]:
-    """The messages of a row, each content a text, without the keys that only other rows' messages have.
+    """Return the messages of a row, each content a text, without the keys that only other rows' messages have.
 
     Args:
         value: what the row has in its messages column, not null.
@@ -46,7 +47,7 @@ def conversation(value: object, column: str) -> list[dict[str, Any]]:
     """
     messages = _parsed(value, column) if isinstance(value, str) else value
     if not isinstance(messages, list):
-        raise ValueError(f"column '{column}' holds {_kind(messages)}; messages are a list")
+        raise ValueError(f"column '{column}' holds {noun(messages)}; messages are a list")
     if not messages:
         raise ValueError(f"column '{column}' has no messages; give it one or drop the row")
     return [_message(message, f"message {i} of column '{column}'") for i, message in enumerate(messages)]
@@ -66,13 +67,13 @@ def _parsed(text: str, column: str) -> object:
 
 def _message(given: object, where: str) -> dict[str, Any]:
     if given is not None and not isinstance(given, Mapping):
-        raise ValueError(f"{where} is {_kind(given)}; a message has a role and a content")
+        raise ValueError(f"{where} is {noun(given)}; a message has a role and a content")
     message = {k: v for k, v in (given or {}).items() if v is not None}
     lacks = [key for key in ("role", "content") if key not in message]
     if lacks and not (lacks == ["content"] and "tool_calls" in message):
         raise ValueError(f"{where} has no {lacks[0]}")
     if not isinstance(message["role"], str):
-        raise ValueError(f"{where} has a role that is {_kind(message['role'])}; roles are texts")
+        raise ValueError(f"{where} has a role that is {noun(message['role'])}; roles are texts")
     return message if lacks else {**message, "content": _text(message["content"], where)}
 
 
@@ -80,7 +81,7 @@ def _text(content: object, where: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise ValueError(f"{where} has a content that is {_kind(content)}; it is a text or a list of parts")
+        raise ValueError(f"{where} has a content that is {noun(content)}; it is a text or a list of parts")
     return BETWEEN_PARTS.join(_part(part, where) for part in content if part is not None)
 
 
@@ -91,13 +92,5 @@ def _part(part: object, where: str) -> str:
     text, kind = found.get("text"), found.get("type")
     if isinstance(text, str) and (kind is None or kind in TEXT_PARTS):
         return text
-    named = f"of type '{kind}'" if kind else f"that is {_kind(part)}"
+    named = f"of type '{kind}'" if kind else f"that is {noun(part)}"
     raise ValueError(f"{where} has a part {named}, and only text can be read; drop the part or the row")
-
-
-def _kind(value: object) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, Mapping):
-        return "an object"
-    return {bool: "true or false", str: "a text", list: "a list"}.get(type(value), "a number")

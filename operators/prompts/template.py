@@ -93,13 +93,13 @@ class Template:
 
 
 def columns_of(schema: pa.Schema) -> str:
-    """The columns that there are, as a message names them; says so where the input has none of its own."""
+    """List the columns for a message; says so if the input has none of its own."""
     listed = f"the columns are {', '.join(schema.names)}"
     return f"the input is empty ({listed})" if set(schema.names) <= {ROW.name} else listed
 
 
 def used_columns(template: Template, schema: pa.Schema, given: Iterable[str] = ()) -> list[str]:
-    """The columns of `schema` that `template` names, in their order.
+    """Return the columns of `schema` that `template` names, in their order.
 
     Args:
         given: names that it may use besides.
@@ -232,5 +232,5 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As transformers has it: unlike Jinja's own filter, it does not escape for HTML."""
+    """Write JSON as transformers does: unlike Jinja's own filter, it does not escape for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -27,7 +27,7 @@ INT64 = range(-(1 << 63), 1 << 63)
 
 
 def parse_schema(types: Mapping[str, str]) -> pa.Schema:
-    """The schema that `data.schema` spells.
+    """Parse `data.schema`.
 
     Raises:
         ConfigError: a type is misspelt; names the column.
@@ -36,10 +36,10 @@ def parse_schema(types: Mapping[str, str]) -> pa.Schema:
 
 
 def parse_type(text: str, key: str) -> pa.DataType:
-    """The type that `text` spells, for example list<struct<role: string, content: string>>.
+    """Parse a type, for example list<struct<role: string, content: string>>.
 
     Raises:
-        ConfigError: it spells none; names the `key` that it was given as.
+        ConfigError: it is misspelt; names the `key` of the setting.
     """
     try:
         if text.count("<") > MAX_NESTING:
@@ -60,7 +60,7 @@ def _parsed(text: str) -> pa.DataType:
 
 
 def _parsed_fields(text: str) -> list[tuple[str, pa.DataType]]:
-    """The fields of a struct, split at the commas that are not inside another type."""
+    """Parse the fields of a struct, split at the commas that are not inside another type."""
     fields, depth = [""], 0
     for character in text:
         depth += (character == "<") - (character == ">")
@@ -75,10 +75,10 @@ def _parsed_fields(text: str) -> list[tuple[str, pa.DataType]]:
 
 
 def infer_schema(rows: Iterable[Mapping[str, Any]]) -> pa.Schema:
-    """The columns of JSON objects in the order in which `rows` first have them, `null` where all values are.
+    """Infer the columns of JSON objects, in the order in which `rows` first have them; `null` where all values are.
 
-    Where two rows do not go together (a number here, a string there) the first one's type stays; an integer that does
-    not fit int64 counts as a double. Strings stay strings, also those of which pyarrow.json would make dates.
+    If two rows contradict each other (a number and a string), the type of the first stays. An integer that does not fit
+    int64 is a double. Strings stay strings, also those of which pyarrow.json would make dates.
     """
     kinds: dict[str, pa.DataType] = {}
     for row in rows:
@@ -105,7 +105,7 @@ def type_of(value: object) -> pa.DataType:
 
 
 def _widened(known: pa.DataType, value: object) -> pa.DataType:
-    """The type that holds what `known` does and `value`, or `known` where none does."""
+    """The type that holds the values of `known` and `value`, or `known` where there is none."""
     if value is None or (isinstance(value, str) and known == pa.string()):  # the usual case, without merging
         return known
     merged = merge_types(known, type_of(value), json=True)
@@ -113,7 +113,7 @@ def _widened(known: pa.DataType, value: object) -> pa.DataType:
 
 
 def depth(value: Any) -> int:
-    """How many JSON values lie in each other: 1 for a number, 2 for a list of numbers."""
+    """The depth of a JSON value: 1 for a number, 2 for a list of numbers."""
     levels, inside = 0, [value]
     while inside:
         levels += 1
@@ -123,12 +123,12 @@ def depth(value: Any) -> int:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """`schema` with plain types, all nullable, without metadata."""
+    """Return `schema` with plain types, all nullable, without metadata."""
     return pa.schema([pa.field(f.name, plain_type(f.type)) for f in schema])
 
 
 def plain_type(found: pa.DataType) -> pa.DataType:
-    """`found` without large offsets, views, dictionaries and extensions: later operators meet one string type."""
+    """Return `found` without large offsets, views, dictionaries and extensions, so that there is one string type."""
     if isinstance(found, pa.BaseExtensionType):
         return plain_type(found.storage_type)
     if pa.types.is_dictionary(found):
@@ -145,9 +145,9 @@ def plain_type(found: pa.DataType) -> pa.DataType:
 
 
 def merge_types(a: pa.DataType, b: pa.DataType, *, json: bool) -> pa.DataType | None:
-    """The type that holds values of both, or None. A null type gives way, also inside; the rest must be equal.
+    """Return the type that holds values of both, or None. Null merges with any type, also inside; others must be equal.
 
-    `json`: int64 gives way to double, and a struct may lack fields that the other has.
+    `json`: int64 and double merge to double, and a struct may lack fields that the other has.
     """
     if pa.types.is_null(b) or a == b:
         return a

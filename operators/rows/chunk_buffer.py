@@ -1,4 +1,4 @@
-"""Rows that wait for the end of their chunk, because what becomes of them depends on their order."""
+"""Rows that wait for the end of their chunk, for operators whose decisions depend on the order of rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pipeline.system.atomic_files import sorted_by_identity
 
 
 class HeldRows:
-    """The rows of chunks that have not ended. As many chunks as `max_open_chunks` may be here at a time."""
+    """The rows of chunks that have not ended: at most `max_open_chunks` chunks at a time."""
 
     def __init__(self) -> None:
         self._open: dict[int, list[pa.RecordBatch]] = {}
@@ -19,7 +19,7 @@ class HeldRows:
         self._open.setdefault(batch.chunk, []).append(batch.data)
 
     def take(self, chunk: int) -> Batch | None:
-        """All rows of `chunk` in the order of (row, lineage), however they came; None if there are none."""
+        """Remove and return all rows of `chunk`, in the order of (row, lineage); None if there are none."""
         held = self._open.pop(chunk, [])
         if not any(data.num_rows for data in held):
             return None

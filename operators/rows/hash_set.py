@@ -11,12 +11,11 @@ HASH = np.dtype(f"S{HASH_BYTES}")
 
 
 class SeenHashes:
-    """Which hashes have been seen. 128 bits: among a billion different ones no two are the same but with a chance of
-    1 in 10**21.
+    """A set of hashes of 128 bits: the chance that two of a billion different rows have the same is 1 in 10**21.
 
-    Sorted runs, each at least twice as long as the next one: what comes is merged with the runs that are not longer
+    Kept are sorted runs, each at least twice as long as the next one: a new run is merged with those not longer
     (Bentley and Saxe 1980, the logarithmic method). A look-up is a binary search in each. While two long runs are
-    merged, there are up to twice as many bytes for a moment.
+    merged, the memory doubles for a moment.
     """
 
     def __init__(self) -> None:
@@ -26,7 +25,7 @@ class SeenHashes:
         return sum(map(len, self._runs))
 
     def add(self, hashes: npt.NDArray[np.bytes_]) -> None:
-        """Put in `hashes` (HASH [n]), none of which is in yet."""
+        """Add `hashes` (HASH [n]), none of which is in the set."""
         run = np.sort(hashes)
         while self._runs and len(self._runs[-1]) < 2 * len(run):
             run = np.concatenate([self._runs.pop(), run])
@@ -35,7 +34,7 @@ class SeenHashes:
             self._runs.append(run)
 
     def contain(self, hashes: npt.NDArray[np.bytes_]) -> npt.NDArray[np.bool_]:
-        """Which of `hashes` (HASH [n]) are in: bool [n]."""
+        """For each of `hashes` (HASH [n]) whether it is in the set: bool [n]."""
         found = np.zeros(len(hashes), bool)
         for run in self._runs:
             places = np.minimum(np.searchsorted(run, hashes), len(run) - 1)

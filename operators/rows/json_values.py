@@ -1,4 +1,4 @@
-"""JSON values as columns: their types, from a JSON schema or as users write them, and whether a value fits its type."""
+"""JSON values as columns: types from a JSON schema or as users write them, and the check that a value fits its type."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LIMITS: Mapping[pa.DataType, tuple[float, float]] = {
     pa.float32(): (-_LARGEST_FLOAT, _LARGEST_FLOAT),
     pa.float64(): (-sys.float_info.max, sys.float_info.max),
 }
-_NOUNS = {bool: "true or false", str: "a text", list: "a list", dict: "an object"}
+_NOUNS = {type(None): "null", bool: "true or false", str: "a text", list: "a list", dict: "an object"}
 
 
 class Misfit(ValueError):
@@ -53,7 +53,7 @@ class JsonField:
     as_text: bool = False
 
     def value(self, found: Mapping[str, Any]) -> Any:
-        """What the column holds for the object `found`.
+        """Return the value of the column for the object `found`.
 
         Raises:
             Misfit: it is missing, or of another type.
@@ -68,7 +68,7 @@ class JsonField:
 
 
 def declared_fields(fields: Mapping[str, str], optional: Sequence[str]) -> list[JsonField]:
-    """The fields that users write, name to type.
+    """Parse the fields that users write, name to type.
 
     Raises:
         ConfigError: a type is misspelt, or `optional` names no field.
@@ -79,7 +79,7 @@ def declared_fields(fields: Mapping[str, str], optional: Sequence[str]) -> list[
 
 
 def schema_fields(schema: Any) -> list[JsonField]:
-    """The properties of a JSON schema as fields. What must be there, the schema itself says.
+    """Return the properties of a JSON schema as fields. Validation tells which are required.
 
     Raises:
         ConfigError: it is no object with properties, or the type of one does not follow from it; names the place.
@@ -94,7 +94,7 @@ def schema_fields(schema: Any) -> list[JsonField]:
 
 
 def _type(schema: Any, root: Any, place: str) -> pa.DataType:
-    """The type of all values that keep `schema`, which stands at `place` in `root`."""
+    """The type of all values that are valid under `schema`, which stands at `place` in `root`."""
     found = _resolved(schema, root)
     named = found.get("type")
     kinds = [k for k in (named if isinstance(named, list) else [named]) if k != "null"]
@@ -132,7 +132,7 @@ def _of_options(schema: Mapping[str, Any], root: Any, place: str) -> pa.DataType
 
 
 def _resolved(schema: Any, root: Any) -> Mapping[str, Any]:
-    """`schema`, or what its $ref in `root` leads to; empty if it leads nowhere."""
+    """Follow the $ref of `schema` in `root`; empty if it leads nowhere."""
     for _ in range(_MAX_REFERENCES):
         if not isinstance(schema, Mapping):
             break
@@ -146,7 +146,7 @@ def _resolved(schema: Any, root: Any) -> Mapping[str, Any]:
 
 
 def fitted(value: Any, kind: pa.DataType, path: str) -> Any:
-    """`value` as a column of type `kind` takes it. Null and keys that lack are null inside lists and objects.
+    """Convert `value` for a column of type `kind`. Null and missing keys are null inside lists and objects.
 
     Raises:
         Misfit: it is of another type, or out of its range.
@@ -165,7 +165,7 @@ def fitted(value: Any, kind: pa.DataType, path: str) -> Any:
         return value
     whole = pa.types.is_integer(kind)
     if kind not in _LIMITS or type(value) not in (int, float) or (whole and value != value // 1):
-        raise Misfit(f"{path} is {_NOUNS.get(type(value), 'a number')}, not {kind}")
+        raise Misfit(f"{path} is {noun(value)}, not {kind}")
     least, most = _LIMITS[kind]
     if not least <= value <= most:
         raise Misfit(f"{path} is beyond what {kind} holds")
@@ -180,3 +180,21 @@ def _written(value: Any, path: str) -> str:
         raise Misfit(f"{path} has a number beyond what a double holds") from error
     except RecursionError as error:
         raise Misfit(f"{path} is nested too deeply") from error
+
+
+def noun(value: object) -> str:
+    """The kind of a JSON value, for messages: an object, a number ..."""
+    return _NOUNS.get(type(value), "a number")
+
+
+def unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a JSON object of its pairs, as `object_pairs_hook`.
+
+    Raises:
+        KeyError: a key comes twice; names it.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise KeyError(next(name for name in names if names.count(name) > 1))
+    return found

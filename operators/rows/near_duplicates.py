@@ -1,4 +1,4 @@
-"""Which texts are nearly the same as one that is kept: MinHash and locality-sensitive hashing, by datasketch."""
+"""Find texts that are nearly the same as a kept one: MinHash and locality-sensitive hashing, by datasketch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Signature = npt.NDArray[np.uint32]
 
 @dataclass
 class Near:
-    """What counts as nearly the same (`near` of a Dedup).
+    """The measure of near duplicates (`near` of a Dedup).
 
     Args:
         column: a column of texts; null counts as an empty text.
@@ -42,7 +42,7 @@ class Near:
 
 
 class NearTexts:
-    """The texts that are kept, as signatures.
+    """The kept texts, as signatures.
 
     Raises:
         ConfigError: datasketch is not installed, or it has no index for such a threshold.
@@ -72,19 +72,18 @@ class NearTexts:
         return signature
 
     def has_like(self, signature: Signature) -> bool:
-        """Whether a text that is kept is nearly the same. Of the index's candidates, that of the highest estimate
-        decides: so it does not matter in which order they come."""
+        """True if a kept text is nearly the same: if the estimate of one of the index's candidates is high enough."""
         found = self._index.query(self._minhash(signature))
         return any(np.mean(self._kept[i] == signature) >= self._near.threshold for i in found)
 
     def keep(self, signature: Signature) -> None:
-        """Put a text among those that are kept."""
+        """Add the signature of a kept text."""
         self._index.insert(len(self._kept), self._minhash(signature), check_duplication=False)
         self._kept.append(signature)
 
     def _minhash(self, signature: Signature | None) -> Any:
-        """datasketch's object for a signature, or for no text yet. Making its permutations anew would take longer than
-        hashing a text."""
+        """Make datasketch's object for a signature, or for no text yet, by copying one: making new permutations takes
+        longer than hashing a text."""
         minhash = self._first.copy()
         if signature is not None:
             minhash.hashvalues = signature.astype(np.uint64)
@@ -92,7 +91,7 @@ class NearTexts:
 
 
 def shingles(text: str, words: int) -> Iterator[bytes]:
-    """Every `words` consecutive words of `text`."""
+    """Yield every `words` consecutive words of `text`."""
     found = text.lower().split()
     for i in range(max(1, len(found) - words + 1)):
         yield " ".join(found[i : i + words]).encode()

@@ -1,4 +1,4 @@
-"""Which rows of a batch an operator works on, and how the others pass it by."""
+"""`where` of Generate and Embed: choose the rows that an operator works on, and pass the others by."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Where:
             self._condition.plan(schema, lambda kind: kind == pl.Boolean, "true or false; compare it with something")
 
     def split(self, batch: Batch) -> tuple[Batch, Batch]:
-        """The rows that are worked on, and those for which the condition is false or null."""
+        """Return the rows that are worked on, and those for which the condition is false or null."""
         if self._condition is None:
             return batch, batch.with_data(batch.data.slice(0, 0))
         holds = self._condition.values(batch.data).fill_null(False).to_numpy()
@@ -54,11 +54,11 @@ class Where:
         of_own: Callable[[Sequence[Batch], Task], Forecast],
         passing: Callable[[Batch], Batch],
     ) -> Forecast:
-        """What `task` takes, of which only the rows that are worked on take anything (see BaseOperator.forecast).
+        """Forecast `task`, in which only the chosen rows take time (see BaseOperator.forecast).
 
         Args:
-            of_own: the forecast of those.
-            passing: what the others leave as.
+            of_own: forecasts the chosen rows.
+            passing: makes the output of the others.
         """
         parts = [self.split(batch) for batch in batches]
         own = [chosen for chosen, _ in parts if chosen.num_rows]
@@ -69,7 +69,7 @@ class Where:
 
 
 def passed_by(batch: Batch, kept: Collection[str], schema: pa.Schema) -> Batch:
-    """The rows of `batch` under `schema`: the columns `kept` as they are, as far as there are, null in the others."""
+    """Return the rows of `batch` under `schema`: unchanged in the columns `kept` that it has, null in all others."""
     data = batch.data
     columns = [
         data.column(field.name)

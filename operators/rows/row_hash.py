@@ -1,4 +1,4 @@
-"""64 bits that follow from what a row is: the same on every machine, in whatever order rows come."""
+"""64-bit hashes of rows by their identity: the same on every machine, in whatever order rows come."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.api.records import LINEAGE
 
 
 def hash_of(text: str) -> int:
-    """64 bits of a text."""
+    """Hash a text to 64 bits."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
@@ -26,11 +26,11 @@ def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def row_hashes(data: pa.RecordBatch, identities: npt.NDArray[np.uint64], base: int) -> npt.NDArray[np.uint64]:
-    """A hash of `base`, the identity and the lineage of each row: uint64 [rows].
+    """Hash `base`, the identity and the lineage of each row: uint64 [rows].
 
     Args:
         data: the rows, for their lineage.
-        identities: uint64 [rows], `row` or what stands for it.
+        identities: uint64 [rows], `row` or a substitute.
         base: 64 bits, the same for all rows.
     """
     hashes = mix(identities ^ np.uint64(base))

@@ -1,4 +1,4 @@
-"""A batch as the rows that stay and the rejects of kind `filtered` that do not."""
+"""Split a batch into the rows that stay and rejects of kind `filtered`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pipeline.api.records import Batch, RejectKind, Rejects
 
 
 def split(batch: Batch, keep: npt.NDArray[np.bool_], reasons: Sequence[str] | str) -> Iterator[Batch | Rejects]:
-    """The rows of `batch` for which `keep` is true, and rejects for the others.
+    """Yield the rows of `batch` for which `keep` is true, and rejects for the others.
 
     Args:
         keep: bool [rows].
-        reasons: why, for each of the others in their order, or for all of them.
+        reasons: one for each reject in their order, or one for all.
     """
     out = np.flatnonzero(~keep)
     if not len(out):

@@ -56,12 +56,12 @@ class RowExpression:
             )
 
     def plan(self, schema: pa.Schema, fits: Callable[[pl.DataType], bool], wanted: str) -> pa.DataType:
-        """Check it against the columns, and remember which it uses. Returns the type of its values in Arrow.
+        """Check the expression against the columns, and find which it uses. Return the Arrow type of its values.
 
         Args:
             schema: the columns.
-            fits: whether a type is accepted.
-            wanted: in words what `fits` accepts.
+            fits: accepts a type.
+            wanted: the accepted types, in words.
 
         Raises:
             ConfigError: it is not SQL.
@@ -78,7 +78,7 @@ class RowExpression:
         return pl.Series(dtype=kind).to_arrow().type
 
     def values(self, data: pa.RecordBatch) -> pl.Series:
-        """Its value for each row.
+        """Evaluate the expression for each row.
 
         Raises:
             ValueError: it cannot be computed of these rows (a text that is no number, say).
@@ -119,7 +119,7 @@ class RowExpression:
 
 
 def known_to_polars(kind: pa.DataType) -> bool:
-    """Whether polars takes a column of this type; some of the others end the process with a message of its own."""
+    """True if polars takes a column of this type; some others end the process with a message of its own."""
     if any(is_other(kind) for is_other in _OTHERS):
         return False
     inner = [kind.field(i) for i in range(kind.num_fields)]
@@ -127,7 +127,7 @@ def known_to_polars(kind: pa.DataType) -> bool:
 
 
 def _without_plan(error: PolarsError) -> str:
-    """What polars says, without the plan of its query."""
+    """The text of a polars error, without the plan of its query."""
     return str(error).partition("\n\nResolved plan")[0]
 
 

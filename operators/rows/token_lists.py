@@ -12,12 +12,12 @@ PROMPT_IDS = pa.field("prompt_ids", pa.list_(pa.int32()))
 
 
 def list_column(ids: npt.NDArray[np.int32], offsets: npt.NDArray[np.int32]) -> pa.ListArray:
-    """list<int32> over the buffers of `ids` and `offsets`; nothing is copied."""
+    """Make list<int32> over the buffers of `ids` and `offsets`, without a copy."""
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(ids, pa.int32()))
 
 
 def list_views(column: pa.ListArray) -> list[npt.NDArray[np.int32]]:
-    """int32 views of each list of `column`, on its buffers."""
+    """Return int32 views of each list of `column`, on its buffers."""
     values = column.values.to_numpy(zero_copy_only=True)
     bounds = np.asarray(column.offsets).tolist()
     return [values[a:b] for a, b in itertools.pairwise(bounds)]

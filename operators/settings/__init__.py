@@ -17,7 +17,6 @@ from operators.settings.structured import StructuredSettings
 from pipeline.api.errors import ConfigError, did_you_mean
 
 FINISH_REASONS = ("stop", "stop_string", "length")
-DATA_FORMATS = ("auto", "parquet", "jsonl", "csv", "arrow", "lines")
 COMPRESSIONS = {
     "parquet": ("zstd", "snappy", "gzip", "lz4", "none"),
     "jsonl": ("none", "gzip", "zstd"),
@@ -71,7 +70,6 @@ class DataSettings:
         check(_texts(self.rename), "data.rename", self.rename, "it maps names in the files to others, or is null")
         options = isinstance(self.storage_options, dict | None)  # its value stands in no message
         check(options, "data.storage_options", "...", "it maps names of options to values, or is null")
-        check(self.format in DATA_FORMATS, "data.format", self.format, f"it is one of {', '.join(DATA_FORMATS)}")
         check(self.limit is None or self.limit >= 1, "data.limit", self.limit, "it is 1 or more, or null for all rows")
 
 

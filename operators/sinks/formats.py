@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -15,47 +15,48 @@ import pyarrow.parquet as pq
 from operators.rows.sql import known_to_polars
 from operators.settings import OutputSettings
 from pipeline.api.errors import SchemaError
+from pipeline.system.result_files import scan as scan_files
 
-_SUFFIX_OF_JSONL = {"none": "jsonl", "gzip": "jsonl.gz", "zstd": "jsonl.zst"}
+_PACKED = {"gzip": ".gz", "zstd": ".zst"}
+"""Behind the name of a text file that is compressed as a whole; the other formats compress inside."""
 _NO_COMPRESSION = "none"
 _NOT_WRITTEN = "cannot be written into {}; write output=arrow, or take the column out"
+Write = Callable[[pa.Table, BinaryIO], None]
+"""Writes a table, in one piece, into an open file. Equal tables give equal bytes."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """How a sink writes. `write`: a table, in one piece, into a file that is open. Equal tables give equal bytes."""
+    """A format of result files.
 
-    suffix: str
-    write: Callable[[pa.Table, BinaryIO], None]
+    Args:
+        check: raises SchemaError for a column that such a file cannot hold.
+        write: takes a table, an open file, a compression and its level.
+        packed: the file is compressed as a whole.
+    """
+
+    check: Callable[[pa.Field], None]
+    write: Callable[[pa.Table, BinaryIO, str, int | None], None]
+    packed: bool = False
 
 
-def format_of(output: OutputSettings) -> Format:
-    """The format that `output.format`, `compression` and `compression_level` ask for."""
-    compression, level = output.compression, output.compression_level
-    match output.format:
-        case "jsonl":
-            return Format(_SUFFIX_OF_JSONL[compression], lambda table, file: _jsonl(table, file, compression, level))
-        case "arrow":
-            return Format("arrow", lambda table, file: _arrow(table, file, compression, level))
-        case _:
-            return Format("parquet", lambda table, file: _parquet(table, file, compression, level))
+def format_of(output: OutputSettings) -> tuple[str, Write]:
+    """The ending of the files' names that `output` asks for, and the function that writes one."""
+    found, compression = FORMATS[output.format], output.compression
+    ending = _PACKED.get(compression, "") if found.packed else ""
+    return output.format + ending, lambda table, file: found.write(table, file, compression, output.compression_level)
 
 
 def refuse_unwritable(schema: pa.Schema, output: OutputSettings) -> None:
     """Raise SchemaError for a column that `output.format` cannot hold: JSON knows no bytes, Parquet no intervals."""
     for field in schema:
-        if output.format == "jsonl":
-            _check_jsonl(field)
-        elif output.format == "parquet":
-            _check_parquet(field)
-        else:
-            _check_arrow(field)
+        FORMATS[output.format].check(field)
 
 
 def _check_jsonl(field: pa.Field) -> None:
     if not known_to_polars(field.type):
         raise SchemaError(f"column '{field.name}' has type {field.type}, which {_NOT_WRITTEN.format('JSON lines')}")
-    if any(pa.types.is_binary(t) or pa.types.is_large_binary(t) or _is_fixed(t) for t in _types_in(field.type)):
+    if any(map(_is_bytes, _types_in(field.type))):
         raise SchemaError(
             f"column '{field.name}' has type {field.type}, and JSON cannot hold bytes; write output=parquet or"
             " output=arrow, or take the column out"
@@ -77,7 +78,7 @@ def _check_parquet(field: pa.Field) -> None:
 
 def _check_arrow(field: pa.Field) -> None:
     try:
-        _arrow(pa.table([pa.nulls(1, field.type)], pa.schema([field])), io.BytesIO(), _NO_COMPRESSION, None)
+        _write_arrow(pa.table([pa.nulls(1, field.type)], pa.schema([field])), io.BytesIO(), _NO_COMPRESSION, None)
     except pa.ArrowInvalid as error:
         raise _too_deep(field, "Arrow") from error
 
@@ -90,34 +91,30 @@ def _too_deep(field: pa.Field, files: str) -> SchemaError:
 
 
 def scan(folder: Path) -> pl.LazyFrame:
-    """The rows of all shards of one sink, in the order of the files. Files without a row are left out where their
-    format cannot say what their columns are.
+    """The rows of all files of one sink, in the order of the files. Files without a byte, which are JSON lines without
+    a row, are left out.
 
     Raises:
-        FileNotFoundError: there is no shard in `folder`.
+        FileNotFoundError: there is no file in `folder`.
     """
     files = sorted(folder.glob("part-*"))
     if not files:
         raise FileNotFoundError(f"{folder} holds no part-* file")
-    if files[0].suffix == ".parquet":
-        return pl.scan_parquet(files)
-    if files[0].suffix == ".arrow":
-        return pl.scan_ipc(files)
-    filled = [file for file in files if not _is_without_rows(file)]
-    return pl.scan_ndjson(filled, infer_schema_length=None) if filled else pl.LazyFrame()
+    found = scan_files([file for file in files if not _is_empty(file)])
+    return pl.LazyFrame() if found is None else found
 
 
-def _parquet(table: pa.Table, file: BinaryIO, compression: str, level: int | None) -> None:
+def _write_parquet(table: pa.Table, file: BinaryIO, compression: str, level: int | None) -> None:
     pq.write_table(table, file, compression=compression, compression_level=level)
 
 
-def _arrow(table: pa.Table, file: BinaryIO, compression: str, level: int | None) -> None:
+def _write_arrow(table: pa.Table, file: BinaryIO, compression: str, level: int | None) -> None:
     codec = None if compression == _NO_COMPRESSION else pa.Codec(compression, compression_level=level)
     with pa.ipc.new_file(file, table.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
         writer.write_table(table)
 
 
-def _jsonl(table: pa.Table, file: BinaryIO, compression: str, level: int | None) -> None:
+def _write_jsonl(table: pa.Table, file: BinaryIO, compression: str, level: int | None) -> None:
     text = io.BytesIO()
     pl.DataFrame(table).write_ndjson(text)
     if compression == _NO_COMPRESSION:
@@ -126,16 +123,25 @@ def _jsonl(table: pa.Table, file: BinaryIO, compression: str, level: int | None)
         file.write(pa.Codec(compression, compression_level=level).compress(text.getbuffer()))
 
 
-def _is_without_rows(file: Path) -> bool:
+def _is_empty(file: Path) -> bool:
     with pa.input_stream(str(file), compression="detect") as stream:
         return not stream.read(1)
 
 
-def _is_fixed(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_fixed_size_binary(kind))
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
 
 
 def _types_in(kind: pa.DataType) -> Iterator[pa.DataType]:
     yield kind
     for i in range(kind.num_fields):
         yield from _types_in(kind.field(i).type)
+
+
+FORMATS: Mapping[str, Format] = {
+    "parquet": Format(_check_parquet, _write_parquet),
+    "jsonl": Format(_check_jsonl, _write_jsonl, packed=True),
+    "arrow": Format(_check_arrow, _write_arrow),
+}
+"""By `output.format`, which also begins the ending of the files' names. A new format is a line here, one in
+`settings.COMPRESSIONS` and one in `result_files.SCANS`."""

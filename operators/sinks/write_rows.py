@@ -46,7 +46,7 @@ class WriteRows(BaseOperator):
         if path.is_absolute() or ".." in path.parts:
             raise ConfigError(f"directory={directory!r} cannot work: it is a folder in data/, for example 'rejected'")
         self._output = output
-        self._format = format_of(output)
+        self._suffix, self._write = format_of(output)
         self._directory = directory
         self._chunks: dict[int, list[pa.RecordBatch]] = {}
 
@@ -84,8 +84,8 @@ class WriteRows(BaseOperator):
         # that a table consists of.
         table = pa.Table.from_batches(self._chunks.pop(chunk, []), self._schema).combine_chunks()
         ordered = sorted_by_identity(table).combine_chunks()
-        path = self._path / part_name(chunk, self._format.suffix)
-        yield write_table_shard(ordered, path, chunk, self._format.write)
+        path = self._path / part_name(chunk, self._suffix)
+        yield write_table_shard(ordered, path, chunk, self._write)
 
     def encoded_bytes(self, batches: Sequence[Batch]) -> int:
         """Bytes of a file with these rows."""

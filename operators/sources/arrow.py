@@ -11,9 +11,7 @@ import pyarrow.ipc
 
 from operators.rows.arrow_types import plain_schema
 from operators.sources.checked import checked
-from operators.sources.places import unreadable
 from operators.sources.reader import Block, Reader
-from pipeline.api.errors import InputError
 
 FILE_MAGIC = b"ARROW1"
 IpcReader: TypeAlias = pa.ipc.RecordBatchFileReader | pa.ipc.RecordBatchStreamReader
@@ -26,7 +24,6 @@ class ArrowReader(Reader):
     extensions = (".arrow", ".arrows", ".feather", ".ipc")
 
     def schema(self, sample_rows: int) -> pa.Schema:
-        """See Reader.schema."""
         with self._open() as (reader, _):
             return plain_schema(reader.schema)
 
@@ -36,7 +33,6 @@ class ArrowReader(Reader):
             return int(reader.count_rows()) if isinstance(reader, pa.ipc.RecordBatchFileReader) else None
 
     def blocks(self, schema: pa.Schema, skip: int) -> Iterator[Block]:
-        """See Reader.blocks."""
         with self._open() as (reader, source):
             for batch in _batches(reader):
                 self.bytes_read = source.tell()
@@ -46,18 +42,10 @@ class ArrowReader(Reader):
     @contextmanager
     def _open(self) -> Iterator[tuple[IpcReader, pa.NativeFile]]:
         path = self.file.local
-        try:
-            source = pa.PythonFile(self.file.open(), mode="r") if path is None else pa.memory_map(str(path))
-            is_file = source.read(len(FILE_MAGIC)) == FILE_MAGIC
-            source.seek(0)
-            reader = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
-        except (pa.ArrowException, OSError) as error:
-            if isinstance(error, OSError) and error.errno is not None:  # Arrow's own have none
-                raise unreadable(self.file, error) from error
-            raise InputError(
-                f"{self.file} is not an Arrow IPC file or stream ({error}); it begins like {self.file.looks_like()}."
-                " If it is another format, write data.format="
-            ) from error
+        source = pa.PythonFile(self.file.open(), mode="r") if path is None else pa.memory_map(str(path))
+        is_file = source.read(len(FILE_MAGIC)) == FILE_MAGIC
+        source.seek(0)
+        reader = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
         with source, reader:
             yield reader, source
 

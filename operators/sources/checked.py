@@ -1,4 +1,4 @@
-"""Record batches of files that say themselves what they hold: a row whose bytes are not what they say costs itself."""
+"""Record batches of Parquet and Arrow files: a row whose bytes do not fit its type is a bad row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipeline.api.records import record_json
 
 
 def checked(batch: pa.RecordBatch, schema: pa.Schema) -> Block:
-    """`batch` under `schema`, without the rows that are not valid (text that is no UTF-8, offsets outside the data).
+    """Cast `batch` to `schema`, without the rows that are not valid (text that is no UTF-8, offsets outside the data).
 
     Raises:
         pyarrow.ArrowException: the batch is broken as a whole.
@@ -40,7 +40,7 @@ def _bad_row(row: pa.RecordBatch, offset: int) -> BadRow:
 
 
 def _is_readable(column: pa.Array) -> bool:
-    """Whether a text that is not valid has bytes at all."""
+    """True if an invalid text has bytes."""
     kind = column.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return _is_valid(column.cast(pa.large_binary() if pa.types.is_large_string(kind) else pa.binary()))

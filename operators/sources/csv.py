@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from operators.rows.arrow_types import parse_schema
-from operators.sources.input_file import Content
-from operators.sources.text import BUFFER_BYTES, KEPT_BYTES, UNFIT, Row, TextReader, as_text
+from operators.sources.places import BUFFER_BYTES
+from operators.sources.text import KEPT_BYTES, UNFIT, Row, TextReader, as_text
 from pipeline.api.errors import ConfigError, InputError
 
 UNCLOSED = 'a quote is opened and not closed; close it, and write "" for a quote inside quotes'
@@ -31,7 +31,7 @@ SPELLED: tuple[tuple[pa.DataType, str], ...] = (
     (pa.float64(), r"^[-+]?((0|[1-9][0-9]{0,14})(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?$"),
     (pa.bool_(), r"^(?i:true|false)$"),
 )
-"""What values of a type look like, narrowest type first."""
+"""The spelling of the values of a type, narrowest type first."""
 CONVERTIBLE = (pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.bool_(), pa.string())
 
 
@@ -46,7 +46,6 @@ class CsvReader(TextReader):
     _names: Sequence[str] = ()
 
     def schema(self, sample_rows: int) -> pa.Schema:
-        """See Reader.schema."""
         found = [values for row in self.sample(sample_rows) if not isinstance(values := self.values(row), str)]
         if self.types is None:
             return pa.schema([(name, infer_type([values[name] for values in found])) for name in self._names])
@@ -58,14 +57,13 @@ class CsvReader(TextReader):
                 raise ConfigError(f"data.schema.{column.name}={column.type} cannot be read from CSV; use JSONL")
         return schema
 
-    def opened(self, content: Content) -> io.TextIOWrapper:
-        """See TextReader.opened."""
-        return io.TextIOWrapper(super().opened(content), encoding="utf-8-sig", errors="surrogateescape", newline="")
+    def decoded(self, content: io.BufferedReader) -> IO[str]:
+        return io.TextIOWrapper(content, encoding="utf-8-sig", errors="surrogateescape", newline="")
 
     def rows(self, file: IO[Any]) -> Iterator[Row]:
-        """The rows behind the header, which goes into `_names`."""
+        """Cut the rows behind the header, which goes into `_names`."""
         rows = _rows(file, "\t" if self.file.suffix == ".tsv" else ",", self.max_row_bytes)
-        line, _, self._names = next(rows, Row(1, "", []))
+        line, _, self._names = next(rows, (1, "", []))
         if isinstance(self._names, str):
             raise InputError(f"{self.file} cannot be read as CSV: its header, line {line}: {self._names}")
         if not _is_utf8("".join(self._names)):
@@ -74,23 +72,23 @@ class CsvReader(TextReader):
         return rows
 
     def values(self, row: Row) -> Mapping[str, Any] | str:
-        """See TextReader.values."""
-        if isinstance(row.found, str) or len(row.found) == len(self._names):
-            return row.found if isinstance(row.found, str) else dict(zip(self._names, row.found, strict=True))
-        return f"has {len(row.found)} fields, the header has {len(self._names)}; {QUOTE_THEM}"
+        _, _, fields = row
+        if isinstance(fields, str):
+            return fields
+        if len(fields) != len(self._names):
+            return f"has {len(fields)} fields, the header has {len(self._names)}; {QUOTE_THEM}"
+        return dict(zip(self._names, fields, strict=True))
 
     def record(self, row: Row, values: Mapping[str, Any]) -> str:
-        """See TextReader.record."""
         return json.dumps({name: as_text(value) for name, value in values.items()}, ensure_ascii=False)
 
     def column(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-        """See TextReader.column."""
         texts = pa.array(values, pa.string())
         return texts if kind == pa.string() else _cast(texts, kind)
 
 
 def infer_type(values: Sequence[str]) -> pa.DataType:
-    """The narrowest type that all of `values` spell; null when all are empty. Those that are no UTF-8 do not count."""
+    """Infer the narrowest type that fits all of `values`; null if all are empty. Those not in UTF-8 do not count."""
     texts = pa.array([value for value in values if value and _is_utf8(value)], pa.string())
     if not len(texts):
         return pa.string() if any(values) else pa.null()
@@ -146,7 +144,7 @@ def _rows(file: IO[str], delimiter: str, most: int) -> Iterator[Row]:
                 rest = file.readline(BUFFER_BYTES)
         if found:
             text = "".join(taken)
-            yield Row(line, text[:KEPT_BYTES] if isinstance(found, str) else text.rstrip("\r\n"), found)
+            yield line, text[:KEPT_BYTES] if isinstance(found, str) else text.rstrip("\r\n"), found
         line += len(taken)
         taken.clear()
         size = 0

@@ -1,4 +1,4 @@
-"""Which files `data.path` or `data.dataset` mean, in which format."""
+"""Find the files of `data.path` or `data.dataset`, and their formats."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from operators.settings import DataSettings
+from operators.settings.checks import check
 from operators.sources.arrow import ArrowReader
 from operators.sources.csv import CsvReader
 from operators.sources.input_file import CODECS, InputFile
@@ -19,28 +20,30 @@ from operators.sources.places import Place, in_order, unreadable
 from pipeline.api.errors import ConfigError, InputError, did_you_mean
 
 READERS = {reader.format: reader for reader in (ParquetReader, JsonlReader, CsvReader, ArrowReader, LinesReader)}
-"""The reader of each format. A new one is a line here, and a name in `settings.DATA_FORMATS`."""
+"""The reader of each `data.format`. A new format is a module like theirs, and its class in this line."""
 EXTENSIONS = {extension: reader.format for reader in READERS.values() for extension in reader.extensions}
 LINES = "lines"
 """A format that any file has."""
 URL = re.compile(r"[a-z][a-z0-9+.-]*(::|://)", re.IGNORECASE)
 WEB = re.compile(r"https?://", re.IGNORECASE)
-"""Where `?` begins a query and is no part of a pattern."""
+"""URLs in which `?` begins a query and is no part of a pattern."""
 ON_DISK = ("file://", "local://")
 
 
 def find_files(data: DataSettings) -> list[InputFile]:
-    """The files of `data.path`, path by path in the order given, each path's files sorted; or those of `data.dataset`.
+    """Find the files of `data.path`, path by path in the order given and sorted in each; or those of `data.dataset`.
 
-    A directory means the files in it, a glob those that it matches; both without hidden files, names that begin with
-    `_` or end in `.tmp`, and files of unknown extensions (unless `data.format` says what a glob's files are). As lines
-    any file can be read.
+    A directory stands for the files in it, a glob for those that it matches; both without hidden files, names that
+    begin with `_` or end in `.tmp`, and files of unknown extensions (unless `data.format` says what a glob's files
+    are). As lines any file can be read.
 
     Raises:
-        ConfigError: no path is set, or a file is meant twice.
+        ConfigError: no path is set, a file is meant twice, or there is no such `data.format`.
         InputError: there is no such file, it may not be read, or its format is not known; says what was found.
         SourceError: a network does not answer.
     """
+    formats = ("auto", *READERS)
+    check(data.format in formats, "data.format", data.format, f"it is one of {', '.join(formats)}")
     if data.dataset is not None:
         from operators.sources.hub_dataset import resolve  # an extra
 
@@ -60,14 +63,9 @@ def find_files(data: DataSettings) -> list[InputFile]:
     return files
 
 
-def is_url(path: str) -> bool:
-    """Whether a path leads elsewhere than to this machine's disks, or spells such a path as a URL."""
-    return URL.match(path) is not None
-
-
 def _files_of(path: str, data: DataSettings) -> list[InputFile]:
     place = Place()
-    if is_url(path) and not path.startswith(ON_DISK):
+    if URL.match(path) and not path.startswith(ON_DISK):
         from operators.sources.remote import remote  # an extra
 
         place, path = remote(path, data.storage_options or {})

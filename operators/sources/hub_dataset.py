@@ -1,8 +1,8 @@
 """`data.dataset`: a dataset on the Hugging Face Hub, or in a folder laid out like one, as the files of a split.
 
-`datasets` says which files a configuration and a split are made of, and pins them to the commit that the revision means
-now. The files are then read like any others: in order, in ranges, from where a resumed run left off, each bad row on
-its own account. So nothing is downloaded as a whole or written into a cache.
+`datasets` lists the files of a configuration and a split, at the commit of the revision. The files are then read like
+any others: in order, in ranges, and from where a resumed run left off. So nothing is downloaded as a whole or written
+into a cache.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from operators.sources.input_file import InputFile
 from pipeline.api.errors import ConfigError, InputError, SourceError, install
 
 FORMATS: Mapping[str, str] = {"parquet": "parquet", "json": "jsonl", "csv": "csv", "arrow": "arrow"}
-"""What `datasets` calls a format, and what `data.format` does."""
+"""The name of a format in `datasets`, and in `data.format`."""
 UNREACHABLE = ("ConnectionError", "Timeout", "OfflineModeIsEnabled", "TransportError")
 
 
 def resolve(data: DataSettings) -> tuple[list[str], DataSettings]:
-    """The paths or URLs of the files, and the settings to read them with.
+    """Return the paths or URLs of the files, and the settings to read them with.
 
     Raises:
         ConfigError: there is a path too, `datasets` is not installed, or there is no such configuration or split.
@@ -46,7 +46,7 @@ def resolve(data: DataSettings) -> tuple[list[str], DataSettings]:
 
 
 def _format(data: DataSettings, paths: Sequence[str], kind: str) -> str:
-    """auto where the files' names say their format, else what `datasets` found: JSONL is often called .json there."""
+    """Return auto where the files' names say their format, else what `datasets` found: JSONL is often .json there."""
     if data.format != "auto" or all(InputFile(path).suffix in EXTENSIONS for path in paths):
         return data.format
     if kind not in FORMATS:

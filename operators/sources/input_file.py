@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
 
 import pyarrow as pa
 
-from operators.rows.content import Stamp
-from operators.sources.places import Place
+from operators.sources.places import BUFFER_BYTES, Place, Stamp
 from pipeline.api.errors import InputError
 
 CODECS: Mapping[str, str] = {".gz": "gzip", ".zst": "zstd"}
-"""The last extension of a compressed file, and how it is compressed."""
+"""Compressions, by the last extension of a file."""
 MAGIC: Mapping[bytes, str] = {
     b"PAR1": "Parquet",
     b"ARROW1": "an Arrow IPC file",
@@ -32,11 +31,11 @@ MAGIC: Mapping[bytes, str] = {
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file that is read.
+    """An input file.
 
     Args:
-        path: as its place knows it.
-        place: where it lies.
+        path: its path in `place`.
+        place: the disks or the store where it lies.
         format: parquet, jsonl, csv, arrow or lines.
     """
 
@@ -55,7 +54,7 @@ class InputFile:
 
     @property
     def codec(self) -> str | None:
-        """How it is compressed, by its last extension: gzip, zstd or None."""
+        """The compression, by the last extension: gzip, zstd or None."""
         return CODECS.get(PurePosixPath(self.name).suffix.lower())
 
     @property
@@ -69,20 +68,44 @@ class InputFile:
         """The file on this machine, where it is there."""
         return self.place.local(self.path)
 
-    def open(self) -> BinaryIO:
-        """The bytes that lie there."""
+    def open(self) -> io.BufferedReader:
+        """Open the bytes that lie there."""
         return self.place.open(self.path)
 
+    @contextmanager
+    def unpacked(self) -> Iterator[tuple[io.BufferedReader, io.BufferedReader]]:
+        """Open the content, unpacked as it is read, and the file as it lies there; its `tell` says how far that is.
+
+        Raises:
+            InputError: the file is an archive that is damaged, cut off or none; names the byte.
+        """
+        with self.open() as raw:
+            if self.codec is None:
+                yield raw, raw
+                return
+            if not raw.peek(1):
+                raise InputError(f"{self} is empty, which no {self.codec} archive is; make or fetch it again")
+            try:
+                unpacked = pa.CompressedInputStream(pa.PythonFile(raw, "r"), self.codec)
+                yield io.BufferedReader(unpacked, BUFFER_BYTES), raw
+            except OSError as error:
+                if error.errno is not None:  # Arrow's own have none
+                    raise
+                raise InputError(
+                    f"{self} is damaged or cut off near byte {raw.tell():,}: {error}; it begins like"
+                    f" {self.looks_like()}. Make or fetch it again and run the same command"
+                ) from error
+
     def stamp(self) -> Stamp:
-        """What changes when it is written to."""
+        """The stamp of the file now."""
         return self.place.stamp(self.path)
 
     def content_id(self, stamp: Stamp | None = None) -> str:
-        """What names its content for the fingerprint; `stamp`, if it is known already."""
+        """A name of the content for the fingerprint. `stamp`: that of the file, if it is known already."""
         return self.place.content_id(self.path, stamp or self.stamp())
 
     def looks_like(self) -> str:
-        """What the first bytes say it is, for error messages."""
+        """The kind of file that the first bytes suggest, for error messages."""
         try:
             with self.open() as file:
                 head = file.read(512)
@@ -95,56 +118,3 @@ class InputFile:
             if start.startswith(magic):
                 return name
         return "binary data" if b"\0" in head else f"text: {start[:40].decode('utf-8', 'replace')!r}"
-
-
-class Content(io.RawIOBase):
-    """What a file holds, from its beginning, unpacked as it is read.
-
-    Raises:
-        InputError: from `read`: an archive that is damaged, cut off or none; names the byte.
-    """
-
-    def __init__(self, file: InputFile) -> None:
-        super().__init__()
-        self._name = file
-        self._raw = file.open()
-        codec = file.codec
-        self._unpacked = None if codec is None else pa.CompressedInputStream(pa.PythonFile(self._raw, "r"), codec)
-
-    @property
-    def position(self) -> int:
-        """How far into the file, in bytes as they lie there; of an archive up to 64 KiB ahead."""
-        return self._raw.tell()
-
-    def readable(self) -> bool:
-        """It is."""
-        return True
-
-    def readinto(self, buffer: object) -> int:
-        """Fill `buffer`; how many bytes that were, 0 at the end."""
-        into = memoryview(buffer).cast("B")  # type: ignore[arg-type]  # typeshed: any object with the buffer protocol
-        data = self.read(len(into))
-        into[: len(data)] = data
-        return len(data)
-
-    def read(self, size: int = -1) -> bytes:
-        """The next `size` bytes, or fewer; none at the end. All that are left where none is given."""
-        if self._unpacked is None:
-            return self._raw.read(size)
-        try:
-            data: bytes = self._unpacked.read(None if size < 0 else size)
-        except OSError as error:
-            if error.errno is not None:  # Arrow's own have none
-                raise
-            raise InputError(
-                f"{self._name} is damaged or cut off near byte {self.position:,}: {error}; it begins like"
-                f" {self._name.looks_like()}. Make or fetch it again and run the same command"
-            ) from error
-        if not data and not self.position:
-            raise InputError(f"{self._name} is empty, which no {self._name.codec} archive is; make or fetch it again")
-        return data
-
-    def close(self) -> None:
-        """Close the file."""
-        self._raw.close()
-        super().close()

@@ -14,7 +14,9 @@ from typing import IO, Any, ClassVar
 import pyarrow as pa
 
 from operators.rows.arrow_types import MAX_NESTING, depth, infer_schema, parse_schema
-from operators.sources.text import BUFFER_BYTES, KEPT_BYTES, Row, TextReader
+from operators.rows.json_values import unique_keys
+from operators.sources.places import BUFFER_BYTES
+from operators.sources.text import KEPT_BYTES, Row, TextReader
 from pipeline.api.errors import InputError
 from pipeline.api.records import HALF_A_CHARACTER
 
@@ -22,7 +24,7 @@ COUNT_UP_TO_BYTES = 1 << 30
 JSON_SPACE = b" \t\r\n"
 BOM = b"\xef\xbb\xbf"
 SCALARS = {pa.string().id: str, pa.bool_().id: bool, pa.int32().id: int, pa.int64().id: int, pa.float64().id: float}
-"""What Python calls the values of a type. Arrow is given no others: it makes 1.0 of true and a list of "ab"."""
+"""The Python type of the values of a column. Arrow gets no others: it makes 1.0 of true and a list of "ab"."""
 TOO_LONG = "JSON over several lines is not JSONL, and Parquet takes longer rows"
 
 
@@ -38,11 +40,10 @@ class JsonlReader(TextReader):
         return [name for name, kind in (self.types or {}).items() if kind.strip() == "json"]
 
     def schema(self, sample_rows: int) -> pa.Schema:
-        """See Reader.schema."""
         with self.file.open():
             if self.types is not None:
                 return parse_schema(self.types)
-        found = [(self.values(row), row.text) for row in self.sample(sample_rows)]
+        found = [(self.values(row), row[1]) for row in self.sample(sample_rows)]
         objects = [values for values, text in found if not isinstance(values, str) and not _is_deep(values, text)]
         schema = infer_schema(objects)
         if found and not schema.names:
@@ -54,44 +55,43 @@ class JsonlReader(TextReader):
         return schema
 
     def total_rows(self) -> int | None:
-        """By counting lines; None for a file that is large, packed or far away."""
+        """Count the lines; None for a file that is large, compressed or remote."""
         path = self.file.local
         if path is None or self.file.codec or path.stat().st_size > COUNT_UP_TO_BYTES:
             return None
         return sum(map(len, self.batches()))
 
     def rows(self, file: IO[Any]) -> Iterator[Row]:
-        """The lines that are not blank; of one that is too long only the beginning."""
+        """Cut the lines that are not blank; of one that is too long only the beginning."""
         number, most = 0, self.max_row_bytes
         while line := file.readline(most + 1):
             number += 1
             if len(line) > most and not line.endswith(b"\n"):
-                yield Row(number, line[:KEPT_BYTES], f"the line has more than {most:,} bytes; {TOO_LONG}")
+                yield number, line[:KEPT_BYTES], f"the line has more than {most:,} bytes; {TOO_LONG}"
                 while line and not line.endswith(b"\n"):
                     line = file.readline(BUFFER_BYTES)
                 continue
             if number == 1:
                 line = line.removeprefix(BOM)
             if text := line.strip(JSON_SPACE):
-                yield Row(number, text)
+                yield number, text, None
 
     def values(self, row: Row) -> Mapping[str, Any] | str:
-        """See TextReader.values."""
-        found = row.found or parse_object(row.text)
+        _, text, too_long = row
+        found = too_long or parse_object(text)
         for name in self._as_json:
             if isinstance(found, dict) and not isinstance(found.get(name), str | None):
                 found[name] = json.dumps(found[name], ensure_ascii=False)
         return found
 
     def column(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-        """See TextReader.column."""
         if not set(map(type, values)) <= {SCALARS.get(kind.id), type(None)}:
             values = [_exactly(value, kind) for value in values]
         return pa.array(values, kind)
 
 
 def parse_object(line: bytes) -> dict[str, Any] | str:
-    """The JSON object in `line`, or why there is none."""
+    """Return the JSON object in `line`, or why there is none."""
     try:
         text = line.decode()
         found, end = DECODER.raw_decode(text)
@@ -114,14 +114,6 @@ def parse_object(line: bytes) -> dict[str, Any] | str:
     return found if isinstance(found, dict) else f'a JSON {_kind(found)}, not an object; write it as {{"prompt": ...}}'
 
 
-def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise KeyError(next(name for name in names if names.count(name) > 1))
-    return found
-
-
 def _finite(text: str) -> float:
     value = float(text)
     if math.isinf(value):
@@ -129,11 +121,11 @@ def _finite(text: str) -> float:
     return value
 
 
-DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite)
+DECODER = json.JSONDecoder(object_pairs_hook=unique_keys, parse_float=_finite)
 
 
 def _exactly(value: Any, kind: pa.DataType) -> Any:
-    """`value` as Arrow makes a `kind` of it without changing what it is.
+    """Convert `value` so that Arrow makes a `kind` of it without changing it.
 
     Raises:
         TypeError: it has another type.

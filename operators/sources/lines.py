@@ -1,8 +1,8 @@
-"""Lines: a text file whose lines are the rows, each as it stands there. For formats that an operator reads itself."""
+"""Lines: a text file whose lines are the rows, unchanged. For formats that an operator parses."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -23,17 +23,12 @@ class LinesReader(JsonlReader):
     takes_types = False
 
     def schema(self, sample_rows: int) -> pa.Schema:
-        """Always the same."""
         with self.file.open():
             return pa.schema([TEXT, LINE])
 
     def values(self, row: Row) -> Mapping[str, Any] | str:
-        """See TextReader.values."""
+        number, text, too_long = row
         try:
-            return row.found or {"text": row.text.decode(), "line": row.line}
+            return too_long or {"text": text.decode(), "line": number}
         except UnicodeDecodeError as error:
             return f"not UTF-8: {error.reason} at byte {error.start + 1}; convert the file to UTF-8"
-
-    def column(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-        """See TextReader.column."""
-        return pa.array(values, kind)

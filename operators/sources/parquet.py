@@ -9,9 +9,7 @@ import pyarrow.parquet as pq
 
 from operators.rows.arrow_types import plain_schema
 from operators.sources.checked import checked
-from operators.sources.places import unreadable
 from operators.sources.reader import Block, Reader
-from pipeline.api.errors import InputError
 
 READ_ROWS = 8192
 
@@ -24,7 +22,6 @@ class ParquetReader(Reader):
     _rows: int | None = None
 
     def schema(self, sample_rows: int) -> pa.Schema:
-        """See Reader.schema."""
         with self._open() as file:
             self._rows = file.metadata.num_rows  # so that a footer far away is fetched once for both
             return plain_schema(file.schema_arrow)
@@ -37,7 +34,6 @@ class ParquetReader(Reader):
         return self._rows
 
     def blocks(self, schema: pa.Schema, skip: int) -> Iterator[Block]:
-        """See Reader.blocks."""
         with self._open() as file:
             for group in range(file.metadata.num_row_groups):
                 rows = file.metadata.row_group(group).num_rows
@@ -50,16 +46,8 @@ class ParquetReader(Reader):
                     yield checked(batch, schema)
 
     def _open(self) -> pq.ParquetFile:
-        """The footer is read, the rest as it is asked for: of an object store in few, larger ranges."""
+        """Read the footer. The rest is read when it is asked for: from an object store in few, larger ranges."""
         path = self.file.local
-        try:
-            if path is not None:
-                return pq.ParquetFile(path)
-            return pq.ParquetFile(pa.PythonFile(self.file.open(), mode="r"), pre_buffer=True)
-        except (pa.ArrowException, OSError) as error:
-            if isinstance(error, OSError) and error.errno is not None:  # Arrow's own have none
-                raise unreadable(self.file, error) from error
-            raise InputError(
-                f"{self.file} is not a Parquet file ({error}); it begins like {self.file.looks_like()}."
-                " If it is another format, write data.format="
-            ) from error
+        if path is not None:
+            return pq.ParquetFile(path)
+        return pq.ParquetFile(pa.PythonFile(self.file.open(), mode="r"), pre_buffer=True)

@@ -1,19 +1,39 @@
-"""Where input files lie: what finding, naming and opening them needs of this machine's disks, or of an object store."""
+"""Where input files lie: this machine's disks here, object stores and the web in remote.py.
+
+Local files do not go through fsspec: it would become a dependency of every run, it makes relative paths absolute (they
+stand in rejects/ and in messages as they were given), and its globs match files in hidden directories.
+"""
 
 from __future__ import annotations
 
 import glob
+import io
 import os
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import NamedTuple
 
-from operators.rows.content import SAMPLED, Stamp, content_id
+from operators.rows.content import SAMPLED, content_id
 from pipeline.api.errors import InputError
+
+BUFFER_BYTES = 1 << 16
+
+
+class Stamp(NamedTuple):
+    """Two values of which one changes when a file is written to; cheap to look at again.
+
+    Args:
+        size_bytes: of the file as it lies there.
+        tag: its time of change, or an object store's ETag or checksum.
+    """
+
+    size_bytes: int
+    tag: str
 
 
 class Place:
-    """The disks of this machine, and what `RemotePlace` does for an object store.
+    """The disks of this machine. A subclass is another place.
 
     Every method may raise InputError, and SourceError where a network is in between.
     """
@@ -23,45 +43,47 @@ class Place:
         return path
 
     def kind(self, path: str) -> str | None:
-        """What is there: "file" (a regular one), "directory", "other", or None for nothing."""
+        """The kind of `path`: "file" (a regular one), "directory", "other", or None where there is nothing."""
         found = Path(path)
         if found.is_file():
             return "file"
         return "directory" if found.is_dir() else "other" if found.exists() else None
 
     def listing(self, path: str) -> Mapping[str, bool]:
-        """What a directory holds, in no order: each path, and whether it is a regular file."""
+        """The paths in a directory, in no order, and for each whether it is a regular file."""
         return {str(p): p.is_file() for p in Path(path).iterdir()}
 
     def matches(self, pattern: str) -> Mapping[str, bool]:
-        """The same of all that a glob matches."""
+        """The same for all paths that match a glob."""
         found = glob.glob(pattern, recursive=True)  # noqa: PTH207 - absolute patterns too
         return {path: Path(path).is_file() for path in found}
 
-    def open(self, path: str) -> BinaryIO:
-        """The bytes of a file; can seek."""
-        return Path(path).open("rb")
+    def open(self, path: str) -> io.BufferedReader:
+        """Open a file for reading."""
+        return io.BufferedReader(io.FileIO(path), BUFFER_BYTES)
 
     def stamp(self, path: str) -> Stamp:
-        """What changes when the file is written to: here size and modification time."""
+        """The stamp of a file now."""
         try:
-            return Stamp.of(Path(path))
+            status = Path(path).stat()
         except OSError as error:
             raise unreadable(path, error) from error
+        changed = datetime.fromtimestamp(status.st_mtime_ns / 1e9, UTC)
+        return Stamp(status.st_size, f"changed {changed.isoformat(timespec='microseconds')}")
 
     def content_id(self, path: str, stamp: Stamp) -> str:
-        """What names the content for the fingerprint: here a hash of it, so that a copied or touched file is the same.
+        """A name of the content for the fingerprint: a hash of it, so that a copied or touched file is the same.
 
-        Where the content is only sampled the modification time counts too: to the sample an edit may be invisible.
+        Where the content is only sampled, the time of change is part of the name, since a sample may miss an edit.
         """
         try:
             content = content_id(Path(path))
         except OSError as error:
             raise unreadable(path, error) from error
-        return f"{content}, changed {stamp.changed_utc}" if content.startswith(SAMPLED) else content
+        return f"{content}, {stamp.tag}" if content.startswith(SAMPLED) else content
 
     def local(self, path: str) -> Path | None:
-        """The file on this machine, where it is there."""
+        """The file on this machine; None where it lies elsewhere."""
         return Path(path)
 
 

@@ -8,12 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from operators.rows.content import Stamp
 from operators.settings import DataSettings
 from operators.sources.common_schema import common_schema
 from operators.sources.files import READERS, find_files
 from operators.sources.input_file import InputFile
-from operators.sources.places import unreadable
+from operators.sources.places import Stamp, unreadable
 from operators.sources.reader import Block, Reader
 from pipeline.api.errors import ConfigError, InputError
 from pipeline.api.protocols import BaseOperator, Inbox, Runtime
@@ -21,11 +20,11 @@ from pipeline.api.records import ROW, Batch, ChunkEnd, Item, Reject, Rejects
 
 BATCH_ROWS = 1024
 SAMPLE_ROWS = 10_000
-"""Rows of the first file that types are read off, where the format has none."""
+"""Rows of the first file from which types are inferred, where the format has none."""
 FURTHER_ROWS = 1_000
-"""The same for every further file: a directory may have thousands."""
+"""Rows of every further file: a directory may have thousands."""
 UNREADABLE = (pa.ArrowException, OSError, ValueError, OverflowError)
-"""What the libraries raise for bytes that are not what they should be."""
+"""Raised by the libraries for bytes of another format."""
 
 
 class ReadPrompts(BaseOperator):
@@ -59,10 +58,10 @@ class ReadPrompts(BaseOperator):
         self._current: Reader | None = None
 
     def plan(self) -> pa.Schema:
-        """The columns of the input and `row`.
+        """Give the columns of the input and `row`.
 
         Raises:
-            InputError: no such file, or not what its name says.
+            InputError: there is no such file, or its content is not of its format.
             SchemaError: the files differ in their columns.
             ConfigError: a column is called `row` or `lineage`.
             SourceError: a network does not answer.
@@ -71,7 +70,7 @@ class ReadPrompts(BaseOperator):
         return self._schema
 
     def open(self, runtime: Runtime) -> None:
-        """Says what will be read.
+        """Log how much will be read.
 
         Raises:
             InputError: a file is not there any more, or not what it was when the run was planned.
@@ -82,12 +81,12 @@ class ReadPrompts(BaseOperator):
         runtime.log.info("reading %s file%s, %s bytes", f"{files:,}", "s" * (files > 1), f"{self._total_bytes:,}")
 
     def seek(self, chunk: int) -> None:
-        """Begin at `chunk`, as if the ones before it had been sent."""
+        """Begin at `chunk`, as if those before it had been sent."""
         self._first_chunk = chunk
         self._rows_read = chunk * self._chunk_rows
 
     def run(self, inbox: Inbox) -> Iterator[Item]:
-        """The rows in batches of at most BATCH_ROWS, rejects, and the end of each chunk.
+        """Yield the rows in batches of at most BATCH_ROWS, rejects, and the end of each chunk.
 
         Raises:
             InputError: a file has changed since the run was planned. No chunk with rows of it ends after that, so none
@@ -117,7 +116,7 @@ class ReadPrompts(BaseOperator):
             yield ChunkEnd(chunk, rest)
 
     def fraction_read(self) -> float | None:
-        """How much has been sent on: by rows where their number is in the files, else by bytes or `limit`."""
+        """The part that has been sent: by rows where their number is in the files, else by bytes or `limit`."""
         if self._known_rows is not None:
             return self._rows_read / self._known_rows if self._known_rows else 1.0
         by_bytes = self._bytes_sent / self._total_bytes if self._total_bytes else 1.0
@@ -128,9 +127,8 @@ class ReadPrompts(BaseOperator):
         return self._known_rows
 
     def fingerprint(self) -> dict[str, Any]:
-        """Names the content of the input: for each file, in order, name without directory, size and content id.
-
-        What that is depends on where the file lies: `Place.content_id`.
+        """Name the content of the input: for each file, in order, name without directory, size and content id (see
+        `Place.content_id`).
 
         Raises:
             InputError: a file is not there any more.
@@ -146,7 +144,7 @@ class ReadPrompts(BaseOperator):
 
     @cached_property
     def _stamps(self) -> dict[InputFile, Stamp]:
-        """What each file was when the run was planned."""
+        """The stamp of each file when the run was planned."""
         return {reader.file: reader.file.stamp() for reader in self._readers}
 
     def _refuse_changed(self, file: InputFile) -> None:
@@ -160,7 +158,7 @@ class ReadPrompts(BaseOperator):
 
     @cached_property
     def _columns(self) -> pa.Schema:
-        """As the files call them."""
+        """The columns under the names of the files."""
         found = [_schema_of(r, FURTHER_ROWS if i else SAMPLE_ROWS) for i, r in enumerate(self._readers)]
         return common_schema(self._readers, found, self._data.rename or {})
 
@@ -177,18 +175,20 @@ class ReadPrompts(BaseOperator):
     @cached_property
     def _known_rows(self) -> int | None:
         total = 0
-        for reader in self._readers:
-            rows = _total_rows(reader)
-            if rows is None:
-                return None
-            total += rows
+        try:
+            for reader in self._readers:
+                if (rows := reader.total_rows()) is None:
+                    return None
+                total += rows
+        except (*UNREADABLE, InputError):  # a damaged file: reading its rows will show where
+            return None
         return self._limited(total)
 
     def _limited(self, rows: int) -> int:
         return rows if self._data.limit is None else min(rows, self._data.limit)
 
     def _blocks(self, start: int) -> Iterator[tuple[Reader, Block]]:
-        """All blocks of all files; those that lie before row `start` may lack data."""
+        """Yield all blocks of all files; those before row `start` may lack data."""
         rows = 0
         for reader in self._readers:
             self._current = reader
@@ -197,17 +197,14 @@ class ReadPrompts(BaseOperator):
                     rows += block.rows
                     yield reader, block
             except UNREADABLE as error:
-                if isinstance(error, OSError) and error.errno is not None:
-                    raise unreadable(reader.file, error) from error
-                raise InputError(
-                    f"{reader.file} cannot be read on from row {rows} of the input: {error}; write the file again"
-                ) from error
+                how = f"on from row {rows} of the input"
+                raise _explained(reader.file, error, how, "write the file again") from error
             self._refuse_changed(reader.file)
             self._current = None
             self._bytes_before += self._stamps[reader.file].size_bytes
 
     def _spans(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """[start, stop) cut at the ends of chunks and after BATCH_ROWS."""
+        """Cut [start, stop) at the ends of chunks and after BATCH_ROWS."""
         while start < stop:
             chunk_end = (start // self._chunk_rows + 1) * self._chunk_rows
             end = min(stop, chunk_end, start + BATCH_ROWS)
@@ -215,7 +212,7 @@ class ReadPrompts(BaseOperator):
             start = end
 
     def _items(self, file: InputFile, block: Block, position: int, first: int, last: int) -> Iterator[Item]:
-        """Rows [first, last) of the source, from the block that begins at `position`."""
+        """Yield rows [first, last) of the source, from the block that begins at `position`."""
         chunk = first // self._chunk_rows
         data, offsets, bad = block.part(first - position, last - position)
         if bad:
@@ -226,18 +223,16 @@ class ReadPrompts(BaseOperator):
             yield Batch(chunk, pa.record_batch([*data.columns, rows], schema=self._schema))
 
 
-def _total_rows(reader: Reader) -> int | None:
-    """None for a file that is damaged too: where, its rows will show."""
-    try:
-        return reader.total_rows()
-    except (*UNREADABLE, InputError):
-        return None
-
-
 def _schema_of(reader: Reader, sample_rows: int) -> pa.Schema:
     try:
         return reader.schema(sample_rows)
     except UNREADABLE as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise unreadable(reader.file, error) from error
-        raise InputError(f"{reader.file} cannot be read: {error}") from error
+        like = reader.file.looks_like()
+        remedy = f"it begins like {like}. If it is another format, write data.format="
+        raise _explained(reader.file, error, f"as {reader.format}", remedy) from error
+
+
+def _explained(file: InputFile, error: Exception, how: str, remedy: str) -> InputError:
+    if isinstance(error, OSError) and error.errno is not None:  # Arrow's own have none
+        return unreadable(file, error)
+    return InputError(f"{file} cannot be read {how}: {error}; {remedy}")

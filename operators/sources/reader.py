@@ -39,9 +39,9 @@ class Block:
     """Consecutive rows of one file.
 
     Args:
-        rows: how many, bad ones included.
+        rows: their number, with the bad ones.
         data: the good ones, in order; None for a block that was skipped.
-        bad: the others, by offset.
+        bad: the bad ones, by offset.
     """
 
     rows: int
@@ -49,17 +49,12 @@ class Block:
     bad: tuple[BadRow, ...] = ()
 
     def part(self, start: int, stop: int) -> tuple[pa.RecordBatch | None, np.ndarray, tuple[BadRow, ...]]:
-        """The rows at offsets [start, stop): the good ones, their offsets (int64) and the bad ones."""
-        offsets = np.arange(start, stop, dtype=np.int64)
-        if not self.bad:
-            return self._slice(start, stop), offsets, ()
+        """Return the rows at offsets [start, stop): the good ones, their offsets (int64) and the bad ones."""
         places = [b.offset for b in self.bad]
         first, last = bisect_left(places, start), bisect_left(places, stop)
-        good = np.delete(offsets, np.array(places[first:last], np.int64) - start)
-        return self._slice(start - first, stop - last), good, self.bad[first:last]
-
-    def _slice(self, start: int, stop: int) -> pa.RecordBatch | None:
-        return None if self.data is None else self.data.slice(start, stop - start)
+        good = np.delete(np.arange(start, stop, dtype=np.int64), np.array(places[first:last], np.int64) - start)
+        data = None if self.data is None else self.data.slice(start - first, len(good))
+        return data, good, self.bad[first:last]
 
 
 class Reader(ABC):
@@ -72,35 +67,35 @@ class Reader(ABC):
         types: `data.schema`.
 
     Raises:
-        ConfigError: `types` are given, and the format says itself what its columns are.
+        ConfigError: `types` are given, and files of the format have a schema of their own.
     """
 
     format: ClassVar[str]
-    """What `data.format` calls it."""
+    """The name of the format in `data.format`."""
     extensions: ClassVar[Sequence[str]] = ()
-    """How the names of such files end."""
+    """The endings of the names of such files."""
     packable: ClassVar[bool] = False
-    """Whether a file may be compressed as a whole."""
+    """True if a file may be compressed as a whole."""
     takes_types: ClassVar[bool] = False
-    """Whether `data.schema` may give the types of the columns."""
+    """True if `data.schema` may give the types of the columns."""
     optional_columns: ClassVar[bool] = False
-    """Whether a column that a file lacks is null in its rows, rather than an error."""
+    """True if a column that a file lacks is null in its rows, and no error."""
 
     def __init__(self, file: InputFile, types: Types | None = None) -> None:
         if types is not None and not self.takes_types:
             raise ConfigError(f"data.schema is for JSONL and CSV; {file} has a schema of its own")
         self.file = file
         self.bytes_read = 0
-        """How far into the file the last block reached; may be ahead by what the reader holds in memory."""
+        """The position in the file up to which blocks were read; may be ahead by the reader's buffer."""
 
     @abstractmethod
     def schema(self, sample_rows: int) -> pa.Schema:
-        """Names and types of the columns as found; `null` for a column without a value so far.
+        """Return names and types of the columns; `null` for a column without a value so far.
 
-        `sample_rows`: how many rows to look at where the file says nothing of types.
+        `sample_rows`: rows from which types are inferred, where the file does not give them.
 
         Raises:
-            InputError: the file is not what its name says.
+            InputError: the content is not of the format.
         """
 
     def total_rows(self) -> int | None:
@@ -109,4 +104,4 @@ class Reader(ABC):
 
     @abstractmethod
     def blocks(self, schema: pa.Schema, skip: int) -> Iterator[Block]:
-        """All rows, in order, under `schema`. Blocks that lie wholly in the first `skip` rows may come without data."""
+        """Yield all rows, in order, under `schema`. Blocks that end within the first `skip` rows may have no data."""

@@ -11,62 +11,59 @@ import errno
 import io
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from operators.rows.content import Stamp
-from operators.sources.places import Place
+from operators.sources.places import BUFFER_BYTES, Place, Stamp
 from pipeline.api.errors import ConfigError, InputError, PipelineError, SourceError, install
-from pipeline.system.redaction import clean_url, has_password, without_redacted, without_secrets
+from pipeline.system.redaction import clean_url, has_password, without_secrets
 
 BLOCK_BYTES = 4 << 20
-"""What is fetched at a time, and again ahead of what is asked for."""
-BUFFER_BYTES = 1 << 16
+"""Bytes that are fetched at a time, and as many ahead of those that are asked for."""
 EXTRAS: Mapping[str, str] = {"s3": "s3", "s3a": "s3", "hf": "hub"}
-"""Of our own extras those that bring a file system, by the beginning of the URL."""
+"""Extras of this project that bring a file system, by the beginning of the URL."""
 IDENTITIES = (
     *("ETag", "etag", "md5Hash", "crc32c", "sha256", "blob_id", "content_md5", "Content-MD5", "Digest", "checksum"),
 )
-"""What file systems call something that changes whenever the content does, best first."""
+"""Names that file systems give to a value that changes with the content, best first."""
 TIMES = ("LastModified", "Last-Modified", "last_modified", "mtime", "modified", "updated", "created")
 REFUSED = (
     *("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound"),
     *("ParamValidationError", "HFValidationError", "ValueError", "TypeError", "NotImplementedError"),
     *("BadZipFile", "ReadError", "IsADirectoryError"),
 )
-"""Errors that trying again does not mend, by the names of their classes: the libraries are not ours to import."""
+"""Errors that another try does not mend, by the names of their classes: the libraries may not be installed."""
 
 
 def remote(url: str, options: Mapping[str, Any]) -> tuple[RemotePlace, str]:
-    """The place that `url` names, and the path of `url` there.
+    """Return the place that `url` names, and the path of `url` there.
 
     Raises:
         ConfigError: nothing that is installed reads such URLs, or it does not take these `storage_options`.
         InputError: of a chain (zip://member::archive.zip) the archive is not there, or is none.
         SourceError: a network does not answer.
     """
+    name, options = f"data.path={clean_url(url)}", without_redacted(options)
     if has_password(url):
-        raise ConfigError(f"data.path={clean_url(url)} has a password in it; give it with data.storage_options=")
+        raise ConfigError(f"{name} has a password in it; give it with data.storage_options=")
     try:
         import fsspec
     except ImportError as error:
-        raise ConfigError(f"data.path={clean_url(url)} needs fsspec ({error}): {install('remote')}") from error
-    scheme = url.partition(":")[0].lower()
-    options = without_redacted(options)
+        raise ConfigError(f"{name} needs fsspec ({error}): {install('remote')}") from error
     try:
         fs, path = fsspec.core.url_to_fs(url, **options)
     except ImportError as error:
-        extra = EXTRAS.get(scheme)
+        extra = EXTRAS.get(url.partition(":")[0].lower())
         remedy = f": {install(extra)}" if extra else ""
-        raise ConfigError(f"data.path={clean_url(url)} needs another package: {error}{remedy}") from error
-    except (ValueError, TypeError) as error:
-        why = without_secrets(str(error), options)
-        raise ConfigError(f"data.path={clean_url(url)} with these data.storage_options: {why}") from None
-    except FileNotFoundError as error:
-        why = without_secrets(str(error), options)
-        raise InputError(f"data.path={clean_url(url)} does not exist: {why}; see to its name") from None
+        raise ConfigError(f"{name} needs another package: {error}{remedy}") from error
     except Exception as error:  # an archive is opened here already, and each file system has classes of its own
-        raise _explained(f"data.path={clean_url(url)}", error, _why(error, options)) from None
+        why = without_secrets(str(error), options)
+        if isinstance(error, ValueError | TypeError):
+            raise ConfigError(f"{name} with these data.storage_options: {why}") from None
+        if isinstance(error, FileNotFoundError):
+            raise InputError(f"{name} does not exist: {why}; see to its name") from None
+        raise _explained(name, error, options) from None
     return RemotePlace(fs, options), path
 
 
@@ -75,7 +72,7 @@ class RemotePlace(Place):
 
     Args:
         fs: the file system.
-        options: `storage_options`: what they hold stands in no message.
+        options: `storage_options`; their values stand in no message.
     """
 
     def __init__(self, fs: Any, options: Mapping[str, Any]) -> None:
@@ -87,39 +84,39 @@ class RemotePlace(Place):
 
     def kind(self, path: str) -> str | None:
         try:
-            with self._told(path):
+            with self.told(path):
                 return str(self._fs.info(path)["type"])
         except _Missing:
             return None
 
     def listing(self, path: str) -> Mapping[str, bool]:
-        with self._told(path):
+        with self.told(path):
             found = self._fs.ls(path, detail=True)
         return {entry["name"]: entry["type"] == "file" for entry in found}
 
     def matches(self, pattern: str) -> Mapping[str, bool]:
-        with self._told(pattern):
+        with self.told(pattern):
             found = self._fs.glob(pattern, detail=True)
         return {name: entry["type"] == "file" for name, entry in found.items()}
 
-    def open(self, path: str) -> BinaryIO:
-        with self._told(path):
+    def open(self, path: str) -> io.BufferedReader:
+        with self.told(path):
             file = self._fs.open(path, "rb", block_size=BLOCK_BYTES, cache_type="readahead")
         return io.BufferedReader(_Remote(file, self, path), BUFFER_BYTES)
 
     def stamp(self, path: str) -> Stamp:
-        """The size, and what the store gives to tell contents apart.
+        """The size, and an ETag or checksum where there is one, else the time of change, else nothing.
 
-        That is an ETag or checksum where there is one, else the time of change, else nothing: reading an object only to
-        hash it would cost as much as the job's own reading. So an object that was copied within a store may count as
-        another one, and where a server tells the size alone, a change that keeps it goes unseen.
+        Reading an object only to hash it would cost as much as the job's own reading. So an object that was copied
+        within a store may count as another one, and where a server tells the size alone, a change that keeps it goes
+        unseen.
         """
-        with self._told(path):
+        with self.told(path):
             self._fs.invalidate_cache()  # listings are kept, and would tell of the object that was
             info = self._fs.info(path)
         tag = next((f"{key} {info[key]}" for key in (*IDENTITIES, *TIMES) if info.get(key)), "")
         tag = f"sha256 {info['lfs']['sha256']}" if isinstance(info.get("lfs"), Mapping) else tag
-        return Stamp(int(info.get("size") or 0), tag=tag)
+        return Stamp(int(info.get("size") or 0), tag)
 
     def content_id(self, path: str, stamp: Stamp) -> str:
         return stamp.tag or "known by its size alone"
@@ -128,8 +125,8 @@ class RemotePlace(Place):
         return None
 
     @contextmanager
-    def _told(self, path: str) -> Iterator[None]:
-        """Errors in words. Their causes are not kept: they may quote signed URLs and keys."""
+    def told(self, path: str) -> Iterator[None]:
+        """Make pipeline errors of all errors. Their causes are not kept: they may quote signed URLs and keys."""
         try:
             yield
         except PipelineError:
@@ -137,18 +134,15 @@ class RemotePlace(Place):
         except FileNotFoundError:
             raise _Missing(f"{self.shown(path)} is not there; see to its name and run the same command again") from None
         except Exception as error:  # each file system has classes of its own
-            raise _explained(self.shown(path), error, _why(error, self._options)) from None
+            raise _explained(self.shown(path), error, self._options) from None
 
 
 class _Missing(InputError):
-    """There is no such thing."""
+    """There is no such path."""
 
 
-def _why(error: Exception, options: Mapping[str, Any]) -> str:
-    return without_secrets(f"{type(error).__name__}: {error}".strip(), options)
-
-
-def _explained(shown: str, error: Exception, why: str) -> PipelineError:
+def _explained(shown: str, error: Exception, options: Mapping[str, Any]) -> PipelineError:
+    why = without_secrets(f"{type(error).__name__}: {error}".strip(), options)
     names = {cls.__name__ for cls in type(error).__mro__ if cls is not OSError}
     if isinstance(error, PermissionError):
         return InputError(
@@ -163,41 +157,34 @@ def _explained(shown: str, error: Exception, why: str) -> PipelineError:
 
 
 class _Remote(io.RawIOBase):
-    """An open file of fsspec whose errors are told in words."""
+    """An open file of fsspec whose errors name the file and the remedy."""
 
     def __init__(self, file: Any, place: RemotePlace, path: str) -> None:
         super().__init__()
         self._file = file
-        self._place = place
-        self._path = path
+        self._told = partial(place.told, path)
 
     def readable(self) -> bool:
-        """It is."""
         return True
 
     def seekable(self) -> bool:
-        """As the file is."""
         return bool(self._file.seekable())
 
     def readinto(self, buffer: Any) -> int:
-        """Fill `buffer`; how many bytes that were."""
-        with self._place._told(self._path):
+        with self._told():
             data = self._file.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to `offset`; where that is."""
-        with self._place._told(self._path):
+        with self._told():
             self._file.seek(offset, whence)
         return self.tell()
 
     def tell(self) -> int:
-        """Where it is."""
         return int(self._file.tell())
 
     def close(self) -> None:
-        """Close the file."""
         if not self.closed:
             self._file.close()
         super().close()

@@ -7,29 +7,24 @@ import itertools
 import reprlib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import pyarrow as pa
 
-from operators.sources.input_file import Content, InputFile
+from operators.sources.input_file import InputFile
 from operators.sources.reader import BadRow, Block, Reader, Types
 
 BLOCK_BYTES = 1 << 17
-BUFFER_BYTES = 1 << 16
 MAX_ROW_BYTES = 64 << 20
 KEPT_BYTES = 4096
-"""How much of a longer row its reject shows."""
+"""Bytes of a longer row that its reject shows."""
 UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
-"""What `TextReader.column` raises for a value of another type."""
+"""Raised by `TextReader.column` for a value of another type."""
 
 
-class Row(NamedTuple):
-    """A row as it was cut from the file: the number of its first line, its text (bytes or str), and what was found in
-    it: what its format needs to make values of it, or why it has none."""
-
-    line: int
-    text: Any
-    found: Any = None
+Row = tuple[int, Any, Any]
+"""A row as it was cut from the file: the number of its first line, its text (bytes or str), and None, what its format
+needs to make values of it, or a str: why it has no values. A plain tuple, which takes a tenth of the time to make."""
 
 
 class TextReader(Reader):
@@ -38,7 +33,7 @@ class TextReader(Reader):
     Args:
         file: the file; may be compressed.
         types: `data.schema`.
-        block_bytes: how much text becomes a block.
+        block_bytes: text of a block.
         max_row_bytes: a longer row is a bad row.
     """
 
@@ -57,9 +52,9 @@ class TextReader(Reader):
         self.max_row_bytes = max_row_bytes
         self._block_bytes = block_bytes
 
-    def opened(self, content: Content) -> IO[Any]:
-        """Open `content` as `rows` wants it."""
-        return io.BufferedReader(content, BUFFER_BYTES)
+    def decoded(self, content: io.BufferedReader) -> IO[Any]:
+        """Give the content as `rows` wants it."""
+        return content
 
     @abstractmethod
     def rows(self, file: IO[Any]) -> Iterator[Row]:
@@ -67,37 +62,37 @@ class TextReader(Reader):
 
     @abstractmethod
     def values(self, row: Row) -> Mapping[str, Any] | str:
-        """The values of a row by column, or why it has none."""
+        """Return the values of a row by column, or why it has none."""
 
     def record(self, row: Row, values: Mapping[str, Any]) -> str:
         """Show a row whose `values` do not fit their columns."""
-        return as_text(row.text)
+        return as_text(row[1])
 
     @abstractmethod
     def column(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         """Make a column; raises one of UNFIT where a value has another type."""
 
     def blocks(self, schema: pa.Schema, skip: int) -> Iterator[Block]:
-        """See Reader.blocks."""
         for rows in self.batches():
             skipped = len(rows) <= skip
             yield Block(len(rows)) if skipped else self._block(rows, schema)
             skip = skip - len(rows) if skipped else 0
 
     def batches(self) -> Iterator[list[Row]]:
-        """The rows, about `block_bytes` at a time."""
+        """Yield the rows, about `block_bytes` at a time."""
         self.bytes_read = 0
-        with Content(self.file) as content, self.opened(content) as file:
+        with self.file.unpacked() as (content, raw):
+            file = self.decoded(content)  # held here: a wrapper that is not, closes the file
             batch: list[Row] = []
             size = 0
             for row in self.rows(file):
                 batch.append(row)
-                size += len(row.text)
+                size += len(row[1])
                 if size >= self._block_bytes:
-                    self.bytes_read = content.position
+                    self.bytes_read = raw.tell()
                     yield batch
                     batch, size = [], 0
-            self.bytes_read = content.position
+            self.bytes_read = raw.tell()
             if batch:
                 yield batch
 
@@ -106,10 +101,15 @@ class TextReader(Reader):
         return list(itertools.islice(itertools.chain.from_iterable(self.batches()), count))
 
     def _block(self, rows: Sequence[Row], schema: pa.Schema) -> Block:
-        """Convert `rows` column by column, and what fails row by row: a bad row costs itself."""
-        parsed = [self.values(row) for row in rows]
-        good = {i: found for i, found in enumerate(parsed) if not isinstance(found, str)}
-        bad = {i: (found, as_text(rows[i].text)) for i, found in enumerate(parsed) if isinstance(found, str)}
+        """Convert `rows` column by column. Where that fails, find the rows that do not fit: each is a bad row alone."""
+        good: dict[int, Mapping[str, Any]] = {}
+        bad: dict[int, tuple[str, str]] = {}
+        for i, row in enumerate(rows):
+            found = self.values(row)
+            if isinstance(found, str):
+                bad[i] = found, as_text(row[1])
+            else:
+                good[i] = found
         columns = [self._column(good.values(), field) for field in schema]
         if wrong := [field for field, column in zip(schema, columns, strict=True) if column is None]:
             for i, values in tuple(good.items()):
@@ -117,7 +117,7 @@ class TextReader(Reader):
                 if field is not None:
                     bad[i] = _why_not(values.get(field.name), field), self.record(rows[i], good.pop(i))
             columns = [self._column(good.values(), field) for field in schema]
-        rejected = tuple(BadRow(i, why, rows[i].line, record) for i, (why, record) in sorted(bad.items()))
+        rejected = tuple(BadRow(i, why, rows[i][0], record) for i, (why, record) in sorted(bad.items()))
         return Block(len(rows), pa.record_batch(columns, schema=schema), rejected)
 
     def _column(self, rows: Iterable[Mapping[str, Any]], field: pa.Field) -> pa.Array | None:
@@ -128,7 +128,7 @@ class TextReader(Reader):
 
 
 def as_text(text: str | bytes) -> str:
-    """`text` with the bytes that are not UTF-8 in Python's notation."""
+    """Return `text` with the bytes that are not UTF-8 in Python's notation."""
     data = text.encode(errors="surrogateescape") if isinstance(text, str) else text
     return data.decode(errors="backslashreplace")
 

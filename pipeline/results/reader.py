@@ -5,7 +5,7 @@ Nothing is written and no lock is taken, so a run may be looked at while it work
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,14 +22,7 @@ from pipeline.run_dir.manifest import manifest, read_manifest
 from pipeline.run_dir.metrics_table import merged_parts
 from pipeline.run_dir.names import CONFIG, DATA, METRICS, REJECTS, near_run
 from pipeline.run_dir.state import STATE_FILE, RunState
-
-SCANS: Mapping[str, Callable[[list[Path]], pl.LazyFrame]] = {
-    ".parquet": pl.scan_parquet,
-    ".jsonl": pl.scan_ndjson,
-    ".arrow": pl.scan_ipc,
-}
-"""The readers of files, by the ending of their names; one of COMPRESSED may stand behind it."""
-COMPRESSED = ("", ".gz", ".zst")
+from pipeline.system.result_files import scan
 
 
 @dataclass(frozen=True)
@@ -103,17 +96,6 @@ def read_results(directory: Path) -> Results:
     found, accounts = _committed(directory)
     missing = [s["path"] for s in found.get("shards", []) if not (directory / s["path"]).exists()]
     return Results(directory, found, _config(directory), missing, accounts)
-
-
-def scan(files: list[Path]) -> pl.LazyFrame | None:
-    """The rows of `files`, which are of one format; None where there are no files or the format is not known."""
-    formats = {_format(path.name) for path in files}
-    known = formats.pop() if len(formats) == 1 else None
-    return None if known is None else SCANS[known](files)
-
-
-def _format(name: str) -> str | None:
-    return next((end for end in SCANS if name.endswith(tuple(end + packed for packed in COMPRESSED))), None)
 
 
 def _committed(directory: Path) -> tuple[Mapping[str, Any], Mapping[str, RowCounts]]:

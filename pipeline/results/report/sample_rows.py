@@ -8,8 +8,9 @@ from itertools import accumulate
 from typing import Any
 
 from pipeline.monitor.wording import shortened
-from pipeline.results.reader import Results, scan
+from pipeline.results.reader import Results
 from pipeline.results.report.panel import Card, Panel
+from pipeline.system.result_files import scan
 
 ROWS = 5
 MOST_FIELDS = 60

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from operators.openai.parameters import CHAT, COMPLETIONS, EMBEDDINGS
+from operators.openai.parameters import CHAT, COMPLETIONS, EMBEDDINGS, PARAMETERS
+from operators.openai.values import ignored
 from tests.operators.rows.schemas import PERSON
 
 N_EMBD = 8
@@ -31,10 +32,11 @@ def schema(inner: Any) -> dict[str, Any]:
 TEXT = {"type": "text", "text": "a"}
 TEXTS = ["a", ["a", "b"], [1, 2], [[1], [2, 3]]]
 NO_TEXTS = [[], {}, 3, "", [""], [1, "a"], [[]], [-1], [1.5], [True], [["a"]]]
-HARMLESS = ["x", {"a": "b"}, True, 3]
+IGNORED = [name for name, read in PARAMETERS[CHAT].items() if read is ignored]
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 ACCEPTED: dict[str, list[Any]] = {
+    **{name: ["x", {"a": "b"}, True, 3] for name in IGNORED},
     "model": ["m", "another"],
     "messages": [
         [{"role": "developer", "content": "a"}, *user("b"), {"role": "assistant", "content": "c"}, *user("d")],
@@ -51,7 +53,6 @@ ACCEPTED: dict[str, list[Any]] = {
     "seed": [0, 7, -1, 2**63 - 1],
     "stop": ["a", ["a", "b", "c", "d"]],
     f"{CHAT} logprobs": [True, False],
-    "top_logprobs": [],
     f"{COMPLETIONS} logprobs": [0, 5],
     "frequency_penalty": [-2, 0, 1.5],
     "presence_penalty": [-2, 0, 1.5],
@@ -67,25 +68,12 @@ ACCEPTED: dict[str, list[Any]] = {
     "encoding_format": ["float", "base64"],
     "dimensions": [N_EMBD],
     "stream": [False],
-    "stream_options": [],
     "tools": [[]],
     "tool_choice": ["none"],
-    "parallel_tool_calls": [],
     "functions": [[]],
     "function_call": ["none"],
     "modalities": [["text"]],
-    "audio": [],
-    "prediction": [],
     "reasoning_effort": ["none"],
-    "verbosity": [],
-    "web_search_options": [],
-    "user": HARMLESS,
-    "metadata": HARMLESS,
-    "store": HARMLESS,
-    "service_tier": HARMLESS,
-    "safety_identifier": HARMLESS,
-    "prompt_cache_key": HARMLESS,
-    "prompt_cache_retention": HARMLESS,
     "top_k": [0, 5],
     "min_p": [0, 0.1],
     "repetition_penalty": [1, 1.5],
@@ -156,13 +144,6 @@ REFUSED: dict[str, list[Any]] = {
     "reasoning_effort": ["low", "high"],
     "verbosity": ["low"],
     "web_search_options": [{}],
-    "user": [],
-    "metadata": [],
-    "store": [],
-    "service_tier": [],
-    "safety_identifier": [],
-    "prompt_cache_key": [],
-    "prompt_cache_retention": [],
     "top_k": [-1, 1.5, True],
     "min_p": [-0.1, 1, "0"],
     "repetition_penalty": [0, 101, "1"],
@@ -172,4 +153,4 @@ REFUSED: dict[str, list[Any]] = {
 
 def cases(table: dict[str, list[Any]], url: str, name: str) -> list[Any]:
     """The values of a parameter of an endpoint."""
-    return table[name] if name in table else table[f"{url} {name}"]
+    return table.get(name) or table.get(f"{url} {name}", [])

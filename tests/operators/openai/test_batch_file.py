@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from operators.openai.parameters import ALL, parameters_of
+from operators.openai.parameters import PARAMETERS
 from operators.openai.write_batch import ERRORS, OUTPUT, WriteBatch
 from pipeline import PROJECT
 from pipeline.api.errors import ExitCode, StorageError
@@ -62,7 +62,7 @@ def test_an_error_without_custom_id_names_its_line(shipped):
 
 def test_every_line_has_the_shape_of_the_api(shipped):
     urls = {custom_id: url for line in SHIPPED for custom_id, url in re.findall(IDENTITY, line)}
-    assert {urls[custom_id] for custom_id in shipped.output} == set(ALL)
+    assert {urls[custom_id] for custom_id in shipped.output} == set(PARAMETERS)
     for custom_id, line in shipped.output.items():
         OUTPUT_LINES[urls[custom_id]].validate(line)
     for line in shipped.errors:
@@ -91,7 +91,7 @@ def test_a_run_that_fails_in_the_middle_and_at_the_end_is_resumed_to_the_same_by
     flag = tmp_path / "flag"
     flag.touch()
     job = (JOBS / "openai_batch.yaml").read_text(encoding="utf-8")
-    fail = f"{{inputs: generate, op: {{_target_: tests.operators.openai.ops.FailOnce, at: 27, flag: {flag}}}}}"
+    fail = f"{{inputs: generate, op: {{_target_: tests.pipeline.target_ops.FailAtRow, row: 27, broken: {flag}}}}}"
     nodes = f"nodes:\n  fail: {fail}\n  respond: {{inputs: fail}}\n"
     (tmp_path / "job.yaml").write_text(f"{job}\n{nodes}", encoding="utf-8")
 
@@ -103,6 +103,7 @@ def test_a_run_that_fails_in_the_middle_and_at_the_end_is_resumed_to_the_same_by
         raise StorageError(f"{directory / ERRORS} cannot be written: no space", directory / ERRORS, full=True)
 
     first = run(ExitCode.FAILED)
+    flag.unlink()
     assert not (first.directory / OUTPUT).exists()
     assert (first.directory / "data/part-00002.parquet").exists()
     with monkeypatch.context() as patched:
@@ -159,8 +160,8 @@ def test_every_accepted_value_is_answered_in_the_shape_of_the_api_and_every_refu
     tried = [
         (f"{what} {url} {name} {i}", url, REQUIRED[url] | {name: value})
         for what, table in (("accepted", ACCEPTED), ("refused", REFUSED))
-        for url in ALL
-        for name in parameters_of(url)
+        for url in PARAMETERS
+        for name in PARAMETERS[url]
         for i, value in enumerate(cases(table, url, name))
     ]
     run = on_fake(tmp_path, requests(*tried), "chunk_rows=1000")

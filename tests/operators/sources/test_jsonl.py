@@ -71,27 +71,23 @@ def read_blocks(path: Path, block_bytes: int, skip: int = 0) -> tuple[list[dict[
 
 
 @settings(max_examples=60, deadline=None)
-@given(lines=st.lists(st.sampled_from(GOOD + BAD + BLANK), max_size=30), block_bytes=st.integers(1, 400))
-def test_any_mix_of_lines_gives_every_line_its_own_fate(tmp_path_factory, lines: list[bytes], block_bytes: int) -> None:
+@given(
+    lines=st.lists(st.sampled_from(GOOD + BAD + BLANK), max_size=30),
+    block_bytes=st.integers(1, 400),
+    chunk_rows=st.integers(1, 9),
+    seek=st.integers(0, 4),
+)
+def test_any_mix_of_lines_gives_every_line_its_own_fate(
+    tmp_path_factory, lines: list[bytes], block_bytes: int, chunk_rows: int, seek: int
+) -> None:
     path = written(tmp_path_factory.mktemp("jsonl"), lines)
     rows, bad = read_blocks(path, block_bytes)
     assert len(rows) == sum(line in GOOD for line in lines)
     assert bad == [i for i, line in enumerate(lines, 1) if line in BAD]
-    whole = read(path, chunk_rows=7, schema=SCHEMA)
+    whole, tail = (read(path, chunk_rows, k, schema=SCHEMA) for k in (0, seek))
     assert whole.values == rows
     assert [r.line for _, r in sorted(whole.rejects.items())] == bad
     assert sum(whole.ends.values()) == sum(line not in BLANK for line in lines)
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    lines=st.lists(st.sampled_from(GOOD + BAD + BLANK), max_size=30),
-    chunk_rows=st.integers(1, 9),
-    seek=st.integers(0, 4),
-)
-def test_seek_gives_the_tail(tmp_path_factory, lines: list[bytes], chunk_rows: int, seek: int) -> None:
-    path = written(tmp_path_factory.mktemp("jsonl"), lines)
-    whole, tail = (read(path, chunk_rows, k, schema=SCHEMA) for k in (0, seek))
     first = seek * chunk_rows
     assert tail.rows == {i: row for i, row in whole.rows.items() if i >= first}
     assert tail.rejects == {i: row for i, row in whole.rejects.items() if i >= first}
