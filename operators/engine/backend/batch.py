@@ -67,22 +67,6 @@ class BatchBuffer:
         self.seq_id[span] = np.repeat(slots, counts)
         self.output[span] = np.repeat(ends - outputs, counts) <= steps
 
-    def add_blocks(
-        self,
-        tokens: npt.NDArray[np.int32],
-        first_positions: Sequence[int],
-        slots: Sequence[int],
-        outputs: npt.NDArray[np.bool_],
-    ) -> None:
-        """Equally many consecutive tokens of each of several rows: `tokens`, int32 [rows, length], with logits where
-        `outputs`, bool [rows, length], has them."""
-        rows, length = tokens.shape
-        span = self._take(rows * length)
-        self.token[span] = tokens.ravel()
-        self.pos[span] = (np.array(first_positions, np.int32)[:, None] + np.arange(length, dtype=np.int32)).ravel()
-        self.seq_id[span] = np.repeat(np.array(slots, np.int32), length)
-        self.output[span] = outputs.ravel()
-
     def _take(self, count: int) -> slice:
         end = self.n_tokens + count
         if end > self.capacity:

@@ -60,8 +60,12 @@ class FakeDecoder:
         self._length = np.zeros(shape.slots + 1, np.int64)
         self._table = _embedding_table() if shape.wanted is Wanted.EMBEDDINGS else _logit_table()
 
+    @property
+    def lengths(self) -> list[int]:
+        """Number of tokens that each slot has."""
+        return list(map(int, self._length))
+
     def decode(self) -> Logits:
-        """See Decoder.decode."""
         n = self.batch.n_tokens
         slots, positions = self.batch.seq_id[:n], self.batch.pos[:n]
         if code := self._fail(self.batch):
@@ -80,22 +84,18 @@ class FakeDecoder:
         return logits
 
     def truncate(self, slot: int, length: int) -> None:
-        """See Decoder.truncate."""
         self._check_length(slot, length)
         self._length[slot] = length
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """See Decoder.copy."""
         self._check_length(source, length)
         self._hashes[target, : length + 1] = self._hashes[source, : length + 1]
         self._length[target] = length
 
     def save(self, slot: int) -> bytes:
-        """See Decoder.save."""
         return self._hashes[slot, : self._length[slot] + 1].tobytes()
 
     def restore(self, slot: int, saved: bytes) -> None:
-        """See Decoder.restore."""
         if self._length[slot]:
             raise DecodeFailed(-1, f"slot {slot} is not empty")
         hashes = np.frombuffer(saved, np.uint64)
@@ -103,7 +103,6 @@ class FakeDecoder:
         self._length[slot] = len(hashes) - 1
 
     def clear(self) -> None:
-        """See Decoder.clear."""
         self._length[:] = 0
 
     def _check_length(self, slot: int, length: int) -> None:
@@ -183,7 +182,6 @@ class FakeModel:
         self.decoders: list[FakeDecoder] = []
 
     def fingerprint(self) -> str:
-        """See Model.fingerprint."""
         return inspect(ModelSettings()).fingerprint
 
     def tokenize(self, texts: Sequence[bytes]) -> tuple[TokenIds, npt.NDArray[np.int32]]:

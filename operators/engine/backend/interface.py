@@ -68,6 +68,11 @@ class DecoderShape:
         return min(self.n_batch, self.n_ubatch) if self.block else self.n_batch
 
     @property
+    def step_tokens(self) -> int:
+        """Tokens that a row which decodes brings to a call."""
+        return self.block or 1
+
+    @property
     def cells(self) -> int:
         """Tokens that fit into the KV cache."""
         return self.n_ctx or self.slots * self.max_sequence_tokens

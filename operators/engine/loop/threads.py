@@ -1,9 +1,9 @@
 """EngineThreads: the threads that compute, for all engines of a run, and for nodes that compute without generating.
 
 llama.cpp has a team of threads on the cores for each thread that calls it, and a team that has nothing to do goes on
-looking for work for a while (OpenMP: 200 ms). So engines with a thread each would ruin each other even if they took
-turns. There is one thread instead, which makes a step now of this engine and now of that one; and one more for each
-further context, where `runtime.contexts` divides the cores. What is not a step of an engine (a text to score, a
+looking for work for a while (OpenMP: 200 ms). So engines with a thread each would slow each other down even if they
+took turns. There is one thread instead, which makes a step now of this engine and now of that one; and one more for
+each further context, where `runtime.contexts` divides the cores. What is not a step of an engine (a text to score, a
 calibration) is done on the first of them, between two steps.
 
 Of several engines with rows to compute the one comes next that fills most of its slots, since a step costs nearly the
@@ -16,9 +16,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -55,9 +56,9 @@ class _EngineThread:
     passed: dict[int, int] = field(default_factory=dict)
     system_thread: threading.Thread | None = None
 
-    def next(self) -> Worker | None:
-        """The worker whose turn it is."""
-        able = [worker for worker in self.workers if worker.runnable]
+    def next(self, paused: Collection[Worker]) -> Worker | None:
+        """Return the worker whose turn it is."""
+        able = [worker for worker in self.workers if worker.scheduler.runnable and worker not in paused]
         if len(able) < 2:
             return able[0] if able else None
         chosen = max(able, key=self._rank)
@@ -65,7 +66,7 @@ class _EngineThread:
         return chosen
 
     def _rank(self, worker: Worker) -> tuple[bool, tuple[float, int]]:
-        return self.passed.get(id(worker), 0) >= PATIENCE, worker.rank()
+        return self.passed.get(id(worker), 0) >= PATIENCE, worker.scheduler.rank()
 
 
 class EngineThreads:
@@ -84,23 +85,8 @@ class EngineThreads:
         """What ended a thread, and with it all."""
         self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._threads: list[_EngineThread] = []
+        self._paused: list[Worker] = []
         self._closing = False
-        self._refusal: BaseException | None = None
-
-    def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Have the first thread do `work` between two steps.
-
-        Raises:
-            BaseException: what ended the thread.
-        """
-        job: Future[T] = Future()
-        with self.changed:
-            self._start(1)
-            if self._refusal is not None:
-                raise self._refusal
-            self._jobs.append((job, work))
-            self.changed.notify_all()
-        return job
 
     def call(self, work: Callable[[], T]) -> T:
         """Run `work` on the first thread, between two steps, and wait for what it returns.
@@ -108,7 +94,14 @@ class EngineThreads:
         Raises:
             BaseException: what `work` raised, or what ended the thread.
         """
-        return self.submit(work).result()
+        job: Future[T] = Future()
+        with self.changed:
+            if self._closing:
+                raise self.failure or Closed()
+            self._start(1)
+            self._jobs.append((job, work))
+            self.changed.notify_all()
+        return job.result()
 
     def serve(self, workers: Seq[Worker]) -> None:
         """Make the steps of `workers`, the contexts of an engine, from now on: each on a thread of its own."""
@@ -120,19 +113,24 @@ class EngineThreads:
 
     def withdraw(self, workers: Seq[Worker]) -> None:
         """Serve `workers` no more. Returns when their steps are done."""
-        with self.changed:
+        with self.paused(workers):
             for thread in self._threads:
                 thread.workers = [worker for worker in thread.workers if worker not in workers]
-            self.changed.wait_for(lambda: not any(thread.current in workers for thread in self._threads))
         for worker in workers:
             worker.stop()
 
-    def serves(self, worker: Worker) -> bool:
-        """Whether a thread that runs serves `worker`."""
-        return any(
-            worker in thread.workers and thread.system_thread and thread.system_thread.is_alive()
-            for thread in self._threads
-        )
+    @contextmanager
+    def paused(self, workers: Seq[Worker]) -> Iterator[None]:
+        """Make no steps of `workers` within the block, which begins when those that run are done."""
+        with self.changed:
+            self._paused += workers
+            try:
+                self.changed.wait_for(lambda: not any(thread.current in workers for thread in self._threads))
+                yield
+            finally:
+                for worker in workers:
+                    self._paused.remove(worker)
+                self.changed.notify_all()
 
     def close(self) -> None:
         """End the threads after what they do."""
@@ -160,10 +158,10 @@ class EngineThreads:
         except BaseException as error:  # reaches the nodes through Engine.raise_failure
             self._fail(error)
         finally:
-            if thread.number == 0:
-                self._refuse_jobs(self.failure or Closed())
             with self.changed:
                 thread.current = None
+                while self._jobs:
+                    self._jobs.popleft()[0].set_exception(self.failure or Closed())
                 self.changed.notify_all()
             for worker in thread.workers:
                 worker.stop()
@@ -171,15 +169,12 @@ class EngineThreads:
     def _wait_for_work(self, thread: _EngineThread) -> bool:
         with self.changed:
             while True:
-                if thread.current is not None and thread.current not in thread.workers:
-                    self.changed.notify_all()  # somebody waits for its last step
+                if thread.current in self._paused:
+                    self.changed.notify_all()  # somebody waits for the end of the step
                 thread.current = None
-                for worker in thread.workers:
-                    while worker.jobs:
-                        worker.jobs.popleft()()
                 if self._closing:
                     return False
-                thread.current = thread.next()
+                thread.current = thread.next(self._paused)
                 if thread.current is not None or (thread.number == 0 and self._jobs):
                     return True
                 for worker in thread.workers:
@@ -194,12 +189,6 @@ class EngineThreads:
             job.set_result(work())
         except BaseException as error:  # concerns the node that asked, not the thread
             job.set_exception(error)
-
-    def _refuse_jobs(self, why: BaseException) -> None:
-        with self.changed:
-            self._refusal = why
-            while self._jobs:
-                self._jobs.popleft()[0].set_exception(why)
 
     def _fail(self, error: BaseException) -> None:
         with self.changed:

@@ -128,6 +128,19 @@ def test_where_there_is_no_room_the_youngest_waits():
     assert not any(row.error for row in rows)
 
 
+def test_a_row_may_be_longer_alone_than_the_room_that_was_found_for_several():
+    """Several fill not quite 300 cells, so that less is thought to be there; the last one needs 299, and is alone."""
+    sizes = shape(8, per_sequence=False, deterministic=False, n_ctx=4000, max_sequence_tokens=400)
+    short = sequences(prompts(8, longest=40), SamplingParams(), max_tokens=60)
+    long = Sequence("long", np.arange(299, dtype=np.int32) % 256, SamplingParams(), seed=1, max_tokens=1, chunk=2)
+    bench = bench_failing(sizes, lambda batch: 0)
+    bench.decoder.shape = shape(8, per_sequence=False, deterministic=False, n_ctx=300)
+    bench.run([*short, long])
+    assert bench.scheduler.counts.preempted_anew + bench.scheduler.counts.preempted_saved > 0
+    assert not any(row.error for row in [*short, long])
+    assert len(long.tokens) == 1
+
+
 def test_a_backend_that_fails_for_all_ends_the_run():
     calls = iter(range(1000))
     bench = bench_failing(shape(4), lambda batch: -3 if next(calls) > 20 else 0)

@@ -83,10 +83,10 @@ def test_a_value_that_cannot_work_is_refused(values, said):
     ],
 )
 def test_what_cannot_work_together_is_refused(sampling, runtime, said):
-    method = BlockDiffusion.method(BlockDiffusionSettings())
-    method.check(SamplingSettings(temperature=0.7, top_k=5, stop=["a"], stop_token_ids=[3], n=2), EngineSettings())
+    strategy = BlockDiffusion(BlockDiffusionSettings())
+    strategy.check(SamplingSettings(temperature=0.7, top_k=5, stop=["a"], stop_token_ids=[3], n=2), EngineSettings())
     with pytest.raises(ConfigError, match=re.escape(said)):
-        method.check(SamplingSettings(**sampling), EngineSettings(**runtime))
+        strategy.check(SamplingSettings(**sampling), EngineSettings(**runtime))
 
 
 def test_keys_of_block_diffusion_are_none_of_the_other_strategy(tmp_path, capsys):
