@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from operators.batch_by_length import list_lengths
-from operators.engine.backend.interface import inspect_model, load_model, max_sequence_tokens, row_room
+from operators.engine.backend.interface import inspect_model, load_model, max_sequence_tokens
 from operators.engine.loop.client import Client
 from operators.engine.sampling.constraint import Costs
 from operators.engine.sequence import Sequence as Row
@@ -257,7 +257,7 @@ class Generate:
         self._runtime = runtime
         model = load_model(runtime, self._model_settings)
         strategy = decode_strategy(self._decode)
-        room = strategy.room(row_room(self._engine_settings, model.n_ctx_train))
+        room = strategy.room(self._engine_settings, model.n_ctx_train)
         self._pieces = model.pieces()
         self._outcomes = Outcomes(self._pieces)
         self._requests = Requests(

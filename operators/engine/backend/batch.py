@@ -35,7 +35,7 @@ class BatchBuffer:
 
     @property
     def capacity(self) -> int:
-        """Tokens that fit."""
+        """Number of tokens that fit."""
         return len(self.token)
 
     def clear(self) -> None:
@@ -43,7 +43,7 @@ class BatchBuffer:
         self.n_tokens = 0
 
     def add_rows(self, tokens: Sequence[int], positions: Sequence[int], slots: Sequence[int]) -> None:
-        """One token for each of several rows, all with logits."""
+        """Add one token for each of several rows, all with logits."""
         span = self._take(len(tokens))
         self.token[span] = tokens
         self.pos[span] = positions
@@ -57,7 +57,7 @@ class BatchBuffer:
         slots: Sequence[int],
         outputs: Sequence[int],
     ) -> None:
-        """Consecutive tokens of each of several rows, with logits for the last `outputs` of each."""
+        """Add consecutive tokens of each of several rows, with logits for the last `outputs` of each."""
         counts = np.array([len(t) for t in tokens])
         ends = counts.cumsum()
         span = self._take(int(ends[-1]))

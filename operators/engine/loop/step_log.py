@@ -46,7 +46,7 @@ class StepTotals:
 
 
 class StepLog:
-    """Times the steps of one context, writes a row for each, and sums them.
+    """Times the steps of one context, writes a row for each, and sums them up.
 
     Args:
         table: metrics/steps.parquet; shared by the contexts of all engines.

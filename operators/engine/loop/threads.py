@@ -20,7 +20,6 @@ from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from operators.engine.loop.worker import Worker
@@ -34,27 +33,30 @@ PATIENCE = 8
 
 
 class Closed(PipelineError):
-    """The thread that was asked to compute something has ended with the run."""
+    """The thread that was to compute something has ended with the run."""
 
     def __init__(self) -> None:
         super().__init__("the engine has ended with the run")
 
 
-@dataclass(eq=False)
-class _EngineThread:
+class _EngineThread(threading.Thread):
     """A thread, and the workers whose steps it makes.
 
     Args:
         number: 0 for the one that does the jobs.
+        run: what it does, given itself.
+
+    Attributes:
         current: the worker whose step it makes.
         passed: how often in succession others came first, by worker.
     """
 
-    number: int
-    workers: list[Worker] = field(default_factory=list)
-    current: Worker | None = None
-    passed: dict[int, int] = field(default_factory=dict)
-    system_thread: threading.Thread | None = None
+    def __init__(self, number: int, run: Callable[[_EngineThread], None]) -> None:
+        super().__init__(target=run, args=(self,), name=f"engine-{number}")
+        self.number = number
+        self.workers: list[Worker] = []
+        self.current: Worker | None = None
+        self.passed: dict[Worker, int] = {}
 
     def next(self, paused: Collection[Worker]) -> Worker | None:
         """Return the worker whose turn it is."""
@@ -62,11 +64,11 @@ class _EngineThread:
         if len(able) < 2:
             return able[0] if able else None
         chosen = max(able, key=self._rank)
-        self.passed = {id(worker): self.passed.get(id(worker), 0) + 1 for worker in able if worker is not chosen}
+        self.passed = {worker: self.passed.get(worker, 0) + 1 for worker in able if worker is not chosen}
         return chosen
 
     def _rank(self, worker: Worker) -> tuple[bool, tuple[float, int]]:
-        return self.passed.get(id(worker), 0) >= PATIENCE, worker.scheduler.rank()
+        return self.passed.get(worker, 0) >= PATIENCE, worker.scheduler.rank()
 
 
 class EngineThreads:
@@ -78,11 +80,11 @@ class EngineThreads:
 
     def __init__(self, clock: Clock = time.perf_counter) -> None:
         self.changed = threading.Condition()
-        """Told when there may be something to compute."""
+        """Notified when there may be something to compute."""
         self.clock = clock
         self.began = clock()
         self.failure: BaseException | None = None
-        """What ended a thread, and with it all."""
+        """The error that ended a thread, and with it all."""
         self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._threads: list[_EngineThread] = []
         self._paused: list[Worker] = []
@@ -138,15 +140,12 @@ class EngineThreads:
             self._closing = True
             self.changed.notify_all()
         for thread in self._threads:
-            if thread.system_thread is not None:
-                thread.system_thread.join()
+            thread.join()
 
     def _start(self, count: int) -> None:
         for number in range(len(self._threads), count):
-            thread = _EngineThread(number)
-            thread.system_thread = threading.Thread(target=self._run, args=(thread,), name=f"engine-{number}")
-            self._threads.append(thread)
-            thread.system_thread.start()
+            self._threads.append(_EngineThread(number, self._run))
+            self._threads[-1].start()
 
     def _run(self, thread: _EngineThread) -> None:
         try:
@@ -156,7 +155,9 @@ class EngineThreads:
                 if thread.current is not None:
                     thread.current.step()
         except BaseException as error:  # reaches the nodes through Engine.raise_failure
-            self._fail(error)
+            with self.changed:
+                self.failure = self.failure or error
+                self._closing = True
         finally:
             with self.changed:
                 thread.current = None
@@ -170,7 +171,7 @@ class EngineThreads:
         with self.changed:
             while True:
                 if thread.current in self._paused:
-                    self.changed.notify_all()  # somebody waits for the end of the step
+                    self.changed.notify_all()  # `paused` waits for the end of the step
                 thread.current = None
                 if self._closing:
                     return False
@@ -189,9 +190,3 @@ class EngineThreads:
             job.set_result(work())
         except BaseException as error:  # concerns the node that asked, not the thread
             job.set_exception(error)
-
-    def _fail(self, error: BaseException) -> None:
-        with self.changed:
-            self.failure = self.failure or error
-            self._closing = True
-            self.changed.notify_all()

@@ -89,7 +89,6 @@ class PrefixCache:
         self._keeps = shape.per_sequence and queue.shares
         self._worth_a_copy = shape.max_sequence_tokens // CELLS_PER_TOKEN if shape.per_sequence else 0
         self.waiting: dict[Sequence, None] = {}
-        self._whole: list[Sequence] = []
 
     def place(self, rows: Seq[Sequence]) -> None:
         """Give each sequence a slot: one whose last prompt begins like its own, or else the lowest; like lengths side
@@ -104,21 +103,20 @@ class PrefixCache:
                 elif row.placement.node is not None or row.placement.group is not None:
                     self.waiting[row] = None
 
-    def serve(self) -> list[Sequence]:
-        """Let sequences that wait take what others have by now; returns those that have all of their prompt."""
-        if self.waiting:
-            with self._queue.lock:
-                for row in sorted(self.waiting, key=lambda row: row.placement.admission):
-                    match = self._lookup(row)
-                    if match is None or match.count < self._worth_a_copy:
-                        del self.waiting[row]
-                    elif match.ready:
-                        del self.waiting[row]
-                        row.slot.copy(match.slot, match.count)
-                        self._counts.copies += 1
-                        self._take(row, match.count)
-        whole, self._whole = self._whole, []
-        return whole
+    def serve(self) -> None:
+        """Let sequences that wait take what others have by now."""
+        if not self.waiting:
+            return
+        with self._queue.lock:
+            for row in sorted(self.waiting, key=lambda row: row.placement.admission):
+                match = self._lookup(row)
+                if match is None or match.count < self._worth_a_copy:
+                    del self.waiting[row]
+                elif match.ready:
+                    del self.waiting[row]
+                    row.slot.copy(match.slot, match.count)
+                    self._counts.copies += 1
+                    self._note_shared(row, match.count)
 
     def release(self, slot: Slot) -> None:
         """Keep the part of the prompt that `slot` has, since its sequence has left; or nothing, if it serves nobody."""
@@ -139,11 +137,9 @@ class PrefixCache:
         self.clear(slot)
         return slot
 
-    def move(self, source: Slot, target: Slot) -> None:
-        """Move the sequence in `source` into the free slot `target`; the copy that stays may serve others."""
-        row = source.row
-        if row is None:
-            raise RuntimeError(f"slot {source.index} is empty")
+    def move(self, row: Sequence, target: Slot) -> None:
+        """Move `row` into the free slot `target`; the copy that stays may serve others."""
+        source = row.slot
         target.copy(source, source.num_cached)
         self._pool.release(row)
         self._pool.allocate(row, target)
@@ -168,16 +164,14 @@ class PrefixCache:
         slot.truncate(match.count)
         self._disown(slot)
         self._insert(slot, row)
-        self._take(row, match.count)
+        self._note_shared(row, match.count)
         return True
 
-    def _take(self, row: Sequence, count: int) -> None:
+    def _note_shared(self, row: Sequence, count: int) -> None:
         """Note that `row` has `count` tokens that it did not compute."""
         row.placement.shared_tokens = count
         self._counts.shared_tokens += count
         row.update_state()
-        if row.placement.group is not None and count == len(row.prompt):
-            self._whole.append(row)
 
     def _lookup(self, row: Sequence) -> Match | None:
         """Find the slot that has most of the prompt of `row`, or will have it: of sequences in slots only those

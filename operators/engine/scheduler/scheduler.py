@@ -62,11 +62,13 @@ class Scheduler:
         """Admit sequences, and decide what the next step computes; None when there is nothing to do. `now`: seconds."""
         self._now = now
         # Those that wait for one that has just left take what they need before its slot is given away.
-        known, before = self._cache.serve(), len(self.slots)
+        self._cache.serve()
+        before = len(self.slots)
         idle = self._admit(now)
         if len(self.slots) > before:
-            known += self._cache.serve()
+            self._cache.serve()
         rows, waiting = self.slots.rows(), self._cache.waiting
+        known = [row for row in rows if row.state is State.SAMPLE]
         prefilling = [row for row in rows if row.state is State.PREFILL and row not in waiting]
         shape = self._shape
         state = policy.StepState(len(rows), len(known), len(prefilling), shape.per_sequence, block=shape.block)

@@ -55,12 +55,12 @@ class SlotPool:
         heapq.heappush(self._free, slot.index)
         return slot
 
-    def hole(self) -> tuple[Slot, Slot] | None:
-        """Return the highest slot with a sequence and the lowest free slot below it, if there is one."""
+    def hole(self) -> tuple[Sequence, Slot] | None:
+        """Return the sequence in the highest slot and the lowest free slot below it, if there is one."""
         if not self._free or not len(self):
             return None
-        highest = next(slot for slot in reversed(self.slots) if slot.row is not None)
-        return (highest, self.slots[self._free[0]]) if self._free[0] < highest.index else None
+        highest = next(row for slot in reversed(self.slots) if (row := slot.row) is not None)
+        return (highest, self.slots[self._free[0]]) if self._free[0] < highest.slot.index else None
 
     def lonely(self) -> bool:
         """Whether some sequence has none in the slots next to it."""

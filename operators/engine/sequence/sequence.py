@@ -28,6 +28,8 @@ class State(Enum):
 
     WAITING = "waiting"
     PREFILL = "prefill"
+    SAMPLE = "sample"
+    """Its whole prompt is in the KV cache, from another sequence, and so are the logits known."""
     DECODE = "decode"
     FINISHED = "finished"
 
@@ -127,8 +129,9 @@ class Sequence:
         A last prompt token that stands alone is decoded among the others: the backend computes one lone token with
         other kernels, and the bits would differ.
         """
+        left = self.to_compute
         few = 1 if self.slot.num_cached < len(self.prompt) else JUMP_TOKENS - 1
-        self.state = State.PREFILL if self.to_compute > few else State.DECODE
+        self.state = State.PREFILL if left > few else State.DECODE if left else State.SAMPLE
 
     def cells(self, tokens: int) -> int:
         """Return how many tokens it has in the KV cache at most, with so many completion tokens."""

@@ -51,8 +51,6 @@ class Autoregressive(Strategy):
             logits = logits[1:]
         if batch.decoding:
             self._draw(logits[: len(batch.decoding)], batch.decoding)
-        for chunk in batch.chunks:
-            chunk.row.update_state()
         drawing = [chunk.row for chunk in batch.chunks if chunk.completes]
         if drawing:
             own = logits[-len(drawing) :]
@@ -64,6 +62,8 @@ class Autoregressive(Strategy):
             rows = list(samples)
             if group is not None and group.logits is not None:
                 self._draw(np.broadcast_to(group.logits, (len(rows), len(group.logits))), rows)
+        for row in [*(chunk.row for chunk in batch.chunks), *batch.known_logits]:
+            row.update_state()
 
     def _fill_chunks(self, chunks: Seq[PrefillChunk]) -> None:
         # The backend computes a lone output with other kernels: the token before it gives a second one.

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Self
 
-from operators.engine.backend.interface import Decoder, DecoderShape, Logits, Model
+from operators.engine.backend.interface import Decoder, DecoderShape, Logits, Model, max_sequence_tokens
 from operators.engine.scheduler.chunking import Chunking
 from operators.engine.scheduler.step_batch import StepBatch
 from operators.engine.scheduler.waiting_queue import WaitingQueue
@@ -43,9 +43,16 @@ class Strategy(ABC):
             ConfigError: it cannot work with these settings.
         """
 
-    def room(self, max_sequence_tokens: int) -> int:
-        """Return prompt and completion tokens of a sequence at most, where so many tokens fit into a slot."""
-        return max_sequence_tokens
+    def room(self, settings: EngineSettings, n_ctx_train: int) -> int:
+        """Return prompt and completion tokens of a sequence at most: whole blocks, and in the unified layout not more
+        than the KV cache holds. `n_ctx_train`: tokens that the model was trained for.
+
+        Raises:
+            ConfigError: more was asked for.
+        """
+        longest = max_sequence_tokens(settings, n_ctx_train)
+        longest = longest if settings.n_ctx is None else min(longest, settings.n_ctx)
+        return longest - longest % max(self.block, 1)
 
     def sequence_type(self) -> Callable[..., Sequence]:
         """Return what makes a sequence: it takes the arguments of Sequence."""

@@ -100,7 +100,7 @@ def check_slots(scheduler: Scheduler) -> None:
     scheduler.slots.check()
     decoder = scheduler.slots.decoder
     if isinstance(decoder, FakeDecoder):
-        assert [slot.num_cached for slot in scheduler.slots.slots] == decoder.lengths[: scheduler.slots.size]
+        assert [slot.num_cached for slot in scheduler.slots.slots] == decoder._length[: scheduler.slots.size].tolist()
 
 
 class Bench:

@@ -101,7 +101,7 @@ def test_failures_that_pass_cost_no_row(code, every):
     assert not any(row.error for row in rows)
 
 
-def test_a_lone_row_that_is_tried_again_has_company():
+def test_a_lone_row_that_is_tried_again_has_a_dummy_token_beside_it():
     """The backend would compute it with other kernels: its call has a token in the next slot."""
     sizes: list[int] = []
 

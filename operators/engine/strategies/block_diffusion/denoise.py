@@ -1,4 +1,4 @@
-"""The decode strategy of SDAR: a block of tokens is made from masks in some steps, and then the next one.
+"""BlockDiffusion, the decode strategy of SDAR: a block of tokens is made from masks in some steps, then the next one.
 
 In each denoising step the model sees the tokens of the block that are known, and masks for the others; from its logits
 at the masks a token is proposed for each, and those that it is surest of are committed. These steps only read the KV
@@ -16,7 +16,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Self
+from typing import Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +39,7 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass
 class PassCounts:
-    """What was computed. A pass is one block of one row in one call."""
+    """Counts of what was computed. A pass is one block of one row in one call."""
 
     prompt_passes: float = 0.0
     """Blocks of prompts."""
@@ -50,18 +50,18 @@ class PassCounts:
     committed_tokens: float = 0.0
     """Tokens that became known."""
     discarded_tokens: float = 0.0
-    """Those of them that lie behind the end of a text."""
+    """Those of them behind the end of a text."""
     output_rows: float = 0.0
     """Rows of logits."""
 
 
 @dataclass(slots=True)  # not frozen: one is made for every row and call, and freezing doubles the cost
 class Pass:
-    """What a row brings to a call.
+    """One block of one row in one call.
 
     Args:
         row: None for the dummy token beside a lone row.
-        slot, first: where it is, and the position of its first token.
+        slot, first: the sequence id, and the position of its first token.
         tokens: int32 [L].
         wanted: bool [L], where logits are wanted. With decode.shift_logits that is one position before the tokens that
             are to be made, for the first of a block in the block before it.
@@ -104,10 +104,6 @@ class BlockDiffusion(Strategy):
         check_sampling(sampling)
         check_sizes(runtime, self.block)
 
-    def room(self, max_sequence_tokens: int) -> int:
-        """Whole blocks fit."""
-        return max_sequence_tokens - max_sequence_tokens % self.block
-
     def sequence_type(self) -> Callable[..., BlockRow]:
         return partial(BlockRow, block_length=self.block)
 
@@ -141,7 +137,7 @@ class BlockDiffusion(Strategy):
         """Take the logits of `step`, float32 [outputs, n_vocab]: commit tokens, and move every row on."""
         self.counts.output_rows += len(logits)
         logits[:, self._mask_id] = -np.inf
-        # Of each token the row of its logits, where it has one.
+        # For each token the row of its logits, where it has one.
         lines = (self._outputs.cumsum() - 1).reshape(self._outputs.shape)
         own = np.array([_temperature(one.row) for one in self._passes], np.float32)
         temperatures = np.repeat(own, self._outputs.sum(axis=1))
@@ -156,12 +152,12 @@ class BlockDiffusion(Strategy):
 
     def _passes_of(self, step: StepBatch) -> Iterator[Pass]:
         for chunk in step.chunks:
-            row = _of_blocks(chunk.row)
+            row = cast(BlockRow, chunk.row)
             tokens = row.next_tokens(chunk.count)
             wanted = np.zeros(tokens.shape, np.bool_)
             wanted[-1] = self.settings.shift_logits and chunk.completes
             yield Pass(row, row.slot.index, row.slot.num_cached, tokens, wanted)
-        for row in map(_of_blocks, step.decoding):
+        for row in cast(list[BlockRow], step.decoding):
             block = row.block or row.begin_block(self._mask_id)
             wanted = _one_before(~block.known) if self.settings.shift_logits else ~block.known
             yield Pass(row, row.slot.index, row.slot.num_cached, block.ids, wanted, block)
@@ -234,17 +230,11 @@ def no_lone_output(outputs: Flags, slots: Seq[int]) -> None:
 
 
 def _one_before(unknown: Flags) -> Flags:
-    """Where logits are wanted if what is said of a token is read one position before it; `unknown`, bool [L], are
-    the tokens. The last token of a block that is complete says what comes behind it."""
+    """Where logits are wanted if those of a token are read one position before it; `unknown`, bool [L], are the tokens.
+    The last token of a complete block predicts the one behind it."""
     return np.append(unknown[1:], not unknown.any())
 
 
-def _of_blocks(row: object) -> BlockRow:
-    if not isinstance(row, BlockRow):
-        raise TypeError(f"block diffusion was given a row that has no blocks: {row!r}")
-    return row
-
-
 def _temperature(row: BlockRow | None) -> float:
-    """At which confidences are taken: that of the row, and 1 for a greedy one."""
+    """The temperature for confidences: that of the row, and 1 for a greedy one."""
     return 1.0 if row is None else row.params.temperature or 1.0

@@ -39,10 +39,11 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
-    write_model(path, shape="tiny", file_type="f32")
-    return path
+def path(request, tmp_path_factory):
+    """A model of the shape that a test asks for."""
+    return write_model(
+        tmp_path_factory.mktemp("model") / "tiny.gguf", shape=getattr(request, "param", "tiny"), file_type="f32"
+    ).path
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +95,16 @@ def test_the_unified_layout_changes_no_id(expected, model, remasking, length):
     steps = STEPS[length][0]
     done = complete(model, settings(remasking, length, steps), TEXTS, MAX_TOKENS, **UNIFIED, **EXACT)
     assert done.ids == expected(rules(remasking, length, steps))
+
+
+@pytest.mark.parametrize("path", ["tiny-qwen3moe"], indirect=True)
+@pytest.mark.parametrize("remasking", ["low_confidence_static", "low_confidence_dynamic"])
+def test_ids_of_models_with_experts_are_those_of_the_reference(expected, model, remasking):
+    """Qwen3-MoE, as SDAR-30B-A3B: with 1 slot unbatched, refilled, all rows at once, and in the unified layout."""
+    layouts: list[dict[str, Any]] = [{"slots": 1}, {"slots": 3}, {"slots": 16}, UNIFIED]
+    for layout in layouts:
+        done = complete(model, settings(remasking, 4, 3), TEXTS, MAX_TOKENS, **layout, **EXACT)
+        assert done.ids == expected(rules(remasking, 4, 3)), layout
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=list(WRONG))

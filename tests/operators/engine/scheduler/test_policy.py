@@ -10,7 +10,7 @@ import pytest
 from operators.engine.scheduler import policy
 from operators.engine.scheduler.policy import Kind, KvState, StepState, may_admit, next_batch, order, victim
 from operators.engine.sequence import Sequence
-from tests.operators.engine.fixtures import GREEDY, Bench, prompts, sequences, shape
+from tests.operators.engine.fixtures import GREEDY, WARM, Bench, prompts, sequences, shape
 
 
 def seq(length: int = 10, max_tokens: int = 30, priority: float = 0.0, chunk: int = 0) -> Sequence:
@@ -55,16 +55,24 @@ def test_sampling_comes_before_prompts_and_prompts_before_decoding(state, kind):
     assert next_batch(state) is kind
 
 
-def test_a_rule_is_changed_in_the_policy_alone(monkeypatch):
-    """Here: prompts beside decoding sequences also where each slot is its own stream."""
-    texts = prompts(40, longest=200)
-    expected = Bench(shape(5)).run(sequences(texts))
-    monkeypatch.setattr(
-        policy, "next_batch", lambda state: next_batch(replace(state, per_sequence=state.known_logits > 0))
-    )
+def mixed_everywhere(state: StepState) -> Kind | None:
+    """Prompts beside decoding sequences also where each slot is its own stream."""
+    return next_batch(replace(state, per_sequence=False))
+
+
+def prompts_before_samples(state: StepState) -> Kind | None:
+    return next_batch(replace(state, known_logits=0) if state.prefilling else state)
+
+
+@pytest.mark.parametrize("rule", [mixed_everywhere, prompts_before_samples])
+def test_a_rule_is_changed_in_the_policy_alone(monkeypatch, rule):
+    texts = [text for text in prompts(30, longest=200) for _ in range(3)]
+    expected = Bench(shape(5))
+    tokens = expected.run(sequences(texts, WARM))
+    monkeypatch.setattr(policy, "next_batch", rule)
     bench = Bench(shape(5))
-    assert bench.run(sequences(texts)) == expected
-    assert any(map(all, zip(bench.column("prefill_tokens"), bench.column("decode_tokens"), strict=True)))
+    assert bench.run(sequences(texts, WARM)) == tokens
+    assert bench.column("rows") != expected.column("rows")
 
 
 def test_the_youngest_gives_up_its_slot():

@@ -29,7 +29,7 @@ def tokens_computed(bench: Bench) -> int:
 
 
 def mixed_families() -> list[np.ndarray]:
-    """Rows of two long families, a short one, twins, and strangers, in no order."""
+    """Rows of two long families, a short one, duplicates, and strangers, in no order."""
     texts = [*family(12, 100), *family(12, 70, seed=5), *family(12, 30, seed=9, longest=25), *prompts(12, seed=3)]
     texts += texts[:6]
     return [texts[i] for i in np.random.default_rng(1).permutation(len(texts))]
