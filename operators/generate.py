@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from operators.batch_by_length import list_lengths
-from operators.engine.backend.interface import inspect_model, load_model, max_sequence_tokens, row_room
+from operators.engine.backend.interface import inspect_model, load_model, max_sequence_tokens
 from operators.engine.loop.client import Client
 from operators.engine.sampling.constraint import Costs
 from operators.engine.sequence import Sequence as Row
@@ -34,7 +34,7 @@ from operators.generation.store_lookup import CompletionKeys, Recall
 from operators.generation.wiring import (
     STORE_FILE,
     arithmetic,
-    decode_method,
+    decode_strategy,
     engine_threads,
     shared_engine,
     shared_store,
@@ -124,7 +124,7 @@ class Generate(BaseOperator):
         facts = inspect_model(self._model_settings)
         if facts.n_ctx_train is not None:
             max_sequence_tokens(self._engine_settings, facts.n_ctx_train)
-        decode_method(self._decode).check(self._sampling, self._engine_settings)
+        decode_strategy(self._decode).check(self._sampling, self._engine_settings)
         require_column(schema, PROMPT_IDS.name, [PROMPT_IDS.type])
         self._where.plan(schema)
         if self._priority is not None:
@@ -198,7 +198,7 @@ class Generate(BaseOperator):
         self._take_engine(settings)
         path = self._store_settings.path
         generating = Generating(
-            Device(self._engine, self._engine.workers[0], decode_method(self._decode), settings),
+            Device(self._engine, self._engine.workers[0], settings),
             self._sampling,
             self._requests,
             self._samples,
@@ -256,8 +256,8 @@ class Generate(BaseOperator):
         """Have the model, and what makes sequences for it."""
         self._runtime = runtime
         model = load_model(runtime, self._model_settings)
-        method = decode_method(self._decode)
-        room = method.room(row_room(self._engine_settings, model.n_ctx_train))
+        strategy = decode_strategy(self._decode)
+        room = strategy.room(self._engine_settings, model.n_ctx_train)
         self._pieces = model.pieces()
         self._outcomes = Outcomes(self._pieces)
         self._requests = Requests(
@@ -267,7 +267,7 @@ class Generate(BaseOperator):
             self._seed,
             runtime.node,
             self._id_column,
-            method.rows(),
+            strategy.sequence_type(),
             runtime.round_of,
             self._engine_settings.row_limit,
         )

@@ -12,7 +12,6 @@ from operators.engine.backend.interface import Decoder
 from operators.engine.loop.engine import Engine
 from operators.engine.loop.worker import Worker
 from operators.engine.sequence import Sequence
-from operators.engine.strategies.base import Method
 from operators.estimate.lengths import REPLICATES, Floats, Lengths
 from operators.estimate.noise import Noise
 from operators.estimate.pace import StepCost, fitted, step_times
@@ -36,7 +35,6 @@ class Device:
 
     engine: Engine
     worker: Worker
-    method: Method
     settings: EngineSettings
 
     @property
@@ -97,7 +95,7 @@ def reckon(
     random = np.random.default_rng(0)
     noise = Noise()
     until = device.engine.now() + seconds
-    seen = Trial(device.engine, device.worker, device.method.rows()).run(rows, _TRIAL_SHARE * seconds)
+    seen = Trial(device.engine, device.worker).run(rows, _TRIAL_SHARE * seconds)
     lengths = _lengths(rows, seen, fixed_lengths=fixed_lengths)
     prompts = np.array([len(row.prompt) for row in rows], np.float64)
     cost = _step_cost(device, seen, float(prompts.mean()) + lengths.likely / 2, count, until)

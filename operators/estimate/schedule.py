@@ -6,17 +6,16 @@ import heapq
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
-from operators.engine.backend.fake import FakeDecoder
+from operators.engine.backend.fake import FakeDecoder, FakeModel
 from operators.engine.backend.interface import DecoderShape, Logits
 from operators.engine.loop.engine import Engine
 from operators.engine.loop.worker import Worker
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sampling.sampler import Sampler
 from operators.engine.sampling.step import SampledRow
-from operators.engine.scheduler.scheduler import Scheduler
-from operators.engine.scheduler.waiting_queue import queue_for
 from operators.engine.sequence import Sequence
 from operators.engine.strategies.autoregressive import Autoregressive
+from operators.settings import DecodeSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.meter import StageMeter
 
@@ -36,13 +35,12 @@ def computed_share(rows: Seq[Sequence], shape: DecoderShape, settings: EngineSet
     itself, over a decoder that computes nothing: each row is drawn one token."""
     rows = rows[:MOST_ROWS]
     total = sum(len(row.prompt) for row in rows)
-    decoder = FakeDecoder(shape)
-    queue = queue_for(settings)
+    strategy = Autoregressive(DecodeSettings(), _AnyToken()).bind(FakeDecoder(shape), FakeModel())
+    queue = strategy.queue(settings)
     meters = (StageMeter("decode"), StageMeter("sample"))
-    worker = Worker(decoder, Scheduler(decoder, queue, settings), Autoregressive(decoder, _AnyToken()), meters)
+    worker = Worker(strategy, queue, settings, meters)
     engine = Engine([worker], queue, _NoTable())
-    client = engine.client(StageMeter("schedule"), 1, len(rows), lambda: None)
-    engine.add(client)
+    client = engine.connect(StageMeter("schedule"), 1, len(rows), lambda: None, steps=False)
     client.submit([Sequence(row.handle, row.prompt, SamplingParams(), row.seed, 1) for row in rows])
     client.end()
     while worker.scheduler.runnable:

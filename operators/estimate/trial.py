@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -62,13 +61,11 @@ class Trial:
 
     Args:
         worker: of its first context, on which all is computed.
-        make: makes a row, as the decode strategy has it.
     """
 
-    def __init__(self, engine: Engine, worker: Worker, make: Callable[..., Sequence] = Sequence) -> None:
+    def __init__(self, engine: Engine, worker: Worker) -> None:
         self._engine = engine
         self._worker = worker
-        self._make = make
 
     def run(self, rows: Seq[Sequence], seconds: float) -> Seen:
         """Begin with as many of `rows` as there is time to read, and go on for about so many seconds.
@@ -103,12 +100,12 @@ class Trial:
 
     def _short(self, row: Sequence, prompt: TokenIds) -> Sequence:
         """A row like `row` with another prompt."""
-        return self._make(row.handle, prompt, row.params, row.seed, row.max_tokens, None)
+        make = self._worker.strategy.sequence_type()
+        return make(row.handle, prompt, row.params, row.seed, row.max_tokens, None)
 
     def _complete(self, rows: Seq[Sequence], until: float, seen: Seen, least: int = 1) -> None:
         """Make calls until all rows are done or it is `until`; but `least` of them."""
-        client = self._engine.client(StageMeter("trial"), 1, len(rows), lambda: None)
-        self._engine.add(client)
+        client = self._engine.connect(StageMeter("trial"), 1, len(rows), lambda: None, steps=False)
         client.submit(rows)
         client.end()
         scheduler = self._worker.scheduler
@@ -132,7 +129,7 @@ class Trial:
             seen.prompt_tokens += prompt
             seen.prompt_s += seconds * prompt / (prompt + decoded)
         elif rows:
-            depths = [row.n_past for row in self._worker.scheduler.slots.rows()]
+            depths = [row.slot.num_cached for row in self._worker.scheduler.slots.rows()]
             seen.steps.append(StepTime(rows, float(np.mean(depths)) if depths else 0.0, seconds))
 
 

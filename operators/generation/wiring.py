@@ -13,8 +13,7 @@ from operators.engine.loop.engine import Engine
 from operators.engine.loop.step_log import STEPS_SCHEMA
 from operators.engine.loop.threads import EngineThreads
 from operators.engine.loop.worker import Worker
-from operators.engine.scheduler.scheduler import Scheduler
-from operators.engine.strategies.base import Method
+from operators.engine.strategies.base import Strategy
 from operators.generation.store import CompletionStore
 from operators.settings import DecodeSettings, StoreSettings
 from operators.settings.checks import not_in_data, usable_cores
@@ -32,7 +31,7 @@ def engine_threads(runtime: Runtime) -> EngineThreads:
     return runtime.resource(("engine threads",), EngineThreads, EngineThreads.close)
 
 
-def decode_method(settings: DecodeSettings) -> Method:
+def decode_strategy(settings: DecodeSettings) -> Strategy:
     """How completions are made: the class that `decode.strategy` names, with its settings.
 
     Raises:
@@ -40,10 +39,12 @@ def decode_method(settings: DecodeSettings) -> Method:
     """
     module, _, name = settings.strategy.partition(":")
     try:
-        make: Callable[[DecodeSettings], Method] = getattr(importlib.import_module(module), name).method
+        found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"decode.strategy='{settings.strategy}' cannot be imported: {error}") from error
-    return make(settings)
+    if not (isinstance(found, type) and issubclass(found, Strategy)):
+        raise ConfigError(f"decode.strategy='{settings.strategy}' is no decode strategy")
+    return found(settings)
 
 
 def shared_engine(runtime: Runtime, model: Model, settings: EngineSettings, decode: DecodeSettings) -> Engine:
@@ -66,19 +67,17 @@ def _make_engine(
     runtime: Runtime, model: Model, settings: EngineSettings, decode: DecodeSettings
 ) -> tuple[Engine, list[Callable[[], None]]]:
     """An engine with its contexts, and what gives them back."""
-    method = decode_method(decode)
-    queue = method.queue(settings)
+    strategies = [decode_strategy(decode) for _ in range(settings.contexts)]
+    queue = strategies[0].queue(settings)
     workers: list[Worker] = []
     give_back: list[Callable[[], None]] = []
     cores = max(1, (settings.threads or usable_cores()) // settings.contexts)
-    for number in range(settings.contexts):
-        decoder, back = method.context(model, replace(settings, threads=cores))
+    for number, strategy in enumerate(strategies):
+        decoder, back = model.lease(replace(settings, threads=cores), block=strategy.block)
         give_back.append(back)
         suffix = f".{number + 1}" if number else ""
         meters = (runtime.part(f"decode{suffix}"), runtime.part(f"sample{suffix}"))
-        strategy = method.strategy(decoder, model)
-        scheduler = Scheduler(decoder, queue, settings, method.cut(decoder.shape))
-        workers.append(Worker(decoder, scheduler, strategy, meters, lambda: runtime.cancelled))
+        workers.append(Worker(strategy.bind(decoder, model), queue, settings, meters, lambda: runtime.cancelled))
     number = next(runtime.resource(("engine numbers",), itertools.count))
     engine = Engine(workers, queue, runtime.table("steps", STEPS_SCHEMA), engine_threads(runtime), number)
     runtime.when_stuck(model.abort)

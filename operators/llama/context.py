@@ -60,7 +60,6 @@ class LlamaContext:
         self._copies_wait = False
         self.shape = shape
         self.lone_tokens = lone_tokens
-        self.n_vocab = n_vocab
         self.batch = BatchBuffer(shape.call_tokens)
         self._tables = PointerTables(self.batch)
         self._width: int = llama_cpp.llama_model_n_embd_out(model) if shape.wanted is Wanted.EMBEDDINGS else n_vocab

@@ -17,7 +17,7 @@ from typing import Any
 
 from operators.sources.places import BUFFER_BYTES, Place, Stamp
 from pipeline.api.errors import ConfigError, InputError, PipelineError, SourceError, install
-from pipeline.system.redaction import clean_url, has_password, without_secrets
+from pipeline.system.redaction import clean_url, has_password, without_redacted, without_secrets
 
 BLOCK_BYTES = 4 << 20
 """Bytes that are fetched at a time, and as many ahead of those that are asked for."""

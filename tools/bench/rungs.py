@@ -21,18 +21,17 @@ from typing import Any
 import pyarrow as pa
 
 from operators.batch_by_length import BatchByLength
-from operators.engine.backend.interface import Decoder, Logits, close_model, loader
+from operators.engine.backend.interface import Logits, close_model, loader
 from operators.engine.loop.engine import Engine
 from operators.engine.loop.step_log import STEPS_SCHEMA
 from operators.engine.loop.worker import Worker
 from operators.engine.sampling.sampler import Sampler
 from operators.engine.sampling.step import SampledRow
-from operators.engine.scheduler.scheduler import Scheduler
 from operators.engine.sequence import Sequence
 from operators.engine.strategies.autoregressive import Autoregressive
-from operators.engine.strategies.base import Method, Strategy
+from operators.engine.strategies.base import Strategy
 from operators.generation.requests import Requests
-from operators.generation.wiring import decode_method
+from operators.generation.wiring import decode_strategy
 from operators.settings import DecodeSettings
 from operators.settings.block_diffusion import BlockDiffusionSettings
 from operators.settings.runtime import EngineSettings
@@ -59,21 +58,23 @@ def _measure(
         ValueError: a row cannot be generated.
     """
     model, runtime, table = loader(spec.model)(spec.model), spec.runtime, spec.workload.rows
-    method = decode_method(
-        BlockDiffusionSettings(mask_token_id=spec.bench.mask_token_id) if blocks else DecodeSettings()
-    )
+
+    def make() -> Strategy:
+        if blocks:
+            return decode_strategy(BlockDiffusionSettings(mask_token_id=spec.bench.mask_token_id))
+        return Autoregressive(DecodeSettings(), sampler())
+
     room = runtime.max_sequence_tokens or model.n_ctx_train
-    requests = Requests(spec.sampling, model, room, 0, "generate", None, method.rows())
+    requests = Requests(spec.sampling, model, room, 0, "generate", None, make().sequence_type())
     size = runtime.slots if by_calls else len(table)
     parts = [_sequences(table.slice(start, size), requests, runtime) for start in range(0, len(table), size)]
     if not fresh:
-        method.context(model, runtime)[1]()  # made and given back: the pool has it from now on
+        model.lease(runtime, block=make().block)[1]()  # made and given back: the pool has it from now on
     steps: list[dict[str, Any]] = []
     began = time.perf_counter()
     for rows in parts:
-        decoder, give_back = method.context(model, runtime)
-        strategy = method.strategy(decoder, model) if blocks else Autoregressive(decoder, sampler())
-        steps += complete(method, strategy, rows, decoder, runtime)
+        decoder, give_back = model.lease(runtime, block=make().block)
+        steps += complete(make().bind(decoder, model), rows, runtime)
         if fresh:
             close_model(decoder)  # type: ignore[arg-type]  # whatever has a `close`
         else:
@@ -110,19 +111,16 @@ def _sequences(rows: pa.Table, requests: Requests, runtime: EngineSettings) -> l
     return made
 
 
-def complete(
-    method: Method, strategy: Strategy, rows: Seq[Sequence], decoder: Decoder, runtime: EngineSettings
-) -> list[dict[str, Any]]:
-    """Complete `rows` on `decoder` in this thread; returns the steps, as metrics/steps.parquet has them."""
-    queue, steps = method.queue(runtime), _Steps()
-    scheduler = Scheduler(decoder, queue, runtime, method.cut(decoder.shape))
-    worker = Worker(decoder, scheduler, strategy, (StageMeter("decode"), StageMeter("sample")))
+def complete(strategy: Strategy, rows: Seq[Sequence], runtime: EngineSettings) -> list[dict[str, Any]]:
+    """Complete `rows` in this thread on the decoder that `strategy` is bound to; returns the steps, as
+    metrics/steps.parquet has them."""
+    queue, steps = strategy.queue(runtime), _Steps()
+    worker = Worker(strategy, queue, runtime, (StageMeter("decode"), StageMeter("sample")))
     engine = Engine([worker], queue, steps)
-    client = engine.client(StageMeter("generate"), 1, len(rows), lambda: None)
-    engine.add(client)
+    client = engine.connect(StageMeter("generate"), 1, len(rows), lambda: None, steps=False)
     client.submit(rows)
     client.end()
-    while scheduler.runnable:
+    while worker.scheduler.runnable:
         worker.step()
     client.collect()
     return [dict(zip(STEPS_SCHEMA.names, values, strict=True)) for values in steps.rows]

@@ -35,7 +35,7 @@ class BatchBuffer:
 
     @property
     def capacity(self) -> int:
-        """Tokens that fit."""
+        """Number of tokens that fit."""
         return len(self.token)
 
     def clear(self) -> None:
@@ -43,7 +43,7 @@ class BatchBuffer:
         self.n_tokens = 0
 
     def add_rows(self, tokens: Sequence[int], positions: Sequence[int], slots: Sequence[int]) -> None:
-        """One token for each of several rows, all with logits."""
+        """Add one token for each of several rows, all with logits."""
         span = self._take(len(tokens))
         self.token[span] = tokens
         self.pos[span] = positions
@@ -57,7 +57,7 @@ class BatchBuffer:
         slots: Sequence[int],
         outputs: Sequence[int],
     ) -> None:
-        """Consecutive tokens of each of several rows, with logits for the last `outputs` of each."""
+        """Add consecutive tokens of each of several rows, with logits for the last `outputs` of each."""
         counts = np.array([len(t) for t in tokens])
         ends = counts.cumsum()
         span = self._take(int(ends[-1]))
@@ -66,22 +66,6 @@ class BatchBuffer:
         self.pos[span] = steps + np.repeat(np.array(first_positions) - (ends - counts), counts)
         self.seq_id[span] = np.repeat(slots, counts)
         self.output[span] = np.repeat(ends - outputs, counts) <= steps
-
-    def add_blocks(
-        self,
-        tokens: npt.NDArray[np.int32],
-        first_positions: Sequence[int],
-        slots: Sequence[int],
-        outputs: npt.NDArray[np.bool_],
-    ) -> None:
-        """Equally many consecutive tokens of each of several rows: `tokens`, int32 [rows, length], with logits where
-        `outputs`, bool [rows, length], has them."""
-        rows, length = tokens.shape
-        span = self._take(rows * length)
-        self.token[span] = tokens.ravel()
-        self.pos[span] = (np.array(first_positions, np.int32)[:, None] + np.arange(length, dtype=np.int32)).ravel()
-        self.seq_id[span] = np.repeat(np.array(slots, np.int32), length)
-        self.output[span] = outputs.ravel()
 
     def _take(self, count: int) -> slice:
         end = self.n_tokens + count

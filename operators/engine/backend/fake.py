@@ -1,8 +1,8 @@
-"""A model without weights, for tests of the scheduler and for measuring what stands above the backend.
+"""FakeModel and FakeDecoder: without weights, to test the scheduler and to measure all that is above the backend.
 
-Its logits depend on every token in the slot's KV cache (through a rolling hash), so that a row that is moved, cut or
-fed wrongly gives other tokens. Ends are frequent, so lengths are ragged. Tokens are UTF-8 bytes. With `partial` off it
-has the memory of a recurrent model: a state after all tokens, which cannot be cut and is copied whole.
+The logits depend on every token in the slot's KV cache (through a rolling hash), so that a row that is moved, truncated
+or filled in wrongly gets other tokens. Ends are frequent, so lengths are ragged. Tokens are UTF-8 bytes. With `partial`
+off it has the memory of a recurrent model: a state after all tokens, which cannot be truncated and is copied whole.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PIECES = [bytes([i]) for i in range(256)] + [b""] * (N_VOCAB - 256)
 
 
 class FakeDecoder:
-    """A decoder that computes in microseconds and refuses what llama.cpp would refuse or be slow at.
+    """A decoder that computes in microseconds and refuses what llama.cpp would refuse.
 
     Args:
         shape: its sizes.
@@ -48,10 +48,9 @@ class FakeDecoder:
 
     def __init__(self, shape: DecoderShape, fail: Callable[[BatchBuffer], int] = lambda _: 0) -> None:
         self.shape = shape
-        self.n_vocab = N_VOCAB
         self.batch = BatchBuffer(shape.call_tokens)
         self.calls: list[tuple[int, ...]] = []
-        """For each call the slots of its tokens' rows, in order, without repeats."""
+        """The slots of each call, in the order of its tokens, without repeats; if `keep_calls`."""
         self.keep_calls = False
         self.lone_tokens = 0
         self._fail = fail
@@ -61,7 +60,6 @@ class FakeDecoder:
         self._table = _embedding_table() if shape.wanted is Wanted.EMBEDDINGS else _logit_table()
 
     def decode(self) -> Logits:
-        """See Decoder.decode."""
         n = self.batch.n_tokens
         slots, positions = self.batch.seq_id[:n], self.batch.pos[:n]
         if code := self._fail(self.batch):
@@ -80,22 +78,18 @@ class FakeDecoder:
         return logits
 
     def truncate(self, slot: int, length: int) -> None:
-        """See Decoder.truncate."""
         self._check_length(slot, length)
         self._length[slot] = length
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """See Decoder.copy."""
         self._check_length(source, length)
         self._hashes[target, : length + 1] = self._hashes[source, : length + 1]
         self._length[target] = length
 
     def save(self, slot: int) -> bytes:
-        """See Decoder.save."""
         return self._hashes[slot, : self._length[slot] + 1].tobytes()
 
     def restore(self, slot: int, saved: bytes) -> None:
-        """See Decoder.restore."""
         if self._length[slot]:
             raise DecodeFailed(-1, f"slot {slot} is not empty")
         hashes = np.frombuffer(saved, np.uint64)
@@ -103,7 +97,6 @@ class FakeDecoder:
         self._length[slot] = len(hashes) - 1
 
     def clear(self) -> None:
-        """See Decoder.clear."""
         self._length[:] = 0
 
     def _check_length(self, slot: int, length: int) -> None:
@@ -147,7 +140,7 @@ class FakeDecoder:
         return hashes
 
     def _blocks(self, slots: npt.NDArray[np.int32], positions: npt.NDArray[np.int32]) -> npt.NDArray[np.uint64]:
-        """Every token of a row sees all that the row brings, and what is in its slot."""
+        """Compute blocks: every token of a row sees the whole block, and what is in its slot."""
         hashes = np.empty(len(slots), np.uint64)
         starts = np.flatnonzero(np.diff(slots, prepend=-1)).tolist()
         for start, end in zip(starts, [*starts[1:], len(slots)], strict=True):
@@ -164,7 +157,7 @@ class FakeDecoder:
 
 
 class FakeModel:
-    """The Model that goes with FakeDecoder."""
+    """A Model that leases FakeDecoders."""
 
     n_vocab = N_VOCAB
     n_embd = N_EMBD
@@ -183,43 +176,40 @@ class FakeModel:
         self.decoders: list[FakeDecoder] = []
 
     def fingerprint(self) -> str:
-        """See Model.fingerprint."""
         return inspect(ModelSettings()).fingerprint
 
     def tokenize(self, texts: Sequence[bytes]) -> tuple[TokenIds, npt.NDArray[np.int32]]:
-        """One token a byte."""
+        """Make one token a byte."""
         ids = np.frombuffer(b"".join(texts), np.uint8).astype(np.int32)
         offsets = np.zeros(len(texts) + 1, np.int32)
         np.cumsum([len(t) for t in texts], out=offsets[1:])
         return ids, offsets
 
     def pieces(self) -> Sequence[bytes]:
-        """A byte for each of the first 256 tokens, nothing for the others."""
+        """Return a byte for each of the first 256 tokens, nothing for the others."""
         return _PIECES
 
     def lease(
         self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT, block: int = 0
     ) -> tuple[FakeDecoder, Callable[[], None]]:
-        """A new decoder."""
         shape = decoder_shape(settings, self.n_ctx_train, wanted, block)
         self.decoders.append(FakeDecoder(shape, self._fail))
         return self.decoders[-1], lambda: None
 
     def lease_apart(self, settings: EngineSettings) -> tuple[FakeDecoder, Callable[[], None]]:
-        """A new decoder."""
         return FakeDecoder(decoder_shape(settings, self.n_ctx_train), self._fail), lambda: None
 
     def abort(self) -> None:
-        """Its calls take no time."""
+        """Do nothing: calls take no time."""
 
 
 def load(settings: ModelSettings) -> FakeModel:
-    """The fake, for `model=fake`."""
+    """Return the fake, for `model=fake`."""
     return FakeModel()
 
 
 def inspect(settings: ModelSettings) -> ModelFacts:
-    """The facts of the fake."""
+    """Return the facts of the fake."""
     check_options(settings, ())
     return ModelFacts("fake-1", FakeModel.n_ctx_train, N_EMBD)
 

@@ -1,4 +1,4 @@
-"""What a model and a decoder are to the engine. llama.cpp implements them in operators/llama/, the fake in fake.py."""
+"""Model and Decoder: the contracts that operators/llama/ and fake.py implement."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ CELL_PADDING = 256
 
 
 class Wanted(StrEnum):
-    """What a decoder is asked for."""
+    """Outputs of a decoder."""
 
     NEXT = "next"
-    """The logits after the last token of a row: what generates."""
+    """The logits after the last token of a row, to generate."""
     EVERY = "every"
     """The logits after any token."""
     EMBEDDINGS = "embeddings"
-    """The embedding of every token: of each call all tokens are outputs."""
+    """The embedding of every token."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,11 @@ class DecoderShape:
         return min(self.n_batch, self.n_ubatch) if self.block else self.n_batch
 
     @property
+    def step_tokens(self) -> int:
+        """Tokens that a row which decodes brings to a call."""
+        return self.block or 1
+
+    @property
     def cells(self) -> int:
         """Tokens that fit into the KV cache."""
         return self.n_ctx or self.slots * self.max_sequence_tokens
@@ -80,22 +85,20 @@ class DecoderShape:
     @property
     def kv_cells(self) -> int:
         """Tokens that the KV cache has memory for: llama.cpp rounds a stream up."""
-        if self.n_ctx:
-            return -(-self.n_ctx // CELL_PADDING) * CELL_PADDING
-        return -(-self.max_sequence_tokens // CELL_PADDING) * CELL_PADDING * self.streams
+        cells, streams = (self.n_ctx, 1) if self.n_ctx else (self.max_sequence_tokens, self.streams)
+        return -(-cells // CELL_PADDING) * CELL_PADDING * streams
 
 
 class Decoder(Protocol):
     """A context: KV cache and compute for a fixed number of slots. Used by one thread at a time."""
 
     shape: DecoderShape
-    n_vocab: int
     batch: BatchBuffer
     partial: bool
-    """Whether it can forget the end of a row, and copy the beginning. Recurrent and hybrid models cannot: they keep a
-    state after all tokens."""
+    """Whether it can truncate a row, and copy its beginning. Recurrent and hybrid models cannot: they keep a state
+    after all tokens."""
     lone_tokens: int
-    """A row of fewer tokens has the same logits, to the bit, when it decodes alone and in company; 0: none has."""
+    """A row of fewer tokens has the same logits, to the bit, when it decodes alone and beside others; 0: none has."""
 
     def decode(self) -> Logits:
         """Run `batch`; float32 [outputs, n_vocab] in batch order, a view that holds until the next call.
@@ -107,24 +110,24 @@ class Decoder(Protocol):
         """
 
     def truncate(self, slot: int, length: int) -> None:
-        """Forget what is in `slot` but for its first `length` tokens.
+        """Keep the first `length` tokens of `slot`.
 
         Raises:
             DecodeFailed: it is not `partial`, and more tokens are there; 0 always works.
         """
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Have the first `length` tokens of slot `source` in `target`, in the place of what was there.
+        """Replace what is in slot `target` by the first `length` tokens of `source`.
 
         Raises:
             DecodeFailed: it is not `partial`, and `source` has more tokens.
         """
 
     def save(self, slot: int) -> bytes:
-        """What `slot` holds."""
+        """Return what `slot` holds, for `restore`."""
 
     def restore(self, slot: int, saved: bytes) -> None:
-        """Have what was saved in the empty `slot`.
+        """Put what was saved into the empty `slot`.
 
         Raises:
             DecodeFailed: there is no room for it.
@@ -143,40 +146,40 @@ class Model(Protocol):
     n_ctx_train: int
     add_bos: bool
     closing_ids: tuple[int, ...]
-    """What the model wants behind a text that is embedded."""
+    """Tokens that the model wants behind a text that is embedded."""
     bos_token: str
     eos_token: str
     chat_template: str | None
     end_ids: frozenset[int]
     """The model's end-of-generation tokens."""
     mask_id: int | None
-    """The token that stands for one that is not known yet; None where the vocabulary names none."""
+    """The mask token of block diffusion; None where the vocabulary names none."""
     doubt: str | None
     """Why its logits may depend on neighbours though the scheduler keeps its rules; None: proven not to, to the bit."""
 
     def fingerprint(self) -> str:
-        """Names the content of the model: the same weights and vocabulary, the same string."""
+        """Return a name of the content: the same for the same weights and vocabulary."""
 
     def tokenize(self, texts: Sequence[bytes]) -> tuple[TokenIds, npt.NDArray[np.int32]]:
-        """Ids of all texts end to end, and int32 [len(texts) + 1] offsets. Special tokens in the text are parsed."""
+        """Return the ids of all texts end to end, and int32 [len(texts) + 1] offsets. Special tokens are parsed."""
 
     def pieces(self) -> Sequence[bytes]:
-        """The bytes of every token; empty for control tokens. Always the same object: what was asked for is kept."""
+        """Return the bytes of every token, empty for control tokens; always the same object."""
 
     def lease(
         self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT, block: int = 0
     ) -> tuple[Decoder, Callable[[], None]]:
-        """An empty decoder from the pool, and what gives it back. `block`: see DecoderShape."""
+        """Return an empty decoder from the pool, and a function that gives it back. `block`: see DecoderShape."""
 
     def lease_apart(self, settings: EngineSettings) -> tuple[Decoder, Callable[[], None]]:
-        """A decoder that no pool keeps, and what frees it."""
+        """Return a decoder that no pool keeps, and a function that frees it."""
 
     def abort(self) -> None:
-        """Have the calls that run in its decoders fail at once, with code 2, and all others until the next lease."""
+        """Abort the calls that run in its decoders, with code 2, and all others until the next lease."""
 
 
 def max_sequence_tokens(settings: EngineSettings, n_ctx_train: int) -> int:
-    """How long a row may be: as configured, or 1024, or what the model was trained for if that is less.
+    """Return how long a row may be: as configured, or 1024, or what the model was trained for if that is less.
 
     Raises:
         ConfigError: more was asked for than the model was trained for.
@@ -191,30 +194,20 @@ def max_sequence_tokens(settings: EngineSettings, n_ctx_train: int) -> int:
     return settings.max_sequence_tokens
 
 
-def row_room(settings: EngineSettings, n_ctx_train: int) -> int:
-    """Prompt and completion tokens of one row at most: in the unified layout not more than the KV cache holds.
-
-    Raises:
-        ConfigError: see max_sequence_tokens.
-    """
-    longest = max_sequence_tokens(settings, n_ctx_train)
-    return longest if settings.n_ctx is None else min(longest, settings.n_ctx)
-
-
 def load_model(runtime: Runtime, settings: ModelSettings) -> Model:
-    """The model of `settings`: loaded once a process, shared by all nodes and runs."""
+    """Return the model of `settings`: loaded once a process, shared by all nodes and runs."""
     return runtime.shared(model_key(settings), lambda: loader(settings)(settings), close_model)
 
 
 def model_key(settings: ModelSettings) -> tuple[str, str]:
-    """The same for settings that name the same weights."""
+    """Return a key that is the same for settings that name the same weights."""
     return ("model", repr(replace(settings, chat_template=None, system=None)))
 
 
 def decoder_shape(
     settings: EngineSettings, n_ctx_train: int, wanted: Wanted = Wanted.NEXT, block: int = 0
 ) -> DecoderShape:
-    """The sizes that `settings` ask of a decoder for a model that was trained for `n_ctx_train` tokens."""
+    """Return the sizes that `settings` ask of a decoder for a model that was trained for `n_ctx_train` tokens."""
     return DecoderShape(
         slots=settings.slots,
         max_sequence_tokens=max_sequence_tokens(settings, n_ctx_train),
@@ -230,13 +223,13 @@ def decoder_shape(
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """What of a model takes memory.
+    """Sizes of a model in memory.
 
     Args:
         weights_bytes: of the weights.
-        n_vocab: words of its vocabulary.
-        kv_values: numbers that the KV cache has for a token, in all layers; None where that cannot be told (recurrent
-            layers, compressed caches).
+        n_vocab: tokens of its vocabulary.
+        kv_values: numbers in the KV cache for a token, in all layers; None: unknown (recurrent layers, compressed
+            caches).
     """
 
     weights_bytes: int
@@ -246,13 +239,13 @@ class ModelSizes:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What is known of a model before it is loaded.
+    """Facts of a model that is not loaded; None: not known yet.
 
     Args:
-        fingerprint: names its content: the same weights and vocabulary, the same string.
-        n_ctx_train: tokens that it was trained for; None where that cannot be told yet.
-        n_embd: numbers of an embedding; None where that cannot be told yet.
-        sizes: what of it takes memory; None where that cannot be told, or where there are no weights.
+        fingerprint: see Model.fingerprint.
+        n_ctx_train: tokens that it was trained for.
+        n_embd: numbers of an embedding.
+        sizes: in memory; None also where there are no weights.
     """
 
     fingerprint: str
@@ -262,7 +255,7 @@ class ModelFacts:
 
 
 def inspect_model(settings: ModelSettings) -> ModelFacts:
-    """Check what can be checked without loading: asks the function `inspect` of the loader's module.
+    """Check what can be checked without loading, by the function `inspect` of the loader's module.
 
     Raises:
         ConfigError: the loader or the model file cannot work.
@@ -287,7 +280,7 @@ def check_options(settings: ModelSettings, known: Iterable[str]) -> None:
 
 
 def loader(settings: ModelSettings) -> Callable[[ModelSettings], Model]:
-    """The function that `settings.loader` names.
+    """Return the function that `settings.loader` names.
 
     Raises:
         ConfigError: there is no such module or function.
@@ -302,6 +295,4 @@ def loader(settings: ModelSettings) -> Callable[[ModelSettings], Model]:
 
 def close_model(model: Model) -> None:
     """Free a model that has something to free."""
-    close = getattr(model, "close", None)
-    if close is not None:
-        close()
+    getattr(model, "close", lambda: None)()

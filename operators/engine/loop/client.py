@@ -1,42 +1,24 @@
-"""Client: how a node gives its rows to the engine, and gets them back."""
+"""Client: how a node submits its sequences to the engine, and collects them."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from operators.engine.scheduler.waiting_queue import Line
 from operators.engine.sequence import Sequence
+from operators.engine.sequence.node_queue import NodeQueue
 from pipeline.api.meter import StageMeter
 
 if TYPE_CHECKING:
     from operators.engine.loop.engine import Engine
 
 
-class Client:
-    """A node's line to the engine. Its methods are called from the node's thread.
-
-    Args:
-        engine: the engine.
-        meter: of the node; counts prompt and completion tokens.
-        depth: the node's distance from the source.
-        capacity: rows that are in slots or finished and not collected, at most.
-        wake: called from the engine's thread when rows were finished or the engine failed.
-    """
+class Client(NodeQueue):
+    """A node's queue, on an engine; made by Engine.connect. Its methods are called from the node's thread."""
 
     def __init__(self, engine: Engine, meter: StageMeter, depth: int, capacity: int, wake: Callable[[], None]) -> None:
+        super().__init__(meter, depth, capacity, wake)
         self._engine = engine
-        self._capacity = capacity
-        self._finished: deque[Sequence] = deque()
-        self.meter = meter
-        self.wake = wake
-        self.line = Line(depth, self._credit)
-
-    @property
-    def waiting(self) -> int:
-        """Rows that wait for a slot."""
-        return self.line.waiting
 
     def submit(self, rows: Iterable[Sequence]) -> None:
         """Queue `rows`, to be admitted in this order."""
@@ -44,12 +26,11 @@ class Client:
         rows = list(rows)
         for row in rows:
             row.times.queued = now
-            row.owner = self
-        self._engine.queue.submit(self.line, rows)
+        self._engine.queue.submit(self, rows)
         self._engine.wake()
 
     def collect(self) -> list[Sequence]:
-        """The rows that were finished since the last call.
+        """Return the sequences that were finished since the last call.
 
         Raises:
             BaseException: what ended the engine's thread, if anything did.
@@ -61,26 +42,19 @@ class Client:
         return rows
 
     def uncollected(self) -> list[Sequence]:
-        """The rows that are finished and wait to be collected. From any thread."""
-        return list(self._finished.copy())
+        """Return the sequences that are finished and wait to be collected. From any thread."""
+        return list(self.finished.copy())
 
     def end(self) -> None:
-        """No more rows will be submitted."""
-        self.line.ended = True
+        """Note that no more sequences will be submitted."""
+        self.ended = True
 
     def leave(self) -> list[Sequence]:
-        """No longer be served, once the step that runs is done; returns rows that were finished and not collected."""
+        """Leave the engine once the step that runs is done; returns sequences that were finished and not collected."""
         self._engine.drop(self)
         return self._take()
 
-    def finished(self, row: Sequence) -> None:
-        """Called from the engine's thread."""
-        self._finished.append(row)
-
     def _take(self) -> list[Sequence]:
-        rows = [self._finished.popleft() for _ in range(len(self._finished))]
-        self.line.returned += len(rows)
+        rows = [self.finished.popleft() for _ in range(len(self.finished))]
+        self.collected += len(rows)
         return rows
-
-    def _credit(self) -> int:
-        return self._capacity - (self.line.admitted - self.line.returned)

@@ -1,9 +1,9 @@
 """When the backend refuses a call: the guilty row is taken out, and the others go on as if it had not been there.
 
-What the call may have left in the KV cache is cut off, and it is made again in halves, and halves of these, until one
+What the call may have left in the KV cache is truncated, and it is made again in halves, and halves of these, until one
 row is alone with its failure. That row becomes a reject. Where rows share the room of the KV cache and there is none
-left, the youngest one gives up its slot instead and goes on later. A backend that cannot even compute two tokens of no
-meaning is broken, and no row is to blame: then the run ends and can be resumed.
+left, the youngest one is preempted instead. A backend that cannot even compute two tokens of no meaning is broken, and
+no row is to blame: then the run ends and can be resumed.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from collections.abc import Callable
 import numpy as np
 
 from operators.engine.backend.batch import DecodeFailed
-from operators.engine.backend.interface import Decoder
 from operators.engine.scheduler.scheduler import Scheduler
 from operators.engine.scheduler.step_batch import StepBatch
-from operators.engine.sequence import Sequence
+from operators.engine.sequence.placement import Slot
 from operators.engine.strategies.base import Strategy
 
 NO_ROOM, ABORTED = 1, 2
@@ -27,45 +26,43 @@ log = logging.getLogger("pipeline.decode")
 
 
 class Recovery:
-    """Makes up for calls that failed, on one decoder.
+    """Makes calls again that failed, on one decoder.
 
     Args:
-        decoder, scheduler, strategy: those of the calls.
+        scheduler, strategy: those of the calls.
         stopping: whether the run is being stopped: a call that was aborted is then not made again.
     """
 
-    def __init__(
-        self, decoder: Decoder, scheduler: Scheduler, strategy: Strategy, stopping: Callable[[], bool]
-    ) -> None:
-        self._decoder = decoder
+    def __init__(self, scheduler: Scheduler, strategy: Strategy, stopping: Callable[[], bool]) -> None:
+        self._decoder = strategy.decoder
         self._scheduler = scheduler
         self._strategy = strategy
         self._stopping = stopping
         self._futile = 0
 
-    def make_up(self, batch: StepBatch, failure: DecodeFailed) -> None:
+    def recover(self, batch: StepBatch, failure: DecodeFailed) -> None:
         """Have the rows of `batch`, which has failed, moved on in smaller calls, or refused.
 
         Raises:
-            DecodeFailed: the run is being stopped, the backend cannot forget what the call left, or fails for whatever
-                it is given.
+            DecodeFailed: the run is being stopped, the backend cannot truncate what the call left, or fails whatever it
+                is given.
         """
         log.warning("a call with %d rows failed (%s); it is made again in parts", len(batch.sequences), failure)
         self._undo(batch, failure)
-        if failure.code == NO_ROOM and self._scheduler.make_room():
+        if failure.code == NO_ROOM and self._scheduler.shrink_budget():
             self._count_futile(failure)
             return
         for part in self._parts(batch) or [batch]:
             self._attempt(part)
 
     def succeeded(self) -> None:
-        """A call has succeeded."""
+        """Note that a call has succeeded."""
         self._futile = 0
 
     def _attempt(self, batch: StepBatch) -> None:
         self._strategy.fill(batch)
         try:
-            logits = self._decoder.decode()
+            logits = batch.decode(self._decoder)
         except DecodeFailed as failure:
             self._undo(batch, failure)
             parts = self._parts(batch)
@@ -76,7 +73,6 @@ class Recovery:
         else:
             self.succeeded()
             self._strategy.advance(batch, logits)
-            self._scheduler.computed(batch)
 
     def _parts(self, batch: StepBatch) -> list[StepBatch]:
         return self._scheduler.halves(batch) if len(batch.sequences) > 1 else []
@@ -84,16 +80,17 @@ class Recovery:
     def _undo(self, batch: StepBatch, failure: DecodeFailed) -> None:
         if not self._decoder.partial or (failure.code == ABORTED and self._stopping()):
             raise failure
-        self._scheduler.failed(batch)
+        batch.undo()
+        self._scheduler.counts.failed_calls += 1
 
     def _judge(self, batch: StepBatch, failure: DecodeFailed) -> None:
-        """`batch`, with one row, has failed. That may have passed; or the dummy token is to blame, since it
-        stands in the slot of another one; or the backend is broken."""
+        """Refuse the one row of `batch`, which has failed; unless that may pass, since the dummy token is to blame,
+        which stands in the slot of another one, or the backend is broken."""
         self._count_futile(failure)
         row = batch.sequences[0]
         if self._works(StepBatch(batch.decoding, batch.chunks)):
             return  # an ordinary step computes it, once the other row is gone
-        if not self._backend_works(row):
+        if not self._backend_works(row.slot):
             raise failure
         row.error = f"the model cannot compute this row, not even alone: {failure}"
 
@@ -105,21 +102,20 @@ class Recovery:
         except DecodeFailed as failure:
             self._undo(batch, failure)
             return False
-        self._scheduler.forget(batch)
+        batch.undo()
         return True
 
-    def _backend_works(self, row: Sequence) -> bool:
-        """Whether two tokens of no meaning can be computed in the slot of `row`, which has nothing there any more."""
-        self._decoder.truncate(row.slot, 0)
-        row.n_past = 0
+    def _backend_works(self, slot: Slot) -> bool:
+        """Whether two tokens of no meaning can be computed in `slot`, which has nothing in it any more."""
+        slot.truncate(0)
         self._decoder.batch.clear()
-        self._decoder.batch.add_spans([np.zeros(2, np.int32)], [0], [row.slot], [2])
+        self._decoder.batch.add_spans([np.zeros(2, np.int32)], [0], [slot.index], [2])
         try:
             self._decoder.decode()
         except DecodeFailed:
             return False
         finally:
-            self._decoder.truncate(row.slot, 0)
+            slot.truncate(0)
         return True
 
     def _count_futile(self, failure: DecodeFailed) -> None:

@@ -1,4 +1,4 @@
-"""What is kept of every step of an engine: a row of metrics/steps.parquet, and sums for the end of the run."""
+"""StepLog: a row of metrics/steps.parquet for every step of an engine, and sums for the end of the run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class StepTotals:
 
 
 class StepLog:
-    """Times the steps of one context, writes a row for each, and sums them.
+    """Times the steps of one context, writes a row for each, and sums them up.
 
     Args:
         table: metrics/steps.parquet; shared by the contexts of all engines.
@@ -108,7 +108,7 @@ class StepLog:
             seconds["form"],
             seconds["decode"],
             seconds["sample"],
-            sum(row.n_past for row in sequences),
+            sum(row.slot.num_cached for row in sequences),
             counts.shared_tokens - self._shared_tokens,
             counts.moves - self._moves,
             *(batch.idle.get(reason, 0) for reason in IdleReason),

@@ -1,9 +1,9 @@
 """EngineThreads: the threads that compute, for all engines of a run, and for nodes that compute without generating.
 
 llama.cpp has a team of threads on the cores for each thread that calls it, and a team that has nothing to do goes on
-looking for work for a while (OpenMP: 200 ms). So engines with a thread each would ruin each other even if they took
-turns. There is one thread instead, which makes a step now of this engine and now of that one; and one more for each
-further context, where `runtime.contexts` divides the cores. What is not a step of an engine (a text to score, a
+looking for work for a while (OpenMP: 200 ms). So engines with a thread each would slow each other down even if they
+took turns. There is one thread instead, which makes a step now of this engine and now of that one; and one more for
+each further context, where `runtime.contexts` divides the cores. What is not a step of an engine (a text to score, a
 calibration) is done on the first of them, between two steps.
 
 Of several engines with rows to compute the one comes next that fills most of its slots, since a step costs nearly the
@@ -16,10 +16,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from operators.engine.loop.worker import Worker
@@ -33,39 +33,42 @@ PATIENCE = 8
 
 
 class Closed(PipelineError):
-    """The thread that was asked to compute something has ended with the run."""
+    """The thread that was to compute something has ended with the run."""
 
     def __init__(self) -> None:
         super().__init__("the engine has ended with the run")
 
 
-@dataclass(eq=False)
-class _EngineThread:
+class _EngineThread(threading.Thread):
     """A thread, and the workers whose steps it makes.
 
     Args:
         number: 0 for the one that does the jobs.
+        run: what it does, given itself.
+
+    Attributes:
         current: the worker whose step it makes.
         passed: how often in succession others came first, by worker.
     """
 
-    number: int
-    workers: list[Worker] = field(default_factory=list)
-    current: Worker | None = None
-    passed: dict[int, int] = field(default_factory=dict)
-    system_thread: threading.Thread | None = None
+    def __init__(self, number: int, run: Callable[[_EngineThread], None]) -> None:
+        super().__init__(target=run, args=(self,), name=f"engine-{number}")
+        self.number = number
+        self.workers: list[Worker] = []
+        self.current: Worker | None = None
+        self.passed: dict[Worker, int] = {}
 
-    def next(self) -> Worker | None:
-        """The worker whose turn it is."""
-        able = [worker for worker in self.workers if worker.runnable]
+    def next(self, paused: Collection[Worker]) -> Worker | None:
+        """Return the worker whose turn it is."""
+        able = [worker for worker in self.workers if worker.scheduler.runnable and worker not in paused]
         if len(able) < 2:
             return able[0] if able else None
         chosen = max(able, key=self._rank)
-        self.passed = {id(worker): self.passed.get(id(worker), 0) + 1 for worker in able if worker is not chosen}
+        self.passed = {worker: self.passed.get(worker, 0) + 1 for worker in able if worker is not chosen}
         return chosen
 
     def _rank(self, worker: Worker) -> tuple[bool, tuple[float, int]]:
-        return self.passed.get(id(worker), 0) >= PATIENCE, worker.rank()
+        return self.passed.get(worker, 0) >= PATIENCE, worker.scheduler.rank()
 
 
 class EngineThreads:
@@ -77,30 +80,15 @@ class EngineThreads:
 
     def __init__(self, clock: Clock = time.perf_counter) -> None:
         self.changed = threading.Condition()
-        """Told when there may be something to compute."""
+        """Notified when there may be something to compute."""
         self.clock = clock
         self.began = clock()
         self.failure: BaseException | None = None
-        """What ended a thread, and with it all."""
+        """The error that ended a thread, and with it all."""
         self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._threads: list[_EngineThread] = []
+        self._paused: list[Worker] = []
         self._closing = False
-        self._refusal: BaseException | None = None
-
-    def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Have the first thread do `work` between two steps.
-
-        Raises:
-            BaseException: what ended the thread.
-        """
-        job: Future[T] = Future()
-        with self.changed:
-            self._start(1)
-            if self._refusal is not None:
-                raise self._refusal
-            self._jobs.append((job, work))
-            self.changed.notify_all()
-        return job
 
     def call(self, work: Callable[[], T]) -> T:
         """Run `work` on the first thread, between two steps, and wait for what it returns.
@@ -108,7 +96,14 @@ class EngineThreads:
         Raises:
             BaseException: what `work` raised, or what ended the thread.
         """
-        return self.submit(work).result()
+        job: Future[T] = Future()
+        with self.changed:
+            if self._closing:
+                raise self.failure or Closed()
+            self._start(1)
+            self._jobs.append((job, work))
+            self.changed.notify_all()
+        return job.result()
 
     def serve(self, workers: Seq[Worker]) -> None:
         """Make the steps of `workers`, the contexts of an engine, from now on: each on a thread of its own."""
@@ -120,19 +115,24 @@ class EngineThreads:
 
     def withdraw(self, workers: Seq[Worker]) -> None:
         """Serve `workers` no more. Returns when their steps are done."""
-        with self.changed:
+        with self.paused(workers):
             for thread in self._threads:
                 thread.workers = [worker for worker in thread.workers if worker not in workers]
-            self.changed.wait_for(lambda: not any(thread.current in workers for thread in self._threads))
         for worker in workers:
             worker.stop()
 
-    def serves(self, worker: Worker) -> bool:
-        """Whether a thread that runs serves `worker`."""
-        return any(
-            worker in thread.workers and thread.system_thread and thread.system_thread.is_alive()
-            for thread in self._threads
-        )
+    @contextmanager
+    def paused(self, workers: Seq[Worker]) -> Iterator[None]:
+        """Make no steps of `workers` within the block, which begins when those that run are done."""
+        with self.changed:
+            self._paused += workers
+            try:
+                self.changed.wait_for(lambda: not any(thread.current in workers for thread in self._threads))
+                yield
+            finally:
+                for worker in workers:
+                    self._paused.remove(worker)
+                self.changed.notify_all()
 
     def close(self) -> None:
         """End the threads after what they do."""
@@ -140,15 +140,12 @@ class EngineThreads:
             self._closing = True
             self.changed.notify_all()
         for thread in self._threads:
-            if thread.system_thread is not None:
-                thread.system_thread.join()
+            thread.join()
 
     def _start(self, count: int) -> None:
         for number in range(len(self._threads), count):
-            thread = _EngineThread(number)
-            thread.system_thread = threading.Thread(target=self._run, args=(thread,), name=f"engine-{number}")
-            self._threads.append(thread)
-            thread.system_thread.start()
+            self._threads.append(_EngineThread(number, self._run))
+            self._threads[-1].start()
 
     def _run(self, thread: _EngineThread) -> None:
         try:
@@ -158,12 +155,14 @@ class EngineThreads:
                 if thread.current is not None:
                     thread.current.step()
         except BaseException as error:  # reaches the nodes through Engine.raise_failure
-            self._fail(error)
+            with self.changed:
+                self.failure = self.failure or error
+                self._closing = True
         finally:
-            if thread.number == 0:
-                self._refuse_jobs(self.failure or Closed())
             with self.changed:
                 thread.current = None
+                while self._jobs:
+                    self._jobs.popleft()[0].set_exception(self.failure or Closed())
                 self.changed.notify_all()
             for worker in thread.workers:
                 worker.stop()
@@ -171,15 +170,12 @@ class EngineThreads:
     def _wait_for_work(self, thread: _EngineThread) -> bool:
         with self.changed:
             while True:
-                if thread.current is not None and thread.current not in thread.workers:
-                    self.changed.notify_all()  # somebody waits for its last step
+                if thread.current in self._paused:
+                    self.changed.notify_all()  # `paused` waits for the end of the step
                 thread.current = None
-                for worker in thread.workers:
-                    while worker.jobs:
-                        worker.jobs.popleft()()
                 if self._closing:
                     return False
-                thread.current = thread.next()
+                thread.current = thread.next(self._paused)
                 if thread.current is not None or (thread.number == 0 and self._jobs):
                     return True
                 for worker in thread.workers:
@@ -194,15 +190,3 @@ class EngineThreads:
             job.set_result(work())
         except BaseException as error:  # concerns the node that asked, not the thread
             job.set_exception(error)
-
-    def _refuse_jobs(self, why: BaseException) -> None:
-        with self.changed:
-            self._refusal = why
-            while self._jobs:
-                self._jobs.popleft()[0].set_exception(why)
-
-    def _fail(self, error: BaseException) -> None:
-        with self.changed:
-            self.failure = self.failure or error
-            self._closing = True
-            self.changed.notify_all()

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 import numpy as np
 
 from operators.engine.backend.batch import DecodeFailed
-from operators.engine.backend.interface import Decoder, Logits
+from operators.engine.backend.interface import Logits
 from operators.engine.loop.recovery import Recovery
 from operators.engine.loop.step_log import StepLog
 from operators.engine.scheduler.scheduler import Scheduler
 from operators.engine.scheduler.step_batch import StepBatch
+from operators.engine.scheduler.waiting_queue import WaitingQueue
 from operators.engine.sequence import Sequence
 from operators.engine.strategies.base import Strategy
+from operators.settings.runtime import EngineSettings
 from pipeline.api.meter import StageMeter, StageState
 
 _NO_LOGITS: Logits = np.empty((0, 0), np.float32)
@@ -24,14 +25,14 @@ class Worker:
     """One context: its slots, and the steps that are made on it. `step` is the step loop.
 
     Args:
-        decoder: the context.
-        scheduler: decides what each step computes.
-        strategy: fills the batch and takes the logits.
+        strategy: fills the batch and takes the logits; it is bound to the context.
+        queue: where sequences wait.
+        settings: of the scheduler.
         meters: of decode and of sample.
         stopping: whether the run is being stopped.
 
     Attributes:
-        jobs: what is to be done between two steps, on the thread that makes them.
+        scheduler: decides what each step computes.
         log: times and records the steps; made by the Engine.
         on_stop: called when no more steps are made.
     """
@@ -41,21 +42,20 @@ class Worker:
 
     def __init__(
         self,
-        decoder: Decoder,
-        scheduler: Scheduler,
         strategy: Strategy,
+        queue: WaitingQueue,
+        settings: EngineSettings,
         meters: tuple[StageMeter, StageMeter],
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.decoder = decoder
-        self.scheduler = scheduler
         self.strategy = strategy
+        self.decoder = strategy.decoder
+        self.scheduler = Scheduler(self.decoder, queue, settings, strategy.chunking(self.decoder.shape))
         self.meters = meters
-        self.jobs: deque[Callable[[], None]] = deque()
-        self._recovery = Recovery(decoder, scheduler, strategy, stopping)
+        self._recovery = Recovery(self.scheduler, strategy, stopping)
 
     def step(self) -> None:
-        """Make one step of the rows in the slots: schedule, fill, decode (or recover), sample, finish, log."""
+        """Make one step of the sequences in the slots: schedule, fill, decode (or recover), sample, log, finish."""
         began = self.log.clock()
         with self.log.timed("form"):
             batch = self.scheduler.schedule(began)
@@ -68,19 +68,8 @@ class Worker:
         with self.log.timed("sample"):
             if logits is not None:
                 self.strategy.advance(batch, logits)
-                self.scheduler.computed(batch)
-        ended = self.scheduler.finish(self.log.clock())
         self.log.record(batch, tokens, began)
-        _hand_over(ended)
-
-    @property
-    def runnable(self) -> bool:
-        """Whether rows are in slots, or may be."""
-        return self.scheduler.runnable
-
-    def rank(self) -> tuple[float, int]:
-        """How full of rows the next step is, 0 to 1, and the depth of the furthest of them in the graph."""
-        return self.scheduler.fullness, self.scheduler.depth
+        _hand_over(self.scheduler.finish(self.log.clock()))
 
     def start(self) -> None:
         """Start the clocks."""
@@ -88,7 +77,7 @@ class Worker:
             meter.clock.start(StageState.STARVED)
 
     def idle(self) -> None:
-        """Have the clocks say what the thread waits for: rows, or those downstream of rows that wait."""
+        """Have the clocks say what the thread waits for: sequences, or nodes downstream of those that wait."""
         for meter in self.meters:
             meter.clock.enter(StageState.BLOCKED if self.scheduler.queue.waiting else StageState.STARVED)
 
@@ -99,28 +88,29 @@ class Worker:
         self.on_stop()
 
     def _decode_or_recover(self, batch: StepBatch) -> Logits | None:
-        """The logits of `batch`. None if the call failed: its rows have been moved on in smaller calls, or refused.
+        """Return the logits of `batch`. None if the call failed: its sequences have been moved on in smaller calls, or
+        refused.
 
         Raises:
-            DecodeFailed: it failed, and that is no row's fault.
+            DecodeFailed: it failed, and no sequence is to blame.
         """
         if not batch.needs_call:
             return _NO_LOGITS
         try:
-            logits = self.decoder.decode()
+            logits = batch.decode(self.decoder)
         except DecodeFailed as failure:
-            self._recovery.make_up(batch, failure)
+            self._recovery.recover(batch, failure)
             return None
         self._recovery.succeeded()
         return logits
 
 
 def _hand_over(rows: list[Sequence]) -> None:
-    """Give rows that have ended to those who submitted them."""
+    """Give sequences that have ended to those who submitted them."""
     owners = dict.fromkeys(row.owner for row in rows)
     for row in rows:
         if row.owner is not None:
-            row.owner.finished(row)
+            row.owner.finished.append(row)
     for owner in owners:
         if owner is not None:
             owner.wake()

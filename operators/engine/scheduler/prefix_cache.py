@@ -1,14 +1,14 @@
-"""Rows take from other slots what those have of their prompt, instead of computing it.
+"""PrefixCache: sequences take from other slots what those have of their prompt, instead of computing it.
 
-A slot serves others while its row lives and after it has left, until another row needs the slot: nothing is set aside
-for a cache. Three ways, best first:
+A slot serves others while its sequence lives and after it has left, until another one needs the slot: no slot is set
+aside for a cache. Three ways, best first:
 
-- a row is given the free slot whose last prompt begins like its own, and what is there is cut behind the common part;
-- it is copied from another slot (in the per-sequence layout llama.cpp copies whole rows; the rest is cut off again);
-- a row before it computes that part right now: it waits.
+- a sequence is given the free slot whose last prompt begins like its own, truncated behind the common part;
+- that part is copied from another slot (in the per-sequence layout llama.cpp copies whole rows; the rest is truncated);
+- a sequence before it computes that part right now: it waits.
 
-A row with the very same prompt takes all of it, and draws from the logits that the first one drew from. Nothing is
-shared where what is kept of a row cannot be cut (`Decoder.partial`): its state is past the common tokens already.
+A sequence with the very same prompt takes all of it, and draws from the logits that the first one drew from. Nothing is
+shared where a decoder cannot truncate (`Decoder.partial`): its state is past the common tokens already.
 """
 
 from __future__ import annotations
@@ -18,19 +18,18 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from operators.engine.backend.interface import Decoder
-from operators.engine.scheduler.prefill import Cut
+from operators.engine.scheduler.chunking import Chunking
 from operators.engine.scheduler.radix_tree import BLOCK
 from operators.engine.scheduler.slots import SlotPool
-from operators.engine.scheduler.waiting_queue import Queue
+from operators.engine.scheduler.waiting_queue import WaitingQueue
 from operators.engine.sequence import Sequence, State
 from operators.engine.sequence.placement import PrefixNode, Slot
 
-CELLS_A_TOKEN = 200
+CELLS_PER_TOKEN = 200
 """To copy a row's stream takes as long as to compute one token of a prompt for so many of its cells, used or not: 450
 where prompts are read slowly, some 170 where they are read fast (docs/performance.md)."""
-ENOUGH = 4
-"""So many of those that begin alike are compared: they differ by less than a block of the tree."""
+MOST_COMPARED = 4
+"""Owners of one node that are compared: they differ by less than a block of the tree."""
 
 
 @dataclass
@@ -38,21 +37,21 @@ class Counts:
     """What was done besides computing, since the engine began."""
 
     shared_tokens: int = 0
-    """Prompt tokens that were not computed because another row had them."""
+    """Prompt tokens that were not computed because another slot had them."""
     copies: int = 0
     """Rows copied from slot to slot to share a prefix."""
     moves: int = 0
     """Rows moved to close a hole."""
     preempted_saved: int = 0
-    """Rows that gave up their slot and went on from what they had."""
+    """Preempted sequences that went on from what was saved."""
     preempted_anew: int = 0
-    """Rows that gave up their slot and computed their tokens again."""
+    """Preempted sequences that computed their tokens again."""
     failed_calls: int = 0
     """Calls that the backend refused; their rows were computed in smaller ones."""
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class Match:
     """`count` tokens of a prompt that `slot` has or is about to have."""
 
     slot: Slot
@@ -60,179 +59,166 @@ class Source:
 
     @property
     def ready(self) -> bool:
-        """Whether it has them."""
-        return self.slot.ready >= self.count
+        """Whether the slot has them."""
+        return self.slot.num_cached >= self.count
 
 
-class Sharing:
-    """Keeps what the slots of one decoder hold, and lets rows take it.
+class PrefixCache:
+    """What the slots of one decoder hold, and who takes it.
 
     Args:
-        decoder: copies and forgets.
-        queue: has the tree of prefixes; what is said of it here is said under its lock.
         pool: the slots.
-        cut: where a prompt may be cut.
+        queue: has the radix tree, which is changed under its lock.
+        chunking: where a prompt may be cut.
         counts: counted here: shared_tokens and copies.
+
+    Attributes:
+        waiting: sequences in slots that wait for what others compute, and those just admitted.
     """
 
-    def __init__(self, decoder: Decoder, queue: Queue, pool: SlotPool, cut: Cut, counts: Counts) -> None:
-        self._decoder = decoder
-        self._queue = queue
+    def __init__(self, pool: SlotPool, queue: WaitingQueue, chunking: Chunking, counts: Counts) -> None:
         self._pool = pool
-        self._cut = cut
+        self._queue = queue
+        self._chunking = chunking
         self._counts = counts
-        if not decoder.partial:
+        if not pool.decoder.partial:
             queue.share_nothing()
-        # What is left of a row costs nothing where every slot has cells of its own. In the unified layout it would take
-        # room that others need, and time of every step.
-        self._keeps = decoder.shape.per_sequence and queue.shares
-        # In the unified layout cells are shared, not copied.
-        self._worth_a_copy = decoder.shape.max_sequence_tokens // CELLS_A_TOKEN if decoder.shape.per_sequence else 0
-        self._fresh: dict[Sequence, None] = {}
-        self._drawing: list[Sequence] = []
+        shape = pool.decoder.shape
+        # What is left of a sequence costs nothing where every slot has cells of its own. In the unified layout it would
+        # take room that others need, and time of every step; and there cells are shared, not copied.
+        self._keeps = shape.per_sequence and queue.shares
+        self._worth_a_copy = shape.max_sequence_tokens // CELLS_PER_TOKEN if shape.per_sequence else 0
+        self.waiting: dict[Sequence, None] = {}
 
     def place(self, rows: Seq[Sequence]) -> None:
-        """Give each row a slot: one whose last prompt begins like its own, or else the lowest; like lengths side by
-        side, so that they are computed together."""
+        """Give each sequence a slot: one whose last prompt begins like its own, or else the lowest; like lengths side
+        by side, so that they are computed together."""
         with self._queue.lock:
             rest = [row for row in rows if not (self._keeps and self._reuse(row))]
             for row in sorted(rest, key=lambda row: -len(row.prompt)):
-                slot = self._pool.allocate(row)
-                self.clear(slot)
-                slot.dirty = True
-                row.settle()
-                self._hold(slot, row)
+                self._insert(self.empty_slot(row), row)
+                row.update_state()
                 if row.state is State.DECODE:
-                    self._queue.settle(row)
+                    self._queue.leave_group(row)
                 elif row.placement.node is not None or row.placement.group is not None:
-                    self._fresh[row] = None
+                    self.waiting[row] = None
 
-    def begin(self) -> list[Sequence]:
-        """Let rows that have not begun take what others have by now; returns those that have all of their prompt."""
-        if self._fresh:
-            with self._queue.lock:
-                for row in sorted(self._fresh, key=lambda row: row.placement.admission):
-                    source = self._source(row)
-                    if source is None or source.count < self._worth_a_copy:
-                        del self._fresh[row]
-                    elif source.ready:
-                        del self._fresh[row]
-                        self._copy(source, row)
-        drawing, self._drawing = self._drawing, []
-        return drawing
-
-    def follows(self, row: Sequence) -> bool:
-        """Whether `row` waits for what another one computes."""
-        return row in self._fresh
-
-    def forget(self, row: Sequence) -> None:
-        """`row` leaves its slot: it no longer waits for what others compute."""
-        self._fresh.pop(row, None)
-
-    def vacate(self, slot: Slot, row: Sequence) -> None:
-        """`row` has left `slot`; what is there of its prompt may serve others."""
+    def serve(self) -> None:
+        """Let sequences that wait take what others have by now."""
+        if not self.waiting:
+            return
         with self._queue.lock:
-            if slot.prompt is not None and row.n_past < len(slot.prompt):  # nobody computes the rest any more
-                slot.prompt = slot.prompt[: row.n_past]
-                slot.end = self._queue.tree.drop(slot, slot.end, row.n_past // BLOCK)
+            for row in sorted(self.waiting, key=lambda row: row.placement.admission):
+                match = self._lookup(row)
+                if match is None or match.count < self._worth_a_copy:
+                    del self.waiting[row]
+                elif match.ready:
+                    del self.waiting[row]
+                    row.slot.copy(match.slot, match.count)
+                    self._counts.copies += 1
+                    self._note_shared(row, match.count)
+
+    def release(self, slot: Slot) -> None:
+        """Keep the part of the prompt that `slot` has, since its sequence has left; or nothing, if it serves nobody."""
+        with self._queue.lock:
+            if slot.prompt is not None and slot.num_cached < len(slot.prompt):  # nobody computes the rest any more
+                slot.prompt = slot.prompt[: slot.num_cached]
+                slot.node = self._queue.tree.release(slot, slot.node, slot.num_cached // BLOCK)
                 if slot.group is not None:
-                    slot.group.holders.discard(slot)
+                    slot.group.owners.discard(slot)
                     slot.group = None
             awaited = slot.group is not None and slot.group.waiting > 0
-            if not self._keeps or (slot.ready < BLOCK and not awaited):
+            if not self._keeps or slot.prompt is None or (len(slot.prompt) < BLOCK and not awaited):
                 self.clear(slot)
 
-    def vacant_slot(self, row: Sequence) -> Slot:
-        """An empty slot for a row that brings its own state."""
+    def empty_slot(self, row: Sequence) -> Slot:
+        """Give `row` the lowest free slot, with nothing in it."""
         slot = self._pool.allocate(row)
         self.clear(slot)
-        slot.dirty = True
         return slot
 
-    def moved(self, source: Slot, target: Slot) -> None:
-        """The row in `source` is in `target` now; what was copied is still in `source`."""
+    def move(self, row: Sequence, target: Slot) -> None:
+        """Move `row` into the free slot `target`; the copy that stays may serve others."""
+        source = row.slot
+        target.copy(source, source.num_cached)
+        self._pool.release(row)
+        self._pool.allocate(row, target)
         with self._queue.lock:
-            self._release(target)
-            target.prompt, target.end, target.group = source.prompt, source.end, source.group
-            target.dirty = True
-            if target.end is not None:
-                self._queue.tree.hold(target, target.end)
-            if target.group is not None:
-                target.group.holders.add(target)
-        self.vacate(source, self._pool.row_of(target))
+            self._disown(target)
+            target.prompt, target.node, target.group = source.prompt, source.node, source.group
+            self._own(target)
+        self.release(source)
 
     def clear(self, slot: Slot) -> None:
         """Forget what is in `slot`."""
-        if slot.dirty:
-            self._decoder.truncate(slot.index, 0)
-            slot.dirty = False
-        self._release(slot)
+        if slot.num_cached:
+            slot.truncate(0)
+        self._disown(slot)
 
     def _reuse(self, row: Sequence) -> bool:
         """Give `row` a free slot whose last prompt begins like its own, if there is one."""
-        source = self._source(row)
-        if source is None or not source.ready or source.slot.row is not None:
+        match = self._lookup(row)
+        if match is None or not match.ready or match.slot.row is not None:
             return False
-        slot = self._pool.allocate(row, source.slot)
-        self._decoder.truncate(slot.index, source.count)
-        self._release(slot)
-        self._hold(slot, row)
-        self._take(row, source.count)
+        slot = self._pool.allocate(row, match.slot)
+        slot.truncate(match.count)
+        self._disown(slot)
+        self._insert(slot, row)
+        self._note_shared(row, match.count)
         return True
 
-    def _copy(self, source: Source, row: Sequence) -> None:
-        self._decoder.copy(source.slot.index, row.slot, source.count)
-        self._counts.copies += 1
-        self._take(row, source.count)
-
-    def _take(self, row: Sequence, count: int) -> None:
-        row.n_past = row.placement.shared_tokens = count
+    def _note_shared(self, row: Sequence, count: int) -> None:
+        """Note that `row` has `count` tokens that it did not compute."""
+        row.placement.shared_tokens = count
         self._counts.shared_tokens += count
-        row.settle()
-        if row.placement.group is not None and count == len(row.prompt):
-            self._drawing.append(row)
+        row.update_state()
 
-    def _source(self, row: Sequence) -> Source | None:
-        """Who has most of the prompt of `row`, or will have it: of rows in slots only those admitted before it."""
-        if row.placement.group is not None:
+    def _lookup(self, row: Sequence) -> Match | None:
+        """Find the slot that has most of the prompt of `row`, or will have it: of sequences in slots only those
+        admitted before it."""
+        group = row.placement.group
+        if group is not None:
             whole = len(row.prompt)
-            twins = [Source(slot, whole) for slot in row.placement.group.holders if self._may_serve(slot, row)]
-            # A twin that has its prompt, and whose logits were not kept, is of no more use than any prefix.
-            useful = [twin for twin in twins if row.placement.group.logits is not None or not twin.ready]
+            matches = [Match(slot, whole) for slot in group.owners if self._may_serve(slot, row)]
+            # A slot that has the prompt, and whose logits were not kept, is of no more use than any prefix.
+            useful = [match for match in matches if group.logits is not None or not match.ready]
             if useful:
-                return max(useful, key=lambda twin: (twin.ready, -twin.slot.index))
+                return max(useful, key=lambda match: (match.ready, -match.slot.index))
         node = row.placement.node
         while node is not None and node.depth:
-            found = list(itertools.islice(self._sources(node, row), ENOUGH))
+            found = list(itertools.islice(self._matches(node, row), MOST_COMPARED))
             if found:
-                best = max(found, key=lambda source: (source.count, source.ready, -source.slot.index))
+                best = max(found, key=lambda match: (match.count, match.ready, -match.slot.index))
                 return best if best.count >= BLOCK else None
             node = node.parent
         return None
 
-    def _sources(self, node: PrefixNode, row: Sequence) -> Iterator[Source]:
-        for slot in node.holders:
+    def _matches(self, node: PrefixNode, row: Sequence) -> Iterator[Match]:
+        for slot in node.owners:
             if slot.prompt is not None and self._may_serve(slot, row):
-                yield Source(slot, self._cut.shared(row, slot.prompt, node.depth * BLOCK))
+                yield Match(slot, self._chunking.shared(row, slot.prompt, node.depth * BLOCK))
 
     def _may_serve(self, slot: Slot, row: Sequence) -> bool:
-        return slot.pool is self._pool and (slot.row is None or slot.row.placement.admission < row.placement.admission)
+        own = slot.decoder is self._pool.decoder
+        return own and (slot.row is None or slot.row.placement.admission < row.placement.admission)
 
-    def _hold(self, slot: Slot, row: Sequence) -> None:
-        """`slot` has, or will have, the prompt of `row`."""
-        slot.prompt = row.prompt
-        slot.end = row.placement.node
-        slot.group = row.placement.group
-        if slot.end is not None:
-            self._queue.tree.hold(slot, slot.end)
-            self._queue.tree.leave(row)
+    def _insert(self, slot: Slot, row: Sequence) -> None:
+        """Note that `slot` has, or will have, the prompt of `row`, which has left its node queue."""
+        slot.prompt, slot.node, slot.group = row.prompt, row.placement.node, row.placement.group
+        self._own(slot)
+        if slot.node is not None:
+            self._queue.tree.remove_waiting(row)
+
+    def _own(self, slot: Slot) -> None:
+        if slot.node is not None:
+            self._queue.tree.insert(slot, slot.node)
         if slot.group is not None:
-            slot.group.holders.add(slot)
+            slot.group.owners.add(slot)
 
-    def _release(self, slot: Slot) -> None:
-        """`slot` no longer has what it had."""
-        with self._queue.lock:  # other contexts look through the holders
-            self._queue.tree.drop(slot, slot.end)
+    def _disown(self, slot: Slot) -> None:
+        """Note that `slot` no longer has what it had."""
+        with self._queue.lock:  # other contexts look through the owners
+            self._queue.tree.release(slot, slot.node)
             if slot.group is not None:
-                slot.group.holders.discard(slot)
-        slot.prompt = slot.end = slot.group = None
+                slot.group.owners.discard(slot)
+        slot.prompt = slot.node = slot.group = None

@@ -1,22 +1,16 @@
-"""What prompts have in common: a tree over the prompts that wait and those in the slots.
+"""RadixTree: what the prompts that wait and those in the slots have in common.
 
-Nothing is declared by the user: rows that begin with the same system prompt or the same examples are found from their
-tokens. The tree is a radix tree whose edges are blocks of BLOCK tokens; how far two prompts agree beyond the last
-common block is then seen by comparing the two.
-
-How a prompt may be cut. CPU flash attention has one kernel for 64 tokens and more of a row (KERNEL_TOKENS in
-operators/settings/runtime.py) and another for fewer, and a lone token has a third. So a prompt keeps its bits wherever
-it is cut as long as every piece is computed by the kernel that the whole would have been: pieces of 64 tokens or more
-for a prompt of 64 or more, of 2 to 63 for a shorter one (tests/operators/llama/test_cuts.py). And a short prompt may
-not take the beginning of a long one, nor the reverse: the tree keeps them apart.
+Nothing is declared by the user: sequences that begin with the same system prompt or the same examples are found from
+their tokens. The edges of the tree are blocks of BLOCK tokens; how far two prompts agree beyond the last common block
+is then seen by comparing the two.
 """
 
 from __future__ import annotations
 
 from operators.engine.backend.interface import TokenIds
 from operators.engine.sequence import Sequence
+from operators.engine.sequence.node_queue import Order, RowHeap
 from operators.engine.sequence.placement import PrefixNode, Slot
-from operators.engine.sequence.row_heap import Order, RowHeap
 
 BLOCK = 16
 """Tokens of an edge of the tree, and the fewest that are worth sharing: to copy a row of the usual 1,024 cells between
@@ -24,17 +18,19 @@ slots takes as long as to compute 3 tokens (docs/performance.md)."""
 _BYTES = BLOCK * 4
 
 
-class PrefixTree:
-    """The prefixes of all rows that wait and of all slots.
+class RadixTree:
+    """The prefixes of all sequences that wait and of all slots.
 
     Args:
         kernel_tokens: prompts of fewer tokens share with each other only, as do the others; 0: all share with all.
+
+    Attributes:
+        cached: by depth the nodes for which both a sequence waits and a slot has the tokens.
     """
 
     def __init__(self, kernel_tokens: int) -> None:
         self._kernel_tokens = kernel_tokens
-        self.at_hand: dict[int, dict[PrefixNode, None]] = {}
-        """By depth the nodes of which a row waits that a slot begins like: with each node those above it."""
+        self.cached: dict[int, dict[PrefixNode, None]] = {}
         self._roots = {False: PrefixNode(None, b""), True: PrefixNode(None, b"")}
 
     def __len__(self) -> int:
@@ -45,8 +41,8 @@ class PrefixTree:
             nodes += node.children.values()
         return found
 
-    def enter(self, row: Sequence, order: Order) -> None:
-        """`row` waits in its line."""
+    def add_waiting(self, row: Sequence, order: Order) -> None:
+        """Enter the prefixes of `row`, which waits in its node queue."""
         ids = row.prompt
         if len(ids) <= BLOCK:
             return
@@ -57,55 +53,55 @@ class PrefixTree:
             child = node.children.get(key)
             if child is None:
                 child = node.children[key] = PrefixNode(node, key)
-            heap = child.waiting.get(row.placement.node_queue)
+            heap = child.waiting.get(row.owner)
             if heap is None:
-                heap = child.waiting[row.placement.node_queue] = RowHeap()
+                heap = child.waiting[row.owner] = RowHeap()
             heap.push(order, row)
-            if child.holders:
-                self._at_hand(child)
+            if child.owners:
+                self._note_cached(child)
             node = child
         row.placement.node = node
 
-    def leave(self, row: Sequence) -> None:
-        """`row` has left its line. A slot that is given to it is said to `hold` its prefixes before."""
+    def remove_waiting(self, row: Sequence) -> None:
+        """Take out `row`, which no longer waits. A slot that it is given is inserted before."""
         node = row.placement.node
         while node is not None and node.parent is not None:
-            heap = node.waiting[row.placement.node_queue]
-            heap.left()
+            heap = node.waiting[row.owner]
+            heap.discard()
             if not heap.count:
-                del node.waiting[row.placement.node_queue]
+                del node.waiting[row.owner]
                 if not node.waiting:
-                    self._not_at_hand(node)
+                    self._forget_cached(node)
             node = self._pruned(node)
 
-    def hold(self, slot: Slot, end: PrefixNode | None) -> None:
-        """`slot` has the prefixes that end in `end`."""
+    def insert(self, slot: Slot, end: PrefixNode | None) -> None:
+        """Make `slot` an owner of the prefixes that end in `end`."""
         node = end
         while node is not None and node.parent is not None:
-            node.holders[slot] = None
+            node.owners[slot] = None
             if node.waiting:
-                self._at_hand(node)
+                self._note_cached(node)
             node = node.parent
 
-    def drop(self, slot: Slot, end: PrefixNode | None, depth: int = 0) -> PrefixNode | None:
-        """`slot` has no more than `depth` blocks of the prefixes that end in `end`; returns where it ends now."""
+    def release(self, slot: Slot, end: PrefixNode | None, depth: int = 0) -> PrefixNode | None:
+        """Leave `slot` no more than `depth` blocks of the prefixes that end in `end`; returns where it ends now."""
         node = end
         while node is not None and node.depth > depth:
-            node.holders.pop(slot, None)
-            if not node.holders:
-                self._not_at_hand(node)
+            node.owners.pop(slot, None)
+            if not node.owners:
+                self._forget_cached(node)
             node = self._pruned(node)
         return node
 
-    def _at_hand(self, node: PrefixNode) -> None:
-        self.at_hand.setdefault(node.depth, {})[node] = None
+    def _note_cached(self, node: PrefixNode) -> None:
+        self.cached.setdefault(node.depth, {})[node] = None
 
-    def _not_at_hand(self, node: PrefixNode) -> None:
-        nodes = self.at_hand.get(node.depth)
+    def _forget_cached(self, node: PrefixNode) -> None:
+        nodes = self.cached.get(node.depth)
         if nodes is not None:
             nodes.pop(node, None)
             if not nodes:
-                del self.at_hand[node.depth]
+                del self.cached[node.depth]
 
     def _pruned(self, node: PrefixNode) -> PrefixNode | None:
         """Take `node` out of the tree if nobody needs it; returns its parent."""
@@ -115,7 +111,7 @@ class PrefixTree:
 
 
 def common_length(one: TokenIds, other: TokenIds, known: int = 0) -> int:
-    """How many tokens two prompts have in common at their beginning, where the first `known` of them are."""
+    """Return how many tokens two prompts have in common at their beginning; `known`: so many are known to be equal."""
     n = min(len(one), len(other))
     different = one[known:n] != other[known:n]
     first = int(different.argmax()) if len(different) else 0

@@ -1,31 +1,22 @@
-"""Who is admitted, in which slot, and what the next call computes.
-
-In the per-sequence layout a call is either the prefill of some prompts or one decode step of all rows, never both:
-llama.cpp cuts a batch into micro-batches of equal token counts over consecutive slots, so a prompt beside decoding rows
-would be cut where its neighbours are, its bits would depend on them, and nothing would be gained, since each
-micro-batch streams the weights anew. Prompts go first: a slot that prefills later is a slot that does not decode now.
-In the unified layout there is one micro-batch, and pieces of prompts ride along with the rows that decode. And so they
-do where a row that decodes brings as many tokens as a piece of a prompt has
-(operators/engine/strategies/block_diffusion/block_rows.py).
-"""
+"""Scheduler: who is admitted, in which slot, and what the next call computes. Its rules are in policy.py."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 
 from operators.engine.backend.interface import Decoder
 from operators.engine.scheduler import policy
-from operators.engine.scheduler.kv_budget import KvRoom, Paused
-from operators.engine.scheduler.prefill import Cut, PrefillChunk, cutting, one_micro_batch, riders
-from operators.engine.scheduler.prefix_cache import Counts, Sharing
+from operators.engine.scheduler.chunking import Chunking, PrefillChunk, chunks_within, prefill_group
+from operators.engine.scheduler.kv_budget import KvBudget, Preempted
+from operators.engine.scheduler.prefix_cache import Counts, PrefixCache
 from operators.engine.scheduler.slots import SlotPool
-from operators.engine.scheduler.step_batch import DummyToken, IdleReason, StepBatch
-from operators.engine.scheduler.waiting_queue import Line, Queue
+from operators.engine.scheduler.step_batch import IdleReason, StepBatch
+from operators.engine.scheduler.waiting_queue import WaitingQueue
 from operators.engine.sequence import Sequence, State
+from operators.engine.sequence.placement import Slot
 from operators.settings.runtime import EngineSettings
 
 
@@ -33,109 +24,91 @@ class Scheduler:
     """Continuous batching over the slots of one decoder.
 
     Args:
-        decoder: whose slots they are; told what to copy and what to forget.
-        queue: where rows wait.
+        decoder: whose slots they are.
+        queue: where sequences wait.
         settings: refill, admission, preempt_every, swap_mb, row_timeout_s and optimise are read.
-        cut: how rows are cut; None: prompts in pieces, and then a token a step.
+        chunking: how prompts are cut.
     """
 
-    def __init__(self, decoder: Decoder, queue: Queue, settings: EngineSettings, cut: Cut | None = None) -> None:
+    def __init__(self, decoder: Decoder, queue: WaitingQueue, settings: EngineSettings, chunking: Chunking) -> None:
         self._decoder = decoder
         self._shape = decoder.shape
         self._settings = settings
-        self._cut = cut or cutting(self._shape)
+        self._chunking = chunking
         self._admissions = itertools.count()
         self._decode_calls = 0
         self._now = 0.0
         self.queue = queue
-        self.slots = SlotPool(self._shape.slots)
+        self.slots = SlotPool(decoder)
         self.counts = Counts()
-        self._sharing = Sharing(decoder, queue, self.slots, self._cut, self.counts)
-        self._room = KvRoom(self._shape, settings.admission == "optimistic")
-        self._paused = Paused(decoder, settings.swap_mb, self.counts)
+        self._cache = PrefixCache(self.slots, queue, self._chunking, self.counts)
+        self._budget = KvBudget(self._shape, settings.admission == "optimistic")
+        self._preempted = Preempted(settings.swap_mb, self.counts)
 
     @property
     def runnable(self) -> bool:
         """Whether `schedule` would give work."""
-        return bool(len(self.slots) or self._paused.rows) or self.queue.admissible
+        return bool(len(self.slots) or self._preempted.rows or self.queue.admissible)
 
-    @property
-    def fullness(self) -> float:
-        """The share of slots that have a row in the next call, as far as rows are there for them."""
-        rows = len(self.slots) + len(self._paused.rows) + self.queue.admissible_rows
-        return min(1.0, rows / self.slots.size)
-
-    @property
-    def depth(self) -> int:
-        """The distance from the source of the node furthest from it that has rows here, in slots or before them."""
-        return max((line.depth for line in self._lines()), default=0)
+    def rank(self) -> tuple[float, int]:
+        """Return the share of slots that the next call can fill, and the depth in the graph of the furthest node that
+        has sequences in slots or before them."""
+        rows = [*self.slots.rows(), *self._preempted.rows]
+        nodes = [row.owner for row in rows if row.owner is not None] + [n for n in self.queue.nodes if n.admissible]
+        fullness = min(1.0, (len(rows) + self.queue.admissible) / self.slots.size)
+        return fullness, max((node.depth for node in nodes), default=0)
 
     def schedule(self, now: float) -> StepBatch | None:
-        """Admit rows, and decide what the next step computes; None when there is nothing to do. `now`: seconds."""
+        """Admit sequences, and decide what the next step computes; None when there is nothing to do. `now`: seconds."""
         self._now = now
-        # Those that wait for a row that has just left take what they need before its slot is given away.
-        drawing, before = self._sharing.begin(), len(self.slots)
+        # Those that wait for one that has just left take what they need before its slot is given away.
+        self._cache.serve()
+        before = len(self.slots)
         idle = self._admit(now)
         if len(self.slots) > before:
-            drawing += self._sharing.begin()
-        rows = self.slots.rows()
-        prefilling = [row for row in rows if row.state is State.PREFILL and not self._sharing.follows(row)]
-        mixes = self._cut.mixes or not self._shape.per_sequence
-        match policy.next_batch(policy.StepState(len(rows), len(drawing), len(prefilling), mixes)):
+            self._cache.serve()
+        rows, waiting = self.slots.rows(), self._cache.waiting
+        known = [row for row in rows if row.state is State.SAMPLE]
+        prefilling = [row for row in rows if row.state is State.PREFILL and row not in waiting]
+        shape = self._shape
+        state = policy.StepState(len(rows), len(known), len(prefilling), shape.per_sequence, block=shape.block)
+        match policy.next_batch(state):
             case policy.Kind.SAMPLE:
-                return StepBatch(known_logits=drawing)
+                return StepBatch(known_logits=known)
             case policy.Kind.PREFILL:
                 grouped = self._settings.optimise.grouped_prefill
-                return StepBatch(chunks=one_micro_batch(prefilling, self._shape, self._cut, grouped=grouped))
+                return StepBatch(chunks=prefill_group(prefilling, shape, self._chunking, grouped=grouped))
             case policy.Kind.DECODE:
-                return self._step(prefilling, idle) if self._shape.per_sequence else self._mixed(prefilling, idle)
+                return self._decode_batch([], idle)
+            case policy.Kind.MIXED:
+                return self._decode_batch(prefilling, idle)
             case None:
                 return None
 
-    def computed(self, batch: StepBatch) -> None:
-        """The rows of `batch` have been moved on: cut off the dummy token."""
-        if batch.dummy is not None:
-            self._decoder.truncate(batch.dummy.slot, batch.dummy.position)
-        for row in batch.sequences:
-            if row.placement.group is not None and row.tokens:
-                self.queue.settle(row)
-
-    def failed(self, batch: StepBatch) -> None:
-        """The backend refused `batch`: forget what it may have left in the KV cache."""
-        self.forget(batch)
-        self.counts.failed_calls += 1
-
-    def forget(self, batch: StepBatch) -> None:
-        """Forget what `batch`, from which no row has been moved on, has left in the KV cache."""
-        for row in batch.sequences:
-            self._decoder.truncate(row.slot, row.n_past)
-        if batch.dummy is not None:
-            self._decoder.truncate(batch.dummy.slot, batch.dummy.position)
-
     def halves(self, batch: StepBatch) -> list[StepBatch]:
-        """`batch`, which computes two rows or more, as two."""
+        """Return `batch`, which computes two sequences or more, as two."""
         rows, chunks = batch.decoding, batch.chunks
         if rows and chunks:
             return [self._batch(rows, []), self._batch([], chunks)]
-        if chunks:
-            return [self._batch([], some) for some in (chunks[: len(chunks) // 2], chunks[len(chunks) // 2 :])]
-        return [self._batch(some, []) for some in (rows[: len(rows) // 2], rows[len(rows) // 2 :])]
+        n, m = len(rows) // 2, len(chunks) // 2
+        return [self._batch(rows[:n], chunks[:m]), self._batch(rows[n:], chunks[m:])]
 
-    def make_room(self) -> bool:
-        """The backend has no room for what a call would add. Returns whether rows can wait for it: those that are to
-        wait give up their slots at the next call."""
-        if not self._room.is_shared or len(self.slots) < 2:
+    def shrink_budget(self) -> bool:
+        """Go by less KV cache than was thought, since the backend has no room for a call. Returns whether sequences
+        can wait for it: they are preempted at the next call."""
+        if not self._budget.is_shared or len(self.slots) < 2:
             return False
-        self._room.learn(self.slots.rows())
+        self._budget.shrink(self.slots.rows())
         return True
 
     def finish(self, now: float) -> list[Sequence]:
-        """Take the rows that have ended, and those over the time limit, out of their slots. `now`: seconds."""
+        """Take the sequences that have ended, and those over the time limit, out of their slots. `now`: seconds."""
         self._expire(now)
         ended: list[Sequence] = []
         for row in self.slots.rows():
             if row.tokens and not row.times.first_token:
                 row.times.first_token = now
+                self.queue.leave_group(row)
             if row.finish_reason is not None or row.error is not None:
                 row.times.finished = now
                 self._release(row)
@@ -144,22 +117,21 @@ class Scheduler:
         return ended
 
     def abandon(self, belongs: Callable[[Sequence], bool]) -> None:
-        """Forget the rows that `belongs` names, in slots and out of them."""
+        """Forget the sequences that `belongs` names, in slots and out of them."""
         for row in self.slots.rows():
             if belongs(row):
                 self._release(row)
-        for row in filter(belongs, self._paused.rows):
-            self.queue.settle(row)
-        self._paused.forget(belongs)
+        for row in self._preempted.forget(belongs):
+            self.queue.leave_group(row)
 
     def clear(self) -> None:
-        """Forget what rows that have left their slots have left there."""
+        """Forget what sequences that have left their slots have left there."""
         for slot in self.slots.slots:
             if slot.row is None:
-                self._sharing.clear(slot)
+                self._cache.clear(slot)
 
     def _expire(self, now: float) -> None:
-        """Refuse the rows that have been in a slot for longer than a row may."""
+        """Refuse the sequences that have been in a slot for longer than one may."""
         limit = self._settings.row_timeout_s
         if limit is None:
             return
@@ -169,32 +141,27 @@ class Scheduler:
                 row.error = f"it took longer than runtime.row_timeout_s={limit:g} and had {len(row.tokens)} tokens then"
 
     def _release(self, row: Sequence) -> None:
-        """A row has ended, or its node has left: its slot is free."""
-        self._room.finished(row)
-        self.queue.settle(row)
-        self._sharing.forget(row)
-        self._sharing.vacate(self.slots.release(row), row)
-
-    def _lines(self) -> Iterable[Line]:
-        for row in chain(self.slots.rows(), self._paused.rows):
-            if isinstance(row.placement.node_queue, Line):
-                yield row.placement.node_queue
-        yield from (line for line in self.queue.lines if line.admissible_rows)
+        """Free the slot of a sequence that has ended, or whose node has left."""
+        self._budget.finished(row)
+        self.queue.leave_group(row)
+        self._cache.waiting.pop(row, None)
+        self._cache.release(self.slots.release(row))
 
     def _admit(self, now: float) -> IdleReason:
         """Fill the free slots; returns why those that stay free do."""
-        while (row := self._paused.next()) is not None:
-            if not self.slots.free or not policy.may_admit(row, self._room.state(self.slots.rows())):
+        while (row := self._preempted.next()) is not None:
+            if not self.slots.free or not policy.may_admit(row, self._budget.reserve(self.slots.rows())):
                 return IdleReason.ROOM
-            self._paused.resume(row, self._sharing.vacant_slot(row))
+            self._cache.empty_slot(row)
+            self._preempted.resume(row)
             row.times.preempted_s += now
         queue = self.queue
         if len(self.slots) and self.slots.free < self._settings.refill and queue.waiting:
             return IdleReason.REFILL
         taken: list[Sequence] = []
-        kv = self._room.state(self.slots.rows())
+        kv = self._budget.reserve(self.slots.rows())
         while len(taken) < self.slots.free:
-            row = queue.take(self.slots, partial(policy.may_admit, state=kv))
+            row = queue.take(self._decoder, partial(policy.may_admit, state=kv))
             if row is None:
                 break
             if kv.cells is not None:
@@ -203,86 +170,68 @@ class Scheduler:
             row.placement.admission = next(self._admissions)
             taken.append(row)
         if taken:
-            self._sharing.place(taken)
+            self._cache.place(taken)
         if queue.waiting:
             return IdleReason.ROOM if queue.admissible else IdleReason.CREDIT
         return IdleReason.TAIL if queue.ended else IdleReason.INPUT
 
-    def _step(self, prefilling: list[Sequence], idle: IdleReason) -> StepBatch:
-        """One step of all rows, each slot its own stream; and of prompts, where these bring as many tokens."""
-        self._decode_calls += 1
-        every = self._settings.preempt_every
-        if every is not None and self._decode_calls % every == 0 and len(self.slots) > 1:
-            self._preempt(always_save=True)
-        # A hole cuts the step into several micro-batches; and the backend computes a row that is alone in one with
-        # other kernels.
-        if self._settings.optimise.compaction or (self._shape.deterministic and self.slots.lonely()):
-            self._close_holes()
-        begun = [row for row in prefilling if row.state is State.PREFILL]
-        chunks = [PrefillChunk(row, self._cut.piece(row, self._shape.n_ubatch)) for row in begun]
-        reasons = {idle: self.slots.free, IdleReason.PREFIX: sum(map(self._sharing.follows, self.slots.rows()))}
-        return self._batch(self._decoding(), chunks, {reason: count for reason, count in reasons.items() if count})
+    def _decode_batch(self, prefilling: list[Sequence], idle: IdleReason) -> StepBatch:
+        """One step of all sequences that decode, and chunks of those that are `prefilling`."""
+        if self._shape.per_sequence:
+            self._decode_calls += 1
+            every = self._settings.preempt_every
+            if every is not None and self._decode_calls % every == 0 and len(self.slots) > 1:
+                self._preempt(always_save=True)
+            # A hole cuts the step into several micro-batches; and the backend computes a row that is alone in one with
+            # other kernels.
+            if self._settings.optimise.compaction or (self._shape.deterministic and self.slots.lonely()):
+                self._close_holes()
+        while True:
+            rows = self.slots.rows()
+            decoding = [row for row in rows if row.state is State.DECODE]
+            tokens = len(decoding) * self._shape.step_tokens
+            most = self._shape.n_ubatch if decoding else self._shape.call_tokens
+            room = self._budget.left(rows, most) - tokens
+            chunks = chunks_within([row for row in prefilling if row.state is State.PREFILL], room, self._chunking)
+            if not self._budget.is_shared or (room >= 0 and (decoding or chunks)):
+                break
+            self._preempt(always_save=False)
+        reasons = {idle: self.slots.free, IdleReason.PREFIX: len(self._cache.waiting)}
+        return self._batch(decoding, chunks, {reason: count for reason, count in reasons.items() if count})
 
     def _batch(
         self, rows: list[Sequence], chunks: list[PrefillChunk], idle: dict[IdleReason, int] | None = None
     ) -> StepBatch:
-        """A batch, with a dummy token beside a row that is alone in it with a single token."""
-        small = [*rows, *(chunk.row for chunk in chunks)] if self._cut.mixes else rows
-        return StepBatch(rows, chunks, idle=idle or {}, dummy=self._dummy_beside(small))
-
-    def _mixed(self, prefilling: list[Sequence], idle: IdleReason) -> StepBatch:
-        """One step of all rows that decode, and pieces of prompts beside them, in one micro-batch."""
-        while self._room.lacks(self.slots.rows(), self._tokens(self._decoding())) and len(self.slots) > 1:
-            self._preempt(always_save=False)
-        while True:
-            decoding = self._decoding()
-            tokens = self._tokens(decoding)
-            room = self._shape.n_ubatch - tokens if decoding else self._shape.call_tokens
-            room = self._room.left(self.slots.rows(), tokens, room)
-            chunks = riders([row for row in prefilling if row.state is State.PREFILL], room, self._cut)
-            if decoding or chunks:
-                break
-            self._preempt(always_save=False)
-        return StepBatch(decoding, chunks, idle={idle: self.slots.free} if self.slots.free and decoding else {})
-
-    def _tokens(self, decoding: list[Sequence]) -> int:
-        return sum(map(self._cut.step, decoding))
-
-    def _decoding(self) -> list[Sequence]:
-        return [row for row in self.slots.rows() if row.state is State.DECODE]
+        """A batch, with a dummy token beside a sequence that is alone in it with a single token."""
+        batch = StepBatch(rows, chunks, idle=idle or {})
+        alone = len(rows) + len(chunks) == 1 and (rows or self._shape.block == 1)
+        return replace(batch, dummy=self._dummy_beside(batch.sequences[0])) if alone else batch
 
     def _preempt(self, *, always_save: bool) -> None:
-        """A row gives up its slot and goes on later."""
+        """Have a sequence give up its slot and go on later."""
         row = policy.victim(self.slots.rows())
-        self._sharing.forget(row)
-        self._paused.pause(row, always_save=always_save)
+        self._cache.waiting.pop(row, None)
+        self._preempted.save(row, always=always_save)
         row.times.preempted_s -= self._now
-        self._sharing.clear(self.slots.release(row))
+        self._cache.clear(self.slots.release(row))
 
-    def _dummy_beside(self, rows: list[Sequence]) -> DummyToken | None:
-        """A token that keeps the bits of a lone row, where the backend computes one token with other kernels."""
-        if len(rows) != 1 or not self._cut.lone or not self._shape.deterministic:
+    def _dummy_beside(self, row: Sequence) -> Slot | None:
+        """A slot for the token that keeps the bits of a lone row, where the backend computes one token with other
+        kernels."""
+        lone = row.slot
+        different = self._shape.deterministic and lone.num_cached >= self._decoder.lone_tokens
+        if self._shape.step_tokens > 1 or not different:
             return None
-        if rows[0].n_past < self._decoder.lone_tokens:
-            return None
-        above = rows[0].slot + 1
-        if above >= self.slots.size and above > 1:
-            above = rows[0].slot - 1
-        if above >= self.slots.size:  # a decoder of one slot has a second one for this alone
-            return DummyToken(above)
-        neighbour = self.slots.slots[above]
-        if neighbour.row is not None:
-            return DummyToken(above, neighbour.row)
-        self._sharing.clear(neighbour)
-        return DummyToken(above)
+        if self.slots.size == 1:
+            return self.slots.spare
+        above = lone.index + 1
+        neighbour = self.slots.slots[above if above < self.slots.size else lone.index - 1]
+        if neighbour.row is None:
+            self._cache.clear(neighbour)
+        return neighbour
 
     def _close_holes(self) -> None:
-        """Move the highest rows into the lowest free slots."""
+        """Move the highest sequences into the lowest free slots."""
         while (hole := self.slots.hole()) is not None:
-            source, target = hole
-            row = self.slots.row_of(source)
-            self._decoder.copy(source.index, target.index, row.n_past)
-            self.slots.release(row)
-            self.slots.allocate(row, target)
-            self._sharing.moved(source, target)
+            self._cache.move(*hole)
             self.counts.moves += 1

@@ -1,32 +1,39 @@
-"""Which sequence is in which slot, and whose prompt is still there."""
+"""SlotPool: which sequence is in which slot."""
 
 from __future__ import annotations
 
 import heapq
 
+from operators.engine.backend.interface import Decoder
 from operators.engine.sequence import Sequence
 from operators.engine.sequence.placement import Slot
 
 
 class SlotPool:
-    """The sequence ids of a decoder. The lowest free id is given first, so that rows stay close together."""
+    """The sequence ids of a decoder. The lowest free id is given first, so that sequences stay close together.
 
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.slots = [Slot(self, index) for index in range(size)]
-        self._free = list(range(size))
-        self._used: set[int] = set()
+    Attributes:
+        size: number of slots.
+        spare: the id behind them, for the dummy token of a decoder of one slot.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+        self.size = decoder.shape.slots
+        self.slots = [Slot(decoder, index) for index in range(self.size)]
+        self.spare = Slot(decoder, self.size)
+        self._free = list(range(self.size))
 
     def __len__(self) -> int:
-        return len(self._used)
+        return self.size - len(self._free)
 
     @property
     def free(self) -> int:
-        """Slots without a row."""
-        return self.size - len(self._used)
+        """Number of slots without a sequence."""
+        return len(self._free)
 
     def rows(self) -> list[Sequence]:
-        """The rows in the order of their slots."""
+        """Return the sequences in the order of their slots."""
         return [row for slot in self.slots if (row := slot.row) is not None]
 
     def allocate(self, row: Sequence, wanted: Slot | None = None) -> Slot:
@@ -37,45 +44,32 @@ class SlotPool:
             slot = wanted
             self._free.remove(slot.index)
             heapq.heapify(self._free)
-        slot.row = row
-        row.slot = slot.index
-        self._used.add(slot.index)
+        slot.row, row.slot = row, slot
         return slot
 
     def release(self, row: Sequence) -> Slot:
         """Take `row` out of its slot; returns the slot."""
-        slot = self.slots[row.slot]
+        slot = row.slot
         slot.row = None
-        self._used.remove(slot.index)
+        del row.slot
         heapq.heappush(self._free, slot.index)
         return slot
 
-    def row_of(self, slot: Slot) -> Sequence:
-        """The row in `slot`.
-
-        Raises:
-            RuntimeError: it is empty.
-        """
-        if slot.row is None:
-            raise RuntimeError(f"slot {slot.index} is empty")
-        return slot.row
-
-    def hole(self) -> tuple[Slot, Slot] | None:
-        """The highest slot with a row and the lowest free slot below it, if there is one."""
-        if not self._used or not self._free:
+    def hole(self) -> tuple[Sequence, Slot] | None:
+        """Return the sequence in the highest slot and the lowest free slot below it, if there is one."""
+        if not self._free or not len(self):
             return None
-        highest = max(self._used)
-        return (self.slots[highest], self.slots[self._free[0]]) if self._free[0] < highest else None
+        highest = next(row for slot in reversed(self.slots) if (row := slot.row) is not None)
+        return (highest, self.slots[self._free[0]]) if self._free[0] < highest.slot.index else None
 
     def lonely(self) -> bool:
-        """Whether some row has no row in the slots next to it."""
-        used = self._used
-        return any(slot - 1 not in used and slot + 1 not in used for slot in used)
+        """Whether some sequence has none in the slots next to it."""
+        taken = {slot.index for slot in self.slots if slot.row is not None}
+        return any(index - 1 not in taken and index + 1 not in taken for index in taken)
 
     def check(self) -> None:
         """Raise RuntimeError if slots were lost or given twice. Cheap enough for tests after every step."""
-        taken = {slot.index for slot in self.slots if slot.row is not None}
-        if sorted([*self._free, *self._used]) != list(range(self.size)) or taken != self._used:
-            raise RuntimeError(f"slots are not whole: free {sorted(self._free)}, used {sorted(self._used)}")
-        if any(slot.row is not None and slot.row.slot != slot.index for slot in self.slots):
-            raise RuntimeError("a row does not know its slot")
+        if sorted(self._free) != [slot.index for slot in self.slots if slot.row is None]:
+            raise RuntimeError(f"slots are not whole: free {sorted(self._free)}")
+        if any(slot.row is not None and slot.row.slot is not slot for slot in self.slots):
+            raise RuntimeError("a sequence does not know its slot")

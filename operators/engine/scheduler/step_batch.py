@@ -5,43 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from operators.engine.scheduler.prefill import PrefillChunk
+from operators.engine.backend.interface import Decoder, Logits
+from operators.engine.scheduler.chunking import PrefillChunk
 from operators.engine.sequence import Sequence
+from operators.engine.sequence.placement import Slot
 
 
 class IdleReason(StrEnum):
     """Why slots are empty in a decode step."""
 
     INPUT = "input"
-    """No row waits, more may come: look upstream."""
+    """No sequence waits, more may come: look upstream."""
     CREDIT = "credit"
-    """Rows wait, but what their node finished has not been taken: look downstream."""
+    """Sequences wait, but their node has not taken what was finished: look downstream."""
     REFILL = "refill"
-    """Rows wait until `refill` slots are free."""
+    """Sequences wait until `refill` slots are free."""
     ROOM = "room"
-    """Rows wait for room in the KV cache."""
+    """Sequences wait for room in the KV cache."""
     TAIL = "tail"
     """The input has ended."""
     PREFIX = "prefix"
-    """Not empty: the row in it waits for the beginning of its prompt, which another row computes."""
-
-
-@dataclass(frozen=True, slots=True)
-class DummyToken:
-    """A token of no meaning in the slot next to a lone row, for one call: the backend never sees the row alone.
-
-    Args:
-        slot: where it is.
-        behind: the row in that slot; None where it is empty.
-    """
-
-    slot: int
-    behind: Sequence | None = None
-
-    @property
-    def position(self) -> int:
-        """Behind what is in the slot now."""
-        return 0 if self.behind is None else self.behind.n_past
+    """Not empty: the sequence in it waits for the beginning of its prompt, which another one computes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,26 +33,50 @@ class StepBatch:
     """What one step computes: at most one call of the backend.
 
     Args:
-        decoding: rows that decode one step.
-        chunks: pieces of prompts.
-        known_logits: rows with the prompt of a row before them: they sample from its logits and need no call. The
-            scheduler gives them a step of their own, since a row that has just sampled can decode with the others.
+        decoding: sequences that decode one step.
+        chunks: of prompts.
+        known_logits: sequences with the prompt of one before them: they sample from its logits and need no call. They
+            have a step of their own, since a sequence that has just sampled can decode with the others.
         idle: empty slots in a decode step, and why.
-        dummy: the token beside a lone row; None: no need.
+        dummy: the slot beside a lone row that gets a token of no meaning for this call, so that the backend never sees
+            the row alone; None: no need.
     """
 
     decoding: list[Sequence] = field(default_factory=list)
     chunks: list[PrefillChunk] = field(default_factory=list)
     known_logits: list[Sequence] = field(default_factory=list)
     idle: dict[IdleReason, int] = field(default_factory=dict)
-    dummy: DummyToken | None = None
+    dummy: Slot | None = None
 
     @property
     def sequences(self) -> list[Sequence]:
-        """The rows that take part."""
+        """The sequences that take part."""
         return [*self.decoding, *(chunk.row for chunk in self.chunks), *self.known_logits]
 
     @property
     def needs_call(self) -> bool:
         """Whether the backend has anything to compute."""
         return bool(self.decoding or self.chunks)
+
+    def decode(self, decoder: Decoder) -> Logits:
+        """Compute what was filled into the buffer of `decoder`. The tokens of the sequences are in the KV cache then,
+        and the dummy token is not.
+
+        Raises:
+            DecodeFailed: the backend refused the batch, and `undo` is to be called.
+        """
+        logits = decoder.decode()
+        for row in self.decoding:
+            row.slot.num_cached += decoder.shape.step_tokens
+        for chunk in self.chunks:
+            chunk.row.slot.num_cached += chunk.count
+        if self.dummy is not None:
+            self.dummy.truncate(self.dummy.num_cached)
+        return logits
+
+    def undo(self) -> None:
+        """Truncate what a call that was not counted may have left in the KV cache."""
+        for row in self.sequences:
+            row.slot.truncate(row.slot.num_cached)
+        if self.dummy is not None:
+            self.dummy.truncate(self.dummy.num_cached)

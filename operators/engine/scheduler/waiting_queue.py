@@ -1,8 +1,8 @@
-"""The rows that wait for a slot, and which of them is next.
+"""WaitingQueue: the sequences that wait for a slot, and which of them is next.
 
-All contexts of an engine take their rows from one queue. The order among rows of a node is that of `policy.order` (age,
-priority, expected length, arrival), but of equal age and priority those that begin like a row whose KV cache is at hand
-come before those that must be computed from the start.
+All contexts of an engine take their sequences from one queue. The order among sequences of a node is that of
+`policy.order` (age, priority, expected length, arrival), but of equal age and priority those whose prefix is in the KV
+cache come before those that must be computed from the start.
 """
 
 from __future__ import annotations
@@ -10,166 +10,95 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
+from operators.engine.backend.interface import Decoder
 from operators.engine.scheduler import policy
-from operators.engine.scheduler.radix_tree import PrefixTree
-from operators.engine.scheduler.slots import SlotPool
+from operators.engine.scheduler.radix_tree import RadixTree
 from operators.engine.sequence import Sequence
+from operators.engine.sequence.node_queue import NodeQueue, Order
 from operators.engine.sequence.placement import PrefixNode, PromptGroup
-from operators.engine.sequence.row_heap import Order, RowHeap
-from operators.settings.runtime import KERNEL_TOKENS, EngineSettings, OptimiseSettings
+from operators.settings.runtime import OptimiseSettings
 
 
-@dataclass(eq=False)
-class Line:
-    """The rows of one node that wait for a slot.
-
-    Args:
-        depth: distance of the node from the source; the deepest line is served first, so that rows leave the graph.
-        credit: rows that the node can still take back when they are finished.
-    """
-
-    depth: int
-    credit: Callable[[], int]
-    ended: bool = False
-    admitted: int = 0
-    """Rows given a slot so far."""
-    returned: int = 0
-    """Finished rows that the node has taken back; written by the node's thread."""
-    rows: RowHeap = field(default_factory=RowHeap)
-    """Those rows, in the order above but for prefixes."""
-
-    @property
-    def waiting(self) -> int:
-        """Rows that wait."""
-        return self.rows.count
-
-    @property
-    def admissible_rows(self) -> int:
-        """Rows that wait and that the node has room to take back."""
-        return max(0, min(self.waiting, self.credit()))
-
-
-class Queue:
-    """The lines of all nodes. Safe to use from several threads.
+class WaitingQueue:
+    """The queues of all nodes. Safe to use from several threads.
 
     Args:
         optimise: what may be shared and sorted.
-        kernel_tokens: see `PrefixTree`.
+        kernel_tokens: see `RadixTree`.
     """
 
     def __init__(self, optimise: OptimiseSettings, kernel_tokens: int) -> None:
         self.lock = threading.RLock()
-        self.tree = PrefixTree(kernel_tokens)
-        self.lines: list[Line] = []
+        self.tree = RadixTree(kernel_tokens)
+        self.nodes: list[NodeQueue] = []
         self._optimise = optimise
         self._groups: dict[bytes, PromptGroup] = {}
         self._numbers = itertools.count()
 
     @property
     def shares(self) -> bool:
-        """Whether rows may take from each other what they have computed."""
+        """Whether sequences may take from each other what they have computed."""
         return self._optimise.prefix_sharing or self._optimise.sample_sharing
 
     def share_nothing(self) -> None:
-        """Rows that come from now on compute all of their prompts."""
+        """Have sequences that come from now on compute all of their prompts."""
         self._optimise = replace(self._optimise, prefix_sharing=False, sample_sharing=False)
 
-    def add_line(self, line: Line) -> None:
-        """Serve the rows of `line` from now on."""
+    def add(self, node: NodeQueue) -> None:
+        """Serve the sequences of `node` from now on."""
         with self.lock:
-            self.lines = sorted([*self.lines, line], key=lambda other: -other.depth)
+            self.nodes = sorted([*self.nodes, node], key=lambda other: -other.depth)
 
-    def drop_line(self, line: Line) -> None:
-        """No longer serve `line`; rows of it that are in slots go on."""
+    def drop(self, node: NodeQueue) -> None:
+        """No longer serve `node`; sequences of it that are in slots go on."""
         with self.lock:
-            self.lines = [other for other in self.lines if other is not line]
-            for row in line.rows.rows():
-                self._take_out(row, line)
-                self.tree.leave(row)
-                self.settle(row)
+            self.nodes = [other for other in self.nodes if other is not node]
+            for row in node.heap.rows():
+                self._take_out(row, node)
+                self.tree.remove_waiting(row)
+                self.leave_group(row)
 
-    def submit(self, line: Line, rows: Iterable[Sequence]) -> None:
-        """`rows` of `line` wait from now on."""
+    def submit(self, node: NodeQueue, rows: Iterable[Sequence]) -> None:
+        """Have `rows` wait in `node`."""
         with self.lock:
             for row in rows:
-                row.placement.node_queue, row.placement.queued = line, True
+                row.owner, row.placement.queued = node, True
                 order = policy.order(row, next(self._numbers), longest_first=self._optimise.longest_first)
-                line.rows.push(order, row)
-                self._remember(row, order)
+                node.heap.push(order, row)
+                self._enter(row, order)
 
     @property
     def waiting(self) -> bool:
-        """Whether any row waits for a slot."""
-        return any(line.waiting for line in self.lines)
+        """Whether any sequence waits for a slot."""
+        return any(node.waiting for node in self.nodes)
 
     @property
-    def admissible(self) -> bool:
-        """Whether a row waits whose node has room to take it back."""
-        return any(line.waiting and line.credit() > 0 for line in self.lines)
-
-    @property
-    def admissible_rows(self) -> int:
-        """How many such rows wait."""
-        return sum(line.admissible_rows for line in self.lines)
+    def admissible(self) -> int:
+        """Number of sequences that wait and whose node has room to take them back."""
+        return sum(node.admissible for node in self.nodes)
 
     @property
     def ended(self) -> bool:
-        """Whether no more rows will come."""
-        return all(line.ended for line in self.lines)
+        """Whether no more sequences will come."""
+        return all(node.ended for node in self.nodes)
 
-    def take(self, pool: SlotPool, fits: Callable[[Sequence], bool]) -> Sequence | None:
-        """The next row for `pool`, if it `fits`."""
+    def take(self, decoder: Decoder, fits: Callable[[Sequence], bool]) -> Sequence | None:
+        """Return the next sequence for a slot of `decoder`, if it `fits`."""
         with self.lock:
-            for line in self.lines:
-                if line.waiting and line.credit() > 0:
-                    row = self._next(line, pool)
+            for node in self.nodes:
+                if node.admissible:
+                    row = self._next(node, decoder)
                     if row is None or not fits(row):
                         return None
-                    line.admitted += 1
-                    self._take_out(row, line)
+                    node.admitted += 1
+                    self._take_out(row, node)
                     return row
         return None
 
-    def _take_out(self, row: Sequence, line: Line) -> None:
-        row.placement.queued = False
-        line.rows.left()
-
-    def _next(self, line: Line, pool: SlotPool) -> Sequence | None:
-        first = line.rows.first()
-        if first is None:
-            return None
-        order, row = first
-        if row.placement.node is None or not self.tree.at_hand or _is_at_hand(row.placement.node, pool):
-            return row
-        near = self._nearest(line, pool, order[:2])
-        return row if near is None else near
-
-    def _nearest(self, line: Line, pool: SlotPool, rank: tuple[int, float]) -> Sequence | None:
-        """Of the rows that are not behind in age and priority, the one that shares most with a row in `pool`."""
-        at_hand = self.tree.at_hand
-        for node in itertools.chain.from_iterable(at_hand[depth] for depth in sorted(at_hand, reverse=True)):
-            if any(slot.pool is pool for slot in node.holders):
-                rows = node.waiting.get(line)
-                first = None if rows is None else rows.first()
-                if first is not None and first[0][:2] <= rank:
-                    return first[1]
-        return None
-
-    def _remember(self, row: Sequence, order: Order) -> None:
-        if self._optimise.prefix_sharing:
-            self.tree.enter(row, order)
-        if self._optimise.sample_sharing and len(row.prompt) > 1:
-            key = row.prompt.tobytes()
-            group = self._groups.get(key)
-            if group is None or not group.waiting:
-                group = self._groups[key] = PromptGroup(key=key)
-            group.waiting += 1
-            row.placement.group = group
-
-    def settle(self, row: Sequence) -> None:
-        """`row` has its prompt, or will never need it."""
+    def leave_group(self, row: Sequence) -> None:
+        """Take `row`, which has its prompt or will never need it, out of its prompt group."""
         group, row.placement.group = row.placement.group, None
         if group is not None:
             with self.lock:
@@ -179,17 +108,48 @@ class Queue:
                     if self._groups.get(group.key) is group:
                         del self._groups[group.key]
 
+    def _take_out(self, row: Sequence, node: NodeQueue) -> None:
+        row.placement.queued = False
+        node.heap.discard()
 
-def queue_for(settings: EngineSettings) -> Queue:
-    """The queue of an engine with these settings."""
-    return Queue(settings.optimise, KERNEL_TOKENS if settings.deterministic else 0)
+    def _next(self, node: NodeQueue, decoder: Decoder) -> Sequence | None:
+        first = node.heap.first()
+        if first is None:
+            return None
+        order, row = first
+        if row.placement.node is None or not self.tree.cached or _is_cached(row.placement.node, decoder):
+            return row
+        return self._nearest(node, decoder, order[:2]) or row
+
+    def _nearest(self, node: NodeQueue, decoder: Decoder, rank: tuple[int, float]) -> Sequence | None:
+        """Of the sequences that are not behind in age and priority, the one that shares most with a slot of
+        `decoder`."""
+        cached = self.tree.cached
+        for prefix in itertools.chain.from_iterable(cached[depth] for depth in sorted(cached, reverse=True)):
+            if any(slot.decoder is decoder for slot in prefix.owners):
+                rows = prefix.waiting.get(node)
+                first = None if rows is None else rows.first()
+                if first is not None and first[0][:2] <= rank:
+                    return first[1]
+        return None
+
+    def _enter(self, row: Sequence, order: Order) -> None:
+        if self._optimise.prefix_sharing:
+            self.tree.add_waiting(row, order)
+        if self._optimise.sample_sharing and len(row.prompt) > 1:
+            key = row.prompt.tobytes()
+            group = self._groups.get(key)
+            if group is None or not group.waiting:
+                group = self._groups[key] = PromptGroup(key=key)
+            group.waiting += 1
+            row.placement.group = group
 
 
-def _is_at_hand(end: PrefixNode | None, pool: SlotPool) -> bool:
-    """Whether some slot of `pool` begins with the first block of a prompt at least, or the prompt has none."""
+def _is_cached(end: PrefixNode | None, decoder: Decoder) -> bool:
+    """Whether some slot of `decoder` begins with the first block of a prompt at least."""
     node = end
     while node is not None and node.parent is not None:
-        if any(slot.pool is pool for slot in node.holders):
+        if any(slot.decoder is decoder for slot in node.owners):
             return True
         node = node.parent
     return False

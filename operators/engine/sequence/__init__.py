@@ -1,5 +1,5 @@
-"""A row in the engine: the sequence, and where the scheduler has put it."""
+"""A sequence in the engine, and where the scheduler has put it."""
 
-from operators.engine.sequence.sequence import SPAN_TOKENS, FinishReason, Owner, Sequence, State
+from operators.engine.sequence.sequence import FinishReason, Sequence, State
 
-__all__ = ["SPAN_TOKENS", "FinishReason", "Owner", "Sequence", "State"]
+__all__ = ["FinishReason", "Sequence", "State"]

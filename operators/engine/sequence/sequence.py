@@ -1,11 +1,9 @@
-"""One generation in flight: what it is given, how far it is, and how it ended."""
+"""One generation in flight: the request, its tokens so far, and how it ended."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
-from typing import Protocol
 
 import numpy as np
 
@@ -13,22 +11,25 @@ from operators.engine.backend.interface import TokenIds
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sampling.step import SamplingState
 from operators.engine.sampling.stop_strings import StopWatcher
-from operators.engine.sequence.placement import Placement
+from operators.engine.sequence.node_queue import NodeQueue
+from operators.engine.sequence.placement import Placement, Slot
 from operators.settings.runtime import KERNEL_TOKENS
-from pipeline.api.meter import StageMeter
 
-SPAN_TOKENS = 16
-"""So many tokens that are known before they are computed are computed in one call; fewer are fed one by one in the
-steps of the rows beside it, where they cost as much as any row's. A call of its own costs what a step costs, and takes
-the place of one: it pays where it has more tokens than the step has rows (docs/structured_output.md)."""
+JUMP_TOKENS = 16
+"""From so many tokens on, those that a constraint leaves no choice about are computed in one call. Fewer are decoded
+one by one in the steps of the other sequences, where they cost as much as any token. A call of its own costs what a
+step costs, and takes the place of one: it pays where it has more tokens than the step has rows
+(docs/structured_output.md)."""
 
 
 class State(Enum):
-    """Where a sequence is. It moves forward, but for a row that gives up its slot and waits once more, and for one that
-    has many tokens to compute which its constraint left no choice about: they are computed as a prompt is."""
+    """Where a sequence is. It moves forward, except that it waits once more after a preemption, and that many tokens
+    which its constraint left no choice about are computed as a prompt is."""
 
     WAITING = "waiting"
     PREFILL = "prefill"
+    SAMPLE = "sample"
+    """Its whole prompt is in the KV cache, from another sequence, and so are the logits known."""
     DECODE = "decode"
     FINISHED = "finished"
 
@@ -43,20 +44,9 @@ class FinishReason(StrEnum):
     """`max_tokens` or `max_sequence_tokens` was reached."""
 
 
-class Owner(Protocol):
-    """Who submitted a sequence: its meter counts the tokens."""
-
-    meter: StageMeter
-    wake: Callable[[], None]
-    """Told after a step in which rows of it have ended."""
-
-    def finished(self, row: Sequence) -> None:
-        """Take back a row that has ended."""
-
-
 @dataclass(slots=True)
 class Times:
-    """When what became of a row, in seconds on the engine's clock."""
+    """Moments of a sequence, in seconds on the engine's clock."""
 
     queued: float = 0.0
     admitted: float = 0.0
@@ -68,7 +58,7 @@ class Times:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A row that is to be completed.
+    """A prompt that is to be completed: the request, its tokens, and how it ended.
 
     What the sampler, the scheduler and the metrics keep of it are three records of their own: `sampling`, `placement`
     and `times`.
@@ -80,7 +70,7 @@ class Sequence:
         seed: of its random numbers; 63 bits.
         max_tokens: completion tokens at most, as far as they fit beside the prompt.
         stops: watches for stop strings, None where there are none.
-        priority: rows with a higher one are admitted first, among those that wait.
+        priority: sequences with a higher one are admitted first, among those that wait.
         chunk: where it is from; older chunks are not starved by newer ones.
     """
 
@@ -93,81 +83,59 @@ class Sequence:
     priority: float = 0.0
     chunk: int = 0
     state: State = State.WAITING
-    slot: int = field(default=0, init=False)
-    n_past: int = field(default=0, init=False)
-    """Tokens in the KV cache."""
     tokens: list[int] = field(default_factory=list, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
     error: str | None = field(default=None, init=False)
-    """Why the row cannot be completed; then there is no finish reason."""
+    """Why it cannot be completed; then there is no finish reason."""
     fits: bool = field(default=True, init=False)
     """Whether the text, once it has ended, is what its constraint asks for."""
     dropped: int = field(default=0, init=False)
     """1 when the token that ended it is none of `tokens`."""
-    forced: bool = field(default=False, init=False)
-    """Whether `feed` ends in tokens that its constraint left no choice about."""
-    owner: Owner | None = field(default=None, init=False)
+    owner: NodeQueue | None = field(default=None, init=False)
     """Who submitted it."""
     key: bytes = field(default=b"", init=False)
     """Content key under which its completion is stored."""
+    slot: Slot = field(init=False, repr=False)
+    """Where it is; the attribute exists only while it is in a slot."""
     sampling: SamplingState = field(init=False)
     placement: Placement = field(default_factory=Placement, init=False)
     times: Times = field(default_factory=Times, init=False)
-    _replay: TokenIds | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.sampling = SamplingState(self.seed, self.params.constraint)
 
     @property
-    def feed(self) -> TokenIds:
-        """What is computed before a token is drawn: the prompt, what a row that begins anew had already drawn, and what
-        was not drawn because its constraint left no choice."""
-        return self.prompt if self._replay is None else self._replay
+    def to_compute(self) -> int:
+        """Number of its tokens that are not in the KV cache of its slot; at 0 the next token is drawn."""
+        return len(self.prompt) + len(self.tokens) - self.slot.num_cached
 
     @property
-    def prompt_left(self) -> int:
-        """Tokens of `feed` that are not in the KV cache yet."""
-        return len(self.feed) - self.n_past
+    def next_token(self) -> int:
+        """The first of the tokens to compute."""
+        made = self.slot.num_cached - len(self.prompt)
+        return self.tokens[made] if made >= 0 else int(self.prompt[made])
 
-    def settle(self) -> None:
-        """Be in the state that follows from what is in the KV cache.
+    def next_tokens(self, count: int) -> TokenIds:
+        """Return the first `count` of the tokens to compute, int32 [count]."""
+        start, size = self.slot.num_cached, len(self.prompt)
+        if start + count <= size:
+            return self.prompt[start : start + count]
+        made = self.tokens[max(start - size, 0) : start + count - size]
+        return np.concatenate([self.prompt[start:], np.array(made, np.int32)])
+
+    def update_state(self) -> None:
+        """Go on as what is in the KV cache asks for: as a prompt, or token by token.
 
         A last prompt token that stands alone is decoded among the others: the backend computes one lone token with
         other kernels, and the bits would differ.
         """
-        alone = 0 if self._replay is not None and not self.forced else 1
-        self.state = State.PREFILL if self.prompt_left > alone else State.DECODE
-
-    def give_up(self, saved: bytes | None) -> None:
-        """Leave the slot, to go on later from `saved`, or by computing all tokens again where that is None."""
-        self.placement.preemptions += 1
-        self.placement.saved = saved
-        self.state = State.WAITING
-        if saved is None:
-            self.forced = False
-            # The last token is not in the cache yet: the next step feeds it.
-            self._replay = np.concatenate([self.prompt, np.array(self.tokens[:-1], np.int32)]) if self.tokens else None
-            self.n_past = 0
+        left = self.to_compute
+        few = 1 if self.slot.num_cached < len(self.prompt) else JUMP_TOKENS - 1
+        self.state = State.PREFILL if left > few else State.DECODE if left else State.SAMPLE
 
     def cells(self, tokens: int) -> int:
-        """Tokens that it has in the KV cache at most, with so many completion tokens."""
+        """Return how many tokens it has in the KV cache at most, with so many completion tokens."""
         return len(self.prompt) + tokens
-
-    @property
-    def next_token(self) -> int:
-        """The token that its next decode step feeds."""
-        made = self.n_past - len(self.prompt)
-        return self.tokens[made] if made >= 0 else int(self.prompt[self.n_past])
-
-    @property
-    def behind(self) -> int:
-        """Tokens that are known and not in the KV cache yet; none when the next is to be drawn."""
-        return len(self.prompt) + len(self.tokens) - self.n_past
-
-    @property
-    def draws_after_feed(self) -> bool:
-        """Whether a token is drawn behind `feed`: not where the row had begun before and computes its tokens again."""
-        return self.forced or not self.tokens
 
     def append(self, token: int) -> None:
         """Take a drawn token; sets the finish reason when it is the last one."""
@@ -201,8 +169,8 @@ class Sequence:
     def skip(self) -> bool:
         """Append the tokens that its constraint leaves no choice about; they are computed before the next is drawn.
 
-        So few at a time that short prompts and they are computed by the same kernels. How they are computed depends on
-        the row alone, so that its bits do.
+        So few at a time that the kernels of short prompts compute them. How they are computed depends on the sequence
+        alone, and so do its bits.
 
         Returns:
             whether there are any.
@@ -210,20 +178,18 @@ class Sequence:
         matcher = self.sampling.matcher
         if not self.params.skips_forced or matcher is None or self._has_ended():
             return False
-        forced = matcher.forced()[: KERNEL_TOKENS - 1 - self.behind]
+        forced = matcher.forced()[: KERNEL_TOKENS - 1 - self.to_compute]
         for token in forced:
             self.append(token)
             matcher.costs.forced += 1
             if self._has_ended():
                 return True
-        if forced and self.behind >= SPAN_TOKENS:
-            self._replay = np.concatenate([self.prompt, np.array(self.tokens, np.int32)])
-            self.forced = True
-            self.settle()
+        if forced:
+            self.update_state()
         return bool(forced)
 
     def refit(self) -> None:
-        """Find out anew whether `tokens`, which were drawn some time ago and have ended, fit."""
+        """Set `fits` for `tokens` that a store had."""
         if (matcher := self.sampling.matcher) is not None:
             for token in self.tokens:
                 matcher.take(token)

@@ -1,36 +1,41 @@
-"""What a decode strategy is to the step loop, and to what is set up around it."""
+"""Strategy: what a decode strategy is to the step loop, and to what is set up around it."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Self
 
-from operators.engine.backend.interface import Decoder, DecoderShape, Logits, Model
-from operators.engine.scheduler.prefill import Cut
+from operators.engine.backend.interface import Decoder, DecoderShape, Logits, Model, max_sequence_tokens
+from operators.engine.scheduler.chunking import Chunking
 from operators.engine.scheduler.step_batch import StepBatch
-from operators.engine.scheduler.waiting_queue import Queue
+from operators.engine.scheduler.waiting_queue import WaitingQueue
 from operators.engine.sequence import Sequence
-from operators.settings import SamplingSettings
-from operators.settings.runtime import EngineSettings
+from operators.settings import DecodeSettings, SamplingSettings
+from operators.settings.runtime import KERNEL_TOKENS, EngineSettings
 
 
-class Strategy(Protocol):
-    """How completions are made on one context: what each call computes for its rows, and what becomes of the logits."""
+class Strategy(ABC):
+    """How completions are made: what each call computes for its sequences, and what becomes of the logits.
 
-    def fill(self, batch: StepBatch) -> None:
-        """Put the tokens of `batch` into the decoder's buffer."""
+    `decode.strategy` names a subclass. It is made of the config group `decode` and answers what is asked before there
+    is a context; `bind` gives it one. What is not overridden is what sequences need that decode a token a step.
 
-    def advance(self, batch: StepBatch, logits: Logits) -> None:
-        """Take the logits of `batch`, which was filled last, sample, and move its rows on."""
+    Args:
+        settings: the config group.
 
-    def totals(self) -> Mapping[str, float]:
-        """What it counted, beyond what the engine counts."""
+    Attributes:
+        decoder: the context, once it is bound; its batch is filled in place.
+        block: tokens of a block that a sequence brings to each call, see DecoderShape; 0: none.
+    """
 
+    decoder: Decoder
+    block: int = 0
 
-class Method(Protocol):
-    """A strategy as the settings have it, before there is a context: `decode.strategy` names a class, whose class
-    method `method(settings)` makes it."""
+    def __init__(self, settings: DecodeSettings) -> None:
+        self.settings = settings
 
+    @abstractmethod
     def check(self, sampling: SamplingSettings, runtime: EngineSettings) -> None:
         """Check what can be checked before anything is loaded.
 
@@ -38,24 +43,46 @@ class Method(Protocol):
             ConfigError: it cannot work with these settings.
         """
 
-    def room(self, max_sequence_tokens: int) -> int:
-        """Prompt and completion tokens of a row at most, where so many tokens fit into a slot."""
+    def room(self, settings: EngineSettings, n_ctx_train: int) -> int:
+        """Return prompt and completion tokens of a sequence at most: whole blocks, and in the unified layout not more
+        than the KV cache holds. `n_ctx_train`: tokens that the model was trained for.
 
-    def rows(self) -> Callable[..., Sequence]:
-        """What makes a row: takes the arguments of Sequence."""
+        Raises:
+            ConfigError: more was asked for.
+        """
+        longest = max_sequence_tokens(settings, n_ctx_train)
+        longest = longest if settings.n_ctx is None else min(longest, settings.n_ctx)
+        return longest - longest % max(self.block, 1)
 
-    def queue(self, settings: EngineSettings) -> Queue:
-        """Where its rows wait, and what they may take from each other."""
+    def sequence_type(self) -> Callable[..., Sequence]:
+        """Return what makes a sequence: it takes the arguments of Sequence."""
+        return Sequence
 
-    def cut(self, shape: DecoderShape) -> Cut:
-        """How its rows are cut on a decoder of this shape."""
+    def queue(self, settings: EngineSettings) -> WaitingQueue:
+        """Return where its sequences wait; it says what they may take from each other."""
+        return WaitingQueue(settings.optimise, KERNEL_TOKENS if settings.deterministic else 0)
 
-    def context(self, model: Model, settings: EngineSettings) -> tuple[Decoder, Callable[[], None]]:
-        """A decoder of `model` that is made for it, and what gives it back."""
+    def chunking(self, shape: DecoderShape) -> Chunking:
+        """Return how prompts are cut on a decoder of this shape."""
+        return Chunking(KERNEL_TOKENS if shape.deterministic else 0)
 
-    def strategy(self, decoder: Decoder, model: Model) -> Strategy:
-        """The strategy on a context of `model`.
+    def bind(self, decoder: Decoder, model: Model) -> Self:
+        """Work on `decoder`, a context of `model`; returns itself.
 
         Raises:
             ConfigError: it cannot work with the model.
         """
+        self.decoder = decoder
+        return self
+
+    @abstractmethod
+    def fill(self, batch: StepBatch) -> None:
+        """Put the tokens of `batch` into the decoder's buffer."""
+
+    @abstractmethod
+    def advance(self, batch: StepBatch, logits: Logits) -> None:
+        """Take the logits of `batch`, which was filled last and is computed; sample, and move its sequences on."""
+
+    def totals(self) -> Mapping[str, float]:
+        """Return what it counted, beyond what the engine counts."""
+        return {}

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from operators.engine.backend.fake import END_ID, FakeDecoder
+from operators.engine.backend.fake import END_ID, FakeDecoder, FakeModel
 from operators.engine.backend.interface import Decoder, DecoderShape
 from operators.engine.loop.engine import Engine
 from operators.engine.loop.step_log import STEPS_SCHEMA
@@ -17,13 +17,13 @@ from operators.engine.loop.worker import Worker
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sampling.sampler import Sampler
 from operators.engine.scheduler.scheduler import Scheduler
-from operators.engine.scheduler.waiting_queue import Queue, queue_for
+from operators.engine.scheduler.waiting_queue import WaitingQueue
 from operators.engine.sequence import Sequence
+from operators.engine.sequence.placement import Slot
 from operators.engine.strategies.autoregressive import Autoregressive
+from operators.settings import DecodeSettings
 from operators.settings.runtime import EngineSettings, OptimiseSettings
 from pipeline.api.meter import StageMeter
-
-__all__ = ["queue_for"]
 
 GREEDY = SamplingParams(stop_ids=frozenset({END_ID}))
 WARM = SamplingParams(temperature=1.0, top_k=20, stop_ids=frozenset({END_ID}))
@@ -78,10 +78,29 @@ def only(**on: bool) -> OptimiseSettings:
     return OptimiseSettings(**(dict.fromkeys((f.name for f in fields(OptimiseSettings)), False) | on))
 
 
-def worker_on(decoder: Decoder, settings: EngineSettings, queue: Queue, sampler: Sampler | None = None) -> Worker:
+def queue_for(settings: EngineSettings) -> WaitingQueue:
+    return Autoregressive(DecodeSettings()).queue(settings)
+
+
+def in_slot(row: Sequence, num_cached: int = 0) -> Sequence:
+    """`row` in a slot of its own that has so many tokens in the KV cache."""
+    row.slot = Slot(FakeDecoder(shape()), 0, num_cached=num_cached, row=row)
+    return row
+
+
+def worker_on(
+    decoder: Decoder, settings: EngineSettings, queue: WaitingQueue, sampler: Sampler | None = None
+) -> Worker:
     meters = (StageMeter("decode"), StageMeter("sample"))
-    strategy = Autoregressive(decoder, sampler or Sampler())
-    return Worker(decoder, Scheduler(decoder, queue, settings), strategy, meters)
+    return Worker(Autoregressive(DecodeSettings(), sampler).bind(decoder, FakeModel()), queue, settings, meters)
+
+
+def check_slots(scheduler: Scheduler) -> None:
+    """Slots are whole, and what they say is in the KV cache is there: on the fake, which can be asked."""
+    scheduler.slots.check()
+    decoder = scheduler.slots.decoder
+    if isinstance(decoder, FakeDecoder):
+        assert [slot.num_cached for slot in scheduler.slots.slots] == decoder._length[: scheduler.slots.size].tolist()
 
 
 class Bench:
@@ -99,9 +118,7 @@ class Bench:
         self.woken = threading.Event()
 
     def client(self, depth: int = 1, capacity: int = 1000):
-        client = self.engine.client(StageMeter("node"), depth, capacity, self.woken.set)
-        self.engine.add(client)
-        return client
+        return self.engine.connect(StageMeter("node"), depth, capacity, self.woken.set, steps=False)
 
     def column(self, name: str) -> list[Any]:
         """A column of the steps."""
@@ -114,5 +131,5 @@ class Bench:
         client.end()
         while self.scheduler.runnable:
             self.worker.step()
-            self.scheduler.slots.check()
+            check_slots(self.scheduler)
         return {row.handle: row.tokens for row in client.collect()}

@@ -101,7 +101,7 @@ def test_failures_that_pass_cost_no_row(code, every):
     assert not any(row.error for row in rows)
 
 
-def test_a_lone_row_that_is_tried_again_has_company():
+def test_a_lone_row_that_is_tried_again_has_a_dummy_token_beside_it():
     """The backend would compute it with other kernels: its call has a token in the next slot."""
     sizes: list[int] = []
 
@@ -126,6 +126,19 @@ def test_where_there_is_no_room_the_youngest_waits():
     counts = bench.scheduler.counts
     assert counts.preempted_anew + counts.preempted_saved > 0
     assert not any(row.error for row in rows)
+
+
+def test_a_row_may_be_longer_alone_than_the_room_that_was_found_for_several():
+    """Several fill not quite 300 cells, so that less is thought to be there; the last one needs 299, and is alone."""
+    sizes = shape(8, per_sequence=False, deterministic=False, n_ctx=4000, max_sequence_tokens=400)
+    short = sequences(prompts(8, longest=40), SamplingParams(), max_tokens=60)
+    long = Sequence("long", np.arange(299, dtype=np.int32) % 256, SamplingParams(), seed=1, max_tokens=1, chunk=2)
+    bench = bench_failing(sizes, lambda batch: 0)
+    bench.decoder.shape = shape(8, per_sequence=False, deterministic=False, n_ctx=300)
+    bench.run([*short, long])
+    assert bench.scheduler.counts.preempted_anew + bench.scheduler.counts.preempted_saved > 0
+    assert not any(row.error for row in [*short, long])
+    assert len(long.tokens) == 1
 
 
 def test_a_backend_that_fails_for_all_ends_the_run():

@@ -13,11 +13,9 @@ from operators.engine.loop.engine import Engine
 from operators.engine.loop.threads import EngineThreads
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sequence import Sequence
-from operators.engine.strategies.autoregressive import Autoregressive
 from operators.estimate.generation import Device, Reckoned, reckon
 from operators.estimate.pace import StepTime, fitted
 from operators.estimate.schedule import computed_share, steps_until_done
-from operators.settings import DecodeSettings
 from pipeline.api.forecast import Range
 from pipeline.api.meter import StageMeter
 from tests.operators.engine.fixtures import Table, prompts, queue_for, settings_for, shape, worker_on
@@ -47,7 +45,7 @@ def device(decoder: Timed) -> Device:
     queue = queue_for(settings)
     worker = worker_on(decoder, settings, queue)
     engine = Engine([worker], queue, Table(), EngineThreads(lambda: decoder.now))
-    return Device(engine, worker, Autoregressive.method(DecodeSettings()), settings)
+    return Device(engine, worker, settings)
 
 
 def rows(texts: Seq[np.ndarray], params: SamplingParams = ENDLESS, max_tokens: int = 40) -> list[Sequence]:
@@ -57,8 +55,7 @@ def rows(texts: Seq[np.ndarray], params: SamplingParams = ENDLESS, max_tokens: i
 def outcome(decoder: Timed, given: list[Sequence]) -> tuple[float, int]:
     """Seconds and completion tokens of all rows."""
     made = device(decoder)
-    client = made.engine.client(StageMeter("node"), 1, len(given), lambda: None)
-    made.engine.add(client)
+    client = made.engine.connect(StageMeter("node"), 1, len(given), lambda: None, steps=False)
     client.submit(given)
     client.end()
     while made.worker.scheduler.runnable:
@@ -132,8 +129,7 @@ def test_what_prompts_share_is_computed_once():
     counted = Timed(shape(8))
     made = device(counted)
     given = rows(texts, max_tokens=1)
-    client = made.engine.client(StageMeter("node"), 1, 40, lambda: None)
-    made.engine.add(client)
+    client = made.engine.connect(StageMeter("node"), 1, 40, lambda: None, steps=False)
     client.submit(given)
     client.end()
     while made.worker.scheduler.runnable:

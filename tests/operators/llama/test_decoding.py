@@ -73,8 +73,7 @@ def complete(
     queue = queue_for(engine_settings)
     worker = worker_on(decoder, engine_settings, queue, Watching())
     engine = Engine([worker], queue, Table())
-    client = engine.client(StageMeter("node"), 1, 10_000, lambda: None)
-    engine.add(client)
+    client = engine.connect(StageMeter("node"), 1, 10_000, lambda: None, steps=False)
     client.submit([Sequence(i, prompts[i], params, seed=i, max_tokens=max_tokens or 3 + i % 9) for i in order])
     client.end()
     while worker.scheduler.runnable:

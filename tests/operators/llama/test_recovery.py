@@ -112,7 +112,7 @@ def test_a_row_that_is_tried_alone_again_keeps_its_bits_behind_the_depth_where_l
 
 
 def test_llama_cpp_fills_every_hole_of_a_unified_cache(model):
-    """So no room is no room, however it lies, and KvRoom may keep in mind what it has learnt of it."""
+    """So no room is no room, however it lies, and KvBudget may keep in mind what it has learnt of it."""
     slots, each = 8, 64
     sizes: dict[str, Any] = {"kv": "unified", "deterministic": False, "n_ctx": slots * each, "n_batch": 512}
     decoder, give_back = model.lease(EngineSettings(slots=slots, max_sequence_tokens=512, **sizes))

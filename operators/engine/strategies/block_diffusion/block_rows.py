@@ -1,7 +1,7 @@
-"""Rows that are made block by block: what is known of the block at hand, and how prompts are cut into blocks.
+"""Sequences that are made block by block: what is known of the current block, and how prompts are cut into blocks.
 
 Blocks are counted from position 0, so the prompt is cut into them too: its whole blocks are computed as they are, and
-what is left of it opens the first block that is made.
+the rest of it opens the first block that is made.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from operators.engine.backend.interface import Logits, TokenIds
+from operators.engine.scheduler.chunking import Chunking
 from operators.engine.scheduler.radix_tree import common_length
 from operators.engine.sequence import Sequence, State
-from operators.engine.strategies.block_diffusion.remasking import Beliefs
+from operators.engine.strategies.block_diffusion.remasking import Confidences
 
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """The block that a row is making.
+    """The block that a sequence is making.
 
     Args:
         ids: int32 [L]; what is not known yet has the mask's id, and only `known` says which that is.
@@ -46,16 +47,16 @@ class Before:
 
     Args:
         logits: float32 [n_vocab], a copy.
-        beliefs: of this one position.
+        confidences: of this one position.
     """
 
     logits: Logits
-    beliefs: Beliefs
+    confidences: Confidences
 
 
 @dataclass(slots=True, eq=False)
 class BlockRow(Sequence):
-    """A sequence that grows by whole blocks. `n_past`, the tokens in the KV cache, is always a number of blocks.
+    """A sequence that grows by whole blocks. The number of its tokens in the KV cache is always one of whole blocks.
 
     Args:
         block_length: tokens of a block.
@@ -68,43 +69,32 @@ class BlockRow(Sequence):
     """Of what is in the KV cache, where decode.shift_logits asks for it."""
 
     @property
-    def feed(self) -> TokenIds:
-        """The whole blocks of the prompt, or for a row that begins anew all blocks that it had made."""
-        return self.prompt[: self._whole(len(self.prompt))] if self._replay is None else self._replay
+    def to_compute(self) -> int:
+        """Number of tokens in whole blocks that are not in the KV cache, without the block that is being made."""
+        known = len(self.prompt) + len(self.tokens)
+        made = self.block_length if self.block is not None and self.block.is_complete else 0
+        return self._whole(known) - made - self.slot.num_cached
 
-    @property
-    def draws_after_feed(self) -> bool:
-        """Never: a block is begun after it, from nothing but masks."""
-        return False
-
-    def settle(self) -> None:
-        """Be in the state that follows from what is in the KV cache."""
-        self.state = State.PREFILL if self.prompt_left > 0 else State.DECODE
-
-    def give_up(self, saved: bytes | None) -> None:
-        """Leave the slot, to go on later. What is known of the block at hand stays known."""
-        made = max(self.n_past, len(self.feed))
-        Sequence.give_up(self, saved)
-        if saved is None:
-            self._replay = np.concatenate([self.prompt, np.array(self.tokens, np.int32)])[:made]
+    def update_state(self) -> None:
+        self.state = State.PREFILL if self.to_compute > 0 else State.DECODE
 
     def cells(self, tokens: int) -> int:
         """The last block is computed whole, wherever the text ends in it."""
         return self._whole(len(self.prompt) + tokens + self.block_length - 1)
 
     def begin_block(self, mask_id: int) -> Block:
-        """The block behind what is in the KV cache, of which the rest of the prompt is known."""
+        """Begin the block behind what is in the KV cache, of which the rest of the prompt is known."""
         ids = np.full(self.block_length, mask_id, np.int32)
-        given = self.prompt[self.n_past : self.n_past + self.block_length]
-        ids[: len(given)] = given
-        self.block = Block(ids, np.arange(self.block_length) < len(given))
+        known = self.prompt[self.slot.num_cached : self.slot.num_cached + self.block_length]
+        ids[: len(known)] = known
+        self.block = Block(ids, np.arange(self.block_length) < len(known))
         return self.block
 
     def end_block(self) -> int:
         """Take the tokens of a complete block, up to the end of the text; returns how many lie behind it."""
         if self.block is None:
             raise RuntimeError("there is no block that could be complete")
-        made = self.block.ids[max(0, len(self.prompt) - self.n_past) :].tolist()
+        made = self.block.ids[max(0, len(self.prompt) - self.slot.num_cached) :].tolist()
         for taken, token in enumerate(made, 1):
             self.append(token)
             if self.finish_reason is not None or self.error is not None:
@@ -115,42 +105,31 @@ class BlockRow(Sequence):
         return tokens - tokens % self.block_length
 
 
-@dataclass(frozen=True)
-class BlockCut:
-    """Implements operators.engine.scheduler.prefill.Cut: rows bring one block to each call, of their prompt or behind
-    it.
+class BlockChunking(Chunking):
+    """A chunk of a prompt is one block.
 
     Args:
         length: tokens of a block.
-        shift: whether the last token of a prompt's blocks says what comes first behind them, so that a row computes the
-            last block itself.
+        shift: whether the last token of a prompt's blocks says what comes first behind them, so that a sequence
+            computes the last block itself.
     """
 
-    length: int
-    shift: bool = False
-    mixes = True
+    def __init__(self, length: int, shift: bool = False) -> None:
+        super().__init__(0)
+        self._length = length
+        self._shift = shift
 
-    @property
-    def lone(self) -> bool:
-        """See Cut.lone."""
-        return self.length == 1
-
-    def step(self, row: Sequence) -> int:
-        """See Cut.step."""
-        return self.length
-
-    def piece(self, row: Sequence, room: int) -> int:
-        """See Cut.piece."""
-        return self.length if min(row.prompt_left, room) >= self.length else 0
+    def size(self, row: Sequence, room: int) -> int:
+        return self._length if min(row.to_compute, room) >= self._length else 0
 
     def shared(self, row: Sequence, prompt: TokenIds, known: int = 0) -> int:
-        """See Cut.shared. Whole blocks alone: the tokens of a block see all of it.
+        """Whole blocks alone are shared: the tokens of a block see all of it.
 
-        Blocks of one token are not shared: rows that wait for others would leave holes, in which a row may be alone.
+        Blocks of one token are not: sequences that wait for others would leave holes, in which one may be alone.
         """
-        if self.length == 1:
+        if self._length == 1:
             return 0
         count = common_length(row.prompt, prompt, known)
-        if self.shift:
-            count = min(count, max(0, len(row.feed) - self.length))
-        return count - count % self.length
+        if self._shift:
+            count = min(count, max(0, len(row.prompt) // self._length - 1) * self._length)
+        return count - count % self._length

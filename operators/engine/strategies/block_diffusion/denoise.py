@@ -1,32 +1,37 @@
-"""The decode strategy of SDAR: a block of tokens is made from masks in some steps, and then the next one.
+"""BlockDiffusion, the decode strategy of SDAR: a block of tokens is made from masks in some steps, then the next one.
 
 In each denoising step the model sees the tokens of the block that are known, and masks for the others; from its logits
 at the masks a token is proposed for each, and those that it is surest of are committed. These steps only read the KV
-cache: what they leave there is dropped at once. A block that is complete is computed once more as it is (the store
-pass), and what that leaves stays. Every row brings one block to every call, whether of its prompt, in denoising or to
-be stored: so all of them share each call, and llama.cpp cuts nothing.
+cache: what they leave there is truncated at once. A block that is complete is computed once more as it is (the store
+pass), and what that leaves stays. Every sequence brings one block to every call, whether of its prompt, in denoising or
+to be stored: so all of them share each call, and llama.cpp cuts nothing.
 
 docs/block_diffusion.md has the algorithm and its sources.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import pairwise
+from typing import Self, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from operators.engine.backend.interface import Decoder, Logits, TokenIds
+from operators.engine.backend.interface import Decoder, DecoderShape, Logits, Model, TokenIds
 from operators.engine.sampling.sampler import Sampler
 from operators.engine.scheduler.step_batch import StepBatch
-from operators.engine.strategies.block_diffusion.block_rows import Before, Block, BlockRow
-from operators.engine.strategies.block_diffusion.method import Blockwise
-from operators.engine.strategies.block_diffusion.remasking import Beliefs, Believing, committed
-from operators.settings import DecodeSettings
+from operators.engine.scheduler.waiting_queue import WaitingQueue
+from operators.engine.strategies.base import Strategy
+from operators.engine.strategies.block_diffusion.block_rows import Before, Block, BlockChunking, BlockRow
+from operators.engine.strategies.block_diffusion.remasking import Confidences, committed, confidences_of
+from operators.engine.strategies.block_diffusion.requirements import check_sampling, check_sizes, mask_of
+from operators.settings import DecodeSettings, SamplingSettings
 from operators.settings.block_diffusion import BlockDiffusionSettings, Remasking
+from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError
 
 Flags = npt.NDArray[np.bool_]
@@ -34,7 +39,7 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass
 class PassCounts:
-    """What was computed. A pass is one block of one row in one call."""
+    """Counts of what was computed. A pass is one block of one row in one call."""
 
     prompt_passes: float = 0.0
     """Blocks of prompts."""
@@ -45,18 +50,18 @@ class PassCounts:
     committed_tokens: float = 0.0
     """Tokens that became known."""
     discarded_tokens: float = 0.0
-    """Those of them that lie behind the end of a text."""
+    """Those of them behind the end of a text."""
     output_rows: float = 0.0
     """Rows of logits."""
 
 
 @dataclass(slots=True)  # not frozen: one is made for every row and call, and freezing doubles the cost
 class Pass:
-    """What a row brings to a call.
+    """One block of one row in one call.
 
     Args:
         row: None for the dummy token beside a lone row.
-        slot, first: where it is, and the position of its first token.
+        slot, first: the sequence id, and the position of its first token.
         tokens: int32 [L].
         wanted: bool [L], where logits are wanted. With decode.shift_logits that is one position before the tokens that
             are to be made, for the first of a block in the block before it.
@@ -71,118 +76,131 @@ class Pass:
     block: Block | None = None
 
 
-class BlockDiffusion:
-    """Fills the batch of a call and takes its logits.
+class BlockDiffusion(Strategy):
+    """Block by block. Of the decoder's logits those of the mask are overwritten.
 
     Args:
-        decoder: the context; its batch is filled in place. Of its logits those of the mask are overwritten.
         settings: the schedule, and which tokens are committed.
-        mask_id: the mask.
+
+    Raises:
+        ConfigError: these are the settings of another strategy.
     """
 
-    @classmethod
-    def method(cls, settings: DecodeSettings) -> Blockwise:
-        """The strategy before there is a context.
+    settings: BlockDiffusionSettings
 
-        Raises:
-            ConfigError: these are the settings of another strategy.
-        """
+    def __init__(self, settings: DecodeSettings) -> None:
         if not isinstance(settings, BlockDiffusionSettings):
             raise ConfigError(
                 f"decode.strategy='{settings.strategy}' has settings of its own; use decode=block_diffusion"
             )
-        return Blockwise(settings, cls)
-
-    def __init__(self, decoder: Decoder, settings: BlockDiffusionSettings, mask_id: int) -> None:
-        self._decoder = decoder
-        self._settings = settings
-        self._mask_id = mask_id
-        self._sampler = Sampler()
-        self._believing = Believing()
-        self._passes: list[Pass] = []
-        self._outputs: Flags = np.empty((0, settings.block_length), np.bool_)
+        super().__init__(settings)
+        self.block = settings.block_length
         self.counts = PassCounts()
+        self._sampler = Sampler()
+        self._passes: list[Pass] = []
+        self._outputs: Flags = np.empty((0, self.block), np.bool_)
+
+    def check(self, sampling: SamplingSettings, runtime: EngineSettings) -> None:
+        check_sampling(sampling)
+        check_sizes(runtime, self.block)
+
+    def sequence_type(self) -> Callable[..., BlockRow]:
+        return partial(BlockRow, block_length=self.block)
+
+    def queue(self, settings: EngineSettings) -> WaitingQueue:
+        """Prompts of any length share with each other, since all are computed in chunks of one length; and no logits
+        are shared."""
+        return WaitingQueue(replace(settings.optimise, sample_sharing=False), 0)
+
+    def chunking(self, shape: DecoderShape) -> BlockChunking:
+        return BlockChunking(self.block, shift=self.settings.shift_logits)
+
+    def bind(self, decoder: Decoder, model: Model) -> Self:
+        self._mask_id = mask_of(decoder, model, self.settings.mask_token_id)
+        return super().bind(decoder, model)
 
     def fill(self, step: StepBatch) -> None:
-        """Put the blocks of the rows of `step` into the decoder's buffer, in the order of their slots."""
+        """Put the blocks of the sequences of `step` into the decoder's buffer, in the order of their slots."""
         self._passes = sorted(self._passes_of(step), key=lambda one: one.slot)
         self._outputs = np.stack([one.wanted for one in self._passes])
         slots = [one.slot for one in self._passes]
-        if self._decoder.shape.deterministic:
+        if self.decoder.shape.deterministic:
             no_lone_output(self._outputs, slots)
-        tokens = np.stack([one.tokens for one in self._passes])
-        self._decoder.batch.clear()
-        self._decoder.batch.add_blocks(tokens, [one.first for one in self._passes], slots, self._outputs)
+        batch = self.decoder.batch
+        batch.clear()
+        batch.add_spans(
+            [one.tokens for one in self._passes], [one.first for one in self._passes], slots, [0] * len(slots)
+        )
+        batch.output[: batch.n_tokens] = self._outputs.ravel()
 
     def advance(self, step: StepBatch, logits: Logits) -> None:
         """Take the logits of `step`, float32 [outputs, n_vocab]: commit tokens, and move every row on."""
         self.counts.output_rows += len(logits)
         logits[:, self._mask_id] = -np.inf
-        # Of each token the row of its logits, where it has one.
+        # For each token the row of its logits, where it has one.
         lines = (self._outputs.cumsum() - 1).reshape(self._outputs.shape)
         own = np.array([_temperature(one.row) for one in self._passes], np.float32)
         temperatures = np.repeat(own, self._outputs.sum(axis=1))
-        entropies = self._settings.remasking == Remasking.ENTROPY
-        beliefs = self._believing.beliefs(logits, temperatures, entropies=entropies)
+        entropies = self.settings.remasking == Remasking.ENTROPY
+        found = confidences_of(logits, temperatures, entropies=entropies)
         for one, rows in zip(self._passes, lines, strict=True):
             if one.row is not None:
-                self._move(one.row, one, logits, beliefs, rows[one.wanted].tolist())
+                self._move(one.row, one, logits, found, rows[one.wanted].tolist())
 
     def totals(self) -> Mapping[str, float]:
-        """The counts of PassCounts."""
         return asdict(self.counts)
 
     def _passes_of(self, step: StepBatch) -> Iterator[Pass]:
         for chunk in step.chunks:
-            row = _of_blocks(chunk.row)
-            tokens = row.feed[row.n_past : row.n_past + chunk.count]
+            row = cast(BlockRow, chunk.row)
+            tokens = row.next_tokens(chunk.count)
             wanted = np.zeros(tokens.shape, np.bool_)
-            wanted[-1] = self._settings.shift_logits and chunk.completes
-            yield Pass(row, row.slot, row.n_past, tokens, wanted)
-        for row in map(_of_blocks, step.decoding):
+            wanted[-1] = self.settings.shift_logits and chunk.completes
+            yield Pass(row, row.slot.index, row.slot.num_cached, tokens, wanted)
+        for row in cast(list[BlockRow], step.decoding):
             block = row.block or row.begin_block(self._mask_id)
-            wanted = _one_before(~block.known) if self._settings.shift_logits else ~block.known
-            yield Pass(row, row.slot, row.n_past, block.ids, wanted, block)
+            wanted = _one_before(~block.known) if self.settings.shift_logits else ~block.known
+            yield Pass(row, row.slot.index, row.slot.num_cached, block.ids, wanted, block)
         if step.dummy is not None:
-            tokens = np.zeros(self._settings.block_length, np.int32)
-            yield Pass(None, step.dummy.slot, step.dummy.position, tokens, np.ones(tokens.shape, np.bool_))
+            tokens = np.zeros(self.block, np.int32)
+            yield Pass(None, step.dummy.index, step.dummy.num_cached, tokens, np.ones(tokens.shape, np.bool_))
 
-    def _move(self, row: BlockRow, one: Pass, logits: Logits, beliefs: Beliefs, lines: Seq[int]) -> None:
-        """Move a row on by what it brought; `lines` are its rows of `logits`."""
+    def _move(self, row: BlockRow, one: Pass, logits: Logits, found: Confidences, lines: Seq[int]) -> None:
+        """Move a sequence on by what it brought; `lines` are its rows of `logits`."""
         if one.block is not None and not one.block.is_complete:
-            self._decoder.truncate(row.slot, row.n_past)
-            self._denoise(row, one.block, logits, beliefs, lines)
+            row.slot.truncate(one.first)
+            self._denoise(row, one.block, logits, found, lines)
             return
-        row.n_past += row.block_length
-        row.settle()
         if one.wanted[-1]:
-            row.before = Before(logits[lines[0]].copy(), beliefs.alone(lines[0]))
+            row.before = Before(logits[lines[0]].copy(), found.alone(lines[0]))
         if one.block is None:
             self.counts.prompt_passes += 1
-            return
-        self.counts.store_passes += 1
-        row.block = None
+        else:
+            self.counts.store_passes += 1
+            row.block = None
+        row.update_state()
 
-    def _denoise(self, row: BlockRow, block: Block, logits: Logits, beliefs: Beliefs, lines: Seq[int]) -> None:
+    def _denoise(self, row: BlockRow, block: Block, logits: Logits, found: Confidences, lines: Seq[int]) -> None:
         """Commit some of the tokens that `block` lacks, and take all of it once it is complete."""
         places = np.flatnonzero(~block.known).tolist()
-        said = [(logits[line], beliefs, line) for line in lines]
+        said = [(logits[line], found, line) for line in lines]
         if row.before is not None and not block.known[0]:
-            said.insert(0, (row.before.logits, row.before.beliefs, 0))
+            said.insert(0, (row.before.logits, row.before.confidences, 0))
+        first = row.slot.num_cached
         tokens: list[int] = []
         for place, (own, of, line) in zip(places, said, strict=True):
-            token = self._candidate(row, row.n_past + place, block.step, own, int(of.tops[line]))
+            token = self._candidate(row, first + place, block.step, own, int(of.tops[line]))
             if token is None or not np.isfinite(of.maxima[line]):
-                row.error = f"the logits for position {row.n_past + place} are no distribution (NaN or -inf everywhere)"
+                row.error = f"the logits for position {first + place} are no distribution (NaN or -inf everywhere)"
                 return
             tokens.append(token)
         temperature = _temperature(row)
         sure = [
-            of.confidence(line, float(own[token]), temperature)
+            of.probability(line, float(own[token]), temperature)
             for (own, of, line), token in zip(said, tokens, strict=True)
         ]
         nats = [float(of.entropies[line]) for _, of, line in said if of.entropies is not None]
-        chosen = committed(self._settings, block.step, sure, nats or None)
+        chosen = committed(self.settings, block.step, sure, nats or None)
         for place in chosen:
             block.ids[places[place]] = tokens[place]
             block.known[places[place]] = True
@@ -193,7 +211,7 @@ class BlockDiffusion:
             self.counts.discarded_tokens += row.end_block()
 
     def _candidate(self, row: BlockRow, position: int, step: int, logits: Logits, top: int) -> int | None:
-        """The token proposed for `position`. Its random number goes by the position and the step of the block."""
+        """Propose a token for `position`. Its random number goes by the position and the step of the block."""
         if row.params.chain.greedy:
             return top
         return self._sampler.draw_one(logits, row, row.sampling.uniforms.at(position, step))
@@ -212,17 +230,11 @@ def no_lone_output(outputs: Flags, slots: Seq[int]) -> None:
 
 
 def _one_before(unknown: Flags) -> Flags:
-    """Where logits are wanted if what is said of a token is read one position before it; `unknown`, bool [L], are
-    the tokens. The last token of a block that is complete says what comes behind it."""
+    """Where logits are wanted if those of a token are read one position before it; `unknown`, bool [L], are the tokens.
+    The last token of a complete block predicts the one behind it."""
     return np.append(unknown[1:], not unknown.any())
 
 
-def _of_blocks(row: object) -> BlockRow:
-    if not isinstance(row, BlockRow):
-        raise TypeError(f"block diffusion was given a row that has no blocks: {row!r}")
-    return row
-
-
 def _temperature(row: BlockRow | None) -> float:
-    """At which confidences are taken: that of the row, and 1 for a greedy one."""
+    """The temperature for confidences: that of the row, and 1 for a greedy one."""
     return 1.0 if row is None else row.params.temperature or 1.0

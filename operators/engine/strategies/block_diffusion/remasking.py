@@ -1,4 +1,4 @@
-"""How sure the model is of the tokens that a block lacks, and which of them are committed.
+"""Confidences of the tokens that a block lacks, and which of the tokens are committed.
 
 The rules are those of SDAR's generate.py (github.com/JetAstra/SDAR) and, for entropies, of JetEngine's scheduler, with
 the confidence taken before top-k and top-p, as SDAR's own evaluation takes it.
@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Beliefs:
+class Confidences:
     """What the logits of some positions say.
 
     Args:
@@ -37,55 +37,49 @@ class Beliefs:
     sums: Floats
     entropies: Floats | None
 
-    def alone(self, position: int) -> Beliefs:
-        """A copy of what is said of one position."""
+    def alone(self, position: int) -> Confidences:
+        """Return a copy for one position."""
         one = slice(position, position + 1)
         entropies = None if self.entropies is None else self.entropies[one].copy()
-        return Beliefs(self.tops[one].copy(), self.maxima[one].copy(), self.sums[one].copy(), entropies)
+        return Confidences(self.tops[one].copy(), self.maxima[one].copy(), self.sums[one].copy(), entropies)
 
-    def confidence(self, position: int, logit: float, temperature: float) -> float:
-        """The probability of a token with this `logit`."""
+    def probability(self, position: int, logit: float, temperature: float) -> float:
+        """Return the probability of a token with this `logit`."""
         return float(np.exp((logit - float(self.maxima[position])) / temperature) / float(self.sums[position]))
 
 
-class Believing:
-    """Computes Beliefs in float32, in buffers that are made once."""
-
-    def __init__(self) -> None:
-        self._weights: Floats = np.empty((0, 0), np.float32)
-
-    def beliefs(self, logits: Logits, temperatures: Floats, *, entropies: bool) -> Beliefs:
-        """Of `logits`, float32 [positions, n_vocab], at `temperatures`, float32 [positions]."""
-        count, n_vocab = logits.shape
-        at_once = max(1, _FLOATS_AT_ONCE // n_vocab)
-        if self._weights.shape != (at_once, n_vocab):
-            self._weights = np.empty((at_once, n_vocab), np.float32)
-        tops = logits.argmax(axis=1)
-        maxima = logits[np.arange(count), tops]
-        sums = np.empty(count, np.float32)
-        nats = np.zeros(count, np.float32) if entropies else None
-        with np.errstate(invalid="ignore"):  # rows that are no distribution
-            for start in range(0, count, at_once):
-                end = min(start + at_once, count)
-                distances = np.subtract(logits[start:end], maxima[start:end, None], out=self._weights[: end - start])
-                distances /= temperatures[start:end, None]
-                weighted = distances.copy() if nats is not None else None
-                weights = np.exp(distances, out=distances)
-                # Row by row: summed over an axis, how many rows there are could change the last bits.
-                for place, line in enumerate(weights, start):
-                    sums[place] = line.sum()
-                if nats is not None and weighted is not None:
-                    weighted[weights == 0] = 0
-                    weighted *= weights
-                    for place, line in enumerate(weighted, start):
-                        nats[place] = np.log(sums[place]) - line.sum() / sums[place]
-        return Beliefs(tops, maxima, sums, nats)
+def confidences_of(logits: Logits, temperatures: Floats, *, entropies: bool) -> Confidences:
+    """Compute confidences in float32 from `logits`, float32 [positions, n_vocab], at `temperatures`, float32
+    [positions]."""
+    count, n_vocab = logits.shape
+    at_once = max(1, _FLOATS_AT_ONCE // n_vocab)
+    buffer = np.empty((min(at_once, count), n_vocab), np.float32)
+    tops = logits.argmax(axis=1)
+    maxima = logits[np.arange(count), tops]
+    sums = np.empty(count, np.float32)
+    nats = np.zeros(count, np.float32) if entropies else None
+    with np.errstate(invalid="ignore"):  # rows that are no distribution
+        for start in range(0, count, at_once):
+            end = min(start + at_once, count)
+            distances = np.subtract(logits[start:end], maxima[start:end, None], out=buffer[: end - start])
+            distances /= temperatures[start:end, None]
+            weighted = distances.copy() if nats is not None else None
+            weights = np.exp(distances, out=distances)
+            # Row by row: summed over an axis, how many rows there are could change the last bits.
+            for place, line in enumerate(weights, start):
+                sums[place] = line.sum()
+            if nats is not None and weighted is not None:
+                weighted[weights == 0] = 0
+                weighted *= weights
+                for place, line in enumerate(weighted, start):
+                    nats[place] = np.log(sums[place]) - line.sum() / sums[place]
+    return Confidences(tops, maxima, sums, nats)
 
 
 def committed(
     settings: BlockDiffusionSettings, step: int, confidences: Seq[float], entropies: Seq[float] | None
 ) -> list[int]:
-    """Which of the tokens that a block lacks are committed in its denoising `step`, counted from 0.
+    """Choose which of the tokens that a block lacks are committed in its denoising `step`, counted from 0.
 
     Args:
         confidences, entropies: of these tokens, in the order of their positions. Of equal ones the first comes first.

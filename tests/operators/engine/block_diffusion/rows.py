@@ -12,14 +12,12 @@ from operators.engine.loop.engine import Engine
 from operators.engine.loop.worker import Worker
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sampling.stop_strings import StopWatcher
-from operators.engine.scheduler.scheduler import Scheduler
 from operators.engine.sequence import Sequence
 from operators.engine.strategies.block_diffusion.denoise import BlockDiffusion
-from operators.engine.strategies.block_diffusion.method import Blockwise
 from operators.settings.block_diffusion import BlockDiffusionSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.meter import StageMeter
-from tests.operators.engine.fixtures import Table
+from tests.operators.engine.fixtures import Table, check_slots
 
 
 class Done:
@@ -52,19 +50,15 @@ def complete(
 ) -> Done:
     """Complete `texts`. After every step slots are checked, and that none holds more than whole blocks."""
     runtime = EngineSettings(**({"max_sequence_tokens": 256, "slots": 4} | settings))
-    method = Blockwise(decode, make)
-    decoder, give_back = method.context(model, runtime)
-    queue = method.queue(runtime)
-    meters = (StageMeter("decode"), StageMeter("sample"))
-    scheduler = Scheduler(decoder, queue, runtime, method.cut(decoder.shape))
-    worker = Worker(decoder, scheduler, method.strategy(decoder, model), meters)
-    steps = Table()
-    engine = Engine([worker], queue, steps)
-    client = engine.client(StageMeter("node"), 1, 10_000, lambda: None)
-    engine.add(client)
+    strategy = make(decode)
+    decoder, give_back = model.lease(runtime, block=strategy.block)
+    queue = strategy.queue(runtime)
+    worker = Worker(strategy.bind(decoder, model), queue, runtime, (StageMeter("decode"), StageMeter("sample")))
+    scheduler, steps = worker.scheduler, Table()
+    client = Engine([worker], queue, steps).connect(StageMeter("node"), 1, 10_000, lambda: None, steps=False)
     lengths = [max_tokens] * len(texts) if isinstance(max_tokens, int) else max_tokens
     own = params or SamplingParams()
-    rows = [method.rows()(i, text, own, i, lengths[i]) for i, text in enumerate(texts)]
+    rows = [strategy.sequence_type()(i, text, own, i, lengths[i]) for i, text in enumerate(texts)]
     for row in rows:
         row.stops = StopWatcher(stop, model.pieces()) if stop else None
     client.submit(rows)
@@ -72,8 +66,8 @@ def complete(
     try:
         while scheduler.runnable:
             worker.step()
-            scheduler.slots.check()
-            assert all(row.n_past % decode.block_length == 0 for row in scheduler.slots.rows())
+            check_slots(scheduler)
+            assert all(row.slot.num_cached % decode.block_length == 0 for row in scheduler.slots.rows())
     finally:
         give_back()
     return Done(client.collect(), worker, steps)

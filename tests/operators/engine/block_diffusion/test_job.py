@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from operators.engine.strategies.block_diffusion.denoise import BlockDiffusion
-from operators.settings import SamplingSettings
+from operators.generation.wiring import decode_strategy
+from operators.settings import DecodeSettings, SamplingSettings
 from operators.settings.block_diffusion import BlockDiffusionSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError, ExitCode
@@ -83,15 +84,20 @@ def test_a_value_that_cannot_work_is_refused(values, said):
     ],
 )
 def test_what_cannot_work_together_is_refused(sampling, runtime, said):
-    method = BlockDiffusion.method(BlockDiffusionSettings())
-    method.check(SamplingSettings(temperature=0.7, top_k=5, stop=["a"], stop_token_ids=[3], n=2), EngineSettings())
+    strategy = BlockDiffusion(BlockDiffusionSettings())
+    strategy.check(SamplingSettings(temperature=0.7, top_k=5, stop=["a"], stop_token_ids=[3], n=2), EngineSettings())
     with pytest.raises(ConfigError, match=re.escape(said)):
-        method.check(SamplingSettings(**sampling), EngineSettings(**runtime))
+        strategy.check(SamplingSettings(**sampling), EngineSettings(**runtime))
 
 
 def test_keys_of_block_diffusion_are_none_of_the_other_strategy(tmp_path, capsys):
     run(tmp_path / "out", "decode=autoregressive", "decode.block_length=4", code=ExitCode.CONFIG)
     assert "'decode.block_length' is a key of another option of decode" in capsys.readouterr().err
+
+
+def test_a_class_that_is_no_strategy_is_named():
+    with pytest.raises(ConfigError, match=re.escape("decode.strategy='json:JSONDecoder' is no decode strategy")):
+        decode_strategy(DecodeSettings(strategy="json:JSONDecoder"))
 
 
 def test_a_strategy_wants_its_own_settings(tmp_path, capsys):

@@ -114,7 +114,7 @@ def test_a_token_sees_its_own_block_and_those_before_it(model):
         found = []
         for start in range(0, len(ids), 4):
             decoder.batch.clear()
-            decoder.batch.add_blocks(ids[None, start : start + 4], [start], [0], np.ones((1, 4), np.bool_))
+            decoder.batch.add_spans([ids[start : start + 4]], [start], [0], [4])
             found.append(decoder.decode().copy())
         return np.concatenate(found)
 
@@ -136,8 +136,7 @@ def test_other_caches_and_kernels_change_logits_a_little(model, cache):
         decoder, give_back = model.lease(EngineSettings(slots=2, max_sequence_tokens=256, **settings), block=4)
         for start in range(0, 40, 4):
             decoder.batch.clear()
-            tokens = np.arange(start, start + 4, dtype=np.int32)[None] * 7 % 256
-            decoder.batch.add_blocks(tokens, [start], [1], np.ones((1, 4), np.bool_))
+            decoder.batch.add_spans([np.arange(start, start + 4, dtype=np.int32) * 7 % 256], [start], [1], [4])
             found: np.ndarray = decoder.decode().copy()
         give_back()
         return found
@@ -184,7 +183,7 @@ def test_blocks_that_do_not_fit_into_a_call_are_an_error_not_an_abort(model):
         model.lease(settings, block=4)
     decoder, give_back = model.lease(EngineSettings(slots=32, n_ubatch=128), block=4)
     with pytest.raises(DecodeFailed, match="a batch of 132 tokens is larger"):
-        decoder.batch.add_blocks(np.zeros((33, 4), np.int32), [0] * 33, list(range(33)), np.zeros((33, 4), np.bool_))
+        decoder.batch.add_spans([np.zeros(4, np.int32)] * 33, [0] * 33, list(range(33)), [0] * 33)
     give_back()
 
 
@@ -192,10 +191,10 @@ def test_blocks_that_do_not_fit_into_a_call_are_an_error_not_an_abort(model):
 def test_a_block_that_is_not_dropped_is_an_error(model):
     """llama.cpp wants positions that follow each other: a denoising step whose rest stays does not go unnoticed."""
     decoder, give_back = model.lease(EngineSettings(slots=1), block=4)
-    block = np.arange(4, dtype=np.int32)[None]
+    block = np.arange(4, dtype=np.int32)
     for position, works in ((0, True), (4, True), (4, False)):
         decoder.batch.clear()
-        decoder.batch.add_blocks(block, [position], [0], np.zeros((1, 4), np.bool_))
+        decoder.batch.add_spans([block], [position], [0], [0])
         if works:
             decoder.decode()
         else:

@@ -11,7 +11,7 @@ import pytest
 
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sequence import Sequence
-from operators.generation.wiring import decode_method
+from operators.generation.wiring import decode_strategy
 from operators.llama.model import LlamaModel
 from operators.settings import DecodeSettings, ModelSettings
 from operators.settings.block_diffusion import BlockDiffusionSettings, Remasking
@@ -39,10 +39,11 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
-    write_model(path, shape="tiny", file_type="f32")
-    return path
+def path(request, tmp_path_factory):
+    """A model of the shape that a test asks for."""
+    return write_model(
+        tmp_path_factory.mktemp("model") / "tiny.gguf", shape=getattr(request, "param", "tiny"), file_type="f32"
+    ).path
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +97,16 @@ def test_the_unified_layout_changes_no_id(expected, model, remasking, length):
     assert done.ids == expected(rules(remasking, length, steps))
 
 
+@pytest.mark.parametrize("path", ["tiny-qwen3moe"], indirect=True)
+@pytest.mark.parametrize("remasking", ["low_confidence_static", "low_confidence_dynamic"])
+def test_ids_of_models_with_experts_are_those_of_the_reference(expected, model, remasking):
+    """Qwen3-MoE, as SDAR-30B-A3B: with 1 slot unbatched, refilled, all rows at once, and in the unified layout."""
+    layouts: list[dict[str, Any]] = [{"slots": 1}, {"slots": 3}, {"slots": 16}, UNIFIED]
+    for layout in layouts:
+        done = complete(model, settings(remasking, 4, 3), TEXTS, MAX_TOKENS, **layout, **EXACT)
+        assert done.ids == expected(rules(remasking, 4, 3)), layout
+
+
 @pytest.mark.parametrize("wrong", WRONG, ids=list(WRONG))
 def test_a_wrong_reference_gives_other_ids(expected, model, wrong):
     """What the comparison would show, if the engine did it so."""
@@ -129,8 +140,7 @@ def test_blocks_of_one_token_that_are_read_one_position_before_are_one_token_a_s
     runtime = EngineSettings(slots=3, max_sequence_tokens=256, **EXACT)
     decoder, give_back = model.lease(runtime)
     rows = [Sequence(i, text, SamplingParams(), i, MAX_TOKENS[i]) for i, text in enumerate(TEXTS)]
-    one_token_a_step = decode_method(DecodeSettings())
-    complete_in_this_thread(one_token_a_step, one_token_a_step.strategy(decoder, model), rows, decoder, runtime)
+    complete_in_this_thread(decode_strategy(DecodeSettings()).bind(decoder, model), rows, runtime)
     give_back()
     assert complete(model, shifted, TEXTS, MAX_TOKENS, slots=3, **EXACT).ids == {r.handle: r.tokens for r in rows}
 

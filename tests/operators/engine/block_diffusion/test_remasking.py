@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from operators.engine.strategies.block_diffusion.denoise import no_lone_output
-from operators.engine.strategies.block_diffusion.remasking import Believing, committed
+from operators.engine.strategies.block_diffusion.remasking import committed, confidences_of
 from operators.settings.block_diffusion import BlockDiffusionSettings
 
 SURE = [0.2, 0.9, 0.5, 0.9, 0.1, 0.86]
@@ -69,31 +69,31 @@ def test_entropy_bounded_commits_as_long_as_the_sum_stays_below_the_bound(most, 
 
 
 @pytest.mark.parametrize("n_vocab", [7, 384, 70_000])
-def test_beliefs_are_those_of_float64(n_vocab):
+def test_confidences_are_those_of_float64(n_vocab):
     random = np.random.default_rng(1)
     logits = random.normal(0, 4, (9, n_vocab)).astype(np.float32)
     logits[:, 3] = -np.inf
     temperatures = np.array([0.5, 1, 2] * 3, np.float32)
-    beliefs = Believing().beliefs(logits, temperatures, entropies=True)
+    found = confidences_of(logits, temperatures, entropies=True)
     z = logits.astype(np.float64) / temperatures[:, None]
     p = np.exp(z - z.max(axis=1, keepdims=True))
     p /= p.sum(axis=1, keepdims=True)
     with np.errstate(divide="ignore", invalid="ignore"):
         entropies = -np.where(p > 0, p * np.log(p), 0).sum(axis=1)
-    assert beliefs.tops.tolist() == p.argmax(axis=1).tolist()
-    assert beliefs.entropies == pytest.approx(entropies, rel=1e-4)
+    assert found.tops.tolist() == p.argmax(axis=1).tolist()
+    assert found.entropies == pytest.approx(entropies, rel=1e-4)
     for token in (0, 5):
-        found = [beliefs.confidence(i, float(logits[i, token]), float(temperatures[i])) for i in range(9)]
-        assert found == pytest.approx(p[:, token], rel=1e-5)
+        each = [found.probability(i, float(logits[i, token]), float(temperatures[i])) for i in range(9)]
+        assert each == pytest.approx(p[:, token], rel=1e-5)
 
 
-def test_beliefs_depend_on_their_own_logits_alone():
+def test_confidences_depend_on_their_own_logits_alone():
     random = np.random.default_rng(2)
     logits = random.normal(0, 3, (40, 5000)).astype(np.float32)
     ones = np.ones(40, np.float32)
-    whole = Believing().beliefs(logits, ones, entropies=True)
+    whole = confidences_of(logits, ones, entropies=True)
     for at in (0, 17, 39):
-        alone = Believing().beliefs(logits[at : at + 1], ones[:1], entropies=True)
+        alone = confidences_of(logits[at : at + 1], ones[:1], entropies=True)
         assert whole.sums[at].tobytes() == alone.sums[0].tobytes()
         assert whole.entropies is not None
         assert alone.entropies is not None

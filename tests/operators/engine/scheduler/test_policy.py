@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from operators.engine.scheduler import policy
 from operators.engine.scheduler.policy import Kind, KvState, StepState, may_admit, next_batch, order, victim
 from operators.engine.sequence import Sequence
-from tests.operators.engine.fixtures import GREEDY
+from tests.operators.engine.fixtures import GREEDY, WARM, Bench, prompts, sequences, shape
 
 
 def seq(length: int = 10, max_tokens: int = 30, priority: float = 0.0, chunk: int = 0) -> Sequence:
@@ -39,15 +42,37 @@ def test_a_row_is_admitted_where_it_fits(state, admits):
 @pytest.mark.parametrize(
     ("state", "kind"),
     [
-        (StepState(3, 1, 1, False), Kind.SAMPLE),
-        (StepState(3, 0, 1, False), Kind.PREFILL),
-        (StepState(3, 0, 1, True), Kind.DECODE),
-        (StepState(3, 0, 0, False), Kind.DECODE),
-        (StepState(0, 0, 0, False), None),
+        (StepState(3, 1, 1, per_sequence=True), Kind.SAMPLE),
+        (StepState(3, 0, 1, per_sequence=True), Kind.PREFILL),
+        (StepState(3, 0, 1, per_sequence=True, block=4), Kind.MIXED),
+        (StepState(3, 0, 1, per_sequence=False), Kind.MIXED),
+        (StepState(3, 0, 0, per_sequence=False), Kind.DECODE),
+        (StepState(3, 0, 0, per_sequence=True), Kind.DECODE),
+        (StepState(0, 0, 0, per_sequence=True), None),
     ],
 )
 def test_sampling_comes_before_prompts_and_prompts_before_decoding(state, kind):
     assert next_batch(state) is kind
+
+
+def mixed_everywhere(state: StepState) -> Kind | None:
+    """Prompts beside decoding sequences also where each slot is its own stream."""
+    return next_batch(replace(state, per_sequence=False))
+
+
+def prompts_before_samples(state: StepState) -> Kind | None:
+    return next_batch(replace(state, known_logits=0) if state.prefilling else state)
+
+
+@pytest.mark.parametrize("rule", [mixed_everywhere, prompts_before_samples])
+def test_a_rule_is_changed_in_the_policy_alone(monkeypatch, rule):
+    texts = [text for text in prompts(30, longest=200) for _ in range(3)]
+    expected = Bench(shape(5))
+    tokens = expected.run(sequences(texts, WARM))
+    monkeypatch.setattr(policy, "next_batch", rule)
+    bench = Bench(shape(5))
+    assert bench.run(sequences(texts, WARM)) == tokens
+    assert bench.column("rows") != expected.column("rows")
 
 
 def test_the_youngest_gives_up_its_slot():

@@ -8,15 +8,14 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from operators.engine.loop.client import Client
 from operators.engine.sampling.params import SamplingParams
-from operators.engine.scheduler.prefill import Cutting
-from operators.engine.scheduler.prefix_cache import CELLS_A_TOKEN
-from operators.engine.scheduler.radix_tree import BLOCK, PrefixTree, common_length
+from operators.engine.scheduler.chunking import Chunking
+from operators.engine.scheduler.prefix_cache import CELLS_PER_TOKEN
+from operators.engine.scheduler.radix_tree import BLOCK, RadixTree, common_length
 from operators.engine.sequence import Sequence
 from operators.engine.sequence.placement import PromptGroup, Slot
 from operators.settings.runtime import KERNEL_TOKENS, OptimiseSettings
-from tests.operators.engine.fixtures import GREEDY, WARM, Bench, only, prompts, sequences, shape
+from tests.operators.engine.fixtures import GREEDY, WARM, Bench, in_slot, only, prompts, sequences, shape
 
 
 def family(count: int, shared: int, seed: int = 0, longest: int = 90) -> list[np.ndarray]:
@@ -30,7 +29,7 @@ def tokens_computed(bench: Bench) -> int:
 
 
 def mixed_families() -> list[np.ndarray]:
-    """Rows of two long families, a short one, twins, and strangers, in no order."""
+    """Rows of two long families, a short one, duplicates, and strangers, in no order."""
     texts = [*family(12, 100), *family(12, 70, seed=5), *family(12, 30, seed=9, longest=25), *prompts(12, seed=3)]
     texts += texts[:6]
     return [texts[i] for i in np.random.default_rng(1).permutation(len(texts))]
@@ -82,15 +81,15 @@ def test_a_prefix_that_takes_less_to_compute_than_to_copy_is_computed(per_sequen
         bench.run(sequences(texts))
         return bench.scheduler.counts.copies
 
-    assert bool(run(129 * CELLS_A_TOKEN)) == copied
-    assert run(128 * CELLS_A_TOKEN)
+    assert bool(run(129 * CELLS_PER_TOKEN)) == copied
+    assert run(128 * CELLS_PER_TOKEN)
 
 
 def test_a_row_that_waits_for_another_is_looked_at_once_a_step(monkeypatch):
     bench = Bench(shape(2, max_sequence_tokens=2048))
-    sharing = bench.scheduler._sharing
-    asked = Mock(side_effect=sharing._source)
-    monkeypatch.setattr(sharing, "_source", asked)
+    cache = bench.scheduler._cache
+    asked = Mock(side_effect=cache._lookup)
+    monkeypatch.setattr(cache, "_lookup", asked)
     bench.client().submit(sequences([np.arange(1000, dtype=np.int32)] * 2))
     bench.worker.step()
     asked.reset_mock()
@@ -127,12 +126,12 @@ def test_samples_that_are_admitted_much_later_still_share():
 def test_nothing_is_left_in_the_tree_but_what_the_slots_hold():
     bench = Bench(shape(3))
     bench.run(sequences(mixed_families()))
-    held = [slot for slot in bench.scheduler.slots.slots if slot.end is not None]
-    assert len(bench.queue.tree) <= sum(slot.end.depth for slot in held if slot.end)
+    held = [slot for slot in bench.scheduler.slots.slots if slot.node is not None]
+    assert len(bench.queue.tree) <= sum(slot.node.depth for slot in held if slot.node)
     for slot in held:
-        bench.scheduler._sharing.clear(slot)
+        bench.scheduler._cache.clear(slot)
     assert len(bench.queue.tree) == 0
-    assert not bench.queue.tree.at_hand
+    assert not bench.queue.tree.cached
     assert not bench.queue._groups
 
 
@@ -142,19 +141,12 @@ def test_a_node_that_leaves_takes_its_rows_out_of_the_tree():
     rows = sequences([*family(10, 40), *[prompts(1)[0]] * 4])
     client.submit(rows)
     bench.worker.step()
-    leave(bench, client)
+    client.leave()
     for slot in bench.scheduler.slots.slots:
-        bench.scheduler._sharing.clear(slot)
+        bench.scheduler._cache.clear(slot)
     assert len(bench.queue.tree) == 0
     assert not bench.queue._groups
     assert not bench.scheduler.runnable
-
-
-def leave(bench: Bench, client: Client) -> None:
-    """`client` leaves between two steps."""
-    client.leave()
-    while bench.worker.jobs:
-        bench.worker.jobs.popleft()()
 
 
 @pytest.mark.parametrize("common", [200, 250])
@@ -167,7 +159,7 @@ def test_no_row_waits_for_the_rest_of_a_prompt_whose_row_has_left(common):
     second.submit(sequences([head]))
     for _ in range(3):
         bench.worker.step()
-    leave(bench, second)
+    second.leave()
     rows = sequences([np.concatenate([head[:common], stranger])[:250]])
     first.submit(rows)
     for _ in range(6):
@@ -186,7 +178,7 @@ def test_a_row_that_left_early_hides_no_slot_that_has_more():
     bench.worker.step()
     first.submit(rows[:1])
     bench.worker.step()
-    leave(bench, second)
+    second.leave()
     bench.worker.step()
     first.submit(rows[1:])
     bench.worker.step()
@@ -202,7 +194,7 @@ def test_what_other_contexts_read_is_written_under_the_lock(monkeypatch):
             assert bench.queue.lock._is_owned()  # type: ignore[attr-defined]
             super().discard(slot)
 
-    monkeypatch.setattr("operators.engine.scheduler.waiting_queue.PromptGroup", partial(PromptGroup, holders=Guarded()))
+    monkeypatch.setattr("operators.engine.scheduler.waiting_queue.PromptGroup", partial(PromptGroup, owners=Guarded()))
     bench.run(sequences([prompts(1)[0]] * 8, WARM))
 
 
@@ -212,11 +204,11 @@ def test_nothing_is_kept_for_a_row_that_leaves_before_its_first_token():
     client.submit(sequences([np.arange(200, dtype=np.int32)] * 2))
     bench.worker.step()
     bench.scheduler._preempt(always_save=True)
-    leave(bench, client)
+    client.leave()
     assert not bench.queue._groups
 
 
-def test_rows_of_a_family_are_admitted_while_its_prefix_is_at_hand():
+def test_rows_of_a_family_are_admitted_while_its_prefix_is_cached():
     """Families in turn, one slot: without regard to prefixes each row would find the other family's."""
     one, other = family(8, 64, seed=1, longest=10), family(8, 64, seed=2, longest=10)
     texts = [text for pair in zip(one, other, strict=True) for text in pair]
@@ -231,48 +223,48 @@ def test_rows_of_a_family_are_admitted_while_its_prefix_is_at_hand():
 
 
 def test_what_may_be_shared_depends_on_the_kernel_of_both():
-    cut = Cutting(KERNEL_TOKENS)
+    chunking = Chunking(KERNEL_TOKENS)
     text = np.arange(200, dtype=np.int32)
 
     def row(length: int) -> Sequence:
         return Sequence(0, text[:length], SamplingParams(), 0, 1)
 
-    assert cut.shared(row(200), text) == 200 - 64
-    assert cut.shared(row(130), text) == 66
-    assert cut.shared(row(127), text) == 0
-    assert cut.shared(row(60), text) == 0
-    assert cut.shared(row(60), text[:50]) == 50
-    assert cut.shared(row(60), text[:60]) == 58
-    assert Cutting(0).shared(row(60), text) == 59
+    assert chunking.shared(row(200), text) == 200 - 64
+    assert chunking.shared(row(130), text) == 66
+    assert chunking.shared(row(127), text) == 0
+    assert chunking.shared(row(60), text) == 0
+    assert chunking.shared(row(60), text[:50]) == 50
+    assert chunking.shared(row(60), text[:60]) == 58
+    assert Chunking(0).shared(row(60), text) == 59
 
 
 @pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 127, 128, 129, 500])
 @pytest.mark.parametrize("room", [64, 100, 128])
-def test_pieces_end_and_keep_their_kernel(length, room):
-    cut = Cutting(KERNEL_TOKENS)
-    row = Sequence(0, np.zeros(length, np.int32), SamplingParams(), 0, 1)
-    pieces = []
-    while row.prompt_left:
-        pieces.append(cut.piece(row, room))
-        if not pieces[-1]:
+def test_chunks_end_and_keep_their_kernel(length, room):
+    chunking = Chunking(KERNEL_TOKENS)
+    row = in_slot(Sequence(0, np.zeros(length, np.int32), SamplingParams(), 0, 1))
+    sizes = []
+    while row.to_compute:
+        sizes.append(chunking.size(row, room))
+        if not sizes[-1]:
             break
-        row.n_past += pieces[-1]
+        row.slot.num_cached += sizes[-1]
     if room >= 128 or length <= room:
-        assert sum(pieces) == length
+        assert sum(sizes) == length
     least = 64 if length >= 64 else min(2, length)
-    assert all(piece >= least or piece == 0 for piece in pieces)
+    assert all(size >= least or size == 0 for size in sizes)
 
 
 def test_the_tree_finds_the_deepest_common_block():
-    tree = PrefixTree(0)
+    tree = RadixTree(0)
     head = np.arange(100, dtype=np.int32)
     rows = sequences([head, head[:50], np.concatenate([head[:40], head[:40]]), head[::-1].copy(), head[:BLOCK]])
     for number, row in enumerate(rows):
-        tree.enter(row, (0, 0.0, 0, number))
+        tree.add_waiting(row, (0, 0.0, 0, number))
     assert [row.placement.node.depth if row.placement.node else 0 for row in rows] == [6, 3, 5, 6, 0]
     assert len(tree) == 6 + 0 + 3 + 6
     for row in rows:
-        tree.leave(row)
+        tree.remove_waiting(row)
     assert len(tree) == 0
 
 

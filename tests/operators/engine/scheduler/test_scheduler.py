@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from operators.engine.scheduler.step_batch import IdleReason, StepBatch
-from operators.engine.scheduler.waiting_queue import Line
 from operators.engine.sequence import FinishReason, Sequence, State
+from operators.engine.sequence.node_queue import NodeQueue
+from pipeline.api.meter import StageMeter
 from tests.operators.engine.fixtures import GREEDY, WARM, Bench, prompts, sequences, shape
 
 pytestmark = pytest.mark.usefixtures("memory")
@@ -76,7 +77,7 @@ def test_slots_that_are_not_neighbours_prefill_apart():
     bench.scheduler.slots.rows()[1].state = State.DECODE
     work = bench.scheduler.schedule(0.0)
     assert isinstance(work, StepBatch)
-    assert [row.slot for row in work.sequences] == [0]
+    assert [row.slot.index for row in work.sequences] == [0]
 
 
 @pytest.mark.parametrize("length", [129, 191, 192, 193, 200, 255])
@@ -133,11 +134,11 @@ def test_credit_bounds_what_is_in_flight():
     assert any(bench.column("unfilled_credit"))
 
 
-def test_the_deepest_line_is_served_first():
+def test_the_deepest_node_is_served_first():
     bench = Bench(shape(2))
-    near, far = Line(1, lambda: 10), Line(5, lambda: 10)
-    bench.queue.add_line(near)
-    bench.queue.add_line(far)
+    near, far = (NodeQueue(StageMeter("node"), depth, 10, lambda: None) for depth in (1, 5))
+    bench.queue.add(near)
+    bench.queue.add(far)
     bench.queue.submit(near, sequences(prompts(2)))
     bench.queue.submit(far, sequences(prompts(2)))
     bench.scheduler.schedule(0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from operators.engine.sequence import Sequence
-from operators.engine.sequence.row_heap import Order, RowHeap
+from operators.engine.sequence.node_queue import Order, RowHeap
 from tests.operators.engine.fixtures import prompts, sequences
 
 TEXT = prompts(1)[0]
@@ -20,7 +20,7 @@ def test_it_is_a_sorted_list_whatever_leaves():
             row = draw.choice(list(waiting)) if draw.random() < 0.7 else min(waiting, key=waiting.__getitem__)
             del waiting[row]
             row.placement.queued = False
-            heap.left()
+            heap.discard()
         else:
             (row,) = sequences([TEXT])
             row.placement.queued = True
@@ -41,6 +41,6 @@ def test_rows_that_left_are_forgotten_though_the_first_stays():
         heap.push((0, 0.0, 0, number), row)
     for row in rows[1:]:
         row.placement.queued = False
-        heap.left()
+        heap.discard()
     assert heap.first() == ((0, 0.0, 0, 0), rows[0])
     assert len(heap._heap) < 100
