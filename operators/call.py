@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from operators.rows.arrow_types import parse_type
-from operators.union import append_to_lineage
+from operators.rows.lineage import append_to_lineage, with_lineage
 from pipeline.api.errors import SchemaError
 from pipeline.api.protocols import BaseOperator
 from pipeline.api.records import HALF_A_CHARACTER, LINEAGE, ROW, Batch, Output, RejectKind, require_column
@@ -72,10 +72,8 @@ class Call(BaseOperator):
         require_column(schema, ROW.name, [ROW.type])
         added = dict(self._declared)
         fields = [f.with_type(added.pop(f.name, f.type)) for f in schema]
-        if self._many:
-            fields = [f for f in fields if f.name != LINEAGE.name]
-            fields.insert([f.name for f in fields].index(ROW.name) + 1, LINEAGE)
-        self._schema = pa.schema([*fields, *(pa.field(name, kind) for name, kind in added.items())])
+        fields += [pa.field(name, kind) for name, kind in added.items()]
+        self._schema = with_lineage(fields) if self._many else pa.schema(fields)
         return self._schema
 
     def process(self, batch: Batch) -> Iterable[Output]:

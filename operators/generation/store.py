@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,8 +54,7 @@ class StoredCompletion:
 class CompletionStore:
     """Keeps completions by key. Safe to use from several threads and several processes.
 
-    What is put is written by a thread of its own, FLUSH_S seconds later at the latest and at once when FLUSH_ROWS have
-    come: a node that waits for a slow reader must not keep what it has finished from being durable.
+    A thread of its own writes what is put, FLUSH_S seconds later at the latest and at once when FLUSH_ROWS have come.
 
     Args:
         path: the database; made if it is not there.
@@ -72,7 +71,7 @@ class CompletionStore:
         self._unsaved: dict[bytes, StoredCompletion] = {}
         self._writing: dict[bytes, StoredCompletion] = {}
         self._new_settings: set[bytes] = set()
-        self._sources: list[Callable[[], Completions]] = []
+        self._reading = threading.Lock()
         self._closing = False
         self._failure: PipelineError | None = None
         try:
@@ -88,10 +87,11 @@ class CompletionStore:
 
     def find(self, keys: Sequence[bytes]) -> dict[bytes, StoredCompletion]:
         """The completions of those `keys` that are known."""
-        with self._changed, self._reading():
+        with self._changed:
             self._raise_failure()
             fresh = self._writing | self._unsaved
-            found = {k: fresh[k] for k in keys if k in fresh}
+        found = {k: fresh[k] for k in keys if k in fresh}
+        with self._reading, self._named():
             for start in range(0, len(keys), _AT_ONCE):
                 some = keys[start : start + _AT_ONCE]
                 query = (
@@ -121,16 +121,6 @@ class CompletionStore:
         """Something is generated under the settings of these digests."""
         with self._changed:
             self._new_settings |= digests
-
-    def watch(self, source: Callable[[], Completions]) -> None:
-        """Have what `source()` gives written too: what is finished and was not put yet. Called from another thread."""
-        with self._changed:
-            self._sources.append(source)
-
-    def forget(self, source: Callable[[], Completions]) -> None:
-        """No longer ask `source`."""
-        with self._changed:
-            self._sources.remove(source)
 
     def close(self) -> None:
         """Write what waits and close the database.
@@ -179,11 +169,6 @@ class CompletionStore:
 
     def _write(self) -> None:
         with self._changed:
-            sources = list(self._sources)
-        left_over = [source() for source in sources]
-        with self._changed:
-            for completions in left_over:
-                self._unsaved.update(completions)
             self._writing, self._unsaved = self._unsaved, {}
             new_settings, self._new_settings = self._new_settings, set()
         if self._writing or new_settings:
@@ -211,7 +196,7 @@ class CompletionStore:
         reached(Failpoint.JOURNAL_COMMITTED)
 
     @contextmanager
-    def _reading(self) -> Iterator[None]:
+    def _named(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.Error as error:

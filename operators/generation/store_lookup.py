@@ -1,9 +1,9 @@
-"""Recall: which rows of a node need not be generated, because a completion store has what they would become."""
+"""StoreLookup: finds the rows of a node that need not be generated, because a completion store has what they become."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass
 
@@ -11,8 +11,8 @@ import numpy as np
 
 from operators.engine.backend.interface import TokenIds
 from operators.engine.sequence import FinishReason, Sequence
-from operators.generation.completions import Completion
-from operators.generation.requests import key_parameters, setting_parameters
+from operators.generation.completions import completion_text
+from operators.generation.requests import place_of
 from operators.generation.store import CompletionStore, StoredCompletion
 
 
@@ -25,6 +25,13 @@ class CompletionKeys:
 
     def __init__(self, *context: object) -> None:
         self._base = hashlib.blake2b(repr(context).encode(), digest_size=16)
+
+    def give(self, rows: Seq[Sequence]) -> list[bytes]:
+        """Give `rows` their keys, and return of each its sampling values, of which the key is made."""
+        values = [setting_parameters(row) for row in rows]
+        for row, own in zip(rows, values, strict=True):
+            row.key = self.key(key_parameters(row, own), row.prompt)
+        return values
 
     def key(self, parameters: bytes, prompt: TokenIds) -> bytes:
         """16 bytes that stand for a row. `parameters`: its sampling values, with the seed unless it is greedy."""
@@ -65,8 +72,8 @@ class Hits:
         return self.found_resumed + self.found_earlier
 
 
-class Recall:
-    """Looks rows up and keeps what they become.
+class StoreLookup:
+    """Completes rows from a store, and keeps there what others become.
 
     The key of a row leaves out its max_tokens, since that only says where a text is cut. What ended by itself is what
     the row becomes under any max_tokens that is large enough; what is longer is cut; and what was cut too early is
@@ -92,35 +99,34 @@ class Recall:
         self._seen: dict[bytes, bool] = {}
         self.hits = Hits()
 
-    def find(self, rows: Seq[Sequence]) -> dict[Sequence, StoredCompletion]:
-        """What is known of `rows`, which are given their keys."""
-        settings = [setting_parameters(row) for row in rows]
-        for row, own in zip(rows, settings, strict=True):
-            row.key = self._keys.key(key_parameters(row, own), row.prompt)
+    def complete(self, rows: Seq[Sequence]) -> list[Sequence]:
+        """Complete those of `rows` that the store has, and return them. All `rows` are given their keys."""
+        settings = self._keys.give(rows)
         stored = self._store.find([row.key for row in rows])
-        found: dict[Sequence, StoredCompletion] = {}
+        found: list[Sequence] = []
         for row, own in zip(rows, settings, strict=True):
             known = stored.get(row.key)
             if known is None:
                 self._count_unknown(own)
             elif (serves := self._as_for(row, known)) is not None:
-                found[row] = serves
+                _finish(row, serves)
+                found.append(row)
         return found
 
-    def keep(self, done: Iterable[tuple[Sequence, Completion]]) -> None:
-        """Have the store keep what rows have become."""
-        self._store.put(self.stored(done))
-
-    def stored(self, done: Iterable[tuple[Sequence, Completion]]) -> dict[bytes, StoredCompletion]:
-        """What the store keeps of rows and what they have become."""
-        return {
-            row.key: StoredCompletion(c.ids, c.text, c.finish_reason, c.scores, len(c.ids) + row.dropped, self._run)
-            for row, c in done
-        }
+    def keep(self, row: Sequence) -> None:
+        """Put what `row` has become into the store. Called by the engine's thread as soon as it has ended: so a node
+        that waits for a slow reader keeps nothing from being durable."""
+        if row.finish_reason is not None and row.error is None:
+            text = place_of(row).text = completion_text(row, self._pieces)
+            scores = None if row.params.logprobs is None else row.sampling.scores
+            least = len(row.tokens) + row.dropped
+            stored = StoredCompletion(row.tokens, text, row.finish_reason.value, scores, least, self._run)
+            self._store.put({row.key: stored})
 
     def totals(self) -> dict[str, float]:
         """The counts."""
-        return {key: float(value) for key, value in asdict(self.hits).items()}
+        each = {key: float(value) for key, value in asdict(self.hits).items()}
+        return {"from_store": float(self.hits.found), **each}
 
     def summary(self) -> str | None:
         """The counts in words; None where nothing was known."""
@@ -166,3 +172,25 @@ class Recall:
             self.hits.missed_new += 1
         else:
             self.hits.missed_settings += 1
+
+
+def _finish(row: Sequence, stored: StoredCompletion) -> None:
+    row.tokens = np.asarray(stored.ids, np.int32).tolist()
+    row.finish_reason = FinishReason(stored.finish_reason)
+    row.sampling.scores = list(stored.scores or ())
+    place_of(row).text = stored.text
+    if row.finish_reason == FinishReason.LENGTH:
+        row.refit()
+
+
+def key_parameters(row: Sequence, settings: bytes) -> bytes:
+    """Every value of the row, besides its prompt, that can change its text: its `settings`, which are those of
+    `setting_parameters`, and the seed where numbers are drawn. Not max_tokens, which only says where the text is cut.
+    """
+    return settings if row.params.greedy else settings + row.seed.to_bytes(8, "little")
+
+
+def setting_parameters(row: Sequence) -> bytes:
+    """The sampling values of the row. Rows of one job share them, or a few."""
+    stops = None if row.stops is None else (row.stops.stops, row.stops.keep)
+    return repr((row.params.identity, stops)).encode()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from operators.engine.backend.interface import Model
+from operators.engine.backend.interface import Model, inspect_model, max_sequence_tokens
 from operators.engine.loop.engine import Engine
 from operators.engine.loop.step_log import STEPS_SCHEMA
 from operators.engine.loop.threads import EngineThreads
@@ -16,15 +16,28 @@ from operators.engine.loop.worker import Worker
 from operators.engine.scheduler.scheduler import Scheduler
 from operators.engine.strategies.base import Method
 from operators.generation.store import CompletionStore
-from operators.settings import DecodeSettings, StoreSettings
+from operators.generation.store_lookup import CompletionKeys
+from operators.settings import DecodeSettings, ModelSettings, StoreSettings
 from operators.settings.checks import not_in_data, usable_cores
 from operators.settings.runtime import EngineSettings
+from operators.tuning.choices import tuned
 from operators.tuning.machine_load import SharedCores
 from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import Runtime
 
 STORE_FILE = "completions.sqlite"
 """In the output directory, unless `store.path` names another."""
+
+
+def check_room(model: ModelSettings, settings: EngineSettings) -> None:
+    """Check what can be checked before the model is loaded.
+
+    Raises:
+        ConfigError: the model cannot work, or `runtime.max_sequence_tokens` is more than it was trained for.
+    """
+    facts = inspect_model(model)
+    if facts.n_ctx_train is not None:
+        max_sequence_tokens(settings, facts.n_ctx_train)
 
 
 def engine_threads(runtime: Runtime) -> EngineThreads:
@@ -103,12 +116,36 @@ def shared_store(runtime: Runtime, settings: StoreSettings) -> CompletionStore |
     """The store of finished completions, None where it is switched off."""
     if not settings.enabled:
         return None
-    path = Path(settings.path).expanduser() if settings.path else runtime.output_dir / STORE_FILE
+    path = store_path(settings, runtime.output_dir)
     key = ("store", str(path))
     return runtime.resource(key, lambda: CompletionStore(path, settings.sync), CompletionStore.close)
 
 
-def arithmetic(settings: EngineSettings) -> dict[str, object]:
-    """What of the engine can change a bit of a row's logits: all settings but those that only change the speed."""
+def store_path(settings: StoreSettings, directory: Path) -> Path:
+    """The file of the store of a run in `directory`."""
+    return Path(settings.path).expanduser() if settings.path else directory / STORE_FILE
+
+
+def completion_keys(model: Model, decode: DecodeSettings, settings: EngineSettings) -> CompletionKeys:
+    """What makes the content keys of rows. Of `settings` all can change a bit of a row's logits but those that only
+    change the speed."""
     kept = {k: v for k, v in asdict(settings).items() if k not in not_in_data(EngineSettings)}
-    return kept | settings.exactness()
+    return CompletionKeys(model.fingerprint(), asdict(decode), kept | settings.exactness())
+
+
+def chosen_settings(
+    runtime: Runtime, model: Model, settings: EngineSettings, lengths: Sequence[int], max_tokens: int, rows: int | None
+) -> EngineSettings:
+    """`settings`, and for what they leave open what the first node chooses that has them.
+
+    Args:
+        lengths: prompt tokens of the first rows.
+        max_tokens: of their completions.
+        rows: how many rows there are in all, where these are few.
+    """
+
+    def choose() -> EngineSettings:
+        return tuned(settings, model, lengths, max_tokens, runtime.output_dir, runtime.log, rows)
+
+    key = ("tuned", model.fingerprint(), repr(settings))
+    return runtime.resource(key, lambda: engine_threads(runtime).call(choose))

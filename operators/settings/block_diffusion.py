@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from operators.settings import DecodeSettings
-from operators.settings.checks import check
+from operators.settings.checks import check, check_one_of
+from operators.settings.model import DecodeSettings
 
 
 class Remasking(StrEnum):
@@ -50,12 +50,7 @@ class BlockDiffusionSettings(DecodeSettings):
         steps, mask = self.denoising_steps, self.mask_token_id
         check(1 <= self.block_length <= 1024, "decode.block_length", self.block_length, "it is 1 to 1024")
         check(steps is None or steps >= 1, "decode.denoising_steps", steps, "1 or more, or null for block_length")
-        check(
-            self.remasking in list(Remasking),
-            "decode.remasking",
-            self.remasking,
-            f"it is one of {', '.join(Remasking)}",
-        )
+        check_one_of("decode.remasking", self.remasking, list(Remasking))
         threshold = self.confidence_threshold
         check(0 <= threshold <= 1, "decode.confidence_threshold", threshold, "it is a probability, 0 to 1")
         check(self.eb_threshold >= 0, "decode.eb_threshold", self.eb_threshold, "it is 0 nats or more")

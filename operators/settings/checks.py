@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -18,6 +18,11 @@ def check(holds: bool, key: str, value: object, allowed: str) -> None:
     if not holds:
         quotes = "; yes, no, on, off, true and false are texts only in quotes" if _has_boolean(value) else ""
         raise ConfigError(f"{key}={value!r} cannot work: {allowed}{quotes}")
+
+
+def check_one_of(key: str, value: object, allowed: Collection[str]) -> None:
+    """Raise ConfigError, naming `key` and its `value`, unless that is one of those `allowed`."""
+    check(value in allowed, key, value, f"it is one of {', '.join(allowed)}")
 
 
 def _has_boolean(value: object) -> bool:

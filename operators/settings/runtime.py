@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from operators.settings.checks import NOT_IN_DATA, check, usable_cores
+from operators.settings.checks import NOT_IN_DATA, check, check_one_of, usable_cores
 
 KV_LAYOUTS = ("per_sequence", "unified")
 KV_TYPES = ("f16", "f32", "q8_0")
@@ -146,8 +146,9 @@ class EngineSettings:
         for key in ("stall_timeout_s", "row_timeout_s"):
             value = getattr(self, key)
             check(value is None or value > 0, f"runtime.{key}", value, "it is above 0 seconds, or null")
-        check(self.kv in KV_LAYOUTS, "runtime.kv", self.kv, f"it is one of {', '.join(KV_LAYOUTS)}")
-        check(self.kv_type in KV_TYPES, "runtime.kv_type", self.kv_type, f"it is one of {', '.join(KV_TYPES)}")
+        check_one_of("runtime.kv", self.kv, KV_LAYOUTS)
+        check_one_of("runtime.kv_type", self.kv_type, KV_TYPES)
+        check_one_of("runtime.admission", self.admission, ADMISSIONS)
         check(self.slots <= MAX_SLOTS, "runtime.slots", self.slots, f"llama.cpp decodes {MAX_SLOTS} rows at most")
         check(self.refill <= self.slots, "runtime.refill", self.refill, f"it is at most runtime.slots={self.slots}")
         check(self.n_ubatch >= self.slots, "runtime.n_ubatch", self.n_ubatch, f"at least slots={self.slots}")
@@ -195,7 +196,6 @@ class EngineSettings:
             self.kv,
             "runtime.n_ctx and runtime.admission=optimistic need runtime.kv=unified; here each slot has its own room",
         )
-        check(self.admission in ADMISSIONS, "runtime.admission", self.admission, f"one of {', '.join(ADMISSIONS)}")
         check(
             self.kv == "per_sequence" or not self.deterministic,
             "runtime.kv",

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from operators.settings.checks import check, check_one_of
 from pipeline.api.errors import ConfigError
 
 KINDS = ("json_schema", "json_schema_column", "regex", "choices", "grammar")
@@ -42,16 +43,11 @@ class StructuredSettings:
         given = [key for key in KINDS if getattr(self, key) is not None]
         if len(given) > 1:
             raise ConfigError(f"sampling.structured has {' and '.join(given)}; give one of them")
-        if self.choices is not None and (not self.choices or "" in self.choices):
-            raise ConfigError(
-                f"sampling.structured.choices={self.choices!r} cannot work: one string or more, none of them empty"
-            )
+        fit = self.choices is None or (bool(self.choices) and "" not in self.choices)
+        check(fit, "sampling.structured.choices", self.choices, "one string or more, none of them empty")
         if self.optional and self.json_schema_column is None:
             raise ConfigError("sampling.structured.optional=true is about json_schema_column, which is not given")
-        if self.whitespace not in WHITESPACE:
-            raise ConfigError(
-                f"sampling.structured.whitespace={self.whitespace!r} cannot work: it is one of {', '.join(WHITESPACE)}"
-            )
+        check_one_of("sampling.structured.whitespace", self.whitespace, WHITESPACE)
 
     @property
     def kind(self) -> str | None:

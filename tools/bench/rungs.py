@@ -112,10 +112,10 @@ def sequences(
     numbered = rows.append_column(ROW, pa.array(range(len(rows)), ROW.type)).combine_chunks().to_batches()
     batches = BatchByLength(runtime).run(Given(Batch(0, data) for data in numbered))
     requests = Requests(sampling, model, room, 0, "generate", None, make)
-    made = [row for batch in batches if isinstance(batch, Batch) for row in requests.sequences(batch)]
-    if refused := [row for row in made if not isinstance(row, Sequence)]:
-        raise ValueError(refused[0].reason)
-    return [row for row in made if isinstance(row, Sequence)]
+    made = [requests.of(batch) for batch in batches if isinstance(batch, Batch)]
+    if refused := [rejects for some in made for rejects in some.rejects]:
+        raise ValueError(refused[0].rows[0].reason)
+    return [row for some in made for row in some.rows]
 
 
 def complete(

@@ -32,6 +32,8 @@ class Client:
         self.meter = meter
         self.wake = wake
         self.line = Line(depth, self._credit)
+        self.on_finished: Callable[[Sequence], None] = lambda row: None
+        """Called from the engine's thread with each row that ends, before the row can be collected."""
 
     @property
     def waiting(self) -> int:
@@ -60,10 +62,6 @@ class Client:
             self._engine.wake()
         return rows
 
-    def uncollected(self) -> list[Sequence]:
-        """The rows that are finished and wait to be collected. From any thread."""
-        return list(self._finished.copy())
-
     def end(self) -> None:
         """No more rows will be submitted."""
         self.line.ended = True
@@ -75,6 +73,7 @@ class Client:
 
     def finished(self, row: Sequence) -> None:
         """Called from the engine's thread."""
+        self.on_finished(row)
         self._finished.append(row)
 
     def _take(self) -> list[Sequence]:

@@ -13,7 +13,10 @@ import pytest
 
 from operators.engine.backend.fake import FakeModel
 from operators.engine.sequence import Sequence
-from operators.generation.requests import Refused, Requests, completion_text, key_parameters, setting_parameters
+from operators.generation.completions import completion_text
+from operators.generation.requests import Requests
+from operators.generation.store_lookup import key_parameters, setting_parameters
+from operators.rows.sql import RowExpression
 from operators.settings import SamplingSettings
 from operators.settings.structured import StructuredSettings
 from pipeline.api.errors import ConfigError
@@ -36,10 +39,9 @@ def rows(
     requests = Requests(
         SamplingSettings(**sampling), FakeModel(), 64, seed, node, id_column, round_of=lambda rows: rows // round_rows
     )
-    made = requests.sequences(Batch(0, batch))
-    refused.clear()
-    refused.extend(row.reason for row in made if isinstance(row, Refused))
-    return [row for row in made if isinstance(row, Sequence)]
+    made = requests.of(Batch(0, batch))
+    refused[:] = [row.reason for rejects in made.rejects for row in rejects.rows]
+    return made.rows
 
 
 refused: list[str] = []
@@ -108,6 +110,17 @@ def test_rows_without_an_id_draw_numbers_of_their_own():
     assert made[1] == made[5]
 
 
+def test_each_row_has_its_chunk_and_its_priority_also_as_one_of_several():
+    rank = RowExpression("runtime.priority", "rank * 2")
+    rank.plan(pa.schema([("rank", pa.int64())]), lambda kind: kind.is_numeric(), "a number")
+    requests = Requests(SamplingSettings(n=2), FakeModel(), 64, 0, "generate", None, priority=rank)
+    ids = pa.array([[1], [], [3], [4]], pa.list_(pa.int32()))
+    batch = pa.RecordBatch.from_pydict({"row": [0, 1, 2, 3], "rank": [5, 6, None, 8], "prompt_ids": ids})
+    made = requests.of(Batch(7, batch))
+    assert [(row.chunk, row.priority) for row in made.rows] == [(7, p) for p in (10.0, 10.0, 0.0, 0.0, 16.0, 16.0)]
+    assert made.expanded == 4
+
+
 CHANGES: list[dict[str, Any]] = [
     {},
     {"stop": ["x"]},
@@ -171,7 +184,7 @@ def test_a_content_key_has_all_that_can_change_the_text_and_the_seed_only_where_
         "per_row",
         "n",
         "max_tokens",
-    }  # samples differ in their seeds; see test_recall.py
+    }  # samples differ in their seeds; see test_store_lookup.py
     assert settable == {name for change in CHANGES for name in change}
     text = json.dumps({"type": "integer"})  # the content counts, not how it was written
     assert keys(structured=StructuredSettings(json_schema=text)) == keys(

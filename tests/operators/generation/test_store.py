@@ -103,17 +103,6 @@ def test_one_row_is_durable_though_nothing_else_happens(tmp_path):
     store.close()
 
 
-def test_what_a_node_has_not_put_yet_is_durable_too(tmp_path):
-    store = CompletionStore(tmp_path / "store.sqlite")
-    waiting = {key(i): stored(i) for i in range(3)}
-    source = waiting.copy
-    store.watch(source)
-    wait_for(lambda: count(tmp_path / "store.sqlite") == 3)
-    assert keys_in(tmp_path / "store.sqlite") == set(waiting)
-    store.forget(source)
-    store.close()
-
-
 def test_a_store_that_cannot_be_written_says_so_at_the_next_put_and_at_the_end(tmp_path):
     store = CompletionStore(tmp_path / "store.sqlite")
     store._writer.execute("DROP TABLE completions")
@@ -163,8 +152,6 @@ def test_rows_that_were_finished_and_not_collected_are_kept(tmp_path, blocked):
         time.sleep(0.001)
     if blocked:
         wait_for(lambda: count(tmp_path / "completions.sqlite") == 4)
-        assert op._store is not None
-        assert op._store._sources[0]() == {}, "what is written already is not written again"
     running.close()  # type: ignore[attr-defined]  # a generator, though its type does not say so
     context.resources.close()
     assert count(tmp_path / "completions.sqlite") == 4
