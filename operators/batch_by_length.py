@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -88,6 +88,11 @@ class BatchByLength(BaseOperator):
         if self._shuffle is not None:
             return self._shuffle.permutation(rows.num_rows)
         return np.lexsort((rows.column(ROW.name).to_numpy(), -list_lengths(rows.column(PROMPT_IDS))))
+
+
+def prompt_lengths(batches: Iterable[pa.RecordBatch]) -> list[int]:
+    """Tokens of each prompt."""
+    return [n for data in batches for n in list_lengths(data.column(PROMPT_IDS)).tolist()]
 
 
 def list_lengths(column: pa.ListArray) -> npt.NDArray[np.int32]:

@@ -6,12 +6,16 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
+from operators.rows.chunk_buffer import HeldRows
+from operators.rows.split import split
 from operators.settings.checks import check
 from pipeline.api.errors import SchemaError
 from pipeline.api.protocols import BaseOperator
-from pipeline.api.records import LINEAGE, ROW, Batch, Output, RejectKind, require_column
+from pipeline.api.records import LINEAGE, ROW, Batch, Output, require_column
 
 
 class BestOf(BaseOperator):
@@ -39,7 +43,7 @@ class BestOf(BaseOperator):
         check(keep >= 1, "keep", keep, "it is 1 or more")
         self._by = by
         self._keep = keep
-        self._held: dict[int, list[pa.RecordBatch]] = {}
+        self._held = HeldRows()
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
         """Leaves the columns as they are.
@@ -53,47 +57,31 @@ class BestOf(BaseOperator):
         number = kind.value_type if pa.types.is_list(kind) else kind
         if not (pa.types.is_floating(number) or pa.types.is_integer(number)):
             raise SchemaError(f"column '{self._by}' has type {kind}; it must be a number or a list of numbers")
-        self._schema = schema
         return schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
         """Keep the rows until their chunk ends."""
-        self._held.setdefault(batch.chunk, []).append(batch.data)
+        self._held.hold(batch)
         return ()
 
     def finish(self, chunk: int) -> Iterable[Output]:
         """Choose."""
-        held = self._held.pop(chunk, [])
-        if not held:
-            return
-        batch = Batch(chunk, pa.concat_batches(held))
-        kept, dropped = self._chosen(batch.data)
-        if dropped:
+        batch = self._held.take(chunk)
+        if batch is not None:
             reason = f"not among the best of its samples by {self._by}; keep={self._keep}"
-            yield batch.reject(dropped, reason, RejectKind.FILTERED)
-        yield batch.with_data(batch.data.take(pa.array(kept, pa.int64())))
+            yield from split(batch, self._best(batch.data), reason)
 
-    def _chosen(self, data: pa.RecordBatch) -> tuple[list[int], list[int]]:
-        """Which rows stay and which do not, both in the order of (row, lineage)."""
-        identities = _identities(data)
+    def _best(self, data: pa.RecordBatch) -> npt.NDArray[np.bool_]:
+        """bool [rows]: which stay. `data` is in the order of (row, lineage)."""
         values = [_value(value) for value in data.column(self._by).to_pylist()]
         samples: dict[tuple[int, tuple[int, ...]], list[int]] = {}
-        for i in sorted(range(len(identities)), key=identities.__getitem__):
-            row, lineage = identities[i]
-            samples.setdefault((row, lineage[:-1]), []).append(i)
-        kept: list[int] = []
-        dropped: list[int] = []
+        identities = zip(data.column(ROW.name).to_pylist(), data.column(LINEAGE.name).to_pylist(), strict=True)
+        for i, (row, lineage) in enumerate(identities):
+            samples.setdefault((row, tuple((lineage or ())[:-1])), []).append(i)
+        keep = np.zeros(data.num_rows, bool)
         for group in samples.values():
-            best = set(sorted(group, key=lambda i: -values[i])[: self._keep])
-            kept += [i for i in group if i in best]
-            dropped += [i for i in group if i not in best]
-        return kept, dropped
-
-
-def _identities(data: pa.RecordBatch) -> list[tuple[int, tuple[int, ...]]]:
-    lineages = data.column(LINEAGE.name).to_pylist()
-    rows = data.column(ROW.name).to_pylist()
-    return [(row, tuple(lineage or ())) for row, lineage in zip(rows, lineages, strict=True)]
+            keep[sorted(group, key=lambda i: -values[i])[: self._keep]] = True
+        return keep
 
 
 def _value(value: Any) -> float:

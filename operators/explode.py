@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from operators.rows.lineage import append_to_lineage, repeated, with_lineage
-from operators.settings.checks import check, check_one_of
+from operators.rows.lineage import append_to_lineage, refuse_identity, repeated, with_lineage
+from operators.settings.checks import check_one_of
 from pipeline.api.errors import SchemaError
 from pipeline.api.protocols import BaseOperator
 from pipeline.api.records import LINEAGE, ROW, Batch, Output, RejectKind, add_columns, require_column
@@ -36,8 +36,7 @@ class Explode(BaseOperator):
 
     def __init__(self, column: str, as_: str | None = None, empty: str = "reject") -> None:
         check_one_of("empty", empty, ("reject", "keep"))
-        for name in (column, as_):
-            check(name not in (ROW.name, LINEAGE.name), "column", name, "it says which row it is; name another one")
+        refuse_identity([column, as_ or column], "exploded; name another one")
         self._column = column
         self._name = as_ or column
         self._keep_empty = empty == "keep"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from operators.batch_by_length import list_lengths
+from operators.batch_by_length import prompt_lengths
 from operators.engine.backend.interface import inspect_model, load_model, row_room
 from operators.engine.sequence import Sequence as Row
 from operators.estimate.generation import Device
@@ -31,11 +31,11 @@ from operators.generation.wiring import (
     decode_method,
     shared_engine,
     shared_store,
+    store_lookup,
     store_path,
 )
 from operators.rows.row_condition import Where, passed_by
 from operators.rows.sql import RowExpression
-from operators.rows.token_lists import PROMPT_IDS
 from operators.settings import DecodeSettings, ModelSettings, SamplingSettings, StoreSettings
 from operators.settings.runtime import EngineSettings
 from operators.tuning.calibration import FEW_ROWS
@@ -43,7 +43,7 @@ from operators.tuning.choices import tuned_before
 from operators.tuning.look_ahead import LookAhead
 from pipeline.api.forecast import Forecast, Task
 from pipeline.api.protocols import Inbox, MemoryNeed, Runtime
-from pipeline.api.records import Batch, ChunkEnd, Item, add_columns, require_column
+from pipeline.api.records import Batch, ChunkEnd, Item, add_columns
 
 SEED = "seed"
 
@@ -113,13 +113,8 @@ class Generate:
         """Adds the columns of the completion."""
         check_room(self._model_settings, self._engine_settings)
         decode_method(self._decode).check(self._sampling, self._engine_settings)
-        require_column(schema, PROMPT_IDS.name, [PROMPT_IDS.type])
         self._where.plan(schema)
-        if self._priority is not None:
-            self._priority.plan(schema, lambda kind: kind.is_numeric(), "a number")
-        if self._id_column is not None:
-            require_column(schema, self._id_column)
-        require_columns(schema, self._sampling)
+        require_columns(schema, self._sampling, self._id_column, self._priority)
         schema = self._samples.schema(schema)
         added = [f.with_name(self._prefix + f.name) for f in self._fields]
         # A seed that comes from the input's `seed` column is the seed that is recorded: one column, not a collision.
@@ -147,15 +142,15 @@ class Generate:
     def open(self, runtime: Runtime) -> None:
         """Load the model and take a context, if no other node has."""
         self._load(runtime)
-        self._store = shared_store(runtime, self._store_settings)
+        shared_store(runtime, self._store_settings)  # one that cannot be used ends the run before anything is computed
         self._lookup: StoreLookup | None = None
         self._ahead = LookAhead()
         self._repeated = RepeatedDraws()
         self._duplicates = Duplicates(enabled=self._engine_settings.optimise.identical_rows)
-        self._metrics = RowMetrics(runtime)
+        self._metrics = RowMetrics(runtime, constrained=self._sampling.structured.kind is not None)
         if not self._engine_settings.open_keys():
             self._take_engine(self._engine_settings)
-        runtime.totals(self._totals)
+        runtime.totals(lambda: {f"{runtime.node}/identical": float(self._duplicates.served)})
 
     def forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
         """Generate some of the rows, to find out what all of them take."""
@@ -169,15 +164,10 @@ class Generate:
     def _forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
         began = time.perf_counter()
         self._load(runtime)
-        few = int(task.rows.likely * (self._samples.each or 1))
-        before = tuned_before(
-            self._engine_settings,
-            self._model,
-            prompt_lengths([batch.data for batch in batches]),
-            self._sampling.max_tokens,
-            task.results,
-            few if few <= FEW_ROWS else None,
-        )
+        rows = int(task.rows.likely * (self._samples.each or 1))
+        few = rows if rows <= FEW_ROWS else None
+        lengths, longest = prompt_lengths(batch.data for batch in batches), self._sampling.max_tokens
+        before = tuned_before(self._engine_settings, self._model, lengths, longest, task.results, few)
         settings = before or self._engine_settings.with_defaults()
         engine = shared_engine(runtime, self._model, settings, self._decode)
         generating = Generating(
@@ -193,8 +183,7 @@ class Generate:
         found = generating.forecast(batches, task, time.perf_counter() - began)
         memory = {"model": weights_bytes(self._model_settings), **found.memory}
         assumed = f"what runtime leaves open is chosen when the run begins; {settings.slots} slots are assumed"
-        notes = [] if before else [assumed]
-        return replace(found, memory=memory, notes=[*notes, *found.notes])
+        return replace(found, memory=memory, notes=[*([] if before else [assumed]), *found.notes])
 
     def run(self, inbox: Inbox) -> Iterator[Item]:
         """Submit rows to the engine, collect those that it has finished, and emit them."""
@@ -229,16 +218,9 @@ class Generate:
 
     def close(self) -> None:
         """Log what the store was worth and whether ids repeat. The engine and the store are closed with the run."""
-        if self._repeated.count:
-            self._runtime.log.warning(
-                "%s: at least %d rows have the seed and the prompt of an earlier row, and so the same text: %s",
-                self._runtime.node,
-                self._repeated.count,
-                "their values in column 'seed' repeat"
-                if SEED in self._sampling.per_row
-                else f"'{self._id_column}' (data.id_column) repeats. Give each row an id of its own, or set"
-                " data.id_column=null to seed rows by their position",
-            )
+        id_column = None if SEED in self._sampling.per_row else self._id_column
+        if (warning := self._repeated.warning(id_column)) is not None:
+            self._runtime.log.warning("%s: %s", self._runtime.node, warning)
         if self._lookup is not None and (summary := self._lookup.summary()) is not None:
             self._runtime.log.info("%s: %s", self._runtime.node, summary)
 
@@ -265,21 +247,16 @@ class Generate:
 
     def _take_engine(self, settings: EngineSettings) -> None:
         self._engine_settings = settings
+        self._lookup = store_lookup(self._runtime, self._store_settings, self._model, self._decode, settings)
         self._engine = shared_engine(self._runtime, self._model, settings, self._decode)
-        if self._store is not None:
-            keys = completion_keys(self._model, self._decode, settings)
-            retry = self._store_settings.retry.finish_reason
-            self._lookup = StoreLookup(self._store, keys, self._model.pieces(), retry, self._runtime.run_id)
 
     def _chosen(self, inbox: Inbox) -> EngineSettings:
         """The settings with what they leave open chosen for the first prompts, and for all where they are few."""
         each = self._samples.each
         rows = self._ahead.gather(inbox, FEW_ROWS // (each or 1))
         few = None if rows is None or each is None else rows * each
-        lengths = prompt_lengths(self._ahead.data())
-        return chosen_settings(
-            self._runtime, self._model, self._engine_settings, lengths, self._sampling.max_tokens, few
-        )
+        lengths, longest = prompt_lengths(self._ahead.data()), self._sampling.max_tokens
+        return chosen_settings(self._runtime, self._model, self._engine_settings, lengths, longest, few)
 
     def _wants_rows(self) -> bool:
         # What waits here is memory; what waits in the inbox is backpressure.
@@ -316,17 +293,3 @@ class Generate:
         yield from self._completions.items(rows)
         self._chunks.done(rows)
         yield from self._chunks.ready()
-
-    def _totals(self) -> dict[str, float]:
-        node = self._runtime.node
-        totals = {f"{node}/identical": float(self._duplicates.served)}
-        if self._lookup is not None:
-            totals |= {f"{node}/{key}": value for key, value in self._lookup.totals().items()}
-        if self._sampling.structured.kind is not None:
-            totals |= self._metrics.constraint_totals()
-        return totals
-
-
-def prompt_lengths(batches: Iterable[pa.RecordBatch]) -> list[int]:
-    """Tokens of each prompt."""
-    return [n for data in batches for n in list_lengths(data.column(PROMPT_IDS.name)).tolist()]

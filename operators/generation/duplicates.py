@@ -64,9 +64,11 @@ def _identity(row: Sequence) -> Hashable:
 
 
 class RepeatedDraws:
-    """Counts rows that draw the same numbers for the same prompt as an earlier row, in 2 MiB, however many rows there
-    are: each row's hash is kept in one place, until another row takes that place. So the count is a lower bound, and
-    exact as long as there are far fewer rows than PLACES."""
+    """Counts rows that draw the same numbers for the same prompt as an earlier row.
+
+    It takes 2 MiB for any number of rows: each row's hash is kept in one place, until another row takes that place. So
+    the count is a lower bound, and exact if there are far fewer rows than PLACES.
+    """
 
     def __init__(self) -> None:
         self._hashes = np.zeros(PLACES, np.int64)
@@ -80,3 +82,16 @@ class RepeatedDraws:
                 place = found % PLACES
                 self.count += bool(self._hashes[place] == found)
                 self._hashes[place] = found
+
+    def warning(self, id_column: str | None) -> str | None:
+        """Say how many there are, and what repeats: `id_column`, or a column of seeds; None if there are none."""
+        if not self.count:
+            return None
+        repeats = "their values in column 'seed' repeat"
+        if id_column is not None:
+            repeats = (
+                f"'{id_column}' (data.id_column) repeats. Give each row an id of its own, or set data.id_column=null to"
+                " seed rows by their position"
+            )
+        same = f"at least {self.count} rows have the seed and the prompt of an earlier row, and so the same text"
+        return f"{same}: {repeats}"

@@ -256,13 +256,20 @@ def _seed_of(given: float) -> int | None:
     return int(given) & (2**SEED_BITS - 1) if given == given // 1 else None
 
 
-def require_columns(schema: pa.Schema, sampling: SamplingSettings) -> None:
-    """Check that `schema` has the columns that `sampling` reads, and that its constraint can be compiled.
+def require_columns(
+    schema: pa.Schema, sampling: SamplingSettings, id_column: str | None, priority: RowExpression | None
+) -> None:
+    """Check that `schema` has the columns that Requests reads, and that the constraint can be compiled.
 
     Raises:
         SchemaError: a column is not there, or of another type.
         ConfigError, InputError: see structured_form.
     """
+    require_column(schema, PROMPT_IDS.name, [PROMPT_IDS.type])
+    if priority is not None:
+        priority.plan(schema, lambda kind: kind.is_numeric(), "a number")
+    if id_column is not None:
+        require_column(schema, id_column)
     for name in sampling.per_row:
         require_column(schema, name, per_row_types(name))
     structured_form(sampling.structured)

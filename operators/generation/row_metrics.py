@@ -35,13 +35,20 @@ ROWS_SCHEMA = pa.schema(
 
 
 class RowMetrics:
-    """Notes the completions of one node."""
+    """Notes the completions of one node.
 
-    def __init__(self, runtime: Runtime) -> None:
+    Args:
+        runtime: of the node.
+        constrained: whether the costs of constraints are among the run's totals.
+    """
+
+    def __init__(self, runtime: Runtime, *, constrained: bool) -> None:
         self._node = runtime.node
         self._table = runtime.table("rows", ROWS_SCHEMA)
         self._completed = runtime.meter.completed = Completed()
         self._costs = Costs()
+        if constrained:
+            runtime.totals(self._constraint_totals)
 
     def generated(self, rows: Seq[Sequence]) -> None:
         """The engine has finished `rows`."""
@@ -56,8 +63,7 @@ class RowMetrics:
         self._completed.recalled += len(rows)
         self._add(rows, from_store=from_store, identical=identical)
 
-    def constraint_totals(self) -> dict[str, float]:
-        """The costs of constraints as totals of the run."""
+    def _constraint_totals(self) -> dict[str, float]:
         costs = self._costs
         return {
             f"{self._node}/constraint_s": costs.seconds,

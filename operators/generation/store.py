@@ -141,10 +141,11 @@ class CompletionStore:
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute(f"PRAGMA synchronous={'FULL' if sync == 'power' else 'NORMAL'}")
         version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version == 0 and connection.execute("SELECT 1 FROM sqlite_master WHERE name='completions'").fetchone():
-            raise _unusable_version(self._path, "an earlier version of this program")
-        if version > _FORMAT:
-            raise _unusable_version(self._path, f"a later version of this program (format {version})")
+        if version != _FORMAT and connection.execute("SELECT 1 FROM sqlite_master").fetchone():
+            raise InputError(
+                f"the completion store {self._path} cannot be used: it has format {version}, and this version of the"
+                f" program reads {_FORMAT}; name another with store.path="
+            )
         connection.execute(f"PRAGMA user_version = {_FORMAT}")
         return connection
 
@@ -222,10 +223,4 @@ def unusable(path: Path, error: sqlite3.Error | OSError, *, opening: bool = Fals
     return InputError(
         f"the completion store {path} fails: {error}; run the same command again. If it is damaged move it away first"
         f" (in an output directory python -m pipeline verify {path.parent} repair=true does that)"
-    )
-
-
-def _unusable_version(path: Path, by: str) -> InputError:
-    return InputError(
-        f"the completion store {path} cannot be used: it was written by {by}; name another with store.path="
     )

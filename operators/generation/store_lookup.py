@@ -27,11 +27,17 @@ class CompletionKeys:
         self._base = hashlib.blake2b(repr(context).encode(), digest_size=16)
 
     def give(self, rows: Seq[Sequence]) -> list[bytes]:
-        """Give `rows` their keys, and return of each its sampling values, of which the key is made."""
-        values = [setting_parameters(row) for row in rows]
-        for row, own in zip(rows, values, strict=True):
-            row.key = self.key(key_parameters(row, own), row.prompt)
-        return values
+        """Give `rows` their keys, and return the sampling values of each.
+
+        In a key are these, the prompt, and the seed if numbers are drawn; not max_tokens, which only cuts a text.
+        """
+        settings: list[bytes] = []
+        for row in rows:
+            stops = None if row.stops is None else (row.stops.stops, row.stops.keep)
+            own = repr((row.params.identity, stops)).encode()
+            row.key = self.key(own if row.params.greedy else own + row.seed.to_bytes(8, "little"), row.prompt)
+            settings.append(own)
+        return settings
 
     def key(self, parameters: bytes, prompt: TokenIds) -> bytes:
         """16 bytes that stand for a row. `parameters`: its sampling values, with the seed unless it is greedy."""
@@ -123,10 +129,10 @@ class StoreLookup:
             stored = StoredCompletion(row.tokens, text, row.finish_reason.value, scores, least, self._run)
             self._store.put({row.key: stored})
 
-    def totals(self) -> dict[str, float]:
-        """The counts."""
-        each = {key: float(value) for key, value in asdict(self.hits).items()}
-        return {"from_store": float(self.hits.found), **each}
+    def totals(self, node: str) -> dict[str, float]:
+        """The counts as totals of the run."""
+        counts = {"from_store": self.hits.found, **asdict(self.hits)}
+        return {f"{node}/{key}": float(count) for key, count in counts.items()}
 
     def summary(self) -> str | None:
         """The counts in words; None where nothing was known."""
@@ -181,16 +187,3 @@ def _finish(row: Sequence, stored: StoredCompletion) -> None:
     place_of(row).text = stored.text
     if row.finish_reason == FinishReason.LENGTH:
         row.refit()
-
-
-def key_parameters(row: Sequence, settings: bytes) -> bytes:
-    """Every value of the row, besides its prompt, that can change its text: its `settings`, which are those of
-    `setting_parameters`, and the seed where numbers are drawn. Not max_tokens, which only says where the text is cut.
-    """
-    return settings if row.params.greedy else settings + row.seed.to_bytes(8, "little")
-
-
-def setting_parameters(row: Sequence) -> bytes:
-    """The sampling values of the row. Rows of one job share them, or a few."""
-    stops = None if row.stops is None else (row.stops.stops, row.stops.keep)
-    return repr((row.params.identity, stops)).encode()

@@ -16,7 +16,7 @@ from operators.engine.loop.worker import Worker
 from operators.engine.scheduler.scheduler import Scheduler
 from operators.engine.strategies.base import Method
 from operators.generation.store import CompletionStore
-from operators.generation.store_lookup import CompletionKeys
+from operators.generation.store_lookup import CompletionKeys, StoreLookup
 from operators.settings import DecodeSettings, ModelSettings, StoreSettings
 from operators.settings.checks import not_in_data, usable_cores
 from operators.settings.runtime import EngineSettings
@@ -119,6 +119,19 @@ def shared_store(runtime: Runtime, settings: StoreSettings) -> CompletionStore |
     path = store_path(settings, runtime.output_dir)
     key = ("store", str(path))
     return runtime.resource(key, lambda: CompletionStore(path, settings.sync), CompletionStore.close)
+
+
+def store_lookup(
+    runtime: Runtime, store: StoreSettings, model: Model, decode: DecodeSettings, settings: EngineSettings
+) -> StoreLookup | None:
+    """What finds a node's rows in the store, and puts them there; None where it is switched off."""
+    shared = shared_store(runtime, store)
+    if shared is None:
+        return None
+    keys = completion_keys(model, decode, settings)
+    lookup = StoreLookup(shared, keys, model.pieces(), store.retry.finish_reason, runtime.run_id)
+    runtime.totals(lambda: lookup.totals(runtime.node))
+    return lookup
 
 
 def store_path(settings: StoreSettings, directory: Path) -> Path:

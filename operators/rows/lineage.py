@@ -1,4 +1,4 @@
-"""The numbers of `lineage`, which tell rows apart that were one row of the source."""
+"""The columns that identify a row: `row`, and `lineage`, whose numbers tell rows of one source row apart."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pipeline.api.errors import ConfigError
 from pipeline.api.records import LINEAGE, ROW
+
+IDENTITY = (ROW.name, LINEAGE.name)
+"""Columns that say which row it is."""
+
+
+def refuse_identity(names: Iterable[str], what: str) -> None:
+    """Raise ConfigError if one of `names` is `row` or `lineage`. `what`: what cannot be done with these."""
+    if taken := [name for name in names if name in IDENTITY]:
+        raise ConfigError(f"'{taken[0]}' says which row it is; `row` and `lineage` cannot be {what}")
 
 
 def with_lineage(fields: Iterable[pa.Field]) -> pa.Schema:

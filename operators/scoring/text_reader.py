@@ -47,6 +47,7 @@ class ReadsTexts(BaseOperator):
     """Logits or embeddings."""
     broken: ClassVar[str]
     """The reason for a text of which the model has made no numbers."""
+    _schema: pa.Schema
 
     def __init__(self, model: ModelSettings, settings: EngineSettings, columns: Seq[str]) -> None:
         self._model = model

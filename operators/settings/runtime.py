@@ -120,40 +120,51 @@ class EngineSettings:
     optimise: OptimiseSettings = field(default_factory=OptimiseSettings, metadata=NOT_IN_DATA)
 
     def __post_init__(self) -> None:
-        check(
-            self.memory_limit is None or _BYTES.fullmatch(str(self.memory_limit)) is not None,
-            "runtime.memory_limit",
-            self.memory_limit,
-            "it is a number of bytes, or one with a unit (8GiB, 500MiB, 8GB), or null",
-        )
+        bytes_or_null = self.memory_limit is None or _BYTES.fullmatch(str(self.memory_limit)) is not None
+        self._check("memory_limit", bytes_or_null, "a number of bytes, or one with a unit (8GiB, 500MiB, 8GB), or null")
         if self.open_keys():
             self.with_defaults()  # checks the rest
             return
         for key in ("slots", "n_batch", "n_ubatch", "lookahead_rows", "refill", "contexts"):
-            check(getattr(self, key) >= 1, f"runtime.{key}", getattr(self, key), "it is 1 or more")
-        check(self.swap_mb >= 0, "runtime.swap_mb", self.swap_mb, "it is 0 or more")
+            self._check(key, getattr(self, key) >= 1, "it is 1 or more")
+        self._check("swap_mb", self.swap_mb >= 0, "it is 0 or more")
         for key in ("max_sequence_tokens", "threads", "n_ctx", "preempt_every"):
-            value = getattr(self, key)
-            check(value is None or value >= 1, f"runtime.{key}", value, "it is 1 or more, or null")
+            self._check(key, getattr(self, key) is None or getattr(self, key) >= 1, "it is 1 or more, or null")
+        for key in ("stall_timeout_s", "row_timeout_s"):
+            self._check(key, getattr(self, key) is None or getattr(self, key) > 0, "it is above 0 seconds, or null")
         cores = os.cpu_count() or 1
-        check(
+        self._check(
+            "threads",
             self.threads is None or self.threads <= THREADS_PER_CORE * cores,
-            "runtime.threads",
-            self.threads,
             f"this machine has {cores} cores, and more than {THREADS_PER_CORE * cores} threads gain nothing;"
             " runtime.threads=null takes one a core",
         )
-        for key in ("stall_timeout_s", "row_timeout_s"):
-            value = getattr(self, key)
-            check(value is None or value > 0, f"runtime.{key}", value, "it is above 0 seconds, or null")
         check_one_of("runtime.kv", self.kv, KV_LAYOUTS)
         check_one_of("runtime.kv_type", self.kv_type, KV_TYPES)
         check_one_of("runtime.admission", self.admission, ADMISSIONS)
-        check(self.slots <= MAX_SLOTS, "runtime.slots", self.slots, f"llama.cpp decodes {MAX_SLOTS} rows at most")
-        check(self.refill <= self.slots, "runtime.refill", self.refill, f"it is at most runtime.slots={self.slots}")
-        check(self.n_ubatch >= self.slots, "runtime.n_ubatch", self.n_ubatch, f"at least slots={self.slots}")
-        check(self.n_ubatch <= self.n_batch, "runtime.n_ubatch", self.n_ubatch, f"at most n_batch={self.n_batch}")
-        self._check_layout()
+        self._check("slots", self.slots <= MAX_SLOTS, f"llama.cpp decodes {MAX_SLOTS} rows at most")
+        self._check("refill", self.refill <= self.slots, f"it is at most runtime.slots={self.slots}")
+        self._check("n_ubatch", self.n_ubatch >= self.slots, f"at least slots={self.slots}")
+        self._check("n_ubatch", self.n_ubatch <= self.n_batch, f"at most n_batch={self.n_batch}")
+        self._check(
+            "n_ubatch",
+            self.n_ubatch >= 2 * KERNEL_TOKENS or not self.deterministic,
+            f"with runtime.deterministic it is at least {2 * KERNEL_TOKENS}, so that every piece of a long prompt has"
+            f" {KERNEL_TOKENS} tokens or more",
+        )
+        self._check(
+            "kv",
+            self.kv == "unified" or (self.n_ctx is None and self.admission == "reserve"),
+            "runtime.n_ctx and runtime.admission=optimistic need runtime.kv=unified; here each slot has its own room",
+        )
+        self._check(
+            "kv",
+            self.kv == "per_sequence" or not self.deterministic,
+            "in the unified layout a row's text depends on its neighbours; add runtime.deterministic=false",
+        )
+
+    def _check(self, key: str, holds: bool, allowed: str) -> None:
+        check(holds, f"runtime.{key}", getattr(self, key), allowed)
 
     @property
     def row_limit(self) -> str:
@@ -181,24 +192,3 @@ class EngineSettings:
         """The same with the usual values for what is open."""
         usual: dict[str, Any] = {f.name: f.default for f in fields(EngineSettings)}
         return replace(self, **{key: usual[key] for key in self.open_keys()})
-
-    def _check_layout(self) -> None:
-        check(
-            self.n_ubatch >= 2 * KERNEL_TOKENS or not self.deterministic,
-            "runtime.n_ubatch",
-            self.n_ubatch,
-            f"with runtime.deterministic it is at least {2 * KERNEL_TOKENS}, so that every piece of a long prompt has"
-            f" {KERNEL_TOKENS} tokens or more",
-        )
-        check(
-            self.kv == "unified" or (self.n_ctx is None and self.admission == "reserve"),
-            "runtime.kv",
-            self.kv,
-            "runtime.n_ctx and runtime.admission=optimistic need runtime.kv=unified; here each slot has its own room",
-        )
-        check(
-            self.kv == "per_sequence" or not self.deterministic,
-            "runtime.kv",
-            self.kv,
-            "in the unified layout a row's text depends on its neighbours; add runtime.deterministic=false",
-        )

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from operators.settings.checks import check, check_one_of
+from operators.settings.checks import check, check_one_of, read_text
 from pipeline.api.errors import ConfigError
 
 KINDS = ("json_schema", "json_schema_column", "regex", "choices", "grammar")
@@ -53,6 +53,20 @@ class StructuredSettings:
     def kind(self) -> str | None:
         """The key that is given."""
         return next((key for key in KINDS if getattr(self, key) is not None), None)
+
+
+def read_schema(given: Any, key: str) -> Any:
+    """Return the JSON schema that the setting `key` gives as a mapping, as JSON text, or as the path of a file.
+
+    Raises:
+        ConfigError: it is no JSON, or no schema.
+        InputError: the file cannot be read.
+    """
+    if not isinstance(given, str):
+        return given
+    if given.lstrip()[:1] == "{":
+        return parse_schema(given, key)
+    return parse_schema(read_text(given, key), f"{key}: the file {given}")
 
 
 def parse_schema(text: str, what: str) -> dict[str, Any] | bool:

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from operators.settings import SamplingSettings, StoreSettings
+from operators.settings import StoreSettings
 from operators.settings.runtime import OptimiseSettings
 from pipeline.api.errors import ConfigError, SchemaError
 from tests.operators.test_generate import flow, generate, prompts
@@ -117,9 +117,3 @@ def test_a_priority_that_cannot_work(tmp_path, priority, error, message):
 
     with pytest.raises(error, match=message):
         build()
-
-
-@pytest.mark.parametrize("n", [0, -1])
-def test_n_is_one_or_more(n):
-    with pytest.raises(ConfigError, match=r"sampling\.n"):
-        SamplingSettings(n=n)

@@ -24,6 +24,7 @@ from pipeline.api.meter import StageMeter
 from pipeline.api.records import Batch, ChunkEnd
 from pipeline.dataflow.inbox import Inbox
 from pipeline.dataflow.runtime import NodeRuntime, Resources, RunContext
+from tests.operators.test_generate import flow, generate, prompts
 
 ROOT = Path(__file__).parents[3]
 
@@ -114,12 +115,30 @@ def test_a_store_that_cannot_be_written_says_so_at_the_next_put_and_at_the_end(t
         store.close()
 
 
-@pytest.mark.parametrize(("version", "message"), [(0, "an earlier version"), (99, "a later version")])
-def test_a_store_of_another_version_is_named(tmp_path, version, message):
+def test_a_store_that_fails_while_rows_are_generated_ends_the_run_in_its_words(tmp_path):
+    op = generate(store=StoreSettings())
+    run = flow(tmp_path, prompts(40), op)
+    take_engine = op._take_engine
+
+    def with_a_full_disk(settings: EngineSettings) -> None:
+        take_engine(settings)
+        assert op._lookup is not None
+        op._lookup.keep = full  # type: ignore[method-assign]
+
+    def full(row: object) -> None:
+        raise InputError("the completion store is full")
+
+    op._take_engine = with_a_full_disk  # type: ignore[method-assign]
+    with pytest.raises(PipelineError, match="the completion store is full"):
+        run.run()
+
+
+@pytest.mark.parametrize("version", [0, 99])
+def test_a_store_of_another_format_is_named(tmp_path, version):
     with sqlite3.connect(tmp_path / "store.sqlite") as database:
         database.execute("CREATE TABLE completions (key BLOB)")
         database.execute(f"PRAGMA user_version = {version}")
-    with pytest.raises(InputError, match=rf"store\.sqlite cannot be used: it was written by {message}.*store\.path="):
+    with pytest.raises(InputError, match=rf"store\.sqlite cannot be used: it has format {version}.*store\.path="):
         CompletionStore(tmp_path / "store.sqlite")
 
 
