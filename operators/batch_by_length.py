@@ -1,4 +1,4 @@
-"""BatchByLength: rows of about equal prompt length leave together, so that their prefill fills its batches."""
+"""BatchByLength: sends rows of about equal prompt length together, so that their prefill fills its batches."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class BatchByLength(BaseOperator):
         return schema
 
     def run(self, inbox: Inbox) -> Iterator[Item]:
-        """See the class."""
+        """Collect rows into windows, and send these off sorted."""
         while True:
             item = inbox.poll()
             if isinstance(item, Batch):

@@ -85,7 +85,7 @@ class BestOf(BaseOperator):
 
 
 def _value(value: Any) -> float:
-    """What a row is ranked by; -inf for nothing."""
+    """The rank of a row; -inf without a value."""
     numbers = [n for n in value if n is not None] if isinstance(value, list) else [value]
     if not numbers or numbers[0] is None:
         return -math.inf

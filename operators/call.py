@@ -90,7 +90,7 @@ class Call(BaseOperator):
             yield batch.with_data(data, expanded=expanded)
 
     def _results(self, row: Row) -> list[Row]:
-        """What the function returns for `row`, which it may change in place: a dict for each row that `row` becomes."""
+        """Call the function, which may change `row` in place; a dict for each row that `row` becomes."""
         identity = {name: copy(row[name]) for name in IDENTITY if name in row}
         result = self._function(row, **self._arguments)
         if result is None:
@@ -137,7 +137,7 @@ class Call(BaseOperator):
         return pa.record_batch([columns[name] for name in self._schema.names], schema=self._schema)
 
     def _column(self, field: pa.Field, kept: pa.RecordBatch, made: list[Row]) -> pa.Array:
-        """What was returned, and for rows that returned nothing what they had."""
+        """The returned values, and the old ones for rows that returned none."""
         name = field.name
         some_had = name in kept.schema.names and not all(name in row for row in made)
         before = kept.column(name).to_pylist() if some_had else [None] * len(made)

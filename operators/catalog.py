@@ -79,7 +79,7 @@ def entries() -> dict[str, list[Entry]]:
 
 
 def targets() -> list[str]:
-    """What a job can write as `_target_`."""
+    """List the classes that a job can write as `_target_`."""
     return [entry.target for members in entries().values() for entry in members]
 
 

@@ -83,7 +83,7 @@ class Rename(BaseOperator):
         self._names = dict(columns)
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
-        """The same columns under their new names.
+        """The columns under their new names.
 
         Raises:
             SchemaError: a name is no column, or a new one is taken.

@@ -78,7 +78,7 @@ class Dedup(BaseOperator):
         return ()
 
     def finish(self, chunk: int) -> Iterable[Output]:
-        """Decide."""
+        """Compare the rows with those that are kept."""
         batch = self._held.take(chunk)
         if batch is None:
             self._added[chunk] = b""
@@ -118,7 +118,7 @@ class Dedup(BaseOperator):
                     self._texts.keep(signature)
 
     def _is_near(self, text: Any, signatures: list[Signature]) -> bool:
-        """Whether a text that is kept is nearly the same; if not, keep this one, and append its signature."""
+        """Compare with the texts that are kept; keep a new one, and append its signature."""
         if self._texts is None:
             return False
         signature = self._texts.signature(text)
@@ -129,7 +129,7 @@ class Dedup(BaseOperator):
         return False
 
     def _keys(self, batch: Batch) -> list[bytes]:
-        """What stands for each row; empty where rows are not compared as a whole."""
+        """The hash of each row; empty if rows are not compared as a whole."""
         if not self._columns:
             return [b""] * batch.num_rows
         columns = [batch.data.column(name).to_pylist() for name in self._columns]

@@ -212,7 +212,7 @@ class Generate:
             self._noted(self._client.leave())
 
     def report(self, directory: Path) -> Iterable[str]:
-        """What the constraints have cost, over all attempts."""
+        """Say what the constraints have cost, over all attempts."""
         if self._sampling.structured.kind is not None:
             yield from cost_lines(self._runtime.node, directory)
 
@@ -251,7 +251,7 @@ class Generate:
         self._engine = shared_engine(self._runtime, self._model, settings, self._decode)
 
     def _chosen(self, inbox: Inbox) -> EngineSettings:
-        """The settings with what they leave open chosen for the first prompts, and for all where they are few."""
+        """Choose what the settings leave open for the first prompts, or for all if they are few."""
         each = self._samples.each
         rows = self._ahead.gather(inbox, FEW_ROWS // (each or 1))
         few = None if rows is None or each is None else rows * each
@@ -289,7 +289,7 @@ class Generate:
         return [*rows, *duplicates]
 
     def _emit(self, rows: Sequence[Row]) -> Iterator[Item]:
-        """What has become of finished rows, and the ends of chunks that have none left."""
+        """Emit finished rows, and the ends of chunks that have none left."""
         yield from self._completions.items(rows)
         self._chunks.done(rows)
         yield from self._chunks.ready()

@@ -137,7 +137,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _validator(schema: Any) -> Validate:
-    """What is wrong with a value, by jsonschema, or None.
+    """Make a function that says what is wrong with a value, by jsonschema, or None.
 
     Raises:
         ConfigError: jsonschema is not installed, or `schema` is no JSON schema.

@@ -126,7 +126,7 @@ class OpenChunks:
 
     @property
     def empty(self) -> bool:
-        """Whether no row is in flight and no end is held."""
+        """True if no row is in flight and no end is held."""
         return not self._ends and not any(self._rows.values())
 
     def begin(self, chunk: int, rows: int) -> None:

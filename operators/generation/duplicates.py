@@ -16,7 +16,7 @@ class Duplicates:
     seed unless they are greedy.
 
     Args:
-        enabled: whether to look for them at all.
+        enabled: false takes no rows for duplicates.
     """
 
     def __init__(self, *, enabled: bool) -> None:
@@ -28,7 +28,7 @@ class Duplicates:
         """Rows that became what another one became."""
 
     def joins(self, row: Sequence) -> bool:
-        """Whether `row` waits for one that is generated already; if not, others may wait for it from now on."""
+        """Have `row` wait for one that is generated already, and return True; else others may wait for it."""
         if not self._enabled:
             return False
         identity = _identity(row)

@@ -28,14 +28,14 @@ from pipeline.api.records import ROW, Batch, Rejects, require_column
 
 SEED_BITS = 63
 MOST_DRAWINGS = 10_000
-"""Combinations of columns' values that are remembered."""
+"""Combinations of columns' values to remember at most."""
 MOST_SCHEMAS = 256
-"""The same where each brings a compiled schema, which takes some 100 kB."""
+"""As MOST_DRAWINGS, if each brings a compiled schema, which takes some 100 kB."""
 
 
 @dataclass(slots=True)  # not frozen: one is made for every row, and freezing doubles the cost
 class Place:
-    """Where a row stands: row `index` of `batch`, number `row` of the source."""
+    """The position of a row: row `index` of `batch`, number `row` of the source."""
 
     batch: Batch
     index: int
@@ -45,7 +45,7 @@ class Place:
 
 
 def place_of(row: Sequence) -> Place:
-    """Where a row stands that Requests has made.
+    """The position of a row that Requests has made.
 
     Raises:
         TypeError: another node has made it.
@@ -130,7 +130,7 @@ class Requests:
         self._plain = self._drawing(vars(sampling))
 
     def too_short(self) -> str | None:
-        """What to say where not even the shortest of `sampling.structured.choices` fits into `max_tokens`."""
+        """A warning if not even the shortest of `sampling.structured.choices` fits into `max_tokens`."""
         choices, most = self._sampling.structured.choices, self._sampling.max_tokens
         if not choices or "max_tokens" in self._sampling.per_row:
             return None
@@ -187,7 +187,7 @@ class Requests:
         return self._make(place, prompt, drawing.params, seed, min(drawing.params.max_tokens, room), stops)
 
     def _drawing_of(self, values: tuple[Any, ...]) -> Drawing | str:
-        """What applies under these overrides, or why they cannot work; remembered, since few differ."""
+        """The values under these overrides, or why they cannot work; remembered, since few differ."""
         if not values:
             return self._plain
         named = dict(zip(self._sampling.per_row, values, strict=False))
@@ -219,7 +219,7 @@ class Requests:
         return f"{where} {values[name]!r}; allowed: {allowed}"
 
     def _of_row(self, column: str, schema: str | None) -> StructuredSettings:
-        """What the text of a row whose `column` has `schema` has to be."""
+        """The constraint of a row whose `column` has `schema`."""
         if schema is None and self._sampling.structured.optional:
             return StructuredSettings()
         if schema is None:

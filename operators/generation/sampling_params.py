@@ -1,4 +1,4 @@
-"""From what users write in `sampling` to SamplingParams: texts become token ids of a model."""
+"""Makes SamplingParams of the settings: texts become token ids of a model."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class ParamsMaker:
 
 
 def structured_form(settings: StructuredSettings) -> Form | None:
-    """What `settings` ask of a text, checked; None where they ask nothing of all rows alike.
+    """Compile the constraint that `settings` put on the texts of all rows; None if there is none.
 
     Raises:
         ConfigError: it cannot be compiled, or llguidance is not installed.

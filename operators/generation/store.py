@@ -46,9 +46,9 @@ class StoredCompletion:
     scores: Sequence[Scored] | None = None
     """Log-probabilities of the tokens, where they were asked for."""
     least: int = 0
-    """With a smaller max_tokens it would have been cut."""
+    """The smallest max_tokens that does not cut it."""
     run: str = ""
-    """Which run made it."""
+    """The run that made it."""
 
 
 class CompletionStore:
@@ -86,7 +86,7 @@ class CompletionStore:
         self._thread.start()
 
     def find(self, keys: Sequence[bytes]) -> dict[bytes, StoredCompletion]:
-        """The completions of those `keys` that are known."""
+        """Return the completions of those `keys` that the store has."""
         with self._changed:
             self._raise_failure()
             fresh = self._writing | self._unsaved
@@ -118,7 +118,7 @@ class CompletionStore:
             self._unsaved.update(completions)
 
     def note_settings(self, digests: set[bytes]) -> None:
-        """Something is generated under the settings of these digests."""
+        """Keep the digests of settings under which something is generated."""
         with self._changed:
             self._new_settings |= digests
 
@@ -161,7 +161,7 @@ class CompletionStore:
                 self._failure.__cause__ = error
 
     def _wait(self) -> bool:
-        """Until there is enough to write, or time has passed. False when the store is being closed."""
+        """Wait until there is enough to write, or time has passed. False when the store is being closed."""
         with self._changed:
             until = time.monotonic() + FLUSH_S
             while not self._closing and len(self._unsaved) < FLUSH_ROWS and (left := until - time.monotonic()) > 0:
@@ -209,10 +209,10 @@ class CompletionStore:
 
 
 def unusable(path: Path, error: sqlite3.Error | OSError, *, opening: bool = False) -> PipelineError:
-    """What an error of the database at `path` means.
+    """Turn an error of the database at `path` into one of the pipeline.
 
     Args:
-        opening: the run has not begun: another store can be named.
+        opening: the run has not begun, so another store can be named.
     """
     if isinstance(error, OSError) or is_of_disk(error):
         failed = storage_error(path, error)

@@ -57,7 +57,7 @@ class CompletionKeys:
 
 @dataclass
 class Hits:
-    """How many rows were found in the store, by who had made them; and of the others, why they were not."""
+    """Counts of the rows found in the store, by the run that made them, and of the others by the reason."""
 
     found_resumed: int = 0
     """Made by an earlier attempt of this run, or for another row of it."""
@@ -89,7 +89,7 @@ class StoreLookup:
         store: the store.
         keys: makes the keys.
         pieces: the bytes of every token.
-        retry: finish reasons with which a completion of another run does not count.
+        retry: finish reasons; completions of other runs that ended so are generated again.
         run: the name of this run.
     """
 
@@ -151,7 +151,7 @@ class StoreLookup:
         return f"completion store: {h.found:,} hits ({owners}), {missed:,} misses{f' ({reasons})' if missed else ''}"
 
     def _as_for(self, row: Sequence, known: StoredCompletion) -> StoredCompletion | None:
-        """What `row` becomes, going by what is known; None if that does not tell."""
+        """The completion of `row` by the stored one `known`; None if it has to be generated again."""
         own = known.run == self._run
         if known.finish_reason in self._retry and not own:
             self.hits.missed_retry += 1

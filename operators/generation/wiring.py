@@ -1,4 +1,4 @@
-"""What nodes of a run share: engines, the threads that compute for them, and the completion store."""
+"""The parts that nodes of a run share: engines, the threads that compute for them, and the completion store."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def engine_threads(runtime: Runtime) -> EngineThreads:
 
 
 def decode_method(settings: DecodeSettings) -> Method:
-    """How completions are made: the class that `decode.strategy` names, with its settings.
+    """The decode strategy: the class that `decode.strategy` names, with its settings.
 
     Raises:
         ConfigError: there is none, or the settings are those of another one.
@@ -60,7 +60,7 @@ def decode_method(settings: DecodeSettings) -> Method:
 
 
 def shared_engine(runtime: Runtime, model: Model, settings: EngineSettings, decode: DecodeSettings) -> Engine:
-    """The engine for `model` with these settings: made by the first node that asks, ended with the run."""
+    """The engine for `model` with these settings: made for the first node that asks, ended with the run."""
 
     def make() -> tuple[Engine, list[Callable[[], None]]]:
         return _make_engine(runtime, model, settings, decode)
@@ -103,7 +103,7 @@ def _make_engine(
 
 
 def warn_unless_exact(runtime: Runtime, settings: EngineSettings, model: Model) -> bool:
-    """Whether rows are kept from depending on their neighbours; warns if they should be and that is not proven."""
+    """Return True if rows are proven not to depend on their neighbours; warn if they must not and may."""
     if settings.deterministic and model.doubt:
         warning = (
             f"runtime.deterministic is not proven for this model ({model.doubt}): what a row gets may depend on its"
@@ -124,7 +124,7 @@ def shared_store(runtime: Runtime, settings: StoreSettings) -> CompletionStore |
 def store_lookup(
     runtime: Runtime, store: StoreSettings, model: Model, decode: DecodeSettings, settings: EngineSettings
 ) -> StoreLookup | None:
-    """What finds a node's rows in the store, and puts them there; None where it is switched off."""
+    """The lookup of a node's rows in the store of the run; None if the store is switched off."""
     shared = shared_store(runtime, store)
     if shared is None:
         return None
@@ -140,8 +140,8 @@ def store_path(settings: StoreSettings, directory: Path) -> Path:
 
 
 def completion_keys(model: Model, decode: DecodeSettings, settings: EngineSettings) -> CompletionKeys:
-    """What makes the content keys of rows. Of `settings` all can change a bit of a row's logits but those that only
-    change the speed."""
+    """The maker of content keys. All of `settings` but those that only change the speed can change a bit of a row's
+    logits, so they are in the keys."""
     kept = {k: v for k, v in asdict(settings).items() if k not in not_in_data(EngineSettings)}
     return CompletionKeys(model.fingerprint(), asdict(decode), kept | settings.exactness())
 
@@ -149,7 +149,7 @@ def completion_keys(model: Model, decode: DecodeSettings, settings: EngineSettin
 def chosen_settings(
     runtime: Runtime, model: Model, settings: EngineSettings, lengths: Sequence[int], max_tokens: int, rows: int | None
 ) -> EngineSettings:
-    """`settings`, and for what they leave open what the first node chooses that has them.
+    """Choose what `settings` leave open, once for all nodes that have them.
 
     Args:
         lengths: prompt tokens of the first rows.

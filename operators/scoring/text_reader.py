@@ -36,7 +36,7 @@ class Text:
 
 
 class ReadsTexts(BaseOperator):
-    """An operator that makes columns of texts, with a context of its own, which is taken when it is first needed.
+    """An operator that makes columns of texts, with a context of its own.
 
     Args:
         model, settings: the config groups `model` and `runtime`.
@@ -46,7 +46,7 @@ class ReadsTexts(BaseOperator):
     wanted: ClassVar[Wanted]
     """Logits or embeddings."""
     broken: ClassVar[str]
-    """The reason for a text of which the model has made no numbers."""
+    """The reason to reject a text whose result is no number."""
     _schema: pa.Schema
 
     def __init__(self, model: ModelSettings, settings: EngineSettings, columns: Seq[str]) -> None:
@@ -57,11 +57,11 @@ class ReadsTexts(BaseOperator):
 
     @abstractmethod
     def _texts(self, data: pa.RecordBatch) -> list[Text | str]:
-        """For each row its text, or why it cannot be read."""
+        """The text of each row, or the reason why it cannot be read."""
 
     @abstractmethod
     def _results(self, texts: Seq[Text]) -> list[Any]:
-        """What the model makes of each text; None where that is no number."""
+        """Read the texts; the result of each, or None if it is no number."""
 
     @abstractmethod
     def _arrays(self, results: Seq[Any]) -> list[pa.Array]:

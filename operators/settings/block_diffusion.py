@@ -10,7 +10,7 @@ from operators.settings.model import DecodeSettings
 
 
 class Remasking(StrEnum):
-    """Which of the tokens that a block still lacks are committed in a denoising step."""
+    """The rule that says which masked tokens of a block are committed in a denoising step."""
 
     STATIC = "low_confidence_static"
     """Those with the highest confidence, as many as the schedule has for the step."""
@@ -24,7 +24,7 @@ class Remasking(StrEnum):
 
 @dataclass
 class BlockDiffusionSettings(DecodeSettings):
-    """How blocks are denoised (`decode`). docs/block_diffusion.md has the algorithm.
+    """The denoising of blocks (`decode`). docs/block_diffusion.md has the algorithm.
 
     Args:
         block_length: tokens of a block, L; what the checkpoint was trained with (SDAR ships 4, 8, 16, 32 and 64).

@@ -1,4 +1,4 @@
-"""What the config groups are checked with, and which of their fields cannot change a result."""
+"""Checks of the config groups, and the mark of fields that cannot change a result."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check_one_of(key: str, value: object, allowed: Collection[str]) -> None:
 
 
 def _has_boolean(value: object) -> bool:
-    """Whether there is a boolean in a list or a mapping: YAML makes it of a word that was meant as a text."""
+    """Look for a boolean in a list or a mapping: YAML makes one of a word that was meant as a text."""
     inside = [*value, *value.values()] if isinstance(value, Mapping) else value if isinstance(value, list) else []
     return any(isinstance(v, bool) for v in inside)
 

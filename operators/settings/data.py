@@ -1,4 +1,4 @@
-"""The config group `data`: where prompts come from."""
+"""The config group `data`: the source of the prompts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DATA_FORMATS = ("auto", "parquet", "jsonl", "csv", "arrow", "lines")
 
 @dataclass
 class DataSettings:
-    """Where prompts come from (`data`). docs/data.md has the formats, URLs and datasets at length.
+    """The source of the prompts (`data`). docs/data.md has the formats, URLs and datasets at length.
 
     Args:
         path: a file, a directory, a glob, a URL of one of these, or a list of them.
@@ -58,7 +58,7 @@ class DataSettings:
 
 
 def _texts(mapping: Any) -> bool:
-    """Whether it is null, or maps texts to texts."""
+    """True for null, and for a mapping of texts to texts."""
     return mapping is None or (
         isinstance(mapping, dict) and all(isinstance(text, str) for pair in mapping.items() for text in pair)
     )

@@ -1,4 +1,4 @@
-"""The config groups `model` and `decode`: which model, and how it makes a completion."""
+"""The config groups `model` and `decode`: a model, and the way to make a completion with it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from operators.settings.checks import check
 
 @dataclass
 class ModelSettings:
-    """Which model (`model`).
+    """The model (`model`).
 
     Args:
         loader: `module:function` that makes the Model from these settings.
@@ -38,6 +38,6 @@ class ModelSettings:
 
 @dataclass
 class DecodeSettings:
-    """How a completion is made from the model (`decode`). `strategy` is a class, as `module:Class`."""
+    """The way to make a completion (`decode`). `strategy` is a class, as `module:Class`."""
 
     strategy: str = "operators.engine.strategies.autoregressive:Autoregressive"

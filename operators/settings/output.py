@@ -1,4 +1,4 @@
-"""The config groups `output` and `store`: what is kept, and where."""
+"""The config groups `output` and `store`: the files that a run leaves."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEVELS = {"zstd": 22, "gzip": 9}
 
 @dataclass
 class CardSettings:
-    """What the dataset card says that the run cannot know (`output.card`).
+    """The part of the dataset card that the run cannot know (`output.card`).
 
     Args:
         license: as the Hub spells it: apache-2.0, cc-by-4.0, mit ...
@@ -35,7 +35,7 @@ class CardSettings:
 
 @dataclass
 class OutputSettings:
-    """What the result files hold, and where else they go (`output`).
+    """The contents of the result files, and their copies (`output`).
 
     Args:
         format: parquet, jsonl or arrow (Arrow IPC files).
@@ -107,7 +107,7 @@ def _card(given: object) -> CardSettings | None:
 
 @dataclass
 class RetrySettings:
-    """Which completions of other runs are made again though the store has them (`store.retry`).
+    """The completions of other runs to generate again though the store has them (`store.retry`).
 
     Args:
         finish_reason: those that ended so: stop, stop_string, length.
@@ -122,7 +122,7 @@ class RetrySettings:
 
 @dataclass
 class StoreSettings:
-    """Where finished completions are kept, so that a restart or a later run finds them (`store`).
+    """The store of finished completions, in which a restart or a later run finds them (`store`).
 
     Args:
         enabled: journal completions at all.

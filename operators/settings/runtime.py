@@ -1,4 +1,4 @@
-"""The config group `runtime`: how a model is run."""
+"""The config group `runtime`: the engine that runs a model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ KERNEL_TOKENS = 64
 
 @dataclass
 class OptimiseSettings:
-    """What makes the engine fast; each can be switched off, to see what it is worth (`runtime.optimise`).
+    """The optimisations of the engine; each can be switched off, to see what it is worth (`runtime.optimise`).
 
     None of them changes a row's text where `runtime.deterministic` holds.
 
@@ -56,7 +56,7 @@ class OptimiseSettings:
 
 @dataclass
 class EngineSettings:
-    """How the model is run (`runtime`).
+    """The engine that runs the model (`runtime`).
 
     What is left open (OPEN: `runtime=auto` leaves all of it open) is chosen by a calibration when the first prompts are
     there, and a value given beside it stays.
@@ -173,7 +173,7 @@ class EngineSettings:
         return "runtime.n_ctx" if self.n_ctx is not None and self.n_ctx < longest else "runtime.max_sequence_tokens"
 
     def exactness(self) -> dict[str, object]:
-        """Where texts are to be the same to the bit: what of the machine's side can change a bit."""
+        """The settings of the machine's side that can change a bit; none if texts need not be the same to the bit."""
         if not self.deterministic:
             return {}
         return {"threads": self.with_defaults().threads or usable_cores(), "kv": self.with_defaults().kv}
@@ -189,6 +189,6 @@ class EngineSettings:
         return [key for key, value in OPEN.items() if getattr(self, key) == value]
 
     def with_defaults(self) -> EngineSettings:
-        """The same with the usual values for what is open."""
+        """Return a copy with the usual values for what is open."""
         usual: dict[str, Any] = {f.name: f.default for f in fields(EngineSettings)}
         return replace(self, **{key: usual[key] for key in self.open_keys()})

@@ -1,4 +1,4 @@
-"""The config group `sampling`: how tokens are drawn, and which values can work, in a job and in a column."""
+"""The config group `sampling`: the drawing of tokens, and the values that can work, in a job and in a column."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _rule(allowed: str, holds: Callable[[Any], bool]) -> Mapping[str, Any]:
 
 @dataclass
 class SamplingSettings:
-    """How tokens are drawn (`sampling`). docs/sampling.md has the range and the meaning of each key at length.
+    """The drawing of tokens (`sampling`). docs/sampling.md has the range and the meaning of each key at length.
 
     Args:
         temperature: 0 takes the most likely token (greedy).
@@ -172,7 +172,7 @@ _LISTS: Mapping[str, Sequence[pa.DataType] | None] = {
     "logit_bias": None,
 }
 PER_ROW_KEYS = ("seed", *(f.name for f in fields(SamplingSettings) if f.name not in ("structured", "per_row")))
-"""What a column can override."""
+"""Keys that a column can override."""
 
 
 def misfits(values: Mapping[str, Any]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What a text has to be: the part `structured` of the config group `sampling`."""
+"""The constraint on a text: the part `structured` of the config group `sampling`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WHITESPACE = ("natural", "compact", "pretty")
 
 @dataclass
 class StructuredSettings:
-    """What a text has to be (`sampling.structured`); nothing in particular where no key is given.
+    """The constraint on a text (`sampling.structured`); none where no key is given.
 
     Args:
         json_schema: a JSON Schema: a mapping, JSON text, or the path of a file.
