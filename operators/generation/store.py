@@ -5,8 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,18 +90,22 @@ class CompletionStore:
             self._raise_failure()
             fresh = self._writing | self._unsaved
         found = {k: fresh[k] for k in keys if k in fresh}
-        with self._reading, self._named():
-            for start in range(0, len(keys), _AT_ONCE):
-                some = keys[start : start + _AT_ONCE]
-                query = (
-                    "SELECT key, ids, text, finish_reason, scores, least, run"
-                    " FROM completions LEFT JOIN logprobs USING (key)"
-                    f" WHERE key IN ({','.join('?' * len(some))})"
-                )
-                for key, ids, text, reason, scores, least, run in self._reader.execute(query, some):
-                    scored = None if scores is None else from_bytes(scores)
-                    stored = StoredCompletion(np.frombuffer(ids, np.int32), text, reason, scored, least, run)
-                    found.setdefault(key, stored)
+        for start in range(0, len(keys), _AT_ONCE):
+            some = keys[start : start + _AT_ONCE]
+            query = (
+                "SELECT key, ids, text, finish_reason, scores, least, run"
+                " FROM completions LEFT JOIN logprobs USING (key)"
+                f" WHERE key IN ({','.join('?' * len(some))})"
+            )
+            try:
+                with self._reading:
+                    rows = self._reader.execute(query, some).fetchall()
+            except sqlite3.Error as error:
+                raise unusable(self._path, error) from error
+            for key, ids, text, reason, scores, least, run in rows:
+                scored = None if scores is None else from_bytes(scores)
+                stored = StoredCompletion(np.frombuffer(ids, np.int32), text, reason, scored, least, run)
+                found.setdefault(key, stored)
         return found
 
     def put(self, completions: Completions) -> None:
@@ -195,13 +198,6 @@ class CompletionStore:
                 self._writer.execute("ROLLBACK")
             raise
         reached(Failpoint.JOURNAL_COMMITTED)
-
-    @contextmanager
-    def _named(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            raise unusable(self._path, error) from error
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

@@ -8,6 +8,7 @@ kernel that the whole would have been.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
@@ -53,15 +54,10 @@ class Reader:
     def groups(self, lengths: Seq[int]) -> Iterator[list[int]]:
         """Group texts, by their indices, that are read together: of equal length, as many as fit into a call."""
         order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-        start = 0
-        while start < len(order):
-            length = lengths[order[start]]
+        for length, same in itertools.groupby(order, lengths.__getitem__):
+            texts = list(same)
             most = max(1, min(self._decoder.shape.slots, self._room // max(length, 2)))
-            end = start + 1
-            while end < min(start + most, len(order)) and lengths[order[end]] == length:
-                end += 1
-            yield order[start:end]
-            start = end
+            yield from (texts[start : start + most] for start in range(0, len(texts), most))
 
     def read(self, texts: Seq[TokenIds], first: Seq[int]) -> Iterator[Part]:
         """Read a group of texts; gives outputs of each from the position `first` on at the latest.
