@@ -1,8 +1,8 @@
-"""BatchByLength: rows of about equal prompt length leave together, so that their prefill fills its batches."""
+"""BatchByLength: sends rows of about equal prompt length together, so that their prefill fills its batches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +51,7 @@ class BatchByLength(BaseOperator):
         return schema
 
     def run(self, inbox: Inbox) -> Iterator[Item]:
-        """See the class."""
+        """Collect rows into windows, and send these off sorted."""
         while True:
             item = inbox.poll()
             if isinstance(item, Batch):
@@ -88,6 +88,11 @@ class BatchByLength(BaseOperator):
         if self._shuffle is not None:
             return self._shuffle.permutation(rows.num_rows)
         return np.lexsort((rows.column(ROW.name).to_numpy(), -list_lengths(rows.column(PROMPT_IDS))))
+
+
+def prompt_lengths(batches: Iterable[pa.RecordBatch]) -> list[int]:
+    """Tokens of each prompt."""
+    return [n for data in batches for n in list_lengths(data.column(PROMPT_IDS)).tolist()]
 
 
 def list_lengths(column: pa.ListArray) -> npt.NDArray[np.int32]:

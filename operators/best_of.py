@@ -57,7 +57,6 @@ class BestOf(BaseOperator):
         number = kind.value_type if pa.types.is_list(kind) else kind
         if not (pa.types.is_floating(number) or pa.types.is_integer(number)):
             raise SchemaError(f"column '{self._by}' has type {kind}; it must be a number or a list of numbers")
-        self._schema = schema
         return schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
@@ -68,18 +67,17 @@ class BestOf(BaseOperator):
     def finish(self, chunk: int) -> Iterable[Output]:
         """Choose."""
         batch = self._held.take(chunk)
-        if batch is None:
-            return
-        keep = self._chosen(batch.data)
-        yield from split(batch, keep, f"not among the best of its samples by {self._by}; keep={self._keep}")
+        if batch is not None:
+            reason = f"not among the best of its samples by {self._by}; keep={self._keep}"
+            yield from split(batch, self._best(batch.data), reason)
 
-    def _chosen(self, data: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-        """For each of the rows, which are in the order of (row, lineage), whether it stays: bool [rows]."""
+    def _best(self, data: pa.RecordBatch) -> npt.NDArray[np.bool_]:
+        """bool [rows]: which stay. `data` is in the order of (row, lineage)."""
         values = [_value(value) for value in data.column(self._by).to_pylist()]
-        identities = zip(data.column(ROW.name).to_pylist(), data.column(LINEAGE.name).to_pylist(), strict=True)
         samples: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+        identities = zip(data.column(ROW.name).to_pylist(), data.column(LINEAGE.name).to_pylist(), strict=True)
         for i, (row, lineage) in enumerate(identities):
-            samples.setdefault((row, tuple(lineage or ())[:-1]), []).append(i)
+            samples.setdefault((row, tuple((lineage or ())[:-1])), []).append(i)
         keep = np.zeros(data.num_rows, bool)
         for group in samples.values():
             keep[sorted(group, key=lambda i: -values[i])[: self._keep]] = True
@@ -87,7 +85,7 @@ class BestOf(BaseOperator):
 
 
 def _value(value: Any) -> float:
-    """What a row is ranked by; -inf for nothing."""
+    """The rank of a row; -inf without a value."""
     numbers = [n for n in value if n is not None] if isinstance(value, list) else [value]
     if not numbers or numbers[0] is None:
         return -math.inf

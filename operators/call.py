@@ -7,15 +7,14 @@ from copy import copy
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from operators.rows.arrow_types import parse_type
-from operators.union import append_to_lineage
-from pipeline.api.errors import SchemaError
+from operators.rows.lineage import IDENTITY, append_to_lineage, refuse_identity, repeated, with_lineage
 from pipeline.api.protocols import BaseOperator
 from pipeline.api.records import HALF_A_CHARACTER, LINEAGE, ROW, Batch, Output, RejectKind, require_column
 
-IDENTITY = (ROW.name, LINEAGE.name)
 Row = dict[str, Any]
 
 
@@ -59,7 +58,8 @@ class Call(BaseOperator):
     ) -> None:
         self._function = function
         self._name = getattr(function, "__qualname__", type(function).__name__)
-        self._declared = {name: _type(name, text) for name, text in (columns or {}).items()}
+        refuse_identity(columns or (), "computed; use another name")
+        self._declared = {name: parse_type(text, f"columns.{name}") for name, text in (columns or {}).items()}
         self._arguments = arguments or {}
         self._many = many
 
@@ -72,34 +72,25 @@ class Call(BaseOperator):
         require_column(schema, ROW.name, [ROW.type])
         added = dict(self._declared)
         fields = [f.with_type(added.pop(f.name, f.type)) for f in schema]
-        if self._many:
-            fields = [f for f in fields if f.name != LINEAGE.name]
-            fields.insert([f.name for f in fields].index(ROW.name) + 1, LINEAGE)
-        self._schema = pa.schema([*fields, *(pa.field(name, kind) for name, kind in added.items())])
+        fields += [pa.field(name, kind) for name, kind in added.items()]
+        self._schema = with_lineage(fields) if self._many else pa.schema(fields)
         return self._schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
         """Call the function for each row."""
-        made: list[Row] = []
-        returned: set[str] = set()
-        parents: list[int] = []
-        numbers: list[int] = []
-        for i, row in enumerate(batch.data.to_pylist()):
-            results = self._results(row)
-            made += results
-            returned.update(*results)
-            parents += [i] * len(results)
-            numbers += range(len(results))
-        dropped = sorted(set(range(batch.num_rows)) - set(parents))
+        results = [self._results(row) for row in batch.data.to_pylist()]
+        made = [row for rows in results for row in rows]
+        parents, numbers = repeated(np.array([len(rows) for rows in results], np.int64))
+        dropped = [i for i, rows in enumerate(results) if not rows]
         if dropped:
             yield batch.reject(dropped, f"{self._name} returned nothing", RejectKind.FILTERED)
         if made or not dropped:
             expanded = len(made) - (batch.num_rows - len(dropped))
-            kept = batch.data.take(pa.array(parents, pa.int64()))
-            yield batch.with_data(self._data(kept, made, numbers, returned), expanded=expanded)
+            data = self._data(batch.data.take(pa.array(parents)), made, numbers)
+            yield batch.with_data(data, expanded=expanded)
 
     def _results(self, row: Row) -> list[Row]:
-        """What the function returns for `row`, which it may change in place: a dict for each row that `row` becomes."""
+        """Call the function, which may change `row` in place; a dict for each row that `row` becomes."""
         identity = {name: copy(row[name]) for name in IDENTITY if name in row}
         result = self._function(row, **self._arguments)
         if result is None:
@@ -130,9 +121,10 @@ class Call(BaseOperator):
             raise ValueError(f"{self._name} changed 'row' or 'lineage', which say which row it is")
         return dict(result)
 
-    def _data(self, kept: pa.RecordBatch, made: list[Row], numbers: list[int], returned: set[str]) -> pa.RecordBatch:
+    def _data(self, kept: pa.RecordBatch, made: list[Row], numbers: npt.NDArray[np.int32]) -> pa.RecordBatch:
         """`kept`: for each row that was made the one that it was made of. Columns that the function has not returned
         are taken from there as they are: Python does not have all values of Arrow."""
+        returned = {name for row in made for name in row}
         as_before = {f.name for f in kept.schema if f in self._schema and f.name not in returned}
         columns = {
             f.name: kept.column(f.name) if f.name in as_before else self._column(f, kept, made)
@@ -141,11 +133,11 @@ class Call(BaseOperator):
         }
         columns |= {name: kept.column(name) for name in IDENTITY if name in kept.schema.names}
         if self._many:
-            columns[LINEAGE.name] = append_to_lineage(columns.get(LINEAGE.name), np.array(numbers, np.int32))
+            columns[LINEAGE.name] = append_to_lineage(columns.get(LINEAGE.name), numbers)
         return pa.record_batch([columns[name] for name in self._schema.names], schema=self._schema)
 
     def _column(self, field: pa.Field, kept: pa.RecordBatch, made: list[Row]) -> pa.Array:
-        """What was returned, and for rows that returned nothing what they had."""
+        """The returned values, and the old ones for rows that returned none."""
         name = field.name
         some_had = name in kept.schema.names and not all(name in row for row in made)
         before = kept.column(name).to_pylist() if some_had else [None] * len(made)
@@ -158,12 +150,6 @@ class Call(BaseOperator):
             raise ValueError(f"{self._name}: column '{field.name}' has {HALF_A_CHARACTER}") from error
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{self._name}: column '{field.name}' is {field.type}: {error}") from error
-
-
-def _type(name: str, text: str) -> pa.DataType:
-    if name in IDENTITY:
-        raise SchemaError(f"columns has '{name}', which says which row it is; use another name")
-    return parse_type(text, f"columns.{name}")
 
 
 def _fraction(value: Any, kind: pa.DataType) -> float | None:

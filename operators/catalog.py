@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import inspect
 import keyword
 import pydoc
@@ -12,7 +11,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pipeline.api.errors import ConfigError, ExitCode
+from pipeline.api.errors import ConfigError, ExitCode, did_you_mean
 
 CATALOG = {
     "Sources": ("sources.read_prompts.ReadPrompts",),
@@ -81,7 +80,7 @@ def entries() -> dict[str, list[Entry]]:
 
 
 def targets() -> list[str]:
-    """What a job can write as `_target_`."""
+    """List the classes that a job can write as `_target_`."""
     return [entry.target for members in entries().values() for entry in members]
 
 
@@ -103,9 +102,8 @@ def described(name: str) -> str:
     paths = {path.rpartition(".")[2]: path for members in CATALOG.values() for path in members}
     path = next((path for known, path in paths.items() if known.lower() == name.lower()), None)
     if path is None:
-        near = difflib.get_close_matches(name, paths, 1)
-        hint = f"did you mean {near[0]}?" if near else f"the operators are {', '.join(paths)}"
-        raise ConfigError(f"there is no operator '{name}'; {hint}")
+        hint = did_you_mean(name, paths) or f"; the operators are {', '.join(paths)}"
+        raise ConfigError(f"there is no operator '{name}'{hint}")
     entry = Entry(path)
     lines = [f"{entry.name}   (_target_: {entry.target})", "", entry.text]
     lines += ["", "arguments:"] if entry.arguments else []

@@ -6,12 +6,10 @@ from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 
+from operators.rows.lineage import IDENTITY, refuse_identity
 from pipeline.api.errors import ConfigError, SchemaError
 from pipeline.api.protocols import BaseOperator
-from pipeline.api.records import LINEAGE, ROW, Batch, Output, require_column
-
-IDENTITY = (ROW.name, LINEAGE.name)
-"""Columns that say which row it is: they always stay, under their names."""
+from pipeline.api.records import Batch, Output, require_column
 
 
 class Select(BaseOperator):
@@ -35,7 +33,7 @@ class Select(BaseOperator):
     def __init__(self, columns: list[str] | None = None, drop: list[str] | None = None) -> None:
         if (columns is None) == (drop is None):
             raise ConfigError("give columns, the names that stay, or drop, the names that go")
-        _refuse_identity(drop or (), "dropped")
+        refuse_identity(drop or (), "dropped")
         _refuse_twice(columns or drop or ())
         self._keep = columns
         self._drop = drop or []
@@ -80,12 +78,12 @@ class Rename(BaseOperator):
     def __init__(self, columns: dict[str, str]) -> None:
         if not columns:
             raise ConfigError("columns is empty; write columns: {old_name: new_name}")
-        _refuse_identity((*columns, *columns.values()), "renamed, nor another column given their name")
+        refuse_identity((*columns, *columns.values()), "renamed, nor another column given their name")
         _refuse_twice(list(columns.values()))
         self._names = dict(columns)
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
-        """The same columns under their new names.
+        """The columns under their new names.
 
         Raises:
             SchemaError: a name is no column, or a new one is taken.
@@ -103,11 +101,6 @@ class Rename(BaseOperator):
     def process(self, batch: Batch) -> Iterable[Output]:
         """Nothing is copied."""
         yield batch.with_data(pa.record_batch(batch.data.columns, schema=self._schema))
-
-
-def _refuse_identity(names: Iterable[str], what: str) -> None:
-    if taken := [name for name in names if name in IDENTITY]:
-        raise ConfigError(f"'{taken[0]}' says which row it is; `row` and `lineage` cannot be {what}")
 
 
 def _refuse_twice(names: Sequence[str]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -54,7 +53,7 @@ class Dedup(BaseOperator):
         if not columns and near is None:
             raise ConfigError("give columns, near or both; columns: [prompt] keeps the first row of each prompt")
         self._columns = columns or []
-        self._near = near
+        self._near_column = None if near is None else near.column
         self._texts = None if near is None else NearTexts(near)
         self._seen = SeenHashes()
         self._hash_bytes = HASH_BYTES if columns else 0
@@ -71,8 +70,8 @@ class Dedup(BaseOperator):
         require_column(schema, ROW.name, [ROW.type])
         for name in self._columns:
             require_column(schema, name)
-        if self._near is not None:
-            require_column(schema, self._near.column, TEXTS)
+        if self._near_column is not None:
+            require_column(schema, self._near_column, TEXTS)
         return schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
@@ -81,21 +80,30 @@ class Dedup(BaseOperator):
         return ()
 
     def finish(self, chunk: int) -> Iterable[Output]:
-        """Decide."""
+        """Compare the rows with those that are kept."""
         batch = self._held.take(chunk)
         if batch is None:
             self._added[chunk] = b""
             return
-        decided = _Decided()
         keys = self._keys(batch)
         seen = self._seen.contain(np.array(keys, HASH))
-        texts = batch.data.column(self._near.column).to_pylist() if self._near is not None else keys
+        texts = batch.data.column(self._near_column).to_pylist() if self._near_column is not None else keys
+        kept: dict[bytes, None] = {}  # a set in its order
+        signatures: list[Signature] = []
+        reasons: list[str | None] = []
         for key, is_seen, text in zip(keys, seen.tolist(), texts, strict=True):
-            self._decide(decided, key, is_seen, text or "")
-        hashes = b"".join(decided.keys)
+            if is_seen or (key and key in kept):
+                reasons.append(f"equal to an earlier row in {', '.join(self._columns)}")
+            elif self._is_near(text or "", signatures):
+                reasons.append(f"nearly equal to an earlier row in {self._near_column}")
+            else:
+                reasons.append(None)
+                if key:
+                    kept[key] = None
+        hashes = b"".join(kept)
         self._seen.add(np.frombuffer(hashes, HASH))
-        self._added[chunk] = hashes + b"".join(s.tobytes() for s in decided.signatures)
-        yield from split(batch, np.array(decided.keep), decided.reasons)
+        self._added[chunk] = hashes + b"".join(s.tobytes() for s in signatures)
+        yield from split(batch, np.array([why is None for why in reasons]), [why for why in reasons if why])
 
     def state(self, chunk: int) -> bytes:
         """The hashes of the rows of `chunk` that are kept, and behind them their signatures."""
@@ -111,24 +119,19 @@ class Dedup(BaseOperator):
                 for signature in np.frombuffer(added[hashes:], SIGNATURE).reshape(rows, -1):
                     self._texts.keep(signature)
 
-    def _decide(self, decided: _Decided, key: bytes, seen: bool, text: Any) -> None:
-        """Whether the next row stays, given those before it."""
-        if seen or (key and key in decided.keys):
-            decided.drop(f"equal to an earlier row in {', '.join(self._columns)}")
-            return
-        if self._near is not None and self._texts is not None:
-            signature = self._texts.signature(text)
-            if self._texts.has_like(signature):
-                decided.drop(f"nearly equal to an earlier row in {self._near.column}")
-                return
-            self._texts.keep(signature)
-            decided.signatures.append(signature)
-        decided.keep.append(True)
-        if key:
-            decided.keys[key] = None
+    def _is_near(self, text: Any, signatures: list[Signature]) -> bool:
+        """Compare with the texts that are kept; keep a new one, and append its signature."""
+        if self._texts is None:
+            return False
+        signature = self._texts.signature(text)
+        if self._texts.has_like(signature):
+            return True
+        self._texts.keep(signature)
+        signatures.append(signature)
+        return False
 
     def _keys(self, batch: Batch) -> list[bytes]:
-        """What stands for each row; empty where rows are not compared as a whole."""
+        """The hash of each row; empty if rows are not compared as a whole."""
         if not self._columns:
             return [b""] * batch.num_rows
         columns = [batch.data.column(name).to_pylist() for name in self._columns]
@@ -139,24 +142,3 @@ def _hash(values: Sequence[Any]) -> bytes:
     # JSON tells 1 from "1" and null; what it does not know (bytes, times, decimals) Python writes as one writes it.
     written = json.dumps(values, default=repr).encode()
     return hashlib.blake2b(written, digest_size=HASH_BYTES).digest()
-
-
-@dataclass
-class _Decided:
-    """What has been decided of the rows of a chunk.
-
-    Args:
-        keep: of each row, whether it stays.
-        reasons: of each that does not.
-        keys, signatures: of each that does, as far as it has them. The keys are a set in their order.
-    """
-
-    keep: list[bool] = field(default_factory=list)
-    reasons: list[str] = field(default_factory=list)
-    keys: dict[bytes, None] = field(default_factory=dict)
-    signatures: list[Signature] = field(default_factory=list)
-
-    def drop(self, reason: str) -> None:
-        """The next row does not stay."""
-        self.keep.append(False)
-        self.reasons.append(reason)

@@ -8,13 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from operators.settings.checks import check
-from operators.union import append_to_lineage
+from operators.rows.lineage import append_to_lineage, refuse_identity, repeated, with_lineage
+from operators.settings.checks import check_one_of
 from pipeline.api.errors import SchemaError
 from pipeline.api.protocols import BaseOperator
 from pipeline.api.records import LINEAGE, ROW, Batch, Output, RejectKind, add_columns, require_column
-
-EMPTY = ("reject", "keep")
 
 
 class Explode(BaseOperator):
@@ -37,9 +35,8 @@ class Explode(BaseOperator):
     """
 
     def __init__(self, column: str, as_: str | None = None, empty: str = "reject") -> None:
-        check(empty in EMPTY, "empty", empty, f"it is one of {', '.join(EMPTY)}")
-        for name in (column, as_):
-            check(name not in (ROW.name, LINEAGE.name), "column", name, "it says which row it is; name another one")
+        check_one_of("empty", empty, ("reject", "keep"))
+        refuse_identity([column, as_ or column], "exploded; name another one")
         self._column = column
         self._name = as_ or column
         self._keep_empty = empty == "keep"
@@ -57,9 +54,7 @@ class Explode(BaseOperator):
         element = pa.field(self._name, kind.value_type)
         if self._name != self._column:
             add_columns(schema, element)
-        fields = [element if f.name == self._column else f for f in schema if f.name != LINEAGE.name]
-        fields.insert([f.name for f in fields].index(ROW.name) + 1, LINEAGE)
-        self._schema = pa.schema(fields)
+        self._schema = with_lineage(element if f.name == self._column else f for f in schema)
         return self._schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
@@ -71,24 +66,19 @@ class Explode(BaseOperator):
             yield batch.reject(empty.tolist(), f"the list '{self._column}' is empty", RejectKind.FILTERED)
         kept = batch.num_rows if self._keep_empty else batch.num_rows - len(empty)
         if kept:
-            yield batch.with_data(self._exploded(batch.data, lists, lengths), expanded=self._rows(lengths) - kept)
-
-    def _rows(self, lengths: np.ndarray) -> int:
-        return int(np.maximum(lengths, 1).sum() if self._keep_empty else lengths.sum())
+            data = self._exploded(batch.data, lists, lengths)
+            yield batch.with_data(data, expanded=data.num_rows - kept)
 
     def _exploded(self, data: pa.RecordBatch, lists: pa.Array, lengths: np.ndarray) -> pa.RecordBatch:
-        each = np.maximum(lengths, 1) if self._keep_empty else lengths
-        parents = np.repeat(np.arange(len(lengths)), each)
-        positions = np.arange(len(parents)) - np.repeat(np.cumsum(each) - each, each)
-        repeated = data.take(pa.array(parents))
-        before = repeated.column(LINEAGE.name) if LINEAGE.name in data.schema.names else None
+        parents, positions = repeated(np.maximum(lengths, 1) if self._keep_empty else lengths)
+        rows = data.take(pa.array(parents))
+        before = rows.column(LINEAGE.name) if LINEAGE.name in data.schema.names else None
         made = {
-            LINEAGE.name: append_to_lineage(before, positions.astype(np.int32)),
+            LINEAGE.name: append_to_lineage(before, positions),
             self._name: _elements(lists, lengths, parents),
         }
-        return pa.record_batch(
-            [made[f.name] if f.name in made else repeated.column(f.name) for f in self._schema], schema=self._schema
-        )
+        columns = [made[f.name] if f.name in made else rows.column(f.name) for f in self._schema]
+        return pa.record_batch(columns, schema=self._schema)
 
 
 def _elements(lists: pa.Array, lengths: np.ndarray, parents: np.ndarray) -> pa.Array:

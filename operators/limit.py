@@ -62,7 +62,7 @@ class Limit(BaseOperator):
                     return
 
     def state(self, chunk: int) -> bytes:
-        """How many are kept. Chunks are decided in their order, so no row of a later one is among them."""
+        """The number of rows kept. Chunks are decided in order, so no row of a later one counts."""
         return json.dumps(self._kept).encode()
 
     def restore(self, states: Iterable[bytes]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import jinja2
 import polars as pl
@@ -11,11 +11,12 @@ import pyarrow as pa
 
 from operators.prompts.template import Template, used_columns
 from operators.rows.arrow_types import plain_type
+from operators.rows.lineage import refuse_identity
 from operators.rows.sql import RowExpression
 from operators.settings.checks import check
 from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import BaseOperator
-from pipeline.api.records import LINEAGE, ROW, Batch, Output
+from pipeline.api.records import Batch, Output
 
 
 class Map(BaseOperator):
@@ -50,9 +51,10 @@ class Map(BaseOperator):
         check(bool(expressions or sources), "columns", columns, "give columns, templates or both")
         for name in expressions.keys() & sources.keys():
             raise ConfigError(f"'{name}' is in columns and in templates; keep one of them")
-        for name in (n for n in (*expressions, *sources) if n in (ROW.name, LINEAGE.name)):
-            raise ConfigError(f"'{name}' says which row it is and cannot be made; use another name")
-        self._made: dict[str, _Made] = {n: _Expression(f"columns.{n}", text) for n, text in expressions.items()}
+        refuse_identity((*expressions, *sources), "made; use another name")
+        self._made: dict[str, _Expression | _Text] = {
+            n: _Expression(f"columns.{n}", text) for n, text in expressions.items()
+        }
         self._made |= {n: _Text(f"templates.{n}", text) for n, text in sources.items()}
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
@@ -79,16 +81,6 @@ class Map(BaseOperator):
             yield batch.with_data(data)
 
 
-class _Made(Protocol):
-    """A column that is made."""
-
-    def plan(self, schema: pa.Schema) -> pa.DataType:
-        """Its type."""
-
-    def values(self, data: pa.RecordBatch, failed: dict[int, str]) -> pa.Array:
-        """Its values; rows that have none are put into `failed` with the reason."""
-
-
 class _Expression:
     def __init__(self, key: str, text: str) -> None:
         self._expression = RowExpression(key, text)
@@ -104,6 +96,8 @@ class _Expression:
 
 
 class _Text:
+    """A column from a template. `values` puts rows that have none into `failed`, with the reason."""
+
     def __init__(self, key: str, source: str) -> None:
         self._template = Template(source, key, strict=True)
 

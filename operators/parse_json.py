@@ -6,15 +6,14 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, NoReturn
 
 import pyarrow as pa
 
 from operators.rows.json_values import Misfit, declared_fields, schema_fields
-from operators.settings.checks import check
-from operators.settings.structured import parse_schema
-from pipeline.api.errors import ConfigError, InputError, install
+from operators.settings.checks import check_one_of
+from operators.settings.structured import read_schema
+from pipeline.api.errors import ConfigError, install
 from pipeline.api.protocols import BaseOperator
 from pipeline.api.records import Batch, Output, RejectKind, add_columns, require_column
 
@@ -64,11 +63,10 @@ class ParseJson(BaseOperator):
     ) -> None:
         if not fields and schema is None:
             raise ConfigError("give fields or schema; fields: {name: string, age: int64} adds two columns")
-        kinds = [kind.value for kind in RejectKind]
-        check(invalid in kinds, "invalid", invalid, f"it is one of {', '.join(kinds)}")
+        check_one_of("invalid", invalid, [kind.value for kind in RejectKind])
         self._column = column
-        self._schema_given = None if schema is None else _read_schema(schema)
-        self._breach: Validate = _validator(self._schema_given) if schema is not None else _anything
+        self._schema_given = read_schema(schema, "schema")
+        self._breach: Validate = _validator(self._schema_given) if schema is not None else lambda value: None
         self._fields = declared_fields(fields, optional or []) if fields else schema_fields(self._schema_given)
         self._fenced = fenced
         self._kind = RejectKind(invalid)
@@ -138,12 +136,8 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number of JSON")
 
 
-def _anything(value: Any) -> None:
-    """No schema, no breach."""
-
-
 def _validator(schema: Any) -> Validate:
-    """What is wrong with a value, by jsonschema, or None.
+    """Make a function that says what is wrong with a value, by jsonschema, or None.
 
     Raises:
         ConfigError: jsonschema is not installed, or `schema` is no JSON schema.
@@ -190,15 +184,3 @@ def _references(resolver: Any, resource: Any) -> Iterator[tuple[str, Callable[[s
         yield reference, resolver.lookup
     for inner in resource.subresources():
         yield from _references(resolver.in_subresource(inner), inner)
-
-
-def _read_schema(schema: dict[str, Any] | str) -> Any:
-    if not isinstance(schema, str):
-        return schema
-    if schema.lstrip()[:1] == "{":
-        return parse_schema(schema, "schema")
-    try:
-        text = Path(schema).expanduser().read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise InputError(f"schema: the file {schema} cannot be read: {error}") from error
-    return parse_schema(text, f"schema: the file {schema}")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import datetime
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
 
 import jinja2
 import pyarrow as pa
@@ -17,26 +17,19 @@ from operators.engine.backend.interface import load_model
 from operators.prompts.messages import conversation, require_messages
 from operators.prompts.template import Template, columns_of, used_columns
 from operators.settings import DataSettings, ModelSettings
-from pipeline.api.errors import ConfigError, InputError, SchemaError, did_you_mean
+from operators.settings.checks import read_text
+from pipeline.api.errors import ConfigError, SchemaError, did_you_mean
 from pipeline.api.protocols import BaseOperator, Runtime
 from pipeline.api.records import Batch, Output, add_columns, require_column
 
 PROMPT_TEXT = pa.field("prompt_text", pa.string())
 SPECIAL = ("bos_token", "eos_token")
+CHAT_KEY = "model.chat_template"
 PROBE: tuple[Mapping[str, str], ...] = ({"role": "user", "content": "x"},)
 BYPASSED = (
     "the model has a chat template, and nodes.%s.op.%s bypasses it: a chat model answers worse without its turns. To"
     " keep them make the prompt with Map (templates: {prompt: ...}) before this node; for a base model all is well"
 )
-
-
-class ChatModel(Protocol):
-    """What Render needs of a model."""
-
-    chat_template: str | None
-    bos_token: str
-    eos_token: str
-    add_bos: bool
 
 
 class Render(BaseOperator):
@@ -89,6 +82,7 @@ class Render(BaseOperator):
         self._file = template_file
         self._raw_column = raw_column
         self._date = _parse_date(date)
+        self._text: Callable[[tuple[Any, ...]], str]
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
         """Adds `prompt_text`.
@@ -99,7 +93,8 @@ class Render(BaseOperator):
             InputError: a template file cannot be read.
         """
         self._row_template = self._user_template()
-        self._chat = self._chat_file()
+        path = self._model.chat_template
+        self._chat = None if path is None else self._chat_template(read_text(path, CHAT_KEY), f"{CHAT_KEY} {path}")
         if self._row_template is not None:
             self._refuse_ignored(self._row_template.name, schema)
             self._columns = used_columns(self._row_template, schema, SPECIAL)
@@ -116,7 +111,7 @@ class Render(BaseOperator):
     def fingerprint(self) -> dict[str, Any]:
         """The content of the template files."""
         files = {"template_file": self._file, "chat_template": self._model.chat_template}
-        texts = {key: _read(path, key) for key, path in files.items() if path is not None}
+        texts = {key: read_text(path, key) for key, path in files.items() if path is not None}
         return {key: hashlib.sha256(text.encode()).hexdigest() for key, text in texts.items()}
 
     def open(self, runtime: Runtime) -> None:
@@ -125,24 +120,25 @@ class Render(BaseOperator):
         Raises:
             ConfigError: there is no chat template and one is needed, or it does not compile.
         """
-        model: ChatModel = load_model(runtime, self._model)
+        model = load_model(runtime, self._model)
         self._special = {"bos_token": model.bos_token, "eos_token": model.eos_token}
         self._bos = model.bos_token if model.add_bos else ""
-        self._unproved: Template | None = None
+        if self._chat is None and self._row_template is None and model.chat_template is not None:
+            self._chat = self._chat_template(model.chat_template, "the model's chat template")
         if self._row_template is not None:
             if (self._chat or model.chat_template) is not None:
                 runtime.log.warning(BYPASSED, runtime.node, "template" if self._file is None else "template_file")
-            self._text: Callable[[tuple[Any, ...]], str] = self._from_columns
-            return
-        if self._chat is None and model.chat_template is not None:
-            self._chat = Template(model.chat_template, "the model's chat template", strict=False, date=self._date)
-        if self._chat is not None:
-            self._unproved = self._chat
-            self._text = self._from_chat
+            self._text = partial(self._from_columns, self._row_template)
+        elif self._chat is not None:
+            self._text = partial(self._from_chat, self._chat)
         elif self._raw_column is not None:
             self._text = _no_template
         else:
-            self._text = self._raw(runtime)
+            self._check_no_chat_is_needed()
+            column = self._columns[0]
+            runtime.log.info("the model has no chat template: '%s' is given to it as it is", column)
+            self._text = lambda values: _prompt(values[0], column)
+        self._unproved = None if self._row_template is not None else self._chat
 
     def process(self, batch: Batch) -> Iterable[Output]:
         """Render each row.
@@ -154,45 +150,33 @@ class Render(BaseOperator):
             _probe(self._unproved, self._chat_values(PROBE))
             self._unproved = None
         columns = [batch.data.column(name).to_pylist() for name in self._columns]
-        raw = self._raw_texts(batch)
+        raw: list[Any] = [None] * batch.num_rows
+        if self._raw_column is not None:
+            raw = batch.data.column(self._raw_column).to_pylist()
         texts: list[str] = []
         failed: dict[int, str] = {}
         for i, values in enumerate(zip(*columns, strict=True) if columns else [()] * batch.num_rows):
             try:
-                text = raw[i]
-                texts.append((self._text(values) if text is None else text).removeprefix(self._bos))
+                texts.append((self._text(values) if raw[i] is None else raw[i]).removeprefix(self._bos))
             except _NoPrompt as error:
                 failed[i] = str(error)
             except jinja2.TemplateError as error:
                 failed[i] = f"template: {error.message}"
             except Exception as error:  # whatever an expression of the template makes of this row's values
                 failed[i] = f"template: {type(error).__name__}: {error}"
-        yield from self._outputs(batch, texts, failed)
-
-    def _raw_texts(self, batch: Batch) -> list[str | None]:
-        if self._raw_column is None:
-            return [None] * batch.num_rows
-        texts: list[str | None] = batch.data.column(self._raw_column).to_pylist()
-        return texts
-
-    def _outputs(self, batch: Batch, texts: list[str], failed: Mapping[int, str]) -> Iterator[Output]:
         data = batch.data
         if failed:
             yield batch.reject(list(failed), list(failed.values()))
-            data = data.take(pa.array((i for i in range(batch.num_rows) if i not in failed), pa.int64()))
+            data = data.take(pa.array([i for i in range(batch.num_rows) if i not in failed], pa.int64()))
         if texts:
-            column = pa.array(texts, pa.string())
-            yield batch.with_data(pa.record_batch([*data.columns, column], schema=self._schema))
+            made = pa.array(texts, pa.string())
+            yield batch.with_data(pa.record_batch([*data.columns, made], schema=self._schema))
 
-    def _from_columns(self, values: tuple[Any, ...]) -> str:
-        if self._row_template is None:
-            raise ConfigError("there is no template over the columns")
-        return self._row_template.render({**self._special, **dict(zip(self._columns, values, strict=True))})
+    def _from_columns(self, template: Template, values: tuple[Any, ...]) -> str:
+        return template.render({**self._special, **dict(zip(self._columns, values, strict=True))})
 
-    def _from_chat(self, values: tuple[Any, ...]) -> str:
-        if self._chat is None:
-            raise ConfigError("there is no chat template")
-        return self._chat.render(self._chat_values(self._messages(values[0])))
+    def _from_chat(self, template: Template, values: tuple[Any, ...]) -> str:
+        return template.render(self._chat_values(self._messages(values[0])))
 
     def _chat_values(self, messages: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         return {"messages": list(messages), "add_generation_prompt": True, **self._special}
@@ -207,16 +191,13 @@ class Render(BaseOperator):
             messages.insert(0, {"role": "system", "content": self._model.system})
         return messages
 
-    def _raw(self, runtime: Runtime) -> Callable[[tuple[Any, ...]], str]:
+    def _check_no_chat_is_needed(self) -> None:
         for what, value in (("data.messages_column", self._data.messages_column), ("model.system", self._model.system)):
             if value is not None:
                 raise ConfigError(
                     f"{what}={value!r} needs a chat template and the model has none; name a file with"
                     " model.chat_template=, or write a template over the columns"
                 )
-        column = self._columns[0]
-        runtime.log.info("the model has no chat template: '%s' is given to it as it is", column)
-        return lambda values: _prompt(values[0], column)
 
     def _refuse_ignored(self, template: str, schema: pa.Schema) -> None:
         """Refuse settings about prompts that a template over the columns would leave without effect."""
@@ -236,15 +217,11 @@ class Render(BaseOperator):
 
     def _user_template(self) -> Template | None:
         if self._file is not None:
-            return Template(_read(self._file, "template_file"), f"template_file {self._file}", strict=True)
+            return Template(read_text(self._file, "template_file"), f"template_file {self._file}", strict=True)
         return None if self._source is None else Template(self._source, "template", strict=True)
 
-    def _chat_file(self) -> Template | None:
-        path = self._model.chat_template
-        if path is None:
-            return None
-        source = _read(path, "model.chat_template")
-        return Template(source, f"model.chat_template {path}", strict=False, date=self._date)
+    def _chat_template(self, source: str, name: str) -> Template:
+        return Template(source, name, strict=False, date=self._date)
 
 
 def _require_prompt(schema: pa.Schema, name: str) -> str:
@@ -314,19 +291,3 @@ def _parse_date(date: str | None) -> datetime.date | None:
         return None if date is None else datetime.date.fromisoformat(date)
     except ValueError as error:
         raise ConfigError(f"date={date!r} is no date; write it as 2026-01-31") from error
-
-
-def _read(path: str, key: str) -> str:
-    where = Path(path).expanduser()
-    if where.exists() and not where.is_file():
-        raise InputError(f"{key}={path} is no regular file; give the path of a text file")
-    try:
-        return where.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise _unreadable(path, key, error) from error
-
-
-def _unreadable(path: str, key: str, error: OSError | ValueError) -> InputError:
-    if isinstance(error, UnicodeDecodeError):
-        return InputError(f"{key}={path} is not a text file in UTF-8")
-    return InputError(f"{key}={path} cannot be read: {getattr(error, 'strerror', None) or error}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from operators.engine.backend.interface import inspect_model, load_model
@@ -73,10 +72,7 @@ class Tokenize(BaseOperator):
             return made
         given = data.column(self._ids_column).to_pylist()
         pairs = zip(list_views(made), given, strict=True)
-        views = [own if ids is None else np.array(ids, np.int32) for own, ids in pairs]
-        offsets = np.zeros(len(views) + 1, np.int32)
-        np.cumsum([len(ids) for ids in views], out=offsets[1:])
-        return list_column(np.concatenate(views), offsets)
+        return pa.array([own if ids is None else ids for own, ids in pairs], PROMPT_IDS.type)
 
     def _unknown(self, batch: Batch) -> dict[int, str]:
         """The rows that bring an id which the model does not know, each with the reason."""
@@ -85,7 +81,8 @@ class Tokenize(BaseOperator):
         known = range(self._model.n_vocab)
         found: dict[int, str] = {}
         for i, ids in enumerate(batch.data.column(self._ids_column).to_pylist()):
-            wrong = next((token for token in ids or () if token is None or token not in known), -1)
-            if wrong != -1 or -1 in (ids or ()):
-                found[i] = f"column '{self._ids_column}' has the token id {wrong}; the model's ids are 0 to {known[-1]}"
+            wrong = [token for token in ids or () if token not in known]
+            if wrong:
+                had = f"column '{self._ids_column}' has the token id {wrong[0]}"
+                found[i] = f"{had}; the model's ids are 0 to {known[-1]}"
         return found

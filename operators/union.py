@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import pyarrow as pa
 
+from operators.rows.lineage import append_to_lineage, with_lineage
 from pipeline.api.errors import SchemaError
 from pipeline.api.protocols import BaseOperator
 from pipeline.api.records import LINEAGE, ROW, Batch, Output
@@ -34,9 +35,7 @@ class Union(BaseOperator):
             raise SchemaError(f"joins two or more inputs; it has {len(inputs)}")
         for port, schema in enumerate(inputs):
             _check_equal(inputs[0], schema, port)
-        fields = [f for f in inputs[0] if f.name != LINEAGE.name]
-        fields.insert([f.name for f in fields].index(ROW.name) + 1, LINEAGE)
-        self._schema = pa.schema(fields)
+        self._schema = with_lineage(inputs[0])
         return self._schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
@@ -46,18 +45,6 @@ class Union(BaseOperator):
         ports = np.full(batch.num_rows, batch.port, np.int32)
         columns[LINEAGE.name] = append_to_lineage(before, ports)
         yield batch.with_data(pa.record_batch([columns[n] for n in self._schema.names], schema=self._schema))
-
-
-def append_to_lineage(lineage: pa.ListArray | None, numbers: np.ndarray) -> pa.ListArray:
-    """`lineage` (list<int32>, None or null: empty) with one number of `numbers` (int32 [rows]) at the end of each."""
-    rows = len(numbers)
-    if lineage is not None and lineage.null_count:
-        lineage = pa.array([v or [] for v in lineage.to_pylist()], LINEAGE.type)
-    old = np.zeros(rows + 1, np.int32) if lineage is None else lineage.offsets.to_numpy()
-    values = np.zeros(0, np.int32) if lineage is None else lineage.values.to_numpy()[old[0] : old[-1]]
-    joined = np.insert(values, old[1:] - old[0], numbers)
-    offsets = old - old[0] + np.arange(rows + 1, dtype=np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(joined, pa.int32()))
 
 
 def _check_equal(first: pa.Schema, other: pa.Schema, port: int) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from operators.settings import SamplingSettings
-from operators.settings.sampling_rules import STEP_ORDER
+from operators.settings.sampling import STEP_ORDER
 
 ROOT = Path(__file__).resolve().parents[1]
 HERE = re.compile(

@@ -16,8 +16,9 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from operators.constraints.schema_pointer import place_of
-from operators.settings.structured import StructuredSettings, parse_schema
-from pipeline.api.errors import ConfigError, InputError
+from operators.settings.checks import read_text
+from operators.settings.structured import StructuredSettings, read_schema
+from pipeline.api.errors import ConfigError
 
 _GRAMMAR_FILES = (".lark", ".gbnf")
 _WHITESPACE: dict[str, dict[str, Any]] = {
@@ -66,12 +67,7 @@ def form_of(settings: StructuredSettings) -> Form | None:
 
 def _json_schema(settings: StructuredSettings) -> Form:
     key = "sampling.structured.json_schema"
-    schema = settings.json_schema
-    if isinstance(schema, str):
-        if schema.lstrip()[:1] == "{":
-            schema = parse_schema(schema, key)
-        else:
-            schema = parse_schema(_read(key, schema), f"{key}: the file {schema}")
+    schema = read_schema(settings.json_schema, key)
     if isinstance(schema, dict) and "x-guidance" in schema:
         raise ConfigError(f"{key} has the key 'x-guidance'; what it would set is set by sampling.structured.whitespace")
     options = _WHITESPACE[settings.whitespace] | _STRICT
@@ -105,7 +101,7 @@ def _grammar(settings: StructuredSettings) -> Form:
     key = "sampling.structured.grammar"
     text = settings.grammar or ""
     if "\n" not in text and Path(text).suffix in _GRAMMAR_FILES:
-        text = _read(key, text)
+        text = read_text(text, key)
     try:
         lark = any_to_lark(text)
     except Exception as error:  # the converter raises plain Exceptions too
@@ -125,13 +121,3 @@ def _fault(grammar: str) -> str | None:
     """Why llguidance cannot compile `grammar`."""
     broken, messages = LLMatcher.validate_grammar_with_warnings(grammar)
     return "; ".join(messages) if broken else None
-
-
-def _read(key: str, path: str) -> str:
-    try:
-        where = Path(path).expanduser()
-        if where.exists() and not where.is_file():
-            raise InputError(f"{key}: {path} is no regular file; give the path of a text file")
-        return where.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise InputError(f"{key}: the file {path} cannot be read: {error}") from error

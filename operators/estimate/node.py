@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from operators.engine.backend.interface import inspect_model
-from operators.engine.sequence import FinishReason, Sequence
+from operators.engine.sequence import Sequence
 from operators.estimate.generation import Device, Reckoned, reckon
 from operators.estimate.stored import stored_rows
-from operators.generation.completions import Completion
-from operators.generation.duplicates import Twins
-from operators.generation.requests import Refused, Requests, completion_text, place_of
-from operators.generation.samples import Samples
+from operators.generation.completions import Completions
+from operators.generation.duplicates import Duplicates
+from operators.generation.requests import Requests, place_of
 from operators.generation.store_lookup import CompletionKeys
 from operators.settings import ModelSettings, SamplingSettings, StoreSettings
 from pipeline.api.forecast import Forecast, Range, Task, share
@@ -39,20 +37,18 @@ class Generating:
 
     Args:
         device: its engine.
-        sampling, requests, samples, pieces, keys, store: as it has them.
+        sampling, requests, completions, pieces, keys, store: as it has them.
         store_path: where the store lies or will lie.
-        batches_of: the rows that it sends on, from what they have become.
     """
 
     device: Device
     sampling: SamplingSettings
     requests: Requests
-    samples: Samples
+    completions: Completions
     pieces: Seq[bytes]
     keys: CompletionKeys
     store: StoreSettings
     store_path: Path
-    batches_of: Callable[[Iterable[Completion]], Iterable[Batch]]
 
     def forecast(self, batches: Seq[Batch], task: Task, prepare_s: float) -> Forecast:
         """Return what `task` takes; see BaseOperator.forecast."""
@@ -71,7 +67,7 @@ class Generating:
         )
         return Forecast(
             rows_out=rows_out,
-            output=list(self.batches_of(self._completions(found.begun))),
+            output=list(self.completions.batches(self._shown(found.begun))),
             rejects=rejects,
             tokens_in=found.tokens_in,
             tokens_out=found.tokens_out,
@@ -95,13 +91,9 @@ class Generating:
         rejects: list[Rejects] = []
         rows: list[Sequence] = []
         for batch in batches:
-            rejects += self.samples.refused(batch)
-            expanded, _ = self.samples.of(batch)
-            made = self.requests.sequences(expanded)
-            refused = [one for one in made if isinstance(one, Refused)]
-            if refused:
-                rejects.append(expanded.reject([r.index for r in refused], [r.reason for r in refused]))
-            rows += [one for one in made if isinstance(one, Sequence)]
+            made = self.requests.of(batch)
+            rejects += made.rejects
+            rows += made.rows
         return rejects, rows
 
     def _to_generate(self, rows: Seq[Sequence]) -> tuple[list[Sequence], list[str]]:
@@ -113,25 +105,21 @@ class Generating:
             new = [row for row in rows if row.key not in stored]
             if len(new) < len(rows):
                 notes.append(f"{share(len(rows) - len(new), len(rows)):.0%} of the rows are in the completion store")
-        twins = Twins(enabled=self.device.settings.optimise.identical_rows)
-        single = [row for row in new if not twins.joins(row)]
+        duplicates = Duplicates(enabled=self.device.settings.optimise.identical_rows)
+        single = [row for row in new if not duplicates.joins(row)]
         if len(single) < len(new):
             notes.append(f"{share(len(new) - len(single), len(new)):.0%} of the rows come out like another one")
         return single, notes
 
-    def _completions(self, begun: Seq[Sequence]) -> Iterator[Completion]:
+    def _shown(self, begun: Seq[Sequence]) -> Seq[Sequence]:
         """What is shown to the nodes behind: rows that are complete, or, where there are none, what there is of them.
         Of a prompt of which several are made, all or none."""
         done = [row for row in begun if row.finish_reason is not None]
-        each = self.samples.each
+        each = self.requests.samples.each
         if each is not None and each > 1:
             places = [place_of(row).row for row in done]
             done = [row for row, place in zip(done, places, strict=True) if places.count(place) == each]
-        for row in done or begun:
-            reason = row.finish_reason or FinishReason.LENGTH
-            scores = None if row.params.logprobs is None else row.sampling.scores
-            text = completion_text(row, self.pieces)
-            yield Completion(place_of(row), row.tokens, text, reason.value, len(row.prompt), row.seed, scores)
+        return done or begun
 
     def _disk_bytes(self, count: Range, found: Reckoned) -> Range:
         """Of the completion store and of the metrics."""

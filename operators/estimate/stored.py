@@ -9,7 +9,6 @@ from contextlib import closing
 from pathlib import Path
 
 from operators.engine.sequence import FinishReason, Sequence
-from operators.generation.requests import key_parameters, setting_parameters
 from operators.generation.store import unusable
 from operators.generation.store_lookup import CompletionKeys
 
@@ -26,8 +25,7 @@ def stored_rows(path: Path, rows: Seq[Sequence], keys: CompletionKeys, retry: Co
     Raises:
         InputError: the file is no such database.
     """
-    for row in rows:
-        row.key = keys.key(key_parameters(row, setting_parameters(row)), row.prompt)
+    keys.give(rows)
     if not path.is_file():
         return set()
     wanted = {row.key: row.max_tokens for row in rows}

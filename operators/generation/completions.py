@@ -1,84 +1,124 @@
-"""Finished generations on their way out: as Arrow columns beside the rows they belong to, and chunk by chunk."""
+"""Finished rows on their way out: as batches and rejects, and chunk by chunk."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
-from operators.engine.backend.interface import TokenIds
 from operators.engine.sampling.logprobs import Scored
-from operators.generation.logprobs import logprob_column
-from operators.generation.requests import Place
-from operators.rows.token_lists import list_column
-from pipeline.api.records import Batch, ChunkEnd
+from operators.engine.sequence import FinishReason
+from operators.engine.sequence import Sequence as Row
+from operators.generation.logprobs import LOGPROBS, TOP_LOGPROBS, logprob_fields
+from operators.generation.requests import place_of
+from operators.settings import SamplingSettings
+from pipeline.api.records import Batch, ChunkEnd, Rejects
 
-FIELDS = (
-    pa.field("completion", pa.string()),
+TEXT = "completion"
+_FIELDS = (
+    pa.field(TEXT, pa.string()),
     pa.field("finish_reason", pa.string()),
     pa.field("prompt_token_count", pa.int32()),
     pa.field("completion_token_count", pa.int32()),
     pa.field("seed", pa.int64()),
 )
-IDS_FIELD = pa.field("completion_ids", pa.list_(pa.int32()))
+_IDS_FIELD = pa.field("completion_ids", pa.list_(pa.int32()))
 
 
-@dataclass(slots=True)  # not frozen: one is made for every row, and freezing doubles the cost
-class Completion:
-    """What a row has become."""
-
-    place: Place
-    ids: Sequence[int] | TokenIds
-    text: str
-    finish_reason: str
-    prompt_tokens: int
-    seed: int
-    scores: Sequence[Scored] | None = None
-    """Log-probabilities of the tokens, where they were asked for."""
+def completion_fields(sampling: SamplingSettings, *, keep_ids: bool) -> list[pa.Field]:
+    """The columns of a completion."""
+    return [*_FIELDS, *([_IDS_FIELD] if keep_ids else []), *logprob_fields(sampling)]
 
 
-def to_batches(
-    completions: Iterable[Completion],
-    kept: Sequence[str],
-    schema: pa.Schema,
-    *,
-    keep_ids: bool,
-    logprobs: Sequence[pa.Field] = (),
-) -> Iterator[Batch]:
-    """The rows of `completions`, one batch a source batch: columns `kept`, FIELDS, IDS_FIELD if asked, `logprobs`."""
-    groups: dict[int, list[Completion]] = {}
-    for completion in completions:
-        groups.setdefault(id(completion.place.batch), []).append(completion)
-    for group in groups.values():
-        source = group[0].place.batch
-        rows = source.data.select(kept).take(pa.array([c.place.index for c in group], pa.int64()))
-        columns = [*rows.columns, *_columns(group), *([_ids_column(group)] if keep_ids else [])]
-        columns += [logprob_column(field, [c.scores for c in group]) for field in logprobs]
-        yield source.with_data(pa.record_batch(columns, schema=schema))
+class Completions:
+    """Makes batches and rejects of finished rows.
+
+    Args:
+        kept: the columns of their batch that are passed on.
+        fields: the columns of the completion, as `completion_fields` has them.
+        schema: all of them, under the names that they get.
+        pieces: the bytes of each token of the vocabulary.
+    """
+
+    def __init__(
+        self, kept: Sequence[str], fields: Sequence[pa.Field], schema: pa.Schema, pieces: Sequence[bytes]
+    ) -> None:
+        self._kept = kept
+        self._fields = fields
+        self._schema = schema
+        self._pieces = pieces
+        self._values: Mapping[str, Callable[[Row], Any]] = {
+            TEXT: self._text,
+            "finish_reason": lambda row: (row.finish_reason or FinishReason.LENGTH).value,
+            "prompt_token_count": lambda row: len(row.prompt),
+            "completion_token_count": lambda row: len(row.tokens),
+            "seed": lambda row: row.seed,
+            _IDS_FIELD.name: lambda row: row.tokens,
+            LOGPROBS.name: lambda row: _of_each(row, lambda score: score.logprob),
+            TOP_LOGPROBS.name: lambda row: _of_each(
+                row, lambda score: [{"id": token, "logprob": logprob} for token, logprob in score.top]
+            ),
+        }
+
+    def items(self, rows: Iterable[Row]) -> Iterator[Batch | Rejects]:
+        """Rejects for the rows that could not be completed, or not as they were to be; and `batches` of the others."""
+        done: list[Row] = []
+        for row in rows:
+            place = place_of(row)
+            if row.error is not None or row.finish_reason is None:
+                yield place.batch.reject([place.index], row.error or "it was not finished")
+            elif (reason := misfit(row)) is not None:
+                name = self._schema.names[len(self._kept)]  # the text that there is, for the record
+                alone = place.batch.data.slice(place.index, 1).append_column(name, pa.array([self._text(row)]))
+                yield place.batch.with_data(alone).reject([0], reason)
+            else:
+                done.append(row)
+        yield from self.batches(done)
+
+    def batches(self, rows: Iterable[Row]) -> Iterator[Batch]:
+        """The `rows` and what has become of them, one batch for each that they came in."""
+        groups: dict[int, list[Row]] = {}
+        for row in rows:
+            groups.setdefault(id(place_of(row).batch), []).append(row)
+        for group in groups.values():
+            source = place_of(group[0]).batch
+            kept = source.data.select(self._kept).take(pa.array([place_of(row).index for row in group], pa.int64()))
+            made = [pa.array([self._values[f.name](row) for row in group], f.type) for f in self._fields]
+            yield source.with_data(pa.record_batch([*kept.columns, *made], schema=self._schema))
+
+    def _text(self, row: Row) -> str:
+        text = place_of(row).text
+        return completion_text(row, self._pieces) if text is None else text
 
 
-def _columns(group: Sequence[Completion]) -> list[pa.Array]:
-    values = (
-        [c.text for c in group],
-        [c.finish_reason for c in group],
-        [c.prompt_tokens for c in group],
-        [len(c.ids) for c in group],
-        [c.seed for c in group],
+def _of_each(row: Row, value: Callable[[Scored], Any]) -> list[Any] | None:
+    return None if row.params.logprobs is None else [value(score) for score in row.sampling.scores]
+
+
+def completion_text(row: Row, pieces: Sequence[bytes]) -> str:
+    """The text of a finished row: the bytes of its tokens, up to a stop string; what is no UTF-8 becomes U+FFFD."""
+    if row.stops is not None:
+        return bytes(row.stops.text[: row.stops.cut]).decode("utf-8", "replace")
+    return b"".join([pieces[t] for t in row.tokens]).decode("utf-8", "replace")
+
+
+def misfit(row: Row) -> str | None:
+    """Why the text of a finished row is not what its constraint asks for; None where it is, or where it has none."""
+    if row.fits or row.params.constraint is None:
+        return None
+    end = f"before the {row.params.constraint.noun} was complete"
+    if row.max_tokens == row.params.max_tokens:
+        return f"cut by max_tokens={row.max_tokens} {end}"
+    room = len(row.prompt) + row.max_tokens
+    return (
+        f"cut by runtime.max_sequence_tokens (or runtime.n_ctx) at {room} tokens, after {row.max_tokens} tokens, {end}"
     )
-    return [pa.array(column, field.type) for column, field in zip(values, FIELDS, strict=True)]
-
-
-def _ids_column(group: Sequence[Completion]) -> pa.ListArray:
-    offsets = np.zeros(len(group) + 1, np.int32)
-    np.cumsum([len(c.ids) for c in group], out=offsets[1:])
-    return list_column(np.concatenate([c.ids for c in group]), offsets)
 
 
 class OpenChunks:
-    """Which chunks still have rows in flight, so that their ends leave in order and not before their rows."""
+    """The chunks that still have rows in flight, so that their ends leave in order and not before their rows."""
 
     def __init__(self) -> None:
         self._rows: Counter[int] = Counter()
@@ -86,16 +126,16 @@ class OpenChunks:
 
     @property
     def empty(self) -> bool:
-        """Whether no row is in flight and no end is held."""
+        """True if no row is in flight and no end is held."""
         return not self._ends and not any(self._rows.values())
 
     def begin(self, chunk: int, rows: int) -> None:
         """`rows` more rows of `chunk` are in flight."""
         self._rows[chunk] += rows
 
-    def done(self, chunk: int, rows: int) -> None:
-        """`rows` rows of `chunk` have left."""
-        self._rows[chunk] -= rows
+    def done(self, rows: Iterable[Row]) -> None:
+        """`rows` have left."""
+        self._rows.subtract(row.chunk for row in rows)
 
     def end(self, end: ChunkEnd) -> None:
         """No more rows of this chunk will begin."""

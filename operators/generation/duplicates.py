@@ -1,18 +1,22 @@
-"""Rows that are bound to come out the same: one is generated, the others become what it becomes."""
+"""Rows that come out the same: one is generated for all, or, where they draw by accident alike, they are counted."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
+
+import numpy as np
 
 from operators.engine.sequence import Sequence
 
+PLACES = 2**18
 
-class Twins:
+
+class Duplicates:
     """The rows that a node has in flight, by all that can change their text: the prompt, the sampling values, and the
     seed unless they are greedy.
 
     Args:
-        enabled: whether to look for them at all.
+        enabled: false takes no rows for duplicates.
     """
 
     def __init__(self, *, enabled: bool) -> None:
@@ -24,21 +28,21 @@ class Twins:
         """Rows that became what another one became."""
 
     def joins(self, row: Sequence) -> bool:
-        """Whether `row` waits for one that is generated already; if not, others may wait for it from now on."""
+        """Have `row` wait for one that is generated already, and return True; else others may wait for it."""
         if not self._enabled:
             return False
-        fate = _fate(row)
-        others = self._others.get(fate)
+        identity = _identity(row)
+        others = self._others.get(identity)
         if others is None:
-            self._others[fate] = []
+            self._others[identity] = []
             return False
         others.append(row)
         self.waiting += 1
         return True
 
     def of(self, row: Sequence) -> list[Sequence]:
-        """`row` is finished: those that waited for it, as finished as it is."""
-        others = self._others.pop(_fate(row), []) if self._enabled else []
+        """Finish the rows that waited for `row`, which is finished, and return them."""
+        others = self._others.pop(_identity(row), []) if self._enabled else []
         for other in others:
             other.tokens = row.tokens
             other.stops, other.sampling.scores, other.fits = row.stops, row.sampling.scores, row.fits
@@ -50,10 +54,44 @@ class Twins:
         return others
 
 
-def _fate(row: Sequence) -> Hashable:
-    """What two rows have in common that come out the same: where they are cut, and the content key or what is in it.
-    Rows with equal parameters mostly share them as one object, which need not be compared."""
+def _identity(row: Sequence) -> Hashable:
+    """Equal for two rows that come out the same: the tokens at which they are cut, and the content key or what is in
+    it. Rows with equal parameters mostly share them as one object, which need not be compared."""
     if row.key:
         return row.max_tokens, row.key
     stops = None if row.stops is None else (tuple(row.stops.stops), row.stops.keep)
     return row.max_tokens, row.prompt.tobytes(), id(row.params), stops, None if row.params.greedy else row.seed
+
+
+class RepeatedDraws:
+    """Counts rows that draw the same numbers for the same prompt as an earlier row.
+
+    It takes 2 MiB for any number of rows: each row's hash is kept in one place, until another row takes that place. So
+    the count is a lower bound, and exact if there are far fewer rows than PLACES.
+    """
+
+    def __init__(self) -> None:
+        self._hashes = np.zeros(PLACES, np.int64)
+        self.count = 0
+
+    def note(self, rows: Iterable[Sequence]) -> None:
+        """Look at `rows`. Greedy ones draw nothing."""
+        for row in rows:
+            if not row.params.greedy:
+                found = hash((row.seed, id(row.params), row.prompt.tobytes()))
+                place = found % PLACES
+                self.count += bool(self._hashes[place] == found)
+                self._hashes[place] = found
+
+    def warning(self, id_column: str | None) -> str | None:
+        """Say how many there are, and what repeats: `id_column`, or a column of seeds; None if there are none."""
+        if not self.count:
+            return None
+        repeats = "their values in column 'seed' repeat"
+        if id_column is not None:
+            repeats = (
+                f"'{id_column}' (data.id_column) repeats. Give each row an id of its own, or set data.id_column=null to"
+                " seed rows by their position"
+            )
+        same = f"at least {self.count} rows have the seed and the prompt of an earlier row, and so the same text"
+        return f"{same}: {repeats}"

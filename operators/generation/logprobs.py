@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,17 +24,6 @@ def logprob_fields(sampling: SamplingSettings) -> list[pa.Field]:
     return [LOGPROBS, TOP_LOGPROBS] if sampling.logprobs else [LOGPROBS]
 
 
-def logprob_column(field: pa.Field, completions: Sequence[Sequence[Scored] | None]) -> pa.Array:
-    """The column `field` for several completions; null for one that was not to have any."""
-    if field.name == LOGPROBS.name:
-        return pa.array([None if c is None else [s.logprob for s in c] for c in completions], LOGPROBS.type)
-    return pa.array([None if c is None else [_entries(s) for s in c] for c in completions], TOP_LOGPROBS.type)
-
-
-def _entries(scored: Scored) -> list[dict[str, Any]]:
-    return [{"id": token, "logprob": logprob} for token, logprob in scored.top]
-
-
 def to_bytes(scores: Sequence[Scored]) -> bytes:
     """Little-endian: the number of top entries (int32) of each token, its logprob (float32), their ids and logprobs."""
     counts = np.array([len(s.top) for s in scores], "<i4")
@@ -46,7 +34,7 @@ def to_bytes(scores: Sequence[Scored]) -> bytes:
 
 
 def from_bytes(content: bytes) -> list[Scored]:
-    """What `to_bytes` was given, in the precision of float32."""
+    """The inverse of `to_bytes`, in the precision of float32."""
     count = int(np.frombuffer(content, "<i4", 1)[0])
     counts = np.frombuffer(content, "<i4", count, 4)
     own = np.frombuffer(content, "<f4", count, 4 + 4 * count).tolist()

@@ -1,4 +1,4 @@
-"""The memory that a model and its contexts take, as far as the header of the model's file tells."""
+"""The memory that a model and its contexts take, from the header of the model's file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from operators.settings.runtime import EngineSettings
 from pipeline.api.protocols import MemoryNeed
 
 KV_BITS = {"f16": 16.0, "f32": 32.0, "q8_0": 8.5}
-"""Of a number in the KV cache."""
+"""Bits of a number in the KV cache."""
 
 
 def model_memory(
@@ -18,12 +18,12 @@ def model_memory(
 ) -> Iterator[MemoryNeed]:
     """The weights of `model`, and its contexts with `settings`.
 
-    All that is left out makes it less than what is taken: buffers for computing, and a KV cache of which the header
-    does not tell the size. Nothing is known of models on a GPU.
+    A lower bound: buffers for computing are left out, and a KV cache whose size is not in the header. Gives nothing for
+    models on a GPU.
 
     Args:
-        key: nodes that share the contexts give the same.
-        wanted: what is asked of the contexts.
+        key: equal for nodes that share the contexts.
+        wanted: the outputs of the contexts.
     """
     facts = inspect_model(model)
     if facts.sizes is None or facts.n_ctx_train is None or model.gpu_layers:

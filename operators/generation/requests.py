@@ -15,33 +15,37 @@ from operators.engine.backend.interface import Model, TokenIds
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sampling.stop_strings import StopWatcher
 from operators.engine.sequence import Sequence
-from operators.generation.sampling_params import ParamsMaker, token_ids
+from operators.generation.samples import Samples
+from operators.generation.sampling_params import ParamsMaker, structured_form, token_ids
 from operators.rows.row_hash import hash_of, mix, row_hashes
+from operators.rows.sql import RowExpression
 from operators.rows.token_lists import PROMPT_IDS, list_views
 from operators.settings import SamplingSettings
-from operators.settings.sampling_rules import plain_value, sampling_rules
+from operators.settings.sampling import misfits, per_row_types, plain_value
 from operators.settings.structured import StructuredSettings, parse_schema
 from pipeline.api.errors import ConfigError
-from pipeline.api.records import ROW, Batch
+from pipeline.api.records import ROW, Batch, Rejects, require_column
 
 SEED_BITS = 63
 MOST_DRAWINGS = 10_000
-"""Combinations of columns' values that are remembered."""
+"""Combinations of columns' values to remember at most."""
 MOST_SCHEMAS = 256
-"""The same where each brings a compiled schema, which takes some 100 kB."""
+"""As MOST_DRAWINGS, if each brings a compiled schema, which takes some 100 kB."""
 
 
 @dataclass(slots=True)  # not frozen: one is made for every row, and freezing doubles the cost
 class Place:
-    """Where a row stands: row `index` of `batch`, number `row` of the source."""
+    """The position of a row: row `index` of `batch`, number `row` of the source."""
 
     batch: Batch
     index: int
     row: int
+    text: str | None = None
+    """Its completion, once that has been made a text."""
 
 
 def place_of(row: Sequence) -> Place:
-    """Where a row stands that Requests has made.
+    """The position of a row that Requests has made.
 
     Raises:
         TypeError: another node has made it.
@@ -52,11 +56,18 @@ def place_of(row: Sequence) -> Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """A row that cannot be generated, and why."""
+class Made:
+    """The rows of a batch as sequences.
 
-    index: int
-    reason: str
+    Args:
+        rows: those that can be generated, each as often as `sampling.n` says.
+        rejects: for the others.
+        expanded: how many rows there are more than before.
+    """
+
+    rows: list[Sequence]
+    rejects: list[Rejects]
+    expanded: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +93,7 @@ class Requests:
         round_of: the round over the source to which rows (int64) belong. Ids come again in every round, and the numbers
             that are drawn must not.
         limit: the key that sets max_sequence_tokens, for the reasons of rejects.
+        priority: a number for each row, by which those that wait are ordered; null counts as 0.
 
     Raises:
         ConfigError: a token id of the job's values is not in the vocabulary, or a text has no tokens.
@@ -98,7 +110,9 @@ class Requests:
         make: Callable[..., Sequence] = Sequence,
         round_of: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]] = np.zeros_like,
         limit: str = "runtime.max_sequence_tokens",
+        priority: RowExpression | None = None,
     ) -> None:
+        self._priority = priority
         self._make = make
         self._round_of = round_of
         self._sampling = sampling
@@ -109,13 +123,14 @@ class Requests:
         self._model = model
         self._pieces = model.pieces()
         self._maker = ParamsMaker(model)
+        self.samples = Samples(sampling)
         self._schema_column = sampling.structured.json_schema_column
         self._columns = [*sampling.per_row, *([self._schema_column] if self._schema_column is not None else [])]
         self._drawings: dict[str, Drawing | str] = {}
         self._plain = self._drawing(vars(sampling))
 
     def too_short(self) -> str | None:
-        """What to say where not even the shortest of `sampling.structured.choices` fits into `max_tokens`."""
+        """A warning if not even the shortest of `sampling.structured.choices` fits into `max_tokens`."""
         choices, most = self._sampling.structured.choices, self._sampling.max_tokens
         if not choices or "max_tokens" in self._sampling.per_row:
             return None
@@ -124,7 +139,28 @@ class Requests:
             return None
         return f"sampling.max_tokens={most} is too few: the shortest of sampling.structured.choices has {least} tokens"
 
-    def sequences(self, batch: Batch) -> list[Sequence | Refused]:
+    def of(self, batch: Batch) -> Made:
+        """Make the sequences of `batch`."""
+        expanded, refused = self.samples.of(batch)
+        more = expanded.num_rows - (batch.num_rows - len(refused))
+        rejects = [batch.reject(list(refused), list(refused.values()))] if refused else []
+        made = self._sequences(expanded)
+        refused = {i: reason for i, reason in enumerate(made) if isinstance(reason, str)}
+        if refused:
+            rejects.append(expanded.reject(list(refused), list(refused.values())))
+        rows = [row for row in made if not isinstance(row, str)]
+        self._rank(rows, expanded)
+        return Made(rows, rejects, more)
+
+    def _rank(self, rows: Seq[Sequence], batch: Batch) -> None:
+        for row in rows:
+            row.chunk = batch.chunk
+        if self._priority is not None:
+            priorities = self._priority.values(batch.data).cast(float).fill_null(0.0).to_list()
+            for row in rows:
+                row.priority = priorities[place_of(row).index]
+
+    def _sequences(self, batch: Batch) -> list[Sequence | str]:
         """A sequence for each row of `batch`, or why there can be none."""
         prompts = list_views(batch.data.column(PROMPT_IDS.name))
         overrides = [batch.data.column(name).to_pylist() for name in self._columns]
@@ -133,30 +169,25 @@ class Requests:
         places = [Place(batch, i, number) for i, number in enumerate(numbers)]
         return list(map(self._sequence, places, prompts, each, self._seeds(batch.data)))
 
-    def _sequence(
-        self, place: Place, prompt: TokenIds, values: tuple[Any, ...], seed: int | None
-    ) -> Sequence | Refused:
+    def _sequence(self, place: Place, prompt: TokenIds, values: tuple[Any, ...], seed: int | None) -> Sequence | str:
         drawing = self._drawing_of(values)
         room = self._room - len(prompt)
         if isinstance(drawing, str):
-            return Refused(place.index, drawing)
+            return drawing
         if seed is None:
-            return Refused(
-                place.index, f"column 'seed' has {place.batch.data['seed'][place.index]}; allowed: whole numbers"
-            )
+            return f"column 'seed' has {place.batch.data['seed'][place.index]}; allowed: whole numbers"
         if not len(prompt):
-            return Refused(place.index, "the prompt is empty; the model needs at least one token")
+            return "the prompt is empty; the model needs at least one token"
         if room < 1:
-            return Refused(
-                place.index,
+            return (
                 f"the prompt has {len(prompt)} tokens and leaves no room for a completion:"
-                f" {self._limit} is {self._room}",
+                f" {self._limit} is {self._room}"
             )
         stops = StopWatcher(drawing.stops, self._pieces, drawing.keep_stop) if drawing.stops else None
         return self._make(place, prompt, drawing.params, seed, min(drawing.params.max_tokens, room), stops)
 
     def _drawing_of(self, values: tuple[Any, ...]) -> Drawing | str:
-        """What applies under these overrides, or why they cannot work; remembered, since few differ."""
+        """The values under these overrides, or why they cannot work; remembered, since few differ."""
         if not values:
             return self._plain
         named = dict(zip(self._sampling.per_row, values, strict=False))
@@ -176,19 +207,19 @@ class Requests:
             values = vars(self._sampling) | {k: plain_value(k, v) for k, v in overrides.items()}
             if self._schema_column is not None:
                 values["structured"] = self._of_row(self._schema_column, schema)
-            broken = [(k, text) for k, (holds, text) in sampling_rules(values).items() if not holds]
+            broken = misfits(values)
             if not broken:
                 return self._drawing(values)
         except ConfigError as error:
             return str(error) if schema is None else f"column '{self._schema_column}': {error}"
         except (TypeError, ValueError, AttributeError):
             return f"the columns {overrides!r} have values of a type that cannot be used"
-        name, allowed = broken[0]
+        name, allowed = next(iter(broken.items()))
         where = f"column '{name}' has" if name in overrides else f"under its columns the row has {name}"
         return f"{where} {values[name]!r}; allowed: {allowed}"
 
     def _of_row(self, column: str, schema: str | None) -> StructuredSettings:
-        """What the text of a row whose `column` has `schema` has to be."""
+        """The constraint of a row whose `column` has `schema`."""
         if schema is None and self._sampling.structured.optional:
             return StructuredSettings()
         if schema is None:
@@ -225,34 +256,22 @@ def _seed_of(given: float) -> int | None:
     return int(given) & (2**SEED_BITS - 1) if given == given // 1 else None
 
 
-def key_parameters(row: Sequence, settings: bytes) -> bytes:
-    """Every value of the row, besides its prompt, that can change its text: its `settings`, which are those of
-    `setting_parameters`, and the seed where numbers are drawn. Not max_tokens, which only says where the text is cut.
+def require_columns(
+    schema: pa.Schema, sampling: SamplingSettings, id_column: str | None, priority: RowExpression | None
+) -> None:
+    """Check that `schema` has the columns that Requests reads, and that the constraint can be compiled.
+
+    Raises:
+        SchemaError: a column is not there, or of another type.
+        ConfigError, InputError: see structured_form.
     """
-    return settings if row.params.greedy else settings + row.seed.to_bytes(8, "little")
-
-
-def setting_parameters(row: Sequence) -> bytes:
-    """The sampling values of the row. Rows of one job share them, or a few."""
-    stops = None if row.stops is None else (row.stops.stops, row.stops.keep)
-    return repr((row.params.identity, stops)).encode()
-
-
-def misfit(row: Sequence) -> str | None:
-    """Why the text of a finished row is not what its constraint asks for; None where it is, or where it has none."""
-    if row.fits or row.params.constraint is None:
-        return None
-    end = f"before the {row.params.constraint.noun} was complete"
-    if row.max_tokens == row.params.max_tokens:
-        return f"cut by max_tokens={row.max_tokens} {end}"
-    room = len(row.prompt) + row.max_tokens
-    return (
-        f"cut by runtime.max_sequence_tokens (or runtime.n_ctx) at {room} tokens, after {row.max_tokens} tokens, {end}"
-    )
-
-
-def completion_text(row: Sequence, pieces: Seq[bytes]) -> str:
-    """The text of a finished row: the bytes of its tokens, up to a stop string; what is no UTF-8 becomes U+FFFD."""
-    if row.stops is not None:
-        return bytes(row.stops.text[: row.stops.cut]).decode("utf-8", "replace")
-    return b"".join([pieces[t] for t in row.tokens]).decode("utf-8", "replace")
+    require_column(schema, PROMPT_IDS.name, [PROMPT_IDS.type])
+    if priority is not None:
+        priority.plan(schema, lambda kind: kind.is_numeric(), "a number")
+    if id_column is not None:
+        require_column(schema, id_column)
+    for name in sampling.per_row:
+        require_column(schema, name, per_row_types(name))
+    structured_form(sampling.structured)
+    if (column := sampling.structured.json_schema_column) is not None:
+        require_column(schema, column, [pa.string()])

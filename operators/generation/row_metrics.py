@@ -1,13 +1,21 @@
-"""What is kept of every completion: a row of metrics/rows.parquet."""
+"""The figures of a node's completions: a row each in metrics/rows.parquet, its progress, what constraints cost."""
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
+from operators.engine.sampling.constraint import Costs
 from operators.engine.sequence import Sequence
-from pipeline.api.protocols import Table
+from operators.generation.requests import place_of
+from pipeline.api.meter import Completed
+from pipeline.api.protocols import Runtime
 
 ROWS_SCHEMA = pa.schema(
     [
@@ -26,26 +34,51 @@ ROWS_SCHEMA = pa.schema(
 )
 
 
-class RowLog:
-    """The completions of one node.
+class RowMetrics:
+    """Notes the completions of one node.
 
     Args:
-        table: metrics/rows.parquet; shared by the nodes that generate.
-        node: the node's name.
+        runtime: of the node.
+        constrained: whether the costs of constraints are among the run's totals.
     """
 
-    def __init__(self, table: Table, node: str) -> None:
-        self._table = table
-        self._node = node
+    def __init__(self, runtime: Runtime, *, constrained: bool) -> None:
+        self._node = runtime.node
+        self._table = runtime.table("rows", ROWS_SCHEMA)
+        self._completed = runtime.meter.completed = Completed()
+        self._costs = Costs()
+        if constrained:
+            runtime.totals(self._constraint_totals)
 
-    def add(self, rows: Seq[Sequence], numbers: Seq[int], *, from_store: bool = False, identical: bool = False) -> None:
-        """`rows` are finished; `numbers` are their positions in the source."""
+    def generated(self, rows: Seq[Sequence]) -> None:
+        """The engine has finished `rows`."""
+        for row in rows:
+            self._costs.add(row.sampling.costs)
+        self._completed.rows += len(rows)
+        self._completed.tokens += sum(len(row.tokens) for row in rows)
+        self._add(rows)
+
+    def reused(self, rows: Seq[Sequence], *, from_store: bool = False, identical: bool = False) -> None:
+        """`rows` are finished without having been generated: a store had them, or identical rows were finished."""
+        self._completed.recalled += len(rows)
+        self._add(rows, from_store=from_store, identical=identical)
+
+    def _constraint_totals(self) -> dict[str, float]:
+        costs = self._costs
+        return {
+            f"{self._node}/constraint_s": costs.seconds,
+            f"{self._node}/constrained_tokens": float(costs.tokens),
+            f"{self._node}/forced_tokens": float(costs.forced),
+            f"{self._node}/masks": float(costs.masks),
+        }
+
+    def _add(self, rows: Seq[Sequence], *, from_store: bool = False, identical: bool = False) -> None:
         if not rows:
             return
         firsts = [row.times.first_token or row.times.finished for row in rows]
         columns: tuple[Seq[object], ...] = (
             [self._node] * len(rows),
-            numbers,
+            [place_of(row).row for row in rows],
             [len(row.prompt) for row in rows],
             [len(row.tokens) for row in rows],
             [row.times.admitted - row.times.queued for row in rows],
@@ -57,3 +90,18 @@ class RowLog:
             [identical] * len(rows),
         )
         self._table.extend(columns)
+
+
+def cost_lines(node: str, directory: Path) -> Iterator[str]:
+    """A line on it over all attempts, from the results in `directory`; none where no token was constrained."""
+    attempts = pq.read_table(directory / "metrics/run.parquet", columns=["totals"])["totals"].to_pylist()
+    sums = Counter[str]()
+    for totals in attempts:
+        sums.update(json.loads(totals))
+    tokens = sums[f"{node}/constrained_tokens"]
+    if tokens:
+        yield (
+            f"{node}: structured output: {sums[f'{node}/forced_tokens']:,.0f} of {tokens:,.0f} tokens forced by the"
+            f" grammar, {sums[f'{node}/masks']:,.0f} redrawn under a mask,"
+            f" {sums[f'{node}/constraint_s'] / tokens * 1e6:,.0f} µs/token"
+        )

@@ -1,8 +1,9 @@
-"""From what users write in `sampling` to SamplingParams: texts become token ids of a model."""
+"""Makes SamplingParams of the settings: texts become token ids of a model."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from operators.engine.backend.interface import Model
@@ -19,33 +20,6 @@ if TYPE_CHECKING:
 _BREAKER_BYTES = 40
 _TAIL_TOKENS = 20
 """llama.cpp looks at so much of a DRY breaker."""
-_COPIED = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "max_tokens",
-    "min_tokens",
-    "typical_p",
-    "top_n_sigma",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "penalty_last_n",
-    "dry_multiplier",
-    "dry_base",
-    "dry_allowed_length",
-    "dry_penalty_last_n",
-    "xtc_probability",
-    "xtc_threshold",
-    "mirostat",
-    "mirostat_tau",
-    "mirostat_eta",
-    "dynatemp_range",
-    "dynatemp_exponent",
-    "logprobs",
-)
-"""Settings that are parameters as they stand."""
 
 
 class ParamsMaker:
@@ -68,15 +42,18 @@ class ParamsMaker:
         """
         own = frozenset(self._token("stop_token_ids", t) for t in values["stop_token_ids"])
         stops = own | (frozenset() if values["ignore_eos"] else self._model.end_ids)
+        as_they_stand = {f.name: values[f.name] for f in fields(SamplingParams) if f.name in values}
+        in_token_ids = {
+            "logit_bias": tuple(self._biases(values["logit_bias"] or {})),
+            "bad_words": tuple(dict.fromkeys(ids for word in values["bad_words"] for ids in self._bad_word(word))),
+            "order": tuple(values["order"]),
+        }
         return SamplingParams(
-            **{name: values[name] for name in _COPIED},
+            **(as_they_stand | in_token_ids),
             stop_ids=stops,
             kept_stop_ids=own if values["keep_stop"] else frozenset(),
             end_ids=own | self._model.end_ids,
-            logit_bias=tuple(self._biases(values["logit_bias"] or {})),
-            bad_words=tuple(dict.fromkeys(ids for word in values["bad_words"] for ids in self._bad_word(word))),
             dry_breakers=self._dry_breakers(values),
-            order=tuple(values["order"]),
             constraint=self._constraint(values["structured"]),
         )
 
@@ -129,7 +106,7 @@ class ParamsMaker:
 
 
 def structured_form(settings: StructuredSettings) -> Form | None:
-    """What `settings` ask of a text, checked; None where they ask nothing of all rows alike.
+    """Compile the constraint that `settings` put on the texts of all rows; None if there is none.
 
     Raises:
         ConfigError: it cannot be compiled, or llguidance is not installed.

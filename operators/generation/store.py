@@ -5,8 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,16 +45,15 @@ class StoredCompletion:
     scores: Sequence[Scored] | None = None
     """Log-probabilities of the tokens, where they were asked for."""
     least: int = 0
-    """With a smaller max_tokens it would have been cut."""
+    """The smallest max_tokens that does not cut it."""
     run: str = ""
-    """Which run made it."""
+    """The run that made it."""
 
 
 class CompletionStore:
     """Keeps completions by key. Safe to use from several threads and several processes.
 
-    What is put is written by a thread of its own, FLUSH_S seconds later at the latest and at once when FLUSH_ROWS have
-    come: a node that waits for a slow reader must not keep what it has finished from being durable.
+    A thread of its own writes what is put, FLUSH_S seconds later at the latest and at once when FLUSH_ROWS have come.
 
     Args:
         path: the database; made if it is not there.
@@ -72,7 +70,7 @@ class CompletionStore:
         self._unsaved: dict[bytes, StoredCompletion] = {}
         self._writing: dict[bytes, StoredCompletion] = {}
         self._new_settings: set[bytes] = set()
-        self._sources: list[Callable[[], Completions]] = []
+        self._reading = threading.Lock()
         self._closing = False
         self._failure: PipelineError | None = None
         try:
@@ -87,22 +85,27 @@ class CompletionStore:
         self._thread.start()
 
     def find(self, keys: Sequence[bytes]) -> dict[bytes, StoredCompletion]:
-        """The completions of those `keys` that are known."""
-        with self._changed, self._reading():
+        """Return the completions of those `keys` that the store has."""
+        with self._changed:
             self._raise_failure()
             fresh = self._writing | self._unsaved
-            found = {k: fresh[k] for k in keys if k in fresh}
-            for start in range(0, len(keys), _AT_ONCE):
-                some = keys[start : start + _AT_ONCE]
-                query = (
-                    "SELECT key, ids, text, finish_reason, scores, least, run"
-                    " FROM completions LEFT JOIN logprobs USING (key)"
-                    f" WHERE key IN ({','.join('?' * len(some))})"
-                )
-                for key, ids, text, reason, scores, least, run in self._reader.execute(query, some):
-                    scored = None if scores is None else from_bytes(scores)
-                    stored = StoredCompletion(np.frombuffer(ids, np.int32), text, reason, scored, least, run)
-                    found.setdefault(key, stored)
+        found = {k: fresh[k] for k in keys if k in fresh}
+        for start in range(0, len(keys), _AT_ONCE):
+            some = keys[start : start + _AT_ONCE]
+            query = (
+                "SELECT key, ids, text, finish_reason, scores, least, run"
+                " FROM completions LEFT JOIN logprobs USING (key)"
+                f" WHERE key IN ({','.join('?' * len(some))})"
+            )
+            try:
+                with self._reading:
+                    rows = self._reader.execute(query, some).fetchall()
+            except sqlite3.Error as error:
+                raise unusable(self._path, error) from error
+            for key, ids, text, reason, scores, least, run in rows:
+                scored = None if scores is None else from_bytes(scores)
+                stored = StoredCompletion(np.frombuffer(ids, np.int32), text, reason, scored, least, run)
+                found.setdefault(key, stored)
         return found
 
     def put(self, completions: Completions) -> None:
@@ -118,19 +121,9 @@ class CompletionStore:
             self._unsaved.update(completions)
 
     def note_settings(self, digests: set[bytes]) -> None:
-        """Something is generated under the settings of these digests."""
+        """Keep the digests of settings under which something is generated."""
         with self._changed:
             self._new_settings |= digests
-
-    def watch(self, source: Callable[[], Completions]) -> None:
-        """Have what `source()` gives written too: what is finished and was not put yet. Called from another thread."""
-        with self._changed:
-            self._sources.append(source)
-
-    def forget(self, source: Callable[[], Completions]) -> None:
-        """No longer ask `source`."""
-        with self._changed:
-            self._sources.remove(source)
 
     def close(self) -> None:
         """Write what waits and close the database.
@@ -151,10 +144,11 @@ class CompletionStore:
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute(f"PRAGMA synchronous={'FULL' if sync == 'power' else 'NORMAL'}")
         version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version == 0 and connection.execute("SELECT 1 FROM sqlite_master WHERE name='completions'").fetchone():
-            raise _unusable_version(self._path, "an earlier version of this program")
-        if version > _FORMAT:
-            raise _unusable_version(self._path, f"a later version of this program (format {version})")
+        if version != _FORMAT and connection.execute("SELECT 1 FROM sqlite_master").fetchone():
+            raise InputError(
+                f"the completion store {self._path} cannot be used: it has format {version}, and this version of the"
+                f" program reads {_FORMAT}; name another with store.path="
+            )
         connection.execute(f"PRAGMA user_version = {_FORMAT}")
         return connection
 
@@ -170,7 +164,7 @@ class CompletionStore:
                 self._failure.__cause__ = error
 
     def _wait(self) -> bool:
-        """Until there is enough to write, or time has passed. False when the store is being closed."""
+        """Wait until there is enough to write, or time has passed. False when the store is being closed."""
         with self._changed:
             until = time.monotonic() + FLUSH_S
             while not self._closing and len(self._unsaved) < FLUSH_ROWS and (left := until - time.monotonic()) > 0:
@@ -179,11 +173,6 @@ class CompletionStore:
 
     def _write(self) -> None:
         with self._changed:
-            sources = list(self._sources)
-        left_over = [source() for source in sources]
-        with self._changed:
-            for completions in left_over:
-                self._unsaved.update(completions)
             self._writing, self._unsaved = self._unsaved, {}
             new_settings, self._new_settings = self._new_settings, set()
         if self._writing or new_settings:
@@ -210,23 +199,16 @@ class CompletionStore:
             raise
         reached(Failpoint.JOURNAL_COMMITTED)
 
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            raise unusable(self._path, error) from error
-
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
 
 
 def unusable(path: Path, error: sqlite3.Error | OSError, *, opening: bool = False) -> PipelineError:
-    """What an error of the database at `path` means.
+    """Turn an error of the database at `path` into one of the pipeline.
 
     Args:
-        opening: the run has not begun: another store can be named.
+        opening: the run has not begun, so another store can be named.
     """
     if isinstance(error, OSError) or is_of_disk(error):
         failed = storage_error(path, error)
@@ -237,10 +219,4 @@ def unusable(path: Path, error: sqlite3.Error | OSError, *, opening: bool = Fals
     return InputError(
         f"the completion store {path} fails: {error}; run the same command again. If it is damaged move it away first"
         f" (in an output directory python -m pipeline verify {path.parent} repair=true does that)"
-    )
-
-
-def _unusable_version(path: Path, by: str) -> InputError:
-    return InputError(
-        f"the completion store {path} cannot be used: it was written by {by}; name another with store.path="
     )

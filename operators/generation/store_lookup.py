@@ -1,9 +1,9 @@
-"""Recall: which rows of a node need not be generated, because a completion store has what they would become."""
+"""StoreLookup: finds the rows of a node that need not be generated, because a completion store has what they become."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass
 
@@ -11,8 +11,8 @@ import numpy as np
 
 from operators.engine.backend.interface import TokenIds
 from operators.engine.sequence import FinishReason, Sequence
-from operators.generation.completions import Completion
-from operators.generation.requests import key_parameters, setting_parameters
+from operators.generation.completions import completion_text
+from operators.generation.requests import place_of
 from operators.generation.store import CompletionStore, StoredCompletion
 
 
@@ -25,6 +25,19 @@ class CompletionKeys:
 
     def __init__(self, *context: object) -> None:
         self._base = hashlib.blake2b(repr(context).encode(), digest_size=16)
+
+    def give(self, rows: Seq[Sequence]) -> list[bytes]:
+        """Give `rows` their keys, and return the sampling values of each.
+
+        In a key are these, the prompt, and the seed if numbers are drawn; not max_tokens, which only cuts a text.
+        """
+        settings: list[bytes] = []
+        for row in rows:
+            stops = None if row.stops is None else (row.stops.stops, row.stops.keep)
+            own = repr((row.params.identity, stops)).encode()
+            row.key = self.key(own if row.params.greedy else own + row.seed.to_bytes(8, "little"), row.prompt)
+            settings.append(own)
+        return settings
 
     def key(self, parameters: bytes, prompt: TokenIds) -> bytes:
         """16 bytes that stand for a row. `parameters`: its sampling values, with the seed unless it is greedy."""
@@ -44,7 +57,7 @@ class CompletionKeys:
 
 @dataclass
 class Hits:
-    """How many rows were found in the store, by who had made them; and of the others, why they were not."""
+    """Counts of the rows found in the store, by the run that made them, and of the others by the reason."""
 
     found_resumed: int = 0
     """Made by an earlier attempt of this run, or for another row of it."""
@@ -65,8 +78,8 @@ class Hits:
         return self.found_resumed + self.found_earlier
 
 
-class Recall:
-    """Looks rows up and keeps what they become.
+class StoreLookup:
+    """Completes rows from a store, and keeps there what others become.
 
     The key of a row leaves out its max_tokens, since that only says where a text is cut. What ended by itself is what
     the row becomes under any max_tokens that is large enough; what is longer is cut; and what was cut too early is
@@ -76,7 +89,7 @@ class Recall:
         store: the store.
         keys: makes the keys.
         pieces: the bytes of every token.
-        retry: finish reasons with which a completion of another run does not count.
+        retry: finish reasons; completions of other runs that ended so are generated again.
         run: the name of this run.
     """
 
@@ -92,35 +105,34 @@ class Recall:
         self._seen: dict[bytes, bool] = {}
         self.hits = Hits()
 
-    def find(self, rows: Seq[Sequence]) -> dict[Sequence, StoredCompletion]:
-        """What is known of `rows`, which are given their keys."""
-        settings = [setting_parameters(row) for row in rows]
-        for row, own in zip(rows, settings, strict=True):
-            row.key = self._keys.key(key_parameters(row, own), row.prompt)
+    def complete(self, rows: Seq[Sequence]) -> list[Sequence]:
+        """Complete those of `rows` that the store has, and return them. All `rows` are given their keys."""
+        settings = self._keys.give(rows)
         stored = self._store.find([row.key for row in rows])
-        found: dict[Sequence, StoredCompletion] = {}
+        found: list[Sequence] = []
         for row, own in zip(rows, settings, strict=True):
             known = stored.get(row.key)
             if known is None:
                 self._count_unknown(own)
             elif (serves := self._as_for(row, known)) is not None:
-                found[row] = serves
+                _finish(row, serves)
+                found.append(row)
         return found
 
-    def keep(self, done: Iterable[tuple[Sequence, Completion]]) -> None:
-        """Have the store keep what rows have become."""
-        self._store.put(self.stored(done))
+    def keep(self, row: Sequence) -> None:
+        """Put what `row` has become into the store. Called by the engine's thread as soon as it has ended: so a node
+        that waits for a slow reader keeps nothing from being durable."""
+        if row.finish_reason is not None and row.error is None:
+            text = place_of(row).text = completion_text(row, self._pieces)
+            scores = None if row.params.logprobs is None else row.sampling.scores
+            least = len(row.tokens) + row.dropped
+            stored = StoredCompletion(row.tokens, text, row.finish_reason.value, scores, least, self._run)
+            self._store.put({row.key: stored})
 
-    def stored(self, done: Iterable[tuple[Sequence, Completion]]) -> dict[bytes, StoredCompletion]:
-        """What the store keeps of rows and what they have become."""
-        return {
-            row.key: StoredCompletion(c.ids, c.text, c.finish_reason, c.scores, len(c.ids) + row.dropped, self._run)
-            for row, c in done
-        }
-
-    def totals(self) -> dict[str, float]:
-        """The counts."""
-        return {key: float(value) for key, value in asdict(self.hits).items()}
+    def totals(self, node: str) -> dict[str, float]:
+        """The counts as totals of the run."""
+        counts = {"from_store": self.hits.found, **asdict(self.hits)}
+        return {f"{node}/{key}": float(count) for key, count in counts.items()}
 
     def summary(self) -> str | None:
         """The counts in words; None where nothing was known."""
@@ -139,7 +151,7 @@ class Recall:
         return f"completion store: {h.found:,} hits ({owners}), {missed:,} misses{f' ({reasons})' if missed else ''}"
 
     def _as_for(self, row: Sequence, known: StoredCompletion) -> StoredCompletion | None:
-        """What `row` becomes, going by what is known; None if that does not tell."""
+        """The completion of `row` by the stored one `known`; None if it has to be generated again."""
         own = known.run == self._run
         if known.finish_reason in self._retry and not own:
             self.hits.missed_retry += 1
@@ -166,3 +178,12 @@ class Recall:
             self.hits.missed_new += 1
         else:
             self.hits.missed_settings += 1
+
+
+def _finish(row: Sequence, stored: StoredCompletion) -> None:
+    row.tokens = np.asarray(stored.ids, np.int32).tolist()
+    row.finish_reason = FinishReason(stored.finish_reason)
+    row.sampling.scores = list(stored.scores or ())
+    place_of(row).text = stored.text
+    if row.finish_reason == FinishReason.LENGTH:
+        row.refit()

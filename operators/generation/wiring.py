@@ -1,23 +1,25 @@
-"""What nodes of a run share: engines, the threads that compute for them, and the completion store."""
+"""The parts that nodes of a run share: engines, the threads that compute for them, and the completion store."""
 
 from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from operators.engine.backend.interface import Model
+from operators.engine.backend.interface import Model, inspect_model, max_sequence_tokens
 from operators.engine.loop.engine import Engine
 from operators.engine.loop.step_log import STEPS_SCHEMA
 from operators.engine.loop.threads import EngineThreads
 from operators.engine.loop.worker import Worker
 from operators.engine.strategies.base import Strategy
 from operators.generation.store import CompletionStore
-from operators.settings import DecodeSettings, StoreSettings
+from operators.generation.store_lookup import CompletionKeys, StoreLookup
+from operators.settings import DecodeSettings, ModelSettings, StoreSettings
 from operators.settings.checks import not_in_data, usable_cores
 from operators.settings.runtime import EngineSettings
+from operators.tuning.choices import tuned
 from operators.tuning.machine_load import SharedCores
 from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import Runtime
@@ -26,13 +28,24 @@ STORE_FILE = "completions.sqlite"
 """In the output directory, unless `store.path` names another."""
 
 
+def check_room(model: ModelSettings, settings: EngineSettings) -> None:
+    """Check what can be checked before the model is loaded.
+
+    Raises:
+        ConfigError: the model cannot work, or `runtime.max_sequence_tokens` is more than it was trained for.
+    """
+    facts = inspect_model(model)
+    if facts.n_ctx_train is not None:
+        max_sequence_tokens(settings, facts.n_ctx_train)
+
+
 def engine_threads(runtime: Runtime) -> EngineThreads:
     """The threads that compute, of all engines of the run."""
     return runtime.resource(("engine threads",), EngineThreads, EngineThreads.close)
 
 
 def decode_strategy(settings: DecodeSettings) -> Strategy:
-    """How completions are made: the class that `decode.strategy` names, with its settings.
+    """Return the decode strategy: the class that `decode.strategy` names, with its settings.
 
     Raises:
         ConfigError: there is none, or the settings are those of another one.
@@ -48,7 +61,7 @@ def decode_strategy(settings: DecodeSettings) -> Strategy:
 
 
 def shared_engine(runtime: Runtime, model: Model, settings: EngineSettings, decode: DecodeSettings) -> Engine:
-    """The engine for `model` with these settings: made by the first node that asks, ended with the run."""
+    """The engine for `model` with these settings: made for the first node that asks, ended with the run."""
 
     def make() -> tuple[Engine, list[Callable[[], None]]]:
         return _make_engine(runtime, model, settings, decode)
@@ -89,7 +102,7 @@ def _make_engine(
 
 
 def warn_unless_exact(runtime: Runtime, settings: EngineSettings, model: Model) -> bool:
-    """Whether rows are kept from depending on their neighbours; warns if they should be and that is not proven."""
+    """Return True if rows are proven not to depend on their neighbours; warn if they must not and may."""
     if settings.deterministic and model.doubt:
         warning = (
             f"runtime.deterministic is not proven for this model ({model.doubt}): what a row gets may depend on its"
@@ -102,12 +115,49 @@ def shared_store(runtime: Runtime, settings: StoreSettings) -> CompletionStore |
     """The store of finished completions, None where it is switched off."""
     if not settings.enabled:
         return None
-    path = Path(settings.path).expanduser() if settings.path else runtime.output_dir / STORE_FILE
+    path = store_path(settings, runtime.output_dir)
     key = ("store", str(path))
     return runtime.resource(key, lambda: CompletionStore(path, settings.sync), CompletionStore.close)
 
 
-def arithmetic(settings: EngineSettings) -> dict[str, object]:
-    """What of the engine can change a bit of a row's logits: all settings but those that only change the speed."""
+def store_lookup(
+    runtime: Runtime, store: StoreSettings, model: Model, decode: DecodeSettings, settings: EngineSettings
+) -> StoreLookup | None:
+    """The lookup of a node's rows in the store of the run; None if the store is switched off."""
+    shared = shared_store(runtime, store)
+    if shared is None:
+        return None
+    keys = completion_keys(model, decode, settings)
+    lookup = StoreLookup(shared, keys, model.pieces(), store.retry.finish_reason, runtime.run_id)
+    runtime.totals(lambda: lookup.totals(runtime.node))
+    return lookup
+
+
+def store_path(settings: StoreSettings, directory: Path) -> Path:
+    """The file of the store of a run in `directory`."""
+    return Path(settings.path).expanduser() if settings.path else directory / STORE_FILE
+
+
+def completion_keys(model: Model, decode: DecodeSettings, settings: EngineSettings) -> CompletionKeys:
+    """The maker of content keys. All of `settings` but those that only change the speed can change a bit of a row's
+    logits, so they are in the keys."""
     kept = {k: v for k, v in asdict(settings).items() if k not in not_in_data(EngineSettings)}
-    return kept | settings.exactness()
+    return CompletionKeys(model.fingerprint(), asdict(decode), kept | settings.exactness())
+
+
+def chosen_settings(
+    runtime: Runtime, model: Model, settings: EngineSettings, lengths: Sequence[int], max_tokens: int, rows: int | None
+) -> EngineSettings:
+    """Choose what `settings` leave open, once for all nodes that have them.
+
+    Args:
+        lengths: prompt tokens of the first rows.
+        max_tokens: of their completions.
+        rows: how many rows there are in all, where these are few.
+    """
+
+    def choose() -> EngineSettings:
+        return tuned(settings, model, lengths, max_tokens, runtime.output_dir, runtime.log, rows)
+
+    key = ("tuned", model.fingerprint(), repr(settings))
+    return runtime.resource(key, lambda: engine_threads(runtime).call(choose))

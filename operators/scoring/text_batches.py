@@ -1,4 +1,4 @@
-"""Reads whole texts: what a model makes of every token, several texts in one call.
+"""Reads whole texts for the model's outputs at every token, several texts in one call.
 
 Nothing is drawn and nothing is kept: texts of equal length are computed together, in the slots from 0 on, and
 forgotten. Of a text the bits depend on the text alone, by the rules of operators/engine/scheduler/radix_tree.py: only
@@ -8,6 +8,7 @@ kernel that the whole would have been.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ SLOTS = 16
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What the model made of some tokens of a text.
+    """The outputs of the model for some tokens of a text.
 
     Args:
         index: which text.
@@ -51,20 +52,15 @@ class Reader:
         self._least = KERNEL_TOKENS if decoder.shape.deterministic else 1
 
     def groups(self, lengths: Seq[int]) -> Iterator[list[int]]:
-        """Which texts are read together, by their indices: of equal length, as many as fit into a call."""
+        """Group texts, by their indices, that are read together: of equal length, as many as fit into a call."""
         order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-        start = 0
-        while start < len(order):
-            length = lengths[order[start]]
+        for length, same in itertools.groupby(order, lengths.__getitem__):
+            texts = list(same)
             most = max(1, min(self._decoder.shape.slots, self._room // max(length, 2)))
-            end = start + 1
-            while end < min(start + most, len(order)) and lengths[order[end]] == length:
-                end += 1
-            yield order[start:end]
-            start = end
+            yield from (texts[start : start + most] for start in range(0, len(texts), most))
 
     def read(self, texts: Seq[TokenIds], first: Seq[int]) -> Iterator[Part]:
-        """What the model makes of a group of texts, of each from the position `first` on at the latest.
+        """Read a group of texts; gives outputs of each from the position `first` on at the latest.
 
         A text of one token gets a second one behind it, which changes nothing before it and whose output is left out:
         the backend computes a lone token with other kernels.
@@ -93,7 +89,7 @@ class Reader:
 
 
 def pieces(length: int, room: int, least: int) -> list[int]:
-    """How a text of `length` tokens is cut where `room` fit into a call, `least` being the shortest piece."""
+    """Cut a text of `length` tokens into pieces of at most `room`, the size of a call, and at least `least` tokens."""
     found: list[int] = []
     while length > room:
         found.append(min(room, length - least))

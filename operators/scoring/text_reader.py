@@ -1,53 +1,134 @@
-"""What Score and Embed have in common: a model, a context of their own from its pool, and the engine's thread."""
+"""The shared part of Score and Embed: a model, a context of their own from its pool, and the engine's thread."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
-from typing import Any
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
 from operators.engine.backend.interface import Model, TokenIds, Wanted, inspect_model, load_model, max_sequence_tokens
 from operators.generation.memory_need import model_memory
-from operators.generation.wiring import engine_threads, warn_unless_exact
+from operators.generation.wiring import check_room, engine_threads, warn_unless_exact
 from operators.scoring.text_batches import Part, Reader, reading_settings
 from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import Cancelled
-from pipeline.api.protocols import MemoryNeed, Runtime
+from pipeline.api.protocols import BaseOperator, MemoryNeed, Runtime
+from pipeline.api.records import Batch, Output, require_column
 
 TEXT_TYPES = (pa.string(), pa.list_(pa.int32()))
 """A text, or its token ids."""
 
 
-class TextReader:
-    """Reads texts on the thread of the run's engine. `close` gives the context back.
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text to be read. `start`: its first token that counts."""
+
+    ids: TokenIds
+    start: int = 0
+
+
+class ReadsTexts(BaseOperator):
+    """An operator that makes columns of texts, with a context of its own.
 
     Args:
-        runtime: of the node.
         model, settings: the config groups `model` and `runtime`.
-        wanted: logits or embeddings.
+        columns: those that make a text, one behind the other.
     """
 
-    def __init__(self, runtime: Runtime, model: ModelSettings, settings: EngineSettings, wanted: Wanted) -> None:
-        self.model = load_model(runtime, model)
-        self.room = max_sequence_tokens(settings, self.model.n_ctx_train)
-        """Tokens of a text at most."""
-        how = reading_settings(settings, self.model.n_vocab)
-        decoder, self._give_back = self.model.lease(how, wanted)
-        warn_unless_exact(runtime, settings, self.model)
-        self._reader = Reader(decoder)
-        runtime.when_stuck(self.model.abort)
-        self._threads = engine_threads(runtime)
+    wanted: ClassVar[Wanted]
+    """Logits or embeddings."""
+    broken: ClassVar[str]
+    """The reason to reject a text whose result is no number."""
+    _schema: pa.Schema
+
+    def __init__(self, model: ModelSettings, settings: EngineSettings, columns: Seq[str]) -> None:
+        self._model = model
+        self._settings = settings
+        self._columns = columns
+        self._give_back: Callable[[], None] | None = None
+
+    @abstractmethod
+    def _texts(self, data: pa.RecordBatch) -> list[Text | str]:
+        """The text of each row, or the reason why it cannot be read."""
+
+    @abstractmethod
+    def _results(self, texts: Seq[Text]) -> list[Any]:
+        """Read the texts; the result of each, or None if it is no number."""
+
+    @abstractmethod
+    def _arrays(self, results: Seq[Any]) -> list[pa.Array]:
+        """The new columns."""
+
+    def _check(self, schema: pa.Schema) -> None:
+        """Check the columns that are read, and what can be checked before the model is loaded.
+
+        Raises:
+            ConfigError: the model cannot work, or `runtime.max_sequence_tokens` is more than it was trained for.
+            SchemaError: a column is not there, or holds no texts.
+        """
+        check_room(self._model, self._settings)
+        for name in self._columns:
+            require_column(schema, name, TEXT_TYPES)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """The model's content, and what can change the last bits where these matter."""
+        return {"model": inspect_model(self._model).fingerprint, **self._settings.exactness()}
+
+    def memory_needs(self) -> Iterable[MemoryNeed]:
+        """The model, and a context of its own."""
+        if (sizes := inspect_model(self._model).sizes) is not None:
+            settings = reading_settings(self._settings, sizes.n_vocab)
+            yield from model_memory(self._model, settings, id(self), self.wanted)
+
+    def open(self, runtime: Runtime) -> None:
+        """Load the model, if no other node has."""
         self._runtime = runtime
+        self._loaded = load_model(runtime, self._model)
+        self._room = max_sequence_tokens(self._settings, self._loaded.n_ctx_train)
+
+    def close(self) -> None:
+        """Give the context back."""
+        if self._give_back is not None:
+            self._give_back()
+
+    def _outputs(self, batch: Batch) -> Iterable[Output]:
+        """Read the texts of one batch."""
+        found = self._texts(batch.data)
+        texts = {i: text for i, text in enumerate(found) if not isinstance(text, str)}
+        results = dict(zip(texts, self._results(list(texts.values())), strict=True))
+        refused = {i: why for i, why in enumerate(found) if isinstance(why, str)}
+        refused |= {i: self.broken for i, result in results.items() if result is None}
+        if refused:
+            yield batch.reject(list(refused), list(refused.values()))
+        kept = [i for i in results if i not in refused]
+        if kept:
+            rows = batch.data.take(pa.array(kept, pa.int64()))
+            columns = [*rows.columns, *self._arrays([results[i] for i in kept])]
+            yield batch.with_data(pa.record_batch(columns, schema=self._schema))
+
+    def _take_context(self) -> None:
+        """Take a context, unless it has been taken."""
+        if self._give_back is not None:
+            return
+        runtime, model = self._runtime, self._loaded
+        decoder, self._give_back = model.lease(reading_settings(self._settings, model.n_vocab), self.wanted)
+        warn_unless_exact(runtime, self._settings, model)
+        self._reader = Reader(decoder)
+        runtime.when_stuck(model.abort)
+        self._threads = engine_threads(runtime)
         self._groups, self._seconds = 0, 0.0
         node = runtime.node
         runtime.totals(lambda: {f"{node}/groups": float(self._groups), f"{node}/read_s": self._seconds})
 
-    def read(self, texts: Seq[TokenIds], first: Seq[int], take: Callable[[int, Part], None]) -> None:
+    def _read(self, texts: Seq[TokenIds], first: Seq[int], take: Callable[[int, Part], None]) -> None:
         """Read `texts`, each from the position `first` on at the latest; the engine's thread is to `take` what comes.
 
         `take` is called with the index of a text and its parts, in order; another text may come between.
@@ -70,33 +151,36 @@ class TextReader:
             self._groups += 1
             self._runtime.meter.tokens_in += sum(len(texts[i]) for i in group)
 
-    def close(self) -> None:
-        """Nothing is read any more."""
-        self._give_back()
+    def _ids(self, data: pa.RecordBatch, name: str, *, begins: bool) -> Iterator[TokenIds | None]:
+        return text_ids(data.column(name), self._loaded, begins=begins)
 
+    def _bos(self, kind: pa.DataType) -> int:
+        """Tokens at the beginning of a text in a column of type `kind` that are not its own: 1 for a BOS."""
+        return int(pa.types.is_string(kind) and self._loaded.add_bos)
 
-def check_room(model: ModelSettings, settings: EngineSettings) -> None:
-    """Check what can be checked before the model is loaded.
+    def _readable(self, text: Text) -> Text | str:
+        """`text`, or why the model cannot read it."""
+        if len(text.ids) > self._room:
+            return f"the text has {len(text.ids)} tokens, and runtime.max_sequence_tokens is {self._room}"
+        n_vocab = self._loaded.n_vocab
+        unknown = text.ids[(text.ids < 0) | (text.ids >= n_vocab)]
+        if len(unknown):
+            return f"token id {unknown[0]} is not in the vocabulary, which has the ids 0 to {n_vocab - 1}"
+        return text
 
-    Raises:
-        ConfigError: the model cannot work, or `runtime.max_sequence_tokens` is more than it was trained for.
-    """
-    facts = inspect_model(model)
-    if facts.n_ctx_train is not None:
-        max_sequence_tokens(settings, facts.n_ctx_train)
+    def _token_counts(self, data: pa.RecordBatch) -> list[int | None]:
+        """For each row the tokens that are read for it; None where it is refused."""
+        return [None if isinstance(text, str) else len(text.ids) for text in self._texts(data)]
 
-
-def reading_memory(
-    model: ModelSettings, settings: EngineSettings, key: Hashable, wanted: Wanted
-) -> Iterable[MemoryNeed]:
-    """What a TextReader takes; see `model_memory`."""
-    sizes = inspect_model(model).sizes
-    return () if sizes is None else model_memory(model, reading_settings(settings, sizes.n_vocab), key, wanted)
-
-
-def arithmetic_of(model: ModelSettings, settings: EngineSettings) -> dict[str, Any]:
-    """For a fingerprint: the model's content, and what can change the last bits where these matter."""
-    return {"model": inspect_model(model).fingerprint, **settings.exactness()}
+    @contextmanager
+    def _opened(self, runtime: Runtime) -> Iterator[float]:
+        """Open, for a forecast, and close; gives the seconds that opening took."""
+        began = time.perf_counter()
+        self.open(runtime)
+        try:
+            yield time.perf_counter() - began
+        finally:
+            self.close()
 
 
 def text_ids(column: pa.Array, model: Model, *, begins: bool) -> Iterator[TokenIds | None]:
@@ -113,13 +197,3 @@ def text_ids(column: pa.Array, model: Model, *, begins: bool) -> Iterator[TokenI
     skipped = 1 if model.add_bos and not begins else 0
     for text, start, end in zip(texts, offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
         yield None if text is None else flat[start + skipped : end]
-
-
-def why_unreadable(ids: TokenIds, room: int, n_vocab: int) -> str | None:
-    """Why a model with a vocabulary of `n_vocab` words cannot read `ids`; None if it can."""
-    if len(ids) > room:
-        return f"the text has {len(ids)} tokens, and runtime.max_sequence_tokens is {room}"
-    unknown = ids[(ids < 0) | (ids >= n_vocab)]
-    if len(unknown):
-        return f"token id {unknown[0]} is not in the vocabulary, which has the ids 0 to {n_vocab - 1}"
-    return None

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from operators.settings import DecodeSettings
-from operators.settings.checks import check
+from operators.settings.checks import check, check_one_of
+from operators.settings.model import DecodeSettings
 
 
 class Remasking(StrEnum):
-    """Which of the tokens that a block still lacks are committed in a denoising step."""
+    """The rule that says which masked tokens of a block are committed in a denoising step."""
 
     STATIC = "low_confidence_static"
     """Those with the highest confidence, as many as the schedule has for the step."""
@@ -24,7 +24,7 @@ class Remasking(StrEnum):
 
 @dataclass
 class BlockDiffusionSettings(DecodeSettings):
-    """How blocks are denoised (`decode`). docs/block_diffusion.md has the algorithm.
+    """The denoising of blocks (`decode`). docs/block_diffusion.md has the algorithm.
 
     Args:
         block_length: tokens of a block, L; what the checkpoint was trained with (SDAR ships 4, 8, 16, 32 and 64).
@@ -50,12 +50,7 @@ class BlockDiffusionSettings(DecodeSettings):
         steps, mask = self.denoising_steps, self.mask_token_id
         check(1 <= self.block_length <= 1024, "decode.block_length", self.block_length, "it is 1 to 1024")
         check(steps is None or steps >= 1, "decode.denoising_steps", steps, "1 or more, or null for block_length")
-        check(
-            self.remasking in list(Remasking),
-            "decode.remasking",
-            self.remasking,
-            f"it is one of {', '.join(Remasking)}",
-        )
+        check_one_of("decode.remasking", self.remasking, list(Remasking))
         threshold = self.confidence_threshold
         check(0 <= threshold <= 1, "decode.confidence_threshold", threshold, "it is a probability, 0 to 1")
         check(self.eb_threshold >= 0, "decode.eb_threshold", self.eb_threshold, "it is 0 nats or more")

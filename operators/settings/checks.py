@@ -1,13 +1,14 @@
-"""What the config groups are checked with, and which of their fields cannot change a result."""
+"""Checks of the config groups, and the mark of fields that cannot change a result."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
-from pipeline.api.errors import ConfigError
+from pipeline.api.errors import ConfigError, InputError
 
 NOT_IN_DATA: Mapping[str, Any] = {"fingerprint": False}
 """Metadata of a field that may change between two attempts of one run: it cannot change a byte of data/."""
@@ -20,10 +21,32 @@ def check(holds: bool, key: str, value: object, allowed: str) -> None:
         raise ConfigError(f"{key}={value!r} cannot work: {allowed}{quotes}")
 
 
+def check_one_of(key: str, value: object, allowed: Collection[str]) -> None:
+    """Raise ConfigError, naming `key` and its `value`, unless that is one of those `allowed`."""
+    check(value in allowed, key, value, f"it is one of {', '.join(allowed)}")
+
+
 def _has_boolean(value: object) -> bool:
-    """Whether there is a boolean in a list or a mapping: YAML makes it of a word that was meant as a text."""
+    """Look for a boolean in a list or a mapping: YAML makes one of a word that was meant as a text."""
     inside = [*value, *value.values()] if isinstance(value, Mapping) else value if isinstance(value, list) else []
     return any(isinstance(v, bool) for v in inside)
+
+
+def read_text(path: str, key: str) -> str:
+    """Return the text of the file that the setting `key` names.
+
+    Raises:
+        InputError: it cannot be read, or is no text in UTF-8.
+    """
+    where = Path(path).expanduser()
+    try:
+        if where.exists() and not where.is_file():
+            raise InputError(f"{key}={path} is no regular file; give the path of a text file")
+        return where.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{key}={path} is not a text file in UTF-8") from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"{key}={path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
 def not_in_data(settings: type) -> set[str]:

@@ -1,4 +1,4 @@
-"""The config group `runtime`: how a model is run."""
+"""The config group `runtime`: the engine that runs a model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from operators.settings.checks import NOT_IN_DATA, check, usable_cores
+from operators.settings.checks import NOT_IN_DATA, check, check_one_of, usable_cores
 
 KV_LAYOUTS = ("per_sequence", "unified")
 KV_TYPES = ("f16", "f32", "q8_0")
@@ -33,7 +33,7 @@ KERNEL_TOKENS = 64
 
 @dataclass
 class OptimiseSettings:
-    """What makes the engine fast; each can be switched off, to see what it is worth (`runtime.optimise`).
+    """The optimisations of the engine; each can be switched off, to see what it is worth (`runtime.optimise`).
 
     None of them changes a row's text where `runtime.deterministic` holds.
 
@@ -56,7 +56,7 @@ class OptimiseSettings:
 
 @dataclass
 class EngineSettings:
-    """How the model is run (`runtime`).
+    """The engine that runs the model (`runtime`).
 
     What is left open (OPEN: `runtime=auto` leaves all of it open) is chosen by a calibration when the first prompts are
     there, and a value given beside it stays.
@@ -120,39 +120,51 @@ class EngineSettings:
     optimise: OptimiseSettings = field(default_factory=OptimiseSettings, metadata=NOT_IN_DATA)
 
     def __post_init__(self) -> None:
-        check(
-            self.memory_limit is None or _BYTES.fullmatch(str(self.memory_limit)) is not None,
-            "runtime.memory_limit",
-            self.memory_limit,
-            "it is a number of bytes, or one with a unit (8GiB, 500MiB, 8GB), or null",
-        )
+        bytes_or_null = self.memory_limit is None or _BYTES.fullmatch(str(self.memory_limit)) is not None
+        self._check("memory_limit", bytes_or_null, "a number of bytes, or one with a unit (8GiB, 500MiB, 8GB), or null")
         if self.open_keys():
             self.with_defaults()  # checks the rest
             return
         for key in ("slots", "n_batch", "n_ubatch", "lookahead_rows", "refill", "contexts"):
-            check(getattr(self, key) >= 1, f"runtime.{key}", getattr(self, key), "it is 1 or more")
-        check(self.swap_mb >= 0, "runtime.swap_mb", self.swap_mb, "it is 0 or more")
+            self._check(key, getattr(self, key) >= 1, "it is 1 or more")
+        self._check("swap_mb", self.swap_mb >= 0, "it is 0 or more")
         for key in ("max_sequence_tokens", "threads", "n_ctx", "preempt_every"):
-            value = getattr(self, key)
-            check(value is None or value >= 1, f"runtime.{key}", value, "it is 1 or more, or null")
+            self._check(key, getattr(self, key) is None or getattr(self, key) >= 1, "it is 1 or more, or null")
+        for key in ("stall_timeout_s", "row_timeout_s"):
+            self._check(key, getattr(self, key) is None or getattr(self, key) > 0, "it is above 0 seconds, or null")
         cores = os.cpu_count() or 1
-        check(
+        self._check(
+            "threads",
             self.threads is None or self.threads <= THREADS_PER_CORE * cores,
-            "runtime.threads",
-            self.threads,
             f"this machine has {cores} cores, and more than {THREADS_PER_CORE * cores} threads gain nothing;"
             " runtime.threads=null takes one a core",
         )
-        for key in ("stall_timeout_s", "row_timeout_s"):
-            value = getattr(self, key)
-            check(value is None or value > 0, f"runtime.{key}", value, "it is above 0 seconds, or null")
-        check(self.kv in KV_LAYOUTS, "runtime.kv", self.kv, f"it is one of {', '.join(KV_LAYOUTS)}")
-        check(self.kv_type in KV_TYPES, "runtime.kv_type", self.kv_type, f"it is one of {', '.join(KV_TYPES)}")
-        check(self.slots <= MAX_SLOTS, "runtime.slots", self.slots, f"llama.cpp decodes {MAX_SLOTS} rows at most")
-        check(self.refill <= self.slots, "runtime.refill", self.refill, f"it is at most runtime.slots={self.slots}")
-        check(self.n_ubatch >= self.slots, "runtime.n_ubatch", self.n_ubatch, f"at least slots={self.slots}")
-        check(self.n_ubatch <= self.n_batch, "runtime.n_ubatch", self.n_ubatch, f"at most n_batch={self.n_batch}")
-        self._check_layout()
+        check_one_of("runtime.kv", self.kv, KV_LAYOUTS)
+        check_one_of("runtime.kv_type", self.kv_type, KV_TYPES)
+        check_one_of("runtime.admission", self.admission, ADMISSIONS)
+        self._check("slots", self.slots <= MAX_SLOTS, f"llama.cpp decodes {MAX_SLOTS} rows at most")
+        self._check("refill", self.refill <= self.slots, f"it is at most runtime.slots={self.slots}")
+        self._check("n_ubatch", self.n_ubatch >= self.slots, f"at least slots={self.slots}")
+        self._check("n_ubatch", self.n_ubatch <= self.n_batch, f"at most n_batch={self.n_batch}")
+        self._check(
+            "n_ubatch",
+            self.n_ubatch >= 2 * KERNEL_TOKENS or not self.deterministic,
+            f"with runtime.deterministic it is at least {2 * KERNEL_TOKENS}, so that every piece of a long prompt has"
+            f" {KERNEL_TOKENS} tokens or more",
+        )
+        self._check(
+            "kv",
+            self.kv == "unified" or (self.n_ctx is None and self.admission == "reserve"),
+            "runtime.n_ctx and runtime.admission=optimistic need runtime.kv=unified; here each slot has its own room",
+        )
+        self._check(
+            "kv",
+            self.kv == "per_sequence" or not self.deterministic,
+            "in the unified layout a row's text depends on its neighbours; add runtime.deterministic=false",
+        )
+
+    def _check(self, key: str, holds: bool, allowed: str) -> None:
+        check(holds, f"runtime.{key}", getattr(self, key), allowed)
 
     @property
     def row_limit(self) -> str:
@@ -161,7 +173,7 @@ class EngineSettings:
         return "runtime.n_ctx" if self.n_ctx is not None and self.n_ctx < longest else "runtime.max_sequence_tokens"
 
     def exactness(self) -> dict[str, object]:
-        """Where texts are to be the same to the bit: what of the machine's side can change a bit."""
+        """The settings of the machine's side that can change a bit; none if texts need not be the same to the bit."""
         if not self.deterministic:
             return {}
         return {"threads": self.with_defaults().threads or usable_cores(), "kv": self.with_defaults().kv}
@@ -177,28 +189,6 @@ class EngineSettings:
         return [key for key, value in OPEN.items() if getattr(self, key) == value]
 
     def with_defaults(self) -> EngineSettings:
-        """The same with the usual values for what is open."""
+        """Return a copy with the usual values for what is open."""
         usual: dict[str, Any] = {f.name: f.default for f in fields(EngineSettings)}
         return replace(self, **{key: usual[key] for key in self.open_keys()})
-
-    def _check_layout(self) -> None:
-        check(
-            self.n_ubatch >= 2 * KERNEL_TOKENS or not self.deterministic,
-            "runtime.n_ubatch",
-            self.n_ubatch,
-            f"with runtime.deterministic it is at least {2 * KERNEL_TOKENS}, so that every piece of a long prompt has"
-            f" {KERNEL_TOKENS} tokens or more",
-        )
-        check(
-            self.kv == "unified" or (self.n_ctx is None and self.admission == "reserve"),
-            "runtime.kv",
-            self.kv,
-            "runtime.n_ctx and runtime.admission=optimistic need runtime.kv=unified; here each slot has its own room",
-        )
-        check(self.admission in ADMISSIONS, "runtime.admission", self.admission, f"one of {', '.join(ADMISSIONS)}")
-        check(
-            self.kv == "per_sequence" or not self.deterministic,
-            "runtime.kv",
-            self.kv,
-            "in the unified layout a row's text depends on its neighbours; add runtime.deterministic=false",
-        )

@@ -1,4 +1,4 @@
-"""What a text has to be: the part `structured` of the config group `sampling`."""
+"""The constraint on a text: the part `structured` of the config group `sampling`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from operators.settings.checks import check, check_one_of, read_text
 from pipeline.api.errors import ConfigError
 
 KINDS = ("json_schema", "json_schema_column", "regex", "choices", "grammar")
@@ -15,7 +16,7 @@ WHITESPACE = ("natural", "compact", "pretty")
 
 @dataclass
 class StructuredSettings:
-    """What a text has to be (`sampling.structured`); nothing in particular where no key is given.
+    """The constraint on a text (`sampling.structured`); none where no key is given.
 
     Args:
         json_schema: a JSON Schema: a mapping, JSON text, or the path of a file.
@@ -42,21 +43,30 @@ class StructuredSettings:
         given = [key for key in KINDS if getattr(self, key) is not None]
         if len(given) > 1:
             raise ConfigError(f"sampling.structured has {' and '.join(given)}; give one of them")
-        if self.choices is not None and (not self.choices or "" in self.choices):
-            raise ConfigError(
-                f"sampling.structured.choices={self.choices!r} cannot work: one string or more, none of them empty"
-            )
+        fit = self.choices is None or (bool(self.choices) and "" not in self.choices)
+        check(fit, "sampling.structured.choices", self.choices, "one string or more, none of them empty")
         if self.optional and self.json_schema_column is None:
             raise ConfigError("sampling.structured.optional=true is about json_schema_column, which is not given")
-        if self.whitespace not in WHITESPACE:
-            raise ConfigError(
-                f"sampling.structured.whitespace={self.whitespace!r} cannot work: it is one of {', '.join(WHITESPACE)}"
-            )
+        check_one_of("sampling.structured.whitespace", self.whitespace, WHITESPACE)
 
     @property
     def kind(self) -> str | None:
         """The key that is given."""
         return next((key for key in KINDS if getattr(self, key) is not None), None)
+
+
+def read_schema(given: Any, key: str) -> Any:
+    """Return the JSON schema that the setting `key` gives as a mapping, as JSON text, or as the path of a file.
+
+    Raises:
+        ConfigError: it is no JSON, or no schema.
+        InputError: the file cannot be read.
+    """
+    if not isinstance(given, str):
+        return given
+    if given.lstrip()[:1] == "{":
+        return parse_schema(given, key)
+    return parse_schema(read_text(given, key), f"{key}: the file {given}")
 
 
 def parse_schema(text: str, what: str) -> dict[str, Any] | bool:

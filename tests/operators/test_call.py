@@ -156,7 +156,10 @@ def test_what_cannot_be_a_row_is_said(tmp_path, value, many, message):
 
 @pytest.mark.parametrize(
     ("columns", "message"),
-    [({"a": "text"}, "columns.a='text' is not a type: unknown type 'text'"), ({"row": "int64"}, "columns has 'row'")],
+    [
+        ({"a": "text"}, "columns.a='text' is not a type: unknown type 'text'"),
+        ({"row": "int64"}, "'row' says which row it is"),
+    ],
 )
 def test_columns_that_cannot_be_are_refused(columns, message):
     with pytest.raises(ConfigError, match=message):

@@ -78,8 +78,8 @@ def test_what_does_not_fit_the_columns_is_refused(arguments, message):
     ("arguments", "message"),
     [
         ({"column": "items", "empty": "drop"}, "empty='drop' cannot work: it is one of reject, keep"),
-        ({"column": "lineage"}, "column='lineage' cannot work"),
-        ({"column": "items", "as_": "lineage"}, "column='lineage' cannot work"),
+        ({"column": "lineage"}, "'lineage' says which row it is"),
+        ({"column": "items", "as_": "lineage"}, "'lineage' says which row it is"),
     ],
 )
 def test_what_cannot_work_is_refused(arguments, message):

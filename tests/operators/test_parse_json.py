@@ -217,7 +217,7 @@ def test_what_cannot_work_is_refused(arguments, message):
 
 
 def test_a_schema_file_that_is_not_there(tmp_path):
-    with pytest.raises(InputError, match=r"schema: the file .*none.json cannot be read"):
+    with pytest.raises(InputError, match=r"schema=.*none.json cannot be read"):
         ParseJson("text", schema=str(tmp_path / "none.json"))
 
 

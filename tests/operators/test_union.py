@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from operators.filter import Filter
-from operators.union import Union, append_to_lineage
+from operators.rows.lineage import append_to_lineage
+from operators.union import Union
 from pipeline.api.errors import SchemaError
 from pipeline.api.records import LINEAGE, ROW
 from pipeline.dataflow.graph import Node

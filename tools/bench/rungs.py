@@ -104,10 +104,11 @@ def _sequences(rows: pa.Table, requests: Requests, runtime: EngineSettings) -> l
     numbered = rows.append_column(ROW, pa.array(range(len(rows)), ROW.type)).combine_chunks().to_batches()
     made: list[Sequence] = []
     for batch in BatchByLength(runtime).run(Given(Batch(0, data) for data in numbered)):
-        for row in requests.sequences(batch) if isinstance(batch, Batch) else ():
-            if not isinstance(row, Sequence):
-                raise ValueError(row.reason)
-            made.append(row)
+        if isinstance(batch, Batch):
+            requested = requests.of(batch)
+            if requested.rejects:
+                raise ValueError(requested.rejects[0].rows[0].reason)
+            made += requested.rows
     return made
 
 

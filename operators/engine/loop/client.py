@@ -41,10 +41,6 @@ class Client(NodeQueue):
             self._engine.wake()
         return rows
 
-    def uncollected(self) -> list[Sequence]:
-        """Return the sequences that are finished and wait to be collected. From any thread."""
-        return list(self.finished.copy())
-
     def end(self) -> None:
         """Note that no more sequences will be submitted."""
         self.ended = True

@@ -110,7 +110,7 @@ def _hand_over(rows: list[Sequence]) -> None:
     owners = dict.fromkeys(row.owner for row in rows)
     for row in rows:
         if row.owner is not None:
-            row.owner.finished.append(row)
+            row.owner.finish(row)
     for owner in owners:
         if owner is not None:
             owner.wake()

@@ -11,7 +11,7 @@ from operators.engine.sampling.chain import Chain, chain_of
 from operators.engine.sampling.constraint import Constraint
 from operators.engine.sampling.dry import Breakers
 from operators.engine.sampling.logit_edits import Bias
-from operators.settings.sampling_rules import STEP_ORDER
+from operators.settings.sampling import STEP_ORDER
 
 
 @dataclass(frozen=True)

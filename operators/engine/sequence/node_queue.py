@@ -64,6 +64,7 @@ class NodeQueue:
     Attributes:
         heap: sequences that wait.
         finished: sequences that have ended; appended to by the engine's thread, emptied by the node's.
+        on_finished: called from the engine's thread with each sequence that ends, before the node can collect it.
         ended: whether no more sequences will be submitted.
         admitted: number of sequences given a slot so far.
         collected: number of finished sequences that the node has taken back.
@@ -76,6 +77,7 @@ class NodeQueue:
         self._capacity = capacity
         self.heap = RowHeap()
         self.finished: deque[Sequence] = deque()
+        self.on_finished: Callable[[Sequence], None] = lambda row: None
         self.ended = False
         self.admitted = self.collected = 0
 
@@ -83,6 +85,11 @@ class NodeQueue:
     def waiting(self) -> int:
         """Number of sequences that wait for a slot."""
         return self.heap.count
+
+    def finish(self, row: Sequence) -> None:
+        """Give `row`, which has ended, back to the node. Called from the engine's thread."""
+        self.on_finished(row)
+        self.finished.append(row)
 
     @property
     def admissible(self) -> int:

@@ -13,11 +13,15 @@ import pytest
 
 from operators.engine.backend.fake import FakeModel
 from operators.engine.sequence import Sequence
-from operators.generation.requests import Refused, Requests, completion_text, key_parameters, setting_parameters
+from operators.generation.completions import completion_text
+from operators.generation.requests import Requests
+from operators.generation.store_lookup import CompletionKeys
+from operators.rows.sql import RowExpression
 from operators.settings import SamplingSettings
 from operators.settings.structured import StructuredSettings
 from pipeline.api.errors import ConfigError
 from pipeline.api.records import Batch
+from tests.operators.settings.test_sampling import BROKEN
 
 
 def rows(
@@ -36,10 +40,9 @@ def rows(
     requests = Requests(
         SamplingSettings(**sampling), FakeModel(), 64, seed, node, id_column, round_of=lambda rows: rows // round_rows
     )
-    made = requests.sequences(Batch(0, batch))
-    refused.clear()
-    refused.extend(row.reason for row in made if isinstance(row, Refused))
-    return [row for row in made if isinstance(row, Sequence)]
+    made = requests.of(Batch(0, batch))
+    refused[:] = [row.reason for rejects in made.rejects for row in rejects.rows]
+    return made.rows
 
 
 refused: list[str] = []
@@ -108,6 +111,17 @@ def test_rows_without_an_id_draw_numbers_of_their_own():
     assert made[1] == made[5]
 
 
+def test_each_row_has_its_chunk_and_its_priority_also_as_one_of_several():
+    rank = RowExpression("runtime.priority", "rank * 2")
+    rank.plan(pa.schema([("rank", pa.int64())]), lambda kind: kind.is_numeric(), "a number")
+    requests = Requests(SamplingSettings(n=2), FakeModel(), 64, 0, "generate", None, priority=rank)
+    ids = pa.array([[1], [], [3], [4]], pa.list_(pa.int32()))
+    batch = pa.RecordBatch.from_pydict({"row": [0, 1, 2, 3], "rank": [5, 6, None, 8], "prompt_ids": ids})
+    made = requests.of(Batch(7, batch))
+    assert [(row.chunk, row.priority) for row in made.rows] == [(7, p) for p in (10.0, 10.0, 0.0, 0.0, 16.0, 16.0)]
+    assert made.expanded == 4
+
+
 CHANGES: list[dict[str, Any]] = [
     {},
     {"stop": ["x"]},
@@ -162,7 +176,8 @@ CHANGES: list[dict[str, Any]] = [
 def test_a_content_key_has_all_that_can_change_the_text_and_the_seed_only_where_numbers_are_drawn():
     def keys(**kwargs: Any) -> bytes:
         row = rows(**kwargs)[0]
-        return key_parameters(row, setting_parameters(row))
+        CompletionKeys().give([row])
+        return row.key
 
     assert keys(seed=1) == keys(seed=2)
     assert keys(temperature=1.0, seed=1) != keys(temperature=1.0, seed=2)
@@ -171,7 +186,7 @@ def test_a_content_key_has_all_that_can_change_the_text_and_the_seed_only_where_
         "per_row",
         "n",
         "max_tokens",
-    }  # samples differ in their seeds; see test_recall.py
+    }  # samples differ in their seeds; see test_store_lookup.py
     assert settable == {name for change in CHANGES for name in change}
     text = json.dumps({"type": "integer"})  # the content counts, not how it was written
     assert keys(structured=StructuredSettings(json_schema=text)) == keys(
@@ -184,59 +199,11 @@ def test_a_content_key_has_all_that_can_change_the_text_and_the_seed_only_where_
     assert np.array_equal(rows()[0].prompt, [1])
 
 
-BROKEN: list[tuple[dict[str, Any], str]] = [
-    ({"temperature": -0.1}, "0 (greedy) to 100"),
-    ({"temperature": float("nan")}, "0 (greedy) to 100"),
-    ({"top_k": -1}, "0 (off) or more"),
-    ({"top_p": 0.0}, "above 0, up to 1 (1 is off)"),
-    ({"top_p": 1.5}, "above 0, up to 1 (1 is off)"),
-    ({"min_p": 1.0}, "0 (off) up to, not including, 1"),
-    ({"typical_p": 0.0}, "above 0, up to 1 (1 is off)"),
-    ({"top_n_sigma": -1.0}, "0 (off) to 1000"),
-    ({"repetition_penalty": 0.0}, "0.01 to 100; 1 is off"),
-    ({"presence_penalty": float("inf")}, "-100 to 100; 0 is off"),
-    ({"frequency_penalty": -101.0}, "-100 to 100; 0 is off"),
-    ({"penalty_last_n": -1}, "0 (off) or more; null looks back on the whole row"),
-    ({"dry_multiplier": -1.0}, "0 (off) to 100"),
-    ({"dry_base": 0.5}, "1 to 100"),
-    ({"dry_allowed_length": -1}, "0 or more"),
-    ({"dry_penalty_last_n": -2}, "0 (off) or more; null looks back on the whole row"),
-    ({"dry_sequence_breakers": [""]}, "strings of at least one character"),
-    ({"xtc_probability": 1.1}, "0 (off) to 1"),
-    ({"xtc_threshold": 0.0}, "above 0, up to 1; above 0.5 it has no effect"),
-    ({"mirostat": 1}, "0 (off) or 2"),
-    ({"mirostat_tau": 0.0}, "above 0, up to 100"),
-    ({"mirostat_eta": 0.0}, "above 0, up to 100"),
-    ({"dynatemp_range": -0.5}, "0 (off) to 100"),
-    ({"dynatemp_exponent": 0.0}, "above 0, up to 100"),
-    ({"max_tokens": 0}, "1 or more"),
-    ({"min_tokens": 257}, "0 (off) to max_tokens, which is 256"),
-    ({"logprobs": -1}, "null (off), or 0 to 1000 likeliest tokens"),
-    ({"stop": [""]}, "strings of at least one character"),
-    ({"stop_token_ids": [-1]}, "token ids, 0 or more"),
-    ({"bad_words": [""]}, "strings, token ids, or lists of token ids, none empty"),
-    ({"bad_words": [[]]}, "strings, token ids, or lists of token ids, none empty"),
-    ({"order": ["top_k", "top_q"]}, "each at most once: penalties, dry"),
-    ({"order": ["top_k", "top_k"]}, "each at most once: penalties, dry"),
-    ({"order": ["top_k"]}, "each at most once: penalties, dry"),
-]
-
-
 @pytest.mark.parametrize(("values", "allowed"), BROKEN, ids=str)
-def test_nonsense_is_refused_by_the_job_and_rejects_a_row(values, allowed):
+def test_a_value_that_the_job_would_refuse_rejects_its_row(values, allowed):
     ((key, value),) = values.items()
-    with pytest.raises(ConfigError) as raised:
-        SamplingSettings(**values)
-    assert f"sampling.{key}={value!r} cannot work: allowed: {allowed}" in str(raised.value)
-    good = rows({key: pa.array([value, None])}, range(2), per_row=[key])
-    assert len(good) == 1
+    assert len(rows({key: pa.array([value, None])}, range(2), per_row=[key])) == 1
     assert refused[0].startswith(f"column '{key}' has {value!r}; allowed: {allowed}")
-
-
-@pytest.mark.parametrize("bias", [{-1: 1.0}, {"": 1.0}, {7: float("nan")}, {7: float("inf")}, {7.5: 1.0}])
-def test_a_bias_that_cannot_work_is_refused(bias):
-    with pytest.raises(ConfigError, match=r"sampling\.logit_bias=.*mapping of token ids \(numbers\) or strings"):
-        SamplingSettings(logit_bias=bias)
 
 
 @pytest.mark.parametrize("values", [{"logit_bias": {320: 1.0}}, {"bad_words": [[1, 999]]}, {"stop_token_ids": [320]}])

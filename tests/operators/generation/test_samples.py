@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from operators.settings import SamplingSettings, StoreSettings
+from operators.settings import StoreSettings
 from operators.settings.runtime import OptimiseSettings
 from pipeline.api.errors import ConfigError, SchemaError
 from tests.operators.test_generate import flow, generate, prompts
@@ -56,32 +56,32 @@ def test_greedy_rows_with_one_prompt_are_generated_once(tmp_path):
     rows = [*prompts(5), *prompts(5), *prompts(5)]
     op = generate(store=StoreSettings())
     out = flow(tmp_path / "a", rows, op).run()
-    assert op._recall is not None
-    assert op._twins.served + op._recall.hits.found == 10
-    assert op._twins.waiting == 0
+    assert op._lookup is not None
+    assert op._duplicates.served + op._lookup.hits.found == 10
+    assert op._duplicates.waiting == 0
     texts = [row["completion"] for row in out]
     assert texts[:5] == texts[5:10] == texts[10:]
     op = generate(runtime={"optimise": OptimiseSettings(identical_rows=False)})
     assert [row["completion"] for row in flow(tmp_path / "b", rows, op).run()] == texts
-    assert op._twins.served == 0
+    assert op._duplicates.served == 0
 
 
 def test_rows_that_draw_are_not_taken_for_the_same(tmp_path):
     op = generate(WARM)
     rows = flow(tmp_path, [*prompts(5), *prompts(5)], op).run()
-    assert op._twins.served == 0
+    assert op._duplicates.served == 0
     assert len({row["completion"] for row in rows}) == 10
 
 
-def test_the_wait_for_a_twin_is_bounded(tmp_path):
+def test_the_wait_for_a_duplicate_is_bounded(tmp_path):
     """Ten thousand equal rows, and a window of 16: what waits for the first of them is no more than that."""
     op = generate({"ignore_eos": True})
     most: list[int] = []
     wants = op._wants_rows
 
-    def watch(client):
-        most.append(op._twins.waiting)
-        return wants(client)
+    def watch():
+        most.append(op._duplicates.waiting)
+        return wants()
 
     op._wants_rows = watch  # type: ignore[method-assign]
     rows = flow(tmp_path, [{"prompt_text": "one and the same"}] * 2000, op, chunk_rows=512).run()
@@ -101,21 +101,6 @@ def test_the_metrics_say_which_rows_were_not_generated(tmp_path):
     assert sum(table["identical"].to_pylist()) + sum(table["from_store"].to_pylist()) == 4
 
 
-def test_each_row_gets_its_priority(tmp_path):
-    rows = [{**row, "rank": i} for i, row in enumerate(prompts(12))]
-    op = generate(runtime={"slots": 1, "priority": "rank * 2"})
-    seen: dict[int, float] = {}
-    rank = op._rank
-
-    def watch(made, batch):
-        rank(made, batch)
-        seen.update({row.handle.row: row.priority for row in made})
-
-    op._rank = watch  # type: ignore[method-assign]
-    assert len(flow(tmp_path, rows, op, pa.field("rank", pa.int64()), chunk_rows=64).run()) == 12
-    assert seen == {i: 2.0 * i for i in range(12)}
-
-
 @pytest.mark.parametrize(
     ("priority", "error", "message"),
     [
@@ -132,9 +117,3 @@ def test_a_priority_that_cannot_work(tmp_path, priority, error, message):
 
     with pytest.raises(error, match=message):
         build()
-
-
-@pytest.mark.parametrize("n", [0, -1])
-def test_n_is_one_or_more(n):
-    with pytest.raises(ConfigError, match=r"sampling\.n"):
-        SamplingSettings(n=n)

@@ -25,6 +25,7 @@ from pipeline.api.records import Batch, ChunkEnd
 from pipeline.api.runtime import Resources, RunContext, Runtime
 from pipeline.dataflow.inbox import Inbox
 from pipeline.run_dir.metrics_table import MetricsTables
+from tests.operators.test_generate import flow, generate, prompts
 
 ROOT = Path(__file__).parents[3]
 
@@ -104,17 +105,6 @@ def test_one_row_is_durable_though_nothing_else_happens(tmp_path):
     store.close()
 
 
-def test_what_a_node_has_not_put_yet_is_durable_too(tmp_path):
-    store = CompletionStore(tmp_path / "store.sqlite")
-    waiting = {key(i): stored(i) for i in range(3)}
-    source = waiting.copy
-    store.watch(source)
-    wait_for(lambda: count(tmp_path / "store.sqlite") == 3)
-    assert keys_in(tmp_path / "store.sqlite") == set(waiting)
-    store.forget(source)
-    store.close()
-
-
 def test_a_store_that_cannot_be_written_says_so_at_the_next_put_and_at_the_end(tmp_path):
     store = CompletionStore(tmp_path / "store.sqlite")
     store._writer.execute("DROP TABLE completions")
@@ -126,12 +116,30 @@ def test_a_store_that_cannot_be_written_says_so_at_the_next_put_and_at_the_end(t
         store.close()
 
 
-@pytest.mark.parametrize(("version", "message"), [(0, "an earlier version"), (99, "a later version")])
-def test_a_store_of_another_version_is_named(tmp_path, version, message):
+def test_a_store_that_fails_while_rows_are_generated_ends_the_run_in_its_words(tmp_path):
+    op = generate(store=StoreSettings())
+    run = flow(tmp_path, prompts(40), op)
+    take_engine = op._take_engine
+
+    def with_a_full_disk(settings: EngineSettings) -> None:
+        take_engine(settings)
+        assert op._lookup is not None
+        op._lookup.keep = full  # type: ignore[method-assign]
+
+    def full(row: object) -> None:
+        raise InputError("the completion store is full")
+
+    op._take_engine = with_a_full_disk  # type: ignore[method-assign]
+    with pytest.raises(PipelineError, match="the completion store is full"):
+        run.run()
+
+
+@pytest.mark.parametrize("version", [0, 99])
+def test_a_store_of_another_format_is_named(tmp_path, version):
     with sqlite3.connect(tmp_path / "store.sqlite") as database:
         database.execute("CREATE TABLE completions (key BLOB)")
         database.execute(f"PRAGMA user_version = {version}")
-    with pytest.raises(InputError, match=rf"store\.sqlite cannot be used: it was written by {message}.*store\.path="):
+    with pytest.raises(InputError, match=rf"store\.sqlite cannot be used: it has format {version}.*store\.path="):
         CompletionStore(tmp_path / "store.sqlite")
 
 
@@ -164,8 +172,6 @@ def test_rows_that_were_finished_and_not_collected_are_kept(tmp_path, blocked):
         time.sleep(0.001)
     if blocked:
         wait_for(lambda: count(tmp_path / "completions.sqlite") == 4)
-        assert op._store is not None
-        assert op._store._sources[0]() == {}, "what is written already is not written again"
     running.close()  # type: ignore[attr-defined]  # a generator, though its type does not say so
     context.resources.close()
     assert count(tmp_path / "completions.sqlite") == 4

@@ -16,7 +16,7 @@ import pytest
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sampling.stop_strings import StopWatcher
 from operators.engine.sequence import Sequence
-from operators.generation.requests import completion_text
+from operators.generation.completions import completion_text
 from operators.llama.model import LlamaModel
 from operators.settings import ModelSettings
 from tools.models.make_model import write_model

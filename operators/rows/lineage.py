@@ -1,0 +1,47 @@
+"""The columns that identify a row: `row`, and `lineage`, whose numbers tell rows of one source row apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pipeline.api.errors import ConfigError
+from pipeline.api.records import LINEAGE, ROW
+
+IDENTITY = (ROW.name, LINEAGE.name)
+"""Columns that say which row it is."""
+
+
+def refuse_identity(names: Iterable[str], what: str) -> None:
+    """Raise ConfigError if one of `names` is `row` or `lineage`. `what`: what cannot be done with these."""
+    if taken := [name for name in names if name in IDENTITY]:
+        raise ConfigError(f"'{taken[0]}' says which row it is; `row` and `lineage` cannot be {what}")
+
+
+def with_lineage(fields: Iterable[pa.Field]) -> pa.Schema:
+    """`fields`, one of which is `row`, with `lineage` behind that."""
+    others = [f for f in fields if f.name != LINEAGE.name]
+    others.insert([f.name for f in others].index(ROW.name) + 1, LINEAGE)
+    return pa.schema(others)
+
+
+def repeated(counts: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+    """For rows that become `counts` rows each: the row that each is made of, and its number among these, from 0."""
+    parents = np.repeat(np.arange(len(counts)), counts)
+    numbers = np.arange(len(parents)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return parents, numbers.astype(np.int32)
+
+
+def append_to_lineage(lineage: pa.ListArray | None, numbers: npt.NDArray[np.int32]) -> pa.ListArray:
+    """`lineage` (list<int32>, None or null: empty) with one number of `numbers` (int32 [rows]) at the end of each."""
+    rows = len(numbers)
+    if lineage is not None and lineage.null_count:
+        lineage = pa.array([v or [] for v in lineage.to_pylist()], LINEAGE.type)
+    old = np.zeros(rows + 1, np.int32) if lineage is None else lineage.offsets.to_numpy()
+    values = np.zeros(0, np.int32) if lineage is None else lineage.values.to_numpy()[old[0] : old[-1]]
+    joined = np.insert(values, old[1:] - old[0], numbers)
+    offsets = old - old[0] + np.arange(rows + 1, dtype=np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(joined, pa.int32()))

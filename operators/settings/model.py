@@ -1,0 +1,43 @@
+"""The config groups `model` and `decode`: a model, and the way to make a completion with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from operators.settings.checks import check
+
+
+@dataclass
+class ModelSettings:
+    """The model (`model`).
+
+    Args:
+        loader: `module:function` that makes the Model from these settings.
+        path: the GGUF file; of a split model (NAME-00001-of-00003.gguf) the first, the others beside it.
+        repo, file, revision: with model=hub, the GGUF file of a repository on the Hugging Face Hub at a commit or tag.
+        chat_template: a Jinja template file instead of the one in the GGUF.
+        system: system prompt that is put before every conversation that has none.
+        gpu_layers: layers to compute on the GPU: 0 for none, 999 for all. Needs a llama.cpp that was built for the GPU.
+        options: further keyword arguments for the loader; one that it does not know is an error.
+    """
+
+    loader: str = "operators.llama.model:load"
+    path: str | None = None
+    repo: str | None = None
+    file: str | None = None
+    revision: str | None = None
+    chat_template: str | None = None
+    system: str | None = None
+    gpu_layers: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check(self.gpu_layers >= 0, "model.gpu_layers", self.gpu_layers, "0 (CPU) or more; 999 is all layers")
+
+
+@dataclass
+class DecodeSettings:
+    """The way to make a completion (`decode`). `strategy` is a class, as `module:Class`."""
+
+    strategy: str = "operators.engine.strategies.autoregressive:Autoregressive"

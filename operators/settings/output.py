@@ -1,0 +1,140 @@
+"""The config groups `output` and `store`: the files that a run leaves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+from urllib.parse import urlsplit
+
+from operators.settings.checks import NOT_IN_DATA, check, check_one_of
+from pipeline.api.errors import ConfigError
+
+FINISH_REASONS = ("stop", "stop_string", "length")
+COMPRESSIONS = {
+    "parquet": ("zstd", "snappy", "gzip", "lz4", "none"),
+    "jsonl": ("none", "gzip", "zstd"),
+    "arrow": ("none", "zstd", "lz4"),
+}
+"""By output format; the first is the default. Arrow files without one can be memory-mapped."""
+LEVELS = {"zstd": 22, "gzip": 9}
+"""The highest level of those compressions that have levels."""
+
+
+@dataclass
+class CardSettings:
+    """The part of the dataset card that the run cannot know (`output.card`).
+
+    Args:
+        license: as the Hub spells it: apache-2.0, cc-by-4.0, mit ...
+        text: your own words about the data, Markdown.
+    """
+
+    license: str | None = None
+    text: str | None = None
+
+
+@dataclass
+class OutputSettings:
+    """The contents of the result files, and their copies (`output`).
+
+    Args:
+        format: parquet, jsonl or arrow (Arrow IPC files).
+        compression: what COMPRESSIONS has for the format; auto is the first of these.
+        compression_level: of zstd (1 to 22) and gzip (1 to 9); null leaves it to the library.
+        prompt_text: keep the exact text that the model was given.
+        completion_ids: keep the token ids of the completion.
+        preview: rows to print at the end of a run.
+        preview_columns: the columns of these rows to print; empty prints all.
+        publish: an fsspec URL (s3://bucket/prefix) to which finished files are copied; null keeps them here only.
+        storage_options: what its file system is opened with. Kept out of everything that is written.
+        retries: how often an upload that failed is tried again, after 1, 2, 4 ... seconds.
+        card: of the dataset, README.md beside data/; false writes none.
+    """
+
+    format: str = "parquet"
+    compression: str = "auto"
+    compression_level: int | None = None
+    prompt_text: bool = False
+    completion_ids: bool = False
+    preview: int = field(default=0, metadata=NOT_IN_DATA)
+    preview_columns: list[str] = field(default_factory=list, metadata=NOT_IN_DATA)
+    publish: str | None = field(default=None, metadata=NOT_IN_DATA)
+    storage_options: Any = field(default=None, metadata=NOT_IN_DATA)  # a mapping; see logit_bias
+    retries: int = field(default=5, metadata=NOT_IN_DATA)
+    card: Any = field(default_factory=CardSettings, metadata=NOT_IN_DATA)
+
+    def __post_init__(self) -> None:
+        check(self.preview >= 0, "output.preview", self.preview, "it is 0 (none) or more")
+        check(self.retries >= 0, "output.retries", self.retries, "it is 0 (none) or more")
+        check_one_of("output.format", self.format, COMPRESSIONS)
+        known = COMPRESSIONS[self.format]
+        self.compression = known[0] if self.compression == "auto" else self.compression
+        allowed = f"with output.format={self.format} it is one of {', '.join(known)}"
+        check(self.compression in known, "output.compression", self.compression, allowed)
+        most = LEVELS.get(self.compression, 0)
+        allowed = f"{self.compression} has levels 1 to {most}" if most else f"{self.compression} has no levels"
+        level = self.compression_level
+        check(level is None or 1 <= level <= most, "output.compression_level", level, allowed)
+        self._check_publish()
+        self.card = _card(self.card)
+
+    def _check_publish(self) -> None:
+        self.storage_options = self.storage_options or {}
+        if not isinstance(self.storage_options, dict):
+            raise ConfigError("output.storage_options is no mapping; write {key: ..., secret: ...}")
+        if self.publish is None:
+            return
+        allowed = "it is an URL: s3://bucket/prefix, gs://bucket/prefix, file:///folder ..."
+        check("://" in self.publish, "output.publish", self.publish, allowed)
+        if urlsplit(self.publish).password is not None:
+            raise ConfigError(
+                "output.publish has a password in it; give that in output.storage_options or as the file"
+                " system's environment variable, since the URL is written into logs"
+            )
+
+
+def _card(given: object) -> CardSettings | None:
+    """`output.card` as it comes from a job, the command line or config.yaml."""
+    if given is None or given is False:
+        return None
+    if isinstance(given, CardSettings):
+        return given
+    if isinstance(given, dict) and given.keys() <= {f.name for f in fields(CardSettings)}:
+        return CardSettings(**given)
+    check(given is True, "output.card", given, "it is false, or has the keys license and text")
+    return CardSettings()
+
+
+@dataclass
+class RetrySettings:
+    """The completions of other runs to generate again though the store has them (`store.retry`).
+
+    Args:
+        finish_reason: those that ended so: stop, stop_string, length.
+    """
+
+    finish_reason: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        unknown = [reason for reason in self.finish_reason if reason not in FINISH_REASONS]
+        check(not unknown, "store.retry.finish_reason", unknown, f"each is one of {', '.join(FINISH_REASONS)}")
+
+
+@dataclass
+class StoreSettings:
+    """The store of finished completions, in which a restart or a later run finds them (`store`).
+
+    Args:
+        enabled: journal completions at all.
+        path: the SQLite file; null: completions.sqlite in the output directory. May be shared between runs.
+        sync: `process` survives the death of the process, `power` also that of the machine.
+        retry: what is made again though it is there.
+    """
+
+    enabled: bool = field(default=True, metadata=NOT_IN_DATA)
+    path: str | None = field(default=None, metadata=NOT_IN_DATA)
+    sync: str = field(default="process", metadata=NOT_IN_DATA)
+    retry: RetrySettings = field(default_factory=RetrySettings)
+
+    def __post_init__(self) -> None:
+        check_one_of("store.sync", self.sync, ("process", "power"))
