@@ -232,11 +232,11 @@ def _after_budget(o: Outcome) -> str:
     if budget is None and o.target and o.target.round_rows == 0:
         return "exit code 5: the input has no rows"
     if budget is None:
-        return "exit code 5: a node took no more rows before the target was reached; one that limits them does that"
-    how = f"the same command with a larger target.{budget}= goes on"
+        return "exit code 5: a node took no more rows before the target was reached, as Limit does"
+    how = f"the same command with a larger target.{budget}= continues"
     if budget.decides_rows:
         how = (
-            f"a larger target.{budget}= and overwrite=true make the whole again, with the stored completions,"
-            " and go on. Or let more rows pass: the rejects say where they are lost"
+            f"rerun with a larger target.{budget}= and overwrite=true, which reuses the stored completions, or let more"
+            " rows pass: the rejects say where they are lost"
         )
     return f"exit code 5: {o.spent} is spent and the target is not reached; {how}"
