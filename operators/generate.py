@@ -15,8 +15,8 @@ from operators.engine.backend.interface import inspect_model, load_model, max_se
 from operators.engine.loop.client import Client
 from operators.engine.sampling.constraint import Costs
 from operators.engine.sequence import Sequence as Row
-from operators.estimate.generation import Device
-from operators.estimate.node import Generating, weights_bytes
+from operators.estimate.node import Generating, memory_of
+from operators.estimate.trial import Device
 from operators.generation.completions import FIELDS, IDS_FIELD, Completion, OpenChunks, to_batches
 from operators.generation.constraint_costs import cost_lines, totals_of
 from operators.generation.duplicates import Twins
@@ -198,7 +198,7 @@ class Generate:
         self._take_engine(settings)
         path = self._store_settings.path
         generating = Generating(
-            Device(self._engine, self._engine.workers[0], decode_method(self._decode), settings),
+            Device(self._engine, decode_method(self._decode), settings),
             self._sampling,
             self._requests,
             self._samples,
@@ -209,7 +209,7 @@ class Generate:
             lambda done: to_batches(done, self._kept, self._schema, keep_ids=self._keep_ids, logprobs=self._logprobs),
         )
         found = generating.forecast(batches, task, time.perf_counter() - began)
-        memory = {"model": weights_bytes(self._model_settings), **found.memory}
+        memory = memory_of(self._model_settings, settings)
         assumed = f"what runtime leaves open is chosen when the run begins; {settings.slots} slots are assumed"
         notes = [] if before else [assumed]
         return replace(found, memory=memory, notes=[*notes, *found.notes])

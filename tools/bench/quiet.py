@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import time
 
-from operators.tuning.machine_load import ticks
+import psutil
 
 _WATCH_S = 0.5
 NOISY = 0.1
@@ -17,11 +16,6 @@ def load_average() -> float | None:
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
-def busy_share(watch_s: float = _WATCH_S) -> float | None:
-    """Share of all cores that is busy now, watched for `watch_s` seconds; None where the kernel does not tell."""
-    before = ticks()
-    if before is None:
-        return None
-    time.sleep(watch_s)
-    after = ticks()
-    return None if after is None else after.busy_since(before)
+def busy_share(watch_s: float = _WATCH_S) -> float:
+    """Share of all cores that is busy now, watched for `watch_s` seconds."""
+    return psutil.cpu_percent(watch_s) / 100
