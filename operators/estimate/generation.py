@@ -23,7 +23,7 @@ from operators.estimate.trial import Device, Trial
 from operators.settings.runtime import KERNEL_TOKENS
 from operators.tuning.machine_load import OtherWork
 from operators.tuning.step_timer import StepTimer
-from pipeline.api.forecast import NOTHING, Range
+from pipeline.api.forecast import NOTHING, Range, share
 
 _MOST_DRAWN = 4000
 _TRIAL_SHARE = 0.6
@@ -79,7 +79,6 @@ def generated(
     if not rows:
         return Generated()
     work, until = OtherWork(), device.engine.now() + seconds
-    share = computed_share(device, rows)
     trial = Trial(device)
     trial.run(rows, _TRIAL_SHARE * seconds)
     lengths = _lengths(rows, trial, count, whole=whole, fixed=fixed_lengths)
@@ -88,23 +87,24 @@ def generated(
     token_s = _token_s(device, trial, full, _depth(prompts, lengths.each), until)
     others = work.share()
 
-    tokens_in = total(mean_of(prompts, whole=whole).times(share), count)
+    computed = computed_share(device, rows)
+    tokens_in = total(mean_of(prompts, whole=whole).times(computed), count)
+    tokens_out = total(lengths.mean, count)
     # The first token of a row comes with its prompt, unless rows are made block by block.
     first = 0 if device.decoder.shape.block else 1
-    mean, each = lengths.mean, np.maximum(lengths.each - first, 0)
-    decoded = total(Range(*(max(end - first, 0.0) for end in (mean.low, mean.likely, mean.high))), count)
-    idle = last_ends(each.tolist(), full) * full - float(each.sum())
+    decoded = tokens_out.times(share(max(lengths.mean.likely - first, 0.0), lengths.mean.likely))
+    idle = last_ends(lengths.each.tolist(), full) * full - float(lengths.each.sum())
     steps = decoded.likely / full
     taking = tokens_in.times(trial.prompt_token_s) + _BESIDE_S.times(steps + count.likely)
     taking += (decoded + Range(0.0, 0.5, 1.0).times(idle)).times(token_s or 0.0)
     known = token_s is not None or not decoded.likely
     return Generated(
         tokens_in=tokens_in,
-        tokens_out=total(mean, count),
+        tokens_out=tokens_out,
         seconds=of_run(taking, others).times(1 / device.settings.contexts) if known else None,
         steps=steps,
         begun=trial.rows,
-        notes=[*_notes(device, trial, lengths, share), *load_notes(others), *([] if known else [_TOO_SLOW])],
+        notes=[*_notes(device, trial, lengths, computed), *load_notes(others), *([] if known else [_TOO_SLOW])],
     )
 
 
@@ -184,10 +184,10 @@ def _array(numbers: Iterable[int]) -> Ints:
     return np.fromiter(numbers, np.int64)
 
 
-def _notes(device: Device, trial: Trial, lengths: _Lengths, share: float) -> list[str]:
+def _notes(device: Device, trial: Trial, lengths: _Lengths, computed: float) -> list[str]:
     notes = []
-    if share < 0.99:
-        notes.append(f"{1 - share:.0%} of the prompt tokens are computed once for several rows")
+    if computed < 0.99:
+        notes.append(f"{1 - computed:.0%} of the prompt tokens are computed once for several rows")
     if not trial.rows:
         notes.append(
             "the model is too slow for a dry run to read a whole prompt: it goes by the beginning of one and by a step"

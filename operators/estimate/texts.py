@@ -1,4 +1,4 @@
-"""What it takes to read texts with a model, for Score and Embed: some of them are read, and timed."""
+"""The forecast of a node that reads texts with a model (Score, Embed): some of them are read, and timed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.api.records import Batch, Output, Rejects
 PROMPTS = 3
 FIRST_ROWS = 8
 MORE = 4
-"""Each time so many times as many texts are read as before."""
+"""Each time as many texts are read as before, times this."""
 
 
 def forecast_texts(
@@ -34,7 +34,7 @@ def forecast_texts(
 
     Args:
         token_counts: of each row the tokens that are read for it, None where it is refused.
-        columns: those whose texts are read, one behind the other.
+        columns: those whose texts are joined and read.
 
     The shortest text is read first; then more and more at a time, while they will be done in time.
     """
@@ -49,10 +49,10 @@ def forecast_texts(
     def read(some: Seq[int]) -> None:
         found.extend(process(Batch(0, rows[0].take(pa.array(some, pa.int64())))))
 
-    token_s: float | None = None
+    token_s = 0.0
     for some in _more_and_more(known):
         tokens = sum(known[i] for i in some)
-        if token_s is not None and clock() + tokens * token_s > until:
+        if token_s and clock() + tokens * token_s > until:
             break
         began = clock()
         read(some)
@@ -66,7 +66,7 @@ def forecast_texts(
         output=[item for item in found if isinstance(item, Batch)],
         rejects=[item for item in found if isinstance(item, Rejects)],
         tokens_in=tokens_in,
-        seconds=None if token_s is None else of_run(tokens_in.times(token_s), others),
+        seconds=of_run(tokens_in.times(token_s), others),
         prepare_s=prepare_s,
         prompts=[("".join(str(rows[0].column(name)[i]) for name in columns), known[i]) for i in list(known)[:PROMPTS]],
         notes=load_notes(others),

@@ -1,9 +1,10 @@
-"""Some rows of a job on its own engine, call by call in this thread, until the time is up."""
+"""Runs some rows of a job on its own engine, call by call in this thread, until the time is up."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from itertools import islice
 
 from operators.engine.backend.interface import Decoder
 from operators.engine.loop.engine import Engine
@@ -42,7 +43,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class CallTime:
-    """A call: the rows that decoded in it, the tokens that it computed or gave, and its seconds."""
+    """A call: the rows that decoded in it, its tokens, and its seconds."""
 
     rows: int
     tokens: float
@@ -55,9 +56,9 @@ class Trial:
 
     Attributes:
         rows: those that got a token and did not fail.
-        complete: whether all rows ended that were to be begun.
-        prompts: the calls that read prompts, with the tokens of these.
-        steps: the calls in which rows decoded and no prompt was read, with the tokens that the rows gained.
+        complete: whether all rows that were to be begun ended.
+        prompts: calls that read prompts; their tokens are those of the prompts.
+        steps: calls in which rows decoded and no prompt was read; their tokens are those that were drawn.
     """
 
     device: Device
@@ -79,20 +80,24 @@ class Trial:
         return [step for step in self.steps if step.rows >= _FULL * most]
 
     def run(self, rows: Seq[Sequence], seconds: float) -> None:
-        """Begin with some of `rows`, and make calls until they are done or the time is up. Rows whose prompts cannot be
-        read in a part of the time are dropped, so that the others decode."""
+        """Submit some of `rows`, and make calls until they are done or the time is up."""
         engine, scheduler = self.device.engine, self.device.worker.scheduler
         began = engine.now()
         rows = rows[: max(MOST_ROWS, 2 * self.device.decoder.shape.slots)]
         meter = StageMeter("trial")
         client = engine.client(meter, 1, len(rows), lambda: None)
         engine.add(client)
-        client.submit(rows)
-        client.end()
-        while scheduler.runnable and engine.now() < began + seconds:
+        pending = iter(rows)
+        while engine.now() < began + seconds:
+            # No more at a time than there are slots for: of rows that wait those come first that begin alike.
+            free = self.device.decoder.shape.slots - len(scheduler.slots) - client.waiting
+            client.submit(islice(pending, max(free, 0)))
+            if not scheduler.runnable:
+                break
             self._step(meter)
             if not self.steps and engine.now() > began + _PROMPTS_SHARE * seconds:
-                engine.queue.drop_line(client.line)
+                # Prompts are read before any row decodes: go on with the rows whose prompts have been.
+                pending = iter(())
                 scheduler.abandon(lambda row: row.state is State.PREFILL)
         self.complete = all(row.finish_reason is not None or row.error is not None for row in rows)
         self.rows = [row for row in rows if (row.tokens or row.finish_reason is not None) and row.error is None]

@@ -15,7 +15,7 @@ from operators.engine.sampling.params import SamplingParams
 from operators.engine.sequence import Sequence
 from operators.engine.strategies.autoregressive import Autoregressive
 from operators.estimate.generation import Generated, computed_share, generated, last_ends
-from operators.estimate.trial import Device
+from operators.estimate.trial import Device, Trial
 from operators.settings import DecodeSettings
 from pipeline.api.forecast import Range
 from pipeline.api.meter import StageMeter
@@ -141,6 +141,17 @@ def test_a_trial_that_had_to_be_cut_short_is_set_right(partial, prompt, costs, m
     assert found.seconds is not None
     assert found.seconds.likely == pytest.approx(seconds, rel=0.15)
     assert found.seconds.low < seconds < found.seconds.high
+
+
+def test_rows_that_begin_alike_are_not_the_first_that_a_trial_begins():
+    """A trial that is cut short would judge all rows by them."""
+    kinds = np.random.default_rng(2).integers(0, 30, 100)
+    texts = [np.concatenate([SHARED + kind, OWN[i % 40]]) for i, kind in enumerate(kinds)]
+    trial = Trial(device(Timed(shape(8), call_s=0.3)))
+    trial.run(rows(texts, max_tokens=4), 30.0)
+    begun = [row.handle for row in trial.rows]
+    assert 20 < len(begun) < 80
+    assert max(begun) < len(begun) + 8  # rows in slots may have got no token yet
 
 
 SHARED = np.arange(96, dtype=np.int32)
