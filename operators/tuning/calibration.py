@@ -121,14 +121,15 @@ class Calibration:
         took: dict[int, float] = {}
         with self._decoder(known, slots=2, n_ubatch=largest, n_batch=largest, max_sequence_tokens=None) as decoder:
             for size in UBATCHES:
-                if size > decoder.shape.max_sequence_tokens or max(took.values(), default=0.0) > LONGEST_CALL_S:
+                if size > min(decoder.shape.max_sequence_tokens, known.n_batch):
+                    break
+                if max(took.values(), default=0.0) > LONGEST_CALL_S:
                     break
                 took[size] = faster_of_two(partial(read, decoder, size), self._clock)
         each = {size: seconds / size for size, seconds in took.items()}
         best = _least_within({size: seconds for size, seconds in each.items() if size >= known.slots})
-        return best or max(
-            UBATCHES[0], known.slots
-        ), f"a prompt token takes {_milliseconds(each)} in calls of that size"
+        reason = f"a prompt token takes {_milliseconds(each)} in calls of that size"
+        return best or max(UBATCHES[0], known.slots), reason
 
     def _choose_slots(self, known: EngineSettings) -> tuple[int, str]:
         row_bytes = self._row_bytes(known)

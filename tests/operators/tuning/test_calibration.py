@@ -132,6 +132,11 @@ def test_more_slots_than_the_usual_calls_have_tokens_are_room_for_a_larger_call(
     assert choose(linear(0.5, 0.02), settings).apply(settings).n_ubatch >= 200
 
 
+def test_a_given_n_batch_bounds_n_ubatch():
+    settings = EngineSettings(**(OPEN | {"n_batch": 600}))
+    assert choose(linear(0.05, 0.0001), settings).apply(settings).n_ubatch == 512
+
+
 def test_what_cannot_work_is_refused_beside_open_values_too():
     with pytest.raises(ConfigError, match=r"runtime\.kv_type"):
         EngineSettings(**OPEN, kv_type="f8")
