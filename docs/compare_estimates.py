@@ -1,8 +1,8 @@
-"""Estimates jobs, runs them, and prints both beside each other as a row of the table in docs/estimate.md.
+"""Estimate jobs, run them, and print both beside each other as rows of the tables in docs/estimate.md.
 
 python -m docs.compare_estimates job=quickstart             # one job, with any overrides
 python -m docs.compare_estimates                            # the jobs that ship, one after the other
-python -m docs.compare_estimates minutes                    # runs of a minute or so, of which no length is known before
+python -m docs.compare_estimates minutes                    # runs of a minute or so whose lengths are not known before
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from models.tiny.prompts import write_rows
 from models.tiny.tasks import FAMILIES, examples
 
 JOBS = ("quickstart", "extract", "best_of_n", "embed", "score_perplexity", "diffuse")
-# Name, prompts (FILES), and overrides, with as many rows as took about a minute on two cores.
+# Name, prompts (FILES), and overrides; the number of rows is that which took about a minute on two cores.
 MINUTES = (
     ("all families", "mixed", ["job=quickstart", "data.limit=9000"]),
     ("drawn", "mixed", ["job=quickstart", "data.limit=9000", "sampling=creative"]),
@@ -62,13 +62,13 @@ def main() -> None:
         for number, (name, overrides) in enumerate(cases(Path(folder), sys.argv[1:])):
             results = Path(folder) / str(number)
             command = [sys.executable, "-m", "pipeline", *overrides, f"output_dir={results}", "progress=none"]
-            told = subprocess.run([*command, "dry_run=true"], check=True, capture_output=True, text=True).stdout
+            printed = subprocess.run([*command, "dry_run=true"], check=True, capture_output=True, text=True).stdout
             peak = peak_of(command)
-            print(row(name, told, outcome(results) | {"peak memory": peak}), flush=True)
+            print(row(name, printed, outcome(results) | {"peak memory": peak}), flush=True)
 
 
 def cases(folder: Path, given: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """What is run: a name and overrides. Files that are needed are written to `folder`."""
+    """Yield the name and the overrides of each job to run. Files that are needed are written to `folder`."""
     if given != ["minutes"]:
         jobs = [given] if given else [[f"job={name}"] for name in JOBS]
         yield from ((" ".join(overrides), overrides) for overrides in jobs)
@@ -84,7 +84,7 @@ def cases(folder: Path, given: list[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def peak_of(command: list[str]) -> float:
-    """Run `command`; bytes of memory that it had at most."""
+    """Run `command`, and return the bytes of memory that it had at most."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     if status:
@@ -92,11 +92,11 @@ def peak_of(command: list[str]) -> float:
     return usage.ru_maxrss * 1024.0
 
 
-def row(name: str, told: str, found: dict[str, float]) -> str:
-    """A line of the table: of each figure the estimate and what came, in bold where that is outside."""
+def row(name: str, printed: str, found: dict[str, float]) -> str:
+    """Return a line of the table: each figure's estimate and outcome, which is bold where it lies outside."""
     cells = [name]
     for line in LINES:
-        match = re.search(rf"^  {line} +({VALUE}(?: +\({VALUE} to {VALUE}\))?)", told, re.MULTILINE)
+        match = re.search(rf"^  {line} +({VALUE}(?: +\({VALUE} to {VALUE}\))?)", printed, re.MULTILINE)
         if match is None:
             cells += ["", ""]
             continue
@@ -108,12 +108,12 @@ def row(name: str, told: str, found: dict[str, float]) -> str:
 
 
 def value(number: str, unit: str | None) -> float:
-    """What a printed number and its unit stand for."""
+    """Return a printed number in seconds or bytes."""
     return float(number.replace(",", "")) * UNITS[unit or ""]
 
 
 def outcome(results: Path) -> dict[str, float]:
-    """What a run took, by its own account."""
+    """Return the figures of a run by its own metrics."""
     run = pq.read_table(results / "metrics/run.parquet").to_pylist()[-1]
     stages = pq.read_table(results / "metrics/stages.parquet").to_pydict()
     files = [path for path in results.rglob("*") if path.is_file()]

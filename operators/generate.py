@@ -13,8 +13,8 @@ import pyarrow as pa
 from operators.batch_by_length import prompt_lengths
 from operators.engine.backend.interface import inspect_model, load_model
 from operators.engine.sequence import Sequence as Row
-from operators.estimate.generation import Device
-from operators.estimate.node import Generating, weights_bytes
+from operators.estimate.node import Generating, memory_of
+from operators.estimate.trial import Device
 from operators.generation.completions import Completions, OpenChunks, completion_fields
 from operators.generation.duplicates import Duplicates, RepeatedDraws
 from operators.generation.logprobs import LOGPROBS
@@ -171,7 +171,7 @@ class Generate(BaseOperator):
         settings = before or self._engine_settings.with_defaults()
         engine = shared_engine(runtime, self._model, settings, self._decode)
         generating = Generating(
-            Device(engine, engine.workers[0], settings),
+            Device(engine, settings),
             self._sampling,
             self._requests,
             self._completions,
@@ -181,7 +181,7 @@ class Generate(BaseOperator):
             store_path(self._store_settings, task.results),
         )
         found = generating.forecast(batches, task, time.perf_counter() - began)
-        memory = {"model": weights_bytes(self._model_settings), **found.memory}
+        memory = memory_of(self._model_settings, settings)
         assumed = f"what runtime leaves open is chosen when the run begins; {settings.slots} slots are assumed"
         return replace(found, memory=memory, notes=[*([] if before else [assumed]), *found.notes])
 

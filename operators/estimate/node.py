@@ -1,22 +1,28 @@
-"""The forecast of a Generate node: which of its rows are to be generated at all, and what the others leave behind."""
+"""The forecast of a Generate node: which of its rows are generated at all, and what they leave behind."""
 
 from __future__ import annotations
 
+import json
+import sqlite3
 from collections.abc import Sequence as Seq
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from operators.engine.backend.interface import inspect_model
-from operators.engine.sequence import Sequence
-from operators.estimate.generation import Device, Reckoned, reckon
-from operators.estimate.stored import stored_rows
+from operators.engine.sequence import FinishReason, Sequence
+from operators.estimate.generation import Generated, generated
+from operators.estimate.trial import Device
 from operators.generation.completions import Completions
 from operators.generation.duplicates import Duplicates
+from operators.generation.memory_need import model_memory
 from operators.generation.requests import Requests, place_of
+from operators.generation.store import unusable
 from operators.generation.store_lookup import CompletionKeys
 from operators.settings import ModelSettings, SamplingSettings, StoreSettings
+from operators.settings.runtime import EngineSettings
 from pipeline.api.forecast import Forecast, Range, Task, share
 from pipeline.api.records import Batch, Rejects
 
@@ -51,13 +57,12 @@ class Generating:
     store_path: Path
 
     def forecast(self, batches: Seq[Batch], task: Task, prepare_s: float) -> Forecast:
-        """Return what `task` takes; see BaseOperator.forecast."""
-        given = sum(batch.num_rows for batch in batches)
+        """Return what all rows take, by those of `batches`. `prepare_s`: seconds to load the model."""
         rejects, rows = self._rows(batches)
-        rows_out = task.rows.times(share(len(rows), given))
+        rows_out = task.rows.times(share(len(rows), sum(batch.num_rows for batch in batches)))
         new, notes = self._to_generate(rows)
         count = rows_out.times(share(len(new), len(rows)))
-        found = reckon(
+        found = generated(
             self.device,
             in_any_order(new),
             count,
@@ -74,7 +79,6 @@ class Generating:
             seconds=found.seconds,
             prepare_s=prepare_s,
             disk_bytes=self._disk_bytes(count, found),
-            memory={"KV cache": found.kv_bytes} if found.kv_bytes else {},
             prompts=self._prompts(rows),
             notes=[*notes, *found.notes],
         )
@@ -97,12 +101,12 @@ class Generating:
         return rejects, rows
 
     def _to_generate(self, rows: Seq[Sequence]) -> tuple[list[Sequence], list[str]]:
-        """Those of `rows` that no store has and that are not bound to come out as another one; and a word on it."""
+        """Those of `rows` that no store has and that are not bound to come out as another one; and a note on it."""
         notes = []
         new = list(rows)
         if self.store.enabled:
-            stored = stored_rows(self.store_path, rows, self.keys, self.store.retry.finish_reason)
-            new = [row for row in rows if row.key not in stored]
+            self.keys.give(rows)
+            new = not_stored(self.store_path, rows, self.store.retry.finish_reason)
             if len(new) < len(rows):
                 notes.append(f"{share(len(rows) - len(new), len(rows)):.0%} of the rows are in the completion store")
         duplicates = Duplicates(enabled=self.device.settings.optimise.identical_rows)
@@ -112,8 +116,8 @@ class Generating:
         return single, notes
 
     def _shown(self, begun: Seq[Sequence]) -> Seq[Sequence]:
-        """What is shown to the nodes behind: rows that are complete, or, where there are none, what there is of them.
-        Of a prompt of which several are made, all or none."""
+        """Return the rows to show the nodes behind: those that are complete, or, where there are none, those that were
+        begun. Of a prompt of which several are made, all or none."""
         done = [row for row in begun if row.finish_reason is not None]
         each = self.requests.samples.each
         if each is not None and each > 1:
@@ -121,13 +125,13 @@ class Generating:
             done = [row for row, place in zip(done, places, strict=True) if places.count(place) == each]
         return done or begun
 
-    def _disk_bytes(self, count: Range, found: Reckoned) -> Range:
+    def _disk_bytes(self, count: Range, found: Generated) -> Range:
         """Of the completion store and of the metrics."""
         scores = 0 if self.sampling.logprobs is None else _SCORE_BYTES * (1 + self.sampling.logprobs)
         store = count.times(_STORE_ROW_BYTES) + found.tokens_out.times(_TOKEN_BYTES + scores)
         metrics = count.times(_METRICS_ROW_BYTES) + Range.exact(_METRICS_STEP_BYTES * found.steps)
-        whole = metrics + store if self.store.enabled else metrics
-        return Range(0.5 * whole.low, whole.likely, 2 * whole.high)
+        both = metrics + store if self.store.enabled else metrics
+        return Range(0.5 * both.low, both.likely, 2 * both.high)
 
     def _prompts(self, rows: Seq[Sequence]) -> list[tuple[str, int]]:
         """The first few, as the model is given them."""
@@ -143,13 +147,43 @@ class Generating:
 
 
 def in_any_order(rows: Seq[Sequence]) -> list[Sequence]:
-    """`rows` so that any first part stands for all. Those of one row of the source stay together."""
-    numbers = np.array([place_of(row).row for row in rows], np.int64)
-    places = np.random.default_rng(0).permutation(len(np.unique(numbers)))
-    return [rows[i] for i in np.argsort(places[np.unique(numbers, return_inverse=True)[1]], kind="stable").tolist()]
+    """Return `rows` so that any first part stands for all. Those of one row of the source stay together."""
+    numbers = list(dict.fromkeys(place_of(row).row for row in rows))
+    order = dict(zip(numbers, np.random.default_rng(0).permutation(len(numbers)).tolist(), strict=True))
+    return sorted(rows, key=lambda row: order[place_of(row).row])
 
 
-def weights_bytes(model: ModelSettings) -> float:
-    """The size of the model's weights; 0 where it has none."""
-    sizes = inspect_model(model).sizes
-    return 0.0 if sizes is None else float(sizes.weights_bytes)
+def not_stored(path: Path, rows: Seq[Sequence], retry: Seq[str]) -> list[Sequence]:
+    """Return those of `rows` that a run would not find in the store at `path`, without writing a byte beside it.
+
+    Args:
+        rows: with their keys.
+        retry: finish reasons with which a completion does not count.
+
+    Raises:
+        InputError: the file is no such database.
+    """
+    if not path.is_file():
+        return list(rows)
+    # Where no log lies beside the file nobody writes it, and SQLite need not make files of its own to read it.
+    log = path.with_name(f"{path.name}-wal")
+    in_use = log.exists() and log.stat().st_size > 0
+    query = (
+        "SELECT 1 FROM completions WHERE key = ? AND finish_reason NOT IN (SELECT value FROM json_each(?))"
+        " AND (finish_reason != ? OR length(ids) / 4 >= ?)"
+    )
+    try:
+        address = f"{path.absolute().as_uri()}?mode=ro{'' if in_use else '&immutable=1'}"
+        with closing(sqlite3.connect(address, uri=True)) as database:
+            values = [(row.key, json.dumps(list(retry)), FinishReason.LENGTH, row.max_tokens) for row in rows]
+            return [row for row, v in zip(rows, values, strict=True) if database.execute(query, v).fetchone() is None]
+    except sqlite3.Error as error:
+        raise unusable(path, error, opening=True) from error
+
+
+def memory_of(model: ModelSettings, settings: EngineSettings) -> dict[str, float]:
+    """Return the bytes that the model and its contexts take, by what they are for, where its file's header tells."""
+    facts = inspect_model(model)
+    sizes = [need.size_bytes for need in model_memory(model, settings, "forecast")]
+    known = facts.sizes is not None and facts.sizes.kv_values is not None
+    return {what: float(size) for what, size in zip(("model", "KV cache and logits")[: 1 + known], sizes, strict=False)}

@@ -1,4 +1,4 @@
-"""What it takes to read texts with a model, for Score and Embed: some of them are read, and timed."""
+"""The forecast of a node that reads texts with a model (Score, Embed): some of them are read, and timed."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Sequence as Seq
 import numpy as np
 import pyarrow as pa
 
-from operators.estimate.lengths import Floats
-from operators.estimate.noise import Noise
-from pipeline.api.forecast import Forecast, Range, Task, share
+from operators.estimate.ranges import load_notes, mean_of, of_run, total
+from operators.tuning.machine_load import OtherWork
+from pipeline.api.forecast import Forecast, Task, share
 from pipeline.api.meter import Clock
 from pipeline.api.records import Batch, Output, Rejects
 
 PROMPTS = 3
 FIRST_ROWS = 8
 MORE = 4
-"""Each time so many times as many texts are read as before."""
+"""Each time as many texts are read as before, times this."""
 
 
 def forecast_texts(
@@ -30,52 +30,47 @@ def forecast_texts(
     prepare_s: float,
     clock: Clock = time.perf_counter,
 ) -> Forecast:
-    """What an operator takes whose `process` reads the texts of rows.
+    """Return what an operator takes whose `process` reads the texts of rows.
 
     Args:
         token_counts: of each row the tokens that are read for it, None where it is refused.
-        columns: those whose texts are read, one behind the other.
+        columns: those whose texts are joined and read.
 
-    The shortest text is read first; then more and more at a time, as long as they will be done in time.
+    The shortest text is read first; then more and more at a time, while they will be done in time.
     """
-    until = clock() + task.seconds
-    noise = Noise()
-    data = pa.Table.from_batches([batch.data for batch in batches]).combine_chunks() if batches else pa.table({})
-    rows = data.to_batches()[0] if data.num_rows else None
-    counts = [] if rows is None else list(token_counts(rows))
+    work, until = OtherWork(), clock() + task.seconds
+    rows = pa.Table.from_batches([batch.data for batch in batches]).combine_chunks().to_batches() if batches else []
+    if not rows:
+        return Forecast(task.rows, prepare_s=prepare_s)
+    counts = token_counts(rows[0])
     known = {i: count for i, count in enumerate(counts) if count is not None}
-    output: list[Batch] = []
-    rejects: list[Rejects] = []
-    token_s: float | None = None
+    found: list[Output] = []
+
+    def read(some: Seq[int]) -> None:
+        found.extend(process(Batch(0, rows[0].take(pa.array(some, pa.int64())))))
+
+    token_s = 0.0
     for some in _more_and_more(known):
         tokens = sum(known[i] for i in some)
-        if rows is None or (token_s is not None and clock() + tokens * token_s > until):
+        if token_s and clock() + tokens * token_s > until:
             break
         began = clock()
-        found = list(process(Batch(0, rows.take(pa.array(some, pa.int64())))))
+        read(some)
         token_s = (clock() - began) / max(tokens, 1)
-        output += [item for item in found if isinstance(item, Batch)]
-        rejects += [item for item in found if isinstance(item, Rejects)]
-    if rows is not None and len(known) < len(counts):
-        unreadable = [i for i in range(len(counts)) if i not in known]
-        found = list(process(Batch(0, rows.take(pa.array(unreadable, pa.int64())))))
-        rejects += [item for item in found if isinstance(item, Rejects)]
-    rows_out = task.rows.times(share(len(known), len(counts)))
-    tokens_in = _tokens(list(known.values()), rows_out, whole=task.whole)
+    if len(known) < len(counts):
+        read([i for i in range(len(counts)) if i not in known])
+    rows_out, others = task.rows.times(share(len(known), len(counts))), work.share()
+    tokens_in = total(mean_of(list(known.values()), whole=task.whole), rows_out)
     return Forecast(
         rows_out=rows_out,
-        output=output,
-        rejects=rejects,
+        output=[item for item in found if isinstance(item, Batch)],
+        rejects=[item for item in found if isinstance(item, Rejects)],
         tokens_in=tokens_in,
-        seconds=None if token_s is None else _seconds(tokens_in, token_s, noise.factors(np.random.default_rng(0))),
+        seconds=of_run(tokens_in.times(token_s), others),
         prepare_s=prepare_s,
-        prompts=[] if rows is None else [(_text(rows, columns, i), known[i]) for i in list(known)[:PROMPTS]],
-        notes=list(noise.notes()),
+        prompts=[("".join(str(rows[0].column(name)[i]) for name in columns), known[i]) for i in list(known)[:PROMPTS]],
+        notes=load_notes(others),
     )
-
-
-def _text(rows: pa.RecordBatch, columns: Seq[str], index: int) -> str:
-    return "".join(str(rows.column(name)[index]) for name in columns)
 
 
 def _more_and_more(counts: dict[int, int]) -> Iterable[list[int]]:
@@ -88,17 +83,3 @@ def _more_and_more(counts: dict[int, int]) -> Iterable[list[int]]:
     while first < len(rows):
         yield sorted(rows[first : first + many])
         first, many = first + many, many * MORE
-
-
-def _tokens(counts: Seq[int], rows: Range, *, whole: bool) -> Range:
-    """Of all texts. Twice its standard error is how far a mean may be off."""
-    if not counts:
-        return Range.exact(0.0)
-    mean = float(np.mean(counts))
-    doubt = 0.0 if whole else 2 * float(np.std(counts)) / np.sqrt(len(counts))
-    return Range(rows.low * max(mean - doubt, 0.0), rows.likely * mean, rows.high * (mean + doubt))
-
-
-def _seconds(tokens: Range, token_s: float, factors: Floats) -> Range:
-    low, high = np.quantile(factors, [0.05, 0.95])
-    return Range(tokens.low * token_s * float(low), tokens.likely * token_s, tokens.high * token_s * float(high))

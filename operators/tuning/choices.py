@@ -15,7 +15,7 @@ from operators.engine.backend.interface import Model
 from operators.settings.checks import usable_cores
 from operators.settings.runtime import EngineSettings
 from operators.tuning.calibration import Calibration, Choice
-from operators.tuning.machine_load import Ticks, ticks
+from operators.tuning.machine_load import OtherWork
 from pipeline.system.memory import free_memory
 
 CHOICE_FILE = "autotune.json"
@@ -36,7 +36,7 @@ def tuned(
     log: logging.Logger,
     rows: int | None = None,
 ) -> EngineSettings:
-    """`settings` with a value for all that they leave open (0 or `auto`).
+    """Return `settings` with a value for all that they leave open (0 or `auto`).
 
     The choice of this run's earlier attempt is taken, or else that of an earlier run with the same model, machine and
     like lengths, or else there is a calibration. What is chosen and why goes to the log.
@@ -48,25 +48,24 @@ def tuned(
     """
     if not settings.open_keys():
         return settings
-    pinned = output_dir / CHOICE_FILE
-    cached = _cache_file(settings, model, prompt_tokens, new_tokens, rows)
-    choice, whence = _chosen(settings, pinned, cached)
-    if choice is not None:
-        log.info("runtime, as in %s: %s", whence, choice.values)
+    pinned, cached = output_dir / CHOICE_FILE, _cache_file(settings, model, prompt_tokens, new_tokens, rows)
+    if (choice := _read(pinned, settings)) is not None:
+        log.info("runtime, as in an earlier attempt of this run: %s", choice.values)
+    elif (choice := _read(cached, settings)) is not None:
+        log.info("runtime, as in an earlier run: %s", choice.values)
     else:
         log.info("runtime: calibrating %s", ", ".join(settings.open_keys()))
-        before = ticks()
+        others = OtherWork()
         choice = Calibration(model.lease_apart, settings, prompt_tokens, new_tokens, free_memory(), rows=rows).choose()
-        others = others_share(before)
         for reason in choice.reasons:
             log.info("runtime.%s", reason)
-        if others > _NOISY:
+        if (share := others.share()) > _NOISY:
             log.warning(
-                "other processes took %.0f%% of the cores meanwhile: the choice is for this run alone", 100 * others
+                "other processes took %.0f%% of the cores meanwhile: the choice is for this run alone", 100 * share
             )
         else:
-            _write(cached, choice)
-    _write(pinned, choice)
+            _write(cached, choice, log)
+    _write(pinned, choice, log)
     return choice.apply(settings)
 
 
@@ -78,69 +77,41 @@ def tuned_before(
     output_dir: Path,
     rows: int | None = None,
 ) -> EngineSettings | None:
-    """What `tuned` would give without a calibration; None if it would make one."""
+    """Return what `tuned` would give without a calibration; None if it would make one."""
     if not settings.open_keys():
         return settings
     cached = _cache_file(settings, model, prompt_tokens, new_tokens, rows)
-    choice, _ = _chosen(settings, output_dir / CHOICE_FILE, cached)
+    choice = _read(output_dir / CHOICE_FILE, settings) or _read(cached, settings)
     return None if choice is None else choice.apply(settings)
-
-
-def others_share(before: Ticks | None) -> float:
-    """Share of all cores that other processes took since `before`; 0 where the kernel does not tell."""
-    after = ticks()
-    return after.others_since(before) if before is not None and after is not None else 0.0
-
-
-def cache_folder() -> Path:
-    """Where choices are kept between runs: $LLAMA_PIPELINE_CACHE, or a folder in the user's cache."""
-    given = os.environ.get(CACHE_VARIABLE)
-    if given:
-        return Path(given).expanduser()
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "llama-pipeline"
-
-
-def _chosen(settings: EngineSettings, pinned: Path, cached: Path) -> tuple[Choice | None, str]:
-    """What was chosen earlier, and when, in words."""
-    for path, whence in ((pinned, "an earlier attempt of this run"), (cached, "an earlier run")):
-        choice = _read(path, settings)
-        if choice is not None:
-            return choice, whence
-    return None, ""
 
 
 def _cache_file(
     settings: EngineSettings, model: Model, prompt_tokens: Sequence[int], new_tokens: int, rows: int | None
 ) -> Path:
+    """The file in $LLAMA_PIPELINE_CACHE, or a folder of the user's cache, for runs like this one on this machine."""
     middle = sorted(prompt_tokens)[len(prompt_tokens) // 2] if len(prompt_tokens) else 0
-    what = (
-        asdict(settings),
-        model.fingerprint(),
-        middle // _GRAIN,
-        new_tokens // _GRAIN,
-        rows,
-        platform.machine(),
-        platform.processor(),
-    )
-    digest = hashlib.sha256(repr((what, platform.node(), usable_cores())).encode()).hexdigest()[:16]
-    return cache_folder() / f"autotune-{digest}.json"
+    run = (asdict(settings), model.fingerprint(), middle // _GRAIN, new_tokens // _GRAIN, rows)
+    machine = (platform.machine(), platform.processor(), platform.node(), usable_cores())
+    digest = hashlib.sha256(repr((run, machine)).encode()).hexdigest()[:16]
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    folder = os.environ.get(CACHE_VARIABLE) or f"{home}/llama-pipeline"
+    return Path(folder).expanduser() / f"autotune-{digest}.json"
 
 
 def _read(path: Path, settings: EngineSettings) -> Choice | None:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))["values"]
-        Choice(values).apply(settings)
+        choice = Choice(json.loads(path.read_text(encoding="utf-8"))["values"])
+        choice.apply(settings)
     except (OSError, ValueError, KeyError, TypeError):  # absent, damaged, or for other keys: choose anew
         return None
-    return Choice(values)
+    return choice
 
 
-def _write(path: Path, choice: Choice) -> None:
+def _write(path: Path, choice: Choice, log: logging.Logger) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")  # runs at the same time share the cache
         temporary.write_text(json.dumps(asdict(choice), indent=1) + "\n", encoding="utf-8")
         temporary.replace(path)
     except OSError as error:
-        logging.getLogger(__name__).warning("%s cannot be written: %s", path, error.strerror)
+        log.warning("%s cannot be written: %s", path, error.strerror)

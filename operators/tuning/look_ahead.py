@@ -24,32 +24,27 @@ class LookAhead:
         return len(self._items)
 
     def poll(self, inbox: Inbox) -> Item | None:
-        """The next item if one is there."""
+        """Return the next item if one is there."""
         return self._items.popleft() if self._items else inbox.poll()
 
     def data(self) -> list[pa.RecordBatch]:
-        """The rows that were looked at."""
+        """Return the rows that were looked at."""
         return [item.data for item in self._items if isinstance(item, Batch)]
 
-    @property
-    def rows(self) -> int:
-        """How many they are."""
-        return sum(item.num_rows for item in self._items if isinstance(item, Batch))
-
     def gather(self, inbox: Inbox, enough: int) -> int | None:
-        """Take items until there are more than `enough` rows, or no more come; waits for the first rows as long as it
+        """Take items until there are more than `enough` rows, or no more come; wait for the first rows as long as it
         takes, and a little for more.
 
         Returns:
             How many rows there are, if these are all that come; None if more may.
         """
-        until: float | None = None
-        while (rows := self.rows) <= enough:
-            if rows and until is None:
-                until = time.monotonic() + _PATIENCE_S
+        rows, until = 0, None
+        while rows <= enough:
             item = inbox.poll()
             if item is not None:
                 self._items.append(item)
+                rows += item.num_rows if isinstance(item, Batch) else 0
+                until = time.monotonic() + _PATIENCE_S if rows and until is None else until
             elif inbox.exhausted:
                 return rows
             elif until is None:

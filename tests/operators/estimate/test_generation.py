@@ -13,9 +13,8 @@ from operators.engine.loop.engine import Engine
 from operators.engine.loop.threads import EngineThreads
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sequence import Sequence
-from operators.estimate.generation import Device, Reckoned, reckon
-from operators.estimate.pace import StepTime, fitted
-from operators.estimate.schedule import computed_share, steps_until_done
+from operators.estimate.generation import Generated, computed_share, generated, last_ends
+from operators.estimate.trial import Device, Trial
 from pipeline.api.forecast import Range
 from pipeline.api.meter import StageMeter
 from tests.operators.engine.fixtures import Table, prompts, queue_for, settings_for, shape, worker_on
@@ -45,7 +44,7 @@ def device(decoder: Timed) -> Device:
     queue = queue_for(settings)
     worker = worker_on(decoder, settings, queue)
     engine = Engine([worker], queue, Table(), EngineThreads(lambda: decoder.now))
-    return Device(engine, worker, settings)
+    return Device(engine, settings)
 
 
 def rows(texts: Seq[np.ndarray], params: SamplingParams = ENDLESS, max_tokens: int = 40) -> list[Sequence]:
@@ -63,16 +62,16 @@ def outcome(decoder: Timed, given: list[Sequence]) -> tuple[float, int]:
     return decoder.now, sum(len(row.tokens) for row in given)
 
 
-def reckoned(decoder: Timed, given: list[Sequence], count: int | None = None, *, fixed: bool = True) -> Reckoned:
+def estimated(decoder: Timed, given: list[Sequence], count: int | None = None, *, fixed: bool = True) -> Generated:
     whole = count is None
     number = Range.exact(len(given) if count is None else count)
-    return reckon(device(decoder), given, number, 30.0, whole=whole, fixed_lengths=fixed)
+    return generated(device(decoder), given, number, 30.0, whole=whole, fixed_lengths=fixed)
 
 
 @pytest.mark.parametrize("count", [3, 8, 70])
 def test_with_known_lengths_the_estimate_is_the_outcome(count):
     texts = prompts(count)
-    found = reckoned(Timed(shape(8)), rows(texts))
+    found = estimated(Timed(shape(8)), rows(texts))
     seconds, tokens = outcome(Timed(shape(8)), rows(texts))
     assert found.tokens_out == Range.exact(tokens)
     assert found.tokens_in == Range.exact(sum(map(len, texts)))
@@ -83,7 +82,7 @@ def test_with_known_lengths_the_estimate_is_the_outcome(count):
 
 def test_some_rows_stand_for_many():
     texts = prompts(400)
-    found = reckoned(Timed(shape(8)), rows(texts[:60]), count=400)
+    found = estimated(Timed(shape(8)), rows(texts[:60]), count=400)
     seconds, tokens = outcome(Timed(shape(8)), rows(texts))
     assert found.tokens_out == Range.exact(tokens)
     assert found.tokens_in.low < sum(map(len, texts)) < found.tokens_in.high
@@ -93,7 +92,9 @@ def test_some_rows_stand_for_many():
 
 def test_of_an_input_without_a_known_end_it_is_a_lower_bound():
     texts = prompts(20)
-    found = reckon(device(Timed(shape(8))), rows(texts), Range(20, 20, np.inf), 30.0, whole=False, fixed_lengths=True)
+    found = generated(
+        device(Timed(shape(8))), rows(texts), Range(20, 20, np.inf), 30.0, whole=False, fixed_lengths=True
+    )
     assert (found.tokens_out.low, found.tokens_out.high) == (20 * 40, np.inf)
     assert found.seconds is not None
     assert 0 < found.seconds.low < found.seconds.high == np.inf
@@ -104,7 +105,7 @@ def test_with_unknown_lengths_the_range_holds_in_eight_of_ten():
     for trial in range(5):
         texts = prompts(120, seed=trial)
         decoder = Timed(shape(8), call_s=0.5)  # so slow that many rows are cut off
-        found = reckoned(decoder, rows(texts[:60], ENDING, max_tokens=100), count=120, fixed=False)
+        found = estimated(decoder, rows(texts[:60], ENDING, max_tokens=100), count=120, fixed=False)
         seconds, tokens = outcome(Timed(shape(8), call_s=0.5), rows(texts, ENDING, max_tokens=100))
         assert found.seconds is not None
         held += found.tokens_out.low <= tokens <= found.tokens_out.high
@@ -116,44 +117,70 @@ def test_with_unknown_lengths_the_range_holds_in_eight_of_ten():
 def test_however_slow_the_model_its_first_call_and_the_time_bound_the_calibration(token_s):
     decoder = Timed(shape(8), call_s=0.1, token_s=token_s)
     texts = [np.arange(200, dtype=np.int32) + i for i in range(20)]
-    found = reckoned(decoder, rows(texts, max_tokens=40))
+    found = estimated(decoder, rows(texts, max_tokens=40))
     first_call = 0.1 + 64 * token_s + 1
     assert decoder.now <= first_call + 30.0 + 2 * decoder.longest
     assert found.seconds is not None
 
 
-def test_what_prompts_share_is_computed_once():
-    common = np.arange(96, dtype=np.int32) % 250
-    own = [np.resize(text, 64 + i % 9) for i, text in enumerate(prompts(40))]
-    texts = [np.concatenate([common, text]) for text in own]
-    counted = Timed(shape(8))
-    made = device(counted)
+@pytest.mark.parametrize("partial", [True, False], ids=["attention", "recurrent"])
+@pytest.mark.parametrize(
+    ("prompt", "costs"),
+    [(20, (2.0, 0.01, 0.002)), (150, (0.5, 0.05, 0.0001))],
+    ids=["rows get deeper than the trial", "prompts for few slots are read"],
+)
+def test_a_trial_that_had_to_be_cut_short_is_set_right(partial, prompt, costs, monkeypatch):
+    monkeypatch.setattr(Timed, "partial", partial)
+    texts = [np.arange(prompt, dtype=np.int32) % 7 + i for i in range(24)]
+    found = estimated(Timed(shape(8), *costs), rows(texts, max_tokens=100))
+    seconds, tokens = outcome(Timed(shape(8), *costs), rows(texts, max_tokens=100))
+    assert found.tokens_out == Range.exact(tokens)
+    assert found.seconds is not None
+    assert found.seconds.likely == pytest.approx(seconds, rel=0.15)
+    assert found.seconds.low < seconds < found.seconds.high
+
+
+def test_rows_that_begin_alike_are_not_the_first_that_a_trial_begins():
+    """A trial that is cut short would judge all rows by them."""
+    kinds = np.random.default_rng(2).integers(0, 30, 100)
+    texts = [np.concatenate([SHARED + kind, OWN[i % 40]]) for i, kind in enumerate(kinds)]
+    trial = Trial(device(Timed(shape(8), call_s=0.3)))
+    trial.run(rows(texts, max_tokens=4), 30.0)
+    begun = [row.seed - 1000 for row in trial.rows]
+    assert 20 < len(begun) < 80
+    assert max(begun) < len(begun) + 8  # rows in slots may have got no token yet
+
+
+SHARED = np.arange(96, dtype=np.int32)
+OWN = [np.resize(text, 64 + i % 9) for i, text in enumerate(prompts(40))]
+
+
+@pytest.mark.parametrize(
+    ("texts", "share"),
+    [
+        ([np.concatenate([SHARED, text]) for text in OWN], None),
+        (list(np.repeat(np.stack([np.resize(text, 80) for text in OWN]), 4, axis=0)), 0.25),
+        (OWN, 1.0),
+    ],
+    ids=["a prefix", "samples of a prompt", "nothing"],
+)
+def test_what_prompts_share_is_computed_once(texts, share):
+    made = device(Timed(shape(8)))
     given = rows(texts, max_tokens=1)
-    client = made.engine.connect(StageMeter("node"), 1, 40, lambda: None, steps=False)
+    client = made.engine.connect(StageMeter("node"), 1, len(given), lambda: None, steps=False)
     client.submit(given)
     client.end()
     while made.worker.scheduler.runnable:
         made.worker.step()
     computed = 1 - made.worker.scheduler.counts.shared_tokens / sum(map(len, texts))
-    assert computed < 0.9
-    assert computed_share(rows(texts), counted.shape, made.settings) == pytest.approx(computed)
-    assert reckoned(Timed(shape(8)), rows(texts)).tokens_in.likely == pytest.approx(computed * sum(map(len, texts)))
-
-
-def test_the_cost_of_a_step_is_found_from_steps():
-    times = [StepTime(n, d, 0.5 + 0.25 * n + 0.01 * n * d) for n, d in ((16, 50), (16, 200), (4, 200))]
-    cost = fitted(times)
-    assert (cost.fixed, cost.row, cost.cell) == pytest.approx((0.5, 0.25, 0.01))
-    assert cost.total(2, 6, 30) == pytest.approx(2 * 0.5 + 6 * 0.25 + 30 * 0.01)
-
-
-def test_no_part_of_a_cost_is_negative():
-    cost = fitted([StepTime(16, 50, 1.0), StepTime(16, 200, 0.9), StepTime(4, 200, 0.95)])
-    assert min(cost.fixed, cost.row, cost.cell) >= 0
+    assert computed == pytest.approx(share or 0.43, abs=0.02)
+    assert computed_share(made, rows(texts)) == pytest.approx(computed, rel=0.01)
+    found = estimated(Timed(shape(8)), rows(texts, max_tokens=1))
+    assert found.tokens_in.likely == pytest.approx(computed * sum(map(len, texts)), rel=0.01)
 
 
 @pytest.mark.parametrize(
     ("lengths", "slots", "steps"), [([5] * 16, 16, 5), ([5] * 17, 16, 10), ([9, 1, 1, 1], 2, 9), ([], 4, 0)]
 )
 def test_steps_are_counted_as_slots_are_filled_again(lengths, slots, steps):
-    assert steps_until_done(lengths, slots) == steps
+    assert last_ends(lengths, slots) == steps

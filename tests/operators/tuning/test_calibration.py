@@ -105,13 +105,9 @@ def test_a_value_that_is_given_stays():
     assert "slots" not in settings.open_keys()
 
 
-def test_the_layout_is_measured_where_it_may_be_chosen():
-    def unified_is_faster(tokens: int, rows: int, settings: EngineSettings) -> float:
-        return 0.01 if settings.kv == "unified" else 0.02
-
-    assert choose(unified_is_faster).values["kv"] == "per_sequence"
+def test_the_layout_in_which_texts_do_not_depend_on_neighbours_is_taken():
     settings = EngineSettings(**OPEN, deterministic=False)
-    assert choose(unified_is_faster, settings).apply(settings).kv == "unified"
+    assert choose(linear(1.0, 0.0001), settings).apply(settings).kv == "per_sequence"
 
 
 def test_flash_attention_is_dropped_where_steps_are_clearly_faster_without():
@@ -123,11 +119,22 @@ def test_flash_attention_is_dropped_where_steps_are_clearly_faster_without():
     assert choose(cost(1.5)).values["flash_attention"] is True
 
 
-def test_threads_are_measured(monkeypatch):
-    monkeypatch.setattr("operators.tuning.calibration.usable_cores", lambda: 8)
-    monkeypatch.setattr("os.cpu_count", lambda: 8)
-    assert choose(lambda t, r, s: 1.0 if s.threads == 8 else 0.5).values["threads"] == 4
-    assert choose(lambda t, r, s: 0.2 if s.threads == 8 else 0.5).values["threads"] == 8
+@pytest.mark.parametrize(("usable", "physical", "threads"), [(8, 4, 4), (3, 4, 3), (2, 1, 2), (8, None, 8)])
+def test_there_is_a_thread_for_each_physical_core_that_may_be_used(monkeypatch, usable, physical, threads):
+    monkeypatch.setattr("operators.tuning.calibration.usable_cores", lambda: usable)
+    monkeypatch.setattr("psutil.cpu_count", lambda logical: physical)
+    monkeypatch.setattr("os.cpu_count", lambda: usable)
+    assert choose(linear(1.0, 0.0001)).values["threads"] == threads
+
+
+def test_more_slots_than_the_usual_calls_have_tokens_are_room_for_a_larger_call():
+    settings = EngineSettings(**(OPEN | {"slots": 200}))
+    assert choose(linear(0.5, 0.02), settings).apply(settings).n_ubatch >= 200
+
+
+def test_a_given_n_batch_bounds_n_ubatch():
+    settings = EngineSettings(**(OPEN | {"n_batch": 600}))
+    assert choose(linear(0.05, 0.0001), settings).apply(settings).n_ubatch == 512
 
 
 def test_what_cannot_work_is_refused_beside_open_values_too():

@@ -12,7 +12,7 @@ from operators.engine.backend.fake import FakeModel
 from operators.settings.runtime import OPEN, EngineSettings, OptimiseSettings
 from operators.tuning import choices as tuning
 from operators.tuning.calibration import FEW_ROWS, Calibration, Choice
-from operators.tuning.machine_load import Ticks
+from operators.tuning.machine_load import OtherWork
 from pipeline.api.errors import ConfigError
 from pipeline.run_dir.names import CHOICES, wipe
 from tests.operators.test_generate import flow, generate, prompts
@@ -29,7 +29,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
-    monkeypatch.setattr(tuning, "others_share", lambda before: 0.0)
+    monkeypatch.setattr(OtherWork, "share", lambda self: 0.0)
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_the_next_run_with_like_prompts_needs_no_calibration(tmp_path, calibrati
 
 
 def test_a_choice_made_beside_other_work_is_for_that_run_alone(tmp_path, cache, calibrations, monkeypatch, caplog):
-    monkeypatch.setattr(tuning, "others_share", lambda before: 0.5)
+    monkeypatch.setattr(OtherWork, "share", lambda self: 0.5)
     tuning.tuned(AUTO, FakeModel(), [60], 20, tmp_path / "a", LOG)
     assert "for this run alone" in caplog.text
     tuning.tuned(AUTO, FakeModel(), [60], 20, tmp_path / "b", LOG)
@@ -128,14 +128,6 @@ def test_many_rows_are_not_counted(tmp_path):
     op = generate(runtime=dict(OPEN))
     assert len(flow(tmp_path, prompts(FEW_ROWS + 1), op).run()) == FEW_ROWS + 1
     assert "there are" not in (tmp_path / tuning.CHOICE_FILE).read_text()
-
-
-def test_what_other_processes_compute_is_told_from_what_we_do():
-    before = Ticks(busy=100, total=1000, own=50.0)
-    assert Ticks(busy=300, total=1200, own=250.0).others_since(before) == 0.0
-    assert Ticks(busy=300, total=1200, own=150.0).others_since(before) == 0.5
-    assert Ticks(busy=300, total=1400, own=50.0).busy_since(before) == 0.5
-    assert before.others_since(before) == before.busy_since(before) == 0.0
 
 
 def test_an_input_without_rows_is_no_problem(tmp_path):
