@@ -57,7 +57,6 @@ class Executor:
         self._context = context
         self._states = states or {}
         self._tick_s = tick_s
-        self._first_chunk = first_chunk
         self._window = ChunkWindow(max_open_chunks, first_chunk, last_chunk)
         self._commit = commit
         self._committer = Committer(graph.sinks, self._commit_chunk, self._window, lambda: self.stop(None))
@@ -69,6 +68,8 @@ class Executor:
         self._ended = threading.Event()
         self.tally = RejectTally()
         self._stages = self._build()
+        if first_chunk:
+            graph.nodes[graph.source].op.seek(first_chunk)
         context.enough = self._committer.stop_after
         if graph.target is not None:
             target = graph.target
@@ -151,8 +152,6 @@ class Executor:
         depth = 0 if stage.name == REJECT_WRITER else self._graph.depth(stage.name)
         op = stage.node.op
         try:
-            if stage.name == self._graph.source and self._first_chunk:
-                op.seek(self._first_chunk)
             if stage.name in self._states:
                 op.restore(self._states[stage.name])
             op.open(Runtime(self._context, stage.name, depth, stage.meter))
