@@ -20,7 +20,7 @@ from pipeline.cli.commands import PROGRAM, config_dir
 from pipeline.cli.usage import notes, refuse_dashes
 from pipeline.config.build import Job, build_graph
 from pipeline.config.compose import COMPOSITION_ERRORS, overrides_given, register, register_job, settings_of
-from pipeline.config.explain import explained
+from pipeline.config.explain import explain
 from pipeline.config.jobs import find_job, jobs_table
 from pipeline.config.keys import CONF, known_keys
 from pipeline.dataflow.runtime import Resources
@@ -115,7 +115,7 @@ def run_jobs(arguments: Sequence[str], dirs: Sequence[Path]) -> ExitCode:
         with _command_line(_options_last(arguments)):
             compose()
     except COMPOSITION_ERRORS as error:
-        raise explained(error) from error
+        raise explain(error) from error
     except Exception as error:
         if jobs or isinstance(error, PipelineError):
             raise

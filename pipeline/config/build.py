@@ -88,7 +88,7 @@ def load_object(target: str) -> Any:
     return getattr(module, name)
 
 
-def converted(key: str, value: object, hint: object) -> Any:
+def convert(key: str, value: object, hint: object) -> Any:
     """Return `value` as the annotation `hint` asks for: a mapping as a dataclass, all the way down, a `module.name` as
     a function, anything else as it is.
 
@@ -111,7 +111,7 @@ def converted(key: str, value: object, hint: object) -> Any:
         near = did_you_mean(unknown[0], names) or f"; its keys are {', '.join(names)}"
         raise ConfigError(f"{key} has no key '{unknown[0]}'{near}")
     hints = _hints(wanted)
-    return _call(key, wanted, {k: converted(f"{key}.{k}", v, hints.get(k)) for k, v in value.items()})
+    return _call(key, wanted, {k: convert(f"{key}.{k}", v, hints.get(k)) for k, v in value.items()})
 
 
 def _node(name: str, settings: object) -> Node:
@@ -139,7 +139,7 @@ def _operator(op: object) -> tuple[Operator | StreamOperator, tuple[str, ...]]:
     _check_names(target, factory, arguments)
     constructor: Any = factory
     hints = _hints(constructor.__init__ if isinstance(factory, type) else constructor)
-    operator = _call(target, factory, {key: converted(key, value, hints.get(key)) for key, value in arguments.items()})
+    operator = _call(target, factory, {key: convert(key, value, hints.get(key)) for key, value in arguments.items()})
     if not isinstance(operator, Operator | StreamOperator):
         raise ConfigError(f"'{target}' is no operator: it needs plan, open, close, and process + finish or run")
     functions = [v for k, v in arguments.items() if isinstance(v, str) and _takes_function(hints.get(k))]
