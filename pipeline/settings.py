@@ -25,7 +25,7 @@ GROUPS = ("data", "model", "sampling", "decode", "runtime", "output", "store", "
 
 
 class OnError(StrEnum):
-    """Effect of an exception in `process`: `fail` ends the run, `reject` takes out the rows that cause it."""
+    """What an exception in `process` does: `fail` ends the run, `reject` takes out the rows that cause it."""
 
     FAIL = "fail"
     REJECT = "reject"

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from operators.rows.content import Stamp
 from operators.sources.places import Place
 from pipeline.api.errors import ConfigError, InputError, PipelineError, SourceError, install
-from pipeline.system.redaction import clean_url, has_password, without_redacted, without_secrets
+from pipeline.system.redaction import clean_url, has_password, usable, without_secrets
 
 BLOCK_BYTES = 4 << 20
 """What is fetched at a time, and again ahead of what is asked for."""
@@ -52,7 +52,7 @@ def remote(url: str, options: Mapping[str, Any]) -> tuple[RemotePlace, str]:
     except ImportError as error:
         raise ConfigError(f"data.path={clean_url(url)} needs fsspec ({error}): {install('remote')}") from error
     scheme = url.partition(":")[0].lower()
-    options = without_redacted(options)
+    options = usable(options)
     try:
         fs, path = fsspec.core.url_to_fs(url, **options)
     except ImportError as error:

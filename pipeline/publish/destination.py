@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pipeline.api.errors import ConfigError, PublishError, install
-from pipeline.system.redaction import without_redacted, without_secrets
+from pipeline.system.redaction import usable, without_secrets
 
 T = TypeVar("T")
 _PERMANENT = (PermissionError, FileNotFoundError, NotADirectoryError, NotImplementedError)
@@ -42,7 +42,7 @@ class Destination:
         """Set it to have a wait between two tries end at once."""
         self._retries = retries
         self._wait_s = wait_s
-        self._options = without_redacted(options)
+        self._options = usable(options)
         self._fs, root = _open(self.url, self._options, self._shown)
         self._root = root.rstrip("/")
 

@@ -38,7 +38,7 @@ from pipeline.run_dir.metrics_table import MetricsTable
 from pipeline.run_dir.names import CONFIG, DATA, REJECTS, remove_parts
 from pipeline.run_dir.state import RejectCounts, RunState, RunStatus, ShardRecord
 from pipeline.settings import FULL
-from pipeline.system.atomic_files import rename_shards, write_atomically
+from pipeline.system.atomic_files import publish, write_atomically
 from pipeline.system.failpoints import Failpoint, reached
 from pipeline.system.machine import RUN_SCHEMA
 from pipeline.system.signals import stopped_by_signals
@@ -227,7 +227,7 @@ class Attempt:
 
     def _commit(self, end: ChunkEnd, shards: Sequence[Shard]) -> None:
         """Give the files of a chunk their names, then record it. In this order: what is recorded is there."""
-        rename_shards(list(shards))
+        publish(list(shards))
         records = [
             ShardRecord(s.path.relative_to(self._directory).as_posix(), s.chunk, s.rows, s.size_bytes, s.sha256)
             for s in shards

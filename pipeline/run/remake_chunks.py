@@ -21,7 +21,7 @@ from pipeline.monitor.run_log import run_log
 from pipeline.run_dir.names import REJECTS
 from pipeline.run_dir.state import RunState, ShardRecord
 from pipeline.settings import JobSettings
-from pipeline.system.atomic_files import rename_shards
+from pipeline.system.atomic_files import publish
 from pipeline.system.signals import stopped_by_signals
 
 log = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ class _Redo:
         known = {s.path: (s.rows, s.sha256) for s in self._wanted.get(end.chunk, ())}
         made = {s.path.relative_to(self._directory).as_posix(): (s.rows, s.sha256) for s in shards}
         if known and known == made:
-            rename_shards(list(shards))
+            publish(list(shards))
             return
         if known:
             self._differing += sorted(p for p in known.keys() | made.keys() if known.get(p) != made.get(p))

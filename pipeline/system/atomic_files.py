@@ -60,7 +60,7 @@ def write_table_shard(table: pa.Table, path: Path, chunk: int, write: Callable[[
         return Shard(chunk, path, temporary, table.num_rows, size, sha256_of(temporary), table.schema)
 
 
-def rename_shards(shards: list[Shard]) -> None:
+def publish(shards: list[Shard]) -> None:
     """Rename every shard to its final name and make the renames durable.
 
     Raises:

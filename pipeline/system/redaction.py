@@ -66,10 +66,10 @@ def without_secrets(text: str, options: Mapping[str, Any]) -> str:
     return clean_url(text)
 
 
-def without_redacted(options: Any) -> Any:
+def usable(options: Any) -> Any:
     """Return `options`, as they came back from config.yaml, without what was left out there."""
     if isinstance(options, Mapping):
-        return {k: without_redacted(v) for k, v in options.items() if v != LEFT_OUT}
+        return {k: usable(v) for k, v in options.items() if v != LEFT_OUT}
     return options
 
 

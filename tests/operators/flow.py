@@ -14,7 +14,7 @@ from pipeline.dataflow.executor import Executor, ExecutorSettings
 from pipeline.dataflow.graph import Graph, Node
 from pipeline.dataflow.reject_writer import RejectTally, RejectWriter
 from pipeline.dataflow.runtime import Resources, RunContext
-from pipeline.system.atomic_files import rename_shards
+from pipeline.system.atomic_files import publish
 from tests.pipeline.ops import Collect
 
 
@@ -55,7 +55,7 @@ class Flow:
         self.committed: list[int] = []
 
     def _commit(self, end: ChunkEnd, shards: Sequence[Shard]) -> None:
-        rename_shards(list(shards))
+        publish(list(shards))
         self.committed.append(end.chunk)
 
     def run(self) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from pipeline.api.meter import StageMeter
 from pipeline.api.records import LINEAGE, ROW, Batch, Shard
 from pipeline.dataflow.graph import Node
 from pipeline.dataflow.runtime import NodeRuntime, Resources, RunContext
-from pipeline.system.atomic_files import rename_shards
+from pipeline.system.atomic_files import publish
 from tests.operators.flow import Flow, Rows, chain
 
 SCHEMA = pa.schema([ROW, LINEAGE, pa.field("text", pa.string()), pa.field("ids", pa.list_(pa.int32()))])
@@ -73,7 +73,7 @@ def test_order_and_batches_do_not_show_in_the_bytes(tmp_path_factory, output, cu
     first = write(folder / "a", [rows], output)
     second = write(folder / "b", [shuffled[i : i + cut] for i in range(0, 40, cut)], output)
     assert (first.sha256, first.rows) == (second.sha256, 40)
-    rename_shards([second])
+    publish([second])
     assert scan(second.path.parent).collect().to_dicts() == rows
 
 
@@ -96,7 +96,7 @@ def test_nested_types_and_values_come_back_and_what_is_below_a_null_does_not_sho
         ]
         list(op.process(Batch(0, pa.record_batch(columns, schema=schema))))
         shards += [shard for shard in op.finish(0) if isinstance(shard, Shard)]
-    rename_shards(shards)
+    publish(shards)
     assert shards[0].sha256 == shards[1].sha256
     found = scan(shards[0].path.parent).collect().to_dicts()
     assert found == [{"row": 0, "s": value, "v": [0.5], "i": 3}, {"row": 1, "s": None, "v": [], "i": None}]
@@ -105,7 +105,7 @@ def test_nested_types_and_values_come_back_and_what_is_below_a_null_does_not_sho
 @pytest.mark.parametrize("output", FORMATS, ids=named)
 def test_a_chunk_without_rows_is_a_file_too(tmp_path, output) -> None:
     shard = write(tmp_path, [], output)
-    rename_shards([shard])
+    publish([shard])
     assert (shard.path.exists(), shard.rows) == (True, 0)
     assert scan(shard.path.parent).collect().height == 0
 
@@ -116,7 +116,7 @@ def test_rows_that_cannot_be_shown_end_no_run_that_is_done(tmp_path) -> None:
     op.plan(schema)
     op.open(runtime(tmp_path))
     op.process(Batch(0, pa.record_batch([pa.array([0]), pa.nulls(1, schema.field("odd").type)], schema=schema)))
-    rename_shards([shard for shard in op.finish(0) if isinstance(shard, Shard)])
+    publish([shard for shard in op.finish(0) if isinstance(shard, Shard)])
     with pytest.raises(ValueError, match="a type that polars cannot show"):
         list(op.report(tmp_path))
 

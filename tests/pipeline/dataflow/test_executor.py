@@ -18,7 +18,7 @@ from pipeline.dataflow.graph import Graph, Node
 from pipeline.dataflow.reject_writer import RejectTally, RejectWriter
 from pipeline.dataflow.row_counts import AccountingError
 from pipeline.dataflow.runtime import Resources, RunContext
-from pipeline.system.atomic_files import rename_shards
+from pipeline.system.atomic_files import publish
 from tests.pipeline.ops import Apply, Buffer, Collect, Count, Join, KeepEven, TakeChunks, Twice
 
 
@@ -38,7 +38,7 @@ class Run:
         )
 
     def _commit(self, end: object, shards: object) -> None:
-        rename_shards(list(shards))  # type: ignore[call-overload]
+        publish(list(shards))  # type: ignore[call-overload]
         self.committed.append(end.chunk)  # type: ignore[attr-defined]
 
     def meter(self, name: str) -> StageMeter:

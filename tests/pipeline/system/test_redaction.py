@@ -9,7 +9,7 @@ from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from pipeline.config.config_yaml import to_yaml
 from pipeline.settings import JobSettings, NodeSettings
-from pipeline.system.redaction import LEFT_OUT, clean_url, for_keeping, without_redacted, without_secrets
+from pipeline.system.redaction import LEFT_OUT, clean_url, for_keeping, usable, without_secrets
 from tests.pipeline.config.test_fingerprint import fingerprint
 
 OPTIONS = {
@@ -41,7 +41,7 @@ def test_of_storage_options_only_what_is_known_to_be_harmless_is_kept():
 
 
 def test_what_was_left_out_is_not_used():
-    assert without_redacted(KEPT) == {
+    assert usable(KEPT) == {
         **{k: v for k, v in KEPT.items() if k != "key"},
         "client_kwargs": {"region_name": "eu"},
         "headers": [LEFT_OUT],
