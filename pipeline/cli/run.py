@@ -22,7 +22,7 @@ from pipeline.config.build import Job, build_graph
 from pipeline.config.compose import COMPOSITION_ERRORS, overrides_given, register, register_job, settings_of
 from pipeline.config.explain import explain
 from pipeline.config.jobs import find_job, jobs_table
-from pipeline.config.keys import CONF, known_keys
+from pipeline.config.keys import CONF
 from pipeline.dataflow.runtime import Resources
 from pipeline.dry_run.estimate import estimate
 from pipeline.dry_run.plan import plan_lines
@@ -98,7 +98,7 @@ def run_jobs(arguments: Sequence[str], dirs: Sequence[Path]) -> ExitCode:
     Raises:
         ConfigError: the arguments name no job, or nothing can be composed of them.
     """
-    refuse_dashes(arguments, known_keys)
+    refuse_dashes(arguments)
     arguments = _with_jobs(arguments, dirs)
     refuse_noted_credentials(arguments)
     register()
