@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import keyword
 import pydoc
 import re
 import textwrap
+from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -145,9 +145,7 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         ConfigError: an operator that does not exist is asked for.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m pipeline operators", description="list or explain what jobs are made of"
-    )
+    parser = ArgumentParser(prog="python -m pipeline operators", description="list or explain what jobs are made of")
     parser.add_argument("names", nargs="*", metavar="NAME", help="of an operator to explain")
     parser.add_argument("--markdown", action="store_true", help="print docs/operators.md")
     given = parser.parse_args(arguments)

@@ -5,9 +5,8 @@ Exit code 0 whether they differ or not; 2 where a directory is not a run's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from pipeline.api.errors import ExitCode
 from pipeline.cli.commands import parser_of
@@ -62,21 +61,20 @@ def _listed(what: str, differences: Sequence[str]) -> list[str]:
 
 
 def _rejects(a: Results, b: Results) -> list[str]:
-    sides = [_reject_counts(run.manifest) for run in (a, b)]
+    sides = [
+        {f"{r['kind']} at {r['node']}: {r['reason']}": r["rows"] for r in run.manifest.get("rejects", [])}
+        for run in (a, b)
+    ]
     keys = [key for key in dict.fromkeys([*sides[0], *sides[1]]) if sides[0].get(key) != sides[1].get(key)]
     counts = [" ".join(f"{side.get(key, 0):9,}" for side in sides) for key in keys]
     return [f"{count}  {key[:LONGEST_SETTING]}" for count, key in zip(counts, keys, strict=True)][:MOST_LINES]
-
-
-def _reject_counts(manifest: Mapping[str, Any]) -> dict[str, int]:
-    return {f"{r['kind']} at {r['node']}: {r['reason']}": r["rows"] for r in manifest.get("rejects", [])}
 
 
 def _rows(folder: str, found: Joined | None) -> list[str]:
     if found is None:
         return [f"rows of {folder}: cannot be joined, there is neither an id column nor a column 'row' in both"]
     by = ", ".join(found.keys)
-    alone = f"{found.only_a:,} and {found.only_b:,} in one alone"
+    alone = f"{found.only_a:,} only in A, {found.only_b:,} only in B"
     head = [f"rows of {folder}, joined by {by}: {found.both:,} in both, {alone}"]
     if not found.both:
         return head
@@ -86,12 +84,12 @@ def _rows(folder: str, found: Joined | None) -> list[str]:
 def _column(found: Agreement, both: int) -> list[str]:
     told = [f"  {found.column}: {share(found.equal, both)} the same ({found.equal:,} of {both:,})"]
     for difference in found.first:
-        told += [f"    {difference.key}", *(f"      {text}" for text in _apart(difference.a, difference.b))]
+        told += [f"    {difference.key}", *(f"      {text}" for text in _from_difference(difference.a, difference.b))]
     return told
 
 
-def _apart(a: object, b: object) -> list[str]:
-    """Two values from where they part."""
+def _from_difference(a: object, b: object) -> list[str]:
+    """Return two values from their first difference on."""
     if not isinstance(a, str) or not isinstance(b, str):
         return [f"A  {shown(a)}", f"B  {shown(b)}"]
     same = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

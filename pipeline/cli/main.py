@@ -72,7 +72,7 @@ def _dispatch(arguments: list[str]) -> int:
         return int(importlib.import_module(COMMANDS[first].module).main(arguments[1:]))
     dirs = config_dirs_of(arguments)
     if first and "=" not in first and not first.startswith("-"):
-        raise ConfigError(f"unknown command '{first}'{_meant(arguments, dirs)}")
+        raise ConfigError(f"unknown command '{first}'{_suggestion(arguments, dirs)}")
     if {"--help", "-h"} & set(arguments):
         commands = "\n".join(f"  {f'{name} {c.usage}':35} {c.about}" for name, c in COMMANDS.items())
         print(HELP.format(commands=commands, jobs=jobs_table(dirs)))
@@ -80,7 +80,7 @@ def _dispatch(arguments: list[str]) -> int:
     return run_jobs(arguments, dirs)
 
 
-def _meant(arguments: Sequence[str], dirs: Sequence[Path]) -> str:
+def _suggestion(arguments: Sequence[str], dirs: Sequence[Path]) -> str:
     """Return what to write instead of words that are no command: `ask.yaml`, `run ask.yaml`, `quickstart`."""
     names = [job.name for job in list_jobs(dirs)]
     if job := next((a for a in arguments[:2] if a.endswith(SUFFIXES) or a in names), None):

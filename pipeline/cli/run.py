@@ -21,9 +21,9 @@ from pipeline.cli.commands import PROGRAM, config_dir
 from pipeline.cli.usage import notes, refuse_dashes
 from pipeline.config.build import Job, build_graph
 from pipeline.config.compose import COMPOSITION_ERRORS, overrides_given, register, register_job, settings_of
-from pipeline.config.explain import explained
+from pipeline.config.explain import explain
 from pipeline.config.jobs import find_job, jobs_table
-from pipeline.config.keys import CONF, known_keys
+from pipeline.config.keys import CONF
 from pipeline.dry_run.estimate import estimate
 from pipeline.dry_run.plan import plan_lines
 from pipeline.monitor.prometheus import check_prometheus_file
@@ -98,7 +98,7 @@ def run_jobs(arguments: Sequence[str], dirs: Sequence[Path]) -> ExitCode:
     Raises:
         ConfigError: the arguments name no job, or nothing can be composed of them.
     """
-    refuse_dashes(arguments, known_keys)
+    refuse_dashes(arguments)
     arguments = _with_jobs(arguments, dirs)
     refuse_noted_credentials(arguments)
     register()
@@ -115,7 +115,7 @@ def run_jobs(arguments: Sequence[str], dirs: Sequence[Path]) -> ExitCode:
         with _command_line(_options_last(arguments)):
             compose()
     except COMPOSITION_ERRORS as error:
-        raise explained(error) from error
+        raise explain(error) from error
     except Exception as error:
         if jobs or isinstance(error, PipelineError):
             raise

@@ -68,7 +68,7 @@ def _lines(directory: Path, values: Mapping[str, Any] | None, who: Holder | None
         return _without_status(directory, who is not None)
     snapshot = _snapshot(values)
     return [
-        f"{values['job']}  {_standing(values, who, now)}",
+        f"{values['job']}  {_state_text(values, who, now)}",
         *_progress(snapshot, values, who is not None),
         f"rejects   {snapshot.errors:,} errors, {snapshot.filtered:,} filtered",
         f"committed {values['committed_rows']:,} rows in {values['committed_chunks']:,} chunks",
@@ -94,7 +94,7 @@ def _without_status(directory: Path, alive: bool) -> list[str]:
     ]
 
 
-def _standing(values: Mapping[str, Any], who: Holder | None, now: datetime) -> str:
+def _state_text(values: Mapping[str, Any], who: Holder | None, now: datetime) -> str:
     state, attempt = values["state"], values["attempt"]
     if who is not None:
         silent = (now - datetime.fromisoformat(values["updated_at"])).total_seconds()

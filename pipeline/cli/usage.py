@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.api.errors import ConfigError
+from pipeline.config.keys import known_keys
 
 _TEXTS = ("stop", "bad_words", "system", "template")
 _IN_TEMPLATE = re.compile(r"\{[{%].*?[}%]\}", re.DOTALL)
 """In these parts of a template `\\n` is a line break."""
 
 
-def refuse_dashes(arguments: Sequence[str], known: Callable[[], Collection[str]]) -> None:
+def refuse_dashes(arguments: Sequence[str]) -> None:
     """Refuse a setting that is written like an option: `--seed=3`, `--dry-run`.
-
-    Args:
-        known: gives the keys that can be typed; asked only where something looks like an option.
 
     Raises:
         ConfigError: there is one; says how it is written.
@@ -24,7 +22,7 @@ def refuse_dashes(arguments: Sequence[str], known: Callable[[], Collection[str]]
     for argument in arguments:
         option = re.fullmatch(r"-{1,2}([A-Za-z][\w.-]*)(?:=(.*))?", argument, re.DOTALL)
         key = option[1].replace("-", "_") if option else ""
-        if option and len(key) > 1 and key in known():
+        if option and len(key) > 1 and key in known_keys():
             value = "VALUE" if option[2] is None else option[2]
             raise ConfigError(f"{argument}: settings have no dashes; write {key}={value}")
 

@@ -24,12 +24,13 @@ def main(arguments: Sequence[str]) -> ExitCode:
     parser = parser_of("verify")
     parser.add_argument("directory", type=Path, metavar="outputs/NAME", help="directory of a run")
     repairs = ("repair=true", "repair=false")
-    parser.add_argument("repair", nargs="?", type=str.lower, choices=repairs, help="make what is damaged again")
+    about = "make what is damaged again"
+    parser.add_argument("repair", nargs="?", type=str.lower, choices=repairs, metavar="repair=true", help=about)
     given = parser.parse_args(sorted(arguments, key=lambda word: "=" in word))  # either may come first
     directory = given.directory
     _refuse_others(directory)
     with locked(directory):
-        found = _looked_at(directory)
+        found = _print_findings(directory)
         if not found.damaged:
             return ExitCode.DONE
         if given.repair != "repair=true":
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str]) -> ExitCode:
             return ExitCode.FAILED
         ended = repair(directory, found)
         print("after the repair:")
-        found = _looked_at(directory)
+        found = _print_findings(directory)
         if ended in (ExitCode.FAILED, ExitCode.INTERRUPTED):
             return ended
         return ExitCode.FAILED if found.damaged else ExitCode.DONE
@@ -53,14 +54,14 @@ def _refuse_others(directory: Path) -> None:
         raise ConfigError(f"{directory} is not a run directory (no {STATE_FILE}); write {usage_of('verify')}")
 
 
-def _looked_at(directory: Path) -> Findings:
+def _print_findings(directory: Path) -> Findings:
     """Examine the files, and print what is found."""
     what = state_damage(directory)
     if what is None:
         with closing(RunState(directory / STATE_FILE)) as state:
             if state.fingerprint is not None or not parts(directory):
                 found = examine(directory, state)
-                print("\n".join([f"{directory}: {_standing(state)}", *_lines(found)]))
+                print("\n".join([f"{directory}: {_state_text(state)}", *_lines(found)]))
                 return found
             what = "is empty, though there are results"
     found = examine(directory, None)
@@ -72,7 +73,7 @@ def _looked_at(directory: Path) -> Findings:
     return found
 
 
-def _standing(state: RunState) -> str:
+def _state_text(state: RunState) -> str:
     status = "killed, or never begun" if state.status in (RunStatus.RUNNING, RunStatus.NEW) else state.status.value
     return f"{state.job or 'a run'}, {status}, {state.committed_chunks:,} chunks, {state.committed_rows:,} rows"
 

@@ -89,7 +89,7 @@ def load_object(target: str) -> Any:
     return getattr(module, name)
 
 
-def converted(key: str, value: object, hint: object) -> Any:
+def convert(key: str, value: object, hint: object) -> Any:
     """Return `value` as the annotation `hint` asks for: a mapping as a dataclass, all the way down, a `module.name` as
     a function, anything else as it is.
 
@@ -112,7 +112,7 @@ def converted(key: str, value: object, hint: object) -> Any:
         near = did_you_mean(unknown[0], names) or f"; its keys are {', '.join(names)}"
         raise ConfigError(f"{key} has no key '{unknown[0]}'{near}")
     hints = _hints(wanted)
-    return _call(key, wanted, {k: converted(f"{key}.{k}", v, hints.get(k)) for k, v in value.items()})
+    return _call(key, wanted, {k: convert(f"{key}.{k}", v, hints.get(k)) for k, v in value.items()})
 
 
 def _node(name: str, settings: object) -> Node:
@@ -141,7 +141,7 @@ def _operator(op: object) -> tuple[BaseOperator, tuple[str, ...]]:
     _check_names(target, factory, arguments)
     constructor: Any = factory
     hints = _hints(constructor.__init__ if isinstance(factory, type) else constructor)
-    operator = _call(target, factory, {key: converted(key, value, hints.get(key)) for key, value in arguments.items()})
+    operator = _call(target, factory, {key: convert(key, value, hints.get(key)) for key, value in arguments.items()})
     has_work = isinstance(operator, BaseOperator) and (overrides(operator, "process") or overrides(operator, "run"))
     if not isinstance(operator, BaseOperator) or not has_work or not hasattr(operator, "plan"):
         raise ConfigError(

@@ -23,14 +23,14 @@ from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from pipeline import PROJECT
 from pipeline.api.errors import ConfigError
-from pipeline.config.explain import NO_TEXT, PARSER, explained, job_files, unreadable_yaml
+from pipeline.config.explain import NO_TEXT, PARSER, explain, job_files, unreadable_yaml
 from pipeline.config.jobs import JobFile
 from pipeline.config.keys import SCHEMA, schemas, unknown_key, unknown_keys
 from pipeline.run_dir.names import CONFIG
 from pipeline.settings import JobSettings
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
-"""Raised by Hydra for a config that cannot be composed; `explained` turns them into words."""
+"""Raised by Hydra for a config that cannot be composed; `explain` turns them into words."""
 
 _NOT_OF_A_SWEEP = ("overwrite", "dry_run", "show", "progress", "output_dir", "output.publish", "output.storage_options")
 _SAME_RESULTS = (
@@ -114,7 +114,7 @@ def _at(config: DictConfig, time: datetime) -> JobSettings:
         OmegaConf.to_container(config.nodes, resolve=True, throw_on_missing=True)
         settings = OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
-        raise explained(error) from error
+        raise explain(error) from error
     except (TypeError, ValueError, AttributeError, RecursionError) as error:
         raise ConfigError(f"a value has a type or a size that cannot work: {error}") from error
     if not isinstance(settings, JobSettings):

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from pipeline.api.errors import ConfigError
-from pipeline.config.build import converted
+from pipeline.config.build import convert
 from pipeline.config.fingerprint import differences, flat
 from pipeline.settings import GROUPS, HookSettings, JobSettings, NodeSettings
 from pipeline.system.redaction import for_keeping, shown_url
@@ -79,11 +79,11 @@ def settings_from(text: str, directory: Path, schemas: Mapping[str, Mapping[str,
     if not isinstance(values, dict) or not isinstance(values.get("nodes"), dict):
         raise ConfigError("it does not describe a job")
     raw = {group: values[group] for group in GROUPS if isinstance(values.get(group), dict)}
-    groups = {group: converted(group, given, _schema(schemas[group], given)) for group, given in raw.items()}
+    groups = {group: convert(group, given, _schema(schemas[group], given)) for group, given in raw.items()}
     # Where a node is given a group, it was that very object, and so it stands under the group's key in the fingerprint.
     known = [pair for group, given in raw.items() for pair in _pairs(given, groups[group])]
     nodes = {name: _node(name, node, known) for name, node in values["nodes"].items()}
-    settings: JobSettings = converted("job", {**values, **groups, "nodes": nodes}, JobSettings)
+    settings: JobSettings = convert("job", {**values, **groups, "nodes": nodes}, JobSettings)
     # Who mends a run is there to see how it ends, and of `on_finish` not all is in config.yaml.
     return replace(
         settings, on_finish=HookSettings(), output_dir=str(directory), overwrite=False, dry_run=False, show=None
@@ -109,5 +109,5 @@ def _node(name: str, values: Any, known: list[tuple[dict[str, Any], object]]) ->
     if not isinstance(values, dict) or not isinstance(values.get("op"), dict):
         raise ConfigError(f"the node '{name}' has no op")
     op = {key: next((whole for raw, whole in known if raw == value), value) for key, value in values["op"].items()}
-    node: NodeSettings = converted(name, {**values, "op": op}, NodeSettings)
+    node: NodeSettings = convert(name, {**values, "op": op}, NodeSettings)
     return node

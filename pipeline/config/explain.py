@@ -31,7 +31,7 @@ _YAML_REMEDIES = (
 _NOISE = re.compile(r"\s+(full_key|object_type|reference_type)|To append|See http|Error merging|In '.*:$")
 
 
-def explained(error: BaseException) -> ConfigError:
+def explain(error: BaseException) -> ConfigError:
     """Return what is wrong and what to write instead, for an error of `pipeline.config.compose.COMPOSITION_ERRORS`."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
         return ConfigError(_unknown_option(error.missing_cfg_file, error.options))
@@ -55,7 +55,11 @@ def explained(error: BaseException) -> ConfigError:
         written = bare[1] if bare[1] in groups else "GROUP"
         return ConfigError(f"in a job's defaults write `- override /{written}: OPTION`{near}{place}")
     if several := re.search(r"Ambiguous value for argument '(.*)'", text):
-        return ConfigError(_ambiguous_argument(several[1]))
+        argument, (name, _, value) = several[1], several[1].partition("=")
+        written = shlex.quote(f'{name}="{value}"')
+        return ConfigError(
+            f"'{argument}' is ambiguous; for one text write {written}, for a list '{name}=[{value}]', for a sweep -m"
+        )
     if twice := re.search(r"Multiple values for (\S+)\. To override a value use 'override \S+: (.+)'", text):
         return ConfigError(f"in a job's defaults write `- override /{twice[1]}: {twice[2]}`")
     says = [line for line in text.splitlines() if line and not _NOISE.match(line)]
@@ -93,13 +97,6 @@ def _unreadable_argument(argument: str) -> str:
     if same:
         return told + f"a text with special characters has quotes of its own: {shlex.quote(quoted)}"
     return told + f"put quotes around special characters, and a \\ before quotes inside: '{key}=\"...\"'"
-
-
-def _ambiguous_argument(argument: str) -> str:
-    """Return what an argument with commas may mean, without -m."""
-    key, _, value = argument.partition("=")
-    text = shlex.quote(f'{key}="{value}"')
-    return f"'{argument}' is ambiguous; for one text write {text}, for a list '{key}=[{value}]', for a sweep -m"
 
 
 def _wrong_value(key: str, says: str) -> str | None:

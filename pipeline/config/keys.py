@@ -47,8 +47,8 @@ def unknown_keys(config: DictConfig, above: str = "") -> Iterator[str]:
     fields = {f.name for f in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else None
     if fields is None and above.removesuffix(".") in GROUPS:  # of which no option is chosen
         fields = set()
-    for key in config:  # below the user's own keys a number may be one
-        inside = config._get_node(key)
+    for own in config:  # a number may be one, below those that are the user's own
+        key, inside = str(own), config._get_node(own)
         if fields is not None and key not in fields:
             yield f"{above}{key}"
         elif isinstance(inside, DictConfig) and isinstance(inside._value(), dict):  # no interpolation, no null

@@ -24,8 +24,10 @@ def code_of(module: str) -> dict[str, str]:
     file = getattr(sys.modules.get(module), "__file__", None)
     if module.partition(".")[0] in OURS or file is None or not file.endswith(".py"):
         return {}
-    root = _root(module, Path(file))
-    only = module.partition(".")[0] if _is_installed(root) else None
+    depth = module.count(".") + (Path(file).name == "__init__.py")
+    root = Path(file).absolute().parents[depth]  # from which it is imported
+    is_installed = str(root) in {sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib")}
+    only = module.partition(".")[0] if is_installed else None
     found: dict[str, str] = {}
     waiting = [(module, Path(file))]
     while waiting:
@@ -36,16 +38,6 @@ def code_of(module: str) -> dict[str, str]:
             imports = _imports(ast.parse(source), name, is_package=path.name == "__init__.py")
             waiting += [pair for dotted in imports for pair in _files(root, dotted, only)]
     return dict(sorted(found.items()))
-
-
-def _root(module: str, file: Path) -> Path:
-    """Return the directory from which `module` is imported."""
-    depth = module.count(".") + (file.name == "__init__.py")
-    return file.absolute().parents[depth]
-
-
-def _is_installed(root: Path) -> bool:
-    return str(root) in {sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib")}
 
 
 def _imports(tree: ast.AST, module: str, *, is_package: bool) -> Iterator[str]:

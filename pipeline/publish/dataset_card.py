@@ -54,7 +54,7 @@ def keep_card(settings: JobSettings, directory: Path, state: RunState) -> None:
     if extra is None:
         return
     path = directory / CARD
-    before = _there(path)
+    before = _read(path)
     text = _sealed(card(settings, state, extra.license, extra.text))
     if before == text:
         return
@@ -73,7 +73,7 @@ def remove_card(directory: Path) -> None:
         StorageError: it cannot be removed.
     """
     path = directory / CARD
-    before = _there(path)
+    before = _read(path)
     if before is not None and _is_as_written(before):
         with writing(path):
             path.unlink()
@@ -211,7 +211,7 @@ def _template() -> jinja2.Template:
     return environment.get_template("dataset_card.md.jinja")
 
 
-def _there(path: Path) -> str | None:
+def _read(path: Path) -> str | None:
     return path.read_text(encoding="utf-8", errors="replace") if path.exists() else None
 
 

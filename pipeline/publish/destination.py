@@ -43,7 +43,7 @@ class Destination:
         self._retries = retries
         self._wait_s = wait_s
         self._options = without_redacted(options)
-        self._fs, root = _opened(self.url, self._options, self._shown)
+        self._fs, root = _open(self.url, self._options, self._shown)
         self._root = root.rstrip("/")
 
     def sizes(self) -> dict[str, int | None]:
@@ -57,28 +57,28 @@ class Destination:
                 return {}
             return {name.removeprefix(self._root).lstrip("/"): entry.get("size") for name, entry in found.items()}
 
-        return self._tried("list", "", listed)
+        return self._retry("list", "", listed)
 
     def put(self, file: Path, path: str) -> None:
         """Copy the local `file` there, in pieces; it takes the place of what is there."""
-        self._tried("write", path, lambda: self._fs.put_file(str(file), self._at(path)))
+        self._retry("write", path, lambda: self._fs.put_file(str(file), self._at(path)))
 
     def write(self, path: str, text: str) -> None:
         """Put a small text there."""
-        self._tried("write", path, lambda: self._fs.pipe_file(self._at(path), text.encode()))
+        self._retry("write", path, lambda: self._fs.pipe_file(self._at(path), text.encode()))
 
     def read(self, path: str) -> bytes:
         """Return the bytes of a small file."""
-        return self._tried("read", path, lambda: bytes(self._fs.cat_file(self._at(path))))
+        return self._retry("read", path, lambda: bytes(self._fs.cat_file(self._at(path))))
 
     def remove(self, path: str) -> None:
         """Remove a file."""
-        self._tried("remove", path, lambda: self._fs.rm_file(self._at(path)))
+        self._retry("remove", path, lambda: self._fs.rm_file(self._at(path)))
 
     def _at(self, path: str) -> str:
         return f"{self._root}/{path}"
 
-    def _tried(self, what: str, path: str, do: Callable[[], T]) -> T:
+    def _retry(self, what: str, path: str, do: Callable[[], T]) -> T:
         """Call `do`, again after a while if it fails. The file systems raise whatever their libraries do."""
         place = f"{self.url}/{path}".rstrip("/")
         for attempt in range(self._retries + 1):
@@ -100,7 +100,7 @@ class Destination:
         return without_secrets(text, self._options)
 
 
-def _opened(url: str, options: Mapping[str, Any], shown: Callable[[str], str]) -> tuple[Any, str]:
+def _open(url: str, options: Mapping[str, Any], shown: Callable[[str], str]) -> tuple[Any, str]:
     """Return the file system of `url` and the path in it."""
     try:
         import fsspec

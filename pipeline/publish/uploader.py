@@ -17,7 +17,7 @@ from typing import Any
 
 from pipeline.api.errors import ConfigError, ExitCode, PublishError
 from pipeline.publish.destination import Destination, Stopped
-from pipeline.run_dir.manifest import as_text, empty_manifest, manifest
+from pipeline.run_dir.manifest import as_text, digest, empty_manifest, manifest
 from pipeline.run_dir.names import CARD, MANIFEST, is_part
 from pipeline.run_dir.state import RunState, RunStatus
 from pipeline.settings import JobSettings
@@ -51,7 +51,7 @@ class Publisher:
 
     Args:
         directory: of the run.
-        state: of the run; remembers what is at the place.
+        state: of the run, which has begun; remembers what is at the place.
         place: where to.
     """
 
@@ -59,6 +59,7 @@ class Publisher:
         self._directory = directory
         self._state = state
         self._place = place
+        self._fingerprint = digest(state.fingerprint or {})
         self._wake = threading.Event()
         self._finishing = self._complete = False
         self.failure: str | None = None
@@ -77,7 +78,7 @@ class Publisher:
         try:
             there = self._place.sizes()
             earlier = self._place.read(MANIFEST) if MANIFEST in there else None
-            if earlier is not None and not overwrite and _fingerprint(earlier) == _key(self._state):
+            if earlier is not None and not overwrite and _fingerprint(earlier) == self._fingerprint:
                 self._state.note_published(self._place.url, MANIFEST, hashlib.sha256(earlier).hexdigest())
                 return
             if there and not overwrite:
@@ -96,7 +97,7 @@ class Publisher:
         """Return False where another run has taken the place since. A place that cannot be read now, or has lost its
         manifest, counts as ours: the uploads will tell."""
         try:
-            return bool(_fingerprint(self._place.read(MANIFEST)) == _key(self._state))
+            return bool(_fingerprint(self._place.read(MANIFEST)) == self._fingerprint)
         except PublishError:
             return True
 
@@ -219,11 +220,6 @@ def publishing(
         yield publisher
     finally:
         publisher.stop()
-
-
-def _key(state: RunState) -> Any:
-    """Return what a manifest of this run says of its fingerprint."""
-    return empty_manifest(state)["fingerprint"]["sha256"]
 
 
 def _fingerprint(text: bytes) -> Any:

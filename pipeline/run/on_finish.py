@@ -13,7 +13,8 @@ import threading
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from pipeline.monitor.summary import Outcome
@@ -54,35 +55,40 @@ def tell(settings: HookSettings, outcome: Outcome) -> None:
     """Run the command, then call the URL. What goes wrong with them is a warning."""
     summary = summary_of(outcome)
     body = (json.dumps(summary, ensure_ascii=False) + "\n").encode()  # appended to a file, JSON lines
+    environment = {**os.environ, **{f"PIPELINE_{key.upper()}": str(summary[key]) for key in _IN_ENVIRONMENT}}
+    calls: list[tuple[str, Callable[[], str]]] = []
     if settings.command:
-        environment = {**os.environ, **{f"PIPELINE_{key.upper()}": str(summary[key]) for key in _IN_ENVIRONMENT}}
-        _warn(f"command {settings.command[0]}", _run(settings.command, body, environment, settings.timeout_s))
+        run = partial(_run, settings.command, body, environment, settings.timeout_s)
+        calls.append((f"command {settings.command[0]}", run))
     if settings.url is not None:
-        _warn(f"url {shown_url(settings.url)}", _post(settings.url, body, settings.timeout_s))
-
-
-def _warn(what: str, fault: str) -> None:
-    if fault:
-        log.warning("on_finish %s: %s. The results are not affected", what, fault)
+        calls.append((f"url {shown_url(settings.url)}", partial(_post, settings.url, body, settings.timeout_s)))
+    for what, call in calls:
+        try:
+            fault = call()
+        except (OSError, ValueError) as error:
+            fault = f"it cannot be run: {getattr(error, 'strerror', None) or error}"
+        if fault:
+            log.warning("on_finish %s: %s. The results are not affected", what, fault)
 
 
 def _run(command: Sequence[str], body: bytes, environment: Mapping[str, str], timeout_s: float) -> str:
-    """Run `command` with `body` on its standard input. Returns what went wrong, or nothing."""
+    """Run `command` with `body` on its standard input. Returns what went wrong, or nothing.
+
+    Raises:
+        OSError, ValueError: it cannot be run.
+    """
     # Files, not pipes: a process that the command leaves behind may hold its output open for ever.
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
         given.write(body)
         given.seek(0)
-        try:
-            process = subprocess.Popen(
-                list(command),
-                stdin=given,
-                stdout=said,
-                stderr=subprocess.STDOUT,
-                env=dict(environment),
-                start_new_session=True,  # a Ctrl-C is for the run, and the whole group can be ended
-            )
-        except (OSError, ValueError) as error:
-            return f"it cannot be run: {getattr(error, 'strerror', None) or error}"
+        process = subprocess.Popen(
+            list(command),
+            stdin=given,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            env=dict(environment),
+            start_new_session=True,  # a Ctrl-C is for the run, and the whole group can be ended
+        )
         try:
             code = process.wait(timeout_s)
         except subprocess.TimeoutExpired:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -60,7 +60,7 @@ def write_table_shard(table: pa.Table, path: Path, chunk: int, write: Callable[[
         return Shard(chunk, path, temporary, table.num_rows, size, sha256_of(temporary), table.schema)
 
 
-def rename_shards(shards: list[Shard]) -> None:
+def rename_shards(shards: Sequence[Shard]) -> None:
     """Rename every shard to its final name and make the renames durable.
 
     Raises:

@@ -98,7 +98,10 @@ class Trigger:
         """Say that the process is at `point`."""
         if point == self._point and next(self._count) == self._nth:
             for number in self._signals:
-                _send(number)
+                before = signals_received()
+                os.kill(os.getpid(), number)
+                while signals_received() == before:  # another thread answers
+                    time.sleep(0.001)
 
 
 def reached(point: Failpoint) -> None:
@@ -111,10 +114,3 @@ def reached(point: Failpoint) -> None:
 def _armed() -> Trigger | None:
     text = os.environ.get(VARIABLE)
     return Trigger.parse(text) if text else None
-
-
-def _send(number: signal.Signals) -> None:
-    before = signals_received()
-    os.kill(os.getpid(), number)
-    while signals_received() == before:  # another thread answers
-        time.sleep(0.001)

@@ -87,7 +87,8 @@ def _answering() -> Iterator[None]:
     thread = threading.Thread(target=_answer, args=(reading,), name="signals", daemon=True)
     thread.start()
     wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    before = {number: signal.signal(number, _do_nothing) for number in SIGNALS}
+    # A handler must be there for the interpreter to write into the pipe.
+    before = {number: signal.signal(number, lambda number, frame: None) for number in SIGNALS}
     try:
         yield
     finally:
@@ -97,10 +98,6 @@ def _answering() -> Iterator[None]:
         os.close(writing)
         thread.join()
         os.close(reading)
-
-
-def _do_nothing(number: int, frame: FrameType | None) -> None:
-    """A handler must be there for the interpreter to write into the pipe."""
 
 
 def _answer(pipe: int) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 
 from operators.engine.backend.interface import inspect_model
@@ -18,7 +18,6 @@ from operators.rows.content import content_id
 from operators.settings import DataSettings, ModelSettings, SamplingSettings
 from operators.settings.runtime import EngineSettings
 from operators.sources.files import find_files
-from operators.tuning.machine_load import ticks
 from pipeline.api.errors import ConfigError, InputError
 from pipeline.api.forecast import Forecast, Task
 from pipeline.api.protocols import BaseOperator, Runtime
@@ -162,8 +161,8 @@ class Measure(BaseOperator):
             if reason := contender.reason_to_skip(spec):
                 self._run.log.info("%s of %s is skipped: %s", contender.name, case["scenario"], reason)
                 return {"skipped_reason": reason}
-            load, busy = os.getloadavg()[0], _busy_share()
-            if busy is not None and busy > NOISY:
+            load, busy = os.getloadavg()[0], psutil.cpu_percent(_WATCH_S) / 100
+            if busy > NOISY:
                 self._run.log.warning("other processes use %.0f %% of the cores: this measurement is noisy", 100 * busy)
             done = run_child(contender.command(spec), self._bench.timeout_s, self._cancelled)
             figures = contender.figures(spec, done.output)
@@ -190,11 +189,3 @@ def _made_model(bench: BenchSettings) -> Path:
     vocab = Path(bench.vocab).expanduser() if bench.vocab else None
     known = content_id(vocab)[-8:] if vocab is not None and vocab.is_file() else "builtin"
     return Path(bench.cache).expanduser() / f"{bench.shape}-{bench.file_type}-{known}.gguf"
-
-
-def _busy_share() -> float | None:
-    """Share of all cores that others use now, watched for a moment; None where the kernel does not tell."""
-    before = ticks()
-    time.sleep(_WATCH_S if before else 0)
-    after = ticks()
-    return after.busy_since(before) if before and after else None

@@ -36,7 +36,7 @@ def test_a_run_agrees_with_itself_in_everything(tmp_path, capsys):
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "a")]) == ExitCode.DONE
     shown = capsys.readouterr().out
     assert "settings: the same" in shown
-    assert "45 in both, 0 and 0 in one alone" in shown
+    assert "45 in both, 0 only in A, 0 only in B" in shown
     assert shown.count("100.0 % the same (45 of 45)") == 2  # x and y
     assert not {"differs", "+", "rejects that"} & set(shown.split())
 
@@ -50,7 +50,7 @@ def test_runs_that_differ_are_told_apart_and_the_exit_code_is_0(tmp_path, capsys
     assert "seed: 0 -> 7" in shown
     assert "nodes.square.op.add: (absent) -> 1" in shown
     assert "output_dir" not in shown
-    assert "rows of data, joined by row: 29 in both, 16 and 0 in one alone" in shown
+    assert "rows of data, joined by row: 29 in both, 16 only in A, 0 only in B" in shown
     assert "x: 100.0 % the same" in shown
     assert "y: 0.0 % the same (0 of 29)\n    row 0\n      A  0\n      B  1\n    row 1\n" in shown
     assert "        0         1  error at square: unlucky number" in shown

@@ -160,6 +160,14 @@ def test_a_command_that_fails_is_a_warning(tmp_path, capsys, command, fault):
     assert fault in capsys.readouterr().err
 
 
+def test_a_summary_that_has_no_room_is_a_warning(tmp_path, monkeypatch, capsys):
+    settings = job(tmp_path / "out")
+    settings.on_finish = HookSettings(["true"])
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    assert run(settings) is ExitCode.DONE
+    assert "on_finish command true: it cannot be run: No such file or directory" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("code", "answers", "fault"), [(500, True, "HTTP 500"), (302, True, "HTTP 302"), (200, False, "timeout_s=")]
 )

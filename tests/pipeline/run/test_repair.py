@@ -18,12 +18,11 @@ import yaml
 from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
+from pipeline.config import compose, keys
 from pipeline.config.build import build_graph
-from pipeline.config.compose import register, register_job, settings_of
 from pipeline.config.config_yaml import settings_from, to_yaml
 from pipeline.config.fingerprint import fingerprint_of
 from pipeline.config.jobs import JOBS, find_job
-from pipeline.config.keys import CONF, schemas
 from tests.pipeline.damage import LAST, ODD, OPS, REJECT, cut, files, flip, garbage, inodes, job, run
 
 
@@ -152,15 +151,15 @@ def test_without_settings_the_command_that_made_it_is_asked_for(out, capsys):
 @pytest.mark.parametrize("name", sorted(path.stem for path in JOBS.glob("*.yaml")))
 def test_saved_settings_are_the_job_again(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    register()
+    compose.register()
     found = find_job(name, [])
-    register_job(found)
+    compose.register_job(found)
     overrides = [f"job={found.key}", "model=fake"]
     if (yaml.safe_load(found.path.read_text(encoding="utf-8")).get("data") or {}).get("path") is None:
         overrides.append(f"data.path={JOBS / 'data/quickstart.jsonl'}")
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        settings = settings_of(hydra.compose("config", overrides))
-    again = settings_from(to_yaml(settings), tmp_path / "out", schemas())
+    with hydra.initialize_config_dir(str(keys.CONF), version_base="1.3"):
+        settings = compose.settings_of(hydra.compose("config", overrides))
+    again = settings_from(to_yaml(settings), tmp_path / "out", keys.schemas())
     assert fingerprint_of(again, build_graph(again)) == fingerprint_of(settings, build_graph(settings))
     assert again.nodes == settings.nodes
 
