@@ -108,7 +108,8 @@ class Scheduler:
         for row in self.slots.rows():
             if row.tokens and not row.times.first_token:
                 row.times.first_token = now
-                self.queue.leave_group(row)
+                if row.placement.group is not None:
+                    self.queue.leave_group(row)
             if row.finish_reason is not None or row.error is not None:
                 row.times.finished = now
                 self._release(row)
