@@ -82,7 +82,6 @@ class LlgConstraint:
             raise ConfigError(f"sampling.structured cannot be compiled: {_first_line(self._first)}")
 
     def matcher(self) -> LlgMatcher:
-        """See Constraint.matcher."""
         began = time.perf_counter()
         made = LlgMatcher(self._first.deep_copy(), self._n_vocab)
         made.costs.seconds = time.perf_counter() - began
@@ -99,28 +98,23 @@ class LlgMatcher:
 
     @property
     def complete(self) -> bool:
-        """See Matcher.complete."""
         return not self._matcher.is_error() and self._matcher.is_accepting()
 
     @property
     def ended(self) -> bool:
-        """See Matcher.ended."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     @property
     def error(self) -> str | None:
-        """See Matcher.error."""
         return _first_line(self._matcher) if self._matcher.is_error() else None
 
     def allows(self, token: int) -> bool:
-        """See Matcher.allows."""
         began = time.perf_counter()
         allows = self._matcher.validate_tokens([token]) == 1
         self.costs.seconds += time.perf_counter() - began
         return allows
 
     def allowed(self) -> npt.NDArray[np.bool_]:
-        """See Matcher.allowed."""
         began = time.perf_counter()
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         allowed = np.unpackbits(bits, count=self._n_vocab, bitorder="little").view(np.bool_)
@@ -129,14 +123,12 @@ class LlgMatcher:
         return allowed
 
     def take(self, token: int) -> None:
-        """See Matcher.take."""
         began = time.perf_counter()
         self._matcher.consume_token(token)
         self.costs.tokens += 1
         self.costs.seconds += time.perf_counter() - began
 
     def forced(self) -> list[int]:
-        """See Matcher.forced."""
         began = time.perf_counter()
         tokens = self._matcher.compute_ff_tokens()
         if tokens:

@@ -87,7 +87,6 @@ class LlamaContext:
             llama_cpp.llama_set_causal_attn(self._context, False)
 
     def decode(self) -> Logits:
-        """See Decoder.decode."""
         outputs = int(np.count_nonzero(self.batch.output[: self.batch.n_tokens]))
         code = llama_cpp.llama_decode(self._context, self._tables.batch(self.batch.n_tokens))
         if code != _MALFORMED:  # then nothing was done at all
@@ -103,12 +102,11 @@ class LlamaContext:
         return np.ctypeslib.as_array(flat).reshape(outputs, self._width)
 
     def truncate(self, slot: int, length: int) -> None:
-        """See Decoder.truncate."""
         if not llama_cpp.llama_memory_seq_rm(self._memory, slot, length or -1, -1):
             raise DecodeFailed(_MALFORMED, f"llama.cpp cannot cut what it has in slot {slot} to {length} tokens")
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """See Decoder.copy. Between streams this copies the stream's buffer before the next decode."""
+        """Copy a slot; between streams llama.cpp copies the stream's buffer before the next decode."""
         held = llama_cpp.llama_memory_seq_pos_max(self._memory, source) + 1
         if not self.partial and held != length:
             raise DecodeFailed(_MALFORMED, f"slot {source} has a state after {held} tokens, and none after {length}")
@@ -123,7 +121,6 @@ class LlamaContext:
             llama_cpp.llama_memory_seq_cp(self._memory, source, target, 0, length)
 
     def save(self, slot: int) -> bytes:
-        """See Decoder.save."""
         self._finish_copies(slot)
         size = llama_cpp.llama_state_seq_get_size(self._context, slot)
         buffer = (ctypes.c_uint8 * size)()
@@ -131,7 +128,6 @@ class LlamaContext:
         return bytes(memoryview(buffer)[:written])
 
     def restore(self, slot: int, saved: bytes) -> None:
-        """See Decoder.restore."""
         self._finish_copies(slot)
         buffer = (ctypes.c_uint8 * len(saved)).from_buffer_copy(saved)
         if not llama_cpp.llama_state_seq_set_data(self._context, buffer, len(saved), slot):
@@ -152,7 +148,7 @@ class LlamaContext:
             llama_cpp.llama_memory_seq_rm(self._memory, slot, end, -1)
 
     def clear(self) -> None:
-        """See Decoder.clear. The buffers keep their memory and what is in them."""
+        """Forget all rows; the buffers are not zeroed."""
         llama_cpp.llama_memory_clear(self._memory, False)
 
     def close(self) -> None:

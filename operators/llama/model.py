@@ -151,7 +151,7 @@ class LlamaModel:
         return facts_of(self._path).fingerprint
 
     def tokenize(self, texts: Sequence[bytes]) -> tuple[TokenIds, npt.NDArray[np.int32]]:
-        """See Model.tokenize. A BOS is put first where the model wants one."""
+        """Tokenize, with a BOS at the start of each text if the model wants one."""
         prefix = [self.bos_id] if self.add_bos else []
         parts: list[TokenIds] = []
         offsets = np.zeros(len(texts) + 1, np.int32)
@@ -163,13 +163,11 @@ class LlamaModel:
         return (np.concatenate(parts) if parts else np.empty(0, np.int32)), offsets
 
     def pieces(self) -> Sequence[bytes]:
-        """See Model.pieces."""
         return self._pieces
 
     def lease(
         self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT, block: int = 0
     ) -> tuple[LlamaContext, Callable[[], None]]:
-        """See Model.lease."""
         self._abort.clear()
         threads = settings.threads or usable_cores()
         shape = decoder_shape(settings, self.n_ctx_train, wanted, block)
@@ -177,7 +175,6 @@ class LlamaModel:
         return self._pool.lease(signature, functools.partial(self._context, settings, shape))
 
     def lease_apart(self, settings: EngineSettings) -> tuple[LlamaContext, Callable[[], None]]:
-        """See Model.lease_apart."""
         context = self._context(settings, decoder_shape(settings, self.n_ctx_train))
         return context, context.close
 
@@ -201,7 +198,6 @@ class LlamaModel:
         return lone_tokens(self._file_type, flash_attention=flash, longest=longest) if self.is_cpu else 0
 
     def abort(self) -> None:
-        """See Model.abort."""
         self._abort.set()
 
     def close(self) -> None:

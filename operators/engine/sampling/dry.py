@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from operators.engine.sampling.logit_edits import Bias, Change, history
-from operators.engine.sampling.step import Editing, SampledRow
+from operators.engine.sampling.logit_edits import Change, history
+from operators.engine.sampling.step import HistoryStep, SampledRow
 
 _LOG_OF_LARGEST = 88.7228391
 """log of the largest float32: the exponent stops where the penalty would overflow."""
@@ -35,11 +35,11 @@ class Breakers:
         return f"Breakers({hashlib.blake2b(content.encode(), digest_size=16).hexdigest()})"
 
     def alone(self, token: int) -> bool:
-        """Whether `token` is a breaker by itself."""
+        """Return whether `token` is a breaker by itself."""
         return () in self._tails.get(token, ())
 
     def limit(self, tokens: npt.NDArray[np.int32]) -> int:
-        """How many of the last `tokens` come after the last breaker in them."""
+        """Count the tokens after the last breaker in `tokens`."""
         if not self._tails:
             return len(tokens)
         backwards = tokens[::-1].tolist()
@@ -52,7 +52,7 @@ class Breakers:
 
 
 @dataclass(frozen=True)
-class Dry(Editing):
+class Dry(HistoryStep):
     """Subtracts multiplier * base ** (n - allowed_length) from the logit of a token that would prolong a repetition of
     n tokens, n at least `allowed_length`, to n + 1. Source: p-e-w, text-generation-webui#5677; the port is llama.cpp's.
 
@@ -67,7 +67,6 @@ class Dry(Editing):
     breakers: Breakers
 
     def change(self, row: SampledRow) -> Change | None:
-        """See HistoryStep.change."""
         tokens = history(row, self.last_n)
         if len(tokens) <= self.allowed_length:
             return None
@@ -83,7 +82,7 @@ class Dry(Editing):
         ids = np.array(sorted(penalised), np.int64)
         lengths = np.array([penalised[t] for t in ids.tolist()])
         penalties = self.multiplier * self.base ** (lengths - self.allowed_length).astype(np.float64)
-        return Bias(ids, -penalties.astype(np.float32))
+        return Change(ids, -penalties.astype(np.float32))
 
 
 def _longest_repeats(tokens: npt.NDArray[np.int32], longest: int, shortest: int) -> dict[int, int]:

@@ -23,14 +23,12 @@ class Mirostat:
     eta: float
 
     def few(self, few: Few, rows: Seq[SampledRow]) -> None:
-        """See Step.few."""
         least = np.array([[self._least(row)] for row in rows])
         kept = few.probabilities() >= least
         kept[np.arange(len(kept)), few.logits.argmax(axis=1)] = True
         few.keep(kept & few.possible)
 
     def full(self, full: Full, row: SampledRow) -> None:
-        """See Step.full."""
         weights = full.weights()
         least = np.float32(min(1.0, self._least(row) * full.scratch.total(weights)))
         flags = np.greater_equal(weights, least, out=full.scratch.flags)

@@ -21,11 +21,9 @@ class Temperature:
     t: float
 
     def few(self, few: Few, rows: Seq[SampledRow]) -> None:
-        """See Step.few."""
         _divide_few(few, np.full((len(few.ids), 1), self.t, np.float32))
 
     def full(self, full: Full, row: SampledRow) -> None:
-        """See Step.full."""
         _divide_full(full, self.t)
 
 
@@ -40,7 +38,6 @@ class DynamicTemperature:
     exponent: float
 
     def few(self, few: Few, rows: Seq[SampledRow]) -> None:
-        """See Step.few."""
         weights, distances = few.weights(), np.maximum(few.distances(), -1e4)
         totals = row_sums(weights)
         entropies = np.log(totals) - row_sums(weights * distances) / totals
@@ -50,7 +47,6 @@ class DynamicTemperature:
         _divide_few(few, np.where(sizes > 1, temperatures, np.float32(1)))
 
     def full(self, full: Full, row: SampledRow) -> None:
-        """See Step.full."""
         if full.size > 1:
             _divide_full(full, self._temperature(full.entropy()[0] / math.log(full.size)))
 

@@ -8,7 +8,7 @@ from operators.engine.sampling.candidates import Few, by_logit
 from operators.engine.sampling.vocabulary_blocks import Floats, Ids, Scratch
 
 FEW = 4096
-"""As many candidates at most are sorted."""
+"""Most candidates that are sorted."""
 _CHUNK = 65_536
 
 
@@ -96,12 +96,13 @@ class Full:
         values = self.writable()
         np.minimum(values, bounds, out=values)
 
-    def narrow(self, ids: Ids, size: int | None = None) -> None:
-        """Go on with the candidates `ids` alone."""
+    def narrow(self, ids: Ids, size: int | None = None) -> Few:
+        """Continue with the candidates `ids` alone."""
         self.few = Few.of_row(*by_logit(self.values[ids], ids), len(ids) if size is None else size)
+        return self.few
 
-    def keep_top(self, k: int) -> None:
-        """Go on with the `k` likeliest, equal ones by id. For any k; `top_k.py` is faster for a small one."""
+    def keep_top(self, k: int) -> Few:
+        """Continue with the `k` likeliest, equal ones by id. For any k; `top_k.py` is faster for a small one."""
         order = self.scratch.weights
         np.copyto(order, self.values)
         order.partition(len(order) - k)
@@ -109,7 +110,46 @@ class Full:
         flags = np.greater(self.values, threshold, out=self.scratch.flags)
         above = np.flatnonzero(flags)
         np.equal(self.values, threshold, out=flags)
-        self.narrow(np.concatenate([above, _first(flags, k - len(above))]))
+        return self.narrow(np.concatenate([above, _first(flags, k - len(above))]))
+
+    def keep_mass(self, scores: Floats, goal: float) -> None:
+        """Keep the candidates with the lowest `scores` whose weights together reach `goal`; of equal ones those with
+        the lowest ids.
+
+        Bisects the range of the scores: the tokens at or below `low` weigh less than the goal, those at or below `high`
+        do not. Sorts only the tokens in between, once they are few or cannot be told apart.
+
+        Args:
+            scores: float32 [n_vocab], in `scores` of the scratch; +inf for what is no candidate. The `weights` of the
+                scratch hold exp(logit - largest).
+            goal: more than 0 and at most the sum of the weights.
+        """
+        scratch = self.scratch
+        flags = np.isfinite(scores, out=scratch.flags)
+        count_high = int(np.count_nonzero(flags))
+        high = np.float32(scores.max(initial=-np.inf, where=flags))
+        low = np.nextafter(np.float32(scores.min()), np.float32(-np.inf))
+        before, count_low = 0.0, 0
+        while count_high - count_low > FEW:
+            middle = np.float32(low / 2 + high / 2)
+            if not low < middle < high:
+                break
+            np.less_equal(scores, middle, out=flags)
+            mass = scratch.total(np.multiply(scratch.weights, flags, out=scratch.product))
+            count = int(np.count_nonzero(flags))
+            if mass < goal:
+                low, before, count_low = middle, mass, count
+            else:
+                high, count_high = middle, count
+        np.greater(scores, low, out=flags)
+        np.logical_and(flags, np.less_equal(scores, high, out=scratch.marks), out=flags)
+        between = np.flatnonzero(flags)
+        between = between[np.argsort(scores[between], kind="stable")]
+        running = before + scratch.weights[between].astype(np.float64).cumsum()
+        between = between[: int(np.count_nonzero(running < goal)) + 1]
+        np.less_equal(scores, low, out=flags)
+        flags[between] = True
+        self.keep(flags, count_low + len(between))
 
     def pick(self, uniform: float) -> tuple[int, float] | None:
         """A token by inversion over the blocks, then inside one, and its probability; `uniform` in [0, 1)."""
