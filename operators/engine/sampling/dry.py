@@ -18,10 +18,10 @@ _LOG_OF_LARGEST = 88.7228391
 
 
 class Breakers:
-    """Sequences of tokens over which no repetition reaches.
+    """Sequences of tokens that end a repetition.
 
     Args:
-        sequences: token ids, each at least one.
+        sequences: of token ids, none of them empty.
     """
 
     def __init__(self, sequences: Iterable[tuple[int, ...]] = ()) -> None:
@@ -30,7 +30,7 @@ class Breakers:
             self._tails.setdefault(head, set()).add(tuple(tail))
 
     def __repr__(self) -> str:
-        """The same text for the same sequences; short, since there may be thousands."""
+        """Return the same short text for the same sequences; there may be thousands."""
         content = repr(sorted((head, sorted(tails)) for head, tails in self._tails.items()))
         return f"Breakers({hashlib.blake2b(content.encode(), digest_size=16).hexdigest()})"
 
@@ -86,10 +86,10 @@ class Dry(HistoryStep):
 
 
 def _longest_repeats(tokens: npt.NDArray[np.int32], longest: int, shortest: int) -> dict[int, int]:
-    """For each token that follows an earlier occurrence of the end of `tokens`: the length of the longest such
-    occurrence, no more than `longest` and no less than `shortest`.
+    """Return, for each token that follows an earlier occurrence of the end of `tokens`, the length of the longest such
+    occurrence, from `shortest` to `longest`.
 
-    All occurrences are followed back together, so it takes as many steps as the longest of them is long.
+    Follows all occurrences back together, in as many steps as the longest of them is long.
     """
     end = len(tokens) - 1
     places = np.arange(end)  # an occurrence that ends here is followed by the token behind it

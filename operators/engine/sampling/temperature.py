@@ -16,7 +16,7 @@ from operators.engine.sampling.whole_vocabulary import Full
 
 @dataclass(frozen=True)
 class Temperature:
-    """Divides the logits by `t`; 0 leaves the likeliest candidate alone, of equal ones that with the lowest id."""
+    """Divides the logits by `t`; 0 keeps only the likeliest candidate, of equal ones the one with the lowest id."""
 
     t: float
 

@@ -1,4 +1,4 @@
-"""Full: one row over its whole vocabulary, as long as no step has made the candidates few."""
+"""Full: one row over its whole vocabulary, until a step has made the candidates few."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _CHUNK = 65_536
 
 
 class Full:
-    """A row over the whole vocabulary. What is no longer a candidate has the logit -inf.
+    """A row over the whole vocabulary. A token that is no longer a candidate has the logit -inf.
 
-    The logits that it is given are read and never written: others may read the same memory. The first step that
-    changes something writes into a buffer of the scratch, so only one Full on a scratch is in use at a time.
+    `logits` are read and never written: others may read the same memory. The first step that changes something writes
+    into a buffer of the scratch, so only one Full on a scratch is in use at a time.
 
     Args:
         logits: float32 [n_vocab].
@@ -36,7 +36,7 @@ class Full:
         self._top: np.float32 | None = None
 
     def writable(self) -> Floats:
-        """The values in a buffer that may be written; to be asked for before every change."""
+        """Return the values in a buffer that may be written; call it before every change."""
         self._top = None
         if self.values is not self.scratch.values:
             np.copyto(self.scratch.values, self.values)
@@ -45,7 +45,7 @@ class Full:
 
     @property
     def top(self) -> np.float32:
-        """The largest logit; NaN where there is one."""
+        """The largest logit; NaN if there is one."""
         if self._top is None:
             self._top = self.values.max()
         return self._top
@@ -58,16 +58,16 @@ class Full:
             np.divide(self.values, np.float32(temperature), out=self.values)
 
     def distances(self, out: Floats) -> Floats:
-        """Logit less the largest one, into the buffer `out`."""
+        """Write logit minus the largest one into the buffer `out`."""
         return np.subtract(self.values, self.top, out=out)
 
     def weights(self) -> Floats:
-        """exp(logit - largest), in the scratch's `weights`."""
+        """Write exp(logit - largest) into the scratch's `weights`."""
         weights = self.distances(self.scratch.weights)
         return np.exp(weights, out=weights)
 
     def entropy(self) -> tuple[float, float]:
-        """The entropy in nats and the sum of the weights. Leaves weights and distances (`scores`) in the scratch.
+        """Return entropy in nats and sum of the weights; leaves weights and distances (`scores`) in the scratch.
 
         H = log Z - (sum of w d) / Z, with w = exp(d). Distances below -200 are raised to it: they weigh nothing.
         """
@@ -79,7 +79,7 @@ class Full:
         return float(np.log(total)) - scratch.total(product) / total, total
 
     def keep(self, flags: np.typing.NDArray[np.bool_], count: int) -> None:
-        """Drop what `flags`, bool [n_vocab], does not have; `count`: how many it has."""
+        """Keep only the tokens in the mask `flags`, bool [n_vocab]; `count`: the number of them."""
         if count <= FEW:
             self.narrow(np.flatnonzero(flags))
         else:
@@ -87,7 +87,7 @@ class Full:
             self.size = count
 
     def mask(self, flags: np.typing.NDArray[np.bool_]) -> None:
-        """Make impossible what `flags`, bool [n_vocab], does not have."""
+        """Make all tokens outside the mask `flags`, bool [n_vocab], impossible."""
         # The smaller of a logit and +inf or -inf; NumPy's own masking (putmask) takes five times as long.
         bounds = self.scratch.product
         np.copyto(bounds, flags)
@@ -152,7 +152,7 @@ class Full:
         self.keep(flags, count_low + len(between))
 
     def pick(self, uniform: float) -> tuple[int, float] | None:
-        """A token by inversion over the blocks, then inside one, and its probability; `uniform` in [0, 1)."""
+        """Draw a token by inversion over the blocks, then inside one, with its probability; `uniform` in [0, 1)."""
         layout = self.scratch.layout
         weights = self.weights()
         sums = self.scratch.block_sums(weights)
@@ -173,7 +173,7 @@ class Full:
 
 
 def _first(flags: np.typing.NDArray[np.bool_], count: int) -> Ids:
-    """The first `count` ids that `flags` has, without listing all of them."""
+    """Return the first `count` ids in the mask `flags`, without listing all of them."""
     found: list[Ids] = []
     for start in range(0, len(flags), _CHUNK):
         if count <= 0:
