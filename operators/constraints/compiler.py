@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Sequence
 
@@ -15,7 +16,7 @@ from operators.engine.sampling.constraint import Costs
 from pipeline.api.errors import ConfigError
 
 MOST_KEPT = 256
-"""Compiled constraints that are kept; more are there only where a column gives each row its own."""
+"""Compiled constraints in the cache; a job has more only if a column gives each row its own."""
 
 
 class Compiler:
@@ -28,30 +29,23 @@ class Compiler:
     def __init__(self, model: Model) -> None:
         if not model.end_ids:
             raise ConfigError("sampling.structured needs a model with an end-of-generation token; this one has none")
-        self._n_vocab = model.n_vocab
         ends = sorted(model.end_ids)
-        self._tokenizer = LLTokenizer(TokenizerWrapper(_Vocabulary(model, ends)), eos_token=ends)
-        self._known: dict[tuple[Form, bool], LlgConstraint] = {}
+        tokenizer = LLTokenizer(TokenizerWrapper(_Vocabulary(model, ends)), eos_token=ends)
+        self._compile = functools.lru_cache(MOST_KEPT)(functools.partial(LlgConstraint, tokenizer, model.n_vocab))
 
     def constraint(self, form: Form, *, skip_forced: bool) -> LlgConstraint:
-        """The constraint of this form: compiled, if it is not known.
+        """Return the constraint of this form, compiled or from the cache.
 
         Raises:
             ConfigError: llguidance finds it too complex.
         """
-        known = self._known.get((form, skip_forced))
-        if known is None:
-            if len(self._known) >= MOST_KEPT:
-                self._known.clear()
-            known = LlgConstraint(form, self._tokenizer, self._n_vocab, skip_forced=skip_forced)
-            self._known[form, skip_forced] = known
-        return known
+        return self._compile(form, skip_forced=skip_forced)
 
 
 class _Vocabulary:
-    """What llguidance asks of a tokenizer.
+    """The tokenizer interface of llguidance.
 
-    The bytes of a token are those that it puts into a completion: a control token has none, and never fits.
+    The bytes of a token are those that it adds to a completion: a control token adds none, and never fits.
     """
 
     bos_token_id = None
@@ -63,7 +57,7 @@ class _Vocabulary:
         self._model = model
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """The tokens of a text: which of the ways to write forced bytes is usual."""
+        """Tokenize a text; llguidance asks for the usual tokens of forced bytes."""
         data = text.encode() if isinstance(text, str) else text
         ids: list[int] = self._model.tokenize([data])[0].tolist()
         return ids[1:] if self._model.add_bos else ids
@@ -72,7 +66,7 @@ class _Vocabulary:
 class LlgConstraint:
     """Implements operators.engine.sampling.constraint.Constraint."""
 
-    def __init__(self, form: Form, tokenizer: LLTokenizer, n_vocab: int, *, skip_forced: bool) -> None:
+    def __init__(self, tokenizer: LLTokenizer, n_vocab: int, form: Form, *, skip_forced: bool) -> None:
         self.noun = form.noun
         self.skip_forced = skip_forced
         self.identity = f"{form.digest} {'skip' if skip_forced else 'draw'} forced"
@@ -82,7 +76,6 @@ class LlgConstraint:
             raise ConfigError(f"sampling.structured cannot be compiled: {_first_line(self._first)}")
 
     def matcher(self) -> LlgMatcher:
-        """See Constraint.matcher."""
         began = time.perf_counter()
         made = LlgMatcher(self._first.deep_copy(), self._n_vocab)
         made.costs.seconds = time.perf_counter() - began
@@ -99,28 +92,23 @@ class LlgMatcher:
 
     @property
     def complete(self) -> bool:
-        """See Matcher.complete."""
         return not self._matcher.is_error() and self._matcher.is_accepting()
 
     @property
     def ended(self) -> bool:
-        """See Matcher.ended."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     @property
     def error(self) -> str | None:
-        """See Matcher.error."""
         return _first_line(self._matcher) if self._matcher.is_error() else None
 
     def allows(self, token: int) -> bool:
-        """See Matcher.allows."""
         began = time.perf_counter()
         allows = self._matcher.validate_tokens([token]) == 1
         self.costs.seconds += time.perf_counter() - began
         return allows
 
     def allowed(self) -> npt.NDArray[np.bool_]:
-        """See Matcher.allowed."""
         began = time.perf_counter()
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         allowed = np.unpackbits(bits, count=self._n_vocab, bitorder="little").view(np.bool_)
@@ -129,14 +117,12 @@ class LlgMatcher:
         return allowed
 
     def take(self, token: int) -> None:
-        """See Matcher.take."""
         began = time.perf_counter()
         self._matcher.consume_token(token)
         self.costs.tokens += 1
         self.costs.seconds += time.perf_counter() - began
 
     def forced(self) -> list[int]:
-        """See Matcher.forced."""
         began = time.perf_counter()
         tokens = self._matcher.compute_ff_tokens()
         if tokens:

@@ -1,4 +1,4 @@
-"""From what users write in `sampling.structured` to what llguidance compiles; what cannot be compiled is refused here.
+"""Translate `sampling.structured` to llguidance's grammars; what cannot be compiled is refused here.
 
 Needs no model, so a job is checked before one is loaded.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,8 +34,8 @@ class Form:
     """A constraint, checked.
 
     Args:
-        noun: what a text that fits is called.
-        grammar: in llguidance's own notation: two constraints are the same if this is.
+        noun: the word for a text that fits, in messages.
+        grammar: in llguidance's own notation; two constraints are the same if their grammars are.
     """
 
     noun: str
@@ -44,25 +43,28 @@ class Form:
 
     @property
     def digest(self) -> str:
-        """Stands for it in content keys and fingerprints."""
+        """Its name in content keys and fingerprints."""
         return hashlib.blake2b(self.grammar.encode(), digest_size=16).hexdigest()
 
 
 def form_of(settings: StructuredSettings) -> Form | None:
-    """The constraint of `settings`; None where there is none, or it differs by row.
+    """Return the constraint of `settings`; None if there is none, or it differs by row.
 
     Raises:
         ConfigError: it cannot be compiled; for a JSON schema the place is named.
         InputError: its file cannot be read.
     """
-    forms: dict[str, Callable[[StructuredSettings], Form]] = {
-        "json_schema": _json_schema,
-        "regex": _regex,
-        "choices": _choices,
-        "grammar": _grammar,
-    }
-    make = forms.get(settings.kind or "")
-    return None if make is None else make(settings)
+    match settings.kind:
+        case "json_schema":
+            return _json_schema(settings)
+        case "regex":
+            return _checked("regex", "match of the regex", LLMatcher.grammar_from_regex(settings.regex or ""))
+        case "choices":
+            lark = "start: " + " | ".join(json.dumps(choice) for choice in settings.choices or ())
+            return _checked("choices", "choice", LLMatcher.grammar_from_lark(lark))
+        case "grammar":
+            return _grammar(settings)
+    return None
 
 
 def _json_schema(settings: StructuredSettings) -> Form:
@@ -88,15 +90,6 @@ def _json_schema(settings: StructuredSettings) -> Form:
     return Form("JSON", grammar(schema))
 
 
-def _regex(settings: StructuredSettings) -> Form:
-    return _checked("regex", "match of the regex", LLMatcher.grammar_from_regex(settings.regex or ""))
-
-
-def _choices(settings: StructuredSettings) -> Form:
-    lark = "start: " + " | ".join(json.dumps(choice) for choice in settings.choices or ())
-    return _checked("choices", "choice", LLMatcher.grammar_from_lark(lark))
-
-
 def _grammar(settings: StructuredSettings) -> Form:
     key = "sampling.structured.grammar"
     text = settings.grammar or ""
@@ -118,6 +111,6 @@ def _checked(key: str, noun: str, grammar: str) -> Form:
 
 
 def _fault(grammar: str) -> str | None:
-    """Why llguidance cannot compile `grammar`."""
+    """Return llguidance's messages if it cannot compile `grammar`."""
     broken, messages = LLMatcher.validate_grammar_with_warnings(grammar)
     return "; ".join(messages) if broken else None

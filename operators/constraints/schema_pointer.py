@@ -1,4 +1,4 @@
-"""Where in a JSON schema a fault is. llguidance says what is wrong, not where."""
+"""Find the place of a fault in a JSON schema: llguidance says what is wrong, not where."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _DEFINITIONS = ("$schema", "$defs", "definitions")
 
 
 def place_of(schema: Any, fault: Callable[[Any], str | None]) -> str:
-    """The smallest part of `schema` that cannot be compiled for the same reason as the whole, as a JSON pointer.
+    """Return a JSON pointer to the smallest part of `schema` that cannot be compiled for the same reason as the whole.
 
     Args:
-        schema: which cannot be compiled.
-        fault: why a schema cannot be compiled; None if it can.
+        schema: a schema that cannot be compiled.
+        fault: returns the reason why a schema cannot be compiled; None if it can.
     """
     reason = fault(schema)
     shared = {key: schema[key] for key in _DEFINITIONS if key in schema} if isinstance(schema, Mapping) else {}
@@ -38,7 +38,7 @@ def place_of(schema: Any, fault: Callable[[Any], str | None]) -> str:
 
 
 def _children(schema: Any) -> Iterator[tuple[str, Any]]:
-    """The schemas inside a schema, each with its step of the pointer."""
+    """Iterate the schemas inside a schema, each with its step of the pointer."""
     if not isinstance(schema, Mapping):
         return
     for key in _NAMED:

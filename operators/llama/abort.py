@@ -13,13 +13,13 @@ _IS_SET = llama_cpp.ggml_abort_callback(ctypes.cast(ctypes.CDLL(None).strlen, ct
 
 
 class AbortFlag:
-    """A flag that contexts watch. A call that is ended by it fails with code 2."""
+    """A flag that contexts watch. A call that it ends fails with code 2."""
 
     def __init__(self) -> None:
         self._text = (ctypes.c_char * 2)()
 
     def set(self) -> None:
-        """End all calls that run, and those that come."""
+        """End all running calls and all later ones, until `clear`."""
         self._text[0] = b"!"
 
     def clear(self) -> None:
@@ -27,5 +27,5 @@ class AbortFlag:
         self._text[0] = b"\0"
 
     def watch(self, context: ctypes.c_void_p) -> None:
-        """Have the calls of a llama_context end when this is set. It must live as long as the context."""
+        """Make the calls of a llama_context end when this is set. Must live as long as the context."""
         llama_cpp.llama_set_abort_callback(context, _IS_SET, ctypes.cast(self._text, ctypes.c_void_p))

@@ -1,4 +1,4 @@
-"""What is known of llama.cpp's architectures: which are refused, and where tests prove that bits hold.
+"""Tables of llama.cpp's architectures: those that are refused, and those whose bits tests prove.
 
 docs/models.md has the same tables (tests/families/test_architectures.py compares).
 """
@@ -61,7 +61,7 @@ REFUSED = {
 
 
 def doubt(architecture: str | None, file_type: int | None, machine: str | None = None) -> str | None:
-    """Why a row's bits may depend on its neighbours; None where a test proves that they do not.
+    """Say why a row's bits may depend on its neighbours; None: a test proves that they do not.
 
     Args:
         architecture, file_type: of the model file.

@@ -11,7 +11,6 @@ from operators.engine.backend.batch import BatchBuffer, DecodeFailed
 from operators.engine.backend.interface import DecoderShape, Logits, Wanted
 from operators.llama.abort import AbortFlag
 from operators.llama.library import last_errors
-from operators.llama.pointers import PointerTables
 from pipeline.api.errors import ConfigError
 
 KV_TYPES = {"f16": llama_cpp.GGML_TYPE_F16, "f32": llama_cpp.GGML_TYPE_F32, "q8_0": llama_cpp.GGML_TYPE_Q8_0}
@@ -36,11 +35,11 @@ class LlamaContext:
         flash_attention: let llama.cpp use its flash attention kernels.
         kv_type: how the KV cache is stored, a key of KV_TYPES.
         on_cpu: keep every operation on the CPU.
-        abort: ends the call that runs, and all that come, once it is set.
+        abort: ends the running call and all later ones while it is set.
 
     Raises:
-        ConfigError: there is not enough memory for it, the model looks at what comes behind a token, or the blocks of
-            all rows do not fit into a call.
+        ConfigError: there is not enough memory, the model's attention is not causal, or the blocks of all rows do not
+            fit into a call.
     """
 
     def __init__(
@@ -56,12 +55,16 @@ class LlamaContext:
         on_cpu: bool,
         abort: AbortFlag,
     ) -> None:
-        check_blocks(shape)
+        if shape.slots * shape.block > shape.call_tokens:  # llama.cpp would end the process
+            raise ConfigError(
+                f"{shape.slots} rows with a block of {shape.block} tokens each do not fit into a call of"
+                f" {shape.call_tokens} tokens; raise runtime.n_batch and runtime.n_ubatch, or use fewer slots"
+            )
         self._copies_wait = False
         self.shape = shape
         self.lone_tokens = lone_tokens
         self.batch = BatchBuffer(shape.call_tokens)
-        self._tables = PointerTables(self.batch)
+        self._llama_batch = _LlamaBatch(self.batch)
         self._width: int = llama_cpp.llama_model_n_embd_out(model) if shape.wanted is Wanted.EMBEDDINGS else n_vocab
         params = _context_params(shape, threads, flash_attention, on_cpu)
         params.type_k = params.type_v = KV_TYPES[kv_type]
@@ -86,9 +89,8 @@ class LlamaContext:
             llama_cpp.llama_set_causal_attn(self._context, False)
 
     def decode(self) -> Logits:
-        """See Decoder.decode."""
         outputs = int(np.count_nonzero(self.batch.output[: self.batch.n_tokens]))
-        code = llama_cpp.llama_decode(self._context, self._tables.batch(self.batch.n_tokens))
+        code = llama_cpp.llama_decode(self._context, self._llama_batch.first(self.batch.n_tokens))
         if code != _MALFORMED:  # then nothing was done at all
             self._copies_wait = False
         if code:
@@ -102,12 +104,11 @@ class LlamaContext:
         return np.ctypeslib.as_array(flat).reshape(outputs, self._width)
 
     def truncate(self, slot: int, length: int) -> None:
-        """See Decoder.truncate."""
         if not llama_cpp.llama_memory_seq_rm(self._memory, slot, length or -1, -1):
             raise DecodeFailed(_MALFORMED, f"llama.cpp cannot cut what it has in slot {slot} to {length} tokens")
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """See Decoder.copy. Between streams this copies the stream's buffer before the next decode."""
+        """Copy a slot; between streams llama.cpp copies the stream's buffer before the next decode."""
         held = llama_cpp.llama_memory_seq_pos_max(self._memory, source) + 1
         if not self.partial and held != length:
             raise DecodeFailed(_MALFORMED, f"slot {source} has a state after {held} tokens, and none after {length}")
@@ -122,7 +123,6 @@ class LlamaContext:
             llama_cpp.llama_memory_seq_cp(self._memory, source, target, 0, length)
 
     def save(self, slot: int) -> bytes:
-        """See Decoder.save."""
         self._finish_copies(slot)
         size = llama_cpp.llama_state_seq_get_size(self._context, slot)
         buffer = (ctypes.c_uint8 * size)()
@@ -130,17 +130,18 @@ class LlamaContext:
         return bytes(memoryview(buffer)[:written])
 
     def restore(self, slot: int, saved: bytes) -> None:
-        """See Decoder.restore."""
         self._finish_copies(slot)
         buffer = (ctypes.c_uint8 * len(saved)).from_buffer_copy(saved)
         if not llama_cpp.llama_state_seq_set_data(self._context, buffer, len(saved), slot):
             raise DecodeFailed(1, f"the state of a row ({len(saved)} bytes) could not be restored: {last_errors()}")
 
     def _finish_copies(self, slot: int) -> None:
-        """Have copies between streams done now. llama.cpp does them at the next decode: a row that is saved before that
-        would be what was there earlier, and one that is restored would be overwritten. So a token is decoded behind
-        what is in `slot`, and forgotten. A recurrent state cannot forget it; the scheduler saves no row before a call
-        has been made since the last copy."""
+        """Make llama.cpp do its pending copies between streams now; by itself it does them at the next decode.
+
+        A row that is saved before that would have the old content, and one that is restored would be overwritten. So
+        this decodes a token behind what is in `slot` and removes it again. A recurrent state cannot remove it; the
+        scheduler saves no row between a copy and the next call.
+        """
         if self._copies_wait:
             end = llama_cpp.llama_memory_seq_pos_max(self._memory, slot) + 1
             if end and not self.partial:
@@ -151,7 +152,7 @@ class LlamaContext:
             llama_cpp.llama_memory_seq_rm(self._memory, slot, end, -1)
 
     def clear(self) -> None:
-        """See Decoder.clear. The buffers keep their memory and what is in them."""
+        """Forget all rows; the buffers are not zeroed."""
         llama_cpp.llama_memory_clear(self._memory, False)
 
     def close(self) -> None:
@@ -161,18 +162,32 @@ class LlamaContext:
             self._context = None
 
 
-def check_blocks(shape: DecoderShape) -> None:
-    """Raise ConfigError if the blocks of all rows do not fit into a call: llama.cpp would end the process."""
-    if shape.slots * shape.block > shape.call_tokens:
-        raise ConfigError(
-            f"{shape.slots} rows with a block of {shape.block} tokens each do not fit into a call of"
-            f" {shape.call_tokens} tokens; raise runtime.n_batch and runtime.n_ubatch, or use fewer slots"
+class _LlamaBatch:
+    """A llama_batch over the arrays of `buffer`, which must outlive it."""
+
+    def __init__(self, buffer: BatchBuffer) -> None:
+        self._counts = np.ones(buffer.capacity, np.int32)
+        addresses = buffer.seq_id.ctypes.data + 4 * np.arange(buffer.capacity, dtype=np.uint64)
+        self._addresses = addresses.astype(np.uintp)
+        self._batch = llama_cpp.llama_batch(
+            n_tokens=0,
+            token=buffer.token.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
+            embd=None,
+            pos=buffer.pos.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
+            n_seq_id=self._counts.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
+            seq_id=self._addresses.ctypes.data_as(ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
+            logits=buffer.output.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
         )
+
+    def first(self, n_tokens: int) -> llama_cpp.llama_batch:
+        """Return the batch of the first `n_tokens` tokens."""
+        self._batch.n_tokens = n_tokens
+        return self._batch
 
 
 def _new_context(model: ctypes.c_void_p, params: llama_cpp.llama_context_params) -> ctypes.c_void_p | None:
-    """A context, None if there can be none. Its embeddings are those of the tokens, whatever pooling the model was made
-    for: pooled by llama.cpp they would depend on the neighbours, which share the sums."""
+    """Make a context; None if llama.cpp refuses. Turns the model's own pooling of embeddings off: pooled by llama.cpp
+    they would depend on the neighbours, which share the sums."""
     context: ctypes.c_void_p | None = llama_cpp.llama_init_from_model(model, params)
     if context and params.embeddings and llama_cpp.llama_pooling_type(context) != llama_cpp.LLAMA_POOLING_TYPE_NONE:
         llama_cpp.llama_free(context)

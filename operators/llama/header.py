@@ -1,4 +1,4 @@
-"""What a GGUF file says of itself, read without its weights."""
+"""The metadata of a GGUF file, read without its weights."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ _OTHER_CACHES = (
 
 @dataclass(frozen=True)
 class Header:
-    """Facts of a GGUF file; None where it does not say.
+    """Facts of a GGUF file; None if it does not say.
 
     Args:
         architecture: `general.architecture`.
         file_type: `general.file_type`, one of llama.cpp's LLAMA_FTYPE numbers.
         n_ctx_train: tokens of context that the model was trained for.
-        n_embd: numbers of an embedding.
-        n_vocab: words of the vocabulary.
-        kv_values: numbers that the KV cache has for a token, in all layers.
+        n_embd: numbers in an embedding.
+        n_vocab: tokens in the vocabulary.
+        kv_values: numbers in the KV cache for a token, in all layers.
     """
 
     architecture: str | None
@@ -49,7 +49,7 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """The header of a model; read once as long as size and time of change of its files are the same.
+    """Read the header of a model; cached until the size or modification time of one of its files changes.
 
     Raises:
         InputError: a file of it is damaged or cut off, or it is of an architecture that llama.cpp does not know or
@@ -99,13 +99,11 @@ def _refuse(path: Path, architecture: str | None, causal: str | None) -> None:
 
 
 def _kv_values(model: ctypes.c_void_p, architecture: str | None) -> int | None:
-    """Keys and values of all layers. None where layers differ or keep something else than keys and values."""
+    """Count the numbers of a token's keys and values in all layers. None if layers differ or cache something else."""
     if any(_value(model, f"{architecture}.{key}") is not None for key in _OTHER_CACHES):
         return None
-    layers, heads = (
-        _number(model, f"{architecture}.block_count"),
-        _number(model, f"{architecture}.attention.head_count"),
-    )
+    layers = _number(model, f"{architecture}.block_count")
+    heads = _number(model, f"{architecture}.attention.head_count")
     if layers is None or not heads:
         return None
     kv_heads = _number(model, f"{architecture}.attention.head_count_kv")

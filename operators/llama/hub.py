@@ -19,17 +19,16 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def load(settings: ModelSettings) -> LlamaModel:
-    """The loader of `model=hub`."""
+    """Load the model of `model=hub`."""
     return LlamaModel(replace(settings, path=str(fetch(settings))))
 
 
 def inspect(settings: ModelSettings) -> ModelFacts:
-    """What the file says of itself. Its fingerprint is its SHA-256, or those of its parts, which so get into the
-    manifest.
+    """Read the facts of the file. Its fingerprint, which the manifest has, is its SHA-256 or those of its parts.
 
     Raises:
         ConfigError, InputError: see `fetch`.
-        ConfigError: layers are to be computed on a GPU, and there is none.
+        ConfigError: gpu_layers is set and there is no GPU.
         InputError: a file in the cache is not the one that the Hub announced.
     """
     check_gpu(settings)
@@ -38,7 +37,7 @@ def inspect(settings: ModelSettings) -> ModelFacts:
 
 
 def fetch(settings: ModelSettings) -> Path:
-    """The file in the Hub's cache, or the first of its parts; downloaded, with a progress bar, if not there yet.
+    """Return the file in the Hub's cache, or the first of its parts; downloads, with a progress bar, what is not there.
 
     `settings.options` go to hf_hub_download: cache_dir, endpoint, token, local_files_only ...
 
@@ -88,5 +87,5 @@ def _verified(path: Path) -> str:
 
 @functools.lru_cache(maxsize=16)
 def _digest(path: Path, changed: int) -> str:
-    """Hashed once as long as the time of change is the same."""
+    """Hash a file; cached until its modification time changes."""
     return sha256_of(path)

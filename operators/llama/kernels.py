@@ -1,4 +1,4 @@
-"""Which of llama.cpp's CPU kernels a model is computed with, where its own choice costs speed or lets bits differ.
+"""The choice of llama.cpp's CPU kernels, where its own choice costs speed or lets bits differ.
 
 For K-quants llama.cpp (as vendored by llama-cpp-python 0.3.36) has three ways to multiply on x86:
 
@@ -25,18 +25,8 @@ TILED_ALWAYS = "GGML_CPU_TILED_MM_FORCE"
 """Read by llama.cpp once, at its first multiplication."""
 
 K_QUANTS = frozenset(
-    (
-        llama_cpp.LLAMA_FTYPE_MOSTLY_Q2_K,
-        llama_cpp.LLAMA_FTYPE_MOSTLY_Q2_K_S,
-        llama_cpp.LLAMA_FTYPE_MOSTLY_Q3_K_S,
-        llama_cpp.LLAMA_FTYPE_MOSTLY_Q3_K_M,
-        llama_cpp.LLAMA_FTYPE_MOSTLY_Q3_K_L,
-        llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_S,
-        llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M,
-        llama_cpp.LLAMA_FTYPE_MOSTLY_Q5_K_S,
-        llama_cpp.LLAMA_FTYPE_MOSTLY_Q5_K_M,
-        llama_cpp.LLAMA_FTYPE_MOSTLY_Q6_K,
-    )
+    getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{name}")
+    for name in ("Q2_K", "Q2_K_S", "Q3_K_S", "Q3_K_M", "Q3_K_L", "Q4_K_S", "Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6_K")
 )
 _LONE_ANYWHERE = K_QUANTS | {llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0, llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0}
 _LONE_WITH_AMX = frozenset({llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0})
@@ -47,7 +37,7 @@ _CELL_STEP = 256
 
 
 def lone_tokens(file_type: int | None, *, flash_attention: bool, longest: int) -> int:
-    """How deep a row may be for its logits to be the same, to the bit, when it is computed alone and in company.
+    """Return the depth up to which a row's logits are the same, to the bit, when it is computed alone and with others.
 
     Floating-point weights have other kernels for a lone row, at any depth. Quantised ones have not, but flash attention
     has from _SPLIT_FROM cells up (seen on x86 for each of these types; with AMX for Q8_0 only).
@@ -62,12 +52,12 @@ def lone_tokens(file_type: int | None, *, flash_attention: bool, longest: int) -
 
 
 def has_amx() -> bool:
-    """Whether llama.cpp was compiled with AMX kernels."""
+    """Return whether llama.cpp was compiled with AMX kernels."""
     return b"AMX" in llama_cpp.llama_print_system_info()
 
 
 def repacks(file_type: int | None) -> bool:
-    """Whether llama.cpp may keep the weights of such a file in a layout of its own."""
+    """Return whether llama.cpp may repack the weights of such a file."""
     return file_type not in K_QUANTS or has_amx()
 
 
@@ -75,10 +65,10 @@ _settled: list[bool] = []
 
 
 def keep_rows_apart(wanted: bool) -> bool:
-    """Have the kernels of K-quants not depend on the number of rows, if that is `wanted`; returns whether they do.
+    """Make the kernels of K-quants independent of the number of rows, if `wanted`; return whether they are.
 
-    llama.cpp decides once a process, so what the first caller wants stands for all; and what the user has set in the
-    environment stands over that.
+    llama.cpp decides once per process, so the first caller decides for all; a value that the user has set in the
+    environment wins over that.
     """
     if not _settled:
         if wanted:

@@ -32,11 +32,11 @@ def initialise() -> None:
 
 
 def forget_errors() -> None:
-    """What comes now is another matter."""
+    """Forget the lines of earlier calls, so that `last_errors` has none of them."""
     _RECENT.clear()
 
 
 def last_errors(count: int = 3) -> str:
-    """The last lines that speak of an error, for messages."""
+    """Return the last log lines about an error, for messages."""
     telling = [line for line in _RECENT if "error" in line or "fail" in line or "invalid" in line]
     return "; ".join(telling[-count:]) or "llama.cpp gave no reason"

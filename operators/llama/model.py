@@ -40,16 +40,16 @@ _MAGIC = b"GGUF"
 
 
 def load(settings: ModelSettings) -> LlamaModel:
-    """The loader of `model=gguf` and `model=tiny`."""
+    """Load the model of `model=gguf` or `model=tiny`."""
     return LlamaModel(settings)
 
 
 def inspect(settings: ModelSettings) -> ModelFacts:
-    """What the model file says of itself.
+    """Read the facts of the model file.
 
     Raises:
         InputError: it or a part of it is missing, no GGUF file or damaged, or llama.cpp does not know its architecture.
-        ConfigError: no path is given, there are options, or layers are to be computed on a GPU and there is none.
+        ConfigError: no path is given, there are options, or gpu_layers is set and there is no GPU.
     """
     check_options(settings, ())
     check_gpu(settings)
@@ -57,7 +57,7 @@ def inspect(settings: ModelSettings) -> ModelFacts:
 
 
 def check_gpu(settings: ModelSettings) -> None:
-    """Raise ConfigError if layers are to be computed on a GPU, and llama.cpp has none."""
+    """Raise ConfigError if gpu_layers is set and llama.cpp finds no GPU."""
     check(
         not settings.gpu_layers or llama_cpp.llama_supports_gpu_offload(),
         "model.gpu_layers",
@@ -68,7 +68,7 @@ def check_gpu(settings: ModelSettings) -> None:
 
 
 def gguf_path(settings: ModelSettings) -> Path:
-    """The model file, or the first of its parts, checked as far as the first bytes tell."""
+    """Return the model file or the first of its parts, after a check of the first bytes of each."""
     if not settings.path:
         raise ConfigError("model.path is not set; give the path of a GGUF file (model.path=/models/my.gguf)")
     path = Path(settings.path).expanduser()
@@ -93,7 +93,7 @@ class LlamaModel:
 
     Args:
         settings: names the file.
-        vocab_only: load no weights; then it can tokenize, and that is all.
+        vocab_only: load no weights; then it can only tokenize.
 
     Raises:
         InputError: the file is missing, no GGUF, damaged, or of an architecture that llama.cpp does not know or that is
@@ -143,15 +143,15 @@ class LlamaModel:
 
     @property
     def contexts_made(self) -> int:
-        """Contexts created so far, by all runs of this process."""
-        return self._pool.made
+        """The number of contexts created so far, by all runs of this process."""
+        return len(self._pool.made)
 
     def fingerprint(self) -> str:
         """Content id of the file."""
         return facts_of(self._path).fingerprint
 
     def tokenize(self, texts: Sequence[bytes]) -> tuple[TokenIds, npt.NDArray[np.int32]]:
-        """See Model.tokenize. A BOS is put first where the model wants one."""
+        """Tokenize, with a BOS at the start of each text if the model wants one."""
         prefix = [self.bos_id] if self.add_bos else []
         parts: list[TokenIds] = []
         offsets = np.zeros(len(texts) + 1, np.int32)
@@ -163,13 +163,11 @@ class LlamaModel:
         return (np.concatenate(parts) if parts else np.empty(0, np.int32)), offsets
 
     def pieces(self) -> Sequence[bytes]:
-        """See Model.pieces."""
         return self._pieces
 
     def lease(
         self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT, block: int = 0
     ) -> tuple[LlamaContext, Callable[[], None]]:
-        """See Model.lease."""
         self._abort.clear()
         threads = settings.threads or usable_cores()
         shape = decoder_shape(settings, self.n_ctx_train, wanted, block)
@@ -177,7 +175,6 @@ class LlamaModel:
         return self._pool.lease(signature, functools.partial(self._context, settings, shape))
 
     def lease_apart(self, settings: EngineSettings) -> tuple[LlamaContext, Callable[[], None]]:
-        """See Model.lease_apart."""
         context = self._context(settings, decoder_shape(settings, self.n_ctx_train))
         return context, context.close
 
@@ -185,11 +182,13 @@ class LlamaModel:
         if not keep_rows_apart(settings.deterministic) and self._file_type in K_QUANTS:
             self.doubt = "an earlier run in this process, or the environment, chose other kernels for K-quants"
         flash = settings.flash_attention is not False
+        longest = shape.max_sequence_tokens
+        lone = lone_tokens(self._file_type, flash_attention=flash, longest=longest) if self.is_cpu else 0
         return LlamaContext(
             self._model,
             self.n_vocab,
             shape,
-            lone_tokens=self._lone_tokens(flash, shape.max_sequence_tokens),
+            lone_tokens=lone,
             threads=settings.threads or usable_cores(),
             flash_attention=flash,
             kv_type=settings.kv_type,
@@ -197,11 +196,7 @@ class LlamaModel:
             abort=self._abort,
         )
 
-    def _lone_tokens(self, flash: bool, longest: int) -> int:
-        return lone_tokens(self._file_type, flash_attention=flash, longest=longest) if self.is_cpu else 0
-
     def abort(self) -> None:
-        """See Model.abort."""
         self._abort.set()
 
     def close(self) -> None:
@@ -213,17 +208,12 @@ class LlamaModel:
 
     def _tokenize_one(self, text: bytes) -> int:
         """Tokenize into the scratch buffer, growing it as needed; returns the count."""
-        count = self._try_tokenize(text)
-        if count < 0:
+        while True:
+            size = len(self._scratch)
+            count: int = llama_cpp.llama_tokenize(self._vocab, text, len(text), self._scratch, size, False, True)
+            if count >= 0:
+                return count
             self._scratch = (ctypes.c_int * (2 * -count))()
-            count = self._try_tokenize(text)
-        return count
-
-    def _try_tokenize(self, text: bytes) -> int:
-        count: int = llama_cpp.llama_tokenize(
-            self._vocab, text, len(text), self._scratch, len(self._scratch), False, True
-        )
-        return count
 
     def _text_of(self, token: int) -> str:
         text = llama_cpp.llama_vocab_get_text(self._vocab, token) if token >= 0 else None
@@ -231,7 +221,7 @@ class LlamaModel:
 
 
 class Pieces(Sequence[bytes]):
-    """The bytes of every token, asked for once each; control tokens are empty."""
+    """The bytes of every token, read on first use and cached; empty for control tokens."""
 
     def __init__(self, vocab: ctypes.c_void_p, n_vocab: int) -> None:
         self._vocab = vocab
@@ -253,8 +243,7 @@ class Pieces(Sequence[bytes]):
 
 
 def facts_of(path: Path, fingerprint: str | None = None) -> ModelFacts:
-    """The facts of a model in the file `path` and the parts that belong to it. `fingerprint`: None for that of the
-    content."""
+    """Return the facts of the model in `path` and its other parts. `fingerprint`: None for that of the content."""
     header = read_header(path)
     each = [(part, part.stat()) for part in parts_of(path)]
     if fingerprint is None:
@@ -267,5 +256,5 @@ def facts_of(path: Path, fingerprint: str | None = None) -> ModelFacts:
 
 @functools.lru_cache(maxsize=256)
 def _content_id(path: Path, size: int, changed: int) -> str:
-    """Hashed once as long as size and time of change are the same."""
+    """Hash a file; cached until its size or modification time changes."""
     return str(content_id(path))

@@ -12,7 +12,7 @@ _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 
 def part_names(name: str) -> list[str]:
-    """The names of all parts of the model that `name` begins; of a model in one file just `name`.
+    """List the names of all parts of the model whose first part is `name`; of a model in one file just `name`.
 
     Raises:
         InputError: it is a part, and not the first.
@@ -27,7 +27,7 @@ def part_names(name: str) -> list[str]:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """All files of the model that `path` begins.
+    """List all files of the model whose first part is `path`.
 
     Raises:
         InputError: `path` is a part and not the first, or another part is missing.

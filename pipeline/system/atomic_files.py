@@ -57,7 +57,9 @@ def write_table_shard(table: pa.Table, path: Path, chunk: int, write: Callable[[
             os.fsync(file.fileno())
         reached(Failpoint.SHARD_FSYNCED)
         size = temporary.stat().st_size
-        return Shard(chunk, path, temporary, table.num_rows, size, sha256_of(temporary), table.schema)
+        # Parquet has names of its own for the items of a list.
+        schema = pq.read_schema(temporary) if path.suffix == ".parquet" else table.schema
+        return Shard(chunk, path, temporary, table.num_rows, size, sha256_of(temporary), schema)
 
 
 def rename_shards(shards: Sequence[Shard]) -> None:

@@ -1,6 +1,6 @@
-"""Few: the candidates that are left to some rows, few enough to sort.
+"""Few: the candidates that some rows have left, few enough to sort.
 
-They are sorted by falling logit, equal ones by id: one unsigned number stands for both.
+They are sorted by falling logit, equal ones by id: one unsigned number encodes both.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Few:
 
     Attributes:
         ids: int64 [rows, n].
-        logits: float32 [rows, n], falling from left to right but for -inf, which marks what is no longer a candidate.
+        logits: float32 [rows, n], falling from left to right except -inf, which marks what is no longer a candidate.
         size: int64 [rows]; candidates as llama.cpp counts them: it keeps impossible ones (-inf) until a cut drops them.
     """
 
@@ -36,7 +36,7 @@ class Few:
 
     @classmethod
     def of_row(cls, ids: Ids, logits: Floats, size: int) -> Few:
-        """One row's candidates, already in order."""
+        """Make it of one row's candidates, already in order."""
         return cls(ids[None, :], logits[None, :].copy(), np.array([size], np.int64))
 
     @property
@@ -47,20 +47,20 @@ class Few:
 
     @property
     def possible(self) -> npt.NDArray[np.bool_]:
-        """bool [rows, n]: what is still a candidate."""
+        """bool [rows, n]: the mask of those that are still candidates."""
         possible: npt.NDArray[np.bool_] = self.logits > -np.inf
         return possible
 
     def distances(self) -> Doubles:
-        """float64 [rows, n]: logit less the largest one; at most 0."""
+        """Return float64 [rows, n]: logit minus the largest one; at most 0."""
         return (self.logits - self.top).astype(np.float64)
 
     def weights(self) -> Doubles:
-        """float64 [rows, n]: exp(logit - largest)."""
+        """Return float64 [rows, n]: exp(logit - largest)."""
         return np.exp(self.distances())
 
     def probabilities(self) -> Doubles:
-        """float64 [rows, n]."""
+        """Return float64 [rows, n]."""
         weights = self.weights()
         return weights / row_sums(weights)
 
@@ -70,7 +70,7 @@ class Few:
         self.size = np.count_nonzero(self.logits > -np.inf, axis=1)
 
     def sort(self) -> None:
-        """Bring the candidates in order after their logits were changed."""
+        """Restore the order after logits were changed."""
         by_id = np.argsort(self.ids, axis=1)
         falling = np.argsort(-np.take_along_axis(self.logits, by_id, 1), axis=1, kind="stable")
         order = np.take_along_axis(by_id, falling, 1)
@@ -78,9 +78,10 @@ class Few:
         self.logits = np.take_along_axis(self.logits, order, 1)
 
     def pick(self, uniforms: Doubles) -> list[tuple[int, float] | None]:
-        """A token for each row by inversion, and its probability. `uniforms`: float64 [rows] in [0, 1).
+        """Draw a token for each row by inversion, with its probability; None for a row without a distribution.
 
-        None for a row that has no distribution.
+        Args:
+            uniforms: float64 [rows] in [0, 1).
         """
         weights = self.weights()
         running = weights.cumsum(axis=1)
@@ -96,24 +97,24 @@ class Few:
 
 
 def row_sums(values: Doubles) -> Doubles:
-    """float64 [rows, 1]: the sum of each row, added from left to right."""
+    """Return float64 [rows, 1]: the sum of each row, added from left to right."""
     return values.cumsum(axis=1)[:, -1:]
 
 
 def to_keys(logits: Floats, ids: Ids) -> Keys:
-    """uint64 that rise with the logit, and among equal logits with falling id. 0 is below every key; no NaN."""
+    """Return uint64 that rise with the logit, among equal logits with falling id; all above 0. Takes no NaN."""
     bits = (logits + np.float32(0)).view(np.uint32)  # -0.0 becomes 0.0: they are equal
     rising = np.where(bits & _SIGN, ~bits, bits | _SIGN)
     return (rising.astype(np.uint64) << _HALF) | (_LOW - ids.astype(np.uint64))
 
 
 def from_keys(keys: Keys) -> tuple[Ids, Floats]:
-    """The ids and logits that `to_keys` was given."""
+    """Return the ids and logits of which `to_keys` made `keys`."""
     rising = (keys >> _HALF).astype(np.uint32)
     logits = np.where(rising & _SIGN, rising & ~_SIGN, ~rising).astype(np.uint32).view(np.float32)
     return (_LOW - (keys & _LOW)).astype(np.int64), logits
 
 
 def by_logit(logits: Floats, ids: Ids) -> tuple[Ids, Floats]:
-    """`ids` and their `logits` [n], most likely first, equal ones by id."""
+    """Sort `ids` and their `logits` [n]: most likely first, equal ones by id."""
     return from_keys(np.sort(to_keys(logits, ids))[::-1])

@@ -1,4 +1,4 @@
-"""The chain of a row's parameters: which steps act, in which order."""
+"""The chain of steps that the parameters of a row make."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from operators.engine.sampling.mirostat import Mirostat
 from operators.engine.sampling.penalties import Penalties
 from operators.engine.sampling.step import HistoryStep, Step
 from operators.engine.sampling.temperature import DynamicTemperature, Temperature
-from operators.engine.sampling.truncation import MinP, TopK, TopNSigma, TopP, TypicalP
-from operators.engine.sampling.xtc import Xtc
+from operators.engine.sampling.truncation import MinP, TopK, TopNSigma, TopP, TypicalP, Xtc
 
 if TYPE_CHECKING:
     from operators.engine.sampling.params import SamplingParams
@@ -20,12 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Chain:
-    """The steps of a row, those that do nothing left out.
+    """The steps of a row, without those that do nothing.
 
     Args:
-        edits: penalties that come before everything else: they change the logits of a few tokens.
+        edits: the penalties that lead the chain: they change the logits of a few tokens.
         steps: the others.
-        greedy: whether the likeliest token is taken once the edits are made; then there are no steps.
+        greedy: take the likeliest token after the edits; then there are no steps.
     """
 
     edits: tuple[HistoryStep, ...]
@@ -34,25 +33,26 @@ class Chain:
 
     @property
     def top_k(self) -> int:
-        """What to keep of the whole vocabulary at once, where the first step says so; else 0."""
+        """The k of a top-k that comes first; else 0."""
         first = self.steps[0] if self.steps else None
         return first.k if isinstance(first, TopK) else 0
 
     @property
     def random(self) -> bool:
-        """Whether the seed can change a token."""
+        """True if the seed can change a token."""
         cold = any(isinstance(step, Temperature) and step.t == 0 for step in self.steps)
         return not self.greedy and (not cold or any(isinstance(step, Xtc) for step in self.steps))
 
 
 def chain_of(params: SamplingParams) -> Chain:
-    """The steps that `params` ask for, in their order. Mirostat replaces all but the temperature, as in llama.cpp."""
+    """Make the steps that `params` ask for, in order. Mirostat replaces all but the temperature, as in llama.cpp."""
     if params.mirostat:
         return Chain((), (Temperature(params.temperature), Mirostat(params.mirostat_tau, params.mirostat_eta)))
     made = [step for name in params.order if (step := STEPS[name](params)) is not None]
     edits = _leading_edits(made)
     steps = made[len(edits) :]
-    if params.temperature == 0 and _keeps_the_likeliest(steps):
+    # All other steps only cut by falling probability, which keeps the likeliest.
+    if params.temperature == 0 and not any(isinstance(step, TypicalP | Xtc | HistoryStep) for step in steps):
         return Chain(tuple(edits), (), greedy=True)
     return Chain(tuple(edits), tuple(_with_floors(steps)))
 
@@ -66,13 +66,8 @@ def _leading_edits(steps: list[Step]) -> list[HistoryStep]:
     return edits
 
 
-def _keeps_the_likeliest(steps: list[Step]) -> bool:
-    """Whether what is likeliest before `steps` is so behind them: they only cut by falling probability."""
-    return not any(isinstance(step, TypicalP | Xtc | HistoryStep) for step in steps)
-
-
 def _with_floors(steps: list[Step]) -> list[Step]:
-    """A min-p right behind a top-p becomes its floor."""
+    """Turn a min-p right after a top-p into its floor."""
     joined: list[Step] = []
     for step in steps:
         if isinstance(step, MinP) and joined and isinstance(joined[-1], TopP) and not joined[-1].floor:

@@ -1,4 +1,4 @@
-"""What a constraint on a text is to the engine. operators/constraints/ implements it with llguidance."""
+"""The interface of a constraint on a text. operators/constraints/ implements it with llguidance."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy.typing as npt
 
 @dataclass
 class Costs:
-    """What the constraint of a row has cost.
+    """Costs of a row's constraint.
 
     Args:
-        tokens: that it has seen.
-        forced: of these, that were not drawn because there was no other.
-        masks: how often its tokens had to be listed, because the one that was drawn did not fit.
-        seconds: spent in it.
+        tokens: tokens that it has seen.
+        forced: those of them that were not drawn because there was no other.
+        masks: times that all tokens that fit were listed, because the one that was drawn did not.
+        seconds: time spent in it.
     """
 
     tokens: int = 0
@@ -26,7 +26,7 @@ class Costs:
     seconds: float = 0.0
 
     def add(self, other: Costs) -> None:
-        """Add those of another row."""
+        """Add the costs of another row."""
         self.tokens += other.tokens
         self.forced += other.forced
         self.masks += other.masks
@@ -34,44 +34,44 @@ class Costs:
 
 
 class Matcher(Protocol):
-    """How far the text of one row is in its constraint."""
+    """The state of one row in its constraint."""
 
     costs: Costs
 
     @property
     def complete(self) -> bool:
-        """Whether the text satisfies the constraint as it stands."""
+        """True if the text so far satisfies the constraint."""
 
     @property
     def ended(self) -> bool:
-        """Whether nothing can follow."""
+        """True if nothing can follow."""
 
     @property
     def error(self) -> str | None:
-        """Why it cannot go on, if it cannot: a constraint may turn out to be too complex."""
+        """The reason why it cannot go on, if it cannot: a constraint may turn out to be too complex."""
 
     def allows(self, token: int) -> bool:
-        """Whether `token` may come next; an end-of-generation token may where the text is complete."""
+        """Return whether `token` may come next; an end-of-generation token may if the text is complete."""
 
     def allowed(self) -> npt.NDArray[np.bool_]:
-        """bool [n_vocab]: what may come next."""
+        """Return bool [n_vocab]: the tokens that may come next."""
 
     def take(self, token: int) -> None:
-        """`token` has come."""
+        """Move on by `token`."""
 
     def forced(self) -> list[int]:
-        """The tokens that come next because there are no others; often none."""
+        """Return the tokens that must come next because no other may; often none."""
 
 
 class Constraint(Protocol):
-    """What the texts of rows have to be; shared by all rows that have the same."""
+    """A constraint on the texts of rows; rows with equal constraints share one."""
 
     noun: str
-    """What a text that fits is called."""
+    """The word for a text that fits, in messages."""
     skip_forced: bool
-    """Whether forced tokens are not drawn."""
+    """True if forced tokens are not drawn."""
     identity: str
-    """Everything of it that can change a text."""
+    """Everything in it that can change a text."""
 
     def matcher(self) -> Matcher:
-        """For a row that begins."""
+        """Return the state of a row that begins."""

@@ -10,18 +10,18 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from operators.engine.sampling.logit_edits import Bias, Change, history
-from operators.engine.sampling.step import Editing, SampledRow
+from operators.engine.sampling.logit_edits import Change, history
+from operators.engine.sampling.step import HistoryStep, SampledRow
 
 _LOG_OF_LARGEST = 88.7228391
 """log of the largest float32: the exponent stops where the penalty would overflow."""
 
 
 class Breakers:
-    """Sequences of tokens over which no repetition reaches.
+    """Sequences of tokens that end a repetition.
 
     Args:
-        sequences: token ids, each at least one.
+        sequences: of token ids, none of them empty.
     """
 
     def __init__(self, sequences: Iterable[tuple[int, ...]] = ()) -> None:
@@ -30,16 +30,16 @@ class Breakers:
             self._tails.setdefault(head, set()).add(tuple(tail))
 
     def __repr__(self) -> str:
-        """The same text for the same sequences; short, since there may be thousands."""
+        """Return the same short text for the same sequences; there may be thousands."""
         content = repr(sorted((head, sorted(tails)) for head, tails in self._tails.items()))
         return f"Breakers({hashlib.blake2b(content.encode(), digest_size=16).hexdigest()})"
 
     def alone(self, token: int) -> bool:
-        """Whether `token` is a breaker by itself."""
+        """Return whether `token` is a breaker by itself."""
         return () in self._tails.get(token, ())
 
     def limit(self, tokens: npt.NDArray[np.int32]) -> int:
-        """How many of the last `tokens` come after the last breaker in them."""
+        """Count the tokens after the last breaker in `tokens`."""
         if not self._tails:
             return len(tokens)
         backwards = tokens[::-1].tolist()
@@ -52,7 +52,7 @@ class Breakers:
 
 
 @dataclass(frozen=True)
-class Dry(Editing):
+class Dry(HistoryStep):
     """Subtracts multiplier * base ** (n - allowed_length) from the logit of a token that would prolong a repetition of
     n tokens, n at least `allowed_length`, to n + 1. Source: p-e-w, text-generation-webui#5677; the port is llama.cpp's.
 
@@ -67,7 +67,6 @@ class Dry(Editing):
     breakers: Breakers
 
     def change(self, row: SampledRow) -> Change | None:
-        """See HistoryStep.change."""
         tokens = history(row, self.last_n)
         if len(tokens) <= self.allowed_length:
             return None
@@ -83,14 +82,14 @@ class Dry(Editing):
         ids = np.array(sorted(penalised), np.int64)
         lengths = np.array([penalised[t] for t in ids.tolist()])
         penalties = self.multiplier * self.base ** (lengths - self.allowed_length).astype(np.float64)
-        return Bias(ids, -penalties.astype(np.float32))
+        return Change(ids, -penalties.astype(np.float32))
 
 
 def _longest_repeats(tokens: npt.NDArray[np.int32], longest: int, shortest: int) -> dict[int, int]:
-    """For each token that follows an earlier occurrence of the end of `tokens`: the length of the longest such
-    occurrence, no more than `longest` and no less than `shortest`.
+    """Return, for each token that follows an earlier occurrence of the end of `tokens`, the length of the longest such
+    occurrence, from `shortest` to `longest`.
 
-    All occurrences are followed back together, so it takes as many steps as the longest of them is long.
+    Follows all occurrences back together, in as many steps as the longest of them is long.
     """
     end = len(tokens) - 1
     places = np.arange(end)  # an occurrence that ends here is followed by the token behind it

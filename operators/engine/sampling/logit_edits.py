@@ -1,12 +1,10 @@
-"""Changes of single logits: a bias, a ban, a penalty. They touch the tokens that they are about and nothing else.
-
-Bans are of bad words, and of the end before `min_tokens`.
-"""
+"""Changes of single logits: biases, bans (bad words; the end before `min_tokens`) and penalties."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,35 +14,35 @@ if TYPE_CHECKING:
     from operators.engine.sampling.step import SampledRow
 
 
-class Change(Protocol):
-    """New logits for some tokens of a row. `ids`: int64 [n], rising, no repeats."""
+@dataclass(frozen=True, eq=False)
+class Change:
+    """New logits for some tokens of a row.
+
+    Args:
+        ids: int64 [n], rising, no repeats.
+        biases: float32 [n], added to the logits; -inf forbids a token.
+        repetition: a positive logit is divided by it, another one multiplied, before the bias is added.
+    """
 
     ids: Ids
+    biases: Floats
+    repetition: float = 1.0
 
     def apply(self, logits: Floats, which: Ids | slice) -> Floats:
-        """The new values of `logits`, float32 [m], which are those of the tokens `ids[which]`."""
-
-
-class Bias:
-    """Adds to logits; -inf forbids. `ids`: int64 [n], rising, no repeats; `biases`: float32 [n]."""
-
-    def __init__(self, ids: Ids, biases: Floats) -> None:
-        self.ids = ids
-        self.biases = biases
-
-    def apply(self, logits: Floats, which: Ids | slice) -> Floats:
-        """See Change.apply."""
+        """Return the new values of `logits`, float32 [m], the logits of the tokens `ids[which]`."""
+        if self.repetition != 1:
+            logits = np.where(logits <= 0, logits * self.repetition, logits / self.repetition)
         return logits + self.biases[which]
 
 
-def forbid(ids: Sequence[int] | frozenset[int] | set[int]) -> Bias:
-    """A change after which none of `ids` comes."""
+def forbid(ids: Iterable[int]) -> Change:
+    """Return a change after which none of `ids` can be drawn."""
     rising = np.unique(np.array(list(ids), np.int64))
-    return Bias(rising, np.full(len(rising), -np.inf, np.float32))
+    return Change(rising, np.full(len(rising), -np.inf, np.float32))
 
 
 class Patch:
-    """The logits of a row that differ from what the model gave.
+    """The logits of a row after its changes, where these differ from the model's.
 
     Attributes:
         ids: int64 [n], rising.
@@ -59,26 +57,26 @@ class Patch:
             self.values[at] = change.apply(self.values[at], slice(None))
 
     def onto(self, ids: Ids, values: Floats) -> None:
-        """Correct `values`, a writable array of the logits of `ids`."""
+        """Overwrite `values`, the logits of `ids`, where this has others."""
         at, found = find(self.ids, ids)
         values[found] = self.values[at[found]]
 
 
 def find(rising: Ids, wanted: Ids) -> tuple[Ids, np.typing.NDArray[np.bool_]]:
-    """Where each of `wanted` stands in `rising`, which has one entry at least, and whether it is there at all."""
+    """Return the index in `rising` (not empty) of each of `wanted`, and a mask of those that are there."""
     at = np.minimum(np.searchsorted(rising, wanted), len(rising) - 1)
     return at, rising[at] == wanted
 
 
 def history(row: SampledRow, last: int | None) -> np.typing.NDArray[np.int32]:
-    """The last tokens of prompt and completion, oldest first; all of them where `last` is None."""
+    """Return the last tokens of prompt and completion, oldest first; None: all."""
     made = np.array(row.tokens if last is None else row.tokens[-last:], np.int32)
     room = len(row.prompt) if last is None else min(len(row.prompt), last - len(made))
     return np.concatenate([row.prompt[len(row.prompt) - room :], made])
 
 
 def changes_of(row: SampledRow) -> list[Change]:
-    """What is done to the logits of `row` before a cut: bias, bans, and then the penalties that stand first."""
+    """Return the changes of `row` before any other step: bias, bans, and the penalties that lead the chain."""
     params = row.params
     changes: list[Change] = [] if params.bias is None else [params.bias]
     banned = set(params.end_ids) if len(row.tokens) < params.min_tokens else set()

@@ -14,11 +14,11 @@ from operators.engine.sampling.whole_vocabulary import Full
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """What the model thought of a token.
+    """The log-probability of a token under the model.
 
     Args:
         logprob: natural logarithm of its probability, in the precision of float32.
-        top: the likeliest tokens and theirs, most likely first.
+        top: the likeliest tokens and their log-probabilities, most likely first.
     """
 
     logprob: float
@@ -26,7 +26,7 @@ class Scored:
 
 
 def score(logits: Floats, token: int, count: int, scratch: Scratch) -> Scored:
-    """The log-probability of `token` and the `count` likeliest, by a log-softmax of `logits`, float32 [n_vocab]."""
+    """Score `token` and the `count` likeliest by a log-softmax of `logits`, float32 [n_vocab]."""
     full = Full(logits, scratch)
     base = float(full.top) + math.log(scratch.total(full.weights()))
     ids, values = _likeliest(logits, min(count, len(logits)), scratch)
@@ -42,8 +42,5 @@ def _likeliest(logits: Floats, count: int, scratch: Scratch) -> tuple[np.typing.
         done, ids, values = top_tokens(row, [0], block_maxima(row, [0], scratch), count, {}, scratch)
         if done:
             return ids[0], values[0]
-    full = Full(logits, scratch)
-    full.keep_top(count)
-    if full.few is None:
-        raise RuntimeError("keep_top leaves few candidates")
-    return full.few.ids[0], full.few.logits[0]
+    few = Full(logits, scratch).keep_top(count)
+    return few.ids[0], few.logits[0]

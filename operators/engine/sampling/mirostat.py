@@ -15,7 +15,7 @@ from operators.engine.sampling.whole_vocabulary import Full
 
 @dataclass(frozen=True)
 class Mirostat:
-    """Drops candidates whose surprise in bits is above mu, but never the likeliest; mu starts at 2 * `tau`, and after
+    """Drops candidates whose surprise in bits is above mu, except the likeliest; mu starts at 2 * `tau`, and after
     each token moves by `eta` times the difference of `tau` and its surprise (Basu et al. 2021, algorithm 2). It is the
     last step of a chain; mu is kept by the row."""
 
@@ -23,14 +23,12 @@ class Mirostat:
     eta: float
 
     def few(self, few: Few, rows: Seq[SampledRow]) -> None:
-        """See Step.few."""
         least = np.array([[self._least(row)] for row in rows])
         kept = few.probabilities() >= least
         kept[np.arange(len(kept)), few.logits.argmax(axis=1)] = True
         few.keep(kept & few.possible)
 
     def full(self, full: Full, row: SampledRow) -> None:
-        """See Step.full."""
         weights = full.weights()
         least = np.float32(min(1.0, self._least(row) * full.scratch.total(weights)))
         flags = np.greater_equal(weights, least, out=full.scratch.flags)
@@ -41,7 +39,7 @@ class Mirostat:
         full.keep(flags, int(np.count_nonzero(flags)))
 
     def drawn(self, row: SampledRow, probability: float) -> None:
-        """A token with `probability` among what was kept was drawn for `row`."""
+        """Move mu of `row` by the token that was drawn, which had `probability` among the candidates kept."""
         row.sampling.mirostat_mu = self._mu(row) - self.eta * (-math.log2(probability) - self.tau)
 
     def _mu(self, row: SampledRow) -> float:

@@ -1,8 +1,8 @@
-"""SamplingParams: how the tokens of a row are drawn, in token ids and numbers."""
+"""SamplingParams: the settings of the sampler, in token ids and numbers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -10,26 +10,26 @@ import numpy as np
 from operators.engine.sampling.chain import Chain, chain_of
 from operators.engine.sampling.constraint import Constraint
 from operators.engine.sampling.dry import Breakers
-from operators.engine.sampling.logit_edits import Bias
+from operators.engine.sampling.logit_edits import Change
 from operators.settings.sampling import STEP_ORDER
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the tokens of a row are drawn; shared by all rows that have the same. docs/sampling.md says what each does.
+    """Settings that decide how tokens are drawn; rows with equal settings share one. docs/sampling.md explains each.
 
     Args:
-        max_tokens: completion tokens at most. A row may have room for less, so it is no part of `identity`.
+        max_tokens: most tokens of a completion. A row may have room for less, so it is no part of `identity`.
         stop_ids: tokens that end a completion.
         kept_stop_ids: those of them that become part of it.
-        min_tokens: as long as there are fewer, none of `end_ids` comes.
+        min_tokens: none of `end_ids` is drawn while there are fewer tokens.
         end_ids: the end-of-generation tokens and `stop_token_ids`.
-        logit_bias: pairs of token id and what is added to its logit.
-        bad_words: sequences of token ids: the last one never comes where the others stand before it.
-        penalty_last_n, dry_penalty_last_n: tokens that are looked back on; None for all.
-        logprobs: how many of the likeliest tokens to record with each token; None records nothing.
-        order: names of steps.
-        constraint: what the text has to be.
+        logit_bias: pairs of a token id and the number that is added to its logit.
+        bad_words: sequences of token ids; the last of a sequence is never drawn right after the others.
+        penalty_last_n, dry_penalty_last_n: tokens of the window; None for all.
+        logprobs: number of likeliest tokens to record with each token; None records nothing.
+        order: names of the steps.
+        constraint: that the text must satisfy.
     """
 
     temperature: float = 0.0
@@ -72,24 +72,24 @@ class SamplingParams:
 
     @cached_property
     def greedy(self) -> bool:
-        """Whether the seed does not matter."""
+        """True if no seed changes a token."""
         return not self.chain.random
 
     @property
     def skips_forced(self) -> bool:
-        """Whether tokens that its constraint leaves no choice about are not drawn. With logprobs they are: these come
-        from the logits of each token."""
+        """True if tokens that the constraint forces are not drawn. With logprobs they are drawn: these need the logits
+        of each token."""
         return self.constraint is not None and self.constraint.skip_forced and self.logprobs is None
 
     @cached_property
-    def bias(self) -> Bias | None:
-        """`logit_bias` and the bad words of one token, as a change."""
+    def bias(self) -> Change | None:
+        """The change that `logit_bias` and the bad words of one token make."""
         biases: dict[int, float] = {}
         for token, bias in self.logit_bias:
             biases[token] = biases.get(token, 0.0) + bias
         biases |= {word[0]: -np.inf for word in self.bad_words if len(word) == 1}
         ids = sorted(biases)
-        return Bias(np.array(ids, np.int64), np.array([biases[i] for i in ids], np.float32)) if ids else None
+        return Change(np.array(ids, np.int64), np.array([biases[i] for i in ids], np.float32)) if ids else None
 
     @cached_property
     def long_bad_words(self) -> tuple[tuple[int, ...], ...]:
@@ -98,8 +98,8 @@ class SamplingParams:
 
     @cached_property
     def identity(self) -> str:
-        """Every value that can change a completion, but for max_tokens. What has no effect is left out."""
-        edits = [(f.name, getattr(self, f.name)) for f in fields(self) if f.name in ("logit_bias", "bad_words")]
+        """Every value that can change a completion, except max_tokens. Values without effect are left out."""
+        edits = [("logit_bias", self.logit_bias), ("bad_words", self.bad_words)]
         least = (self.min_tokens, sorted(self.end_ids)) if self.min_tokens else None
         stops = (sorted(self.stop_ids), sorted(self.kept_stop_ids))
         parts = (stops, least, edits, self.chain, self.logprobs)

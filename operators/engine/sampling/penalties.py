@@ -7,12 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from operators.engine.sampling.logit_edits import Change, history
-from operators.engine.sampling.step import Editing, SampledRow
-from operators.engine.sampling.vocabulary_blocks import Floats, Ids
+from operators.engine.sampling.step import HistoryStep, SampledRow
 
 
 @dataclass(frozen=True)
-class Penalties(Editing):
+class Penalties(HistoryStep):
     """Lowers the logits of the tokens among the last `last_n` of prompt and completion.
 
     A positive logit is divided by `repetition` and another one multiplied by it (Keskar et al. 2019, CTRL, with
@@ -28,21 +27,6 @@ class Penalties(Editing):
     frequency: float
 
     def change(self, row: SampledRow) -> Change | None:
-        """See HistoryStep.change."""
         ids, counts = np.unique(history(row, self.last_n), return_counts=True)
         subtract = counts.astype(np.float32) * np.float32(self.frequency) + np.float32(self.presence)
-        return Penalised(ids.astype(np.int64), np.float32(self.repetition), subtract)
-
-
-class Penalised:
-    """A Change: `repetition` for all of `ids`, and `subtract`, float32 [n]."""
-
-    def __init__(self, ids: Ids, repetition: np.float32, subtract: Floats) -> None:
-        self.ids = ids
-        self._repetition = repetition
-        self._subtract = subtract
-
-    def apply(self, logits: Floats, which: Ids | slice) -> Floats:
-        """See Change.apply."""
-        scaled = np.where(logits <= 0, logits * self._repetition, logits / self._repetition)
-        return scaled - self._subtract[which]
+        return Change(ids.astype(np.int64), -subtract, self.repetition)

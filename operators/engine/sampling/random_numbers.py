@@ -1,4 +1,4 @@
-"""Random numbers by the row's seed, the step and the draw alone: not by slot, neighbours, order or restart."""
+"""Random numbers by the seed of the row, the step and the draw alone: not by slot, neighbours, order or restart."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import numpy as np
 
 BLOCK = 64
 """Steps drawn at once; a multiple of the 4 words that one Philox counter gives."""
+DRAW, XTC, AGAIN = range(3)
+"""The draws of a step: its token, whether XTC acts, and the token again if the first does not fit the constraint."""
 _WORDS_PER_COUNT = 4
 _SEED_BITS = 64
 
 
 class Uniforms:
-    """Uniform float64 in [0, 1): for each step of a row as many as it draws, each with a number of its own.
+    """Uniform float64 in [0, 1): one for each draw of each step of a row.
 
     Counter-based (Philox 4x64, Salmon et al. 2011). The key is the seed and, in its upper half, the number of the draw;
     the number of step t is word t of the key's stream. So a row that is continued later draws the same, and a step
@@ -25,8 +27,8 @@ class Uniforms:
         self._seed = seed
         self._blocks: dict[int, tuple[int, list[float]]] = {}
 
-    def at(self, step: int, draw: int = 0) -> float:
-        """The number for a `draw` of `step`; 0 is the first token, and the draw that chooses it."""
+    def at(self, step: int, draw: int = DRAW) -> float:
+        """Return the number for a `draw` of `step`; step 0 is the first token."""
         block, index = divmod(step, BLOCK)
         known = self._blocks.get(draw)
         if known is None or known[0] != block:

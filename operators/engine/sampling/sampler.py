@@ -20,32 +20,30 @@ from operators.engine.sampling.candidates import Few
 from operators.engine.sampling.logit_edits import Patch, changes_of
 from operators.engine.sampling.logprobs import score
 from operators.engine.sampling.mirostat import Mirostat
+from operators.engine.sampling.random_numbers import AGAIN, DRAW
 from operators.engine.sampling.step import SampledRow, Step
 from operators.engine.sampling.top_k import block_maxima, fits, largest, patch_maxima, top_tokens
 from operators.engine.sampling.vocabulary_blocks import Layout, Scratch
 from operators.engine.sampling.whole_vocabulary import Full
 
-DRAW = 0
-AGAIN = 2
-"""Which of a step's random numbers draw the token; number 1 is that of XTC."""
 Drawn = tuple[int, float] | None
 """A token and its probability among the candidates that were left; None where there was no distribution."""
 
 
 class Sampler:
-    """Draws tokens. Holds buffers, and no state of a row: that is kept by the row itself."""
+    """Draws tokens. Holds buffers only; the state of a row is in its `sampling`."""
 
     def __init__(self) -> None:
         self._scratch: Scratch | None = None
         self._masked: Logits = np.empty((0, 0), np.float32)
 
     def draw(self, logits: Logits, rows: Seq[SampledRow], places: Seq[int] | None = None) -> list[int | None]:
-        """A token for each row; with `logprobs` its `scored` is set as well.
+        """Draw a token for each row, and with `logprobs` set its `scored`.
 
         Args:
             logits: float32 [rows, n_vocab]; only read. Rows may be equal or share memory.
             rows: the sequences, in the order of the logits.
-            places: which of them draw; None: all.
+            places: indices of the rows that draw; None: all.
 
         Returns:
             token ids; None for a row whose logits are no distribution (NaN, or -inf everywhere), and for one that has
@@ -68,13 +66,13 @@ class Sampler:
         return [None if (found := drawn[i]) is None else found[0] for i in places]
 
     def draw_one(self, logits: Logits, row: SampledRow, uniform: float) -> int | None:
-        """A token from `logits`, float32 [n_vocab], by the parameters of `row` alone: what looks at its text does not
-        act. `uniform`: the random number, in [0, 1). None where the logits are no distribution."""
+        """Draw a token from `logits`, float32 [n_vocab], by the parameters of `row`; bias, bans and leading penalties
+        do not act. `uniform`: the random number, in [0, 1). Returns None if the logits are no distribution."""
         drawn = _draw_alone(logits, row, None, uniform, self._scratch_for(len(logits)))
         return None if drawn is None else drawn[0]
 
     def _only_allowed(self, logits: Logits, places: Seq[int], rows: Seq[SampledRow]) -> Logits:
-        """float32 [len(rows), n_vocab]: the logits at `places`, and -inf for what the constraints of `rows` forbid."""
+        """Return float32 [len(rows), n_vocab]: the logits at `places`, -inf where the constraints of `rows` forbid."""
         if self._masked.shape[0] < len(rows) or self._masked.shape[1] != logits.shape[1]:
             self._masked = np.empty((len(rows), logits.shape[1]), np.float32)
         masked = self._masked[: len(rows)]
@@ -91,12 +89,10 @@ class Sampler:
 
 
 def _misfits(row: SampledRow, drawn: Drawn) -> bool:
-    """Whether the constraint of `row` forbids what was drawn."""
     return drawn is not None and row.sampling.matcher is not None and not row.sampling.matcher.allows(drawn[0])
 
 
 def _no_token(row: SampledRow) -> str:
-    """Why no token was found that fits."""
     matcher = row.sampling.matcher
     if matcher is not None and matcher.error is not None:
         return f"its constraint cannot go on: {matcher.error}"
@@ -106,7 +102,7 @@ def _no_token(row: SampledRow) -> str:
 def _draw_rows(
     logits: Logits, rows: Seq[SampledRow], places: Iterable[int], draw: int, scratch: Scratch
 ) -> dict[int, Drawn]:
-    """A token for each of the rows at `places`, by the random number `draw` of the step."""
+    """Draw a token for each of the rows at `places`, by the random number `draw` of the step."""
     groups: dict[int, list[int]] = {}
     for i in places:
         groups.setdefault(id(rows[i].params), []).append(i)
@@ -119,7 +115,7 @@ def _draw_rows(
 def _draw_group(
     logits: Logits, rows: Seq[SampledRow], places: list[int], draw: int, scratch: Scratch
 ) -> Iterable[Drawn]:
-    """A token for each of the rows at `places`, which share their parameters."""
+    """Draw a token for each of the rows at `places`, which share their parameters."""
     chain = rows[places[0]].params.chain
     changes = {i: made for i in places if (made := changes_of(rows[i]))}
     patches = {i: Patch(logits[i], made) for i, made in changes.items()}
@@ -133,7 +129,7 @@ def _draw_group(
 def _draw_by_top_k(
     logits: Logits, rows: Seq[SampledRow], places: list[int], patches: dict[int, Patch], draw: int, scratch: Scratch
 ) -> Iterable[Drawn]:
-    """The rows together: first cut to the top k, then the other steps on these few."""
+    """Draw for all rows together: cut to the top k, then do the other steps on these few."""
     chain = rows[places[0]].params.chain
     maxima = block_maxima(logits, places, scratch)
     sane = np.isfinite(largest(logits, places, maxima, scratch))
@@ -156,12 +152,11 @@ def _draw_by_top_k(
 
 
 def _uniform(row: SampledRow, draw: int) -> float:
-    """The random number `draw` of the row's step."""
     return row.sampling.uniforms.at(len(row.tokens), draw)
 
 
 def _draw_alone(logits: Logits, row: SampledRow, patch: Patch | None, uniform: float, scratch: Scratch) -> Drawn:
-    """One row, beginning with its whole vocabulary. `logits`: float32 [n_vocab]."""
+    """Draw for one row, beginning with its whole vocabulary. `logits`: float32 [n_vocab]."""
     full = _patched(logits, patch, scratch)
     if full is None:
         return None
@@ -174,7 +169,7 @@ def _draw_alone(logits: Logits, row: SampledRow, patch: Patch | None, uniform: f
 
 
 def _finish(few: Few, steps: Seq[Step], rows: Seq[SampledRow], uniforms: Seq[float]) -> list[Drawn]:
-    """Tokens of rows whose candidates are few, after the `steps` that are left."""
+    """Do the `steps` that are left on rows with few candidates, and draw."""
     if not rows:
         return []
     for step in steps:
@@ -183,7 +178,7 @@ def _finish(few: Few, steps: Seq[Step], rows: Seq[SampledRow], uniforms: Seq[flo
 
 
 def _likeliest(logits: Logits, places: list[int], patches: dict[int, Patch], scratch: Scratch) -> Iterable[Drawn]:
-    """The token with the largest logit of each of the rows at `places`. One pass: NaN counts as the largest of all."""
+    """Take the token with the largest logit of each of the rows at `places`. One pass: argmax takes NaN as largest."""
     whole = len(places) == len(logits)
     ids = logits.argmax(axis=1) if whole else np.array([logits[i].argmax() for i in places])
     sane = np.isfinite(logits[places, ids])
@@ -196,7 +191,7 @@ def _likeliest(logits: Logits, places: list[int], patches: dict[int, Patch], scr
 
 
 def _patched(logits: Logits, patch: Patch | None, scratch: Scratch) -> Full | None:
-    """The row with its changes; None where it is no distribution before them or after."""
+    """Return the row with its changes; None if it is no distribution before or after them."""
     full = Full(logits, scratch)
     if not np.isfinite(full.top):
         return None
@@ -208,7 +203,7 @@ def _patched(logits: Logits, patch: Patch | None, scratch: Scratch) -> Full | No
 
 
 def _note(row: SampledRow, logits: Logits, drawn: tuple[int, float], scratch: Scratch) -> None:
-    """What a row is to remember of its token."""
+    """Move the row's Mirostat and record its log-probabilities."""
     token, probability = drawn
     last = row.params.chain.steps[-1:]
     if last and isinstance(last[0], Mirostat):

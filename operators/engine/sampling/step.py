@@ -1,4 +1,4 @@
-"""What a step of the chain is.
+"""The interface of a step of the chain, and the state that the sampler keeps of a row.
 
 A step changes logits or drops candidates. It has two forms: over a whole vocabulary, one row at a time, and over the
 few candidates that are left, several rows at once. Both leave the same candidates with the same logits.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 from operators.engine.sampling.candidates import Few
 from operators.engine.sampling.constraint import Constraint, Costs, Matcher
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class SampledRow(Protocol):
-    """What the sampler reads of a row; it sets `error`, and what it keeps itself."""
+    """The fields of a row that the sampler reads; it writes `error` and `sampling`."""
 
     prompt: TokenIds
     params: SamplingParams
@@ -35,15 +35,15 @@ class SampledRow(Protocol):
 
 @dataclass(slots=True, eq=False)
 class SamplingState:
-    """What the sampler keeps of a row.
+    """State of one row that the sampler keeps from token to token.
 
     Args:
         seed: of its random numbers; 63 bits.
-        constraint: what its text has to be.
+        constraint: that its text must satisfy.
 
     Attributes:
-        scored: what the model thought of the token that was drawn last, where the parameters ask for logprobs.
-        scores: the same for each token.
+        scored: log-probabilities of the token that was drawn last, if the parameters ask for logprobs.
+        scores: those of each token.
         mirostat_mu: the surprise up to which candidates are kept; None before the first token.
     """
 
@@ -64,14 +64,14 @@ class SamplingState:
 
     @property
     def matcher(self) -> Matcher | None:
-        """How far it is in its constraint; None where it has none."""
+        """The state of its constraint; None if it has no constraint."""
         if self._matcher is None and self.constraint is not None:
             self._matcher = self.constraint.matcher()
         return self._matcher
 
     @property
     def costs(self) -> Costs:
-        """What its constraint has cost."""
+        """The costs of its constraint."""
         return Costs() if self._matcher is None else self._matcher.costs
 
 
@@ -85,23 +85,14 @@ class Step(Protocol):
         """Change the candidates of `row`."""
 
 
-@runtime_checkable
-class HistoryStep(Step, Protocol):
-    """A step that changes the logits of tokens that came before."""
-
-    def change(self, row: SampledRow) -> Change | None:
-        """What it changes of `row`, None for nothing."""
-
-
-class Editing(ABC):
-    """The two forms of a HistoryStep, once it says what it changes."""
+class HistoryStep(ABC):
+    """A step that changes the logits of some tokens, by the tokens that came before."""
 
     @abstractmethod
     def change(self, row: SampledRow) -> Change | None:
-        """See HistoryStep.change."""
+        """Return the new logits of `row`; None: they stay as they are."""
 
     def few(self, few: Few, rows: Seq[SampledRow]) -> None:
-        """See Step.few."""
         for i, row in enumerate(rows):
             if (change := self.change(row)) is not None:
                 at, found = find(change.ids, few.ids[i])
@@ -109,7 +100,6 @@ class Editing(ABC):
         few.sort()
 
     def full(self, full: Full, row: SampledRow) -> None:
-        """See Step.full."""
         if (change := self.change(row)) is not None:
             values = full.writable()
             values[change.ids] = change.apply(values[change.ids], slice(None))

@@ -1,4 +1,4 @@
-"""Stop strings over bytes: found also when they are split over tokens, and tokens over characters."""
+"""Stop strings, searched in bytes: found also if they are split over tokens, or characters are."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ class StopWatcher:
     """Looks for any of `stops` in the bytes of a growing completion.
 
     Args:
-        stops: what ends the completion, UTF-8; none of them empty.
+        stops: strings that end the completion, in UTF-8; none of them empty.
         pieces: the bytes of every token id.
-        keep: whether the stop string becomes part of the completion.
+        keep: the stop string becomes part of the completion.
     """
 
     __slots__ = ("_longest", "_pieces", "cut", "keep", "stops", "text")
@@ -23,10 +23,10 @@ class StopWatcher:
         self._longest = max(map(len, stops))
         self.text = bytearray()
         self.cut: int | None = None
-        """Where in `text` the completion ends, once a stop string was found."""
+        """The index in `text` at which the completion ends, once a stop string was found."""
 
     def feed(self, token: int) -> bool:
-        """Append a token; True when a stop string is complete. The leftmost counts, of two there the shorter."""
+        """Append a token; return True if a stop string is complete. The leftmost counts, of two there the shorter."""
         piece = self._pieces[token]
         start = max(0, len(self.text) - self._longest + 1)
         self.text += piece

@@ -16,16 +16,14 @@ from operators.engine.sampling.whole_vocabulary import Full
 
 @dataclass(frozen=True)
 class Temperature:
-    """Divides the logits by `t`; 0 leaves the likeliest candidate alone, of equal ones that with the lowest id."""
+    """Divides the logits by `t`; 0 keeps only the likeliest candidate, of equal ones the one with the lowest id."""
 
     t: float
 
     def few(self, few: Few, rows: Seq[SampledRow]) -> None:
-        """See Step.few."""
         _divide_few(few, np.full((len(few.ids), 1), self.t, np.float32))
 
     def full(self, full: Full, row: SampledRow) -> None:
-        """See Step.full."""
         _divide_full(full, self.t)
 
 
@@ -40,7 +38,6 @@ class DynamicTemperature:
     exponent: float
 
     def few(self, few: Few, rows: Seq[SampledRow]) -> None:
-        """See Step.few."""
         weights, distances = few.weights(), np.maximum(few.distances(), -1e4)
         totals = row_sums(weights)
         entropies = np.log(totals) - row_sums(weights * distances) / totals
@@ -50,7 +47,6 @@ class DynamicTemperature:
         _divide_few(few, np.where(sizes > 1, temperatures, np.float32(1)))
 
     def full(self, full: Full, row: SampledRow) -> None:
-        """See Step.full."""
         if full.size > 1:
             _divide_full(full, self._temperature(full.entropy()[0] / math.log(full.size)))
 

@@ -19,16 +19,16 @@ from operators.engine.sampling.vocabulary_blocks import Floats, Ids, Scratch
 _GROUP = 32
 """Blocks in a group at most. The threshold is taken among the maxima of groups, and is a little lower for it."""
 _BLOCKS_PER_TOKEN = 4
-"""A row in which more blocks than this for each of the k tokens reach the threshold is given back: ties, or -inf."""
+"""A row in which more blocks than this times k reach the threshold is not done: it has ties, or -inf."""
 
 
 def fits(scratch: Scratch, k: int) -> bool:
-    """Whether there are enough blocks to tell the top `k` by."""
+    """Return whether there are enough blocks to find the top `k` by."""
     return 0 < 2 * k <= scratch.layout.width
 
 
 def block_maxima(logits: Floats, rows: Sequence[int], scratch: Scratch) -> Floats:
-    """float32 [len(rows), width]: the maximum of each block of these rows, and NaN where there is one."""
+    """Return float32 [len(rows), width]: the maximum of each block of these rows; NaN if it has one."""
     scratch.reserve(len(rows))
     maxima = scratch.maxima[: len(rows)]
     for i, row in enumerate(rows):
@@ -37,7 +37,7 @@ def block_maxima(logits: Floats, rows: Sequence[int], scratch: Scratch) -> Float
 
 
 def largest(logits: Floats, rows: Sequence[int], maxima: Floats, scratch: Scratch) -> Floats:
-    """float32 [len(rows)]: the largest logit of each row, NaN where there is one, from its block maxima."""
+    """Return float32 [len(rows)]: the largest logit of each row from its block maxima; NaN if it has one."""
     tops: Floats = maxima.max(axis=1)
     if scratch.layout.tail < scratch.layout.n_vocab:
         tops = np.maximum(tops, logits[rows, scratch.layout.tail :].max(axis=1))
@@ -47,7 +47,7 @@ def largest(logits: Floats, rows: Sequence[int], maxima: Floats, scratch: Scratc
 def patch_maxima(
     logits: Floats, rows: Sequence[int], maxima: Floats, patches: Mapping[int, Patch], scratch: Scratch
 ) -> None:
-    """Correct `maxima` for rows (by their place in `rows`) some logits of which are changed."""
+    """Correct `maxima` for rows with changed logits; `patches`: by index in `rows`."""
     layout = scratch.layout
     for i, patch in patches.items():
         inside = patch.ids[patch.ids < layout.tail]
@@ -61,19 +61,19 @@ def patch_maxima(
 def top_tokens(
     logits: Floats, rows: Sequence[int], maxima: Floats, k: int, patches: Mapping[int, Patch], scratch: Scratch
 ) -> tuple[list[int], Ids, Floats]:
-    """The `k` likeliest tokens, most likely first, equal ones by id.
+    """Find the `k` likeliest tokens, most likely first, equal ones by id.
 
     Args:
         logits: float32 [any, n_vocab].
-        rows: which of them.
+        rows: indices of the rows to do.
         maxima: float32 [len(rows), width], the block maxima, patched.
-        k: so many that `fits`.
-        patches: changed logits, by place in `rows`.
+        k: a number that `fits`.
+        patches: changed logits, by index in `rows`.
         scratch: the buffers.
 
     Returns:
-        the places in `rows` that were done, ids int64 [done, k] and logits float32 [done, k]. What is not done has too
-        many equal maxima to be quick.
+        the indices in `rows` that were done, ids int64 [done, k] and logits float32 [done, k]. The others have too many
+        equal maxima to be quick.
     """
     layout = scratch.layout
     thresholds, place, block = _likely_blocks(maxima, k)
@@ -104,10 +104,9 @@ def top_tokens(
 
 
 def _likely_blocks(maxima: Floats, k: int) -> tuple[Floats, Ids, Ids]:
-    """A threshold for each row, float32 [rows], and the blocks whose maximum reaches it, as rows (rising) and blocks.
+    """Return a threshold for each row, float32 [rows], and the blocks that reach it, as rows (rising) and blocks.
 
-    Only the groups that reach the threshold are searched for blocks; the last blocks, too few to be in every group, are
-    searched always.
+    Only groups that reach the threshold are searched for blocks, and the last blocks, which are in no group.
     """
     rows, width = maxima.shape
     group = max(1, min(_GROUP, width // (2 * k)))
@@ -126,7 +125,7 @@ def _likely_blocks(maxima: Floats, k: int) -> tuple[Floats, Ids, Ids]:
 
 
 def _gather(logits: Floats, rows: Ids, ids: Ids) -> Floats:
-    """float32 of the shape of `ids`, [n, m], taken from row rows[n]."""
+    """Take float32 of the shape of `ids`, [n, m], from row rows[n]."""
     if logits.flags.c_contiguous:  # one flat take is twice as fast
         taken: Floats = logits.reshape(-1).take(ids + (rows * logits.shape[1])[:, None])
     else:
@@ -135,7 +134,7 @@ def _gather(logits: Floats, rows: Ids, ids: Ids) -> Floats:
 
 
 def _by_row(place: Ids, ids: Ids, values: Floats, thresholds: Floats) -> np.typing.NDArray[np.uint64]:
-    """uint64 [rows, longest]: the keys of the tokens that reach their row's threshold, filled up with 0.
+    """Return uint64 [rows, longest]: the keys of the tokens that reach their row's threshold, padded with 0.
 
     `place` [n] rises: the row of each line of `ids` and `values`, [n, depth].
     """

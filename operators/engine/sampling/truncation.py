@@ -1,4 +1,4 @@
-"""Steps that drop candidates by their probability: top-k, top-p, min-p, typical-p, top-n-sigma."""
+"""Steps that drop candidates by their probability: top-k, top-p, min-p, typical-p, top-n-sigma, XTC."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from operators.engine.sampling.candidates import Few, row_sums
-from operators.engine.sampling.probability_mass import keep_mass
+from operators.engine.sampling.candidates import Few, by_logit, row_sums
+from operators.engine.sampling.random_numbers import XTC
 from operators.engine.sampling.step import SampledRow
 from operators.engine.sampling.top_k import block_maxima, fits, top_tokens
 from operators.engine.sampling.whole_vocabulary import FEW, Full
@@ -25,18 +25,14 @@ class TopK:
     k: int
 
     def few(self, few: Few, rows: Seq[SampledRow]) -> None:
-        """See Step.few."""
         size = np.minimum(few.size, self.k)
         few.keep(few.possible.cumsum(axis=1) <= self.k)
         few.size = size
 
     def full(self, full: Full, row: SampledRow) -> None:
-        """See Step.full."""
         if self.k < len(full.values):
             size = min(full.size, self.k)
-            full.keep_top(self.k)
-            if full.few is not None:
-                full.few.size[:] = size
+            full.keep_top(self.k).size[:] = size
         elif len(full.values) <= FEW:
             full.narrow(np.arange(len(full.values)), full.size)
 
@@ -52,19 +48,17 @@ class TopP:
     - every token that reaches the floor is among them: what the floor keeps is a beginning of the order that ends
       among them, and the nucleus either ends there too or reaches beyond it and cuts nothing.
     With a floor the candidates are the tokens that reach it, if they are few; else the 512 likeliest. Where these do
-    not suffice the place of the cut is found by bisection (probability_mass.py).
+    not suffice, `Full.keep_mass` finds the place of the cut by bisection.
     """
 
     p: float
     floor: float = 0.0
 
     def few(self, few: Few, rows: Seq[SampledRow]) -> None:
-        """See Step.few."""
         weights = few.weights()
         self._keep(few, weights, row_sums(weights))
 
     def full(self, full: Full, row: SampledRow) -> None:
-        """See Step.full."""
         weights = full.weights()
         total = full.scratch.total(weights)
         if not (np.isfinite(total) and total > 0):
@@ -72,7 +66,7 @@ class TopP:
         if self.floor > 0 and self._floor_suffices(full):
             pass
         elif not self._likeliest_suffice(full, total):
-            keep_mass(full, np.negative(full.values, out=full.scratch.scores), self.p * total)
+            full.keep_mass(np.negative(full.values, out=full.scratch.scores), self.p * total)
             if self.floor > 0:
                 min_p = MinP(self.floor)
                 min_p.full(full, row) if full.few is None else min_p.few(full.few, [row])
@@ -122,11 +116,9 @@ class MinP:
     p: float
 
     def few(self, few: Few, rows: Seq[SampledRow]) -> None:
-        """See Step.few."""
         few.keep(few.logits >= _floor(few.top, self.p))
 
     def full(self, full: Full, row: SampledRow) -> None:
-        """See Step.full."""
         flags = np.greater_equal(full.values, _floor(full.top, self.p), out=full.scratch.flags)
         full.keep(flags, int(np.count_nonzero(flags)))
 
@@ -139,7 +131,6 @@ class TypicalP:
     p: float
 
     def few(self, few: Few, rows: Seq[SampledRow]) -> None:
-        """See Step.few."""
         weights, distances = few.weights(), np.maximum(few.distances(), -1e4)
         totals = row_sums(weights)
         # |-log p - H| with -log p = log Z - d and H = log Z - (sum of w d) / Z
@@ -154,7 +145,6 @@ class TypicalP:
         few.keep(kept & few.possible)
 
     def full(self, full: Full, row: SampledRow) -> None:
-        """See Step.full."""
         if len(full.values) <= FEW:
             full.narrow(np.arange(len(full.values)), full.size)
         if full.few is not None:
@@ -164,7 +154,7 @@ class TypicalP:
         scores = full.scratch.scores
         np.subtract(np.float32(math.log(total) - entropy), scores, out=scores)
         np.abs(scores, out=scores)
-        keep_mass(full, scores, self.p * total)
+        full.keep_mass(scores, self.p * total)
 
 
 @dataclass(frozen=True)
@@ -175,7 +165,6 @@ class TopNSigma:
     n: float
 
     def few(self, few: Few, rows: Seq[SampledRow]) -> None:
-        """See Step.few."""
         possible = few.possible
         counts = np.count_nonzero(possible, axis=1)[:, None]
         distances = np.where(possible, few.distances(), 0.0)
@@ -184,7 +173,6 @@ class TopNSigma:
         few.logits[(distances < -self.n * deviations) & (few.size > 1)[:, None]] = -np.inf
 
     def full(self, full: Full, row: SampledRow) -> None:
-        """See Step.full."""
         scratch = full.scratch
         impossible = np.equal(full.values, -np.inf, out=scratch.flags)
         count = len(full.values) - int(np.count_nonzero(impossible))
@@ -200,6 +188,37 @@ class TopNSigma:
             np.putmask(squares, impossible, np.float32(0))
         deviation = math.sqrt(scratch.total(squares) / count)
         full.mask(np.greater_equal(distances, np.float32(-self.n * deviation), out=scratch.flags))
+
+
+@dataclass(frozen=True)
+class Xtc:
+    """Exclude top choices: with `probability` drops all candidates whose probability is at least `threshold`, except
+    the least likely of these. Source: p-e-w, text-generation-webui#6335."""
+
+    probability: float
+    threshold: float
+
+    def few(self, few: Few, rows: Seq[SampledRow]) -> None:
+        chosen = np.array([self._happens(row) for row in rows])
+        if chosen.any():
+            likely = few.probabilities() >= self.threshold
+            dropped = np.maximum(np.count_nonzero(likely, axis=1) - 1, 0) * chosen * (few.size > 1)
+            few.logits[few.possible & (few.possible.cumsum(axis=1) <= dropped[:, None])] = -np.inf
+            few.size = few.size - dropped
+
+    def full(self, full: Full, row: SampledRow) -> None:
+        if not self._happens(row) or full.size < 2:
+            return
+        weights = full.weights()
+        least = np.float32(self.threshold * full.scratch.total(weights))
+        likely = np.flatnonzero(np.greater_equal(weights, least, out=full.scratch.flags))
+        if len(likely) > 1:
+            dropped = by_logit(full.values[likely], likely)[0][:-1]
+            full.writable()[dropped] = -np.inf
+            full.size -= len(dropped)
+
+    def _happens(self, row: SampledRow) -> bool:
+        return row.sampling.uniforms.at(len(row.tokens), XTC) < self.probability
 
 
 def _floor(top: np.typing.NDArray[np.float32] | np.float32, p: float) -> np.typing.NDArray[np.float32] | np.float32:

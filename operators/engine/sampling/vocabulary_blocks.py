@@ -1,4 +1,4 @@
-"""How a row of logits is cut into blocks, and the buffers that the steps of a draw share.
+"""The blocks into which a row of logits is cut, and the buffers that the steps of a draw share.
 
 Block b of a vocabulary of V tokens holds the tokens b, b + width, b + 2 * width ...: NumPy reduces over the first axis
 of `row.reshape(depth, width)` ten times faster than over contiguous blocks. The last V % depth tokens, the tail, are in
@@ -14,7 +14,7 @@ Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 
 DEPTH = 32
-"""Tokens in a block, for a vocabulary that is large enough to have a thousand blocks."""
+"""Tokens in a block, if the vocabulary is large enough for a thousand blocks."""
 _BLOCKS = 1024
 
 
@@ -35,16 +35,16 @@ class Layout:
         self.width = n_vocab // self.depth
         self.tail = self.depth * self.width
         self.offsets = self.width * np.arange(self.depth, dtype=np.int64)
-        """What a block's number is to be raised by to give its tokens."""
+        """A block's number plus these are its tokens."""
 
     def blocks(self, row: Floats) -> Floats:
-        """[depth, width] view of the blocks of a row [n_vocab]."""
+        """View a row [n_vocab] as its blocks, [depth, width]."""
         view: Floats = row[: self.tail].reshape(self.depth, self.width)
         return view
 
 
 class Scratch:
-    """Buffers for one row after the other, made once for a vocabulary, so that a step allocates nothing of its size.
+    """Buffers for one row at a time, made once for a vocabulary, so that no step allocates an array of its size.
 
     Attributes:
         values, weights, scores, product: float32 [n_vocab].
@@ -61,12 +61,12 @@ class Scratch:
         self.maxima = np.empty((0, layout.width), np.float32)
 
     def reserve(self, rows: int) -> None:
-        """Have room for the block maxima of `rows` rows."""
+        """Make room for the block maxima of `rows` rows."""
         if len(self.maxima) < rows:
             self.maxima = np.empty((rows, self.layout.width), np.float32)
 
     def block_sums(self, values: Floats) -> npt.NDArray[np.float64]:
-        """float64 [width + 1]: the sum of each block of `values`, float32 [n_vocab], and of the tail.
+        """Return float64 [width + 1]: the sum of each block of `values`, float32 [n_vocab], and of the tail.
 
         A block is summed in float32 in the order of its tokens; nothing depends on other rows or on memory alignment.
         """
@@ -77,5 +77,5 @@ class Scratch:
         return sums
 
     def total(self, values: Floats) -> float:
-        """The sum of `values`, float32 [n_vocab]; -inf and NaN are not looked for."""
+        """Sum `values`, float32 [n_vocab], without a check for -inf and NaN."""
         return float(self.block_sums(values).sum())

@@ -1,4 +1,4 @@
-"""Full: one row over its whole vocabulary, as long as no step has made the candidates few."""
+"""Full: one row over its whole vocabulary, until a step has made the candidates few."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from operators.engine.sampling.candidates import Few, by_logit
 from operators.engine.sampling.vocabulary_blocks import Floats, Ids, Scratch
 
 FEW = 4096
-"""As many candidates at most are sorted."""
+"""Most candidates that are sorted."""
 _CHUNK = 65_536
 
 
 class Full:
-    """A row over the whole vocabulary. What is no longer a candidate has the logit -inf.
+    """A row over the whole vocabulary. A token that is no longer a candidate has the logit -inf.
 
-    The logits that it is given are read and never written: others may read the same memory. The first step that
-    changes something writes into a buffer of the scratch, so only one Full on a scratch is in use at a time.
+    `logits` are read and never written: others may read the same memory. The first step that changes something writes
+    into a buffer of the scratch, so only one Full on a scratch is in use at a time.
 
     Args:
         logits: float32 [n_vocab].
@@ -36,7 +36,7 @@ class Full:
         self._top: np.float32 | None = None
 
     def writable(self) -> Floats:
-        """The values in a buffer that may be written; to be asked for before every change."""
+        """Return the values in a buffer that may be written; call it before every change."""
         self._top = None
         if self.values is not self.scratch.values:
             np.copyto(self.scratch.values, self.values)
@@ -45,7 +45,7 @@ class Full:
 
     @property
     def top(self) -> np.float32:
-        """The largest logit; NaN where there is one."""
+        """The largest logit; NaN if there is one."""
         if self._top is None:
             self._top = self.values.max()
         return self._top
@@ -58,16 +58,16 @@ class Full:
             np.divide(self.values, np.float32(temperature), out=self.values)
 
     def distances(self, out: Floats) -> Floats:
-        """Logit less the largest one, into the buffer `out`."""
+        """Write logit minus the largest one into the buffer `out`."""
         return np.subtract(self.values, self.top, out=out)
 
     def weights(self) -> Floats:
-        """exp(logit - largest), in the scratch's `weights`."""
+        """Write exp(logit - largest) into the scratch's `weights`."""
         weights = self.distances(self.scratch.weights)
         return np.exp(weights, out=weights)
 
     def entropy(self) -> tuple[float, float]:
-        """The entropy in nats and the sum of the weights. Leaves weights and distances (`scores`) in the scratch.
+        """Return entropy in nats and sum of the weights; leaves weights and distances (`scores`) in the scratch.
 
         H = log Z - (sum of w d) / Z, with w = exp(d). Distances below -200 are raised to it: they weigh nothing.
         """
@@ -79,7 +79,7 @@ class Full:
         return float(np.log(total)) - scratch.total(product) / total, total
 
     def keep(self, flags: np.typing.NDArray[np.bool_], count: int) -> None:
-        """Drop what `flags`, bool [n_vocab], does not have; `count`: how many it has."""
+        """Keep only the tokens in the mask `flags`, bool [n_vocab]; `count`: the number of them."""
         if count <= FEW:
             self.narrow(np.flatnonzero(flags))
         else:
@@ -87,7 +87,7 @@ class Full:
             self.size = count
 
     def mask(self, flags: np.typing.NDArray[np.bool_]) -> None:
-        """Make impossible what `flags`, bool [n_vocab], does not have."""
+        """Make all tokens outside the mask `flags`, bool [n_vocab], impossible."""
         # The smaller of a logit and +inf or -inf; NumPy's own masking (putmask) takes five times as long.
         bounds = self.scratch.product
         np.copyto(bounds, flags)
@@ -96,12 +96,13 @@ class Full:
         values = self.writable()
         np.minimum(values, bounds, out=values)
 
-    def narrow(self, ids: Ids, size: int | None = None) -> None:
-        """Go on with the candidates `ids` alone."""
+    def narrow(self, ids: Ids, size: int | None = None) -> Few:
+        """Continue with the candidates `ids` alone."""
         self.few = Few.of_row(*by_logit(self.values[ids], ids), len(ids) if size is None else size)
+        return self.few
 
-    def keep_top(self, k: int) -> None:
-        """Go on with the `k` likeliest, equal ones by id. For any k; `top_k.py` is faster for a small one."""
+    def keep_top(self, k: int) -> Few:
+        """Continue with the `k` likeliest, equal ones by id. For any k; `top_k.py` is faster for a small one."""
         order = self.scratch.weights
         np.copyto(order, self.values)
         order.partition(len(order) - k)
@@ -109,10 +110,49 @@ class Full:
         flags = np.greater(self.values, threshold, out=self.scratch.flags)
         above = np.flatnonzero(flags)
         np.equal(self.values, threshold, out=flags)
-        self.narrow(np.concatenate([above, _first(flags, k - len(above))]))
+        return self.narrow(np.concatenate([above, _first(flags, k - len(above))]))
+
+    def keep_mass(self, scores: Floats, goal: float) -> None:
+        """Keep the candidates with the lowest `scores` whose weights together reach `goal`; of equal ones those with
+        the lowest ids.
+
+        Bisects the range of the scores: the tokens at or below `low` weigh less than the goal, those at or below `high`
+        do not. Sorts only the tokens in between, once they are few or cannot be told apart.
+
+        Args:
+            scores: float32 [n_vocab], in `scores` of the scratch; +inf for what is no candidate. The `weights` of the
+                scratch hold exp(logit - largest).
+            goal: more than 0 and at most the sum of the weights.
+        """
+        scratch = self.scratch
+        flags = np.isfinite(scores, out=scratch.flags)
+        count_high = int(np.count_nonzero(flags))
+        high = np.float32(scores.max(initial=-np.inf, where=flags))
+        low = np.nextafter(np.float32(scores.min()), np.float32(-np.inf))
+        before, count_low = 0.0, 0
+        while count_high - count_low > FEW:
+            middle = np.float32(low / 2 + high / 2)
+            if not low < middle < high:
+                break
+            np.less_equal(scores, middle, out=flags)
+            mass = scratch.total(np.multiply(scratch.weights, flags, out=scratch.product))
+            count = int(np.count_nonzero(flags))
+            if mass < goal:
+                low, before, count_low = middle, mass, count
+            else:
+                high, count_high = middle, count
+        np.greater(scores, low, out=flags)
+        np.logical_and(flags, np.less_equal(scores, high, out=scratch.marks), out=flags)
+        between = np.flatnonzero(flags)
+        between = between[np.argsort(scores[between], kind="stable")]
+        running = before + scratch.weights[between].astype(np.float64).cumsum()
+        between = between[: int(np.count_nonzero(running < goal)) + 1]
+        np.less_equal(scores, low, out=flags)
+        flags[between] = True
+        self.keep(flags, count_low + len(between))
 
     def pick(self, uniform: float) -> tuple[int, float] | None:
-        """A token by inversion over the blocks, then inside one, and its probability; `uniform` in [0, 1)."""
+        """Draw a token by inversion over the blocks, then inside one, with its probability; `uniform` in [0, 1)."""
         layout = self.scratch.layout
         weights = self.weights()
         sums = self.scratch.block_sums(weights)
@@ -133,7 +173,7 @@ class Full:
 
 
 def _first(flags: np.typing.NDArray[np.bool_], count: int) -> Ids:
-    """The first `count` ids that `flags` has, without listing all of them."""
+    """Return the first `count` ids in the mask `flags`, without listing all of them."""
     found: list[Ids] = []
     for start in range(0, len(flags), _CHUNK):
         if count <= 0:

@@ -73,12 +73,7 @@ def test_on_the_command_line_it_is_exit_2_before_the_model_loads(tmp_path, capsy
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        (
-            {
-                "regex": "[a",
-            },
-            r"structured\.regex cannot be compiled: .*unclosed character class",
-        ),
+        ({"regex": "[a"}, r"structured\.regex cannot be compiled: .*unclosed character class"),
         ({"grammar": 'start: "a" b\n'}, r'structured\.grammar cannot be compiled: .*unknown name: "b"'),
         ({"grammar": 'root ::= "a" b\n'}, "cannot be read as GBNF: Rule 'b' not found"),
         ({"grammar": "nonsense"}, "has no rule `start:`"),
@@ -211,14 +206,8 @@ def test_each_row_has_a_schema_of_its_own(tmp_path):
         "required": ["ok"],
         "additionalProperties": False,
     }
-    schemas = [
-        json.dumps(small),
-        json.dumps(PERSON),
-        "true or false",
-        None,
-        json.dumps(person({"type": "integr"})),
-        '"x.json"',
-    ]
+    unusable = json.dumps(person({"type": "integr"}))
+    schemas = [json.dumps(small), json.dumps(PERSON), "true or false", None, unusable, '"x.json"']
     rows = [{"prompt_text": f"row {i}", "schema": schema} for i, schema in enumerate(schemas * 4)]
     run = flow(tmp_path, rows, generate(structured(json_schema_column="schema")), SCHEMA_COLUMN)
     out = run.run()

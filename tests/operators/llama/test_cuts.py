@@ -9,7 +9,7 @@ from operators.engine.backend.batch import DecodeFailed
 from operators.llama.context import LlamaContext
 from operators.llama.model import LlamaModel
 from operators.settings.runtime import EngineSettings
-from tests.operators.llama.test_decoding import EXACT, model, model_file
+from tests.operators.llama.test_decoding import EXACT, compute, model, model_file
 
 __all__ = ["model", "model_file"]
 
@@ -26,10 +26,8 @@ def logits_of(decoder: LlamaContext, ids: np.ndarray, cuts: list[int]) -> bytes:
     decoder.clear()
     past = 0
     for count in cuts:
-        decoder.batch.clear()
         last = past + count == len(ids)
-        decoder.batch.add_spans([ids[past : past + count]], [past], [0], [2 if last else 0])
-        logits = decoder.decode()
+        logits = compute(decoder, ids[past : past + count], past, outputs=2 if last else 0)
         past += count
         decoder.truncate(0, past)
     made = [logits[-1].tobytes()]
@@ -54,9 +52,7 @@ def test_pieces_of_the_same_kernel_give_the_same_bits(model: LlamaModel, length:
 def step(decoder: LlamaContext, past: int, *, company: bool) -> bytes:
     """The logits of a decode step of a row with `past` tokens."""
     decoder.clear()
-    decoder.batch.clear()
-    decoder.batch.add_spans([np.arange(past, dtype=np.int32) % 290], [0], [0], [2])
-    decoder.decode()
+    compute(decoder, np.arange(past, dtype=np.int32) % 290, outputs=2)
     decoder.batch.clear()
     slots = [0, 1] if company else [0]
     decoder.batch.add_rows([7] * len(slots), [past, 0][: len(slots)], slots)
@@ -107,9 +103,7 @@ def test_a_row_that_was_copied_is_saved_as_it_is_and_one_that_is_restored_stays(
     def begin() -> None:
         decoder.clear()
         for slot, ids in enumerate(texts):
-            decoder.batch.clear()
-            decoder.batch.add_spans([ids], [0], [slot], [2])
-            decoder.decode()
+            compute(decoder, ids, slot=slot, outputs=2)
         decoder.truncate(1, 0)
 
     begin()
@@ -126,9 +120,7 @@ def test_a_row_that_was_copied_is_saved_as_it_is_and_one_that_is_restored_stays(
     decoder.copy(0, 2, 80)
     decoder.truncate(2, 0)
     decoder.truncate(0, 0)
-    decoder.batch.clear()
-    decoder.batch.add_spans([texts[1]], [0], [0], [2])
-    decoder.decode()
+    compute(decoder, texts[1], outputs=2)
     decoder.copy(0, 2, 80)
     decoder.truncate(2, 0)
     decoder.restore(2, first)  # what was copied before must not come over it
@@ -139,9 +131,7 @@ def test_a_row_that_was_copied_is_saved_as_it_is_and_one_that_is_restored_stays(
 @pytest.mark.parametrize("model_file", ["q8_0"], indirect=True)
 def test_a_state_that_cannot_forget_a_token_is_not_given_one_to_finish_copies(model: LlamaModel):
     decoder, give_back = model.lease(EngineSettings(slots=3, max_sequence_tokens=512))
-    decoder.batch.clear()
-    decoder.batch.add_spans([np.arange(80, dtype=np.int32)], [0], [0], [0])
-    decoder.decode()
+    compute(decoder, np.arange(80, dtype=np.int32), outputs=0)
     decoder.partial = False
     try:
         assert decoder.save(0)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from operators.engine.backend.batch import DecodeFailed
+from operators.engine.backend.interface import Decoder, Logits
 from operators.engine.loop.engine import Engine
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sampling.sampler import Sampler
@@ -49,6 +50,13 @@ def model(model_file):
 def texts(count: int) -> list[np.ndarray]:
     random = np.random.default_rng(0)
     return [random.integers(0, 300, LENGTHS[i % len(LENGTHS)]).astype(np.int32) for i in range(count)]
+
+
+def compute(decoder: Decoder, ids: np.ndarray, start: int = 0, slot: int = 0, outputs: int = 1) -> Logits:
+    """A call with `ids` alone. `outputs`: as in BatchBuffer.add_spans."""
+    decoder.batch.clear()
+    decoder.batch.add_spans([ids], [start], [slot], [outputs])
+    return decoder.decode()
 
 
 def complete(
@@ -141,13 +149,9 @@ def test_a_batch_that_is_too_large_is_an_error_not_an_abort(model):
 
 def test_a_refused_batch_names_the_code(model):
     decoder, give_back = model.lease(EngineSettings(slots=2))
-    decoder.batch.clear()
-    decoder.batch.add_spans([np.zeros(4, np.int32)], [0], [0], [1])
-    decoder.decode()
-    decoder.batch.clear()
-    decoder.batch.add_spans([np.zeros(4, np.int32)], [2], [0], [1])
+    compute(decoder, np.zeros(4, np.int32))
     with pytest.raises(DecodeFailed, match="llama_decode failed with -1: the batch is malformed"):
-        decoder.decode()
+        compute(decoder, np.zeros(4, np.int32), start=2)
     give_back()
 
 

@@ -37,7 +37,7 @@ def hub(content, tmp_path):
     paths = [f"/some/model/resolve/{COMMIT}/{name}" for name in names]
 
     class Handler(BaseHTTPRequestHandler):
-        def answer(self, body: bool) -> None:
+        def do_GET(self) -> None:
             asked.append(self.command)
             known = self.path.split("?")[0] in paths
             self.send_response(200 if known else 404)
@@ -49,14 +49,11 @@ def hub(content, tmp_path):
                 self.send_header("X-Error-Code", "EntryNotFound")
                 self.send_header("Content-Length", "0")
             self.end_headers()
-            if known and body:
+            if known and self.command == "GET":
                 self.wfile.write(content)
 
         def do_HEAD(self) -> None:
-            self.answer(body=False)
-
-        def do_GET(self) -> None:
-            self.answer(body=True)
+            self.do_GET()
 
         def log_message(self, *_: object) -> None:
             pass

@@ -40,18 +40,27 @@ def expected(model: LlamaModel):
     return complete(model, rows, range(len(rows)), WARM, slots=3, optimise=only(compaction=True))
 
 
-@pytest.mark.parametrize("slots", [1, 2, 7, 16])
-def test_everything_on_changes_no_bit(model, expected, slots):
-    rows = texts()
-    assert complete(model, rows, range(len(rows)), WARM, slots=slots) == expected
-    assert COUNTS["shared_tokens"] > 1000
+WAYS: dict[str, dict[str, Any]] = {
+    **{f"{slots} slots": {"slots": slots} for slots in (1, 2, 7, 16)},
+    **{
+        f"{name} alone": {"slots": 7, "optimise": only(**{"compaction": True, name: True})}
+        for name in ("prefix_sharing", "sample_sharing", "grouped_prefill")
+    },
+    "holes between the slots": {"slots": 7, "optimise": OptimiseSettings(compaction=False)},
+    "short calls": {"slots": 5, "n_ubatch": 128},
+    "long calls": {"slots": 5, "n_ubatch": 1024},
+    "preemption": {"slots": 5, "preempt_every": 2},
+    "1 thread": {"slots": 5, "threads": 1},
+    "2 threads": {"slots": 5, "threads": 2},
+}
 
 
-@pytest.mark.parametrize("name", ["prefix_sharing", "sample_sharing", "grouped_prefill"])
-def test_nor_does_any_of_them_alone(model, expected, name):
-    rows = texts()
-    on = only(**{"compaction": True, name: True})
-    assert complete(model, rows, range(len(rows)), WARM, slots=7, optimise=on) == expected
+@pytest.mark.parametrize("name", WAYS)
+def test_no_setting_changes_a_bit(model, expected, name):
+    rows, how = texts(), WAYS[name]
+    assert complete(model, rows, range(len(rows)), WARM, **how) == expected
+    assert "optimise" in how or COUNTS["shared_tokens"] > 1000
+    assert "preempt_every" not in how or COUNTS["preempted_saved"] > 5
 
 
 @pytest.mark.parametrize("model_file", ["f32", "q8_0", "q4_k_m"], indirect=True)  # one of each kind of kernel
@@ -61,31 +70,6 @@ def test_without_flash_attention_it_holds_too(model):
     plain = complete(model, rows, range(len(rows)), WARM, slots=3, optimise=only(compaction=True), **how)
     for slots in (1, 7, 16):
         assert complete(model, rows, range(len(rows)), WARM, slots=slots, **how) == plain
-
-
-def test_holes_between_the_slots_change_no_bit(model, expected):
-    rows = texts()
-    assert (
-        complete(model, rows, range(len(rows)), WARM, slots=7, optimise=OptimiseSettings(compaction=False)) == expected
-    )
-
-
-@pytest.mark.parametrize("n_ubatch", [128, 1024])
-def test_where_long_prompts_are_cut_changes_no_bit(model, expected, n_ubatch):
-    rows = texts()
-    assert complete(model, rows, range(len(rows)), WARM, slots=5, n_ubatch=n_ubatch) == expected
-
-
-def test_rows_that_give_up_their_slot_keep_their_bits(model, expected):
-    rows = texts()
-    assert complete(model, rows, range(len(rows)), WARM, slots=5, preempt_every=2) == expected
-    assert COUNTS["preempted_saved"] > 5
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_the_number_of_threads_changes_no_bit(model, expected, threads):
-    rows = texts()
-    assert complete(model, rows, range(len(rows)), WARM, slots=5, threads=threads) == expected
 
 
 @pytest.mark.parametrize("model_file", ["f32"], indirect=True)

@@ -17,6 +17,7 @@ from operators.settings import DecodeSettings, ModelSettings, SamplingSettings, 
 from operators.settings.runtime import EngineSettings
 from pipeline import PROJECT
 from pipeline.api.errors import ConfigError
+from tests.operators.llama.test_decoding import compute
 from tools.models.make_model import write_model
 
 TINY = ModelSettings(path=str(PROJECT / "models/tiny/tiny-q8_0.gguf"))
@@ -33,9 +34,7 @@ def test_a_token_takes_as_much_of_the_kv_cache_as_is_said(tmp_path, shape, kv_ty
     decoder, _ = model.lease(runtime)
     sizes = []
     for start in (0, 100):
-        decoder.batch.clear()
-        decoder.batch.add_spans([np.full(100, 7, np.int32)], [start], [0], [0])
-        decoder.decode()
+        compute(decoder, np.full(100, 7, np.int32), start, outputs=0)
         sizes.append(len(decoder.save(0)))
     model.close()
     _, context = model_memory(settings, runtime, "key")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,22 +14,14 @@ from operators.engine.backend.interface import Logits
 from operators.engine.sampling.params import SamplingParams
 from operators.llama.context import LlamaContext
 from operators.llama.model import LlamaModel
-from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings
-from tests.operators.llama.test_decoding import complete, texts
-from tools.models.make_model import write_model
+from tests.operators.llama.test_decoding import complete, compute, model, model_file, texts
+
+__all__ = ["model", "model_file"]
 
 POISON = 301
 GREEDY = SamplingParams()
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Iterator[LlamaModel]:
-    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
-    write_model(path, file_type="q8_0")
-    loaded = LlamaModel(ModelSettings(path=str(path)))
-    yield loaded
-    loaded.close()
+pytestmark = pytest.mark.parametrize("model_file", ["q8_0"], indirect=True)
 
 
 class FailingModel:
@@ -123,24 +115,17 @@ def test_llama_cpp_fills_every_hole_of_a_unified_cache(model):
     for slot in range(1, slots, 2):
         decoder.truncate(slot, 0)
     room = slots // 2 * each
-    for start, count, fits in ((0, room, True), (room, 1, False)):
-        decoder.batch.clear()
-        decoder.batch.add_spans([np.zeros(count, np.int32)], [start], [1], [0])
-        if fits:
-            decoder.decode()
-            continue
-        with pytest.raises(DecodeFailed) as failure:
-            decoder.decode()
-        assert failure.value.code == 1
+    compute(decoder, np.zeros(room, np.int32), slot=1, outputs=0)
+    with pytest.raises(DecodeFailed) as failure:
+        compute(decoder, np.zeros(1, np.int32), room, slot=1, outputs=0)
+    assert failure.value.code == 1
     give_back()
 
 
 def test_a_state_that_cannot_be_cut_is_neither_cut_nor_copied_in_part(model, monkeypatch):
     """As in recurrent models: what llama.cpp has refused may not pass for done."""
     decoder, give_back = model.lease(EngineSettings(slots=2))
-    decoder.batch.clear()
-    decoder.batch.add_spans([np.arange(9, dtype=np.int32)], [0], [0], [2])
-    decoder.decode()
+    compute(decoder, np.arange(9, dtype=np.int32), outputs=2)
     monkeypatch.setattr(decoder, "partial", False)
     with pytest.raises(DecodeFailed, match="slot 0 has a state after 9 tokens, and none after 5"):
         decoder.copy(0, 1, 5)
@@ -154,22 +139,17 @@ def test_a_state_that_cannot_be_cut_is_neither_cut_nor_copied_in_part(model, mon
 def test_a_set_flag_aborts_every_call_until_the_next_lease(model):
     settings = EngineSettings(slots=2)
     decoder, give_back = model.lease(settings)
-
-    def decode() -> Logits:
-        decoder.batch.clear()
-        decoder.batch.add_spans([np.arange(200, dtype=np.int32)], [0], [0], [1])
-        return decoder.decode().copy()
-
-    whole = decode()
+    ids = np.arange(200, dtype=np.int32)
+    whole = compute(decoder, ids).copy()
     model.abort()
     for _ in range(2):
         decoder.clear()
         with pytest.raises(DecodeFailed, match="it was aborted") as failure:
-            decode()
+            compute(decoder, ids)
         assert failure.value.code == 2
     give_back()
     decoder, give_back = model.lease(settings)
-    assert np.array_equal(decode(), whole)
+    assert np.array_equal(compute(decoder, ids), whole)
     give_back()
 
 
@@ -178,18 +158,16 @@ def test_a_long_call_ends_when_it_is_aborted(model):
     decoder, give_back = model.lease(EngineSettings(slots=2, n_batch=2048, n_ubatch=2048, max_sequence_tokens=2048))
     began, failures = threading.Event(), []
 
-    def compute() -> None:
+    def call_on() -> None:
         try:
             while True:
                 decoder.clear()
-                decoder.batch.clear()
-                decoder.batch.add_spans([np.zeros(2048, np.int32)], [0], [0], [1])
                 began.set()
-                decoder.decode()
+                compute(decoder, np.zeros(2048, np.int32))
         except DecodeFailed as failure:
             failures.append(failure.code)
 
-    thread = threading.Thread(target=compute)
+    thread = threading.Thread(target=call_on)
     thread.start()
     began.wait()
     model.abort()

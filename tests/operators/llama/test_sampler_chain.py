@@ -32,6 +32,10 @@ def row_of(params: SamplingParams, tokens: Seq[int] = (0,), seed: int = 0) -> Se
     return Sequence(0, np.array(tokens, np.int32), params, seed, max_tokens=10**6)
 
 
+def warm(values: dict[str, Any]) -> Sequence:
+    return row_of(SamplingParams(**({"temperature": 1.0} | values)))
+
+
 def ours(logits: np.ndarray, row: Sequence) -> dict[int, float]:
     """Token to probability after the chain, by the steps over the whole vocabulary and then over the few."""
     scratch = Scratch(Layout(len(logits)))
@@ -68,6 +72,10 @@ def assert_same(a: dict[int, float], b: dict[int, float], atol: float = 1e-5, cu
     only = sum(a.get(i, 0) + b.get(i, 0) for i in a.keys() ^ b.keys())
     assert only <= cut_mass
     np.testing.assert_allclose([a[i] for i in ids], [b[i] for i in ids], atol=atol + only, rtol=0)
+
+
+def assert_alike(logits: np.ndarray, row: Sequence) -> None:
+    assert_same(ours(logits, row), theirs(logits, row))
 
 
 def logits_of(seed: int, n_vocab: int, ties: bool = False, holes: bool = False, spread: float = 3.0) -> np.ndarray:
@@ -123,33 +131,31 @@ TOGETHER: list[dict[str, Any]] = [
 def test_candidates_and_probabilities_are_those_of_llama_cpp(seed, n_vocab, holes, values):
     nan_in_llama = holes and ("typical_p" in values)  # 0 * log(0): llama.cpp's entropy of impossible candidates is NaN
     logits = logits_of(seed, n_vocab, holes=holes and not nan_in_llama)
-    row = row_of(SamplingParams(**({"temperature": 1.0} | values)))
-    assert_same(ours(logits, row), theirs(logits, row))
+    assert_alike(logits, warm(values))
 
 
 @pytest.mark.parametrize("values", SINGLE + TOGETHER, ids=str)
 @pytest.mark.parametrize("n_vocab", [2, 3, 64])
 def test_small_vocabularies(n_vocab, values):
     logits = logits_of(11, n_vocab, spread=1.0)
-    row = row_of(SamplingParams(**({"temperature": 1.0} | values)))
-    assert_same(ours(logits, row), theirs(logits, row))
+    assert_alike(logits, warm(values))
 
 
 @pytest.mark.parametrize("values", [v for v in SINGLE if not TIES & v.keys()])
 def test_equal_logits_are_treated_alike(values):
     logits = logits_of(3, 2000, ties=True, holes=True)
-    row = row_of(SamplingParams(**({"temperature": 1.0} | values)))
+    row = warm(values)
     if values.get("temperature") == 0.0:
         assert ours(logits, row) == {int(logits.argmax()): 1.0}
     else:
-        assert_same(ours(logits, row), theirs(logits, row))
+        assert_alike(logits, row)
 
 
 @pytest.mark.parametrize("values", [v for v in SINGLE if TIES & v.keys()])
 def test_of_equal_logits_those_with_the_lowest_ids_stay(values):
     """As many as in llama.cpp, with the same probabilities; which of equal ones it keeps it does not say."""
     logits = logits_of(4, 2000, ties=True, holes=False)
-    row = row_of(SamplingParams(**({"temperature": 1.0} | values)))
+    row = warm(values)
     found, expected = ours(logits, row), theirs(logits, row)
     pairs = zip(sorted(found.values(), reverse=True), sorted(expected.values(), reverse=True), strict=False)
     assert all(abs(p - q) < 1e-5 for p, q in pairs)
@@ -165,9 +171,9 @@ def test_of_equal_logits_those_with_the_lowest_ids_stay(values):
 def test_at_the_size_of_a_real_vocabulary(values, spread):
     """Flat distributions, where the candidates that are tried first do not suffice, and steep ones."""
     logits = logits_of(5, 151_936, spread=spread)
-    row = row_of(SamplingParams(**({"temperature": 1.0} | values)))
-    found, expected = ours(logits, row), theirs(logits, row)
-    assert_same(found, expected, atol=1e-4, cut_mass=2e-3)  # llama.cpp adds up 150,000 numbers in float32
+    row = warm(values)
+    # llama.cpp adds up 150,000 numbers in float32
+    assert_same(ours(logits, row), theirs(logits, row), atol=1e-4, cut_mass=2e-3)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -186,7 +192,7 @@ def test_penalties(seed, length, last_n):
     )
     row = row_of(params, tokens[: length // 2])
     row.tokens = tokens[length // 2 :]
-    assert_same(ours(logits, row), theirs(logits, row))
+    assert_alike(logits, row)
 
 
 @functools.cache
@@ -246,8 +252,7 @@ def test_xtc(probability, threshold, n_vocab, top_k):
     params = SamplingParams(temperature=1.0, top_k=top_k, xtc_probability=probability, xtc_threshold=threshold)
     for seed in range(10):
         logits = logits_of(seed, n_vocab)
-        row = row_of(params)
-        assert_same(ours(logits, row), theirs(logits, row))
+        assert_alike(logits, row_of(params))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
@@ -272,5 +277,4 @@ def test_logits_of_one_candidate():
     logits = np.full(500, -np.inf, np.float32)
     logits[77] = 2.0
     for values in SINGLE + TOGETHER:
-        row = row_of(SamplingParams(**({"temperature": 1.0} | values)))
-        assert ours(logits, row) == {77: 1.0}, values
+        assert ours(logits, warm(values)) == {77: 1.0}, values
