@@ -75,7 +75,7 @@ class Task:
     Args:
         rows: rows that it will receive in the run.
         whole: True if the sample holds all of them.
-        seconds: time that it may compute. It may overrun in its first call and then estimates from that call alone.
+        seconds: approximate time that it may compute; a single long call may exceed it.
         results: output directory of the run; read only.
     """
 

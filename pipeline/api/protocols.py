@@ -151,7 +151,7 @@ class BaseOperator:
         return ()
 
     def seek(self, chunk: int) -> None:
-        """Start a source at `chunk`, as if it had sent all earlier ones. Called before `run` on a resume. Under a target
+        """Start a source at `chunk`, as if it had sent all earlier ones. Called before `run` on a resume; under a target
         `seek(0)` and `run` are called again for every round."""
         raise NotImplementedError
 
