@@ -151,8 +151,8 @@ class BaseOperator:
         return ()
 
     def seek(self, chunk: int) -> None:
-        """Start a source at `chunk`, as if it had sent all earlier ones. Called before `run` on a resume; under a target
-        `seek(0)` and `run` are called again for every round."""
+        """Start a source at `chunk`, as if it had sent all earlier ones. Called before `run` on a resume. A target
+        calls `seek(0)` and `run` again for every round."""
         raise NotImplementedError
 
     def total_rows(self) -> int | None:
