@@ -1,4 +1,4 @@
-"""Runtime: what the engine offers an operator, and the resources that nodes and runs share."""
+"""Runtime: the engine's services for an operator, and the resources that nodes and runs share."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class RunContext:
 
 @dataclass
 class Runtime:
-    """What the engine offers a node while it runs.
+    """The engine's services for a running node.
 
     Args:
         context: shared with the other nodes.

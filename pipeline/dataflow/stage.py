@@ -12,7 +12,7 @@ from pipeline.dataflow.outbox import Outbox
 
 
 class AccountingError(PipelineError):
-    """rows_in + expanded differs from rows_out + rejected at a node: rows were lost or made up."""
+    """The row counts of a node do not balance: rows_in + expanded differs from rows_out + rejected."""
 
 
 @dataclass
