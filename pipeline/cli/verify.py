@@ -55,7 +55,6 @@ def _refuse_others(directory: Path) -> None:
 
 
 def _print_findings(directory: Path) -> Findings:
-    """Examine the files, and print and return the findings."""
     what = state_damage(directory)
     if what is None:
         with closing(RunState(directory / STATE_FILE)) as state:

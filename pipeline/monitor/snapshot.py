@@ -244,6 +244,6 @@ class Observer:
 
 
 def _fullest(nodes: Sequence[NodeView]) -> str | None:
-    """Return the node with the fullest queue, of several the last: the bottleneck, since queues fill up before it."""
+    """Return the last node of those with the fullest queue: the bottleneck, since queues fill up before it."""
     waiting = [(n.queue_rows / n.queue_capacity, i) for i, n in enumerate(nodes) if n.queue_capacity and n.queue_rows]
     return nodes[max(waiting)[1]].name if waiting else None

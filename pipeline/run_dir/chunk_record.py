@@ -25,7 +25,7 @@ class RejectCounts(Counter[tuple[str, str, str]]):
 
 
 class OperatorState(NamedTuple):
-    """State of an operator after a chunk. `append`: add `value` to the states of earlier chunks, not replace them."""
+    """State of an operator after a chunk. `append`: keep the states of earlier chunks too."""
 
     value: bytes
     append: bool = False

@@ -56,7 +56,6 @@ def _values(record: str) -> list[tuple[str, str]]:
 
 
 def _examples(results: Results, ranked: Sequence[Mapping[str, Any]]) -> list[Card]:
-    """Return a card with the first row of each reason."""
     table = results.rejects()
     if table is None:
         return []
