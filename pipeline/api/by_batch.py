@@ -75,7 +75,7 @@ def _first_that_fails(process: Process, batch: Batch, kind: type[Exception]) -> 
             return ", ".join(f"{name} {value!r}" for name, value in values.items())
         except (Cancelled, Released):
             return None
-        except Exception:  # of another cause: not what is looked for
+        except Exception:  # another kind of error: not the one to explain
             continue
     return None
 

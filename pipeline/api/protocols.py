@@ -98,7 +98,7 @@ class BaseOperator:
         return {}
 
     def memory_needs(self) -> Iterable[MemoryNeed]:
-        """Return the large allocations of `open`, as far as they are known. Called after `plan`; loads nothing."""
+        """Return the large allocations of `open` whose size is known. Called after `plan`; loads nothing."""
         return ()
 
     def open(self, runtime: Runtime) -> None:

@@ -47,7 +47,7 @@ def origin() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def in_original_environment(origin: Mapping[str, Any]) -> Iterator[None]:
-    """Restore the directory and sys.path of `origin` for the block, as far as they still exist."""
+    """Restore the directory and the entries of sys.path in `origin` for the block, if they still exist."""
     directory = origin.get("directory")
     modules = [path for path in origin.get("modules", []) if path not in sys.path and Path(path).exists()]
     sys.path.extend(modules)
