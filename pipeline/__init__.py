@@ -1,4 +1,4 @@
-"""The dataflow engine: graph, channels, chunks, executor, run state. It knows no operator and no llama.cpp."""
+"""The dataflow engine: graph, edges, chunks, executor, run state. It imports no operator and no llama.cpp."""
 
 from pathlib import Path
 
@@ -6,4 +6,4 @@ PROJECT = Path(__file__).resolve().parents[1]
 """The folder that holds pipeline/, operators/, conf/, jobs/ and models/."""
 
 OURS = ("pipeline", "operators", "tools", "models")
-"""Packages whose code a version of this project decides, and no user."""
+"""The packages of this project; all others are user code or installed."""

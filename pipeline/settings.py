@@ -1,5 +1,5 @@
-"""The settings of a job as plain objects: what conf/ and the command line become at the door (see
-pipeline.config.compose)."""
+"""The settings of a job as dataclasses; pipeline.config.compose makes them of conf/, the job file and the command
+line."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ DRY_RUNS = (False, True, PLAN)
 OUTPUTS = "outputs"
 LEAST_CHUNK_ROWS = 16
 CHUNKS_OF_A_TARGET = 8
-"""As many chunks at least are looked at before a target is reached."""
+"""Minimum number of chunks until a target is reached, so that a run makes few rows too many."""
 GROUPS = ("data", "model", "sampling", "decode", "runtime", "output", "store", "bench")
-"""The config groups whose schema is a dataclass of the operators (conf/schemas.yaml says which)."""
+"""Config groups; conf/schemas.yaml names their dataclasses, which belong to the operators."""
 
 
 @dataclass
@@ -29,10 +29,10 @@ class NodeSettings:
     """One entry of `nodes`.
 
     Args:
-        op: `_target_` names the operator's class, the other keys are its constructor's arguments.
+        op: `_target_` names the operator's class; the other keys are its constructor's arguments.
         inputs: name of the node that it reads, or a list of names; empty for the source.
-        capacity_rows: rows that may wait on each of its inputs.
-        on_error: fail (an exception of the operator ends the run) or reject (it takes out the rows that cause it).
+        capacity_rows: rows that may wait on each input.
+        on_error: fail (an exception of the operator ends the run) or reject (the rows that cause it are rejected).
     """
 
     op: dict[str, Any] = field(default_factory=dict)
@@ -54,12 +54,12 @@ class NodeSettings:
 
 @dataclass
 class HookSettings:
-    """A command and a URL that are told when an attempt has ended. Neither changes the results, nor how the run ends.
+    """A command and a URL that are notified when an attempt has ended. Their failures do not change the exit code.
 
     Args:
-        command: a program and its arguments, run without a shell; a JSON summary is on its standard input.
-        url: gets the same summary by POST.
-        timeout_s: seconds after which either is ended.
+        command: a program and its arguments, run without a shell, with a JSON summary on its standard input.
+        url: receives the same summary by POST.
+        timeout_s: time limit of each, in seconds.
     """
 
     command: list[str] = field(default_factory=list)
@@ -75,17 +75,17 @@ class HookSettings:
 
 @dataclass
 class TargetSettings:
-    """The number of rows wanted, and the budgets to reach it (`target`). Off unless `accepted_rows` is given.
+    """A number of rows to accept, and the budgets for it (`target`). Off unless `accepted_rows` is given.
 
     Args:
-        accepted_rows: rows that are to reach the sink. The source is gone through round after round until then.
-        sink: the node whose rows count, where a graph has several sinks.
-        chunk_rows: source rows of a chunk; null: an eighth of accepted_rows, but 16 at least and the job's chunk_rows
-            at most. What is made beyond the target is about a chunk.
-        max_rows: source rows at most, over all rounds.
-        max_rounds: rounds at most; null for any number.
-        max_tokens: completion tokens at most, over all attempts. Looked at when a chunk ends.
-        max_minutes: minutes at most, over all attempts. Looked at when a chunk ends.
+        accepted_rows: rows that are to reach the sink. The source is read round after round until then.
+        sink: the node whose rows count, for a graph with several sinks.
+        chunk_rows: source rows per chunk; null: accepted_rows / 8, at least 16 and at most the job's chunk_rows. A run
+            makes up to about one chunk too many.
+        max_rows: limit on source rows, over all rounds.
+        max_rounds: limit on rounds; null for none.
+        max_tokens: limit on completion tokens, over all attempts. Checked at the end of each chunk.
+        max_minutes: limit on running time, over all attempts. Checked at the end of each chunk.
     """
 
     accepted_rows: int | None = None
@@ -109,7 +109,7 @@ class TargetSettings:
                 _check(value == other.default, f"target.{other.name}", value, need)
 
     def rows_of_chunk(self, chunk_rows: int) -> int:
-        """Source rows of a chunk under this target, in a job with `chunk_rows`."""
+        """Return source rows per chunk under this target. `chunk_rows`: the job's setting."""
         if self.chunk_rows is not None:
             return self.chunk_rows
         return min(chunk_rows, max(LEAST_CHUNK_ROWS, (self.accepted_rows or 0) // CHUNKS_OF_A_TARGET))
@@ -120,28 +120,27 @@ class JobSettings:
     """A whole job.
 
     Args:
-        name: of the job; its results go to outputs/<name> unless output_dir says otherwise.
+        name: of the job; its results go to outputs/<name> unless output_dir is set.
         nodes: the graph.
         data, model, sampling, decode, runtime, output, store, bench: the config groups, for `${...}` in nodes.
-        seed: of everything that is drawn.
-        chunk_rows: source rows of a chunk, the unit of commit.
+        seed: random seed.
+        chunk_rows: source rows per chunk, the unit of commit.
         max_open_chunks: chunks that may be begun and not committed.
-        max_error_rate: share of the source's rows that may end as errors before the exit code is 3.
+        max_error_rate: share of source rows that may be rejected as errors; above it the exit code is 3.
         output_dir: null for outputs/<name>, relative to the current directory.
         overwrite: replace the results of another configuration.
-        dry_run: true checks all that can be checked, loads the model, computes for half a minute at most and prints
-            what the run will take; plan checks what needs no model and prints the nodes. Either stops there, and
-            writes nothing.
+        dry_run: true checks everything, loads the model, computes for at most half a minute and prints an estimate of
+            the run; plan does the checks that need no model and prints the nodes. Both write nothing.
         show: graph prints the graph as Mermaid and stops.
-        now: what `${now:...}` is in this run, ISO 8601; null for the time at which the run was begun.
-        on_finish: who is told when an attempt has ended.
-        prometheus_file: where to keep a file for node_exporter's textfile collector; null for none.
-        target: makes rows until there are enough of them.
+        now: time for `${now:...}`, ISO 8601; null for the start of the run.
+        on_finish: notifications at the end of an attempt.
+        prometheus_file: path of a file for node_exporter's textfile collector; null for none.
+        target: repeat the input until enough rows are accepted.
         metrics_interval_s: seconds between two rows of a stage in metrics/stages.parquet.
-        progress: bar, log (a line of key=value pairs every ten seconds), json (the same, and everything else on
-            stderr, as a JSON object a line), none; auto takes the bar on a terminal and else log; full is auto with
-            accounts and times of all nodes in the summary.
-        report: write report.html at the end of an attempt.
+        progress: bar, log (a line of key=value pairs every ten seconds), json (one JSON object per line for these and
+            all other messages on stderr), none; auto is bar on a terminal and log elsewhere; full is auto with row
+            counts and times of all nodes in the summary.
+        report: write report.html at the end of each attempt.
     """
 
     name: str = "job"
@@ -200,7 +199,7 @@ class JobSettings:
 
     @property
     def directory(self) -> Path:
-        """Directory of the results."""
+        """Directory of the results, relative to the current one unless output_dir is absolute."""
         return Path(self.output_dir) if self.output_dir is not None else Path(OUTPUTS) / self.name
 
 

@@ -1,4 +1,4 @@
-"""Runs an operator batch by batch, and row by row where a batch fails."""
+"""Run an operator batch by batch, and row by row where a batch fails."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ class OnError(StrEnum):
 def run_by_batch(
     process: Process, finish: Callable[[int], Iterable[Output]], items: Iterable[Item], on_error: OnError
 ) -> Iterator[Item | Shard]:
-    """Yield the results of `process` for each batch and of `finish` for each chunk, with its end behind them."""
+    """Yield what `process` returns for each batch and what `finish` returns at each chunk's end, then the ChunkEnd.
+
+    Args:
+        on_error: FAIL raises the first exception, with a note that names the row; REJECT rejects the rows that fail.
+    """
     for item in items:
         if isinstance(item, ChunkEnd):
             yield from finish(item.chunk)
@@ -61,7 +65,7 @@ def _one_row(process: Process, batch: Batch, index: int) -> Iterable[Output]:
 
 
 def _first_that_fails(process: Process, batch: Batch, kind: type[Exception]) -> str | None:
-    """The first row of `batch` for which `process` raises such an exception; None where none does so alone."""
+    """Return `row` and `id` of the first row that makes `process` raise `kind` when it is processed alone."""
     for i in range(batch.num_rows):
         row = batch.data.slice(i, 1)
         try:
@@ -71,14 +75,13 @@ def _first_that_fails(process: Process, batch: Batch, kind: type[Exception]) -> 
             return ", ".join(f"{name} {value!r}" for name, value in values.items())
         except (Cancelled, Released):
             return None
-        except Exception:  # of another cause: not what is looked for
+        except Exception:  # another kind of error: not the one to explain
             continue
     return None
 
 
 def line_of(error: BaseException) -> str | None:
-    """Return the line of a user's own code that `error` comes from, as `file:line`; None if it does not come from
-    any."""
+    """Return the innermost line of the user's code in the traceback as `file:line`; None if there is none."""
     not_theirs = [str(PROJECT / name) for name in OURS]
     not_theirs += [sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib")]
     frames = traceback.extract_tb(error.__traceback__)

@@ -1,19 +1,18 @@
-"""The exceptions of the engine and the exit code that each one ends a run with.
+"""Exceptions and their exit codes.
 
     PipelineError                 1
-    ├── ConfigError               2   configuration or input that cannot work
+    ├── ConfigError               2   invalid configuration or input
     │   ├── GraphError            2   the graph breaks a rule; names the node and the rule
     │   ├── SchemaError           2   a column is missing or has another type
-    │   ├── InputError            2   a file that is missing, unreadable or not what it should be
-    │   └── DamagedError          2   results or the state of a run are not as they were written
+    │   ├── InputError            2   a file is missing, unreadable or of another format
+    │   └── DamagedError          2   committed results or the state of a run are missing or changed
     ├── NodeFailed                1   an operator raised; names the node, keeps the cause
     ├── StorageError              1   a file cannot be written: full, read-only or failing disk
-    ├── SourceError               1   an input behind a network cannot be reached now; the run can be resumed
-    ├── PublishError              1   the results are whole here, but not at output.publish
+    ├── SourceError               1   a remote input cannot be reached; the run can be resumed
+    ├── PublishError              1   the results are complete here, but not at output.publish
     └── Interrupted               4   SIGINT or SIGTERM; the run can be resumed
 
 `Cancelled` and `Released` are signals between threads, not errors: they never leave the executor.
-Messages that refuse a name end with the one that may be meant (`did_you_mean`).
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ class PipelineError(Exception):
 
 
 class ConfigError(PipelineError):
-    """Configuration or input that cannot work. The message says what was found and what to write instead."""
+    """Invalid configuration or input. The message says what was found and what to write instead."""
 
     exit_code = ExitCode.CONFIG
 
 
 class GraphError(ConfigError):
-    """The graph breaks a rule. `node` is the node at fault."""
+    """The graph breaks `rule` at `node`."""
 
     def __init__(self, node: str, rule: str) -> None:
         super().__init__(f"node '{node}': {rule}")
@@ -61,15 +60,15 @@ class SchemaError(ConfigError):
 
 
 class InputError(ConfigError):
-    """An input file or model file is missing, unreadable or not what its name says."""
+    """An input file or model file is missing, unreadable or of another format."""
 
 
 class DamagedError(ConfigError):
-    """Files that a run has committed are missing or changed. The message names them and the command that mends them."""
+    """Committed files are missing or changed. The message names them and the command that repairs them."""
 
 
 class NodeFailed(PipelineError):
-    """An operator raised while the graph ran. `__cause__` is what it raised, whose notes say at which row and line."""
+    """An operator raised while the graph ran. The notes of `__cause__`, its exception, name the row and the line."""
 
     def __init__(self, node: str, cause: BaseException) -> None:
         where = "; ".join(getattr(cause, "__notes__", []))
@@ -93,7 +92,7 @@ class StorageError(PipelineError):
 
 
 class SourceError(PipelineError):
-    """An input behind a network does not answer, after its file system's own retries. The same command resumes."""
+    """A remote input does not answer, even after retries. The same command resumes."""
 
 
 class PublishError(PipelineError):
@@ -101,21 +100,21 @@ class PublishError(PipelineError):
 
 
 class Interrupted(PipelineError):
-    """The run was asked to stop (SIGINT, SIGTERM). What is finished is kept; the same command resumes it."""
+    """The run was stopped (SIGINT, SIGTERM). Committed chunks are kept; the same command resumes."""
 
     exit_code = ExitCode.INTERRUPTED
 
 
 class Cancelled(Exception):
-    """Raised out of a wait on a channel when the run is being cancelled."""
+    """Raised by every wait of a node when the run is cancelled."""
 
 
 class Released(Exception):
-    """Raised out of `Outbox.put`, and of every wait of a node, when all its readers have left."""
+    """Raised by `Outbox.put` and by every wait of a node when all its readers have left."""
 
 
 def install(extra: str) -> str:
-    """Return how to install an extra. Not by this project's name: on a package index it may be anyone's."""
+    """Return the command that installs an extra, from the folder: on PyPI the name may be someone else's."""
     return f"run pip install -e '.[{extra}]' in the project's folder"
 
 

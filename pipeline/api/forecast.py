@@ -1,4 +1,4 @@
-"""Estimates of a run before it runs: ranges of numbers, a sample of the input, and the forecast of a node."""
+"""Estimates for a dry run: ranges, a sample of the input, and the forecast of a node."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from pipeline.api.records import Batch, Rejects
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A number that is not known exactly: its likely value, and the bounds that hold in nine cases of ten.
-
-    `high` is infinite where nothing bounds it.
-    """
+    """An estimated number: its likely value and its 90 % interval. `high` may be infinite."""
 
     low: float
     likely: float
@@ -23,26 +20,26 @@ class Range:
 
     @classmethod
     def exact(cls, value: float) -> Range:
-        """Return the range of a number that is known."""
+        """Return the range of a known number."""
         return cls(value, value, value)
 
     @property
     def is_exact(self) -> bool:
-        """True if the number is known."""
+        """True if low and high are equal."""
         return self.low == self.high
 
     def __add__(self, other: Range) -> Range:
-        """Add two ranges that err together: the ends add up."""
+        """Add end by end: the two errors are taken to be fully correlated."""
         return Range(self.low + other.low, self.likely + other.likely, self.high + other.high)
 
     def times(self, factor: float) -> Range:
-        """Multiply all three by `factor`, 0 or more."""
+        """Multiply low, likely and high by `factor`, which is 0 or more."""
         if not factor:
             return Range.exact(0.0)
         return Range(self.low * factor, self.likely * factor, self.high * factor)
 
     def bounded(self, other: Range) -> Range:
-        """Return the larger of two, end by end."""
+        """Return the maximum of both ranges, end by end."""
         return Range(max(self.low, other.low), max(self.likely, other.likely), max(self.high, other.high))
 
 
@@ -51,13 +48,13 @@ NOTHING = Range.exact(0.0)
 
 @dataclass(frozen=True)
 class Sample:
-    """Rows of the input that stand for all.
+    """A sample of the input.
 
     Args:
         batches: the rows, all of chunk 0, with their true `row`.
-        rejects: those among them that could not be read.
-        rows: source rows that the run has to do, bad ones included.
-        how: where the rows were taken from, in words.
+        rejects: sampled rows that could not be read.
+        rows: source rows that the run has to process, unreadable ones included.
+        how: how the sample was taken, for the printed report.
     """
 
     batches: Sequence[Batch]
@@ -67,19 +64,19 @@ class Sample:
 
     @property
     def taken(self) -> int:
-        """Rows that were looked at, bad ones included."""
+        """Rows in the sample, unreadable ones included."""
         return sum(b.num_rows for b in self.batches) + sum(r.num_rows for r in self.rejects)
 
 
 @dataclass(frozen=True)
 class Task:
-    """The question that a node is asked for a forecast.
+    """The work that a node is asked to forecast.
 
     Args:
-        rows: rows that it will be given in the run.
-        whole: whether the rows that it is shown are all of them.
-        seconds: how long it may compute to find out. A first call that takes longer bounds the rest.
-        results: the output directory of the run. It may be read, and nothing may be written there.
+        rows: rows that it will receive in the run.
+        whole: True if the sample holds all of them.
+        seconds: approximate time that it may compute; a single long call may exceed it.
+        results: output directory of the run; read only.
     """
 
     rows: Range
@@ -90,19 +87,19 @@ class Task:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The answer of a node with a model, for all its rows.
+    """Forecast of a node with a model, for all its rows.
 
     Args:
         rows_out: rows that it passes on.
-        output: some of them, for the nodes behind it.
-        rejects: those of the rows it was shown that it refuses.
-        tokens_in, tokens_out: of all rows; what another run or row has computed is not in tokens_in.
-        seconds: of the device, for all rows; None where there was no time to find out.
-        prepare_s: seconds to load the model and make contexts.
-        disk_bytes: what it writes beside the sinks' files.
-        memory: bytes by what they are for.
-        prompts: the first prompts as the model is given them, and how many tokens each has.
-        notes: what the user should know, a sentence each.
+        output: sample rows that it passes on, for the nodes downstream.
+        rejects: sample rows that it rejects.
+        tokens_in, tokens_out: of all rows; tokens_in leaves out tokens from the prefix cache or the completion store.
+        seconds: compute time of the model for all rows; None if the time limit was too short to measure it.
+        prepare_s: seconds to load the model and create contexts.
+        disk_bytes: bytes written in addition to the sinks' files.
+        memory: bytes by purpose.
+        prompts: the first prompts as the model gets them, each with its number of tokens.
+        notes: remarks for the user, one sentence each.
     """
 
     rows_out: Range

@@ -1,4 +1,4 @@
-"""An inbox that never waits, to run an operator outside a graph."""
+"""An inbox over a list, to run an operator outside a graph."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pipeline.api.records import Item
 
 
 class Given:
-    """Implements pipeline.api.protocols.Inbox over `items`, of which it is one ahead."""
+    """Inbox over `items` that never waits. It reads one item ahead, so that `exhausted` is known."""
 
     def __init__(self, items: Iterable[Item] = ()) -> None:
         self._items = iter(items)
@@ -19,17 +19,15 @@ class Given:
             yield item
 
     def poll(self) -> Item | None:
-        """The next item; None when all are taken."""
         item, self._next = self._next, next(self._items, None)
         return item
 
     def wait(self, *, idle: bool = True, for_items: bool = True, timeout_s: float | None = None) -> None:
-        """Nothing more will come."""
+        pass
 
     def wake(self) -> None:
-        """Nobody waits."""
+        pass
 
     @property
     def exhausted(self) -> bool:
-        """Whether all items are taken."""
         return self._next is None

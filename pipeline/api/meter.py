@@ -1,8 +1,7 @@
-"""The meters of a stage: rows, tokens, batches, and its time.
+"""Counters and clocks of a stage (a node, or a part of one).
 
-A stage's time has three clocks. `busy_s` near `wall_s`: this stage sets the pace. `starved_s` near `wall_s`: its input
-is mostly empty, look upstream. `blocked_s` near `wall_s`: its readers are full, look downstream. Each interval is
-measured where it begins and ends, by an injected clock, so that the three add up to `wall_s`.
+`busy_s` near `wall_s`: this stage is the bottleneck. `starved_s` near `wall_s`: its input is mostly empty; look
+upstream. `blocked_s` near `wall_s`: backpressure; look downstream. The three add up to `wall_s`.
 """
 
 from __future__ import annotations
@@ -43,23 +42,23 @@ class StageClock:
 
     @property
     def state(self) -> StageState | None:
-        """The present state; None before the start and after the end."""
+        """The current state; None before `start` and after `stop`."""
         return self._state
 
     def start(self, state: StageState = StageState.BUSY) -> None:
-        """Begin to measure."""
+        """Start the clock."""
         with self._lock:
             self._started = self._since = self._clock()
             self._state = state
 
     def stop(self) -> None:
-        """End the measurement; later calls change nothing."""
+        """Stop the clock; later calls have no effect."""
         with self._lock:
             if self._state is not None:
                 self._settle(None)
 
     def enter(self, state: StageState) -> StageState | None:
-        """Switch to `state`; returns the state before (None when the clock does not run)."""
+        """Switch to `state`. Returns the state before it; None if the clock does not run."""
         with self._lock:
             before = self._state
             if before is not None and before is not state:
@@ -92,12 +91,12 @@ class StageClock:
 
 @dataclass
 class Completed:
-    """The rows that a stage that generates has finished, from which the cost of the others is estimated.
+    """Finished rows of a stage that generates; the time left is estimated from them.
 
     Args:
-        rows: completions that were computed to their end.
-        tokens: completion tokens of these.
-        recalled: rows that were complete without computing: from a store, or identical to another one.
+        rows: completions that were generated.
+        tokens: their completion tokens.
+        recalled: completions that were not generated: from the store, or copied from an identical row.
     """
 
     rows: int = 0
@@ -107,7 +106,7 @@ class Completed:
 
 @dataclass(slots=True)
 class RowCounts:
-    """Row counts of a node. Nothing is lost: rows_in + expanded = rows_out + rejected."""
+    """Row counts of a node: rows_in + expanded = rows_out + rejected."""
 
     rows_in: int = 0
     expanded: int = 0
@@ -115,7 +114,7 @@ class RowCounts:
     rows_out: int = 0
 
     def add(self, other: RowCounts) -> None:
-        """Count the rows of `other` too."""
+        """Add the counts of `other`."""
         self.rows_in += other.rows_in
         self.expanded += other.expanded
         self.rejected += other.rejected
@@ -123,7 +122,7 @@ class RowCounts:
 
 
 class StageMeter:
-    """The counters of one stage. Written by the stage's own thread only; read by the metrics."""
+    """Counters of one stage. Only the stage's own thread writes them; any thread may read."""
 
     def __init__(self, name: str, clock: Clock = time.perf_counter) -> None:
         self.name = name
@@ -134,19 +133,19 @@ class StageMeter:
         self.rejected = 0
         self.batches = 0
         self.tokens_in = 0
-        """Prompt tokens worked on."""
+        """Prompt tokens processed."""
         self.tokens_out = 0
-        """Completion tokens made."""
+        """Completion tokens generated."""
         self.queue_rows: Callable[[], int] = lambda: 0
-        """Rows that wait in the inbox now."""
+        """Rows that wait in the inbox."""
         self.queue_capacity = 0
-        """Rows that may wait there; 0 for a source."""
+        """Capacity of the inbox in rows; 0 for a source."""
         self.completed: Completed | None = None
-        """None for a stage that generates nothing."""
+        """None for a stage that does not generate."""
         self._chunks: dict[int, RowCounts] = {}
 
     def count(self, chunk: int, *, rows_in: int = 0, expanded: int = 0, rejected: int = 0, rows_out: int = 0) -> None:
-        """Count rows of `chunk`, in the totals and for the account of that chunk."""
+        """Add rows of `chunk` to the totals and to the counts of that chunk."""
         self.rows_in += rows_in
         self.expanded += expanded
         self.rejected += rejected
@@ -160,11 +159,11 @@ class StageMeter:
         counts.rows_out += rows_out
 
     def take(self, chunk: int) -> RowCounts:
-        """Remove and return the account of a chunk that the stage ends."""
+        """Return and forget the counts of `chunk`, which the stage has ended."""
         return self._chunks.pop(chunk, RowCounts())
 
     def counts(self) -> dict[str, int]:
-        """All counters by column name."""
+        """Return all counters by column name of metrics/stages.parquet."""
         return {
             "rows_in": self.rows_in,
             "rows_out": self.rows_out,

@@ -1,4 +1,4 @@
-"""The contract of operators: `BaseOperator` lists all that the engine asks of one; `Inbox` and `Runtime` are its side.
+"""The contract of operators: `BaseOperator` has every hook; `Inbox` and `Runtime` are what the engine passes to them.
 
 Operators are built from the job file by `_target_`, so the engine imports none.
 """
@@ -29,19 +29,19 @@ class Inbox(Protocol):
     def __iter__(self) -> Iterator[Item]: ...
 
     def poll(self) -> Item | None:
-        """The next item if one is there."""
+        """Return the next item; None if none is waiting."""
 
     def wait(self, *, idle: bool = True, for_items: bool = True, timeout_s: float | None = None) -> None:
-        """Wait until an item is there, the inputs have ended, or `wake` is called.
+        """Wait until an item arrives, the inputs end, or `wake` is called.
 
         Args:
-            idle: count the time as starved; an operator with work elsewhere (in the engine) is busy instead.
-            for_items: False waits for `wake` alone, for an operator that has no room for more items.
-            timeout_s: wait no longer than this.
+            idle: count the time as starved; False counts it as busy, for an operator with rows in the decode engine.
+            for_items: False waits for `wake` alone, for an operator that cannot take more items.
+            timeout_s: longest wait.
         """
 
     def wake(self) -> None:
-        """End the present or the next `wait`; may be called from any thread."""
+        """End the current or the next `wait`; may be called from any thread."""
 
     @property
     def exhausted(self) -> bool:
@@ -50,12 +50,12 @@ class Inbox(Protocol):
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Memory that a node takes when it is opened.
+    """Memory that a node allocates in `open`.
 
     Args:
-        key: nodes that give the same key share it.
-        what: what it is for, with the settings that decide how much it is.
-        size_bytes: how much, at least.
+        key: nodes that return the same key share the memory.
+        what: its purpose, with the settings that decide its size.
+        size_bytes: lower bound.
     """
 
     key: Hashable
@@ -64,11 +64,11 @@ class MemoryNeed:
 
 
 class BaseOperator:
-    """An operator, and all that the engine may ask of one. `plan` is required, and `process` or `run`.
+    """An operator, with all hooks that the engine may call. `plan` is required, and either `process` or `run`.
 
-    It maps batches to batches: `process` is called for each batch and `finish` at the end of each chunk. One that must
-    wait and work at the same time has a `run` of its own. All is called from one thread. A source is an operator whose
-    `plan` takes no input, a sink one whose `plan` returns None.
+    `process` is called for each batch and `finish` at the end of each chunk. An operator that does more than map batch
+    to batches overrides `run`. All hooks are called from one thread. A source is an operator whose `plan` takes no
+    input; a sink is one whose `plan` returns None.
     """
 
     plan: Callable[..., pa.Schema | None]
@@ -76,114 +76,112 @@ class BaseOperator:
     output, or None for a sink. It raises SchemaError for columns that do not fit and must not load anything large."""
 
     parts: Sequence[str] = ()
-    """Names of the parts that have meters of their own (`Runtime.part`), as `show=graph` draws them."""
+    """Names of the parts with their own meters (`Runtime.part`); `show=graph` draws them."""
 
     on_error = OnError.FAIL
     """The effect of an exception in `process`; set by the job (`nodes.NODE.on_error`)."""
 
     append = False
-    """True if `state` returns only the addition of a chunk to what is remembered."""
+    """True if `state` returns only what a chunk adds; the additions of all chunks are kept."""
 
     concluded: Sequence[str] = ()
-    """Names of the files in the output directory that `conclude` makes. They are there only when the run is done."""
+    """Names of the files that `conclude` writes into the output directory. They exist only when the run is done."""
 
     @property
     def title(self) -> str:
-        """The operator's name where the graph is shown."""
+        """Name of the operator in a drawn graph."""
         return type(self).__name__
 
     def fingerprint(self) -> Mapping[str, Any]:
-        """Return what the output depends on besides the arguments, the content of files for example: flat keys and
-        plain values. Called after `plan` and before `open`."""
+        """Return what the output depends on besides the arguments, for example hashes of files, as flat keys and plain
+        values. Called after `plan` and before `open`."""
         return {}
 
     def memory_needs(self) -> Iterable[MemoryNeed]:
-        """Return the memory that the operator takes when it is opened, if it is much and known. Called after `plan`;
-        nothing is loaded for it."""
+        """Return the large allocations of `open` whose size is known. Called after `plan`; loads nothing."""
         return ()
 
     def open(self, runtime: Runtime) -> None:
         """Get ready: open files, load models. Called once, before the first row."""
 
     def process(self, batch: Batch) -> Iterable[Output]:
-        """Yield what becomes of the rows: batches, rejects and (sinks) shards."""
+        """Yield batches, rejects and, in a sink, shards for the rows of `batch`."""
         raise NotImplementedError
 
     def finish(self, chunk: int) -> Iterable[Output]:
-        """Yield what was held back of `chunk`, of which no more rows will come. Chunks end strictly in order, but a
-        batch of chunk k+1 may come before the end of chunk k."""
+        """Yield the rows of `chunk` that were held back; no more of its rows will come. Chunks end strictly in order,
+        but a batch of chunk k+1 may come before the end of chunk k."""
         return ()
 
     def run(self, inbox: Inbox) -> Iterator[Item | Shard]:
-        """Yield batches, rejects, shards and every ChunkEnd, in order. To return early is to leave: the writers are
-        released."""
+        """Yield batches, rejects, shards and every ChunkEnd, in order. An operator that returns early gets no more
+        rows, and the nodes upstream of it stop."""
         return run_by_batch(self.process, self.finish, inbox, self.on_error)
 
     def close(self) -> None:
-        """Close what `open` opened. Called once, however the run ends."""
+        """Release what `open` acquired. Called once, however the run ends."""
 
     def state(self, chunk: int) -> bytes:
-        """Return what to remember when all chunks up to and with `chunk` are committed; with `append`, what `chunk`
-        adds to that.
+        """Return the operator's state after `chunk`; with `append`, only what `chunk` adds to it.
 
-        For an operator whose output depends on rows of earlier chunks. It is committed with the chunk, in one
-        transaction, and given back on a resume, which begins at the first chunk that is not committed. Called once for
-        each ChunkEnd, just before that is sent. An operator may be ahead: at the end of chunk k it may have seen rows
-        of k+1, which must not show in `state(k)`. To decide by the order of rows and not of arrival, decide in
-        `finish`.
+        For an operator whose output depends on rows of earlier chunks. The state is committed with the chunk in one
+        transaction and passed to `restore` on a resume. Called once for each ChunkEnd, just before it is sent. At the
+        end of chunk k the operator may have seen rows of k+1, which must not be part of `state(k)`. Batches of a chunk
+        arrive in any order: an operator that decides by the order of rows does so in `finish`.
         """
         raise NotImplementedError
 
     def restore(self, states: Iterable[bytes]) -> None:
-        """Go on from the state of the last committed chunk; with `append`, from those of all chunks in order. Called
+        """Continue from the state of the last committed chunk; with `append`, from those of all chunks in order. Called
         before `open`, and only on a resume."""
         raise NotImplementedError
 
     def conclude(self, directory: Path) -> None:
-        """Make the files named in `concluded` from data/ and rejects/ in `directory`. Called when all chunks are
-        committed and before the run counts as done, so a run that is killed meanwhile calls it again, and so does a
-        finished run that has lost one.
+        """Write the files named in `concluded` from data/ and rejects/ in `directory`.
+
+        Called when all chunks are committed and before the run counts as done. Called again if the run was killed
+        meanwhile, or if one of the files is missing from a finished run.
 
         Raises:
-            StorageError: one cannot be written.
+            StorageError: a file cannot be written.
         """
 
     def report(self, directory: Path) -> Iterable[str]:
-        """Return lines for the summary of a finished run, read from the results in `directory`: so they speak of all
-        attempts."""
+        """Return lines for the summary of a finished run, from the results in `directory`, so of all attempts."""
         return ()
 
     def seek(self, chunk: int) -> None:
-        """Begin at `chunk`, as if the ones before it had been sent. Of a source; called before `run` when a run is
-        resumed. Under a target, `seek(0)` and `run` come once more for every round."""
+        """Start a source at `chunk`, as if it had sent all earlier ones. Called before `run` on a resume. A target
+        calls `seek(0)` and `run` again for every round."""
         raise NotImplementedError
 
     def total_rows(self) -> int | None:
-        """Return how many rows a source has, bad ones included; None while that is unknown."""
+        """Return the number of rows of a source, unreadable ones included; None while it is unknown."""
         return None
 
     def fraction_read(self) -> float | None:
-        """Return how much of its input a source has read, 0 to 1, by rows where they are known, else by bytes."""
+        """Return the share of its input that a source has read, 0 to 1, by rows if their number is known, else by
+        bytes."""
         return None
 
     def forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
-        """Return what `task` will take, for a dry run, found out on some of its rows. Called instead of `open`;
-        nothing else is called. An operator without it, which computes with no model, is run on a sample instead."""
+        """Return a forecast of `task` for a dry run, measured on the sample `batches`. Called instead of `open` and all
+        other hooks. An operator without a forecast is run on the sample instead; one with a model needs it."""
         raise NotImplementedError
 
     def encoded_bytes(self, batches: Sequence[Batch]) -> int | None:
-        """Return the bytes that these rows take in the files of a sink; None where it cannot say. Called without
-        `open`; nothing is written."""
+        """Return the bytes that these rows take in the files of a sink; None if it is unknown. Called without `open`;
+        writes nothing."""
         return None
 
 
 def overrides(operator: BaseOperator, hook: str) -> bool:
-    """Return whether `operator` has a `hook` of its own: whether it can seek, keeps a state, makes a forecast."""
+    """Return True if `operator` overrides `hook`, for example `seek`, `state` or `forecast`."""
     return getattr(type(operator), hook) is not getattr(BaseOperator, hook)
 
 
 def inputs_fit(operator: BaseOperator, inputs: Sequence[pa.Schema]) -> bool:
-    """Return whether `operator.plan` takes that many inputs."""
+    """Return True if `operator.plan` accepts as many inputs as there are schemas."""
     try:
         inspect.signature(operator.plan).bind(*inputs)
     except TypeError:

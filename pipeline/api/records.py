@@ -1,4 +1,4 @@
-"""The nouns that travel on edges: Batch, Rejects, ChunkEnd, Shard. Imports nothing of ours but the errors.
+"""The items that travel on edges: Batch, Rejects, ChunkEnd, Shard.
 
 A row is identified everywhere by (`row`, `lineage`): `row` int64 is its position in the source, `lineage` list<int32>
 has one number for each expansion it went through and is absent before the first one.
@@ -22,7 +22,7 @@ LINEAGE = pa.field("lineage", pa.list_(pa.int32()))
 HALF_A_CHARACTER = (
     "half a character (an escape from \\ud800 to \\udfff without the other one); write the whole character"
 )
-"""The words of a reason for a lone surrogate, which JSON can write and UTF-8, and so Arrow, cannot hold."""
+"""Part of the reason of a reject for a lone surrogate: JSON can spell one, UTF-8 and Arrow cannot store it."""
 
 REJECT_SCHEMA = pa.schema(
     [
@@ -39,7 +39,7 @@ REJECT_SCHEMA = pa.schema(
 
 
 class RejectKind(StrEnum):
-    """The kind of a reject: `error` counts against `max_error_rate`, `filtered` was asked for."""
+    """Kind of a reject: `error` counts towards `max_error_rate`; `filtered` was removed on purpose."""
 
     ERROR = "error"
     FILTERED = "filtered"
@@ -51,10 +51,10 @@ class Reject:
 
     Args:
         row: position in the source.
-        reason: what was wrong and, where there is one, the remedy.
-        record: the row as JSON (or the raw line that did not parse).
-        lineage: its lineage, None before any expansion.
-        file, line: where it was read, for rows that failed to parse (`line` counts from 1).
+        reason: the cause and, if there is one, the remedy.
+        record: the row as JSON, or the raw line that did not parse.
+        lineage: None before any expansion.
+        file, line: position in the input, for rows that failed to parse; `line` counts from 1.
     """
 
     row: int
@@ -68,7 +68,7 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class Rejects:
-    """Rows of one chunk that a node took out, in-band ahead of the chunk's end. The outbox stamps `node`."""
+    """Rejected rows of one chunk, sent before its ChunkEnd. The outbox sets `node`."""
 
     chunk: int
     rows: tuple[Reject, ...]
@@ -76,7 +76,6 @@ class Rejects:
 
     @property
     def num_rows(self) -> int:
-        """Rows that are rejected here."""
         return len(self.rows)
 
     def to_arrow(self) -> pa.RecordBatch:
@@ -102,8 +101,8 @@ class Batch:
     Args:
         chunk: the chunk that all rows belong to; a batch never mixes chunks.
         data: the rows; shared by all readers, never changed.
-        expanded: how many of these rows exist in addition to the rows they were made from (0: one for one).
-        port: index of the input at which the reader received it.
+        expanded: number of these rows minus the number of rows they were made from (0: one for one).
+        port: index of the reader's input on which it arrived.
     """
 
     chunk: int
@@ -113,7 +112,6 @@ class Batch:
 
     @property
     def num_rows(self) -> int:
-        """Rows in the batch."""
         return int(self.data.num_rows)
 
     def with_data(self, data: pa.RecordBatch, *, expanded: int = 0) -> Batch:
@@ -121,13 +119,13 @@ class Batch:
         return Batch(self.chunk, data, expanded)
 
     def at_port(self, port: int) -> Batch:
-        """Return the batch as the reader's input `port` sees it; the same object if nothing changes."""
+        """Return the batch as received on input `port`, with `expanded` 0; the same object if nothing changes."""
         return self if self.port == port and not self.expanded else replace(self, port=port, expanded=0)
 
     def reject(
         self, indices: Sequence[int], reasons: Sequence[str] | str, kind: RejectKind = RejectKind.ERROR
     ) -> Rejects:
-        """Return rejects for the rows at `indices`, each with its own reason or all with one."""
+        """Return rejects for the rows at `indices`, with one reason for each or one for all."""
         taken = _python_rows(self.data.take(pa.array(indices, pa.int64())))
         each = [reasons] * len(indices) if isinstance(reasons, str) else reasons
         return Rejects(self.chunk, tuple(_reject(r, why, kind) for r, why in zip(taken, each, strict=True)))
@@ -135,7 +133,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class ChunkEnd:
-    """No item of chunk `chunk` follows. Leaves every node strictly in order. `rows`: source rows of the chunk."""
+    """The end of a chunk: none of its items follow. Chunks end in order at every node. `rows`: source rows in it."""
 
     chunk: int
     rows: int
@@ -143,16 +141,16 @@ class ChunkEnd:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A finished, fsynced file of one chunk that waits under a temporary name for its commit.
+    """A complete, fsynced file of one chunk, under a temporary name until the chunk is committed.
 
     Args:
-        chunk: the chunk that it holds.
-        path: its final place.
-        temporary: where it lies now, on the same file system.
-        rows: rows in it.
+        chunk: number of the chunk.
+        path: the final path.
+        temporary: the current path, on the same file system.
+        rows: number of rows.
         size_bytes, sha256: of the file.
-        schema: the columns as a reader of the file sees them; a file of some formats does not say.
-        rejects: in a file of rejects, the rows by (node, kind, reason).
+        schema: the columns; kept here since not every format stores them.
+        rejects: for a file of rejects, the rows by (node, kind, reason).
     """
 
     chunk: int
@@ -186,8 +184,8 @@ def _python_rows(data: pa.RecordBatch) -> list[dict[str, Any]]:
 
 
 def _python_values(column: pa.Array) -> list[Any]:
-    """The values; as Arrow prints them where Python has none: years beyond 9999, nanoseconds without pandas, a struct
-    with a name twice."""
+    """Return Python values, or Arrow's text for what Python cannot represent: years beyond 9999, nanoseconds without
+    pandas, a struct with duplicate names."""
     try:
         return list(column.to_pylist())
     except (ValueError, OverflowError):
@@ -201,7 +199,7 @@ def _printed(value: pa.Array) -> str:
 
 
 def record_json(record: dict[str, Any]) -> str:
-    """Return a row as JSON for the rejects file; values that JSON does not know become strings."""
+    """Return a row as JSON for the rejects file; values without a JSON type become strings."""
     return json.dumps(record, ensure_ascii=False, default=_jsonable)
 
 
@@ -210,10 +208,10 @@ def _jsonable(value: object) -> str:
 
 
 def require_column(schema: pa.Schema, name: str, accepts: Sequence[pa.DataType] | None = None) -> pa.Field:
-    """Return the field `name` of `schema`. `accepts`: the types that it may have, None for any.
+    """Return the field `name` of `schema`. `accepts`: allowed types, None for any.
 
     Raises:
-        SchemaError: it is not there, or its type is none of `accepts`.
+        SchemaError: the field is missing, or its type is not in `accepts`.
     """
     if name not in schema.names:
         raise SchemaError(f"needs a column '{name}'; the input has {', '.join(schema.names) or 'none'}")
@@ -228,7 +226,7 @@ def add_columns(schema: pa.Schema, *fields: pa.Field) -> pa.Schema:
     """Return `schema` with `fields` appended.
 
     Raises:
-        SchemaError: the input has a column of that name already.
+        SchemaError: `schema` already has a column of that name.
     """
     for new in fields:
         if new.name in schema.names:

@@ -1,4 +1,4 @@
-"""Runtime: the side of the engine that an operator sees; and the resources that nodes and runs share."""
+"""Runtime: the engine's services for an operator, and the resources that nodes and runs share."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ class Table(Protocol):
         """Add one row, values in the order of the table's schema."""
 
     def extend(self, columns: Sequence[Sequence[object]]) -> None:
-        """Add several rows at once, as columns of equal length; much cheaper a row."""
+        """Add several rows at once, as columns of equal length; much cheaper per row than `append`."""
 
 
 class Resources:
-    """Things that are made once by whoever asks first, and closed in reverse order."""
+    """Shared objects by key: created on first use, closed in reverse order of creation."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._made: dict[object, tuple[Any, Closer[Any] | None]] = {}
 
     def get(self, key: object, factory: Callable[[], T], close: Closer[T] | None = None) -> T:
-        """Return the value under `key`, made by `factory` if it is not there yet."""
+        """Return the object under `key`; `factory` creates it on first use."""
         with self._lock:
             if key not in self._made:
                 self._made[key] = (factory(), close)
@@ -47,7 +47,7 @@ class Resources:
             return value
 
     def close(self) -> None:
-        """Close everything, last made first. A failure to close is logged and does not keep the others open."""
+        """Close all objects, the last one first. An exception is logged, and the others are closed all the same."""
         with self._lock:
             while self._made:
                 key, (value, close) = self._made.popitem()
@@ -60,14 +60,14 @@ class Resources:
 
 @dataclass
 class RunContext:
-    """The things that all nodes of one run share.
+    """Objects that all nodes of one run share.
 
     Args:
         output_dir: of the run.
-        process: what the runs of this process share.
+        process: resources shared by all runs of this process.
         table: returns the metrics table of a name and schema.
-        attempt: its number, 1 for the first.
-        run_id: names the run; all its attempts have the same.
+        attempt: number of the attempt, from 1.
+        run_id: identifies the run; the same for all its attempts.
         enough, round_rows: set by the executor; see Runtime.enough and Runtime.round_of.
     """
 
@@ -89,13 +89,13 @@ class RunContext:
 
 @dataclass
 class Runtime:
-    """The engine, as a node sees it while it runs.
+    """The engine's services for a running node.
 
     Args:
-        context: what it shares with the others.
-        node: its name.
-        depth: longest distance from the source, in edges: who is larger is served first where nodes share something.
-        meter: the node's own; the executor counts rows, the operator may count tokens.
+        context: shared with the other nodes.
+        node: name of the node.
+        depth: edges on the longest path from the source. Of nodes that share a model the deepest is served first.
+        meter: of the node; the executor counts rows, the operator may count tokens.
     """
 
     context: RunContext
@@ -106,24 +106,24 @@ class Runtime:
     def __post_init__(self) -> None:
         self.output_dir = self.context.output_dir
         self.run_id = self.context.run_id
-        """Names the run. A resumed run has the same, one that began anew in the same directory another."""
+        """Identifies the run. Resuming keeps it; overwriting the results makes a new one."""
         self.log = logging.getLogger(f"pipeline.node.{self.node}")
 
     @property
     def cancelled(self) -> bool:
-        """True once the run is being cancelled: finish the step and leave."""
+        """True once the run is cancelled: finish the current step and return."""
         return self.context.cancelled.is_set()
 
     def resource(self, key: object, factory: Callable[[], T], close: Closer[T] | None = None) -> T:
-        """Return a thing that nodes of this run share: made by the first who asks, closed when the run ends."""
+        """Return an object shared by the nodes of this run; created on first use, closed when the run ends."""
         return self.context.resources.get(key, factory, close)
 
     def shared(self, key: object, factory: Callable[[], T], close: Closer[T] | None = None) -> T:
-        """Return a thing that runs of this process share (models, contexts): closed when the process ends."""
+        """Return an object shared by the runs of this process (models, contexts); closed when the process ends."""
         return self.context.process.get(key, factory, close)
 
     def part(self, name: str) -> StageMeter:
-        """Return a meter that shows as the line `node/name` in the stage metrics."""
+        """Return a meter that appears as stage `node/name` in the metrics."""
         meter = StageMeter(f"{self.node}/{name}", self.context.clock)
         self.context.parts.append(meter)
         return meter
@@ -133,25 +133,24 @@ class Runtime:
         return self.context.table(name, schema)
 
     def totals(self, values: Callable[[], dict[str, float]]) -> None:
-        """Have `values()` added to the run's totals at its end (counts, seconds)."""
+        """Register `values`, whose counts and seconds are added to the run's totals at its end."""
         self.context.totals.append(values)
 
     def status(self, text: Callable[[], str]) -> None:
-        """Have `text()` shown in the progress line (for example the active slots)."""
+        """Register `text`, which is shown in the progress line (for example the active slots)."""
         self.context.statuses.append(text)
 
     def when_stuck(self, cut_off: Callable[[], None]) -> None:
-        """Have `cut_off()` called, by any thread, when the run was told to stop and computes on: it ends long calls."""
+        """Register `cut_off`, which aborts long calls. Any thread may call it when a stopped run does not end soon."""
         self.context.when_stuck.append(cut_off)
 
     def enough(self, chunk: int) -> None:
-        """End the run once `chunk` is committed: no chunk after it is needed (-1: none that this attempt has begun),
-        and what is done for later ones is abandoned. To be called while no later chunk can be committed: before the end
-        of `chunk` is sent, or at the end of the input."""
+        """End the run once `chunk` is committed (-1: without another commit) and discard work on later chunks. To be
+        called while no later chunk can be committed: before the end of `chunk` is sent, or at the end of the input."""
         self.context.enough(chunk)
 
     def round_of(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the round over the source of each of `rows` (column `row`); 0 where there is only one, and for all
-        rows until it is known how many the first round has."""
+        """Return the round, from 0, that each of `rows` (column `row`) belongs to. All are 0 in a job without a target,
+        and until the first round has ended and its number of rows is known."""
         per_round = self.context.round_rows()
         return rows // per_round if per_round else np.zeros_like(rows)

@@ -1,6 +1,6 @@
-"""The table of commands, from which dispatch, help and completion follow.
+"""The table of commands, used by dispatch, help and completion.
 
-A command is a module with `main(arguments) -> exit code`, and a line here.
+To add a command, write a module with `main(arguments) -> exit code` and add a line here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PROGRAM = "python -m pipeline"
 
 
 class Command(NamedTuple):
-    """A command: its arguments, what it does, and the module with its `main`, imported when the command is run."""
+    """A command: its arguments, a description, and the module with its `main`, imported when the command is run."""
 
     usage: str
     about: str
@@ -39,20 +39,20 @@ COMMANDS = {
 
 
 def usage_of(name: str) -> str:
-    """Return the whole command line of the command `name`."""
+    """Return the usage line of the command `name`."""
     return f"{PROGRAM} {name} {COMMANDS[name].usage}"
 
 
 def parser_of(name: str) -> ArgumentParser:
-    """Return the parser of the command `name`; usage and help are those of the table."""
+    """Return a parser for the command `name` with usage and description from the table."""
     return ArgumentParser(f"{PROGRAM} {name}", usage_of(name), COMMANDS[name].about, allow_abbrev=False)
 
 
 def config_dir(folder: str) -> Path:
-    """Return what `--config-dir` names.
+    """Return the value of `--config-dir` as a path.
 
     Raises:
-        ConfigError: there is no such directory.
+        ConfigError: the directory does not exist.
     """
     if not Path(folder).is_dir():
         raise ConfigError(f"--config-dir {folder}: there is no such directory")

@@ -1,6 +1,6 @@
-"""`python -m pipeline compare A B`: settings, rows, speed, lengths and texts of two runs side by side.
+"""`python -m pipeline compare A B`: compare settings, rows, speed, lengths and texts of two runs.
 
-Exit code 0 whether they differ or not; 2 where a directory is not a run's.
+The exit code is 0 also if they differ, and 2 if one is not a run directory.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ MOST_LINES = 40
 LONGEST_VALUE = 200
 LONGEST_SETTING = 160
 CONTEXT = 20
-"""Characters before the first difference of two texts that are shown."""
+"""Characters that are shown before the first difference of two texts."""
 
 
 def main(arguments: Sequence[str]) -> ExitCode:
     """Print the comparison.
 
     Raises:
-        ConfigError: a directory is not a run's.
+        ConfigError: a directory is not a run directory.
     """
     parser = parser_of("compare")
     parser.add_argument("a", metavar="outputs/A", help="directory of a run")
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> ExitCode:
 
 
 def sections(a: Results, b: Results, names: tuple[str, str]) -> Iterator[list[str]]:
-    """Yield the lines to print, in parts that an empty line separates."""
+    """Yield the sections to print, each a list of lines."""
     yield lines(figures(a, b), names)
     yield ["busy, and of its time", *_indented(lines(stages(a, b)))]
     yield _listed("settings", setting_differences(a, b))
@@ -89,7 +89,7 @@ def _column(found: Agreement, both: int) -> list[str]:
 
 
 def _from_difference(a: object, b: object) -> list[str]:
-    """Return two values from their first difference on."""
+    """Return lines with both values, long texts from shortly before their first difference on."""
     if not isinstance(a, str) or not isinstance(b, str):
         return [f"A  {shown(a)}", f"B  {shown(b)}"]
     same = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -1,7 +1,7 @@
-"""The command `completion`: a script with which bash completes the arguments of `python -m pipeline`.
+"""`python -m pipeline completion`: print a script that completes the arguments in bash.
 
-It holds the words themselves, so a Tab starts no Python. Hydra's own completion needs a program of its own to complete,
-and there is none: people type `python -m pipeline`.
+The script contains all words, so a Tab starts no Python. Hydra's own completion works only for a program with a name of
+its own, not for `python -m pipeline`.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def main(arguments: Sequence[str]) -> ExitCode:
 
 
 def words(folders: Sequence[Path]) -> Iterator[str]:
-    """Yield the commands, the jobs, the options of each group, and `key=` for each setting.
+    """Yield commands, jobs, options of config groups, and `key=` for each setting.
 
     Args:
-        folders: those of `--config-dir`.
+        folders: values of `--config-dir`.
     """
     yield from COMMANDS
     yield from (f"job={job.name}" for job in list_jobs(folders))

@@ -1,4 +1,4 @@
-"""`python -m pipeline jobs`: the jobs that can be named."""
+"""`python -m pipeline jobs`: list the jobs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipeline.config.jobs import jobs_table
 
 
 def main(arguments: Sequence[str]) -> ExitCode:
-    """Print them."""
+    """Print the list of jobs."""
     parser = parser_of("jobs")
     parser.add_argument("--config-dir", "-cd", action="append", default=[], type=config_dir)
     print(jobs_table(parser.parse_args(arguments).config_dir))

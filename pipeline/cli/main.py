@@ -1,4 +1,4 @@
-"""The command line: a bare first word is a command, everything else composes a job with Hydra and runs it."""
+"""The command line: a first word without `=` is a command; anything else is a job, composed with Hydra and run."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = ExitCode.FAILED
     except Exception as error:
         code = print_error(error)
-    # A process that was told to stop never says that all is well: it may have left out what was to come.
+    # After a signal the exit code is never 0: the process may have skipped work.
     return int(worst((ExitCode(code), ExitCode.INTERRUPTED)) if signals_received() else code)
 
 
@@ -81,7 +81,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _suggestion(arguments: Sequence[str], dirs: Sequence[Path]) -> str:
-    """Return what to write instead of words that are no command: `ask.yaml`, `run ask.yaml`, `quickstart`."""
+    """Return what to write instead of an unknown command such as `ask.yaml`, `run ask.yaml` or `quickstart`."""
     names = [job.name for job in list_jobs(dirs)]
     if job := next((a for a in arguments[:2] if a.endswith(SUFFIXES) or a in names), None):
         return f"; a job is run with job={job}"

@@ -1,4 +1,4 @@
-"""`python -m pipeline report DIR ...`: makes report.html again, also of a run that works or was killed."""
+"""`python -m pipeline report DIR ...`: write report.html again, also of a run that is running or was killed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def main(arguments: Sequence[str]) -> ExitCode:
     """Write the reports.
 
     Raises:
-        ConfigError: a directory is no run's.
+        ConfigError: a directory is not a run directory.
         StorageError: a report cannot be written.
     """
     parser = parser_of("report")

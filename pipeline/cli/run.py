@@ -1,4 +1,4 @@
-"""The jobs of a command line: composed by Hydra and run one after the other, with a summary of a sweep."""
+"""Compose the jobs of a command line with Hydra and run them one after the other."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class SweptJob:
     """A job of a sweep.
 
     Args:
-        overrides: as they were given, with one value each.
-        code: how it ended; None where an interrupt came before it.
-        directory: where its results are; None where its settings cannot work.
+        overrides: the overrides as typed, with one value each.
+        code: exit code; None if the sweep was interrupted before the job began.
+        directory: of the results; None if the settings are invalid.
     """
 
     overrides: tuple[str, ...]
@@ -57,19 +57,19 @@ class SweptJob:
 
     @property
     def where(self) -> str:
-        """Directory of its results, or why there are none."""
+        """Directory of the results, or the reason why there is none."""
         if self.code is None:
             return "not begun; the same command goes on"
         return "not run: its settings cannot work, see above" if self.directory is None else str(self.directory)
 
 
 def worst(codes: Sequence[ExitCode]) -> ExitCode:
-    """Return the most serious of `codes`; DONE when there is none."""
+    """Return the most severe of `codes`; DONE if there is none."""
     return max(codes, key=_SEVERITY.index, default=ExitCode.DONE)
 
 
 def print_error(error: Exception) -> ExitCode:
-    """Print on stderr what went wrong, with a traceback where no one has foreseen it. Returns the exit code."""
+    """Print `error` on stderr, with a traceback unless it is a PipelineError. Returns the exit code."""
     if isinstance(error, PipelineError):
         print(f"error: {error}", file=sys.stderr)
         return ExitCode(error.exit_code)
@@ -79,10 +79,10 @@ def print_error(error: Exception) -> ExitCode:
 
 
 def config_dirs_of(arguments: Sequence[str]) -> list[Path]:
-    """Return the folders of `--config-dir` in the arguments of a job, which Hydra parses.
+    """Return the values of `--config-dir` in the arguments of a job, which Hydra parses later.
 
     Raises:
-        ConfigError: one is not there.
+        ConfigError: a directory does not exist.
     """
     given = [a.partition("=")[2] for a in arguments if a.startswith("--config-dir=")]
     given += [b for a, b in itertools.pairwise(arguments) if a in ("--config-dir", "-cd")]
@@ -90,13 +90,13 @@ def config_dirs_of(arguments: Sequence[str]) -> list[Path]:
 
 
 def run_jobs(arguments: Sequence[str], dirs: Sequence[Path]) -> ExitCode:
-    """Compose the job that `arguments` name, or all jobs of their sweep, and run them. Returns the worst exit code.
+    """Compose and run the job in `arguments`, or all jobs of a sweep. Returns the most severe exit code.
 
     Args:
-        dirs: folders with jobs of the user's own.
+        dirs: values of `--config-dir`.
 
     Raises:
-        ConfigError: the arguments name no job, or nothing can be composed of them.
+        ConfigError: no job is named, or it cannot be composed.
     """
     refuse_dashes(arguments)
     arguments = _with_jobs(arguments, dirs)
@@ -119,7 +119,7 @@ def run_jobs(arguments: Sequence[str], dirs: Sequence[Path]) -> ExitCode:
     except Exception as error:
         if jobs or isinstance(error, PipelineError):
             raise
-        # Hydra and OmegaConf trip over some files without an error of their own.
+        # On some files Hydra and OmegaConf fail with exceptions of any type.
         raise ConfigError(f"the job cannot be composed: {type(error).__name__}: {error}") from error
     finally:
         process.close()
@@ -129,7 +129,7 @@ def run_jobs(arguments: Sequence[str], dirs: Sequence[Path]) -> ExitCode:
 
 
 def _with_jobs(arguments: Sequence[str], dirs: Sequence[Path]) -> list[str]:
-    """Register every job that the arguments name, and name it by its key. In a sweep `job=a,b` names several."""
+    """Register the jobs in `job=NAME` (in a sweep `job=a,b`); return the arguments with their keys for the names."""
     rewritten: list[str] = []
     named = ""
     for argument in arguments:
@@ -148,14 +148,14 @@ def _with_jobs(arguments: Sequence[str], dirs: Sequence[Path]) -> list[str]:
 
 
 def _options_last(arguments: Sequence[str]) -> list[str]:
-    """Hydra's argument parser takes the overrides only in one piece: `job=x -m seed=1,2` would be refused."""
+    """Return the overrides first, then the options: Hydra's parser would refuse `job=x -m seed=1,2`."""
     overrides = [a for a in arguments if a.startswith("~") or ("=" in a and not a.startswith("-"))]
     return overrides + [a for a in arguments if a not in overrides]
 
 
 @contextmanager
 def _command_line(arguments: Sequence[str]) -> Iterator[None]:
-    """Inside the block Hydra reads `arguments`, and raises its errors rather than report them itself."""
+    """Set sys.argv for Hydra during the block, and have it raise its errors instead of printing them."""
     os.environ["HYDRA_FULL_ERROR"] = "1"
     before, sys.argv = sys.argv, [PROGRAM, *arguments]
     try:
@@ -165,7 +165,7 @@ def _command_line(arguments: Sequence[str]) -> Iterator[None]:
 
 
 def _run_one(config: DictConfig, overrides: tuple[str, ...], process: Resources) -> SweptJob:
-    """Run one job of a sweep, or the only one. Its error must not keep the others from running."""
+    """Run one job. Its error is printed, so that the other jobs of a sweep run all the same."""
     reached(Failpoint.CONFIG_COMPOSED)
     directory = None
     try:
@@ -196,7 +196,7 @@ def _show(settings: JobSettings, process: Resources) -> ExitCode:
 
 
 def _sweep_lines(jobs: Sequence[SweptJob]) -> list[str]:
-    """Return a line for each job: exit code, settings in which it differs from the others, where its results are."""
+    """Return a line per job: exit code, settings that differ between the jobs, directory of the results."""
     common = set(jobs[0].overrides).intersection(*(job.overrides for job in jobs))
     own = [" ".join(o for o in job.overrides if o not in common) for job in jobs]
     width = max(len(text) for text in own)

@@ -1,6 +1,6 @@
-"""`python -m pipeline status DIR [--json]`: prints how far a run is, from its files.
+"""`python -m pipeline status DIR [--json]`: print the progress of a run, from its files.
 
-Exit codes: 0 it runs or is done, 4 it is neither (the same command resumes it), 2 there is no run.
+Exit codes: 0 it is running or done, 4 it is neither (the same command resumes it), 2 there is no run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pipeline.run_dir.state import STATE_FILE, RunStatus
 
 BAR = 30
 QUIET_S = 30.0
-"""A live run writes every second."""
+"""A running run writes status.json every second; after this long without an update it is called silent."""
 _ENDED: Mapping[str, tuple[str, str]] = {
     RunStatus.RUNNING: ("the same command resumes", "it was killed{}"),
     RunStatus.INTERRUPTED: ("the same command resumes", "it was interrupted{}"),
@@ -34,11 +34,11 @@ _ENDED: Mapping[str, tuple[str, str]] = {
         "a budget was spent before the target was reached{}",
     ),
 }
-"""By state of a run that is not done: how to go on, and how it ended, with a place for the exit code."""
+"""By state of an unfinished run that is not running: how to continue, and how it ended ({}: the exit code)."""
 
 
 def main(arguments: Sequence[str]) -> ExitCode:
-    """Print it.
+    """Print the progress.
 
     Raises:
         ConfigError: there is no run.
@@ -63,7 +63,6 @@ def main(arguments: Sequence[str]) -> ExitCode:
 
 
 def _lines(directory: Path, values: Mapping[str, Any] | None, who: Holder | None, now: datetime) -> list[str]:
-    """Return the lines of the screen."""
     if values is None:
         return _without_status(directory, who is not None)
     snapshot = _snapshot(values)
@@ -78,7 +77,7 @@ def _lines(directory: Path, values: Mapping[str, Any] | None, who: Holder | None
 
 
 def _without_status(directory: Path, alive: bool) -> list[str]:
-    """Return what manifest.json says, where status.json is lost or was written by another version."""
+    """Return the lines to print from manifest.json, if status.json is missing or of another version."""
     found = read_manifest(directory)
     if alive or not found:
         named = "starting" if alive else "not running, and it has not said how far it came; the same command resumes"
@@ -125,8 +124,8 @@ def _progress(s: Snapshot, values: Mapping[str, Any], alive: bool) -> list[str]:
 
 
 def _table(nodes: Sequence[NodeView], accounts: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """Return a line per node: the rows of its account, and its clocks in the last 20 seconds that it ran. A part of a
-    node has no rows of its own."""
+    """Return a line per node: its row counts, and its clocks in the last 20 seconds of the run. Parts of a node have no
+    row counts."""
     width = max(10, *(len(node.name) for node in nodes))
     lines = [f"{'node':{width}}  {'rows in':>11} {'rows out':>11} {'rejected':>9} busy starved blocked {'queue':>13}"]
     for node in nodes:

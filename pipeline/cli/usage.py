@@ -1,4 +1,4 @@
-"""Mistakes on the command line and in job files, answered with what to write instead."""
+"""Frequent mistakes on the command line and in job files, with what to write instead."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pipeline.config.keys import known_keys
 
 _TEXTS = ("stop", "bad_words", "system", "template")
 _IN_TEMPLATE = re.compile(r"\{[{%].*?[}%]\}", re.DOTALL)
-"""In these parts of a template `\\n` is a line break."""
+"""Parts of a template in which `\\n` is a line break."""
 
 
 def refuse_dashes(arguments: Sequence[str]) -> None:
-    """Refuse a setting that is written like an option: `--seed=3`, `--dry-run`.
+    """Refuse a setting written like an option: `--seed=3`, `--dry-run`.
 
     Raises:
-        ConfigError: there is one; says how it is written.
+        ConfigError: there is one; the message has the correct form.
     """
     for argument in arguments:
         option = re.fullmatch(r"-{1,2}([A-Za-z][\w.-]*)(?:=(.*))?", argument, re.DOTALL)
@@ -28,7 +28,7 @@ def refuse_dashes(arguments: Sequence[str]) -> None:
 
 
 def notes(settings: object, key: str = "") -> Iterator[str]:
-    """Yield a note for each text that a model reads or writes and that has a `\\n`: perhaps a line break was meant."""
+    """Yield a note for each prompt text or stop string with a literal `\\n`, which may be meant as a line break."""
     if isinstance(settings, Mapping):
         for name, inside in settings.items():
             yield from notes(inside, f"{key}.{name}" if key else str(name))

@@ -1,4 +1,4 @@
-"""`python -m pipeline verify DIR [repair=true]`: checks that results are whole, and makes damaged ones again."""
+"""`python -m pipeline verify DIR [repair=true]`: check the files of a run, and restore damaged ones."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from pipeline.run_dir.state import STATE_FILE, RunState, RunStatus
 
 
 def main(arguments: Sequence[str]) -> ExitCode:
-    """Examine a run, and repair it where that is asked for. Returns DONE where all is whole, FAILED where it is not.
+    """Examine a run, and repair it with repair=true. Returns DONE if no file is damaged, else FAILED.
 
     Raises:
-        ConfigError: the directory is not a run's, a run works in it, or it cannot be repaired from what is here.
+        ConfigError: the directory is not a run directory, a run is using it, or repair is impossible.
     """
     parser = parser_of("verify")
     parser.add_argument("directory", type=Path, metavar="outputs/NAME", help="directory of a run")
@@ -55,7 +55,6 @@ def _refuse_others(directory: Path) -> None:
 
 
 def _print_findings(directory: Path) -> Findings:
-    """Examine the files, and print what is found."""
     what = state_damage(directory)
     if what is None:
         with closing(RunState(directory / STATE_FILE)) as state:

@@ -1,1 +1,1 @@
-"""From YAML to settings, graph and fingerprint; the only place that knows Hydra."""
+"""From YAML to settings, graph and fingerprint. Only this package and pipeline.cli import Hydra."""

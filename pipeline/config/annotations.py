@@ -1,4 +1,4 @@
-"""Values of a job file as the annotations of operators' arguments and of settings ask for them."""
+"""Check values of a job file against the type annotations of operators' arguments and of settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def fits(value: object, hint: object) -> bool:
-    """Return True if `value` is what `hint` says, or where that cannot be told."""
+    """Return True if `value` matches the annotation `hint`, or if `hint` is of a kind that is not checked."""
     origin, inside = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         return any(fits(value, option) for option in inside)
@@ -34,7 +34,8 @@ def fits(value: object, hint: object) -> bool:
 
 
 def unquoted(value: object, hint: object) -> str:
-    """Return the end of an error: the remedy where `value` fits `hint` once its numbers and booleans are texts."""
+    """Return the hint to add quotes, for the end of an error, if `value` would fit with its numbers and booleans as
+    strings; else an empty text."""
     bare: list[object] = []
     if fits(_as_texts(value, bare), hint) and bare:
         return f"; {quoted(str(bare[0]), type(bare[0]).__name__)}"
@@ -42,7 +43,7 @@ def unquoted(value: object, hint: object) -> str:
 
 
 def quoted(value: str, kind: str) -> str:
-    """Return how a number or a boolean is written where a text is meant; `kind` is its Python type."""
+    """Return how to quote a number or a boolean that is meant as a string. `kind`: its Python type."""
     if kind != "bool":
         return f'{value} is a number here, not a text; write "{value}", with the quotes'
     words = '"yes", "on" or "true"' if value == "True" else '"no", "off" or "false"'
@@ -50,7 +51,7 @@ def quoted(value: str, kind: str) -> str:
 
 
 def _as_texts(value: object, bare: list[object]) -> object:
-    """`value` with texts in place of its numbers and booleans, which are added to `bare`."""
+    """Return `value` with its numbers and booleans as strings; these values are also appended to `bare`."""
     if isinstance(value, Mapping):
         return {_as_texts(key, bare): _as_texts(inside, bare) for key, inside in value.items()}
     if isinstance(value, list):
@@ -62,14 +63,14 @@ def _as_texts(value: object, bare: list[object]) -> object:
 
 
 def _items(inside: tuple[Any, ...], values: Sequence[object]) -> Sequence[Any]:
-    """The annotation of each of `values`."""
+    """Return the annotation of each of `values`, for a container with the arguments `inside`."""
     if len(inside) == 1 or (len(inside) == 2 and inside[1] is Ellipsis):
         return [inside[0]] * len(values)
     return inside or [Any] * len(values)
 
 
 def in_words(hint: object) -> str:
-    """Return what `hint` asks for, in words."""
+    """Describe the values that `hint` accepts."""
     options = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
     return " or ".join(_in_words(option) for option in options)
 

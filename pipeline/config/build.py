@@ -1,4 +1,4 @@
-"""Builds the operators of a job from their `_target_` strings, and the graph from the operators."""
+"""Build the operators of a job from their `_target_` strings, and the graph from the operators."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ TARGET = "_target_"
 
 @dataclass(frozen=True)
 class Job:
-    """A job that is checked and ready to run.
+    """A checked job, ready to run.
 
     Args:
-        settings: as they were composed.
-        graph: made of them.
-        fingerprint: what decides the bytes of its results.
-        directory: where its results go, absolute.
+        settings: the composed settings.
+        graph: built from them.
+        fingerprint: see pipeline.config.fingerprint.
+        directory: absolute path of the results.
     """
 
     settings: JobSettings
@@ -44,7 +44,7 @@ class Job:
 
     @classmethod
     def of(cls, settings: JobSettings, graph: Graph) -> Job:
-        """The job of `settings` and of the graph that was built from them."""
+        """Return the job of `settings` and the graph that was built from them."""
         return cls(settings, graph, fingerprint_of(settings, graph), settings.directory.absolute())
 
 
@@ -58,15 +58,15 @@ def build_graph(settings: JobSettings) -> Graph:
     nodes = {name: _node(name, node) for name, node in settings.nodes.items()}
     if settings.target.accepted_rows is None:
         return Graph(nodes)
-    Graph(nodes)  # what is wrong with the graph itself is said of what the user wrote
+    Graph(nodes)  # check the graph as the user wrote it first, so that errors do not speak of added nodes
     return with_target(nodes, settings.target, settings.target.rows_of_chunk(settings.chunk_rows))
 
 
 def load_object(target: str) -> Any:
-    """Import what `package.module.Name` or `package.module:Name` names.
+    """Import the object `package.module.Name` or `package.module:Name`.
 
     Raises:
-        ConfigError: there is no such module, it fails to import, or it has no such name.
+        ConfigError: the module does not exist, fails to import, or has no such name.
     """
     module_name, name = _parts(target)
     if not module_name:
@@ -79,7 +79,7 @@ def load_object(target: str) -> Any:
         missing = error.name or module_name
         hint = "; a module beside the job file or on PYTHONPATH is found" if module_name.startswith(missing) else ""
         raise ConfigError(f"cannot import '{target}': there is no module '{missing}'{hint}") from error
-    except Exception as error:  # importing runs the user's code: whatever it raises is told by its name
+    except Exception as error:  # importing runs the user's code, which may raise anything
         raise ConfigError(f"cannot import '{target}': {type(error).__name__}: {error}") from error
     if not hasattr(module, name):
         near = difflib.get_close_matches(name, dir(module), 1)
@@ -90,14 +90,14 @@ def load_object(target: str) -> Any:
 
 
 def convert(key: str, value: object, hint: object) -> Any:
-    """Return `value` as the annotation `hint` asks for: a mapping as a dataclass, all the way down, a `module.name` as
-    a function, anything else as it is.
+    """Convert `value` to the type `hint`: a mapping to a dataclass, recursively, and a `module.name` to a function. Any
+    other value is checked and returned as it is.
 
     Args:
         key: of the value, for the message.
 
     Raises:
-        ConfigError: it does not fit.
+        ConfigError: the value does not fit.
     """
     if _takes_function(hint) and isinstance(value, str):
         return _function(key, value)
@@ -117,7 +117,7 @@ def convert(key: str, value: object, hint: object) -> Any:
 
 def _node(name: str, settings: object) -> Node:
     try:
-        # An interpolation (${data}) comes past the checks that hold for what is written out.
+        # An interpolation (${data}) may yield any value: OmegaConf does not check its type.
         if not isinstance(settings, NodeSettings):
             raise ConfigError(f"is {settings!r}, and must be a mapping with op and inputs")
         operator, modules = _operator(settings.op)
@@ -128,7 +128,7 @@ def _node(name: str, settings: object) -> Node:
 
 
 def _operator(op: object) -> tuple[BaseOperator, tuple[str, ...]]:
-    """Return the operator, and the modules that it and its functions are from."""
+    """Return the operator, and the modules of its class and of the functions among its arguments."""
     if not isinstance(op, Mapping):
         raise ConfigError(f"op is {op!r}, and must be a mapping with {TARGET}")
     target = op.get(TARGET)
@@ -153,7 +153,7 @@ def _operator(op: object) -> tuple[BaseOperator, tuple[str, ...]]:
 
 
 def _check_names(target: str, factory: Callable[..., object], arguments: Mapping[str, Any]) -> None:
-    """Refuse arguments that the constructor does not take, and the lack of those that it needs."""
+    """Refuse unknown and missing arguments of the constructor."""
     try:
         signature = inspect.signature(factory)
     except ValueError as error:  # some built-in types have none
@@ -163,14 +163,13 @@ def _check_names(target: str, factory: Callable[..., object], arguments: Mapping
     except TypeError as error:
         accepted = ", ".join(str(p) for p in signature.parameters.values()) or "none"
         unknown = next((a for a in arguments if a not in signature.parameters), None)
-        # Python says what is missing before what is unknown, and a name that is misspelt is both.
+        # A misspelt name is both unknown and missing, and Python reports what is missing first.
         hint = did_you_mean(unknown or "", signature.parameters)
         wrong = error if unknown is None else f"there is no argument '{unknown}'{hint}"
         raise ConfigError(f"{target}: {wrong}; it accepts: {accepted}") from error
 
 
 def _parts(target: str) -> tuple[str, str]:
-    """Return module and name."""
     module, _, name = target.replace(":", ".").rpartition(".")
     return module, name
 
@@ -201,5 +200,5 @@ def _call(what: str, factory: Callable[..., object], arguments: Mapping[str, Any
         return factory(**arguments)
     except ConfigError:
         raise
-    except Exception as error:  # a constructor does nothing but take its arguments: they are what is wrong
+    except Exception as error:  # a constructor only checks and stores its arguments, so these are at fault
         raise ConfigError(f"{what} refuses its arguments: {type(error).__name__}: {error}") from error

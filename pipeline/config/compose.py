@@ -1,7 +1,4 @@
-"""The door: registers schemas and jobs with Hydra, and turns a composed config into plain settings.
-
-`pipeline.config` and `pipeline.cli` are the only places that know Hydra and OmegaConf.
-"""
+"""Register schemas and jobs with Hydra, and turn a composed config into JobSettings."""
 
 from __future__ import annotations
 
@@ -30,21 +27,20 @@ from pipeline.run_dir.names import CONFIG
 from pipeline.settings import JobSettings
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
-"""Raised by Hydra for a config that cannot be composed; `explain` turns them into words."""
+"""Raised by Hydra for a config that cannot be composed; `explain` makes a ConfigError of them."""
 
 _NOT_OF_A_SWEEP = ("overwrite", "dry_run", "show", "progress", "output_dir", "output.publish", "output.storage_options")
 _SAME_RESULTS = (
     *("max_error_rate", "on_finish", "output.card", "output.retries", "prometheus_file", "report"),
     *("target.max_tokens", "target.max_minutes"),
 )
-"""These may change from attempt to attempt, so the same sweep with another value goes on; but a sweep over one of them
-has a directory for each value."""
+"""Keys that may change on a resume: they do not name the directory of a job of a sweep, unless they are swept."""
 _START = datetime.now()
 _as_omegaconf_has_it = StringNode._validate_and_convert_impl
 
 
 def register() -> None:
-    """Make the schemas of all config groups and the resolver `project` known to Hydra, and our modules importable."""
+    """Register the schemas of all config groups and the resolver `project`, and make our modules importable."""
     store = ConfigStore.instance()
     store.store(name=SCHEMA, node=JobSettings)
     for group, options in schemas().items():
@@ -57,16 +53,16 @@ def register() -> None:
 
 
 def register_job(job: JobFile) -> None:
-    """Make `job` known as the option `job.key` of the group `job`, and the modules beside it importable.
+    """Register `job` as the option `job.key` of the group `job`, and make the modules in its folder importable.
 
     Raises:
-        ConfigError: the file is not YAML or not a mapping.
+        ConfigError: the file is not YAML, or not a mapping.
     """
     try:
         node = OmegaConf.load(job.path)
     except RecursionError as error:
         raise ConfigError(f"{job.path}: an alias (*name) stands inside of what it names") from error
-    except Exception as error:  # PyYAML and OmegaConf trip over some files without an error of their own
+    except Exception as error:  # on some files PyYAML and OmegaConf fail with exceptions of any type
         raise ConfigError(f"{job.path} cannot be read as YAML: {unreadable_yaml(error)}") from error
     if not isinstance(node, DictConfig):
         raise ConfigError(f"{job.path} must hold keys and values, for example `data: {{path: prompts.jsonl}}`")
@@ -79,17 +75,17 @@ def register_job(job: JobFile) -> None:
 
 
 def _text(self: StringNode, value: Any) -> str:
-    """Refuse numbers and booleans in place of a text: OmegaConf makes the text 'False' of a `no` in YAML."""
+    """Refuse numbers and booleans as strings: OmegaConf would turn a `no` in YAML into the string 'False'."""
     if isinstance(value, bool | int | float) and not str(self._get_full_key(None)).startswith("hydra."):
         raise ValidationError(f"{NO_TEXT} '$VALUE' ('$VALUE_TYPE')")
     return _as_omegaconf_has_it(self, value)
 
 
 def settings_of(config: DictConfig) -> JobSettings:
-    """Return the settings of a composed config, as dataclasses all the way down.
+    """Return the settings of a composed config as nested dataclasses.
 
     Raises:
-        ConfigError: a key is unknown, or a value is missing (`???`), has the wrong type, or cannot work.
+        ConfigError: a key is unknown, or a value is missing (`???`), has the wrong type or is invalid.
     """
     if unknown := next(unknown_keys(config), None):
         raise ConfigError(unknown_key(unknown))
@@ -98,7 +94,7 @@ def settings_of(config: DictConfig) -> JobSettings:
         return settings
     if settings.now is not None:
         return _at(config, datetime.fromisoformat(settings.now))
-    # A run has one time, whenever it is resumed: that of its first attempt.
+    # A resumed run uses the time of its first attempt.
     first = None if settings.overwrite else _first_time(settings.directory / CONFIG)
     if first is not None:
         settings = dataclasses.replace(_at(config, first), output_dir=settings.output_dir)
@@ -106,11 +102,11 @@ def settings_of(config: DictConfig) -> JobSettings:
 
 
 def _at(config: DictConfig, time: datetime) -> JobSettings:
-    """Return the settings, where `${now:...}` is `time`."""
+    """Return the settings with `time` for `${now:...}`."""
     # Hydra registers its own `now`, which reads the clock for every pattern.
     OmegaConf.register_new_resolver("now", lambda pattern: time.strftime(pattern), replace=True)
     try:
-        # `to_object` would hand a `???` below `nodes` on as it is.
+        # `to_object` does not raise for a `???` below `nodes`.
         OmegaConf.to_container(config.nodes, resolve=True, throw_on_missing=True)
         settings = OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
@@ -123,7 +119,7 @@ def _at(config: DictConfig, time: datetime) -> JobSettings:
 
 
 def _first_time(saved: Path) -> datetime | None:
-    """Return what `${now:...}` was in the run with that config.yaml; None where there is none, or it does not say."""
+    """Return the time that `now` has in a config.yaml; None if there is no such file or value."""
     try:
         values = yaml.safe_load(saved.read_text(encoding="utf-8"))
         return datetime.fromisoformat(values["now"])
@@ -132,13 +128,13 @@ def _first_time(saved: Path) -> datetime | None:
 
 
 def overrides_given() -> tuple[str, ...]:
-    """Return the overrides of the job that is being composed, as they were typed: an interpolation is not resolved."""
+    """Return the overrides of the job being composed, as typed: interpolations are not resolved."""
     given = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
     return tuple(map(str, given)) if isinstance(given, list) else ()
 
 
 def _in_sweep(settings: JobSettings) -> JobSettings:
-    """In a sweep, give the job a directory of its own, named by a hash of its overrides."""
+    """Return the settings of a job of a sweep with an output directory named by a hash of its overrides."""
     hydra = HydraConfig.get() if HydraConfig.initialized() else None
     if hydra is None or hydra.mode != RunMode.MULTIRUN:
         return settings
@@ -148,7 +144,7 @@ def _in_sweep(settings: JobSettings) -> JobSettings:
 
 
 def _is_of_one_run(override: str) -> bool:
-    """Return True if it says how a job is run rather than what it makes."""
+    """Return True if the override does not belong in the directory name of a job of a sweep."""
     typed = override.partition("=")[0]
     keys = _NOT_OF_A_SWEEP if _is_swept(typed) else _NOT_OF_A_SWEEP + _SAME_RESULTS
     name = typed.lstrip("+")
@@ -156,6 +152,6 @@ def _is_of_one_run(override: str) -> bool:
 
 
 def _is_swept(typed: str) -> bool:
-    """Return True if the key, as it was typed, has several values or stands in no argument of the command."""
+    """Return True if the key has several values on the command line, or is not there (the sweep is in the job file)."""
     given = [argument for argument in sys.argv[1:] if argument.partition("=")[0] == typed]
     return not given or any(override.is_sweep_override() for override in PARSER.parse_overrides(given))

@@ -1,7 +1,4 @@
-"""config.yaml: the settings of a run, kept beside its results, and how they become a job again.
-
-A run that is to be mended is run from here, not from the command line that began it.
-"""
+"""config.yaml: write the settings of a run beside its results, and read them back for `verify repair=true`."""
 
 from __future__ import annotations
 
@@ -23,8 +20,7 @@ from pipeline.system.redaction import for_keeping, shown_url
 
 
 def to_yaml(settings: JobSettings) -> str:
-    """Return the text of config.yaml, without credentials and secrets of `on_finish`: who runs from it has them in the
-    environment."""
+    """Return the text of config.yaml, without credentials and without the arguments and URL of `on_finish`."""
     values = asdict(settings)
     told = settings.on_finish
     values["on_finish"] = {
@@ -36,22 +32,22 @@ def to_yaml(settings: JobSettings) -> str:
 
 
 def changes(before: str | None, now: str) -> list[str]:
-    """Return `key: old -> new` for each key of config.yaml that differs from the attempt before, if there was one."""
+    """Return `key: old -> new` for each key that differs between two texts of config.yaml. `before`: None for none."""
     old, new = (dict(flat("", yaml.safe_load(text) or {})) for text in (before or now, now))
     keys = {key for key in {**old, **new} if old.get(key) != new.get(key)}
-    # A group that a node is given stands under the node too.
+    # A group that is passed to a node is listed below that node too: keep only the group's own key.
     own = {key for key in keys if not key.startswith(".nodes.") or f".{key.partition('.op.')[2]}" not in keys}
     return [line.removeprefix(".") for line in differences({k: old.get(k) for k in own}, {k: new.get(k) for k in own})]
 
 
 def origin() -> dict[str, Any]:
-    """Return what relative paths and imports of a user's operators depend on: the current directory and sys.path."""
+    """Return the current directory and sys.path, on which relative paths and imports of user code depend."""
     return {"directory": str(Path.cwd()), "modules": [str(Path(p).absolute()) for p in sys.path]}
 
 
 @contextlib.contextmanager
 def in_original_environment(origin: Mapping[str, Any]) -> Iterator[None]:
-    """Inside the block, paths and imports mean what they did for the run with this `origin`, if it is still there."""
+    """Restore the directory and the entries of sys.path in `origin` for the block, if they still exist."""
     directory = origin.get("directory")
     modules = [path for path in origin.get("modules", []) if path not in sys.path and Path(path).exists()]
     sys.path.extend(modules)
@@ -64,13 +60,13 @@ def in_original_environment(origin: Mapping[str, Any]) -> Iterator[None]:
 
 
 def settings_from(text: str, directory: Path, schemas: Mapping[str, Mapping[str, type[Any]]]) -> JobSettings:
-    """Return the job that `text` (of config.yaml) describes, for its results in `directory`.
+    """Return the settings in `text`, a config.yaml, for a run in `directory`.
 
     Args:
         schemas: the dataclasses of each config group, by name.
 
     Raises:
-        ConfigError: it is damaged or of another version.
+        ConfigError: the text is damaged or of another version.
     """
     try:
         values = yaml.safe_load(text)
@@ -80,24 +76,24 @@ def settings_from(text: str, directory: Path, schemas: Mapping[str, Mapping[str,
         raise ConfigError("it does not describe a job")
     raw = {group: values[group] for group in GROUPS if isinstance(values.get(group), dict)}
     groups = {group: convert(group, given, _schema(schemas[group], given)) for group, given in raw.items()}
-    # Where a node is given a group, it was that very object, and so it stands under the group's key in the fingerprint.
+    # A node that was given a whole group must get an equal object, so that the fingerprint has the group's keys.
     known = [pair for group, given in raw.items() for pair in _pairs(given, groups[group])]
     nodes = {name: _node(name, node, known) for name, node in values["nodes"].items()}
     settings: JobSettings = convert("job", {**values, **groups, "nodes": nodes}, JobSettings)
-    # Who mends a run is there to see how it ends, and of `on_finish` not all is in config.yaml.
+    # A repair needs no notification, and config.yaml does not have all of `on_finish`.
     return replace(
         settings, on_finish=HookSettings(), output_dir=str(directory), overwrite=False, dry_run=False, show=None
     )
 
 
 def _schema(options: Mapping[str, type[Any]], values: Mapping[str, Any]) -> type[Any]:
-    """Return the dataclass of a group that has these keys: config.yaml has all of them. Else the first."""
+    """Return the dataclass of a group whose fields are the keys of `values`, else the first one."""
     of_these_keys = [cls for cls in options.values() if {f.name for f in fields(cls)} == values.keys()]
     return (of_these_keys or list(options.values()))[0]
 
 
 def _pairs(raw: dict[str, Any], whole: object) -> Iterator[tuple[dict[str, Any], object]]:
-    """Yield `raw` with the dataclass that was made of it, and the same for the dataclasses inside."""
+    """Yield (mapping, dataclass made from it) for `raw` and all dataclasses nested in it."""
     yield raw, whole
     for key, value in raw.items():
         inner = getattr(whole, key)

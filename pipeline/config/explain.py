@@ -1,4 +1,4 @@
-"""Hydra's, OmegaConf's and YAML's errors in words that name the key and the remedy."""
+"""Explain errors of Hydra, OmegaConf and YAML: name the key and the remedy."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from pipeline.system.redaction import STORAGE_OPTIONS
 
 PARSER = OverridesParser.create()
 NO_TEXT = "no text:"
-"""Beginning of an error of OmegaConf that `pipeline.config.compose` raises."""
+"""Prefix of the ValidationError that `pipeline.config.compose` raises."""
 job_files: dict[str, Path] = {}
-"""Paths of the jobs that Hydra knows, by the names that they have in its errors."""
+"""Paths of the registered jobs, by their names in Hydra's errors."""
 _KINDS = {"Integer": "a whole number", "Float": "a number", "bool": "true or false"}
 _YAML_REMEDIES = (
     ("cannot start any token", "YAML is indented with spaces, and a value does not begin with a tab, @, ` or %"),
@@ -32,7 +32,7 @@ _NOISE = re.compile(r"\s+(full_key|object_type|reference_type)|To append|See htt
 
 
 def explain(error: BaseException) -> ConfigError:
-    """Return what is wrong and what to write instead, for an error of `pipeline.config.compose.COMPOSITION_ERRORS`."""
+    """Return an error with cause and remedy for one of `pipeline.config.compose.COMPOSITION_ERRORS`."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
         return ConfigError(_unknown_option(error.missing_cfg_file, error.options))
     if isinstance(error, OverrideParseException):
@@ -70,7 +70,7 @@ def explain(error: BaseException) -> ConfigError:
 
 
 def unreadable_yaml(error: Exception) -> str:
-    """Return in one line where and why a file is not YAML."""
+    """Return position, cause and remedy of a YAML error in one line."""
     if not isinstance(error, MarkedYAMLError) or error.problem is None or error.problem_mark is None:
         return str(error)
     mark = error.problem_mark
@@ -79,7 +79,7 @@ def unreadable_yaml(error: Exception) -> str:
 
 
 def _unreadable_argument(argument: str) -> str:
-    """Return why an argument that Hydra cannot read is no setting."""
+    """Return an error for an argument that Hydra cannot parse, with the correct quoting."""
     key, given, value = argument.partition("=")
     if not given or not key:
         return (
@@ -92,7 +92,7 @@ def _unreadable_argument(argument: str) -> str:
     quoted = f'{key}="{value}"'
     try:
         same = '"' not in value and PARSER.parse_override(quoted).value() == value
-    except Exception:  # whatever Hydra's parser raises: what it cannot read is no remedy
+    except Exception:  # Hydra's parser may raise anything; then quoting is no remedy
         same = False
     if same:
         return told + f"a text with special characters has quotes of its own: {shlex.quote(quoted)}"
@@ -100,7 +100,7 @@ def _unreadable_argument(argument: str) -> str:
 
 
 def _wrong_value(key: str, says: str) -> str | None:
-    """Return what a setting wants, for OmegaConf's words on a value of the wrong type; None for other words."""
+    """Return the expected type of a setting if `says` is OmegaConf's message on a wrong type, else None."""
     if "is not a ListConfig, list or tuple" in says:
         return f"{key} takes a list; write {key}=[...]"
     if "is not a subclass of" in says:
@@ -119,7 +119,7 @@ def _wrong_value(key: str, says: str) -> str | None:
 
 def _unknown_option(file: str, options: Sequence[str]) -> str:
     group, _, option = file.rpartition("/")
-    if group.startswith("job/"):  # what is named without a slash is looked for below the file that names it
+    if group.startswith("job/"):  # Hydra looks for an option without a leading slash below the group of the file
         return f"there is no {group}={option}; in a job's defaults write `- override /{group[4:]}: {option}`"
     names = [o for o in options if not o.endswith(SCHEMA)]
     return (
@@ -128,7 +128,7 @@ def _unknown_option(file: str, options: Sequence[str]) -> str:
 
 
 def _group_of(text: str) -> str | None:
-    """Return the group of settings whose dataclass is named in OmegaConf's words on a value that cannot become one."""
+    """Return the config group whose dataclass OmegaConf's message names; None if it names none."""
     named = re.search(r"not a subclass of (\w+)", text)
     for group, options in schemas().items():
         if named and any(cls.__name__ == named[1] for cls in options.values()):

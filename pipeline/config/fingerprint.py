@@ -1,9 +1,8 @@
-"""The fingerprint of a job: all that decides the bytes of data/, as a flat mapping, compared when a run is resumed.
+"""The fingerprint of a job: everything that the bytes of data/ depend on, as a flat mapping. A resume compares it.
 
-A setting counts when an operator is given it. Where something lies does not count, only what it holds: fields called
-`path` are left out, and an operator that reads a file says what is in it through its own `fingerprint()`. Fields whose
-metadata says `fingerprint: False` are left out too, and so are credentials. Operators and functions of a user's own
-count with their source.
+It has the settings that operators are given, and the source of user code. The content of a file counts and not its
+place: fields named `path` are left out, and an operator that reads a file adds its content in `fingerprint()`. Fields
+with the metadata `fingerprint: False` and credentials are left out too.
 """
 
 from __future__ import annotations
@@ -24,21 +23,21 @@ ABSENT = "(absent)"
 def fingerprint_of(settings: JobSettings, graph: Graph) -> dict[str, Any]:
     """Return the fingerprint of a job.
 
-    A whole group that a node is given stands under the key that users type (`sampling.temperature`), everything else
-    under the node (`nodes.render.op.template`).
+    A config group that is passed to a node as a whole has the key that users type (`sampling.temperature`); everything
+    else is below its node (`nodes.render.op.template`).
     """
     top: dict[str, Any] = {"seed": settings.seed, "chunk_rows": settings.chunk_rows}
     found = dict(top)
     if (target := settings.target).accepted_rows is not None:
         rows = target.rows_of_chunk(settings.chunk_rows)
-        # Tokens and minutes are left out: they end a run between two chunks, and the next one goes on from there.
+        # Tokens and minutes are left out: they end a run between two chunks, and a resume continues there.
         found |= {"target.accepted_rows": target.accepted_rows, "target.chunk_rows": rows, "target.sink": target.sink}
         found |= {"target.max_rows": target.max_rows, "target.max_rounds": target.max_rounds}
     groups = [(name, getattr(settings, name)) for name in GROUPS if getattr(settings, name) is not None]
     for name, node in settings.nodes.items():
         for key, value in node.op.items():
             if key in top and value == top[key]:
-                continue  # named by the key that users type
+                continue  # already in `top`
             group = next((g for g, whole in groups if dataclasses.is_dataclass(value) and whole == value), None)
             found.update(flat(group or f"nodes.{name}.op.{key}", value))
         found[f"nodes.{name}.inputs"] = list(node.inputs)
@@ -58,13 +57,13 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 def _difference(key: str, before: object, now: object) -> str:
     node, is_code, module = key.removeprefix("nodes.").partition(".code.")
-    if is_code and ABSENT not in (before, now):  # two hashes say no more than that they differ
+    if is_code and ABSENT not in (before, now):  # do not print two hashes
         return f"{module.replace('.', '/')}.py, code of the node '{node}', has changed"
     return f"{key}: {_shown(before)} -> {_shown(now)}"
 
 
 def flat(key: str, value: object) -> Iterator[tuple[str, Any]]:
-    """Yield the plain values inside `value` by dotted keys that begin with `key`, except those in no fingerprint."""
+    """Yield the plain values inside `value`, with dotted keys below `key`, without those that are not fingerprinted."""
     if key.rpartition(".")[2] == STORAGE_OPTIONS:
         return
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -79,7 +78,7 @@ def flat(key: str, value: object) -> Iterator[tuple[str, Any]]:
 
 
 def _plain(value: object) -> Any:
-    """Return `value` as it comes back from JSON, so that a stored fingerprint compares equal to a new one."""
+    """Return `value` after a round trip through JSON, so that a stored fingerprint compares equal to a new one."""
     return json.loads(json.dumps(value, default=str))
 
 

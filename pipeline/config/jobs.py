@@ -1,4 +1,4 @@
-"""Finds jobs: jobs/NAME.yaml here, DIR/job/NAME.yaml with --config-dir DIR, or any file by its path."""
+"""Find jobs: jobs/NAME.yaml of this project, DIR/job/NAME.yaml with --config-dir DIR, or any file by its path."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pipeline.api.errors import ConfigError, did_you_mean
 JOBS = PROJECT / "jobs"
 SUFFIXES = (".yaml", ".yml")
 ABOUT_WIDTH = 90
-"""Characters that the list of jobs has for what one is about."""
+"""Longest description in the list of jobs, in characters."""
 
 
 @dataclass(frozen=True)
 class JobFile:
-    """A job file. `name` is what the job is called, `key` a name that is unique among all files."""
+    """A job file. `name`: of the job. `key`: its name for Hydra, unique among all files."""
 
     name: str
     path: Path
@@ -37,20 +37,20 @@ class JobFile:
 
 
 def list_jobs(config_dirs: Sequence[Path] = ()) -> list[JobFile]:
-    """Return all jobs that can be named, sorted; a user's own come before ours of the same name."""
+    """Return all jobs that have a name, sorted; a user's job hides ours of the same name."""
     found: dict[str, JobFile] = {}
     for folder in (*(d / "job" for d in config_dirs), JOBS):
         for path in sorted(folder.glob("*.yaml")):
-            # A user's file lies where Hydra looks for options too: under its own name it would be taken for a schema.
+            # Hydra finds a user's file too and would take a registered job of the same name for its schema.
             found.setdefault(path.stem, JobFile(path.stem, path, path.stem) if folder == JOBS else _job_at(path))
     return [found[name] for name in sorted(found)]
 
 
 def find_job(name: str, config_dirs: Sequence[Path] = ()) -> JobFile:
-    """Return the job called `name`, or the file at `name` if that is a path.
+    """Return the job named `name`, or the job file at `name` if that is a path.
 
     Raises:
-        ConfigError: there is none; the message lists the jobs and the closest name.
+        ConfigError: it does not exist; the message lists the jobs and the closest name.
     """
     if name.endswith(SUFFIXES) or "/" in name:
         return _job_at(Path(name).expanduser())
@@ -63,7 +63,7 @@ def find_job(name: str, config_dirs: Sequence[Path] = ()) -> JobFile:
 
 
 def jobs_table(config_dirs: Sequence[Path] = ()) -> str:
-    """Return a line for each job."""
+    """Return the list of jobs as text, one line per job."""
     jobs = list_jobs(config_dirs)
     width = max((len(job.name) for job in jobs), default=0)
     lines = [f"  {job.name:{width}}  {job.about}" for job in jobs]

@@ -1,4 +1,4 @@
-"""The keys of all settings, and what to say of one that is not among them."""
+"""The keys of all settings, and error messages for unknown ones."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ FREE_FORM = (
     *("data.storage_options", "data.schema", "data.rename", "model.options", "output.storage_options"),
     *("sampling.logit_bias", "sampling.structured.json_schema"),
 )
-"""Settings whose keys are the user's own."""
+"""Settings with keys of the user's choice."""
 
 
 @cache
 def schemas() -> Mapping[str, Mapping[str, type[Any]]]:
-    """Return the dataclasses of each config group, by the names under which its options can take them."""
+    """Return the dataclasses of each config group by their Hydra names, as conf/schemas.yaml lists them."""
     named = yaml.safe_load((CONF / "schemas.yaml").read_text(encoding="utf-8"))
     each = {group: {SCHEMA: given} if isinstance(given, str) else given for group, given in named.items()}
     return {group: {name: load_object(target) for name, target in own.items()} for group, own in each.items()}
 
 
 def known_keys() -> list[str]:
-    """Return every key that can be typed, except those below `nodes`."""
+    """Return all keys of settings, except those below `nodes`."""
     of_groups = (
         key for group, options in schemas().items() for cls in options.values() for key in _keys_of(cls, f"{group}.")
     )
@@ -42,12 +42,12 @@ def known_keys() -> list[str]:
 
 
 def unknown_keys(config: DictConfig, above: str = "") -> Iterator[str]:
-    """Yield the keys that the settings classes do not have: what `+` adds comes past OmegaConf's own check."""
+    """Yield the keys of `config` that no settings class has: OmegaConf does not check keys added with `+`."""
     kind = OmegaConf.get_type(config)
     fields = {f.name for f in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else None
-    if fields is None and above.removesuffix(".") in GROUPS:  # of which no option is chosen
+    if fields is None and above.removesuffix(".") in GROUPS:  # a group without a chosen option
         fields = set()
-    for own in config:  # a number may be one, below those that are the user's own
+    for own in config:  # keys of the user's choice may be numbers
         key, inside = str(own), config._get_node(own)
         if fields is not None and key not in fields:
             yield f"{above}{key}"
@@ -56,7 +56,7 @@ def unknown_keys(config: DictConfig, above: str = "") -> Iterator[str]:
 
 
 def unknown_key(key: str) -> str:
-    """Return what is wrong with `key`, which is not known, and what may be meant."""
+    """Return the error message for the unknown `key`, with the one that may be meant."""
     if key.startswith("nodes."):
         return _unknown_in_graph(*key.removeprefix("nodes.").partition(".")[::2])
     if free := next((f for f in FREE_FORM if key.startswith(f"{f}.")), None):
@@ -66,7 +66,7 @@ def unknown_key(key: str) -> str:
     if key in known:
         return f"'{key}' is a key of another option of {group}; choose that one ({group}=...)"
     inside = [k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == group]
-    # `name` is the job's own: who writes it below a group means something else
+    # `name` is a key of the job: below a group something else is meant
     elsewhere = [k for k in known if k.rpartition(".")[2] == leaf and k != "name"]
     hint = f"; did you mean {elsewhere[0]}?" if elsewhere else did_you_mean(leaf, inside, f"{group}." if group else "")
     hint = hint or ("" if inside else did_you_mean(key, [*known, *GROUPS]))
@@ -91,7 +91,7 @@ def _unknown_in_graph(node: str, key: str) -> str:
 
 
 def _keys_of(settings: type[Any], above: str = "") -> Iterator[str]:
-    """Yield the keys of a settings class, and of those inside it."""
+    """Yield the keys of a settings class and of the settings classes nested in it."""
     hints = get_type_hints(settings)
     for field in dataclasses.fields(settings):
         yield f"{above}{field.name}"

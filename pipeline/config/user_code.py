@@ -1,7 +1,7 @@
-"""The source files behind what a job names by `module.name`: a run that is resumed must find the same code.
+"""Hashes of user code: the source files of a module that a job names, for the fingerprint.
 
-Read off the files and not off what is loaded: what else a process has imported must not count. Followed are imports of
-modules that lie where the first one does; packages that are installed beside it are not, nor is this project.
+Imports are followed in the source files, not in sys.modules, so that they do not depend on what else the process has
+imported. Only modules in the same import root count, neither installed packages nor this project.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from pipeline import OURS
 
 
 def code_of(module: str) -> dict[str, str]:
-    """Return by name the SHA-256 of the source of `module`, which is loaded, and of modules beside it that it imports.
+    """Return the SHA-256 of the source of `module`, which is loaded, and of the modules that it imports, by name.
 
-    Empty for modules of this project and for those that have no source in Python.
+    Empty for modules of this project and for those without Python source.
     """
     file = getattr(sys.modules.get(module), "__file__", None)
     if module.partition(".")[0] in OURS or file is None or not file.endswith(".py"):
         return {}
     depth = module.count(".") + (Path(file).name == "__init__.py")
-    root = Path(file).absolute().parents[depth]  # from which it is imported
+    root = Path(file).absolute().parents[depth]  # its entry of sys.path
     is_installed = str(root) in {sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib")}
     only = module.partition(".")[0] if is_installed else None
     found: dict[str, str] = {}
@@ -41,7 +41,7 @@ def code_of(module: str) -> dict[str, str]:
 
 
 def _imports(tree: ast.AST, module: str, *, is_package: bool) -> Iterator[str]:
-    """Yield dotted names that `module` imports; `from a import b` as a.b, which may be a module."""
+    """Yield the dotted names that `module` imports; `from a import b` as a.b, since b may be a module."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -53,7 +53,7 @@ def _imports(tree: ast.AST, module: str, *, is_package: bool) -> Iterator[str]:
 
 
 def _files(root: Path, dotted: str, only: str | None) -> Iterator[tuple[str, Path]]:
-    """Yield the modules below `root` that importing `dotted` runs: its packages, and itself."""
+    """Yield name and file of the modules below `root` that importing `dotted` runs: its packages and itself."""
     parts = dotted.split(".")
     if parts[0] in OURS or only not in (None, parts[0]):
         return

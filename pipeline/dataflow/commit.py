@@ -1,4 +1,4 @@
-"""The window of open chunks, and their commit.
+"""ChunkWindow and Committer: when a chunk may begin and when it is committed.
 
 Chunks are committed in order, each once: when chunk k is committed, so are all before it. On this rely ChunkWindow (a
 window, not a set), Outbox and Inbox (a ChunkEnd never overtakes another), Executor (a resume seeks the source to one
@@ -24,12 +24,12 @@ CommitHook = Callable[[ChunkRecord], None]
 
 
 class ChunkWindow:
-    """Lets a source begin chunk k only when fewer than `max_open` chunks before it are uncommitted.
+    """Bounds the open chunks: a source may begin chunk k when fewer than `max_open` before it are uncommitted.
 
     Args:
-        max_open: chunks that may be begun and uncommitted.
-        first: the first chunk that is not committed.
-        last: the last one that may begin; None for any.
+        max_open: chunks that may be open (begun and not committed).
+        first: the first uncommitted chunk.
+        last: the last chunk that may begin; None for no limit.
     """
 
     def __init__(self, max_open: int, first: int = 0, last: int | None = None) -> None:
@@ -40,11 +40,11 @@ class ChunkWindow:
         self._changed = threading.Condition()
 
     def begin(self, chunk: int, meter: StageMeter) -> None:
-        """Wait on `meter`'s clock, as blocked, until `chunk` may begin.
+        """Wait until `chunk` may begin; the time counts as blocked on `meter`.
 
         Raises:
             Cancelled: the run is being cancelled.
-            Released: `chunk` is behind the last one, or every reader of the source has left: none will be committed.
+            Released: `chunk` is after the last one, or every reader of the source has left.
         """
         if self._last is not None and chunk > self._last:
             raise Released
@@ -61,36 +61,36 @@ class ChunkWindow:
                 raise self._stop
 
     def committed(self, chunk: int) -> None:
-        """Take note that `chunk` and all before it are committed."""
+        """Move the window: `chunk` and all before it are committed."""
         with self._changed:
             self._committed = max(self._committed, chunk + 1)
             self._changed.notify_all()
 
     def release(self) -> None:
-        """Let the source leave: nobody reads it any more."""
+        """Make `begin` raise Released: the source has no readers left."""
         with self._changed:
             self._stop = self._stop or Released
             self._changed.notify_all()
 
     def cancel(self) -> None:
-        """Make `begin` raise Cancelled, also for the source that waits in it."""
+        """Make `begin` raise Cancelled, also in a call that is waiting."""
         with self._changed:
             self._stop = Cancelled
             self._changed.notify_all()
 
 
 class Committer:
-    """Collects the parts of every chunk and commits it when all sinks and the reject writer have ended it, in order.
+    """Collects the parts of each chunk and commits it, in order, when all sinks and the reject writer have ended it.
 
-    Each node hands its part over before it sends the ChunkEnd on, so when the last of them has ended a chunk all parts
-    are there; a node that has left adds none. A sink that has left counts as having every later chunk's end; a chunk
-    that none of `sinks` ended is not committed. Nothing else commits: not a cancel, not a failure.
+    Each node adds its part before it sends the ChunkEnd downstream, so the record is complete when the last sink has
+    ended the chunk. A sink that has left counts as having ended every later chunk, but a chunk that no sink has ended
+    is not committed. Nothing else commits: neither cancelling nor a failure does.
 
     Args:
-        sinks: the graph's sinks.
-        commit: called once a chunk, in order, in the thread of a node.
-        window: told of every commit.
-        on_last: called when the chunk that `stop_after` named is committed.
+        sinks: names of the graph's sinks.
+        commit: called once per chunk, in order, in the thread of some node.
+        window: moved on every commit.
+        on_last: called when the chunk given to `stop_after` is committed.
     """
 
     def __init__(
@@ -109,9 +109,9 @@ class Committer:
         self._committed = -1
         self._open: dict[int, ChunkRecord] = {}
         self._lock = threading.Lock()
-        self._committing = threading.Lock()  # another one: to add a part is not to wait for a disk
+        self._committing = threading.Lock()  # a second lock, so that `add` does not wait for the disk
         self.counts: dict[str, RowCounts] = {}
-        """Row counts of all chunks that were committed here, by node."""
+        """Row counts of all chunks committed in this attempt, by node."""
 
     def add(
         self,
@@ -121,7 +121,7 @@ class Committer:
         shards: Sequence[Shard] = (),
         state: OperatorState | None = None,
     ) -> None:
-        """Take over the part of `node`, which has all rows of a chunk behind it and its files under temporary names."""
+        """Add the part of `node` to the record of a chunk that the node has ended. `shards` have temporary names."""
         with self._lock:
             record = self._open.setdefault(end.chunk, ChunkRecord(end.chunk, end.rows))
             record.counts[node] = counts
@@ -134,13 +134,13 @@ class Committer:
             self._commit_ready()
 
     def leave(self, node: str) -> None:
-        """Take note that `node` has ended without failure and will add no more parts."""
+        """Note that `node` has ended without failure and will add no more parts."""
         with self._lock:
             self._live.discard(node)
         self._commit_ready()
 
     def stop_after(self, chunk: int) -> None:
-        """Commit no chunk after `chunk`, which may be committed already; -1 for none at all. The first call counts."""
+        """Commit no chunk after `chunk` (-1: none at all). It may be committed already. Only the first call counts."""
         with self._lock:
             if self._last is not None:
                 return

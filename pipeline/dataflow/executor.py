@@ -1,4 +1,4 @@
-"""Runs a graph: one thread a node, the first failure cancels all and names its node."""
+"""Executor: run a graph with one thread per node; the first failure cancels all nodes and names its own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pipeline.system.disk_errors import explained
 REJECT_CAPACITY_ROWS = 4096
 log = logging.getLogger(__name__)
 GRACE_S = 2.0
-"""Seconds in which a run that is told to stop may finish its step; what takes longer is aborted if it can be."""
+"""Seconds that a stopped run has to finish its step before calls of the model are aborted."""
 
 
 class Executor:
@@ -32,12 +32,12 @@ class Executor:
 
     Args:
         graph: the checked graph.
-        context: what the nodes share.
-        commit: called with each chunk that all sinks have ended, in order.
+        context: shared by all nodes.
+        commit: called with each complete chunk, in order.
         max_open_chunks: chunks that may be begun and uncommitted.
-        first_chunk: where the source begins (the number of committed chunks of a resumed run).
-        last_chunk: where it ends; None for the end of its input.
-        states: by node, what an operator has kept with the chunks before.
+        first_chunk: first chunk of the source (the number of committed chunks of a resumed run).
+        last_chunk: last chunk of the source; None for the end of its input.
+        states: by node, the operator states of earlier chunks.
         tick_s: seconds between two calls of `tick`.
     """
 
@@ -78,20 +78,20 @@ class Executor:
 
     @property
     def meters(self) -> list[StageMeter]:
-        """The meters of all nodes in topological order, with the parts that operators declared."""
+        """Meters of all nodes in topological order, then of the parts that operators have declared."""
         return [s.meter for s in self._stages.values() if s.name != REJECT_WRITER] + self._context.parts
 
     @property
     def source_ended(self) -> bool:
-        """True once the source has sent all that it has."""
+        """True once the source has sent its last item."""
         return self._stages[self._graph.source].complete
 
     def run(self, tick: Callable[[], None] = lambda: None) -> None:
-        """Run the graph to its end, and close what it has opened. Meanwhile `tick` is called (progress, metrics).
+        """Open all operators, run the graph to its end, and close them. Meanwhile call `tick` (progress, metrics).
 
         Raises:
             NodeFailed: an operator raised; all others were cancelled.
-            PipelineError: of `commit`; all nodes were cancelled.
+            PipelineError: raised by `commit`; all nodes were cancelled.
             Interrupted: `interrupt` was called.
             AccountingError: a node lost rows.
         """
@@ -114,11 +114,11 @@ class Executor:
             stage.check_counts(self._committer.counts.get(stage.name, RowCounts()))
 
     def interrupt(self) -> None:
-        """Stop: what runs finishes its step, nothing more is begun. Returns at once."""
+        """Stop the run as interrupted. Nodes finish their current step. Returns at once."""
         self.stop(Interrupted("interrupted; run the same command again to resume"))
 
     def stop(self, why: PipelineError | None) -> None:
-        """End the run with `why`, None if all that is wanted is committed. Returns at once; the first call counts."""
+        """Stop the run; `run` raises `why`, None if enough is committed. Returns at once. The first call counts."""
         if not self._told_to_stop.is_set():
             self._why = why
             self._told_to_stop.set()
@@ -172,7 +172,7 @@ class Executor:
                 while thread.is_alive():
                     thread.join(self._tick_s)
                     tick()
-        except BaseException as error:  # of `tick`: no thread may outlive the run, the nodes are closed after this
+        except BaseException as error:  # raised by `tick`: join all threads, since the operators are closed next
             self._cancel(PipelineError(f"the run could not be recorded: {type(error).__name__}: {error}"))
             for thread in threads:
                 thread.join()
@@ -196,7 +196,7 @@ class Executor:
             stage.meter.clock.stop()
 
     def _commit_chunk(self, record: ChunkRecord) -> None:
-        """Commit, in the thread of some node: what goes wrong is not to be told as a failure of that one."""
+        """Commit in the thread of some node. A failure ends the run, but not in the name of that node."""
         try:
             self._commit(record)
         except PipelineError as error:
@@ -204,7 +204,7 @@ class Executor:
             raise Cancelled from error
 
     def _release_unread(self) -> None:
-        """Let nodes go that nobody reads any more. They may wait for rows or for a commit, and neither would come."""
+        """Release nodes whose readers have all left: they may wait for rows or for a commit that will never come."""
         for name in self._graph.order:
             readers = [self._stages[reader].inbox for reader, _ in self._graph.readers(name)]
             if readers and all(inbox.left for inbox in readers):
@@ -223,7 +223,7 @@ class Executor:
                 items.close()
 
     def _stop_when_told(self) -> None:
-        """In a thread of its own: who tells may hold locks that are taken here, and the main thread may compute."""
+        """Wait for `stop` in a thread of its own: its caller may hold locks that are taken here."""
         self._told_to_stop.wait()
         if self._ended.is_set():
             return
@@ -241,7 +241,7 @@ class Executor:
         return failure
 
     def _cancel(self, why: PipelineError | None) -> None:
-        """Release all nodes. `why`: None where nothing more is needed; what goes wrong after that spoils nothing."""
+        """Cancel all nodes because of `why`; None if enough is committed. Then later failures are only logged."""
         with self._lock:
             if why is None:
                 self._enough = self._failure is None

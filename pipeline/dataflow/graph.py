@@ -1,4 +1,4 @@
-"""The graph of a job: named nodes, their inputs, and the rules that are checked before anything runs."""
+"""Graph: the named nodes of a job, checked before anything runs."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ REJECT_WRITER = "rejects"
 
 @dataclass(frozen=True)
 class Node:
-    """One operator and where its input comes from.
+    """A node: an operator and its inputs.
 
     Args:
         op: the operator.
         inputs: names of the nodes that it reads; empty for the source.
-        capacity_rows: rows that may wait on each of its inputs.
-        modules: where the job found the operator, and functions that it is given.
+        capacity_rows: rows that may wait on each input.
+        modules: modules of the operator and of the functions among its arguments.
     """
 
     op: BaseOperator
@@ -34,9 +34,9 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """Checked nodes in topological order (`order`), with the schema that each gives (`schemas`, None for a sink).
+    """Checked nodes, their topological order (`order`) and output schemas (`schemas`, None for a sink).
 
-    `target`: under a target, how far the run is; its source and its node `target` share it.
+    `target`: progress of a run under a target, shared by the source and the node `target`; else None.
     """
 
     nodes: Mapping[str, Node]
@@ -52,24 +52,24 @@ class Graph:
 
     @property
     def source(self) -> str:
-        """The node without inputs."""
+        """Name of the node without inputs."""
         return self.order[0]
 
     @property
     def sinks(self) -> tuple[str, ...]:
-        """The nodes without an output."""
+        """Names of the nodes without an output."""
         return tuple(n for n in self.order if self.schemas[n] is None)
 
     def readers(self, name: str) -> tuple[tuple[str, int], ...]:
-        """(node, port) of every input that reads `name`."""
+        """Return (node, port) of every input that reads `name`."""
         return tuple((n, i) for n in self.order for i, src in enumerate(self.nodes[n].inputs) if src == name)
 
     def depth(self, name: str) -> int:
-        """Edges on the longest path from the source to `name`."""
+        """Return the number of edges on the longest path from the source to `name`."""
         return 1 + max(self.depth(i) for i in self.nodes[name].inputs) if self.nodes[name].inputs else 0
 
     def to_mermaid(self) -> str:
-        """The graph as a Mermaid flowchart."""
+        """Return the graph as a Mermaid flowchart."""
         lines = ["flowchart LR"]
         for name in self.order:
             left, right = ("([", "])") if name == self.source or name in self.sinks else ("[", "]")
@@ -102,7 +102,7 @@ def _topological(nodes: Mapping[str, Node]) -> tuple[str, ...]:
         raise GraphError(cycle[0], f"is on a cycle: {' -> '.join(cycle)}") from error
     sources = [n for n in order if not nodes[n].inputs]
     if len(sources) > 1:
-        # One that cannot do without inputs has lost them; otherwise the second is one too many.
+        # Name the node whose operator needs an input; if none does, the second source.
         lost = next((n for n in sources if not inputs_fit(nodes[n].op, [])), sources[1])
         others = " and ".join(f"'{n}'" for n in sources if n != lost)
         raise GraphError(lost, f"has no inputs; write inputs: NODE (a graph has one source, and there is {others})")
@@ -127,7 +127,7 @@ def _plan(nodes: Mapping[str, Node], order: tuple[str, ...]) -> dict[str, pa.Sch
             raise
         except ConfigError as error:
             raise _named(name, error) from error
-        except Exception as error:  # of an operator of a user's own: the traceback tells the line, this the node
+        except Exception as error:  # a user's operator: the traceback has the line, this note the node
             error.add_note(f"raised by {type(node.op).__name__}.plan, at node '{name}'")
             raise
     return schemas

@@ -1,8 +1,8 @@
-"""Bounded edges, and the Inbox that reads several of them as one aligned stream.
+"""Edge: a bounded queue between two nodes; Inbox: the edges into one node, read as one aligned stream.
 
-An edge is bounded in rows. Full: its writer waits (backpressure). Empty: its reader waits (starvation). Both waits
-are timed on the clock of the stage that waits. ChunkEnds weigh nothing; how many there can be is bounded by the chunk
-window.
+Edges are bounded in rows. The writer of a full edge waits (blocked, backpressure), the reader of an empty one waits
+(starved); both waits are timed by the meter of the node that waits. ChunkEnds take no capacity: the chunk window bounds
+their number.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _END_OF_INPUT = object()
 
 @dataclass(eq=False)
 class Edge:
-    """One input of an inbox, guarded by its lock.
+    """One input of an inbox, guarded by the inbox's lock.
 
     Args:
-        inbox: the reader's.
+        inbox: of the reader.
         port: index among the reader's inputs.
-        capacity: rows that may wait here; a larger batch passes when none wait.
-        rows: rows that wait here.
-        last_end: the last ChunkEnd that the reader took from here.
+        capacity: rows that may wait; a larger batch is accepted when the edge is empty.
+        rows: rows that wait.
+        last_end: number of the last chunk whose end the reader took from this edge.
         closed: the writer has finished.
         ended: the reader has seen that the writer has finished.
     """
@@ -43,10 +43,10 @@ class Edge:
 
 
 class Inbox:
-    """The inputs of one node, as one stream.
+    """The inputs of one node as one stream.
 
-    Batches come in order of arrival; an input that is ahead is read on. ChunkEnd k comes once, when every input has
-    sent it or has ended. One thread reads; any thread may write, wake or cancel.
+    Batches come in order of arrival, also from an input that is ahead of the others. ChunkEnd k comes once, when every
+    input has sent it or has ended. One thread reads; any thread may write, wake or cancel.
     """
 
     def __init__(self, meter: StageMeter) -> None:
@@ -60,30 +60,31 @@ class Inbox:
         self._aligned: deque[ChunkEnd] = deque()
         self._woken = False
         self._stop: type[Cancelled | Released] | None = None
-        """The exception that the reader's waits raise from now on."""
+        """Exception that the reader's calls raise from now on."""
         self.left = False
         meter.queue_rows = self.queued_rows
 
     def connect(self, capacity: int) -> Edge:
-        """Add an input; only before the run starts."""
+        """Add an input of `capacity` rows. Only before the run starts."""
         edge = Edge(self, len(self._edges), capacity)
         self._edges.append(edge)
         self._meter.queue_capacity += capacity
         return edge
 
     def queued_rows(self) -> int:
-        """Return the rows that wait on all inputs."""
+        """Return the number of rows that wait on all inputs."""
         return sum(edge.rows for edge in self._edges)
 
     def describe(self) -> str:
-        """Return the rows that wait on each input."""
+        """Return a line on the state of each input, for the watchdog."""
         return ", ".join(
             f"{c.rows} of {c.capacity} rows, last chunk end {c.last_end}{', closed' if c.closed else ''}"
             for c in self._edges
         )
 
     def put(self, edge: Edge, item: Item, meter: StageMeter) -> bool:
-        """Append `item` to an edge, waiting for room on `meter`'s clock. False when the reader has left.
+        """Append `item` to `edge`, waiting for capacity; the time counts as blocked on `meter`, the writer's. Returns
+        False if the reader has left.
 
         Raises:
             Cancelled: the run is being cancelled.
@@ -102,7 +103,7 @@ class Inbox:
         return True
 
     def end(self, edge: Edge) -> None:
-        """Take note that the writer of `edge` has finished."""
+        """Mark `edge` as closed by its writer."""
         with self._lock:
             if not edge.closed:
                 edge.closed = True
@@ -110,20 +111,20 @@ class Inbox:
                 self._readable.notify()
 
     def cancel(self) -> None:
-        """Make every wait on this inbox raise Cancelled."""
+        """Make every call on this inbox raise Cancelled, the writers' included."""
         with self._lock:
             self._stop = Cancelled
             self._readable.notify_all()
             self._writable.notify_all()
 
     def release(self) -> None:
-        """Make the reader's waits raise Released: nobody takes its output any more."""
+        """Make the reader's calls raise Released: its output has no readers left."""
         with self._lock:
             self._stop = self._stop or Released
             self._readable.notify_all()
 
     def leave(self) -> None:
-        """Take no more; the writers are released."""
+        """Discard all items and accept no more; `put` returns False."""
         with self._lock:
             self.left = True
             self._items.clear()
@@ -132,13 +133,13 @@ class Inbox:
             self._writable.notify_all()
 
     def wake(self) -> None:
-        """End the reader's present or next `wait`."""
+        """End the reader's current or next `wait`."""
         with self._lock:
             self._woken = True
             self._readable.notify()
 
     def wait(self, *, idle: bool = True, for_items: bool = True, timeout_s: float | None = None) -> None:
-        """Wait until an item is there, all inputs have ended, or `wake` is called; see pipeline.api.protocols.Inbox.
+        """Wait as described in pipeline.api.protocols.Inbox.
 
         Raises:
             Cancelled: the run is being cancelled.
@@ -156,7 +157,7 @@ class Inbox:
                 raise self._stop
 
     def poll(self) -> Item | None:
-        """Return the next item if one is there."""
+        """Return the next item; None if none is waiting."""
         with self._lock:
             if self._stop is not None:
                 raise self._stop
@@ -179,7 +180,6 @@ class Inbox:
 
     @property
     def exhausted(self) -> bool:
-        """True when every input has ended and all items are taken."""
         with self._lock:
             return not self._items and not self._aligned and all(edge.ended for edge in self._edges)
 

@@ -1,4 +1,4 @@
-"""The outputs of one node: fan-out to its readers, rejects to the reject writer, shards to the committer."""
+"""Outbox: the output of one node. Batches go to its readers, rejects to the reject writer, shards to the committer."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from pipeline.run_dir.chunk_record import OperatorState
 
 
 class ChunkOrderError(PipelineError):
-    """An operator broke the order of chunks; a defect of the operator."""
+    """An operator sent items out of the order of chunks: a defect of the operator."""
 
 
 class Outbox:
     """The output of a node.
 
     Args:
-        node: the node's name.
-        operator: asked for its state at the end of each chunk.
-        meter: the node's meter.
+        node: name of the node.
+        operator: of the node; its state is taken at the end of each chunk.
+        meter: of the node.
         readers: the edge to each reader; all get the same objects, nothing is copied.
-        rejects: the edge to the reject writer.
-        committer: gets the node's part in each chunk when the node ends it.
-        window: of a source, which waits there before the first item of each chunk leaves.
+        rejects: the edge to the reject writer; None for the reject writer itself.
+        committer: gets the node's part of each chunk.
+        window: for a source, which waits there before it begins a chunk; else None.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class Outbox:
         self._ended: int | None = None
 
     def put(self, item: Item | Shard) -> None:
-        """Send `item` to its readers, waiting for room.
+        """Send `item` on, waiting while an edge is full.
 
         Raises:
             Released: every reader has left.
             Cancelled: the run is being cancelled.
-            ChunkOrderError: the item belongs to a chunk that has ended, or a ChunkEnd is out of turn.
+            ChunkOrderError: the chunk of the item has ended, or a ChunkEnd is not the next one.
         """
         if self._ended is not None and item.chunk <= self._ended:
             raise ChunkOrderError(f"sent a {type(item).__name__} of chunk {item.chunk} after the end of {self._ended}")
@@ -79,11 +79,11 @@ class Outbox:
 
     @property
     def counted(self) -> bool:
-        """True if the row counts of the node must balance: not those of a sink that writes no shards."""
+        """True if the row counts of the node must balance; those of a sink without shards need not."""
         return bool(self._readers) or self._meter.rows_out > 0
 
     def close(self) -> None:
-        """No more items will come."""
+        """Close all edges."""
         for edge in [*self._readers, *([self._rejects] if self._rejects else [])]:
             edge.inbox.end(edge)
 
@@ -93,10 +93,10 @@ class Outbox:
         self._ended = end.chunk
         if self._window is not None:
             self._meter.count(end.chunk, rows_in=end.rows)
-        # The committer first: when the reject writer and the sinks have the end, the chunk may be committed.
+        # The committer first: once the reject writer and the sinks have the end, the chunk may be committed.
         shards, self._shards = self._shards, []
         self._committer.add(self._node, end, self._meter.take(end.chunk), shards, self._state(end.chunk))
-        # Then the reject writer: a reader that leaves at this end leaves nobody waiting.
+        # Then the reject writer: `_to_readers` raises Released if the last reader leaves at this end.
         self._to_reject_writer(end)
         self._to_readers(end)
 

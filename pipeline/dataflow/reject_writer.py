@@ -1,4 +1,4 @@
-"""The reject writer: a sink that every node feeds, one file for each chunk that has rejects."""
+"""RejectWriter: a sink that every node feeds; it writes one file for each chunk with rejects."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from pipeline.system.atomic_files import part_name, sorted_by_identity, write_pa
 
 MAX_REASONS = 100
 VALUES_OF_A_ROW = ((r"'[^']*'", "'…'"), (r"\d+(?:,\d{3})*(?:\.\d+)?", "N"), ("UTF-N", "UTF-8"))
-"""Patterns of what differs from row to row in the reason of an error, each with what stands in its place when reasons
-are counted; last the one name with a number in it, given back: polars has no look-behind to spare it."""
+"""Patterns of values in the reason of an error, each with its placeholder: reasons are counted without their values.
+The last one restores UTF-8, which the pattern of numbers changes; polars has no look-behind to exclude it there."""
 
 
 class RejectTally:
-    """Rejects counted by node, kind and reason; numbers and quoted values in a reason do not make it another reason."""
+    """Counts rejects by node, kind and reason, where reasons that differ only in numbers or quoted values are one."""
 
     def __init__(self) -> None:
         self.by_reason: Counter[tuple[str, str, str]] = Counter()
         self.errors = 0
-        """Rows rejected because something was wrong with them."""
+        """Rows rejected because of an error."""
         self.filtered = 0
-        """Rows that an operator left out on purpose."""
+        """Rows that an operator filtered out."""
 
     def add(self, rejects: Rejects) -> Counter[tuple[str, str, str]]:
-        """Count the rows of `rejects`; returns them by (node, kind, reason)."""
+        """Count the rows of `rejects`. Returns their counts by (node, kind, reason)."""
         errors = sum(reject.kind is RejectKind.ERROR for reject in rejects.rows)
         self.errors += errors
         self.filtered += rejects.num_rows - errors
@@ -45,7 +45,7 @@ class RejectTally:
 
 
 def _without_values(reject: Reject) -> str:
-    """The reason of an error without the numbers and quoted values of its row; a filter's reason is the user's own."""
+    """Return the reason with placeholders for its values; that of a filter, which the user wrote, as it is."""
     if reject.kind is RejectKind.FILTERED:
         return reject.reason
     reason = reject.reason
@@ -68,10 +68,9 @@ class RejectWriter(BaseOperator):
         self._counts: dict[int, Counter[tuple[str, str, str]]] = {}
 
     def plan(self) -> None:
-        """A sink."""
+        pass
 
     def run(self, inbox: Inbox) -> Iterator[Item | Shard]:
-        """Collect rejects by chunk; write them at the chunk's end."""
         for item in inbox:
             if isinstance(item, Rejects):
                 self._counts.setdefault(item.chunk, Counter()).update(self._tally.add(item))

@@ -1,4 +1,4 @@
-"""Rounds: a source that is gone through again and again, as one endless source."""
+"""Rounds: read a source round after round, as one endless source."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Place:
 
     Args:
         row: the next row, counted over all rounds.
-        round: the round that it belongs to, from 0.
-        round_rows: rows of a round; None in the first one.
-        source_chunk: the source's chunk that the next row is in, or the one before it.
+        round: its round, from 0.
+        round_rows: rows per round; None during the first one.
+        source_chunk: the source's chunk to read next; `row` may be inside it.
         source_row: the first row of that chunk, counted within the round.
     """
 
@@ -37,14 +37,14 @@ class Place:
 class Rounds(BaseOperator):
     """Sends the rows of `source` round after round, until the target is reached or a budget is spent.
 
-    Row i of round r is row r * N + i, where N is the source's number of rows: so every round draws other numbers. The
-    rows are cut into chunks of `chunk_rows`, whatever the source's own chunks are and across the ends of rounds. A
-    chunk of the source is held until it has ended.
+    Row i of round r has the number r * N + i, where N is the source's number of rows; so its seed differs from round to
+    round. Rows are regrouped into chunks of `chunk_rows`, across the source's own chunks and the ends of rounds. Each
+    chunk of the source is buffered until it has ended.
 
     Args:
         source: a source that can seek.
         target: of the run; it ends the rounds.
-        chunk_rows: rows of a chunk.
+        chunk_rows: rows per chunk.
     """
 
     def __init__(self, source: BaseOperator, target: TargetProgress, chunk_rows: int) -> None:
@@ -54,47 +54,40 @@ class Rounds(BaseOperator):
         self._place = Place()
         self._chunk = 0
         self._used = 0
-        """Rows of the present chunk that have been sent."""
+        """Rows of the current chunk that were sent."""
 
     @property
     def title(self) -> str:
-        """The source's, and that it is repeated."""
         return f"{self._source.title}, in rounds"
 
     def plan(self) -> pa.Schema:
-        """As the source."""
         schema: pa.Schema = self._source.plan()
         require_column(schema, ROW.name, [ROW.type])
         return schema
 
     def fingerprint(self) -> Mapping[str, Any]:
-        """As the source."""
         return self._source.fingerprint()
 
     def open(self, runtime: Runtime) -> None:
-        """As the source."""
         self._source.open(runtime)
 
     def close(self) -> None:
-        """As the source."""
         self._source.close()
 
     def seek(self, chunk: int) -> None:
-        """Begin at `chunk`. From where in the source, `restore` says."""
+        """Number the next chunk `chunk`; `restore` sets the position in the source."""
         self._chunk = chunk
 
     def restore(self, states: Iterable[bytes]) -> None:
-        """Go on from where a chunk ended."""
         (state,) = states
         self._place = Place(**json.loads(state))
         self._target.round_rows = self._place.round_rows
 
     def state(self, chunk: int) -> bytes:
-        """The position at the end of the chunk that is being sent."""
+        """Return the position after the rows sent so far: the end of `chunk`, since it is called then."""
         return json.dumps(asdict(self._place)).encode()
 
     def run(self, inbox: Inbox) -> Iterator[Item | Shard]:
-        """The rows, rejects and chunk ends."""
         while self._more and self._target.round_rows != 0:
             yield from self._round(inbox)
         self._target.source_ended(self._place.row)
@@ -103,12 +96,12 @@ class Rounds(BaseOperator):
 
     @property
     def _more(self) -> bool:
-        """True when another row may be sent. A chunk that has begun is filled up while rows may be read."""
+        """True if another row may be sent. The target and its token and time budgets are checked between chunks."""
         last = self._target.last_row
         return (last is None or self._place.row < last) and not (self._used == 0 and self._target.check())
 
     def _round(self, inbox: Inbox) -> Iterator[Item]:
-        """A round, or what is left of it."""
+        """Yield the rest of the current round."""
         place = self._place
         first_row = place.round * (place.round_rows or 0)
         self._source.seek(place.source_chunk)
@@ -127,7 +120,7 @@ class Rounds(BaseOperator):
         place.round, place.source_chunk, place.source_row = place.round + 1, 0, 0
 
     def _cut(self, items: list[Batch | Rejects], stop: int) -> Iterator[Item]:
-        """The rows of `items` from the present one up to `stop`, chunk by chunk."""
+        """Yield the rows of `items` from the current one up to `stop`, regrouped into chunks."""
         place = self._place
         while place.row < stop and self._more:
             last = min(stop, place.row + self._chunk_rows - self._used, self._target.last_row or stop)
@@ -144,7 +137,7 @@ class Rounds(BaseOperator):
 
 
 def _moved(item: Batch | Rejects, by: int) -> Batch | Rejects:
-    """`item` with `by` added to the numbers of its rows."""
+    """Return `item` with `by` added to its row numbers."""
     if not by:
         return item
     if isinstance(item, Rejects):
@@ -154,7 +147,7 @@ def _moved(item: Batch | Rejects, by: int) -> Batch | Rejects:
 
 
 def _part(item: Batch | Rejects, chunk: int, first: int, last: int) -> Batch | Rejects:
-    """Those rows of `item` with numbers in [first, last), as rows of `chunk`."""
+    """Return the rows of `item` with numbers in [first, last), as rows of `chunk`."""
     if isinstance(item, Rejects):
         return Rejects(chunk, tuple(reject for reject in item.rows if first <= reject.row < last))
     rows = np.asarray(item.data.column(ROW.name))

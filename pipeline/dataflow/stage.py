@@ -1,4 +1,4 @@
-"""Stage: a node while it runs."""
+"""Stage: the runtime objects of a node, and the check of its row counts."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pipeline.dataflow.outbox import Outbox
 
 
 class AccountingError(PipelineError):
-    """rows_in + expanded differs from rows_out + rejected at a node: rows were lost or made up."""
+    """The row counts of a node do not balance: rows_in + expanded differs from rows_out + rejected."""
 
 
 @dataclass
 class Stage:
-    """A node while it runs. `complete`: it has read all its input and ended by itself."""
+    """A running node. `complete`: it has read all its input and returned."""
 
     name: str
     node: Node
@@ -27,12 +27,12 @@ class Stage:
     complete: bool = False
 
     def check_counts(self, committed: RowCounts) -> None:
-        """Check all rows that the node was given, or, where it was left early, those of the `committed` chunks.
+        """Check that the row counts balance: of all rows if the node ran to its end, else of the `committed` chunks.
 
         Raises:
-            AccountingError: the node has lost rows, or made some up.
+            AccountingError: they do not.
         """
-        # The reject writer may have got rejects of a chunk that never ended, from nodes that were let go in it.
+        # The reject writer may have rejects of a chunk that never ended, from nodes that were released during it.
         m = self.meter if self.complete and self.name != REJECT_WRITER else committed
         if self.outbox.counted and m.rows_in + m.expanded != m.rows_out + m.rejected:
             raise AccountingError(

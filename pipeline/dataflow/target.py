@@ -1,4 +1,4 @@
-"""Target: counts the rows that reach the sink and ends the run when there are enough; and its place in a graph."""
+"""Target: count the rows that reach the sink and end the run when there are enough."""
 
 from __future__ import annotations
 
@@ -21,42 +21,40 @@ NODE = "target"
 
 
 class Target(BaseOperator):
-    """Lets the first rows pass that are wanted, in the order of (row, lineage), and filters all others.
+    """Passes the first `accepted_rows` rows, in the order of (row, lineage), and filters out all others.
 
-    It decides when a chunk ends. The run ends with the chunk in which the last row is found, or after which time or
-    tokens are spent. What the node remembers is committed with each chunk.
+    It decides at each chunk's end. The run ends with the chunk in which the target is reached, or after which the time
+    or token budget is spent. Its counts are committed with each chunk.
 
     Args:
-        progress: of the run, which it counts on.
+        progress: of the run; the node updates it.
     """
 
     def __init__(self, progress: TargetProgress) -> None:
         self._progress = progress
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
-        """Leaves the columns as they are."""
         return schema
 
     def open(self, runtime: Runtime) -> None:
-        """Log how many rows are there already."""
+        """Log the number of rows accepted so far."""
         self._runtime = runtime
         runtime.log.info("%d of %d rows are accepted", self._progress.accepted, self._progress.wanted)
 
     def restore(self, states: Iterable[bytes]) -> None:
-        """Go on counting."""
         (state,) = states
         self._progress.resume(**json.loads(state))
 
     def state(self, chunk: int) -> bytes:
-        """Rows that have passed, and the tokens and seconds that they have cost."""
+        """Return accepted rows, and the tokens and seconds spent."""
         now = self._progress
         return json.dumps({"accepted": now.accepted, "tokens": now.tokens, "seconds": now.seconds}).encode()
 
     def run(self, inbox: Inbox) -> Iterator[Item]:
-        """Keep rows until their chunk ends, and pass on as many as are wanted.
+        """Hold rows until their chunk ends, then pass on as many as are still needed.
 
-        When the input has ended, no further chunk is of any use: the source has ended, or a node before this one has
-        left, and then the source would go round for the other sinks alone until a budget is spent.
+        The end of the input ends the run: otherwise, if a node upstream of this one has left (as Limit does), the
+        source would go on for the other sinks alone until a budget is spent.
         """
         last = -1
         held: dict[int, list[Batch]] = {}
@@ -73,7 +71,7 @@ class Target(BaseOperator):
         self._runtime.enough(last)
 
     def _first(self, batches: list[Batch]) -> Iterator[Batch | Rejects]:
-        """The first rows of a chunk that are wanted; the others as rejects."""
+        """Yield the first rows of a chunk, as many as are needed, and the others as rejects."""
         rows = sum(batch.num_rows for batch in batches)
         kept = min(rows, self._progress.wanted - self._progress.accepted)
         self._progress.accepted += kept
@@ -90,12 +88,11 @@ class Target(BaseOperator):
 
 
 def with_target(nodes: Mapping[str, Node], settings: TargetSettings, chunk_rows: int) -> Graph:
-    """Return the graph of `nodes` under a target: its source is read round after round, and the node `target` stands
-    before its sink.
+    """Return the graph of `nodes` with its source wrapped in Rounds and a node `target` inserted before the sink.
 
     Raises:
-        ConfigError: which sink is meant is not clear.
-        GraphError: the source cannot seek, the sink has several inputs, or a node is called `target` already.
+        ConfigError: there are several sinks and none is chosen, or the chosen one does not exist.
+        GraphError: the source cannot seek, the sink has several inputs, or a node is named `target` already.
     """
     progress = TargetProgress(settings)
     sink, source = _sink(nodes, settings.sink), next(name for name, node in nodes.items() if not node.inputs)

@@ -1,4 +1,4 @@
-"""TargetProgress: how many rows a run under a target wants, how many it has, and what it may spend on them."""
+"""TargetProgress: accepted rows and spent budgets of a run under a target."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipeline.settings import TargetSettings
 
 
 class Budget(StrEnum):
-    """A limit that can be reached before the target is, by its key in TargetSettings."""
+    """A limit that can end a run before its target is reached. The value is its key in TargetSettings."""
 
     ROWS = "max_rows"
     ROUNDS = "max_rounds"
@@ -19,22 +19,22 @@ class Budget(StrEnum):
 
     @property
     def decides_rows(self) -> bool:
-        """True for a limit on what is read. Tokens and minutes can be raised, and the same run goes on."""
+        """True for a limit on the rows that are read, which is fingerprinted. Others may be raised on a resume."""
         return self in (Budget.ROWS, Budget.ROUNDS)
 
     def limit(self, settings: TargetSettings) -> float | None:
-        """The limit that `settings` give; None for none."""
+        """Return the limit in `settings`; None for no limit."""
         found: float | None = getattr(settings, self)
         return found
 
     def text(self, settings: TargetSettings) -> str:
-        """The limit as it is typed, without `target.`: `max_minutes=2.5`."""
+        """Return the limit as typed, without `target.`: `max_minutes=2.5`."""
         return f"{self}={str(self.limit(settings)).removesuffix('.0')}"
 
 
 class TargetProgress:
-    """The counts and budgets of a run under a target. The source and the node `target` write it, each its own
-    attributes; the main thread shows it.
+    """Counts and budgets of a run under a target. The source and the node `target` each write their own attributes; the
+    main thread reads them.
 
     Args:
         settings: the target and its budgets.
@@ -43,49 +43,49 @@ class TargetProgress:
     def __init__(self, settings: TargetSettings) -> None:
         self.settings = settings
         self.wanted = settings.accepted_rows or 0
-        """Rows that are to pass."""
+        """Rows to accept."""
         self.accepted = 0
-        """Rows that have passed, in the chunks that the node `target` has ended."""
+        """Accepted rows of chunks that the node `target` has ended."""
         self.arrived = 0
-        """Rows that have come to it, decided or not."""
+        """Rows that have reached the node `target`, of open chunks too."""
         self.round_rows: int | None = None
-        """Source rows of a round, once the first one has been read."""
+        """Source rows per round; None until the first round is read."""
         self.spent: Budget | None = None
-        """The budget that was spent first; None too where the input or a node had no more rows."""
+        """The budget that ended the run; None too if the source or a node simply ended."""
         self._before = 0, 0.0
         self._tokens: Callable[[], int] = lambda: 0
         self._seconds: Clock = lambda: 0.0
 
     @property
     def reached(self) -> bool:
-        """True when enough rows have passed."""
+        """True if enough rows are accepted."""
         return self.accepted >= self.wanted
 
     @property
     def counted(self) -> int:
-        """Rows that count towards the target: all that are wanted only when these are the first ones."""
+        """Rows to show as progress. Rows of open chunks count, but the full number only once the target is reached."""
         return self.wanted if self.reached else min(self.arrived, self.wanted - 1)
 
     @property
     def tokens(self) -> int:
-        """Completion tokens that were made, with earlier attempts."""
+        """Completion tokens generated, earlier attempts included."""
         return self._before[0] + self._tokens()
 
     @property
     def seconds(self) -> float:
-        """Seconds for which the run has worked, with earlier attempts."""
+        """Running time in seconds, earlier attempts included."""
         return self._before[1] + self._seconds()
 
     @property
     def last_row(self) -> int | None:
-        """Source rows that may be read, over all rounds; None while any number may."""
+        """Maximum number of source rows over all rounds; None for no limit, or while the size of a round is unknown."""
         rounds, rows = self.settings.max_rounds, self.settings.max_rows
         of_rounds = rounds * self.round_rows if rounds is not None and self.round_rows is not None else None
         return min((n for n in (of_rounds, rows) if n is not None), default=None)
 
     def check(self) -> bool:
-        """Return True when nothing more is to be begun: the target is reached, or tokens or time are spent, which is
-        noted. Rows that have been read are worked on to the end, though no more may be read."""
+        """Return True if no chunk is to begin any more: the target is reached, or tokens or time are spent, which is
+        noted in `spent`. The limits on rows and rounds do not count here: rows already read are still processed."""
         if self.reached or (self.spent is not None and not self.spent.decides_rows):
             return True
         for budget, used in ((Budget.TOKENS, self.tokens), (Budget.MINUTES, self.seconds / 60)):
@@ -96,16 +96,16 @@ class TargetProgress:
         return False
 
     def source_ended(self, row: int) -> None:
-        """Note that the source has sent `row` rows and sends no more."""
+        """Note that the source has ended after `row` rows."""
         if row and not self.check():
             self.spent = Budget.ROWS if row == self.settings.max_rows else Budget.ROUNDS
 
     def measure(self, clock: Clock, tokens: Callable[[], int]) -> None:
-        """Count time from now on, by `clock`, and the completion tokens of this attempt, which `tokens()` gives."""
+        """Measure this attempt: its time by `clock`, from now on, and its completion tokens by `tokens`."""
         began = clock()
         self._seconds, self._tokens = lambda: clock() - began, tokens
 
     def resume(self, accepted: int, tokens: int, seconds: float) -> None:
-        """Go on from where earlier attempts have come."""
+        """Start from the counts of earlier attempts."""
         self._before = tokens, seconds
         self.accepted = self.arrived = accepted

@@ -1,1 +1,1 @@
-"""Check and estimate a job without running it."""
+"""Dry runs: check and estimate a job without running it."""

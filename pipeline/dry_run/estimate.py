@@ -1,4 +1,4 @@
-"""`dry_run=true`: what a run would do, cost and leave behind, found out on a sample of its input and printed."""
+"""`dry_run=true`: estimate rows, tokens, time, memory and disk of a run on a sample of its input, and print them."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from pipeline.settings import JobSettings, TargetSettings
 CALIBRATION_S = 30.0
 PROMPTS = 3
 LONGEST_PROMPT, LONGEST_REASON = 1000, 300
-"""Characters that are shown, half of them from the end."""
+"""Characters that are printed, half of them from the end."""
 STAGES_BYTES = 50_000
-"""metrics/, state.sqlite, config.yaml and the rest of a small run."""
+"""Disk: metrics/, state.sqlite, config.yaml and other files of a small run."""
 THREADS_BYTES = Range(0, 32e6, 96e6)
-"""Memory of the threads of a run beside that of one thread: heaps of their own, files being written."""
+"""Memory of the threads of a run, which the sample run does not have: their heaps and files being written."""
 OUTSIDE_S = Range(0.05, 0.3, 1.0)
 """Seconds of a run before its first row and after its last: state, commits, metrics, manifest."""
 DRAWING_BYTES = Range(30e6, 45e6, 75e6)
-"""Of memory, for the report: the drawing library and its figures (41 to 46 MB were seen)."""
+"""Memory for the report: the drawing library and its figures (measured: 41 to 46 MB)."""
 REPORT_BYTES = Range(60e3, 120e3, 300e3)
-"""Of report.html, drawings and sample rows (100 to 120 kB were seen)."""
+"""Size of report.html with drawings and sample rows (measured: 100 to 120 kB)."""
 TARGET_NOTE = (
     "target.accepted_rows is set: how many rows it takes until so many are accepted is not known."
     " The estimate is for one round over the whole input"
@@ -47,16 +47,17 @@ _LEFT_OUT = {RejectKind.ERROR: "rejected", RejectKind.FILTERED: "left out"}
 
 @dataclass
 class Estimate:
-    """The needs of a run.
+    """Estimate of a run.
 
     Args:
-        rows: source rows that are left to do.
-        tokens_in, tokens_out: that a model computes.
-        seconds: None where that could not be found out.
-        prepare_s: of them to load models and make contexts.
-        memory_bytes: at most, while it runs.
-        parts: of the memory, by what for.
-        disk_bytes: that are added to the disk.
+        rows: source rows that are left to process.
+        tokens_in, tokens_out: tokens that models compute.
+        seconds: duration; None if it could not be measured.
+        prepare_s: part of the duration: loading models and creating contexts.
+        memory_bytes: peak memory.
+        parts: of the memory, by purpose.
+        disk_bytes: bytes written to the disk.
+        notes: remarks for the user.
     """
 
     rows: Range
@@ -73,10 +74,10 @@ class Estimate:
 def estimate(
     settings: JobSettings, graph: Graph, process: Resources, calibration_s: float = CALIBRATION_S
 ) -> Iterator[str]:
-    """The lines to print, each when it is known. Writes nothing to the output directory and takes no lock.
+    """Yield the lines to print, each as soon as it is known. Writes nothing to the output directory; takes no lock.
 
     Raises:
-        ConfigError: the run would be refused, or every row of the sample is.
+        ConfigError: the run would be refused, or a node rejects every row of the sample.
         NodeFailed: an operator raised on the sample, as it would in the run.
     """
     job = Job.of(settings, graph)
@@ -100,7 +101,7 @@ def estimate(
 
 
 def combined(settings: JobSettings, nodes: Mapping[str, NodeResult], memory: float) -> Estimate:
-    """The forecasts of all nodes together. `memory`: bytes that the process had at most while it found them out."""
+    """Combine the forecasts of all nodes. `memory`: peak bytes of this process during the sample run."""
     forecasts = {name: node.forecast for name, node in nodes.items() if node.forecast is not None}
     report_memory, report_file = report_costs(wanted=settings.report)
     fixed = Range(STAGES_BYTES, 2 * STAGES_BYTES, 10 * STAGES_BYTES) + report_file
@@ -124,14 +125,14 @@ def combined(settings: JobSettings, nodes: Mapping[str, NodeResult], memory: flo
 
 
 def report_costs(*, wanted: bool) -> tuple[Range, Range]:
-    """Bytes of memory and of disk that the report takes, with the setting `report`."""
+    """Return bytes of memory and of disk for the report. `wanted`: the setting `report`."""
     if not is_written(wanted):
         return NOTHING, NOTHING
     return DRAWING_BYTES if importlib.util.find_spec("matplotlib") else NOTHING, REPORT_BYTES
 
 
 def estimate_lines(found: Estimate, directory: Path) -> Iterator[str]:
-    """The estimate as a table, and warnings."""
+    """Yield the estimate as a table, and warnings."""
     there = next(path for path in (directory, *directory.parents) if path.exists())
     free_disk = shutil.disk_usage(there).free
     rest = found.memory_bytes.likely - sum(found.parts.values())
@@ -154,16 +155,16 @@ def estimate_lines(found: Estimate, directory: Path) -> Iterator[str]:
 
 
 def peak_bytes() -> float:
-    """The most memory that this process has had."""
+    """Return the peak memory of this process."""
     unit = 1 if sys.platform == "darwin" else 1024
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
 
 
 def _reject_lines(nodes: Mapping[str, NodeResult]) -> Iterator[str]:
-    """Rows of the sample that leave the graph, by node and reason.
+    """Yield a line on the rejected rows of each node, by reason.
 
     Raises:
-        ConfigError: all of them do, as errors.
+        ConfigError: a node rejects all of its rows as errors.
     """
     for name, node in nodes.items():
         for kind, word in _LEFT_OUT.items():
@@ -185,7 +186,7 @@ def _prompt_lines(nodes: Mapping[str, NodeResult]) -> Iterator[str]:
 
 
 def _seconds(nodes: Mapping[str, NodeResult], forecasts: Sequence[Forecast], prepare_s: float) -> Range | None:
-    """Nodes with a model share the device, so their times add up; the others work beside them."""
+    """Return the duration: the sum over nodes with a model, which share the device, or the slowest other node."""
     device = NOTHING
     for forecast in forecasts:
         if forecast.seconds is None:
@@ -198,7 +199,7 @@ def _seconds(nodes: Mapping[str, NodeResult], forecasts: Sequence[Forecast], pre
 
 
 def _memory(settings: JobSettings, nodes: Mapping[str, NodeResult], memory: float) -> Range:
-    """The memory of the run on the sample, and rows of chunks that are open."""
+    """Return the peak memory: that of the sample run, of threads, and of rows in open chunks."""
     rows = min(next(iter(nodes.values())).rows.likely, settings.chunk_rows * settings.max_open_chunks)
     waiting = 0.0
     for node in nodes.values():

@@ -1,4 +1,4 @@
-"""The plan of a job, for `dry_run=plan` and, ahead of the estimate, `dry_run=true`."""
+"""The plan of a job, printed by `dry_run=plan` and, before the estimate, by `dry_run=true`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline.settings import JobSettings, TargetSettings
 
 
 def plan_lines(settings: JobSettings, graph: Graph) -> list[str]:
-    """The nodes with their operators and what they do to the columns, what memory they take, where results would go."""
+    """Return a line per node with its operator and column changes, then memory needs and the place of the results."""
     rows = settings.chunk_rows if graph.target is None else settings.target.rows_of_chunk(settings.chunk_rows)
     lines = [f"job {settings.name}: {len(graph.nodes)} nodes, chunks of {rows} rows, seed {settings.seed}"]
     width = max(len(name) for name in graph.order)
@@ -27,7 +27,7 @@ def plan_lines(settings: JobSettings, graph: Graph) -> list[str]:
 
 
 def _columns(given: pa.Schema | None, gives: pa.Schema | None) -> str:
-    """The columns of a source; of any other node those that it adds, changes or leaves out."""
+    """Describe the columns of a source, or those that another node adds, changes or drops."""
     if gives is None:
         return "writes the rows"
     before = {} if given is None else {f.name: f.type for f in given}

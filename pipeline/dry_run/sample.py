@@ -1,4 +1,4 @@
-"""Takes a sample of an input: rows spread over it where the source can begin anywhere, few enough to try out."""
+"""Take a sample of an input, spread over all of it if the source can seek."""
 
 from __future__ import annotations
 
@@ -17,25 +17,24 @@ from pipeline.api.records import ROW, Batch, Item, Rejects, Shard
 
 ROWS = 1000
 PATIENCE_S = 2.0
-"""Seconds that a source may read, to get rows from everywhere and to find out how many there are."""
+"""Seconds to read from a source, for rows from all of the input and an estimate of their number."""
 FEW_ROWS = 20_000
-"""So many are read to the end. Of more, the rows of some places are."""
+"""Inputs with up to this many rows are read to the end; larger ones at PLACES positions."""
 PLACES = 8
 PLACE_ROWS = 512
 LEAST_DOUBT, MOST_DOUBT = 0.02, 0.5
-"""By what share a number of rows may be wrong that was found from the bytes of those that were read."""
+"""Relative error of a number of rows that was estimated from the share of bytes read."""
 
 
 def sample_of(
     source: BaseOperator, first_chunk: int, first_row: int, chunk_rows: int, clock: Clock = time.monotonic
 ) -> Sample:
-    """Return about ROWS rows of those that `source`, an opened source, has from `first_row` on, or all where there are
-    no more.
+    """Return a sample of about ROWS rows from `first_row` on, or of all rows if there are fewer.
 
     Args:
-        source: its `seek` is used where it has one.
-        first_chunk, first_row: where the run would begin.
-        chunk_rows: rows of a chunk.
+        source: an opened source; one that can seek is read at several positions.
+        first_chunk, first_row: start of the run.
+        chunk_rows: rows per chunk.
     """
     total = source.total_rows()
     thinned = _Thinned()
@@ -60,8 +59,8 @@ def sample_of(
 def _read_on(
     source: BaseOperator, thinned: _Thinned, total: int | None, first_row: int, until: float, clock: Clock
 ) -> Sample:
-    """Rows of the input from where it is now, as far as patience goes."""
-    # What a source has sent is counted when it goes on: a changed share is that of the rows before this item.
+    """Return a sample of the rows from the current position on, read until the time `until`."""
+    # A source updates its share when it continues after an item, so a new share is that of the rows before this item.
     now = source.fraction_read()
     rows = 0
     fraction: float | None = None
@@ -81,7 +80,7 @@ def _read_on(
     if not fraction:
         how += "; the source does not say how many there are"
         return thinned.sample(Range(thinned.seen, thinned.seen, math.inf), how)
-    # Rows need not be as long further on as at the beginning: the less was read, the less is sure.
+    # Later rows may be longer or shorter than the first ones: the less was read, the larger the error.
     likely = (first_row + rows) / min(fraction, 1.0) - first_row
     doubt = max(LEAST_DOUBT, MOST_DOUBT * (1 - fraction))
     least = max(likely * (1 - doubt), thinned.seen)
@@ -90,16 +89,16 @@ def _read_on(
 
 
 class _Thinned:
-    """Keeps every row, then every second, every fourth ..., so that at most 2 x ROWS are kept of however many."""
+    """Keeps every row, then every second, every fourth ..., so that it never holds more than 2 x ROWS rows."""
 
     def __init__(self) -> None:
         self.stride = 1
         self.seen = 0
-        """Rows that came."""
+        """Rows received."""
         self._items: list[Batch | Rejects] = []
 
     def take(self, item: Item | Shard) -> None:
-        """Look at what a source sends."""
+        """Add an item of a source."""
         if isinstance(item, Batch | Rejects):
             self.seen += item.num_rows
             self._items.append(self._thin(item))
@@ -108,14 +107,14 @@ class _Thinned:
             self._items = [self._thin(item) for item in self._items]
 
     def take_until(self, items: Iterable[Item | Shard], seen: int) -> None:
-        """Look at items until so many rows came in all, or no more do."""
+        """Add items until `seen` rows were received in all, or `items` ends."""
         for item in items:
             self.take(item)
             if self.seen >= seen:
                 break
 
     def sample(self, rows: Range, how: str) -> Sample:
-        """The rows that are kept, of so many `rows`."""
+        """Return the kept rows as a sample of `rows` rows."""
         items = [item for item in self._items if item.num_rows]
         batches = [item for item in items if isinstance(item, Batch)]
         return Sample(batches, [item for item in items if isinstance(item, Rejects)], rows, how)

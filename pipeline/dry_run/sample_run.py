@@ -1,4 +1,4 @@
-"""SampleRun: runs a graph on a sample of its input, in this thread and in memory, and notes what each node makes."""
+"""SampleRun: run a graph on a sample of its input, in this thread and in memory."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ SLICE_ROWS = 64
 
 @dataclass
 class NodeResult:
-    """The sample at one node.
+    """Result of one node on the sample.
 
     Args:
-        rows: rows that it will be given in the run.
-        given: rows that it was shown.
-        output: what it passed on.
-        rejects: rows that it refused.
-        rows_out: rows that it will pass on.
-        row_s: seconds a row, of a node that is not a forecaster.
-        forecast: what it said, if it is one.
-        sink_bytes: of all its rows, for a sink.
+        rows: rows that it will receive in the run.
+        given: sample rows that it received.
+        output: its output on the sample.
+        rejects: sample rows that it rejected.
+        rows_out: rows that it will pass on in the run.
+        row_s: seconds per row, of a node without a forecast.
+        forecast: of a node that makes one, else None.
+        sink_bytes: file size of all its rows, for a sink.
     """
 
     rows: Range
@@ -51,7 +51,7 @@ class NodeResult:
     sink_bytes: Range = NOTHING
 
     def add(self, *items: Item | Shard) -> None:
-        """Note what the node has sent."""
+        """Add output items of the node."""
         for item in items:
             if isinstance(item, Batch):
                 self.output.append(item)
@@ -63,10 +63,10 @@ class SampleRun:
     """Runs the nodes of a graph one after the other on a sample. Sinks write nothing.
 
     Args:
-        job: the job. Its operators are used up; its directory is only read.
-        process: where models are kept.
-        seconds: that forecasters may compute, all together.
-        first_chunk, first_row: where the run would begin.
+        job: the job. Its operators cannot be used again; its directory is only read.
+        process: shared resources, which hold the models.
+        seconds: time limit of all forecasts together.
+        first_chunk, first_row: start of the run.
     """
 
     def __init__(
@@ -87,11 +87,11 @@ class SampleRun:
         self.sample: Sample | None = None
 
     def run(self) -> Iterator[str]:
-        """Run all nodes; names each when it has run.
+        """Run all nodes; yields the name of each when it has run.
 
         Raises:
             NodeFailed: an operator raised, as it would in the run.
-            ConfigError: a source or a model cannot work.
+            ConfigError: an input or a model is invalid.
         """
         graph = self._job.graph
         with ExitStack() as stack:
@@ -140,7 +140,7 @@ class SampleRun:
         return found
 
     def _forecast(self, op: BaseOperator, runtime: Runtime, batches: list[Batch], found: NodeResult) -> None:
-        """Have `op` forecast, in its part of the seconds that are left for it and the forecasters after it."""
+        """Get a forecast from `op`, within an equal share of the time left for the remaining forecasts."""
         nodes = self._job.graph.nodes
         left = sum(overrides(node.op, "forecast") for name, node in nodes.items() if name not in self.nodes)
         whole = found.rows.is_exact and found.rows.likely <= found.given
@@ -159,7 +159,7 @@ class SampleRun:
         found.rows_out = found.rows.times(share(made, found.given))
 
     def _in_time(self, batches: list[Batch], found: NodeResult) -> Iterator[Item]:
-        """As many of the rows as an operator gets through in a few seconds; counts them."""
+        """Yield rows until OPERATOR_S have passed, and count them in `found.given`."""
         found.given = 0
         until = self._clock() + OPERATOR_S
         for batch in batches:
@@ -178,7 +178,7 @@ def _leave_without(folder: str) -> None:
 
 
 def _bytes(op: BaseOperator, batches: list[Batch], found: NodeResult) -> Range:
-    """Bytes of the disk that the rows of a sink take."""
+    """Estimate the file size of all rows of a sink."""
     rows = found.rows
     if not found.given:
         return Range(0.0, 0.0, 0.0 if not rows.likely else float("inf"))

@@ -1,1 +1,1 @@
-"""A run while it runs: snapshots, progress display, status file, Prometheus, run.log, summary."""
+"""Monitoring of a run: snapshots, progress display, status file, Prometheus, run.log, summary."""

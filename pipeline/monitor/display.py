@@ -1,4 +1,4 @@
-"""Shows a run while it runs: one line on a terminal, log lines elsewhere."""
+"""Progress display: one line on a terminal, log lines elsewhere."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ FIELDS = (
     *("rows", "rows_total", "rows_total_exact", "eta_s", "elapsed_s", "tokens_in", "tokens_out", "tokens_in_per_s"),
     *("tokens_out_per_s", "rows_per_s", "recalled", "errors", "filtered"),
 )
-"""The values of a snapshot that a log line has."""
+"""Attributes of a snapshot that a log line contains."""
 log = logging.getLogger(__name__)
 
 
 class Display:
-    """Shows snapshots; this one, for progress=none, shows nothing."""
+    """Base class of displays; it shows nothing (progress=none)."""
 
     def show(self, snapshot: Snapshot) -> None:
         """Show `snapshot`; called several times a second."""
 
     def close(self) -> None:
-        """Leave the terminal with a finished line."""
+        """End the display. Called once."""
 
 
 class Lines(Display):
@@ -39,7 +39,6 @@ class Lines(Display):
         self._next_s = LOG_INTERVAL_S
 
     def show(self, snapshot: Snapshot) -> None:
-        """Log if it is time."""
         if snapshot.elapsed_s >= self._next_s:
             self._next_s = snapshot.elapsed_s + LOG_INTERVAL_S
             values = fields(snapshot)
@@ -47,24 +46,22 @@ class Lines(Display):
 
 
 class Bar(Display):
-    """One line at the foot of the terminal."""
+    """A progress line at the bottom of the terminal."""
 
     def __init__(self, stream: TextIO) -> None:
-        tqdm.monitor_interval = 0  # its thread would only repaint a line that is repainted anyway
+        tqdm.monitor_interval = 0  # no monitor thread: the line is repainted several times a second
         self._bar = tqdm(total=1.0, file=stream, dynamic_ncols=True, bar_format="|{bar:10}| {desc}")
 
     def show(self, snapshot: Snapshot) -> None:
-        """Repaint the line."""
         self._bar.n = min(1.0, snapshot.fraction or 0.0)
         self._bar.set_description_str(f"{rows_text(snapshot)}, {details_text(snapshot)}", refresh=True)
 
     def close(self) -> None:
-        """Keep the last line and go to the next."""
         self._bar.close()
 
 
 def make_display(progress: str, stream: TextIO | None = None) -> Display:
-    """The display for the setting `progress` (see pipeline.settings)."""
+    """Return the display for the setting `progress` (see pipeline.settings)."""
     stream = stream or sys.stderr
     if progress == "none":
         return Display()
@@ -74,10 +71,9 @@ def make_display(progress: str, stream: TextIO | None = None) -> Display:
 
 
 class TerminalHandler(logging.Handler):
-    """Writes log lines to a terminal without tearing the progress line."""
+    """Writes log lines above the progress line of a terminal."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write the line above the progress line."""
         try:
             tqdm.write(self.format(record), file=sys.stderr)
         except Exception:  # logging's own convention: report, never raise into the program
@@ -85,8 +81,8 @@ class TerminalHandler(logging.Handler):
 
 
 def rows_text(s: Snapshot) -> str:
-    """`1,234/5,000 rows 24.7%`; `~` before a total that is not exact. Under a target `412/500 accepted 82.4% of 1,234
-    rows`."""
+    """Format progress: `1,234/5,000 rows 24.7%`, with `~` before an estimated total; under a target `412/500 accepted
+    82.4% of 1,234 rows`."""
     if s.wanted is not None:
         return f"{s.accepted:,}/{s.wanted:,} accepted {s.fraction or 0:.1%} of {s.rows:,} rows"
     total = "" if s.rows_total is None else f"/{'' if s.rows_total_exact else '~'}{s.rows_total:,}"
@@ -95,7 +91,7 @@ def rows_text(s: Snapshot) -> str:
 
 
 def details_text(s: Snapshot) -> str:
-    """Time, rates, what operators say, the fullest queue and rejects; a narrow terminal shows the first of these."""
+    """Format time, rates, statuses of operators, the fullest queue and rejects. A narrow terminal cuts off the end."""
     texts = [duration(s.elapsed_s), *([left] if (left := left_text(s)) else [])]
     texts += [f"in {s.tokens_in_per_s:,.0f} out {s.tokens_out_per_s:,.0f} tok/s"] if s.tokens_in + s.tokens_out else []
     texts += [] if s.tokens_in + s.tokens_out else [f"{s.rows_per_s:,.0f} rows/s"]
@@ -108,8 +104,8 @@ def details_text(s: Snapshot) -> str:
 
 
 def left_text(s: Snapshot) -> str:
-    """`16m30s left`, `at most 4m05s left` where rows have cost nothing, or that it is not known; nothing where the run
-    is about to end."""
+    """Format the time left: `16m30s left`, `at most 4m05s left` if completions were recalled, `time left unknown`, or
+    nothing if the run is ending."""
     if s.ending:
         return ""
     if s.eta_s is None:
@@ -118,13 +114,13 @@ def left_text(s: Snapshot) -> str:
 
 
 def queue_text(s: Snapshot) -> str:
-    """`generate 812/1,024`: rows that wait before the stage that the others wait for; empty where nothing waits."""
+    """Format the fullest queue, that of the bottleneck: `generate 812/1,024`; empty if no rows wait."""
     found = next((node for node in s.nodes if node.name == s.queue), None)
     return "" if found is None else f"{found.name} {found.queue_rows:,}/{found.queue_capacity:,}"
 
 
 def fields(s: Snapshot) -> dict[str, object]:
-    """A snapshot for programs: flat keys, plain values, None for what is not known. What operators say stands under its
+    """Return a snapshot for programs: flat keys, plain values, None if unknown. The key of an operator's status is its
     first word."""
     values = {key: getattr(s, key) for key in FIELDS}
     values["percent"] = None if s.fraction is None else 100 * s.fraction
@@ -134,7 +130,8 @@ def fields(s: Snapshot) -> dict[str, object]:
 
 
 def pairs_text(values: Mapping[str, object]) -> str:
-    """`rows=82 rows_total=200 ...`; values as in JSON, quoted only where they hold a space, a quote or `=`."""
+    """Format `rows=82 rows_total=200 ...`; values as in JSON, strings quoted only if they have a space, a quote or
+    `=`."""
     return " ".join(f"{key}={_value(value)}" for key, value in values.items())
 
 

@@ -1,8 +1,7 @@
-"""A run for Prometheus: a file in the text format that node_exporter's textfile collector reads.
+"""Prometheus metrics: a file for node_exporter's textfile collector, with the values of status.json.
 
-It has the values of status.json. Counters are those of the run over all its attempts; they fall only when the run is
-begun anew, which Prometheus takes for a restart. Format: version 0.0.4 of
-prometheus.io/docs/instrumenting/exposition_formats.
+Counters are of the run over all its attempts. They fall only when the run is begun anew, which Prometheus takes for a
+restart. Format: version 0.0.4 of prometheus.io/docs/instrumenting/exposition_formats.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ COUNTERS = {
     "tokens_in": ("prompt_tokens_total", "Prompt tokens of rows that drew their first token."),
     "tokens_out": ("completion_tokens_total", "Completion tokens drawn."),
 }
-"""Name and help by key of the counters in status.json."""
+"""Metric name and help text by key of the counters in status.json."""
 log = logging.getLogger(__name__)
 Labels = dict[str, Any]
 Samples = list[tuple[Labels, float]]
 
 
 class PrometheusFile:
-    """Keeps the file of one run up to date. If it cannot be written, the run goes on and one warning is logged.
+    """The metrics file of one run. If it cannot be written, the run continues and one warning is logged.
 
     Args:
         path: the file; None for none.
@@ -45,7 +44,7 @@ class PrometheusFile:
         self._told = False
 
     def write(self, status: Mapping[str, Any]) -> None:
-        """Replace the file by the values of status.json."""
+        """Replace the file. `status`: the values of status.json."""
         if self._path is None:
             return
         try:
@@ -57,10 +56,10 @@ class PrometheusFile:
 
 
 def check_prometheus_file(path: str | None) -> None:
-    """Check before a run that the file can be made.
+    """Check before a run that the file can be created.
 
     Raises:
-        ConfigError: its directory is not there.
+        ConfigError: its directory does not exist.
     """
     if path is not None and not Path(path).absolute().parent.is_dir():
         raise ConfigError(
@@ -70,12 +69,12 @@ def check_prometheus_file(path: str | None) -> None:
 
 
 def exposition(status: Mapping[str, Any]) -> str:
-    """The text of the file."""
+    """Return the text of the file."""
     return "".join(f"{line}\n" for family in _families(status) for line in _lines(*family))
 
 
 def _families(status: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Samples]]:
-    """Name, type, help and samples of each family."""
+    """Yield name, type, help and samples of each metric family."""
     job = {"job": status["job"]}
     counters = status["counters"]
     for key, (name, help_) in COUNTERS.items():
@@ -96,7 +95,7 @@ def _families(status: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Sample
 
 
 def _gauges(status: Mapping[str, Any]) -> Iterator[tuple[str, str, float | None]]:
-    """Name, help and value of each gauge that a run has one of; None for a value that is not known."""
+    """Yield name, help and value of each gauge of the whole run; the value is None if unknown."""
     running = status["state"] == RunStatus.RUNNING
     yield "running", "1 while an attempt runs; it stays 1 when that is killed, see updated_timestamp_seconds.", running
     yield (

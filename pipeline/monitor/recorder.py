@@ -1,4 +1,4 @@
-"""Recorder: writes and shows what is known of a run while it runs: stage metrics, status.json, the progress line."""
+"""Recorder: record and show a running attempt: stage metrics, status.json, Prometheus file, progress line."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Recorder:
 
     Args:
         job: the job.
-        state: of its run, with the chunks that earlier attempts have committed.
-        context: of the run; its clock times everything.
-        tables: its metrics.
-        executor: runs the graph.
-        started_at: when it began, ISO 8601.
+        state: of the run, with the chunks that earlier attempts have committed.
+        context: of the run; its clock measures all times.
+        tables: the metrics tables.
+        executor: of the attempt.
+        started_at: start of the attempt, ISO 8601.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class Recorder:
         return self._context.clock() - self._began
 
     def start(self) -> None:
-        """Say that the attempt has begun: loading a model may take minutes."""
+        """Write the first status.json, before models are loaded, which may take minutes."""
         self.write_status(self._observer.take(self.elapsed_s), RunStatus.RUNNING)
 
     def tick(self) -> None:
-        """Do what is due."""
+        """Record and show whatever is due by its interval."""
         now = self.elapsed_s
         if self._is_due("metrics", now):
             self._stages.record(now, self._executor.meters)
@@ -80,7 +80,7 @@ class Recorder:
         self._display.show(snapshot)
 
     def finish(self) -> Snapshot:
-        """Record the last interval. The caller merges the metrics tables and has status.json written."""
+        """Record the last interval. The caller then merges the metrics tables and calls `write_status`."""
         now = self.elapsed_s
         self._stages.record(now, self._executor.meters)
         snapshot = self._take(now, ending=True)
@@ -89,11 +89,12 @@ class Recorder:
         return snapshot
 
     def write_status(self, snapshot: Snapshot, status: RunStatus, exit_code: ExitCode | None = None) -> None:
-        """Replace status.json, and then the file for Prometheus: what that counts, status.json can go on from."""
+        """Replace status.json, then the Prometheus file. In this order the counters in it are never ahead of
+        status.json, from which the next attempt continues them."""
         self._prometheus.write(self._status_file.write(snapshot, self._executor.meters, status, exit_code))
 
     def _is_due(self, what: str, now_s: float) -> bool:
-        """True at the first call and then once an interval."""
+        """Return True at the first call and then once per interval."""
         due = now_s >= self._next_s[what]
         if due:
             self._next_s[what] = now_s + self._intervals_s[what]

@@ -1,4 +1,4 @@
-"""run.log, and the log lines that are shown on the terminal."""
+"""Logging of a run: to run.log and to the terminal."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pipeline.run_dir.names import RUN_LOG
 from pipeline.system.disk_errors import storage_error, writing
 
 FILE_ONLY, TERMINAL_ONLY = {"only": "file"}, {"only": "terminal"}
-"""`extra` of a log line that goes to run.log alone, or to the terminal alone."""
+"""`extra` of a log call whose line goes to run.log only, or to the terminal only."""
 
 
 class _OneLine(logging.Formatter):
-    """The message alone: tracebacks stand in run.log."""
+    """Formats the message without its traceback, which is in run.log."""
 
     def format(self, record: logging.LogRecord) -> str:
         level = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
@@ -28,7 +28,7 @@ class _OneLine(logging.Formatter):
 
 
 class _Json(logging.Formatter):
-    """An object a line: time, level, logger, message, and the fields of a progress line."""
+    """Formats a JSON object per line: time, level, logger, message, and the fields of a progress line."""
 
     def format(self, record: logging.LogRecord) -> str:
         values = {
@@ -42,7 +42,7 @@ class _Json(logging.Formatter):
 
 
 class _File(logging.FileHandler):
-    """run.log. If it cannot be written, the run goes on and one warning is printed."""
+    """Writes run.log. If that fails, the run continues and one warning is printed."""
 
     _told = False
 
@@ -55,13 +55,16 @@ class _File(logging.FileHandler):
             print(f"warning: {storage_error(Path(self.baseFilename), error)}", file=sys.stderr)
 
     def close(self) -> None:
-        with suppress(OSError):  # what did not fit before does not fit now
+        with suppress(OSError):  # closing retries the write that failed
             super().close()
 
 
 @contextmanager
 def run_log(directory: Path, progress: str) -> Iterator[None]:
-    """Append everything that is logged inside the block to run.log; show it on stderr too, warnings only if quiet.
+    """Append everything that is logged inside the block to run.log, and show it on stderr.
+
+    Args:
+        progress: the setting. With none, stderr shows only warnings; with json, JSON objects.
 
     Raises:
         StorageError: run.log cannot be opened.

@@ -1,4 +1,4 @@
-"""Snapshots of a running graph: rows, rates, queues, and the time that is left."""
+"""Snapshots of a running graph: rows, rates, queues and time left."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ WINDOW_S = 20.0
 
 @dataclass(frozen=True)
 class NodeView:
-    """A node, or a part of one, at a moment.
+    """State of a stage (a node or a part of one) in a snapshot.
 
     Args:
-        name: of the node; a part has a slash in it.
-        queue_rows, queue_capacity: rows that wait on its inputs, and that may wait there.
+        name: `node`, or `node/part`.
+        queue_rows, queue_capacity: rows that wait on its inputs, and how many may.
         busy, starved, blocked: shares of the last 20 seconds, 0 to 1.
     """
 
@@ -38,26 +38,25 @@ class NodeView:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A moment of a run.
+    """Progress of a run at one moment.
 
     Args:
-        elapsed_s: since the attempt began.
-        rows: source rows that are finished, with those of earlier attempts; estimated where rows are expanded.
-        rows_total: source rows in all; None while unknown.
-        rows_total_exact: False where the total is judged by the share of the input that is read.
-        fraction: finished rows by all rows, 0 to 1; None while unknown.
+        elapsed_s: seconds since the attempt began.
+        rows: finished source rows, earlier attempts included; an estimate if rows are expanded.
+        rows_total: all source rows; None while unknown.
+        rows_total_exact: False if the total is an estimate from the share of the input that was read.
+        fraction: finished rows / all rows, 0 to 1; None while unknown.
         tokens_in, tokens_out: prompt and completion tokens of this attempt.
         tokens_in_per_s, tokens_out_per_s, rows_per_s: over the last 20 seconds.
-        recalled: rows of this attempt that cost no computing: from a store, or identical to another one.
-        eta_s: seconds to the end; None while unknown. Where `recalled` is not 0 it is an upper bound: more may be.
-        eta_unknown: why it is unknown; empty where it is not.
-        errors, filtered: rows rejected, with those of committed chunks of earlier attempts.
-        statuses: what operators say, for example "slots 15/16".
-        queue: the node whose input is fullest, of several the last: that stage is what the others wait for. None
-            where nothing waits.
+        recalled: rows of this attempt that were not generated: from the store, or copied from an identical row.
+        eta_s: seconds left; None while unknown. An upper bound if `recalled` is not 0, since more rows may be recalled.
+        eta_unknown: reason why it is unknown; else empty.
+        errors, filtered: rejected rows, committed ones of earlier attempts included.
+        statuses: status texts of operators, for example "slots 15/16".
+        queue: the node with the fullest input, of several the last: the bottleneck. None if no rows wait.
         nodes: all nodes and parts.
-        accepted, wanted: under a target, rows that have come to its end and how many are wanted; else None.
-        ending: the attempt is being stopped, or has ended: there is no time left to tell.
+        accepted, wanted: under a target, accepted rows and how many are wanted; else None.
+        ending: the attempt is being stopped, or has ended; there is no time left to show.
     """
 
     elapsed_s: float
@@ -85,8 +84,8 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class _Mark:
-    """The counters at one moment. `rows`: finished in this attempt. `work`: see pipeline.monitor.time_left. `accepted`:
-    under a target, rows that count towards it."""
+    """Counters at one moment, for rates. `rows`: finished in this attempt. `work`: see pipeline.monitor.time_left.
+    `accepted`: under a target, rows that count towards it."""
 
     t_s: float
     rows: int
@@ -105,10 +104,10 @@ class Observer:
     """Takes snapshots of a running graph.
 
     Args:
-        graph: the graph. Under a target, progress is that of accepted rows.
-        executor: runs it. Its meters are read anew each time: operators add parts when they open.
-        statuses: what operators have to say.
-        tally: the rejects of this attempt.
+        graph: the graph. Under a target, progress is measured in accepted rows.
+        executor: of the graph. Its list of meters is read each time: operators add parts when they open.
+        statuses: functions that return the status texts of operators.
+        tally: rejects of this attempt.
         rows_before, rejects_before: source rows and rejects that earlier attempts have committed.
     """
 
@@ -122,7 +121,7 @@ class Observer:
         rejects_before: RejectCounts,
     ) -> None:
         self._source = graph.source
-        # The node `target` holds the rows that the sink gets.
+        # Under a target, rows are counted where they arrive at the node `target`, which holds them until a chunk ends.
         self._sinks = graph.sinks if graph.target is None else (TARGET,)
         self._target = graph.target
         self._outlook = Outlook({name: graph.nodes[name].inputs for name in graph.order})
@@ -135,7 +134,7 @@ class Observer:
         self._marks: deque[_Mark] = deque()
 
     def take(self, now_s: float) -> Snapshot:
-        """The run at `now_s` seconds since the attempt began."""
+        """Return a snapshot. `now_s`: seconds since the attempt began."""
         listed = self._executor.meters
         meters = {meter.name: meter for meter in listed}
         mark = self._mark(now_s, meters)
@@ -167,9 +166,9 @@ class Observer:
         return shot if self._target is None else self._towards(self._target, shot)
 
     def _towards(self, target: TargetProgress, shot: Snapshot) -> Snapshot:
-        """`shot` as progress towards a target: source rows say nothing of how many more it will take."""
+        """Return `shot` with progress and time left by accepted rows instead of source rows."""
         accepted, rate = target.counted, self._rate(lambda m: m.accepted)
-        # When enough rows are there that are not the first ones, what is still to come is not known.
+        # Once enough rows have arrived, but not yet the first ones, the time left cannot be estimated.
         known = rate > 0 and target.arrived < target.wanted
         return replace(
             shot,
@@ -182,8 +181,8 @@ class Observer:
         )
 
     def _mark(self, now_s: float, meters: Mapping[str, StageMeter]) -> _Mark:
-        """The counters now. While nothing has happened yet only the last moment is kept: the time in which a model is
-        loaded is no part of any rate."""
+        """Take the counters now. Until the first progress only the last mark is kept, so that the time to load a model
+        does not count in any rate."""
         finished = self._finished(meters)
         each = meters.values()
         tokens_in, tokens_out = sum(m.tokens_in for m in each), sum(m.tokens_out for m in each)
@@ -199,9 +198,10 @@ class Observer:
         return mark
 
     def _finished(self, meters: Mapping[str, StageMeter]) -> int:
-        """Source rows of this attempt that have reached a sink or the rejects.
+        """Estimate how many source rows of this attempt have reached a sink or the rejects.
 
-        Sinks count what they take in: they write only at the end of a chunk. Expanded rows are shared out evenly.
+        By the rows that sinks have taken in, since they write only at a chunk's end. If rows are expanded, the count is
+        scaled down by the mean expansion.
         """
         arrived = max(meters[name].rows_in for name in self._sinks) + self._tally.errors + self._tally.filtered
         read = meters[self._source].rows_out + meters[self._source].rejected
@@ -209,7 +209,7 @@ class Observer:
         return min(read, arrived * read // (read + expanded)) if read else 0
 
     def _rows_total(self, source: StageMeter) -> tuple[int | None, bool]:
-        """Source rows in all, and whether that is exact."""
+        """Return the number of source rows, and True if it is exact."""
         total = self._operator.total_rows()
         if total is not None:
             return total, True
@@ -224,7 +224,7 @@ class Observer:
         return (count(last) - count(first)) / (last.t_s - first.t_s) if last.t_s > first.t_s else 0.0
 
     def _eta(self, meters: Mapping[str, StageMeter], mark: _Mark, total: int | None) -> tuple[float | None, str]:
-        """Seconds that are left, or why they are unknown."""
+        """Return the seconds left and an empty text, or None and the reason why they are unknown."""
         if total is None:
             return None, "how many rows the source has is not known yet"
         left, unknown = self._outlook.left(meters, total - self._rows_before, mark.rows)
@@ -244,6 +244,6 @@ class Observer:
 
 
 def _fullest(nodes: Sequence[NodeView]) -> str | None:
-    """The node before the slowest stage: behind that no queue is full, before it all are."""
+    """Return the last node of those with the fullest queue: the bottleneck, since queues fill up before it."""
     waiting = [(n.queue_rows / n.queue_capacity, i) for i, n in enumerate(nodes) if n.queue_capacity and n.queue_rows]
     return nodes[max(waiting)[1]].name if waiting else None

@@ -1,4 +1,4 @@
-"""status.json: the progress of a run, replaced every second while it runs and once at its end; `status` reads it."""
+"""status.json: the progress of a run, replaced every second and at the end; the command `status` reads it."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from pipeline.run_dir.state import RunState, RunStatus
 from pipeline.system.atomic_files import write_atomically
 
 Counters = dict[str, dict[str, float]]
-"""By node or part: rows_in, tokens_out, busy_s ... of a run, over all its attempts."""
+"""By node or part: rows_in, tokens_out, busy_s ... of the run, over all its attempts."""
 _KEYS = {"accounts", "counters", *(field.name for field in dataclasses.fields(Snapshot))}
 
 
 class StatusFile:
     """Writes status.json of one attempt.
 
-    Counters go on where the last attempt of the same run has left them, so that they never fall. (Of a killed attempt
-    what it counted in its last second is not in them.)
+    Counters continue from those of the attempt before, so they never fall. (The last second of a killed attempt is not
+    counted.)
 
     Args:
         directory: of the run.
-        state: of the run; its committed chunks are told.
+        state: of the run.
         attempt: number of the attempt.
-        started_at: when it began, ISO 8601.
+        started_at: start of the attempt, ISO 8601.
     """
 
     def __init__(self, directory: Path, state: RunState, attempt: int, started_at: str) -> None:
@@ -52,7 +52,7 @@ class StatusFile:
         self._committed_before = state.accounts()
 
     def counters(self, meters: Sequence[StageMeter]) -> Counters:
-        """The counters of the run up to now."""
+        """Return the counters of the run, earlier attempts included."""
         found = {name: dict(values) for name, values in self._earlier.items()}
         for meter in meters:
             values = {**meter.counts(), **meter.clock.seconds()}
@@ -62,7 +62,7 @@ class StatusFile:
         return found
 
     def accounts(self, meters: Sequence[StageMeter]) -> dict[str, RowCounts]:
-        """By node, what became of the rows that earlier attempts have committed, and of those of this one so far."""
+        """Return row counts by node: of earlier attempts the committed rows, of this one all rows so far."""
         found = {}
         for meter in meters:
             if "/" not in meter.name:
@@ -74,10 +74,10 @@ class StatusFile:
     def write(
         self, snapshot: Snapshot, meters: Sequence[StageMeter], status: RunStatus, exit_code: ExitCode | None = None
     ) -> dict[str, Any]:
-        """Replace the file. Returns what it says. When the attempt has ended, rows are those of the committed chunks.
+        """Replace the file. Returns its values. When the attempt has ended, row counts are of committed chunks only.
 
         Raises:
-            StorageError: it cannot be written.
+            StorageError: the file cannot be written.
         """
         accounts = self.accounts(meters) if status is RunStatus.RUNNING else self._state.accounts()
         values: dict[str, Any] = {
@@ -96,7 +96,7 @@ class StatusFile:
 
 
 def read_status(directory: Path) -> Mapping[str, Any] | None:
-    """The values of status.json; None if it is not there, cannot be read, or is of a version with other keys."""
+    """Return the values of status.json; None if it is missing, damaged or of a version with other keys."""
     try:
         found = json.loads((directory / STATUS).read_text(encoding="utf-8"))
     except (OSError, ValueError):

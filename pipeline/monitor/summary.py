@@ -1,4 +1,4 @@
-"""The last lines of a run: what came out, where it lies, what to do next; with progress=full where the time went."""
+"""Summary: the last lines that a run prints, with results, rejects, tokens and the next step."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from pipeline.run_dir.names import DATA, REJECTS, RUN_LOG
 from pipeline.run_dir.state import RunStatus
 
 TOP_REASONS = 3
-"""So that the summary of a run has ten lines at most."""
+"""Keeps the summary within ten lines."""
 LONGEST_REASON = 160
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of an attempt and the run as it is after it: the summary, on_finish, status.json and the attempt's row of
-    metrics/run.parquet tell parts of it. Counts are those of committed chunks; tokens and wall_s are of the attempt.
+    """Outcome of an attempt, for the summary, on_finish, status.json and metrics/run.parquet. Row counts are of
+    committed chunks.
 
     Args:
-        job, run_id: name of the job, and of the run.
+        job, run_id: name of the job, identifier of the run.
         status, exit_code, error: of the attempt.
-        attempt, started_at: its number, 1 for the first, and when it began, ISO 8601.
-        directory: where the results are.
-        rows, new_rows: source rows committed, and how many of them in this attempt.
-        uncommitted: source rows that were finished beside these, in chunks that were not.
+        attempt, started_at: number of the attempt, from 1, and its start, ISO 8601.
+        directory: of the results.
+        rows, new_rows: committed source rows, and those of this attempt.
+        uncommitted: finished source rows in chunks that were not committed.
         data_rows: rows in data/.
         rejects, new_rejects: rows by (node, kind, reason), and those of this attempt.
         tokens_in, tokens_out: prompt and completion tokens of this attempt.
-        wall_s: of this attempt.
-        totals: what operators added up.
-        max_error_rate: the limit that the run was given.
-        accounts: what became of the rows at each node, in the order of the graph.
-        target: how far it is, where there is one.
-        unwritten: what could not be written any more after the error.
+        wall_s: duration of this attempt.
+        totals: counts and seconds that operators have registered (`Runtime.totals`).
+        max_error_rate: the setting.
+        accounts: row counts by node, in the order of the graph.
+        target: progress under a target, else None.
+        unwritten: files that could not be written after the error.
     """
 
     job: str
@@ -72,30 +72,30 @@ class Outcome:
 
     @property
     def spent(self) -> str:
-        """The budget that was spent before the target was reached, as it is typed; empty where none was."""
+        """The budget that was spent before the target was reached, as typed; empty if there is none."""
         budget = self.target.spent if self.target else None
         return f"target.{budget.text(self.target.settings)}" if self.target and budget else ""
 
     def failed(self, error: BaseException) -> Outcome:
-        """This outcome after `error`; the first error is the one that is told."""
+        """Return this outcome with the exit code of `error`. An earlier error is kept."""
         code = ExitCode(getattr(error, "exit_code", ExitCode.FAILED))
         return replace(self, exit_code=code, error=self.error or error)
 
 
 def report_lines(graph: Graph, directory: Path) -> list[str]:
-    """The reports of the operators of a finished run, in the order of the graph, and an empty line behind them."""
+    """Return the reports of the operators of a finished run, in the order of the graph, then an empty line."""
     lines: list[str] = []
     for name in graph.order:
         try:
             lines += graph.nodes[name].op.report(directory)
-        except Exception as error:  # the run is done and its results are whole, whatever its report may lack
+        except Exception as error:  # a failed report does not change that the run is done
             log.exception("node '%s' cannot report", name)
             lines.append(f"node '{name}' cannot report: {type(error).__name__}: {error}")
     return [*lines, ""] if lines and lines[-1] else lines
 
 
 def summary_lines(outcome: Outcome) -> list[str]:
-    """The summary of an attempt, but for `closing_lines`: eight lines at most."""
+    """Return the summary of an attempt without `closing_lines`: at most eight lines."""
     return [
         _headline(outcome),
         _rows_line(outcome),
@@ -106,15 +106,15 @@ def summary_lines(outcome: Outcome) -> list[str]:
 
 
 def full_lines(outcome: Outcome, meters: Sequence[StageMeter]) -> list[str]:
-    """The lines that progress=full adds to the summary: accounts and times of all nodes."""
+    """Return the lines that progress=full adds to the summary: row counts and times of all nodes."""
     return [*_account_lines(outcome.accounts), *_time_lines(meters)]
 
 
 def too_many_errors(errors: int, rows: int, max_error_rate: float) -> str:
-    """Return why a run that came to its end ends with exit code 3; empty where it does not.
+    """Return the reason for exit code 3 of a finished run; empty if it has none.
 
     Args:
-        errors, rows: rejects that are errors, and source rows.
+        errors, rows: rows rejected as errors, and source rows.
     """
     if errors <= max_error_rate * rows:
         return ""
@@ -129,7 +129,7 @@ def _headline(o: Outcome) -> str:
 
 
 def _rows_line(o: Outcome) -> str:
-    """Rows in and out. What was finished and not committed is not lost, where operators keep completions."""
+    """Return input and output rows. Finished rows that are not committed are named if completions are stored."""
     out = f"{o.data_rows:,}" if o.target is None else f"{o.data_rows:,} of {o.target.wanted:,}"
     if o.status in (RunStatus.INTERRUPTED, RunStatus.FAILED):
         more = f" ({o.uncommitted:,} more in the store)" if o.uncommitted and _stores(o) else ""
@@ -140,8 +140,8 @@ def _rows_line(o: Outcome) -> str:
 
 
 def _account_lines(accounts: Mapping[str, RowCounts]) -> list[str]:
-    """The accounts of the source, of the last node, and of each between them that added or rejected rows; nothing
-    where none did."""
+    """Return a table with the row counts of the source, the last node, and all nodes that expanded or rejected rows;
+    empty if none did."""
     ends = {*list(accounts)[:1], *list(accounts)[-1:]}
     changed = {name for name, counts in accounts.items() if counts.expanded or counts.rejected}
     if not changed:
@@ -186,7 +186,7 @@ def _token_lines(o: Outcome) -> list[str]:
 
 
 def _time_lines(meters: Sequence[StageMeter]) -> list[str]:
-    """A table of all stages, and the node that sets the pace: the one that is busy longest."""
+    """Return a table of all stages, and the bottleneck: the node with the largest busy time."""
     rows = [(m, m.clock.seconds()) for m in meters]
     nodes = [(m, s) for m, s in rows if "/" not in m.name]
     if not any(s["wall_s"] > 0 for _, s in nodes):
@@ -202,12 +202,12 @@ def _time_lines(meters: Sequence[StageMeter]) -> list[str]:
 
 
 def _stores(o: Outcome) -> bool:
-    """Return whether completions are kept: an operator that keeps them counts those that it has found again."""
+    """Return True if completions are stored: an operator with a store adds `from_store` to the totals."""
     return any(key.endswith("/from_store") for key in o.totals)
 
 
 def closing_lines(o: Outcome) -> list[str]:
-    """The exit code and what to do about it; nothing where the run is done."""
+    """Return the exit code and the next step; empty if the exit code is 0."""
     match o.exit_code:
         case ExitCode.DONE:
             return []

@@ -1,8 +1,8 @@
-"""Outlook: how much work a run has left, judged by what its rows have cost so far.
+"""Outlook: estimate the work that a run has left, from the cost of its finished rows.
 
-The work of a graph that generates is its completion tokens; of stages that only read, what they read; without tokens,
-rows. For each stage: completions still to come x their mean length so far, less what rows in flight have already.
-How many come follows from the rows of the source and the shares that the stages before it pass on.
+Work is measured in completion tokens for stages that generate, prompt tokens for other stages with a model, and rows in
+a graph without tokens. For each stage: remaining rows x mean tokens per row, less the tokens that rows in flight have
+already. The remaining rows follow from the source's rows and the shares that the stages upstream pass on.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from collections.abc import Mapping, Sequence
 from pipeline.api.meter import StageMeter
 
 REST = 0.5
-"""A row that has outlived the mean is taken to need that share of it still."""
+"""A row is expected to need at least this share of the mean length, also if it is longer than the mean already."""
 UNFINISHED = 0.5
-"""Short rows finish first, so the mean of those that are finished is too low for a while. Counting all tokens of rows
-in flight would be right where every token is as likely to be the last, and too high for rows of equal length."""
+"""Share of the tokens of rows in flight that counts in the mean length. Short rows finish first, so the mean of the
+finished ones alone is too low at first. 1 would be right if every token were equally likely to be the last, and is too
+high for rows of equal length."""
 
 
 class Outlook:
-    """Judges how much work a graph has left.
+    """Estimates the work that a graph has left.
 
     Args:
         inputs: the inputs of each node, in topological order; the source has none.
@@ -29,14 +30,17 @@ class Outlook:
         self._inputs = inputs
 
     def done(self, meters: Mapping[str, StageMeter], finished_rows: int) -> int:
-        """Return the work that is done. `finished_rows`: source rows, for a graph without tokens."""
+        """Return the work done so far. `finished_rows`: source rows, for a graph without tokens."""
         each = [meters[name] for name in self._inputs]
         tokens = sum(m.tokens_in if m.completed is None else m.tokens_out for m in each)
         return tokens if tokens or any(m.completed is not None for m in each) else finished_rows
 
     def left(self, meters: Mapping[str, StageMeter], source_rows: int, finished_rows: int) -> tuple[float | None, str]:
-        """Return what is left of an attempt that has `source_rows` in all, of which `finished_rows` are finished: in
-        tokens, or in rows where no stage has tokens. None where it cannot be known yet, and why."""
+        """Return the work left and an empty text, or None and the reason why it cannot be estimated yet.
+
+        Args:
+            source_rows, finished_rows: source rows of this attempt, and how many of them are finished.
+        """
         work, has_tokens = 0.0, False
         for name, rows in self._expected(meters, source_rows).items():
             meter = meters[name]
@@ -57,7 +61,7 @@ class Outlook:
         return (work if has_tokens else float(source_rows - finished_rows)), ""
 
     def _expected(self, meters: Mapping[str, StageMeter], source_rows: int) -> dict[str, float]:
-        """Rows that each node will have worked on at the end."""
+        """Return how many rows each node will have processed at the end."""
         rows: dict[str, float] = {}
         passed: dict[str, float] = {}
         for name, inputs in self._inputs.items():

@@ -1,4 +1,4 @@
-"""Numbers, times, sizes and texts as they are written for people, on a screen and on a page."""
+"""Format numbers, times, sizes and texts for people."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import math
 
 
 def number(value: float) -> str:
-    """`12,345`, `12.3`, `0.0123`: three digits at least, and no more than those of a whole number."""
+    """Format a number with at least three digits and no needless decimals: `12,345`, `12.3`, `0.0123`."""
     if value == 0 or abs(value) >= 100 or float(value).is_integer():
         return f"{value:,.0f}"
     return f"{value:.3g}"
 
 
 def share(part: float, whole: float) -> str:
-    """`12.3 %`; nothing where there is no whole."""
+    """Format part / whole: `12.3 %`; empty if `whole` is 0."""
     return f"{100 * part / whole:.1f} %" if whole else ""
 
 
 def duration(seconds: float) -> str:
-    """`2h03m`, `4m05s` or `7s`."""
+    """Format a duration: `2h03m`, `4m05s` or `7s`."""
     whole = round(seconds)
     hours, minutes = whole // 3600, whole // 60 % 60
     if hours:
@@ -28,19 +28,19 @@ def duration(seconds: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """`2h03m`, `4m05s`, or `7.3 s` below a minute."""
+    """Format a duration: `2h03m`, `4m05s`, or `7.3 s` below a minute."""
     return duration(value) if value >= 60 else f"{value:.1f} s"
 
 
 def unit_of_time(longest_s: float) -> tuple[str, float]:
-    """The unit in which a length of up to `longest_s` seconds reads well, and how many seconds it has."""
+    """Return a suitable unit for durations of up to `longest_s` seconds, and its length in seconds."""
     if longest_s >= 3 * 3600:
         return "h", 3600.0
     return ("min", 60.0) if longest_s >= 600 else ("s", 1.0)
 
 
 def at_time(value: float) -> str:
-    """A moment of running time: `1:02:03`, `2:03`, or `7.3` seconds below a minute."""
+    """Format a moment of running time: `1:02:03`, `2:03`, or `7.3 s` below a minute."""
     if value < 60:
         return f"{value:.1f} s"
     whole = round(value)
@@ -49,19 +49,19 @@ def at_time(value: float) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """`text` with at most `most` characters, and how many were left out."""
+    """Cut `text` after `most` characters and say how many were left out."""
     return text if len(text) <= most else f"{text[:most]} [... {len(text) - most:,} more characters]"
 
 
 def one_line(text: str, most: int) -> str:
-    """`text` on one line; of one with more than `most` characters the first words and `...`."""
+    """Return `text` on one line, cut between words to at most `most` characters, with `...` at the end if cut."""
     text = " ".join(text.split())
     head = text[: most - len("...")]
     return text if len(text) <= most else f"{head.rpartition(' ')[0] or head[:-1]} ..."
 
 
 def time_text(seconds: float) -> str:
-    """A time that is estimated: `7.3 s`, `95 s`, `12.5 min`, `3.1 h` or `2.4 days`."""
+    """Format an estimated duration: `7.3 s`, `95 s`, `12.5 min`, `3.1 h` or `2.4 days`."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 120:
@@ -72,24 +72,23 @@ def time_text(seconds: float) -> str:
 
 
 def bytes_text(size: float) -> str:
-    """`12.0 bytes`, `1.5 KiB` ... `2.0 TiB`."""
+    """Format a size: `12.0 bytes`, `1.5 KiB` ... `2.0 TiB`."""
     power = min(int(math.log(max(size, 1), 1024)), 4)
     return f"{size / 1024**power:,.1f} {('bytes', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
 
 
 def mib(size: int) -> str:
-    """`1,234 MiB`."""
+    """Format a size in MiB: `1,234 MiB`."""
     return f"{size / (1 << 20):,.0f} MiB"
 
 
 def printable(text: str) -> str:
-    """`text` on one line, and without what a terminal would obey."""
+    """Return `text` with escapes for line breaks and control characters."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def quoted(text: str, most: int) -> str:
-    """`text` as JSON has it, on one line, with everything that does not print as an escape; of one with more than
-    `most` characters the middle is left out."""
+    """Return `text` as a printable JSON string; if it is longer than `most` characters, without its middle."""
     if len(text) > most:
         half = most // 2
         return f"{quoted(text[:half], half)} ({len(text) - most:,} characters) {quoted(text[-half:], half)}"

@@ -1,1 +1,1 @@
-"""The dataset card and the uploads of finished files."""
+"""Dataset card and uploads."""

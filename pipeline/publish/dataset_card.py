@@ -1,7 +1,7 @@
-"""The dataset card: README.md beside data/, as the Hugging Face Hub reads it.
+"""The dataset card: README.md beside data/, in the format of the Hugging Face Hub.
 
-It stands beside data/ and not in it, since a reader that is given the folder data/ takes every file in it for data. It
-comes from the settings and state.sqlite alone and has no clock, so the same results have the same card.
+It is not inside data/, since readers of that folder take every file in it for data. It depends on the settings and
+state.sqlite alone, not on the clock, so the same results have the same card.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ SIZES = {
     **{"n<1K": 10**3, "1K<n<10K": 10**4, "10K<n<100K": 10**5, "100K<n<1M": 10**6},
     **{"1M<n<10M": 10**7, "10M<n<100M": 10**8, "100M<n<1B": 10**9},
 }
-"""The Hub's words for a number of rows below that."""
+"""The Hub's size categories, each with its upper bound in rows."""
 SHOWN = ("temperature", "max_tokens")
-"""Sampling settings that are named even where they are what they are by default."""
+"""Sampling settings that are listed even if they have their defaults."""
 _FEATURES = {"float": "float32", "double": "float64", "halffloat": "float16"} | {
     same: same
     for same in ("bool", "string", "large_string", *(f"{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64)))
 }
-"""Arrow types that the Hub's metadata has a plain word for."""
+"""dtype in the Hub's metadata by Arrow type."""
 _PATH = re.compile(r"(/[^\s{}/]+){2,}")
 _SEAL = "<!-- Replaced by the next run as long as it is as it was written: {} -->\n"
 log = logging.getLogger(__name__)
 
 
 def keep_card(settings: JobSettings, directory: Path, state: RunState) -> None:
-    """Write the card of a finished run, unless `output.card` is false or someone has edited the one that is there.
+    """Write the card of a finished run, unless `output.card` is false or a user has edited the existing card.
 
     Raises:
-        StorageError: it cannot be written.
+        StorageError: the card cannot be written.
     """
     extra = getattr(settings.output, "card", None)
     if extra is None:
@@ -66,11 +66,10 @@ def keep_card(settings: JobSettings, directory: Path, state: RunState) -> None:
 
 
 def remove_card(directory: Path) -> None:
-    """Remove the card of results that are about to be replaced, unless someone has edited it: until the new ones are
-    whole it would pass for theirs.
+    """Remove the card before the results are replaced, unless a user has edited it: it would not describe the new ones.
 
     Raises:
-        StorageError: it cannot be removed.
+        StorageError: the card cannot be removed.
     """
     path = directory / CARD
     before = _read(path)
@@ -80,18 +79,18 @@ def remove_card(directory: Path) -> None:
 
 
 def card(settings: JobSettings, state: RunState, license: str | None, text: str | None) -> str:
-    """Return the card, without its last line.
+    """Return the text of the card, without its last line, the hash.
 
     Args:
         settings, state: of the finished run.
         license: as the Hub spells it; None leaves it out.
-        text: what the user says about the data.
+        text: the user's description of the data.
     """
     found = manifest(state, RunStatus.DONE)
     keys = found["fingerprint"]["keys"]
     folders = _folders(found)
     rows = folders[0].rows if folders else 0
-    # A fingerprint has the keys of a group only where a node takes it.
+    # The fingerprint has the keys of a group only if a node uses it.
     generated = any(key.startswith("sampling.") or ".op.sampling." in key for key in keys)
     usual = dict(flat("sampling", type(settings.sampling)()))
     chosen = {
@@ -114,7 +113,7 @@ def card(settings: JobSettings, state: RunState, license: str | None, text: str 
 
 @dataclass
 class _Folder:
-    """A folder of shards. `suffix`: of their names, without the dot."""
+    """A folder of shards. `suffix`: of the file names, without the dot."""
 
     path: str
     suffix: str
@@ -123,7 +122,7 @@ class _Folder:
 
     @property
     def config(self) -> str:
-        """Its name as a part of the dataset."""
+        """Name of the dataset configuration for this folder."""
         return "default" if self.path == DATA else self.path.removeprefix(f"{DATA}/").replace("/", "_")
 
 
@@ -139,7 +138,7 @@ def _folders(found: Mapping[str, Any]) -> list[_Folder]:
 
 
 def _front(job: str, license: str | None, generated: bool, folders: Sequence[_Folder]) -> dict[str, Any]:
-    """Return the Hub's metadata."""
+    """Return the metadata for the Hub (YAML front matter)."""
     rows = folders[0].rows if folders else 0
     front: dict[str, Any] = {} if license is None else {"license": license}
     front |= {
@@ -147,13 +146,13 @@ def _front(job: str, license: str | None, generated: bool, folders: Sequence[_Fo
         "size_categories": [next((name for name, most in SIZES.items() if rows < most), "n>1B")],
     }
     front |= {"tags": ["synthetic"]} if generated else {}
-    # A dataset is read by one reader: folders of another format than the first are described and not listed.
+    # The Hub reads all files of a dataset in one format: folders of another one are described, but not listed.
     listed = [folder for folder in folders if folder.suffix == folders[0].suffix]
     front["configs"] = [
         {"config_name": folder.config, "data_files": [{"split": "train", "path": f"{folder.path}/*.{folder.suffix}"}]}
         for folder in listed
     ]
-    # Where a type has no plain word, readers find it in the files.
+    # If a type is not in _FEATURES, readers take all types from the files.
     info = [
         {"config_name": f.config, "features": [{"name": n, "dtype": _FEATURES[kind]} for n, kind in f.columns.items()]}
         for f in listed
@@ -163,7 +162,7 @@ def _front(job: str, license: str | None, generated: bool, folders: Sequence[_Fo
 
 
 def _facts(settings: JobSettings, keys: Mapping[str, Any], generated: bool) -> Iterator[tuple[str, str]]:
-    """Yield what people ask first of how the data was made."""
+    """Yield names and values for the table of main settings: model, prompt, sampling, seed."""
     model = settings.model
     repo, path = getattr(model, "repo", None), getattr(model, "path", None)
     if repo:
@@ -183,7 +182,7 @@ def _facts(settings: JobSettings, keys: Mapping[str, Any], generated: bool) -> I
 
 
 def _chosen(sampling: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the sampling settings that are asked for first, and those that are not what they are by default."""
+    """Yield the sampling settings in SHOWN and all that differ from their defaults."""
     if not is_dataclass(sampling) or isinstance(sampling, type):
         return
     plain = type(sampling)()
@@ -195,7 +194,7 @@ def _chosen(sampling: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _private(value: Any) -> Any:
-    """Return of a path on this machine only the name."""
+    """Return only the file name if `value` is a path, which is private to this machine."""
     return PurePath(value).name if isinstance(value, str) and _PATH.fullmatch(value) else value
 
 

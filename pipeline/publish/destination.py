@@ -1,4 +1,4 @@
-"""A folder behind an fsspec URL, to which results are published. No rename, no lock: only whole files are put."""
+"""Destination of uploads: a folder at an fsspec URL. Only whole files are put, since there is no rename and no lock."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from pipeline.system.redaction import without_redacted, without_secrets
 
 T = TypeVar("T")
 _PERMANENT = (PermissionError, FileNotFoundError, NotADirectoryError, NotImplementedError)
-"""Errors that another try does not mend: no right, no bucket, a file system that cannot be written."""
+"""Errors that are not retried: no permission, no bucket, a read-only file system."""
 log = logging.getLogger(__name__)
 
 
 class Stopped(Exception):
-    """Raised out of a wait between two tries when the run is to end."""
+    """Raised during the wait before a retry when `Destination.stopped` is set."""
 
 
 class Destination:
     """A folder at `url`. Paths are relative to it.
 
-    Every method may raise PublishError, after `retries` more tries, and Stopped.
+    Every method may raise PublishError, after `retries` retries, and Stopped.
 
     Args:
         url: for example s3://bucket/prefix, file:///folder, memory://folder.
-        options: what fsspec opens the file system with; never shown.
-        retries: tries after the first.
-        wait_s: seconds before the second try; twice as many before each one after that.
+        options: fsspec's options for the file system; secret, never logged.
+        retries: number of retries.
+        wait_s: seconds before the first retry, doubled for each next one.
 
     Raises:
-        ConfigError: fsspec or the package for this kind of URL is missing, or the URL or the options cannot be used.
+        ConfigError: fsspec or the package for this kind of URL is missing, or the URL or the options are invalid.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any], retries: int, wait_s: float = 1.0) -> None:
         self.url = url.rstrip("/")
         self.stopped = threading.Event()
-        """Set it to have a wait between two tries end at once."""
+        """Set it to end the wait before a retry at once."""
         self._retries = retries
         self._wait_s = wait_s
         self._options = without_redacted(options)
@@ -47,7 +47,7 @@ class Destination:
         self._root = root.rstrip("/")
 
     def sizes(self) -> dict[str, int | None]:
-        """Return every file there with its size in bytes; None where the file system does not say."""
+        """Return the size in bytes of every file there; None if the file system does not tell."""
 
         def listed() -> dict[str, int | None]:
             self._fs.invalidate_cache()
@@ -60,11 +60,11 @@ class Destination:
         return self._retry("list", "", listed)
 
     def put(self, file: Path, path: str) -> None:
-        """Copy the local `file` there, in pieces; it takes the place of what is there."""
+        """Upload the local `file` to `path`, replacing an existing file."""
         self._retry("write", path, lambda: self._fs.put_file(str(file), self._at(path)))
 
     def write(self, path: str, text: str) -> None:
-        """Put a small text there."""
+        """Write a small text file."""
         self._retry("write", path, lambda: self._fs.pipe_file(self._at(path), text.encode()))
 
     def read(self, path: str) -> bytes:
@@ -79,7 +79,7 @@ class Destination:
         return f"{self._root}/{path}"
 
     def _retry(self, what: str, path: str, do: Callable[[], T]) -> T:
-        """Call `do`, again after a while if it fails. The file systems raise whatever their libraries do."""
+        """Call `do`, with retries. Exceptions may be of any type, since each file system has its own library."""
         place = f"{self.url}/{path}".rstrip("/")
         for attempt in range(self._retries + 1):
             try:
@@ -87,7 +87,7 @@ class Destination:
             except Exception as error:
                 why = self._shown(f"{type(error).__name__}: {error}")
                 if attempt == self._retries or isinstance(error, _PERMANENT):
-                    # Without its cause: a traceback shows what the library was called with.
+                    # Without its cause: the traceback might show the library's arguments, credentials among them.
                     raise PublishError(f"cannot {what} {place}: {why}") from None
                 wait_s = self._wait_s * 2**attempt
                 log.debug("cannot %s %s, next try in %g s: %s", what, place, wait_s, why)
@@ -96,7 +96,6 @@ class Destination:
         raise AssertionError("there is at least one try")
 
     def _shown(self, text: str) -> str:
-        """Return `text` without what the options keep secret."""
         return without_secrets(text, self._options)
 
 
@@ -114,7 +113,7 @@ def _open(url: str, options: Mapping[str, Any], shown: Callable[[str], str]) -> 
         raise ConfigError(
             f"output.publish={url}: {error}; for s3:// {install(extra)}, for others the package that fsspec names"
         ) from error
-    except Exception as error:  # whatever the library for this kind of URL makes of the options
+    except Exception as error:  # the library for this kind of URL may raise anything
         why = shown(f"{type(error).__name__}: {error}")
         raise ConfigError(f"output.publish={url} with output.storage_options cannot be used: {why}") from None
     return found

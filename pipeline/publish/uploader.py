@@ -1,7 +1,6 @@
-"""Uploads the committed files of a run to a URL, while the run goes on and when it is done.
+"""Upload the committed files of a run to a URL, during the run and at its end.
 
-manifest.json at the URL lists what a reader may take. It is written last, when everything that it lists is there; until
-then one is there that lists nothing.
+manifest.json at the URL lists the files that a reader may use. Until all of them are uploaded it lists none.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from pipeline.system.signals import stopped_by_signals
 from pipeline.system.terminal import say
 
 AT_ONCE = 64
-"""Files that are read from state.sqlite at once: the list of what is still to be uploaded is not kept in memory."""
+"""Files to upload that are read from state.sqlite at a time, which bounds memory."""
 LEAVE_S = 5.0
-"""Seconds that a run which is not done waits for the file that is being uploaded."""
+"""Seconds that an unfinished run waits for the current upload."""
 WHAT = "leaving the uploads; the same command uploads the rest. Press Ctrl-C again to leave at once"
 log = logging.getLogger(__name__)
 
 
 def destination_of(settings: JobSettings) -> Destination | None:
-    """Return the place that `output.publish` names, if it does.
+    """Return the destination of `output.publish`; None if it is not set.
 
     Raises:
-        ConfigError: it cannot be used.
+        ConfigError: the URL or its options are invalid.
     """
     output = settings.output
     url = getattr(output, "publish", None)
@@ -46,13 +45,13 @@ def destination_of(settings: JobSettings) -> Destination | None:
 
 
 class Publisher:
-    """Uploads in a thread of its own, which asks state.sqlite what is missing: nothing queues up in memory, and no
-    commit waits for it.
+    """Uploads committed files in a thread of its own, which asks state.sqlite for missing files. So nothing queues up
+    in memory, and commits do not wait.
 
     Args:
         directory: of the run.
-        state: of the run, which has begun; remembers what is at the place.
-        place: where to.
+        state: of the run, which has begun; records what was uploaded.
+        place: the destination.
     """
 
     def __init__(self, directory: Path, state: RunState, place: Destination) -> None:
@@ -63,15 +62,15 @@ class Publisher:
         self._wake = threading.Event()
         self._finishing = self._complete = False
         self.failure: str | None = None
-        """Why `finish` could not publish everything."""
+        """Reason why `finish` could not publish everything; else None."""
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="upload", daemon=True)
 
     def claim(self, *, overwrite: bool) -> None:
-        """Make the place this run's, with a manifest that lists nothing. Does nothing where it is that already.
+        """Claim the destination for this run with an empty manifest. Does nothing if this run has claimed it already.
 
         Raises:
-            ConfigError: the place holds files of something else and `overwrite` is not set, or it cannot be written.
+            ConfigError: the destination holds other files and `overwrite` is not set, or it cannot be written.
         """
         if self._state.published(self._place.url, MANIFEST) is not None and self._is_still_ours():
             return
@@ -94,27 +93,27 @@ class Publisher:
         self._state.note_published(self._place.url, MANIFEST, hashlib.sha256(text.encode()).hexdigest())
 
     def _is_still_ours(self) -> bool:
-        """Return False where another run has taken the place since. A place that cannot be read now, or has lost its
-        manifest, counts as ours: the uploads will tell."""
+        """Return False if another run has claimed the destination since. One without a readable manifest counts as
+        ours: the uploads will fail if it is unreachable."""
         try:
             return bool(_fingerprint(self._place.read(MANIFEST)) == self._fingerprint)
         except PublishError:
             return True
 
     def start(self) -> None:
-        """Upload what is missing, now and whenever `committed` is called."""
+        """Start the thread. It uploads missing files now and after each call of `committed`."""
         self._thread.start()
         self._wake.set()
 
     def committed(self) -> None:
-        """Note that a chunk was committed. Returns at once."""
+        """Wake the thread after a commit. Returns at once."""
         self._wake.set()
 
     def finish(self) -> ExitCode:
-        """Upload the rest when the run is done, and the manifest when all is there. Prints how it ended.
+        """Upload the rest of a finished run and then the manifest. Prints the result.
 
         Returns:
-            DONE, FAILED where something could not be uploaded, INTERRUPTED after a signal.
+            DONE; FAILED if an upload failed; INTERRUPTED after a signal.
         """
         log.debug("uploading the rest to %s", self._place.url)
         with stopped_by_signals(self._place.stopped.set, WHAT):
@@ -137,11 +136,11 @@ class Publisher:
         return ExitCode.FAILED
 
     def say_unfinished(self) -> None:
-        """Print what lies at the place, where the run is not done."""
+        """Print that an unfinished run has published nothing yet."""
         say([f"published   nothing yet: {MANIFEST} at {self._place.url} lists no file until the run is done"])
 
     def stop(self) -> None:
-        """Stop. An upload under way may come to its end within LEAVE_S."""
+        """Stop the thread. The current upload has LEAVE_S to end."""
         self._place.stopped.set()
         self._wake.set()
         if self._thread.is_alive():
@@ -162,7 +161,7 @@ class Publisher:
             except PublishError as error:
                 self._error = error
                 log.warning("%s; it is tried again with the next chunk, and at the end of the run", error)
-            except BaseException as error:  # a thread's own end would go unseen; `finish` tells
+            except BaseException as error:  # kept for `finish`: an exception in a thread would go unnoticed
                 self._error = error
                 log.debug("the uploads ended", exc_info=error)
                 return
@@ -183,7 +182,8 @@ class Publisher:
         self._state.note_published(self._place.url, path, sha256)
 
     def _complete_place(self) -> None:
-        """Check that all that is noted as uploaded is there, upload again what is not, and list it in the manifest."""
+        """Check that all uploaded files are there, upload missing ones again, remove those of an earlier run, and write
+        the manifest."""
         shards = {shard.path: shard for shard in self._state.shards()}
         there = self._place.sizes()
         lost = [p for p, shard in shards.items() if there.get(p, -1) not in (shard.size_bytes, None)]
@@ -209,7 +209,7 @@ class Publisher:
 def publishing(
     settings: JobSettings, directory: Path, state: RunState, place: Destination | None
 ) -> Iterator[Publisher | None]:
-    """Inside the block, what is committed is uploaded to `place`, if there is one."""
+    """Upload committed files to `place` during the block; yields None if `place` is None."""
     if place is None:
         yield None
         return
@@ -223,7 +223,7 @@ def publishing(
 
 
 def _fingerprint(text: bytes) -> Any:
-    """Return what the manifest `text` says of its fingerprint; None for none."""
+    """Return the fingerprint's hash in a manifest; None if it has none."""
     try:
         return json.loads(text)["fingerprint"]["sha256"]
     except (ValueError, KeyError, TypeError):

@@ -1,1 +1,1 @@
-"""A finished run, read: tables, report and comparison."""
+"""Read the results of a run: tables, report and comparison."""

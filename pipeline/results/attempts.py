@@ -1,4 +1,4 @@
-"""The attempts of a run, one after the other: when each began, how it ended, what it did."""
+"""The attempts of a run, read from its metrics."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pipeline.results.reader import Results
 from pipeline.run_dir.state import RunStatus
 
 UNKNOWN_END = "killed"
-"""State of an attempt that has left metrics and no record of its end."""
+"""State of an attempt that left metrics but no record of its end."""
 STILL_OPEN = "running, or killed"
-"""State of the last attempt, where it cannot be told which."""
+"""State of the last attempt, if the two cannot be told apart."""
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,14 @@ class AttemptFigures:
 
     Args:
         number: 1 for the first.
-        state: how it ended.
-        exit_code: the same for who started it; None for one that was killed.
-        started_at: ISO 8601; None for one that was killed.
-        wall_s: how long it took; of one that was killed, up to its last metrics.
-        rows: source rows that it committed; None for one that was killed.
-        tokens_in, tokens_out: prompt tokens worked on, completion tokens made.
-        begins_s: seconds of running time before it: pauses between attempts do not count.
-        versions, machine: what it was made with.
+        state: status at its end.
+        exit_code: None if it was killed.
+        started_at: ISO 8601; None if it was killed.
+        wall_s: duration; if it was killed, up to its last metrics.
+        rows: source rows that it committed; None if it was killed.
+        tokens_in, tokens_out: prompt tokens processed, completion tokens generated.
+        begins_s: running time of all attempts before it, without the pauses between them.
+        versions, machine: of software and hardware; empty if it was killed.
     """
 
     number: int
@@ -48,7 +48,7 @@ class AttemptFigures:
 
 
 def attempts(results: Results) -> list[AttemptFigures]:
-    """All attempts that have left metrics, in their order."""
+    """Return all attempts that have left metrics, in order."""
     table = results.metrics("run")
     ended = {} if table is None else {row["attempt"]: row for row in table.collect().to_dicts()}
     seen = _from_stages(results)
@@ -75,12 +75,12 @@ def attempts(results: Results) -> list[AttemptFigures]:
 
 
 def running_s(found: Sequence[AttemptFigures]) -> float:
-    """Seconds of all attempts together."""
+    """Return the total running time of the attempts."""
     return sum(attempt.wall_s for attempt in found)
 
 
 def on_one_axis(table: pl.LazyFrame, found: Sequence[AttemptFigures]) -> pl.LazyFrame:
-    """`table` of metrics with `t_s` counted in running time over all attempts instead of from the start of each."""
+    """Return a metrics table with `t_s` as running time over all attempts, not since the start of each."""
     begins = pl.LazyFrame(
         {"attempt": [a.number for a in found], "begins_s": [a.begins_s for a in found]},
         schema={"attempt": pl.Int32, "begins_s": pl.Float64},
@@ -90,7 +90,7 @@ def on_one_axis(table: pl.LazyFrame, found: Sequence[AttemptFigures]) -> pl.Lazy
 
 
 def _from_stages(results: Results) -> dict[int, dict[str, Any]]:
-    """The last moment and the tokens of each attempt, by its stages."""
+    """Return the last `t_s` and the tokens of each attempt, from metrics/stages.parquet."""
     stages = results.metrics("stages")
     if stages is None:
         return {}

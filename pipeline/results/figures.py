@@ -1,6 +1,6 @@
-"""Figures of a run, from its metrics and rows: totals, seconds of stages, steps of the model, lengths, finish reasons.
+"""Figures of a run, from its metrics and rows: totals, times of stages, decode steps, lengths, finish reasons.
 
-Everything is summed where it is read, so that neither a long run nor millions of rows fill the memory.
+Queries aggregate while they read, so memory does not grow with the run.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ ROW_COUNTS = {
     "error_rejects": "rows with errors",
     "filtered_rejects": "rows filtered out",
 }
-"""By key of the manifest's counts: what they are called."""
+"""Display name by key of the manifest's counts."""
 STEP_PARTS = ("form_s", "decode_s", "sample_s")
 UNFILLED = "unfilled_"
-"""Columns of metrics/steps.parquet that begin so count empty slots, by cause."""
+"""Prefix of the columns of metrics/steps.parquet that count empty slots by cause."""
 OF_A_MOMENT = ("attempt", "t_s", "interval_s", "node", "queue_rows")
 """Columns of metrics/stages.parquet that cannot be added up."""
 TOKEN_COUNTS = ("prompt_token_count", "completion_token_count", "token_count")
@@ -34,7 +34,7 @@ FINISH_REASON = "finish_reason"
 
 
 class Figure(NamedTuple):
-    """A figure of a run, None where it is not known or no number, and as text."""
+    """A figure of a run. `value`: None if it is unknown or not a number. `text`: for display."""
 
     value: float | None
     text: str
@@ -42,29 +42,29 @@ class Figure(NamedTuple):
 
 @dataclass(frozen=True)
 class Lengths:
-    """Counts of lengths: `counts[i]` rows have the length `values[i]`. `values` ascend."""
+    """Distribution of lengths: `counts[i]` rows have the length `values[i]`. `values` ascend."""
 
     values: Sequence[int]
     counts: Sequence[int]
 
     @property
     def rows(self) -> int:
-        """Rows that have a length."""
+        """Number of rows with a length."""
         return sum(self.counts)
 
     @property
     def total(self) -> int:
-        """All lengths added up."""
+        """Sum of all lengths."""
         return sum(value * count for value, count in zip(self.values, self.counts, strict=True))
 
     def quantile(self, share: float) -> int:
-        """The smallest length that at least `share` of the rows do not exceed. There is a row."""
+        """Return the smallest length that at least `share` of the rows do not exceed. Needs at least one row."""
         reached = accumulate(self.counts)
         return next(v for v, n in zip(self.values, reached, strict=True) if n >= share * self.rows)
 
 
 def run_figures(results: Results) -> dict[str, Figure]:
-    """The figures of the whole run, by what they are called, in the order in which they are shown."""
+    """Return the figures of the whole run by display name, in display order."""
     found = attempts(results)
     took = running_s(found)
     tokens = {"prompt tokens": sum(a.tokens_in for a in found), "completion tokens": sum(a.tokens_out for a in found)}
@@ -82,7 +82,8 @@ def run_figures(results: Results) -> dict[str, Figure]:
 
 
 def stage_times(results: Results) -> list[dict[str, Any]]:
-    """`node` and the sums of counters and clocks of each stage, in the order of the graph, parts after their node."""
+    """Return `node` and the summed counters and clocks of each stage, in the order of the graph, parts after their
+    node."""
     stages = results.metrics("stages")
     if stages is None:
         return []
@@ -98,18 +99,18 @@ def stage_times(results: Results) -> list[dict[str, Any]]:
 
 
 def graph_order(config: Mapping[str, Any]) -> list[str]:
-    """The nodes of a job, each behind those that it reads."""
+    """Return the nodes of a job in topological order."""
     nodes: Mapping[str, Any] = config.get("nodes") or {}
     return list(TopologicalSorter({name: node.get("inputs", ()) for name, node in nodes.items()}).static_order())
 
 
 def causes_of(steps: pl.LazyFrame) -> list[str]:
-    """The columns of empty slots that `steps` has."""
+    """Return the columns of `steps` that count empty slots."""
     return [name for name in steps.collect_schema().names() if name.startswith(UNFILLED)]
 
 
 def slots_used(results: Results) -> float | None:
-    """Share of the slots in which rows decoded, over all steps that decode; None where nothing was decoded."""
+    """Return the share of slots in which rows decoded, over all decode steps; None if there were none."""
     steps = results.metrics("steps")
     if steps is None:
         return None
@@ -120,7 +121,7 @@ def slots_used(results: Results) -> float | None:
 
 
 def step_sums(results: Results) -> list[dict[str, Any]]:
-    """Steps that compute prompts, and those that only generate: `prompts` (bool), `steps`, `tokens`, and STEP_PARTS."""
+    """Return sums over steps with and without prompts: `prompts` (bool), `steps`, `tokens`, and STEP_PARTS."""
     steps = results.metrics("steps")
     if steps is None:
         return []
@@ -131,23 +132,23 @@ def step_sums(results: Results) -> list[dict[str, Any]]:
 
 
 def columns_named(rows: pl.LazyFrame, names: Sequence[str]) -> list[str]:
-    """The columns of `rows` that have one of `names`, or that behind a prefix (`judge_completion`), in their order."""
+    """Return the columns of `rows` named as in `names`, also with a prefix (`judge_completion`), in their order."""
     return [c for c in rows.collect_schema().names() if any(c == n or c.endswith(f"_{n}") for n in names)]
 
 
 def lengths(rows: pl.LazyFrame, column: str) -> Lengths:
-    """The values of a column of token counts."""
+    """Return the distribution of a column of token counts."""
     found = counted(rows, column).sort(column).to_dict(as_series=False)
     return Lengths(found[column], found["rows"])
 
 
 def counted(rows: pl.LazyFrame, column: str) -> pl.DataFrame:
-    """The counts of each value of `column`, nulls left out: `column` and `rows`."""
+    """Return the number of rows (`rows`) for each value of `column`, without nulls."""
     grouped = rows.select(column).drop_nulls().group_by(column).agg(pl.len().cast(pl.Int64).alias("rows"))
     return grouped.collect(engine="streaming")
 
 
 def token_columns(rows: pl.LazyFrame) -> list[str]:
-    """The columns of token counts."""
+    """Return the columns of token counts in `rows`."""
     schema = rows.collect_schema()
     return [column for column in columns_named(rows, TOKEN_COUNTS) if schema[column].is_integer()]

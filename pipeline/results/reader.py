@@ -1,6 +1,6 @@
-"""Reads the directory of a run: manifest, settings, rows, rejects and metrics.
+"""Read a run directory: manifest, settings, rows, rejects and metrics.
 
-Nothing is written and no lock is taken, so a run may be looked at while it works.
+Writes nothing and takes no lock, so a running run can be read too.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from pipeline.system.result_files import scan
 
 @dataclass(frozen=True)
 class Results:
-    """A run as it stands.
+    """The committed results of a run.
 
     Args:
         directory: of the run.
         manifest: as in manifest.json.
-        config: as in config.yaml; empty where that is gone or damaged.
-        accounts: what became of the committed rows, by node; empty where only the results were copied.
-        missing: committed files that are not there.
+        config: as in config.yaml; empty if that is missing or damaged.
+        missing: committed files that do not exist.
+        accounts: committed row counts by node; empty if there is no state.sqlite, as in a copy of the results.
     """
 
     directory: Path
@@ -50,32 +50,32 @@ class Results:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Rows: `source_rows`, `data_rows`, `error_rejects`, `filtered_rejects`; and `chunks`."""
+        """Counts of rows: `source_rows`, `data_rows`, `error_rejects`, `filtered_rejects`; and of `chunks`."""
         found: Mapping[str, int] = self.manifest.get("counts", {})
         return found
 
     @property
     def folders(self) -> list[str]:
-        """The directories of data/ that have rows, relative to the run's: `data`, and `data/NAME` of a second sink."""
+        """Folders with rows, relative to the run directory: `data`, and `data/NAME` of a second sink."""
         found = {Path(s["path"]).parent.as_posix() for s in self._shards(DATA) if s["rows"]}
         return sorted(found)
 
     def shards(self, folder: str) -> list[tuple[Path, int]]:
-        """The committed files of `folder` in the order of their rows, each with how many it has."""
+        """Return the committed files of `folder` in the order of their rows, each with its number of rows."""
         found = [s for s in self._shards(folder) if Path(s["path"]).parent.as_posix() == folder]
         ordered = sorted(found, key=lambda s: s["chunk"])
         return [(self.directory / s["path"], s["rows"]) for s in ordered if s["path"] not in self.missing]
 
     def rows(self, folder: str) -> pl.LazyFrame | None:
-        """All rows of a folder of data/; None where there are none, or they are in a format that is not known here."""
+        """Return all rows of a folder of data/; None if there are none or their format is unknown."""
         return scan([path for path, rows in self.shards(folder) if rows])
 
     def rejects(self) -> pl.LazyFrame | None:
-        """All rejects; None where there are none."""
+        """Return all rejects; None if there are none."""
         return scan([path for path, _ in self.shards(REJECTS)])
 
     def metrics(self, name: str) -> pl.LazyFrame | None:
-        """The table `name` of all attempts, also the part files that are not merged yet; None where it is empty."""
+        """Return the metrics table `name` of all attempts, unmerged part files included; None if it is empty."""
         merged = self.directory / METRICS / f"{name}.parquet"
         known = merged_parts(merged) if _is_whole(merged) else frozenset()
         parts = sorted((self.directory / METRICS / name).glob("*.parquet"))
@@ -88,10 +88,10 @@ class Results:
 
 
 def read_results(directory: Path) -> Results:
-    """The run in `directory`.
+    """Read the run in `directory`.
 
     Raises:
-        ConfigError: it is no run's, or what is committed cannot be told.
+        ConfigError: it is not a run directory, or its state cannot be read and there is no manifest.
     """
     found, accounts = _committed(directory)
     missing = [s["path"] for s in found.get("shards", []) if not (directory / s["path"]).exists()]
@@ -99,8 +99,7 @@ def read_results(directory: Path) -> Results:
 
 
 def _committed(directory: Path) -> tuple[Mapping[str, Any], Mapping[str, RowCounts]]:
-    """Manifest and accounts from the state, which is the truth; manifest.json serves where only the results were
-    copied."""
+    """Return manifest and row counts from state.sqlite; without a readable one, manifest.json and no row counts."""
     written = read_manifest(directory)
     if not (directory / STATE_FILE).is_file():
         if not written:
@@ -125,7 +124,8 @@ def _config(directory: Path) -> Mapping[str, Any]:
 
 
 def _is_whole(file: Path) -> bool:
-    """False for a file without its footer, after a power failure for example, and for one that was merged just now."""
+    """Return False for a file without a footer (for example after a power failure), and for one just removed by a
+    merge."""
     try:
         pq.read_schema(file)
     except (pa.ArrowException, OSError):

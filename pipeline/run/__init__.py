@@ -1,1 +1,1 @@
-"""One run: admission, attempt, ending, repair, watchdog, on_finish."""
+"""The life of a run: admission, attempt, ending, repair, watchdog, on_finish."""

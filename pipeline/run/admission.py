@@ -1,4 +1,4 @@
-"""Admission: decides whether a job may run in its output directory, and how, for runs and dry runs alike."""
+"""Admission: decide if and how a job may run in its output directory, for runs and dry runs."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ class Admission(StrEnum):
     """The action of a run in its directory."""
 
     BEGIN = "begin"
-    """There is no run yet."""
+    """Begin: there is no run yet."""
     REPLACE = "replace"
-    """Remove what is there and begin: `overwrite` is set, or a run with other settings has committed nothing."""
+    """Remove the run that is there and begin: `overwrite` is set, or it has other settings and committed nothing."""
     RESUME = "resume"
-    """Go on behind the last committed chunk."""
+    """Continue after the last committed chunk."""
     DONE = "done"
-    """All rows are committed."""
+    """Do nothing: all rows are committed."""
 
 
 def admit(job: Job, state: RunState) -> Admission:
-    """Decide what a run of `job` does in its directory, whose state is `state`. Changes nothing.
+    """Decide what a run of `job` does in its directory. `state`: of that directory. Changes nothing.
 
     Raises:
-        ConfigError: the directory holds results of a run with another fingerprint, or of one that lost rows.
-        DamagedError: files that were committed are not there, or not whole; or the state was lost.
+        ConfigError: the directory holds results with another fingerprint, or invalid ones (`RunState.defect`).
+        DamagedError: committed files are missing or have another size, or the state was lost.
     """
     _check_same_job(job, state)
     if state.fingerprint is None:
@@ -54,12 +54,12 @@ def admit(job: Job, state: RunState) -> Admission:
 
 @dataclass(frozen=True)
 class Standing:
-    """The progress of a run.
+    """The progress of a run, for a dry run.
 
     Args:
         admission: what a run of the job would do.
-        chunks, rows: committed, and not to be done again; none where the run would begin anew.
-        holder: which process works in the directory now, None if none does.
+        chunks, rows: committed ones that the run would keep; 0 if it would begin anew.
+        holder: process that holds the lock of the directory; None if none does.
     """
 
     admission: Admission
@@ -69,11 +69,11 @@ class Standing:
 
 
 def standing(job: Job) -> Standing:
-    """Return the progress of the run of `job`. Writes nothing: opening a SQLite database may, so a copy is read.
+    """Return the progress of the run of `job`. Reads a copy of state.sqlite, since opening a database may write to it.
 
     Raises:
-        ConfigError: the run would be refused, in the same words, or may not write there.
-        DamagedError: the same.
+        ConfigError: as `admit`, or the directory is not writable.
+        DamagedError: as `admit`.
     """
     directory = job.directory
     refuse_foreign(directory)
@@ -101,7 +101,7 @@ def standing(job: Job) -> Standing:
 
 
 def standing_lines(standing: Standing) -> Iterator[str]:
-    """Yield the lines of a dry run about it."""
+    """Yield the lines that a dry run prints about `standing`."""
     if standing.holder is not None:
         yield f"warning: another run works there now ({standing.holder}); a dry run is about what it has not committed"
     if standing.admission is Admission.DONE:
@@ -111,10 +111,10 @@ def standing_lines(standing: Standing) -> Iterator[str]:
 
 
 def _check_same_job(job: Job, state: RunState) -> None:
-    """Check that a run goes on with the settings that it was begun with.
+    """Check that the job has the fingerprint of the run.
 
     Raises:
-        ConfigError: it was begun with others and has committed something, or it lost rows; and `overwrite` is not set.
+        ConfigError: it differs and the run has committed chunks, or its results are invalid; without `overwrite`.
     """
     if job.settings.overwrite:
         return
@@ -133,10 +133,10 @@ def _check_same_job(job: Job, state: RunState) -> None:
 
 
 def _check_no_orphans(job: Job) -> None:
-    """Check that there are no files of results: a run writes its state before its first file, so it would be lost.
+    """Check that a directory with an empty state has no results: a run writes its state first, so it must be lost.
 
     Raises:
-        DamagedError: there are such files.
+        DamagedError: there are results.
     """
     found = parts(job.directory)
     if found and not job.settings.overwrite:
@@ -147,10 +147,10 @@ def _check_no_orphans(job: Job) -> None:
 
 
 def _check_whole(directory: Path, state: RunState) -> None:
-    """Check names and sizes of the committed files; `verify` reads them.
+    """Check existence and size of the committed files; only `verify` reads them.
 
     Raises:
-        DamagedError: one is missing or has another size.
+        DamagedError: a file is missing or has another size.
     """
     found = missing_or_cut(directory, state.shards())
     if found:

@@ -1,4 +1,4 @@
-"""One execution of the graph of a job against the state of its run."""
+"""Attempt: execute the graph of a job once and record the outcome."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ log = logging.getLogger(__name__)
 
 
 class Attempt:
-    """One attempt to finish a run, from the first chunk that is not committed.
+    """One attempt to finish a run, from the first uncommitted chunk.
 
     Args:
-        job: the job; the lock of its directory is held.
-        state: what is committed.
-        process: what it shares with other jobs of this process.
-        committed: told of every chunk that is committed.
+        job: the job; the caller holds the lock of its directory.
+        state: of the run.
+        process: resources shared with other jobs of this process.
+        committed: called after every commit.
 
     Raises:
-        GraphError: an operator cannot go on where the last attempt ended.
+        GraphError: an operator cannot resume after the committed chunks.
         StorageError: the attempt cannot be recorded.
     """
 
@@ -93,7 +93,7 @@ class Attempt:
         )
 
     def run(self) -> Outcome:
-        """Execute, record how it ended, and print the summary."""
+        """Execute the graph, record the outcome, and print the summary."""
         status, error = self._execute()
         reached(Failpoint.GRAPH_ENDED)
         outcome = self._record(status, error)
@@ -120,21 +120,21 @@ class Attempt:
                 self._prepare()
                 self._executor.run(self._tick)
                 ended = self._came_to()
-                # Of chunks that no sink ended because a node had left early, rejects may have been written.
+                # Rejects may have been written for chunks that no sink ended, if a node left early.
                 self._clear(temporary_only=ended is not RunStatus.DONE or not self._state.salvaged)
                 if ended is RunStatus.DONE:
                     conclude(self._graph, self._directory)
         except Interrupted as error:
             return RunStatus.INTERRUPTED, error
         except BaseException as error:
-            log.error("%s", error, exc_info=_cause(error), extra=FILE_ONLY)  # before what goes wrong from now on
+            log.error("%s", error, exc_info=_cause(error), extra=FILE_ONLY)  # now, before errors that it causes
             return RunStatus.FAILED, error
         finally:
             sys.setswitchinterval(interval)
         return ended, None
 
     def _record(self, status: RunStatus, error: BaseException | None) -> Outcome:
-        """Write metrics, manifest and status, and last, when all of that is there, how the attempt ended."""
+        """Write metrics, manifest and status.json; last, when all of these exist, the status of the attempt."""
         state = self._state
         worked_on = self._recorder.finish()
         snapshot = settled(worked_on, state, status)
@@ -186,20 +186,20 @@ class Attempt:
         return outcome if error is None else outcome.failed(error)
 
     def _came_to(self) -> RunStatus:
-        """How the graph ended, which has run to its end."""
+        """Return the status of a run whose graph has ended without an error."""
         target = self._graph.target
         return RunStatus.DONE if target is None or target.reached else RunStatus.BUDGET
 
     def _abandon(self) -> None:
-        """Leave though threads still run: nothing will ever wake them. What is committed or journaled is safe."""
+        """End the process although threads are stuck. Committed chunks and stored completions are safe."""
         self._state.end_attempt(self._context.attempt, RunStatus.FAILED)
         log.error("the run does not end; the process leaves. Run the same command again to resume")
         logging.shutdown()
         os._exit(ExitCode.FAILED)
 
     def _prepare(self) -> None:
-        # Where the state took the place of a damaged one, what it does not know may be all that is left of the results:
-        # a file stays until it is made again.
+        # If the state replaces a damaged one, files that it does not list may be all that is left of the results: keep
+        # each until it is written again.
         self._clear(temporary_only=self._state.salvaged)
         remove_concluded(self._graph, self._directory)
         text = to_yaml(self._settings)
@@ -216,18 +216,17 @@ class Attempt:
             log.info("removed %d files that were not committed", removed)
 
     def _commit(self, record: ChunkRecord) -> None:
-        """Give the files of a chunk their names, then record it. In this order: what is recorded is there."""
+        """Rename the files of a chunk, then record it: in this order every recorded file exists."""
         rename_shards(record.shards)
         self._state.commit(self._context.attempt, record)
         if self._committed is not None:
             self._committed()
 
     def _check_resumable(self, kept: Set[str]) -> None:
-        """Check that the operators can go on behind the committed chunks, with which those of `kept` kept a state.
+        """Check that all operators can resume. `kept`: names of the nodes with a committed state.
 
         Raises:
-            GraphError: the source cannot seek, or an operator keeps a state now and kept none then, or the other way
-                round.
+            GraphError: the source cannot seek, or `kept` differs from the nodes that keep a state now.
         """
         nodes, there = self._graph.nodes, self._directory
         source = nodes[self._graph.source].op
@@ -244,6 +243,6 @@ def _merge(table: MetricsTable, outcome: Outcome) -> None:
 
 
 def _cause(error: BaseException) -> BaseException | None:
-    """Return the error to log with its traceback, if it is not an expected one."""
+    """Return the exception whose traceback is logged; None for an error with an exit code of its own."""
     expected = isinstance(error, PipelineError) and error.exit_code is not ExitCode.FAILED
     return None if expected else error.__cause__ or error

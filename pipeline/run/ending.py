@@ -1,4 +1,4 @@
-"""The end of an attempt: exit code, counts, metrics row, and steps that go on when the disk is full."""
+"""The end of an attempt: exit code, final counts, row of metrics/run.parquet, and writing on a full disk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def exit_code_of(status: RunStatus, state: RunState, max_error_rate: float) -> ExitCode:
-    """Return DONE, unless the run has come to its end and has too many errors, or too few rows for its target."""
+    """Return REJECTS if the run has ended with too many errors, BUDGET if it has not reached its target, else DONE."""
     ended = status in (RunStatus.DONE, RunStatus.BUDGET)
     if ended and too_many_errors(state.rejects().errors, state.committed_rows, max_error_rate):
         return ExitCode.REJECTS
@@ -30,8 +30,8 @@ def exit_code_of(status: RunStatus, state: RunState, max_error_rate: float) -> E
 
 
 def recorded(outcome: Outcome, *steps: Callable[[Outcome], object]) -> Outcome:
-    """Write what `steps` write of an attempt that has ended. If one cannot be written, the next ones are tried all the
-    same; it is how the attempt ended unless something else ended it before."""
+    """Call all `steps`, each of which writes a part of the outcome, also after one of them raised a StorageError. The
+    first one becomes the error of the outcome, unless that has one already."""
     for step in steps:
         try:
             step(outcome)
@@ -46,7 +46,7 @@ def recorded(outcome: Outcome, *steps: Callable[[Outcome], object]) -> Outcome:
 
 
 def settled(shot: Snapshot, state: RunState, status: RunStatus) -> Snapshot:
-    """Return `shot` at the end of an attempt, with the row counts of the committed chunks alone."""
+    """Return `shot`, the last snapshot of an attempt, with row counts of committed chunks only."""
     rejects, rows = state.rejects(), state.committed_rows
     done = status is RunStatus.DONE
     total = rows if done and shot.wanted is None else shot.rows_total
@@ -69,7 +69,7 @@ def settled(shot: Snapshot, state: RunState, status: RunStatus) -> Snapshot:
 
 
 def run_row(o: Outcome, fingerprint: Mapping[str, Any]) -> list[object]:
-    """Return the attempt's row of metrics/run.parquet."""
+    """Return the row of the attempt in metrics/run.parquet, in the order of RUN_SCHEMA."""
     values: dict[str, object] = {
         "job": o.job,
         "state": o.status.value,
@@ -91,7 +91,7 @@ def run_row(o: Outcome, fingerprint: Mapping[str, Any]) -> list[object]:
 
 
 def show(lines: Sequence[str]) -> None:
-    """Print the last lines of a run, and keep them in run.log."""
+    """Print the last lines of a run, and write them to run.log."""
     for line in lines:
         log.info("%s", line, extra=FILE_ONLY)
     say(lines)

@@ -1,4 +1,4 @@
-"""Files that operators make from all results of a run: removed when an attempt begins, there when the run is done."""
+"""Final files, which operators make from all results when a run is done (`BaseOperator.concluded`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pipeline.system.disk_errors import writing
 
 
 def conclude(graph: Graph, directory: Path) -> None:
-    """Make them.
+    """Make the final files.
 
     Raises:
         StorageError: one cannot be written.
@@ -19,7 +19,7 @@ def conclude(graph: Graph, directory: Path) -> None:
 
 
 def conclude_missing(graph: Graph, directory: Path) -> list[str]:
-    """Make those again that a finished run has lost. Returns their names.
+    """Make missing final files of a finished run again. Returns their names.
 
     Raises:
         StorageError: one cannot be written.
@@ -34,7 +34,7 @@ def conclude_missing(graph: Graph, directory: Path) -> list[str]:
 
 
 def remove_concluded(graph: Graph, directory: Path) -> None:
-    """Remove those of another run: they would pass for results of this one.
+    """Remove the final files of an earlier attempt: they would not fit the results of this one.
 
     Raises:
         StorageError: one cannot be removed.

@@ -1,4 +1,4 @@
-"""One run of one job: lock, resume or refuse, and hand over to an attempt."""
+"""Run a job: take the lock, decide to begin, resume or refuse, and start an attempt."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ log = logging.getLogger(__name__)
 
 
 def run_job(settings: JobSettings, process: Resources) -> ExitCode:
-    """Run a job, or resume it, or find it finished. Prints a summary.
+    """Run or resume a job, or find it finished. Prints a summary.
 
     Args:
         settings: the job.
-        process: what it shares with other jobs of this process (models, contexts).
+        process: resources shared with other jobs of this process (models, contexts).
 
     Raises:
-        ConfigError: the graph, the output directory or the settings cannot work. No model has been loaded.
-        StorageError: the run cannot be begun because nothing can be written.
+        ConfigError: the graph, the output directory or the settings are invalid. No model was loaded.
+        StorageError: the output directory cannot be written.
         PublishError: with `overwrite`, `output.publish` cannot be reached; nothing was removed.
     """
     graph = build_graph(settings)
@@ -54,11 +54,11 @@ def run_job(settings: JobSettings, process: Resources) -> ExitCode:
 
 
 def run_locked(job: Job, process: Resources) -> ExitCode:
-    """Do what `run_job` does, for a caller that holds the lock of the output directory and has built the job."""
+    """Like `run_job`, for a caller that holds the lock of the output directory and has built the job."""
     settings, directory = job.settings, job.directory
     place = destination_of(settings)
     if place is not None and settings.overwrite:
-        place.sizes()  # what cannot be reached is said before results are removed
+        place.sizes()  # fail before results are removed if the destination cannot be reached
     with (
         _admitted(job) as (state, admission),
         run_log(directory, settings.progress),
@@ -78,7 +78,7 @@ def run_locked(job: Job, process: Resources) -> ExitCode:
 
 
 def _after(job: Job, state: RunState, publisher: Publisher | None, outcome: Outcome) -> ExitCode:
-    """Finish the run after an attempt, and tell `on_finish` how all of it ended, publishing included."""
+    """Finish the run after an attempt: card, publishing, and last `on_finish`. Returns the exit code of all of it."""
     try:
         if outcome.error is not None and not isinstance(outcome.error, PipelineError):
             raise outcome.error
@@ -97,7 +97,7 @@ def _after(job: Job, state: RunState, publisher: Publisher | None, outcome: Outc
 
 
 def _completed(job: Job, state: RunState, publisher: Publisher | None, code: ExitCode) -> ExitCode:
-    """Write the card and publish the rest, when all rows are committed. `code`: of the run itself."""
+    """Write the card and publish the rest of a finished run. `code`: of the run itself."""
     keep_card(job.settings, job.directory, state)
     published = ExitCode.DONE if publisher is None else publisher.finish()
     return code if published is ExitCode.DONE else published
@@ -105,10 +105,10 @@ def _completed(job: Job, state: RunState, publisher: Publisher | None, code: Exi
 
 @contextlib.contextmanager
 def _admitted(job: Job) -> Iterator[tuple[RunState, Admission]]:
-    """Open the state of this job: kept, or begun anew where there was none or it is replaced.
+    """Open the state of the run, begun anew if there is none or it is replaced, and yield it with the decision.
 
     Raises:
-        ConfigError, DamagedError: see `admit`.
+        ConfigError, DamagedError: as `admit`.
     """
     path = job.directory / STATE_FILE
     state = RunState(path)
@@ -116,7 +116,7 @@ def _admitted(job: Job) -> Iterator[tuple[RunState, Admission]]:
         admission = admit(job, state)
         if admission is Admission.REPLACE:
             state.close()
-            # What only the operators and the card know of goes first: without a state it would pass for a stranger's.
+            # Final files and card first: without a state they would look like files of something else.
             remove_concluded(job.graph, job.directory)
             remove_card(job.directory)
             wipe(job.directory)
@@ -129,10 +129,10 @@ def _admitted(job: Job) -> Iterator[tuple[RunState, Admission]]:
 
 
 def _already_done(job: Job, state: RunState) -> ExitCode:
-    """Say that the run is finished. Returns the exit code, decided anew: max_error_rate may have been raised since.
+    """Print that the run is finished. Returns the exit code under the present max_error_rate.
 
     Raises:
-        StorageError: what is lost of the files at its end cannot be written.
+        StorageError: a missing final file cannot be written.
     """
     limit = job.settings.max_error_rate
     if lost := conclude_missing(job.graph, job.directory):

@@ -1,4 +1,4 @@
-"""Memory check: adds up the memory that the nodes of a graph take, before anything is loaded."""
+"""Memory check: add up the memory that the nodes of a graph need, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ REMEDIES = (
 
 
 def check_memory(settings: JobSettings, graph: Graph) -> None:
-    """Refuse a graph that takes more than `runtime.memory_limit`.
+    """Refuse a graph that needs more than `runtime.memory_limit`.
 
-    What is added up is the least that it can take, so whatever is refused could not have worked. Without a limit
-    nothing is refused: how much is free changes by the second, and the weights of a model need not be in memory all at
-    once (`memory_warning`).
+    The sum is a lower bound, so no job is refused that could have run. Without a limit nothing is refused: free memory
+    changes all the time, and the weights of a model need not all be in memory (see `memory_warning`).
 
     Raises:
-        ConfigError: it takes more; with what each model and context takes, and what helps.
+        ConfigError: it needs more. The message lists the needs and the remedies.
     """
     limit = _limit(settings)
     needs = needs_of(graph)
@@ -39,7 +38,7 @@ def check_memory(settings: JobSettings, graph: Graph) -> None:
 
 
 def memory_warning(settings: JobSettings, graph: Graph) -> str | None:
-    """Return a warning if a graph without a limit takes more memory than is free."""
+    """Return a warning if there is no limit and the graph needs more memory than is free, else None."""
     needs = needs_of(graph)
     total, free = sum(need.size_bytes for need in needs), free_memory()
     if _limit(settings) is not None or total <= free:
@@ -51,7 +50,7 @@ def memory_warning(settings: JobSettings, graph: Graph) -> str | None:
 
 
 def memory_lines(settings: JobSettings, graph: Graph) -> list[str]:
-    """Return the lines of a plan about memory; none if no node says."""
+    """Return the lines on memory of a dry run's plan; none if no node has needs."""
     needs = needs_of(graph)
     if not needs:
         return []
@@ -61,7 +60,7 @@ def memory_lines(settings: JobSettings, graph: Graph) -> list[str]:
 
 
 def needs_of(graph: Graph) -> list[MemoryNeed]:
-    """Return the memory that the nodes of a graph take; what several share once."""
+    """Return the memory needs of all nodes; shared memory counts once."""
     found: dict[Hashable, MemoryNeed] = {}
     for name in graph.order:
         for need in graph.nodes[name].op.memory_needs():
@@ -70,7 +69,7 @@ def needs_of(graph: Graph) -> list[MemoryNeed]:
 
 
 def _limit(settings: JobSettings) -> int | None:
-    # `runtime` is a settings class of the operators; it may have no such key.
+    # The class of `runtime` belongs to the operators and need not have this property.
     return getattr(settings.runtime, "memory_limit_bytes", None)
 
 

@@ -1,4 +1,4 @@
-"""on_finish: who is told when an attempt has ended, a command or a URL. It never changes how the attempt ended."""
+"""on_finish: notify a command and a URL that an attempt has ended. Their failures do not change the outcome."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from pipeline.settings import HookSettings
 from pipeline.system.redaction import shown_url
 
 SAID = 2000
-"""Characters of a command's output that go into run.log."""
+"""Characters of the command's output that are logged, from its end."""
 _IN_ENVIRONMENT = ("job", "state", "exit_code", "directory", "run_id", "attempt")
 log = logging.getLogger(__name__)
 
 
 def summary_of(outcome: Outcome) -> dict[str, Any]:
-    """Return what is told: plain values, counts of the whole run except for tokens and wall_s."""
+    """Return the summary as JSON values. Counts are of the run; tokens and wall_s of the attempt."""
     error = outcome.error
     rejects = [
         {"node": node, "kind": kind, "reason": reason, "rows": rows}
@@ -52,9 +52,9 @@ def summary_of(outcome: Outcome) -> dict[str, Any]:
 
 
 def tell(settings: HookSettings, outcome: Outcome) -> None:
-    """Run the command, then call the URL. What goes wrong with them is a warning."""
+    """Run the command, then POST to the URL. Failures are logged as warnings."""
     summary = summary_of(outcome)
-    body = (json.dumps(summary, ensure_ascii=False) + "\n").encode()  # appended to a file, JSON lines
+    body = (json.dumps(summary, ensure_ascii=False) + "\n").encode()  # a line, so that `cat >> FILE` makes JSON lines
     environment = {**os.environ, **{f"PIPELINE_{key.upper()}": str(summary[key]) for key in _IN_ENVIRONMENT}}
     calls: list[tuple[str, Callable[[], str]]] = []
     if settings.command:
@@ -72,12 +72,12 @@ def tell(settings: HookSettings, outcome: Outcome) -> None:
 
 
 def _run(command: Sequence[str], body: bytes, environment: Mapping[str, str], timeout_s: float) -> str:
-    """Run `command` with `body` on its standard input. Returns what went wrong, or nothing.
+    """Run `command` with `body` on its standard input. Returns the failure as text, empty if there is none.
 
     Raises:
-        OSError, ValueError: it cannot be run.
+        OSError, ValueError: the command cannot be run.
     """
-    # Files, not pipes: a process that the command leaves behind may hold its output open for ever.
+    # Files, not pipes: a background process of the command may keep a pipe open for ever.
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
         given.write(body)
         given.seek(0)
@@ -87,7 +87,7 @@ def _run(command: Sequence[str], body: bytes, environment: Mapping[str, str], ti
             stdout=said,
             stderr=subprocess.STDOUT,
             env=dict(environment),
-            start_new_session=True,  # a Ctrl-C is for the run, and the whole group can be ended
+            start_new_session=True,  # it gets no Ctrl-C, and its whole process group can be killed
         )
         try:
             code = process.wait(timeout_s)
@@ -104,14 +104,14 @@ def _run(command: Sequence[str], body: bytes, environment: Mapping[str, str], ti
 
 
 def _post(url: str, body: bytes, timeout_s: float) -> str:
-    """POST `body` as JSON. Returns what went wrong, or nothing."""
+    """POST `body` as JSON. Returns the failure as text, empty if there is none."""
     fault = f"there was no answer within on_finish.timeout_s={timeout_s:g} s"
 
     def send() -> None:
         nonlocal fault
         fault = _sent(url, body)
 
-    # In a thread, since nothing else bounds the time that a name server or a slow answer takes.
+    # In a thread, since urllib's timeout does not bound name resolution or a slow answer.
     thread = threading.Thread(target=send, name="on_finish", daemon=True)
     thread.start()
     thread.join(timeout_s)
@@ -119,11 +119,11 @@ def _post(url: str, body: bytes, timeout_s: float) -> str:
 
 
 def _sent(url: str, body: bytes) -> str:
-    """Send `body` and wait for the answer, however long it takes. Returns what went wrong without the URL's secrets."""
+    """POST `body` without a time limit. Returns the failure without the URL's secrets, empty if there is none."""
     parts = urllib.parse.urlsplit(url)
     user, _, host = parts.netloc.rpartition("@")
     headers = {"Content-Type": "application/json", "User-Agent": "llama-batch-pipeline"}
-    if user:  # urllib would take it for a part of the host's name
+    if user:  # urllib does not support credentials in a URL
         headers["Authorization"] = "Basic " + base64.b64encode(urllib.parse.unquote(user).encode()).decode()
     try:
         request = urllib.request.Request(parts._replace(netloc=host).geturl(), body, headers, method="POST")
@@ -132,13 +132,13 @@ def _sent(url: str, body: bytes) -> str:
         return f"HTTP {error.code}"
     except urllib.error.URLError as error:
         return getattr(error.reason, "strerror", None) or type(error.reason).__name__
-    except Exception as error:  # whatever it is, its text may hold the URL
+    except Exception as error:  # without its text, which may hold the URL
         return type(error).__name__
     return ""
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirected POST would arrive as a GET without a body, and look like success."""
+    """Refuses redirects: urllib would turn the POST into a GET without a body, and it would look like a success."""
 
     def redirect_request(self, *_: object) -> None:
-        """Return nothing: the answer is an error with its code."""
+        """Return None, so that urllib raises the redirect as an HTTPError."""

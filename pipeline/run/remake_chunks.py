@@ -1,4 +1,4 @@
-"""Makes committed chunks again, each alone, and takes their files only if they have the same bytes as before."""
+"""Compute committed chunks again, and keep their files only if they have the same bytes as before."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ log = logging.getLogger(__name__)
 
 
 class RemadeDiffers(PipelineError):
-    """A chunk was made again and its files have other bytes than those that were committed."""
+    """A chunk was computed again and its files differ from those that were committed."""
 
 
 def remake(job: Job, state: RunState, chunks: Sequence[int], process: Resources) -> None:
-    """Make the files of `chunks` (ascending) again.
+    """Compute the files of `chunks` (ascending) again.
 
-    Where operators keep state between chunks, it is there for the last chunk alone: then all chunks from the first on
-    are gone through once more, and only the files of `chunks` are taken. The same where the source cannot seek.
+    If an operator keeps state, of which only the last one is stored, or if the source cannot seek, all chunks from 0 on
+    are computed, and only the files of `chunks` are kept.
 
     Raises:
-        RemadeDiffers: the bytes are not those that were committed; nothing was replaced by them.
-        NodeFailed, StorageError, Interrupted: as a run. What was made until then is there.
+        RemadeDiffers: the bytes are not those that were committed; the differing files were discarded.
+        NodeFailed, StorageError, Interrupted: as a run. Files of chunks before the failure are kept.
     """
     whole = any(overrides(node.op, "state") for node in job.graph.nodes.values())
     whole = whole or not overrides(job.graph.nodes[job.graph.source].op, "seek")
@@ -50,7 +50,7 @@ def remake(job: Job, state: RunState, chunks: Sequence[int], process: Resources)
 
 
 def _spans(chunks: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the runs of consecutive numbers, as (first, last)."""
+    """Return the ranges of consecutive numbers as (first, last)."""
     spans: list[tuple[int, int]] = []
     for chunk in chunks:
         if spans and spans[-1][1] == chunk - 1:
@@ -63,7 +63,7 @@ def _spans(chunks: Sequence[int]) -> list[tuple[int, int]]:
 def _make_span(
     job: Job, first: int, last: int, wanted: Mapping[int, Sequence[ShardRecord]], context: RunContext
 ) -> None:
-    """Go through the chunks `first` to `last` and take the files of those in `wanted`."""
+    """Compute the chunks `first` to `last` and keep the files of those in `wanted`."""
     differing: list[str] = []
 
     def commit(record: ChunkRecord) -> None:
@@ -91,5 +91,5 @@ def _make_span(
 
 
 def _unhurried(settings: JobSettings) -> JobSettings:
-    """The job without the budgets that go by what a run costs: which chunks are made again is known."""
+    """Return the settings without budgets of tokens and minutes, which would end the run early."""
     return replace(settings, target=replace(settings.target, max_tokens=None, max_minutes=None))

@@ -1,4 +1,4 @@
-"""Repair: makes the damaged files in a run's directory again, and nothing else."""
+"""Repair: restore the damaged files of a run directory."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ T = TypeVar("T")
 
 
 def repair(directory: Path, found: Findings) -> ExitCode:
-    """Mend what `found` says is damaged. The caller holds the lock, and looks again afterwards.
+    """Restore the damaged files in `found`. The caller holds the lock, and examines the directory again afterwards.
 
     Returns:
-        How a run ended that had to be made again because its state was lost, or how the files that were made again were
-        published; else DONE.
+        The exit code of the run if the state was lost and it had to run again, or of publishing restored files; else
+        DONE.
 
     Raises:
-        ConfigError: it cannot be mended: the settings are lost, or the input or model is not what it was.
+        ConfigError: repair is impossible: the settings are lost, or the input or model has changed.
         NodeFailed, StorageError, Interrupted: as a run.
     """
     directory = directory.absolute()
@@ -57,7 +57,7 @@ def repair(directory: Path, found: Findings) -> ExitCode:
 
 
 def _remade(job: Job, process: Resources, state: RunState, chunks: Sequence[int]) -> ExitCode:
-    """Make the chunks again, and publish them again if the run is done; else the run that goes on does that."""
+    """Compute `chunks` again. If the run is done, publish them again; otherwise the resumed run will do so."""
     remake(job, state, chunks, process)
     state.forget_published([shard.path for shard in state.shards() if shard.chunk in chunks])
     place = destination_of(job.settings)
@@ -68,7 +68,7 @@ def _remade(job: Job, process: Resources, state: RunState, chunks: Sequence[int]
 
 
 def _begin_anew(directory: Path) -> ExitCode:
-    """The state is lost: put it aside and run the whole job, over files that stay until they are made again."""
+    """Move the damaged state aside and run the whole job again. Old files stay until they are written again."""
 
     def run(job: Job, process: Resources) -> ExitCode:
         set_aside(directory / STATE_FILE)
@@ -80,7 +80,7 @@ def _begin_anew(directory: Path) -> ExitCode:
 
 
 def _with_job(directory: Path, state: RunState | None, do: Callable[[Job, Resources], T]) -> T:
-    """Call `do` with the job as it was run, after checking that it is still the same."""
+    """Rebuild the job from config.yaml, check that its fingerprint is unchanged, and call `do`."""
     process = Resources()
     try:
         with in_original_environment({} if state is None else state.origin):

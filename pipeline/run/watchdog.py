@@ -1,4 +1,4 @@
-"""Watchdog: notices that nothing moves any more, logs the state of all nodes and threads, and ends the run."""
+"""Watchdog: end a stalled run, after logging the state of all nodes and threads."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pipeline.api.meter import Clock, StageMeter
 from pipeline.dataflow.executor import Executor
 
 LEAVE_S = 15.0
-"""Seconds after which a run that was stopped for standing still is left: it has threads that never end."""
+"""Seconds after which the process ends if a stalled run was stopped and its threads do not end."""
 log = logging.getLogger(__name__)
 
 
 class Stalled(PipelineError):
-    """Nothing has moved for `runtime.stall_timeout_s`. The run can be resumed."""
+    """The run made no progress for `runtime.stall_timeout_s`. It can be resumed."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(
@@ -28,13 +28,13 @@ class Stalled(PipelineError):
 
 
 class Watchdog:
-    """Watches a run from its main thread.
+    """Watches a run from its main thread. Any change of a counter of any meter is progress.
 
     Args:
-        timeout_s: seconds without any progress; None never ends a run.
-        executor: runs the graph. Progress is that a count of any of its meters changes.
-        leave: ends the process, for a run that does not end when it is told to.
-        clock: seconds.
+        timeout_s: seconds without progress after which the run is stopped; None for never.
+        executor: of the run.
+        leave: ends the process, if the stopped run does not end.
+        clock: in seconds.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Watchdog:
         self._stalled_at: float | None = None
 
     def check(self) -> None:
-        """Look once. To be called every second or so."""
+        """Check for progress. To be called about every second or more often."""
         if self._timeout_s is None:
             return
         now = self._clock()

@@ -1,1 +1,1 @@
-"""The contents of a run's directory: state.sqlite, manifest, lock, metrics tables, integrity."""
+"""The files of a run directory: state.sqlite, manifest, lock, metrics tables, integrity."""

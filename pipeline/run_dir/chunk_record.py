@@ -1,4 +1,4 @@
-"""ChunkRecord: the parts of a chunk, from the first node that ends it until it is committed."""
+"""ChunkRecord: everything that is committed with a chunk."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ class RejectCounts(Counter[tuple[str, str, str]]):
 
     @property
     def errors(self) -> int:
-        """Rows that were rejected because something was wrong with them."""
+        """Rows rejected because of an error."""
         return sum(n for (_, kind, _), n in self.items() if kind == RejectKind.ERROR)
 
     @property
     def filtered(self) -> int:
-        """Rows that an operator left out on purpose."""
+        """Rows that an operator filtered out."""
         return self.total() - self.errors
 
 
 class OperatorState(NamedTuple):
-    """The memory of an operator as of a chunk. `append`: in addition to what it kept before, not instead of it."""
+    """State of an operator after a chunk. `append`: keep the states of earlier chunks too."""
 
     value: bytes
     append: bool = False
@@ -33,15 +33,15 @@ class OperatorState(NamedTuple):
 
 @dataclass
 class ChunkRecord:
-    """All that is committed of a chunk, in one transaction.
+    """Everything that is committed with a chunk, in one transaction.
 
     Args:
-        chunk: its number.
+        chunk: number of the chunk.
         rows: source rows in it.
         shards: its files, under temporary names.
         rejects: its rejected rows.
-        states: by node, what the operators that keep a state remember as of this chunk.
-        counts: by node, what became of its rows; only of nodes that have ended it.
+        states: by node, the states of stateful operators after this chunk.
+        counts: by node, the row counts in this chunk; only of nodes that have ended it.
     """
 
     chunk: int

@@ -1,4 +1,4 @@
-"""Checks that the files of a run are as they were written: all of them for `verify`, the sizes for a resume."""
+"""Integrity checks: `verify` reads all files of a run, a resume only compares sizes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pipeline.system.atomic_files import sha256_of
 
 
 class Kind(StrEnum):
-    """Kinds of damaged files. The value says how one is mended."""
+    """Kinds of damaged files. The value says how `repair` restores one."""
 
     STATE = "moved aside and begun anew: the rows come from the stored completions"
     SHARD = "its chunk is made again: the rows come from the stored completions"
@@ -36,7 +36,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Damage:
-    """A file that is not as it was written. `path`: relative to the output directory. `chunk`: of a shard."""
+    """A damaged file. `path`: relative to the output directory. `what`: the damage. `chunk`: of a shard."""
 
     path: str
     what: str
@@ -46,19 +46,19 @@ class Damage:
 
 @dataclass
 class Findings:
-    """Whole files, damaged ones and remarks."""
+    """Result of an examination: intact files, damaged ones and remarks."""
 
     whole: list[str] = field(default_factory=list)
     damaged: list[Damage] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
     def of(self, kind: Kind) -> list[Damage]:
-        """The damaged files of one kind."""
+        """Return the damaged files of one kind."""
         return [damage for damage in self.damaged if damage.kind is kind]
 
 
 def missing_or_cut(directory: Path, shards: Sequence[ShardRecord]) -> dict[str, str]:
-    """Return the committed files that are not there or have another size, and what is wrong with each. Reads none."""
+    """Return the committed files that are missing or have another size, each with its damage. Reads no file."""
     found: dict[str, str] = {}
     for shard in shards:
         try:
@@ -72,20 +72,20 @@ def missing_or_cut(directory: Path, shards: Sequence[ShardRecord]) -> dict[str, 
 
 
 def database_damage(path: Path, application_id: int | None = None) -> str | None:
-    """Return what is wrong with a SQLite database, None if nothing is.
+    """Return the damage of a SQLite database; None if it is intact.
 
     Args:
-        application_id: the mark that it must have.
+        application_id: expected `PRAGMA application_id`; None for any.
 
     Raises:
-        ConfigError: another process keeps it locked.
+        ConfigError: another process holds it locked.
     """
     if not path.exists():
         return "is missing"
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=10)) as db:
             ours = application_id in (None, db.execute("PRAGMA application_id").fetchone()[0])
-            # Without a table it is what a process leaves that dies while it makes the database.
+            # A database without tables comes from a process that was killed while it created it.
             if not ours and db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]:
                 return "is not marked as the state of a run"
             said = str(db.execute("PRAGMA integrity_check(1)").fetchone()[0])
@@ -99,12 +99,12 @@ def database_damage(path: Path, application_id: int | None = None) -> str | None
 
 
 def state_damage(directory: Path) -> str | None:
-    """Return what is wrong with the state.sqlite of `directory`, None if nothing is."""
+    """Return the damage of the state.sqlite in `directory`; None if it is intact."""
     return database_damage(directory / STATE_FILE, APPLICATION_ID)
 
 
 def examine(directory: Path, state: RunState | None) -> Findings:
-    """Read everything in `directory` and compare it with `state`; without one only what needs none."""
+    """Read all files in `directory` and compare them with `state`; None checks only files that need no state."""
     found = Findings()
     if state is not None:
         found.whole.append(STATE_FILE)
@@ -170,7 +170,7 @@ def _examine_config(directory: Path, state: RunState | None, found: Findings) ->
 
 
 def _parsed(path: Path, parse: Callable[[str], Any]) -> tuple[Any, str | None]:
-    """Return what `parse` makes of a text file, or None and what is wrong with it."""
+    """Return the parsed text file and None, or None and the reason why it cannot be read."""
     try:
         return parse(path.read_text(encoding="utf-8")), None
     except FileNotFoundError:

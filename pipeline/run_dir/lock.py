@@ -1,4 +1,4 @@
-"""One run at a time in an output directory."""
+"""Lock of an output directory: one run at a time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Holder:
-    """A process that holds the lock, as it has written into the file; all None while it is about to."""
+    """Process that holds the lock, as recorded in the lock file; all None until it has written its entry."""
 
     pid: int | None = None
     host: str | None = None
@@ -39,14 +39,14 @@ class Holder:
 
 @contextmanager
 def locked(directory: Path, wait: Callable[[float], None] = time.sleep) -> Iterator[None]:
-    """Hold the lock of `directory`, which is made if need be.
+    """Hold the lock of `directory`, which is created if it does not exist.
 
-    The kernel drops the lock when its holder dies, however it dies; the holder's name stands in the file. Processes
-    that only look (`holder`) have the lock for a moment, and are waited for with `wait`.
+    The kernel (flock) releases the lock when its holder dies; the file's content only names the holder. A process that
+    calls `holder` has a shared lock for a moment: `wait` between the tries until it is gone.
 
     Raises:
-        ConfigError: another run holds it (named in the message), or the directory cannot be made or written.
-        StorageError: there is no room for it.
+        ConfigError: another run holds the lock (named in the message), or the directory cannot be created or written.
+        StorageError: the disk is full.
     """
     path = directory / LOCK_FILE
     with _open(path) as file:
@@ -76,8 +76,7 @@ def locked(directory: Path, wait: Callable[[float], None] = time.sleep) -> Itera
 
 
 def holder(directory: Path) -> Holder | None:
-    """Return who works in `directory` now; None if nobody does. The kernel's lock decides, and to look keeps nobody
-    out."""
+    """Return the process that holds the lock of `directory`; None if none does. Does not keep a run from starting."""
     try:
         file = (directory / LOCK_FILE).open("rb", buffering=0)
     except OSError:  # no run was ever here, or it may not be looked at
@@ -95,7 +94,7 @@ def _try_lock(file: IO[bytes], kind: int) -> bool:
 
 
 def _open(path: Path) -> IO[bytes]:
-    """Open the lock's file, unbuffered: what a full disk did not take must not be written again when it is closed."""
+    """Open the lock file unbuffered: with a buffer, closing it would retry a write that failed on a full disk."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Neither truncated nor ever deleted: it may be the lock of a run that lives.
@@ -110,7 +109,7 @@ def _open(path: Path) -> IO[bytes]:
 
 
 def _read(file: IO[bytes]) -> Holder | None:
-    """Return who wrote its name last; None where nobody has, or the name was given back."""
+    """Return the holder that the file names; None if it is empty."""
     file.seek(0)
     try:
         return Holder(**json.loads(file.read()))

@@ -1,5 +1,5 @@
-"""manifest.json: the files of a run, for those who read them. Made from state.sqlite alone, so that it can be
-made again at any time and is the same for the same results."""
+"""manifest.json: the committed files of a run, for readers. It is derived from state.sqlite alone, so it can be written
+again at any time and is the same for the same results."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def manifest(state: RunState, status: RunStatus) -> dict[str, Any]:
 
 
 def empty_manifest(state: RunState) -> dict[str, Any]:
-    """Return the manifest of a place to which files are being uploaded and where none may be read yet."""
+    """Return a manifest without files, for a destination whose upload is not complete."""
     whole = manifest(state, RunStatus.RUNNING)
     return {key: whole[key] for key in ("job", "status", "fingerprint")} | {"shards": []}
 
@@ -56,7 +56,7 @@ def write_manifest(directory: Path, state: RunState, status: RunStatus) -> None:
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """Return the content of manifest.json; empty where it is not there or damaged."""
+    """Return the content of manifest.json; {} if it is missing or damaged."""
     try:
         found = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
-"""Metrics tables that grow while a job runs: small part files, merged into one Parquet file at its end.
+"""Metrics tables: small part files while a job runs, merged into one Parquet file at its end.
 
-A Parquet file has no footer before it is closed, so an open one would be lost with the process. The parts of an attempt
-that was killed are merged by the next one; the column `attempt` tells them apart.
+A Parquet file has no footer before it is closed, so an open one would be lost with the process. The next attempt merges
+the parts of a killed one; the column `attempt` tells them apart.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pipeline.system.failpoints import Failpoint, reached
 log = logging.getLogger(__name__)
 ATTEMPT = pa.field("attempt", pa.int32(), nullable=False)
 MERGED_PARTS = b"merged_parts"
-"""Key of a merged file's metadata: JSON list of the part files that its last merge took in."""
+"""Metadata key of a merged file: JSON list of the part files of its last merge."""
 
 STAGES_SCHEMA = pa.schema(
     [
@@ -54,9 +54,9 @@ class MetricsTable:
 
     Args:
         directory: the metrics directory of the run.
-        name: the table's name; parts go to <directory>/<name>/, the merged file to <directory>/<name>.parquet.
+        name: of the table; parts go to <directory>/<name>/, the merged file to <directory>/<name>.parquet.
         schema: without `attempt`, which is put first.
-        attempt: number of this attempt, 1 for the first.
+        attempt: number of this attempt, from 1.
     """
 
     def __init__(self, directory: Path, name: str, schema: pa.Schema, attempt: int) -> None:
@@ -86,7 +86,7 @@ class MetricsTable:
         """Write the rows since the last flush as a part file.
 
         Raises:
-            StorageError: it cannot be written; these rows are lost.
+            StorageError: the file cannot be written; these rows are lost.
         """
         with self._lock:
             rows, self._rows = self._rows, []
@@ -103,7 +103,7 @@ class MetricsTable:
         temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
         with writing(path), removed_on_failure(temporary):
             self._parts.mkdir(parents=True, exist_ok=True)
-            with temporary.open("wb") as file:  # by its name Arrow would hold it, and its room, after an error
+            with temporary.open("wb") as file:  # given a path, Arrow keeps the file, and its space, open after an error
                 pq.write_table(pa.table([attempt, *table.columns], schema=self._schema), file)
             reached(Failpoint.METRICS_PART_WRITTEN)
             temporary.replace(path)
@@ -113,10 +113,10 @@ class MetricsTable:
     def merge(self) -> None:
         """Flush, then merge the parts of this and of earlier attempts into one file, streaming.
 
-        A file that cannot be read, after a power failure for example, is left out with a warning.
+        A file that cannot be read, for example after a power failure, is left out with a warning.
 
         Raises:
-            StorageError: there is no room; the parts stay for the next attempt.
+            StorageError: the disk is full; the parts stay for the next attempt.
         """
         self.flush()
         parts = sorted(self._parts.glob("*.parquet"))
@@ -155,7 +155,7 @@ class MetricsTable:
                     writer.write_batch(batch)
 
     def _last_merged(self) -> frozenset[str]:
-        """Return the parts that the merged file has already. One that is damaged is put aside."""
+        """Return the parts that the merged file contains. A damaged file is moved aside."""
         if not self._merged.exists():
             return frozenset()
         try:
@@ -172,7 +172,7 @@ class MetricsTable:
 
 
 class MetricsTables:
-    """The metrics tables of one attempt, each made when it is first asked for."""
+    """The metrics tables of one attempt, created on first use."""
 
     def __init__(self, output_dir: Path, attempt: int = 1) -> None:
         self._directory = output_dir / METRICS
@@ -180,7 +180,6 @@ class MetricsTables:
         self._made: dict[str, MetricsTable] = {}
 
     def get(self, name: str, schema: pa.Schema) -> MetricsTable:
-        """Return the table `name`."""
         if name not in self._made:
             self._made[name] = MetricsTable(self._directory, name, schema, self._attempt)
         return self._made[name]
@@ -190,7 +189,7 @@ class MetricsTables:
 
 
 def merged_parts(merged: Path) -> frozenset[str]:
-    """Return the parts that a merged file has already: a run that dies while it merges leaves both.
+    """Return the names of the parts that a merged file contains: a run killed during a merge leaves them beside it.
 
     Raises:
         ArrowException, OSError: the file cannot be read.
@@ -200,14 +199,14 @@ def merged_parts(merged: Path) -> frozenset[str]:
 
 
 class StageRecorder:
-    """Turns the running counters of the meters into one row a stage and interval."""
+    """Turns the cumulative counters of the meters into one row per stage and interval."""
 
     def __init__(self, table: MetricsTable) -> None:
         self._table = table
         self._last: dict[str, dict[str, float]] = {}
 
     def record(self, now_s: float, meters: list[StageMeter]) -> None:
-        """Append what each meter gained since the last call. `now_s`: seconds since the attempt began."""
+        """Append the increase of each meter since the last call. `now_s`: seconds since the attempt began."""
         for meter in meters:
             total: dict[str, float] = {**meter.counts(), **meter.clock.seconds()}
             last = self._last.get(meter.name, {"t_s": 0.0})

@@ -1,4 +1,4 @@
-"""The files of an output directory: their names, and which of them may be removed."""
+"""Names of the files in an output directory, and functions that remove them."""
 
 from __future__ import annotations
 
@@ -19,25 +19,24 @@ DATA, REJECTS, METRICS = "data", "rejects", "metrics"
 RUN_LOG, CONFIG, MANIFEST, STATUS, REPORT = "run.log", "config.yaml", "manifest.json", "status.json", "report.html"
 
 CARD = "README.md"
-"""The dataset card. Users may write into it, so it is not ours alone: pipeline.publish.dataset_card says when it is
-replaced."""
+"""The dataset card. Users may edit it; pipeline.publish.dataset_card has the rule for replacing it."""
 
 CHOICES = "autotune.json"
-"""Choices that an operator made by measuring, so that a resumed run does the same."""
+"""Settings that an operator chose by measurement; a resumed run uses them again."""
 
 COMPLETIONS = "completions.sqlite"
-"""Finished completions, unless the job keeps them elsewhere. They outlive the run that made them."""
+"""The completion store, unless the job keeps it elsewhere. Overwriting a run keeps it."""
 
 _PART = re.compile(r"part-\d+\.\w+(\.(gz|zst))?(\.tmp)?")
 _WITH_DATABASE = ("", "-wal", "-shm", "-journal")
-"""Endings of the files that make up one SQLite database."""
-# The state comes last, and its log before it: a log beside a new database would be taken for that one's.
+"""Suffixes of the files that make up one SQLite database."""
+# In the order of removal. The state comes last and its log before it: SQLite would replay an old log into a new file.
 _OURS = (RUN_LOG, CONFIG, MANIFEST, STATUS, REPORT, CHOICES, f"{STATE_FILE}-wal", f"{STATE_FILE}-shm", STATE_FILE)
 _OUTLIVES = {LOCK_FILE, CARD, *(COMPLETIONS + end for end in _WITH_DATABASE)}
 
 
 def refuse_foreign(directory: Path) -> None:
-    """Refuse a directory that holds something else.
+    """Refuse a directory that holds anything but a run.
 
     Raises:
         ConfigError: `directory` is a file, cannot be read, or is not empty and has no state.sqlite.
@@ -65,17 +64,17 @@ def refuse_foreign(directory: Path) -> None:
 
 
 def _is_hollow(folder: Path) -> bool:
-    """Return True for one of our folders without a file in it: a run that is killed while it is wiped leaves that."""
+    """Return True for data/, rejects/ or metrics/ without files, as a process leaves them that is killed in `wipe`."""
     return folder.name in (DATA, REJECTS, METRICS) and not any(path.is_file() for path in folder.rglob("*"))
 
 
 def is_headless(names: Collection[str]) -> bool:
-    """Return True if a directory with these entries has all of a run except its state.sqlite."""
+    """Return True if `names`, the entries of a directory, are those of a run that has lost its state.sqlite."""
     return STATE_FILE not in names and CONFIG in names and RUN_LOG in names
 
 
 def set_aside(path: Path) -> None:
-    """Rename a damaged file, and what belongs to it if it is a database, to `<name>.damaged`; an older one goes.
+    """Rename a damaged file, and the log files of a database, to `<name>.damaged`, replacing an older one.
 
     Raises:
         StorageError: the directory cannot be written.
@@ -89,10 +88,10 @@ def set_aside(path: Path) -> None:
 
 
 def wipe(directory: Path) -> None:
-    """Remove what a run wrote, except its finished completions: they are keyed by content and never wrong.
+    """Remove the files of a run, except the completion store: it is keyed by content and stays valid.
 
     Raises:
-        StorageError: something cannot be removed.
+        StorageError: a file cannot be removed.
     """
     remove_parts(directory, keep=())
     shutil.rmtree(directory / METRICS, ignore_errors=True)
@@ -102,15 +101,15 @@ def wipe(directory: Path) -> None:
 
 
 def remove_parts(directory: Path, keep: Collection[str], *, temporary_only: bool = False) -> int:
-    """Remove the shards that are not in `keep` (paths relative to `directory`). Returns how many.
+    """Remove the shards that are not in `keep` (paths relative to `directory`). Returns their number.
 
     A killed run leaves shards under temporary names, or renamed and not committed.
 
     Args:
-        temporary_only: let those with a final name be.
+        temporary_only: remove only shards under temporary names.
 
     Raises:
-        StorageError: one cannot be removed.
+        StorageError: a shard cannot be removed.
     """
     gone = 0
     for path in parts(directory):
@@ -125,17 +124,17 @@ def remove_parts(directory: Path, keep: Collection[str], *, temporary_only: bool
 
 
 def parts(directory: Path) -> list[Path]:
-    """Return every file that is named like a shard, also under its temporary name."""
+    """Return all files with the name of a shard, temporary names included."""
     found = (path for folder in (DATA, REJECTS) for path in sorted((directory / folder).rglob("part-*")))
     return [path for path in found if _PART.fullmatch(path.name)]
 
 
 def is_part(path: str) -> bool:
-    """Return True if `path`, relative to the output directory, is named like a shard."""
+    """Return True if `path`, relative to the output directory, is the name of a shard."""
     return path.startswith((f"{DATA}/", f"{REJECTS}/")) and _PART.fullmatch(path.rpartition("/")[2]) is not None
 
 
 def near_run(directory: Path) -> str:
-    """Return `; did you mean outputs/NAME?` where no run is in `directory`, but one of that name among the outputs."""
+    """Return `; did you mean outputs/NAME?` if `directory` is the NAME of a run in outputs/, else nothing."""
     meant = Path(OUTPUTS) / directory
     return f"; did you mean {meant}?" if (meant / STATE_FILE).is_file() else ""

@@ -1,4 +1,4 @@
-"""RunState: all that a run has committed, in state.sqlite. A resume, the manifest and the summary go by it."""
+"""RunState: the committed part of a run, in state.sqlite. Resume, manifest and summary are derived from it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WHERE p.sha256 IS NOT s.sha256 ORDER BY s.chunk, s.path LIMIT ?
 
 
 class RunStatus(StrEnum):
-    """State of a run, or of one of its attempts. RUNNING and no lock held: it was killed."""
+    """Status of a run, or of one of its attempts. RUNNING without a held lock: it was killed."""
 
     NEW = "new"
     RUNNING = "running"
@@ -54,7 +54,7 @@ class ShardRecord:
 
     @classmethod
     def of(cls, shard: Shard, directory: Path) -> ShardRecord:
-        """Return the record of `shard`, of the run in `directory`."""
+        """Return the record of `shard`, whose run is in `directory`."""
         path = shard.path.relative_to(directory).as_posix()
         return cls(path, shard.chunk, shard.rows, shard.size_bytes, shard.sha256)
 
@@ -65,12 +65,12 @@ class RunState:
     Every method may raise StorageError (the disk is full or cannot be written) and DamagedError.
 
     Args:
-        path: of state.sqlite; made if it is not there.
+        path: of state.sqlite; created if it does not exist.
 
     Raises:
-        ConfigError: the file is another program's, or of another version, or may not be written.
-        DamagedError: it is damaged.
-        StorageError: there is no room for it.
+        ConfigError: the file belongs to another program or version, or is not writable.
+        DamagedError: the file is corrupt.
+        StorageError: the disk is full.
     """
 
     def __init__(self, path: Path) -> None:
@@ -95,7 +95,7 @@ class RunState:
             self._db.close()
 
     def begin(self, fingerprint: Mapping[str, Any], job: str, *, salvaged: bool = False) -> None:
-        """Make this the run of `fingerprint`. `salvaged`: see the property."""
+        """Record the fingerprint and job of a new run. `salvaged`: see the property."""
         with self._transaction():
             self._set("fingerprint", fingerprint)
             self._set("job", job)
@@ -104,48 +104,48 @@ class RunState:
 
     @property
     def salvaged(self) -> bool:
-        """True for a state that took the place of a damaged one: files of the earlier one lie in data/ until this run
-        has made them again."""
+        """True if the state replaces a damaged one. Files of the run before stay in data/ until this run has written
+        them again."""
         return bool(self._get("salvaged"))
 
     def note_config(self, text: str, origin: Mapping[str, Any]) -> None:
-        """Keep the text of config.yaml, and where the run was started (see pipeline.config.config_yaml)."""
+        """Record the text of config.yaml and the environment of the start (see pipeline.config.config_yaml.origin)."""
         with self._transaction():
             self._set("config", text)
             self._set("origin", origin)
 
     @property
     def config(self) -> str | None:
-        """The text of config.yaml; None before the first attempt has begun."""
+        """Text of config.yaml; None before the first attempt."""
         found: str | None = self._get("config")
         return found
 
     @property
     def origin(self) -> dict[str, Any]:
-        """The place where the run was started; empty if that is not known."""
+        """Directory and import path of the last start; empty if unknown."""
         found: dict[str, Any] = self._get("origin") or {}
         return found
 
     @property
     def fingerprint(self) -> dict[str, Any] | None:
-        """The fingerprint that the run was begun with; None for a new one."""
+        """Fingerprint of the run; None before it has begun."""
         found: dict[str, Any] | None = self._get("fingerprint")
         return found
 
     @property
     def defect(self) -> str | None:
-        """The reason why committed results cannot be trusted: an attempt lost or made up rows."""
+        """Reason why the committed results are invalid (row counts that do not balance); None if they are valid."""
         found: str | None = self._get("defect")
         return found
 
     def note_defect(self, why: str) -> None:
-        """Remember that the committed results cannot be trusted."""
+        """Record that the committed results are invalid."""
         with self._transaction():
             self._set("defect", why)
 
     @property
     def run_id(self) -> str:
-        """Names the run, from its beginning through all its attempts."""
+        """Identifies the run; the same for all its attempts."""
         return str(self._get("run_id") or "")
 
     @property
@@ -155,12 +155,12 @@ class RunState:
 
     @property
     def status(self) -> RunStatus:
-        """State of the last attempt."""
+        """Status of the last attempt; NEW without one."""
         row = self._one("SELECT status FROM attempts ORDER BY attempt DESC LIMIT 1")
         return RunStatus(row[0]) if row else RunStatus.NEW
 
     def start_attempt(self, started_at: str) -> int:
-        """Count a new attempt, running from now. Returns its number, 1 for the first."""
+        """Record a new attempt as running. Returns its number, from 1."""
         with self._transaction():
             last = self._db.execute("SELECT COALESCE(MAX(attempt), 0) FROM attempts").fetchone()[0]
             self._db.execute("INSERT INTO attempts VALUES (?, ?, ?)", (last + 1, started_at, RunStatus.RUNNING))
@@ -205,8 +205,8 @@ class RunState:
             )
 
     def operator_states(self) -> dict[str, Iterator[bytes]]:
-        """Return the states that operators have kept, by node and in the order of the chunks: one, or, of those that
-        append, one for each chunk. They are read one at a time: together they may be large."""
+        """Return the committed operator states by node: the last one or, with `append`, those of all chunks in order.
+        They are read one at a time, since together they may be large."""
         nodes = self._all("SELECT DISTINCT node FROM operator_state ORDER BY node")
         return {node: self._states_of(node) for (node,) in nodes}
 
@@ -221,12 +221,12 @@ class RunState:
 
     @property
     def committed_chunks(self) -> int:
-        """How many chunks are committed: 0 to one less than this, which is the next one (pipeline.dataflow.commit)."""
+        """Number of committed chunks; since chunks are committed in order, also the number of the next chunk."""
         return int(self._one(_NEXT_CHUNK)[0])
 
     @property
     def committed_rows(self) -> int:
-        """Source rows of the committed chunks."""
+        """Number of source rows in the committed chunks."""
         return int((self._one("SELECT COALESCE(SUM(rows), 0) FROM chunks") or (0,))[0])
 
     def shards(self) -> list[ShardRecord]:
@@ -239,27 +239,27 @@ class RunState:
         return RejectCounts({(node, kind, reason): n for node, kind, reason, n in found})
 
     def schemas(self) -> dict[str, dict[str, str]]:
-        """Return column names and types of the files, by directory."""
+        """Return column types by column name, for each directory of files."""
         found = self._all("SELECT key, value FROM meta WHERE key LIKE 'schema:%' ORDER BY key")
         return {key.removeprefix("schema:"): json.loads(value) for key, value in found}
 
     def unpublished(self, url: str, limit: int) -> list[ShardRecord]:
-        """Committed files that are not at `url` as they are now, the oldest chunk first; `limit` of them at most."""
+        """Return up to `limit` committed files that are not at `url` with their present content, oldest chunk first."""
         return [ShardRecord(*row) for row in self._all(_UNPUBLISHED, url, limit)]
 
     def published(self, url: str, path: str) -> str | None:
-        """SHA-256 of what was put at `path` below `url`; None for nothing."""
+        """Return the SHA-256 of the file uploaded to `path` below `url`; None if there is none."""
         row = self._one("SELECT sha256 FROM published WHERE url = ? AND path = ?", url, path)
         return None if row is None else str(row[0])
 
     def note_published(self, url: str, path: str, sha256: str) -> None:
-        """Remember that the file with these bytes is at `path` below `url`."""
+        """Record that a file with this SHA-256 was uploaded to `path` below `url`."""
         with self._lock, using_database(self._path):
             self._db.execute("INSERT OR REPLACE INTO published VALUES (?, ?, ?)", (url, path, sha256))
         reached(Failpoint.UPLOAD_NOTED)
 
     def forget_published(self, paths: Sequence[str], url: str | None = None) -> None:
-        """Have these files put again at `url`; without it, wherever they were put."""
+        """Mark these files as not uploaded, to `url` or, if it is None, to any destination."""
         with self._lock, using_database(self._path):
             forget = "DELETE FROM published WHERE path = ? AND url = COALESCE(?, url)"
             self._db.executemany(forget, [(path, url) for path in paths])

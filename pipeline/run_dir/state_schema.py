@@ -1,4 +1,4 @@
-"""The tables of state.sqlite, and the set-up of a new file."""
+"""Tables and set-up of state.sqlite."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pipeline.api.errors import ConfigError
 from pipeline.system.failpoints import Failpoint, reached
 
 APPLICATION_ID = 0x6C6C6270
-"""Marks a state.sqlite as ours (SQLite's application_id)."""
+"""SQLite's application_id of every state.sqlite."""
 FORMAT = 5
-"""SQLite's user_version; a file with another one is refused."""
+"""Version of the tables (SQLite's user_version); a file of another version is refused."""
 
 _TABLES = f"""
 BEGIN IMMEDIATE;
@@ -40,10 +40,10 @@ COMMIT;
 
 
 def set_up(db: sqlite3.Connection, path: Path) -> None:
-    """Make `db`, opened from `path`, a state of this version.
+    """Check `db`, opened from `path`, and create the tables in a new file.
 
     Raises:
-        ConfigError: it is another program's, or of another version.
+        ConfigError: the file belongs to another program or version.
     """
     db.execute("PRAGMA busy_timeout = 10000")
     tables = db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]

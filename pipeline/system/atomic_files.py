@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all: a temporary name, fsync, and later a rename."""
+"""Atomic file writes: write under a temporary name, fsync, rename."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ TEMPORARY_SUFFIX = ".tmp"
 
 
 def part_name(chunk: int, suffix: str = "parquet") -> str:
-    """Return the name of the file of a chunk: part-00000.parquet."""
+    """Return the file name of a chunk, for example part-00000.parquet."""
     return f"part-{chunk:05d}.{suffix}"
 
 
 def sorted_by_identity(table: pa.Table) -> pa.Table:
-    """Return `table` in the order of (row, lineage)."""
+    """Return `table` sorted by (row, lineage)."""
     rows = table.column(ROW.name)
     if LINEAGE.name not in table.schema.names or table.column(LINEAGE.name).null_count == len(table):
         return table.take(pa.compute.sort_indices(rows))
@@ -36,15 +36,15 @@ def sorted_by_identity(table: pa.Table) -> pa.Table:
 
 
 def write_parquet_shard(table: pa.Table, path: Path, chunk: int, compression: str = "zstd") -> Shard:
-    """Write `table` as Parquet beside `path` under a temporary name and fsync it."""
+    """Write `table` as a Parquet shard; see `write_table_shard`."""
     return write_table_shard(table, path, chunk, lambda t, f: pq.write_table(t, f, compression=compression))
 
 
 def write_table_shard(table: pa.Table, path: Path, chunk: int, write: Callable[[pa.Table, BinaryIO], object]) -> Shard:
-    """Have `write` put `table` into a temporary file beside `path`, and fsync it.
+    """Write `table` with `write` to a temporary file beside `path`, and fsync it.
 
     Raises:
-        StorageError: the disk is full or the directory cannot be written; nothing is left behind.
+        StorageError: the disk is full or the directory cannot be written; the temporary file is removed.
     """
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     with writing(path), removed_on_failure(temporary):
@@ -79,10 +79,10 @@ def rename_shards(shards: Sequence[Shard]) -> None:
 
 
 def write_atomically(path: Path, text: str | Iterable[str]) -> None:
-    """Replace `path` by `text`, or by its pieces one after the other, in one step.
+    """Replace the content of `path` by `text`, or by its concatenated pieces, atomically.
 
     Raises:
-        StorageError: it cannot be written; `path` is as it was.
+        StorageError: the file cannot be written; `path` is unchanged.
     """
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     with writing(path), removed_on_failure(temporary):
@@ -96,7 +96,7 @@ def write_atomically(path: Path, text: str | Iterable[str]) -> None:
 
 @contextmanager
 def removed_on_failure(temporary: Path) -> Iterator[None]:
-    """Remove `temporary`, which is written inside the block, if that fails: the rest of the run may need the room."""
+    """Remove `temporary` if the block raises, so that a full disk gets its space back."""
     try:
         yield
     except BaseException:

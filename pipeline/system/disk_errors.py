@@ -1,4 +1,4 @@
-"""Errors of a full, read-only or failing disk, with the file, the room that is left and the remedy."""
+"""Turn errors of a full, read-only or failing disk into a StorageError with the file, the free space and the remedy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OF_SQLITE = {
     sqlite3.SQLITE_CANTOPEN: errno.EACCES,
     sqlite3.SQLITE_IOERR: errno.EIO,
 }
-"""SQLite's primary result codes that speak of the disk."""
+"""errno by SQLite's primary result code, for the codes that mean a disk error."""
 
 
 def storage_error(path: Path, error: OSError | sqlite3.Error) -> StorageError:
@@ -42,10 +42,10 @@ def storage_error(path: Path, error: OSError | sqlite3.Error) -> StorageError:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn errors of the disk inside the block into one that names `path`.
+    """Turn disk errors inside the block into a StorageError that names `path`.
 
     Raises:
-        StorageError: an OSError, or a sqlite3.Error that speaks of the disk, was raised inside.
+        StorageError: the block raised an OSError, or a sqlite3.Error that means a disk error.
     """
     try:
         yield
@@ -59,11 +59,11 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def using_database(path: Path) -> Iterator[None]:
-    """Do as `writing`, for the state.sqlite of a run, with the remedy for one that is damaged.
+    """Like `writing`, for state.sqlite; a damaged database raises an error with the command that repairs it.
 
     Raises:
         StorageError: as `writing`.
-        DamagedError: SQLite finds that the file is damaged.
+        DamagedError: SQLite reports that the file is corrupt.
     """
     try:
         with writing(path):
@@ -78,15 +78,15 @@ def using_database(path: Path) -> Iterator[None]:
 
 
 def is_of_disk(error: sqlite3.Error) -> bool:
-    """Return True if `error` says that the file could not be written, and not that a statement is wrong."""
+    """Return True if `error` means a disk error and not, for example, a wrong statement."""
     return _number(error) is not None
 
 
 def explained(error: BaseException, directory: Path) -> BaseException:
-    """Return `error`, or the StorageError for an error of the disk that an operator let through.
+    """Return the StorageError for a disk error that an operator raised; any other error as it is.
 
     Args:
-        directory: of the run, named when the error names no file itself.
+        directory: of the run, named if the error does not name a file.
     """
     if isinstance(error, OSError) and error.errno in (*_FULL, errno.EROFS):
         named = isinstance(error.filename, str | bytes)
@@ -97,7 +97,7 @@ def explained(error: BaseException, directory: Path) -> BaseException:
 
 
 def _number(error: OSError | sqlite3.Error) -> int | None:
-    """Return the errno that `error` has or amounts to."""
+    """Return the errno of `error`, or the one that its SQLite code corresponds to."""
     if isinstance(error, OSError):
         return error.errno
     code = getattr(error, "sqlite_errorcode", None)  # the module's own errors have none
@@ -105,7 +105,7 @@ def _number(error: OSError | sqlite3.Error) -> int | None:
 
 
 def _free_bytes(path: Path) -> int | None:
-    """Return the room on the file system of `path`, or of the nearest folder above it that is there."""
+    """Return the free space of the file system of `path`, or of its nearest parent that exists."""
     for place in (path.parent, *path.parent.parents):
         try:
             return shutil.disk_usage(place).free

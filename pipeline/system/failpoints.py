@@ -1,9 +1,9 @@
-"""Places where a test has the process die or be told to stop: between any two steps that make a result durable.
+"""Failpoints: named places, between any two steps that make a result durable, where a test kills or stops the process.
 
     PIPELINE_FAILPOINT=shard-renamed:2            SIGKILL when the point is reached for the second time
     PIPELINE_FAILPOINT=state-committing:3=TERM    SIGTERM instead; INT+INT is one SIGINT and then another
 
-Without the variable a point costs a comparison.
+Without the variable a failpoint costs one comparison.
 """
 
 from __future__ import annotations
@@ -24,57 +24,57 @@ _SYNTAX = re.compile(r"(?P<point>[\w-]+)(:(?P<nth>[1-9]\d*))?(=(?P<signals>[A-Z]
 
 
 class Failpoint(StrEnum):
-    """Every point, about in the order in which a run comes to them."""
+    """All failpoints, roughly in the order in which a run reaches them."""
 
     PROCESS_STARTED = "process-started"
     CONFIG_COMPOSED = "config-composed"
     LOCK_TAKEN = "lock-taken"
     STATE_OPENED = "state-opened"
-    """state.sqlite is made, and has no tables yet."""
+    """state.sqlite exists and has no tables yet."""
     STATE_COMMITTING = "state-committing"
-    """Everything of a transaction is written but its COMMIT: of the first of a run, of an attempt, of a chunk."""
+    """Before the COMMIT of a transaction: the first one of a run, of an attempt, or of a chunk."""
     STATE_COMMITTED = "state-committed"
     ATTEMPT_STARTED = "attempt-started"
     LEFTOVER_REMOVED = "leftover-removed"
-    """A file that an earlier attempt had not committed is gone."""
+    """A file that an earlier attempt did not commit is removed."""
     FILE_WRITTEN = "file-written"
-    """A small file (config.yaml, status.json, manifest.json) is whole under its temporary name."""
+    """A small file (config.yaml, status.json, manifest.json) is complete under its temporary name."""
     CONFIG_WRITTEN = "config-written"
     SHARD_OPENED = "shard-opened"
     SHARD_WRITTEN = "shard-written"
     SHARD_FSYNCED = "shard-fsynced"
     SHARD_RENAMED = "shard-renamed"
-    """One of the shards of a chunk has its name, the others may not."""
+    """One shard of a chunk has its final name; the others may not have theirs."""
     DIRECTORY_FSYNCED = "directory-fsynced"
     JOURNAL_COMMITTING = "journal-committing"
     JOURNAL_COMMITTED = "journal-committed"
     METRICS_PART_WRITTEN = "metrics-part-written"
     METRICS_PART_RENAMED = "metrics-part-renamed"
     GRAPH_ENDED = "graph-ended"
-    """Every node has ended, and nothing is accounted for."""
+    """Every node has ended, and the end of the attempt is not recorded yet."""
     METRICS_MERGED = "metrics-merged"
-    """The merged table is whole under its temporary name."""
+    """The merged table is complete under its temporary name."""
     METRICS_MERGE_RENAMED = "metrics-merge-renamed"
-    """The merged table has its name, and its parts are still there."""
+    """The merged table has its final name, and its parts still exist."""
     METRICS_PART_REMOVED = "metrics-part-removed"
     MANIFEST_WRITTEN = "manifest-written"
     ATTEMPT_ENDED = "attempt-ended"
     CARD_WRITTEN = "card-written"
     DESTINATION_CLAIMED = "destination-claimed"
-    """A manifest that lists nothing yet is at output.publish, and the state does not know of it."""
+    """An empty manifest is at output.publish, and the state does not record it yet."""
     FILE_UPLOADED = "file-uploaded"
-    """A file is at output.publish, and the state does not know of it."""
+    """A file is at output.publish, and the state does not record it yet."""
     UPLOAD_NOTED = "upload-noted"
     MANIFEST_UPLOADED = "manifest-uploaded"
 
 
 class Trigger:
-    """Sends this process signals when it comes to a point for the nth time.
+    """Sends signals to this process when it reaches a failpoint for the nth time.
 
     Args:
-        point: name of the point.
-        nth: 1 for the first time that it is reached.
-        signals: one after the other; each but SIGKILL is waited for until it has been received.
+        point: name of the failpoint.
+        nth: counted from 1.
+        signals: sent one after the other; each one waits until the signal before it was handled.
     """
 
     def __init__(self, point: str, nth: int = 1, signals: Sequence[signal.Signals] = (signal.SIGKILL,)) -> None:
@@ -83,10 +83,10 @@ class Trigger:
 
     @classmethod
     def parse(cls, text: str) -> Trigger:
-        """The trigger that `name[:nth][=SIGNAL+SIGNAL]` describes.
+        """Parse `name[:nth][=SIGNAL+SIGNAL]`.
 
         Raises:
-            ValueError: it does not read like that.
+            ValueError: `text` does not have this form.
         """
         found = _SYNTAX.fullmatch(text)
         if found is None:
@@ -95,7 +95,7 @@ class Trigger:
         return cls(found["point"], int(found["nth"] or 1), signals)
 
     def reached(self, point: str) -> None:
-        """Say that the process is at `point`."""
+        """Send the signals if `point` is the one and this is its nth time."""
         if point == self._point and next(self._count) == self._nth:
             for number in self._signals:
                 before = signals_received()
@@ -105,7 +105,7 @@ class Trigger:
 
 
 def reached(point: Failpoint) -> None:
-    """Say that the process is at `point`: does nothing unless PIPELINE_FAILPOINT asks for it."""
+    """Mark that the process has reached `point`. Does nothing unless PIPELINE_FAILPOINT names it."""
     if (trigger := _armed()) is not None:
         trigger.reached(point)
 

@@ -1,4 +1,4 @@
-"""Versions and machine that a run was made with, and the row of metrics/run.parquet that keeps them."""
+"""Software versions and machine of a run, and the schema of metrics/run.parquet, which records them."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ RUN_SCHEMA = pa.schema(
         pa.field("totals", pa.string()),
     ]
 )
-"""One row an attempt, `attempt` before it. Counts are those of the attempt; `rows`: source rows committed in it;
-`tokens_per_s`: completion tokens; versions, machine and totals are JSON objects."""
+"""One row per attempt, with the column `attempt` put first. Counts are of the attempt; `rows`: source rows that it
+committed; `tokens_per_s`: completion tokens; versions, machine and totals are JSON objects."""
 
 _PACKAGES = ("pyarrow", "numpy", "polars", "hydra-core", "llama-cpp-python")
 
 
 def versions() -> dict[str, str]:
-    """Return versions of Python, this project and the packages that results depend on; '' for one not installed."""
+    """Return versions of Python, this project and the packages that results depend on; '' if not installed."""
     return {"python": platform.python_version(), "pipeline": _own_version()} | {p: _version(p) for p in _PACKAGES}
 
 
 def machine() -> dict[str, str | int]:
-    """Return the cores that this process may use, platform and CPU model."""
+    """Return the number of cores that this process may use, the platform and the CPU model."""
     affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)  # not on macOS
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     return {"cores": cores, "platform": platform.platform(), "cpu": _cpu_model()}

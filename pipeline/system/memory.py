@@ -1,15 +1,15 @@
-"""Free memory."""
+"""Free memory of the machine."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 _UNKNOWN = 4 << 30
-"""Bytes that count as free where the system does not say."""
+"""Free bytes assumed where /proc/meminfo does not exist."""
 
 
 def free_memory() -> int:
-    """Return the bytes that this process may still take: of the machine, or of the control group that it is in."""
+    """Return the bytes that this process can still allocate: free memory, bounded by its cgroup's limit."""
     available = _UNKNOWN
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():

@@ -1,8 +1,7 @@
-"""Credentials are used and never kept: settings and messages as they may stand in config.yaml, state.sqlite and logs.
+"""Remove credentials from settings and messages before they are written to config.yaml, state.sqlite or logs.
 
-Options of file systems stand under the key `storage_options`, wherever a job has it. Of these a text is kept only
-where its key is known to hold no secret; the others become LEFT_OUT. Of a URL anywhere, what stands before the host
-or behind `?` (a signature) is left out.
+Strings below a key `storage_options` become LEFT_OUT, except under the keys in HARMLESS. URLs anywhere lose user and
+password before the host, and the query (it may be a signature).
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from pipeline.api.errors import ConfigError
 STORAGE_OPTIONS = "storage_options"
 LEFT_OUT = "(left out)"
 HARMLESS = frozenset({"account_name", "endpoint", "endpoint_url", "profile", "project", "region", "region_name"})
-"""Keys whose text tells where something lies and not who may have it."""
+"""Keys of `storage_options` that hold a location and not a secret."""
 _USER = re.compile(r"(?<=://)(?<!github://)[^/@:\s]*:[^/@\s]*@")
-"""name:password@. Without a colon it is no secret (abfs://container@account), and github:// spells org:repo@commit."""
+"""user:password@. Without a colon it is not a secret (abfs://container@account); github:// has org:repo@commit."""
 _QUERY = re.compile(r"(https?://[^\s?'\"]+)\?[^\s'\"]+")
-"""Elsewhere `?` belongs to a glob."""
+"""Queries of http(s) URLs; elsewhere `?` is part of a glob."""
 
 
 def for_keeping(value: Any) -> Any:
-    """Return `value` (mappings, lists and scalars) as it may be written down."""
+    """Return `value` (mappings, lists and scalars) without credentials."""
     if isinstance(value, Mapping):
         return {k: _options(v) if k == STORAGE_OPTIONS else for_keeping(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -34,15 +33,15 @@ def for_keeping(value: Any) -> Any:
 
 
 def clean_url(text: str) -> str:
-    """Return `text`, which may hold URLs, without what stands in them before the host and behind `?`."""
+    """Return `text` with user, password and query removed from the URLs in it."""
     return _QUERY.sub(r"\1?" + LEFT_OUT, _USER.sub("", text)) if "://" in text else text
 
 
 def refuse_noted_credentials(arguments: Sequence[str]) -> None:
-    """Refuse credentials in the command line of a sweep, which Hydra writes into a file.
+    """Refuse credentials on the command line of a sweep, which Hydra writes to a file.
 
     Raises:
-        ConfigError: credentials stand in it as they are.
+        ConfigError: a `storage_options` argument has a value that is not an environment variable.
     """
     if {"-m", "--multirun"} & set(arguments):
         for key, _, value in (argument.partition("=") for argument in arguments):
@@ -55,19 +54,19 @@ def refuse_noted_credentials(arguments: Sequence[str]) -> None:
 
 
 def has_password(url: str) -> bool:
-    """Return True if a name and a password stand before the host."""
+    """Return True if the URL has user and password."""
     return _USER.search(url) is not None
 
 
 def without_secrets(text: str, options: Mapping[str, Any]) -> str:
-    """Return a message of a library, without the secrets among `options` (`storage_options`) and in URLs."""
+    """Return a library's message without the secrets in `options` (`storage_options`) and in URLs."""
     for secret in sorted(_secrets(options), key=len, reverse=True):
         text = text.replace(secret, LEFT_OUT)
     return clean_url(text)
 
 
 def without_redacted(options: Any) -> Any:
-    """Return `options`, as they came back from config.yaml, without what was left out there."""
+    """Return `options` read from config.yaml without the entries that were redacted there."""
     if isinstance(options, Mapping):
         return {k: without_redacted(v) for k, v in options.items() if v != LEFT_OUT}
     return options
@@ -95,7 +94,7 @@ def _secrets(options: Any, key: object = None) -> Iterator[str]:
 
 
 def shown_url(url: str) -> str:
-    """Return a URL without what may be secret in it: user, path and query."""
+    """Return scheme, host and port of a URL; user, path and query may be secret."""
     parts = urlsplit(url)
     port = f":{parts.port}" if parts.port else ""
     return f"{parts.scheme}://{parts.hostname}{port}/..."

@@ -1,4 +1,4 @@
-"""The rows of result files, in each format that sinks write."""
+"""Read result files, in every format that sinks write."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ SCANS: Mapping[str, Callable[[list[Path]], pl.LazyFrame]] = {
     ".jsonl": partial(pl.scan_ndjson, infer_schema_length=None),
     ".arrow": pl.scan_ipc,
 }
-"""By the ending of the files' names, the function that reads them; one of COMPRESSED may stand behind it."""
+"""Reader by file suffix, which one of COMPRESSED may follow."""
 COMPRESSED = ("", ".gz", ".zst")
 
 
 def scan(files: list[Path]) -> pl.LazyFrame | None:
-    """The rows of `files`, which are of one format; None where there are no files or the format is not known."""
+    """Scan `files`, all of one format; None if there are none or the format is unknown."""
     formats = {_format(path.name) for path in files}
     known = formats.pop() if len(formats) == 1 else None
     return None if known is None else SCANS[known](files)

@@ -1,7 +1,7 @@
-"""SIGINT and SIGTERM, from the first line of the command to its last: exit code 4, and the same command resumes.
+"""SIGINT and SIGTERM end the process with exit code 4 at any time; the same command resumes.
 
-Signal handlers do nothing here. The interpreter writes the number of each signal into a pipe, even while the main
-thread hangs in a lock or in a C call, and a thread that reads the pipe answers.
+The Python signal handlers are empty. The interpreter writes the number of each signal to a pipe (set_wakeup_fd), even
+while the main thread is blocked in a lock or a C call, and a thread that reads the pipe reacts.
 """
 
 from __future__ import annotations
@@ -24,19 +24,18 @@ NOTHING_RUNS = "the same command begins or resumes the run"
 _SECOND = "left at once; what was committed is safe, and the same command resumes"
 
 _blocks: list[tuple[Callable[[], None], str]] = []
-"""For each open block of `stopped_by_signals`, the innermost last: its reaction to a signal, and what it says. Global,
-as handlers are the process's anyway."""
+"""Callback and message of each open block of `stopped_by_signals`, innermost last. Global, as signal handlers are."""
 _received = 0
 
 
 @contextmanager
 def stopped_by_signals(interrupt: Callable[[], None], what: str = STEP) -> Iterator[None]:
-    """Answer signals inside the block: the first SIGINT or SIGTERM says `what` is done about it and calls `interrupt`,
-    in a thread of its own; a SIGINT after that ends the process with exit code 4. `interrupt` returns at once: while it
-    runs, no other signal is answered.
+    """Handle signals inside the block: the first SIGINT or SIGTERM prints `what` and calls `interrupt` in another
+    thread; a later SIGINT ends the process with exit code 4. `interrupt` must return at once, since no other signal is
+    handled while it runs.
 
-    Blocks may be nested: the innermost answers, also to a signal that came before it. Outside the main thread, where
-    Python allows no handlers, it changes nothing.
+    In nested blocks the innermost handles a signal, also one that came before it was entered. Outside the main thread,
+    where Python allows no signal handlers, the block does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -56,7 +55,7 @@ def stopped_by_signals(interrupt: Callable[[], None], what: str = STEP) -> Itera
 
 
 def signals_received() -> int:
-    """Return how many of these signals came since the outermost block was entered."""
+    """Return the number of signals since the outermost block was entered."""
     return _received
 
 
@@ -66,8 +65,8 @@ def leave() -> None:
 
 
 def leave_on_signals() -> None:
-    """From now on, outside any block of `stopped_by_signals`, these signals end the process with exit code 4: for a
-    process that has begun nothing, or is through."""
+    """End the process with exit code 4 on any signal outside a block of `stopped_by_signals`: while it starts up, and
+    after its work is done."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         _say(f"stopped: {NOTHING_RUNS}")
@@ -79,7 +78,7 @@ def leave_on_signals() -> None:
 
 @contextmanager
 def _answering() -> Iterator[None]:
-    """Inside the block, a thread answers signals. All that came are answered when it is left."""
+    """Run the thread that handles signals during the block. On exit all pending signals are handled first."""
     global _received
     _received = 0
     reading, writing = os.pipe()
@@ -116,14 +115,14 @@ def _answer(pipe: int) -> None:
 
 
 def _say(text: str) -> None:
-    # Not print: the stream's lock may be held for good. Nor may a terminal or a pipe that takes nothing keep us.
+    # Not print: a hung thread may hold the stream's lock. `select`: a terminal or pipe may accept no bytes.
     stderr = sys.__stderr__.fileno() if sys.__stderr__ else 2
     if select.select([], [stderr], [], 0)[1]:
         os.write(stderr, f"\n{text}\n".encode())
 
 
 def _forget_in_child() -> None:
-    # A forked process has no thread that answers, and would write into its parent's pipe.
+    # A forked process has no thread that reads the pipe, and would write to its parent's.
     if _blocks:
         _blocks.clear()
         signal.set_wakeup_fd(-1)

@@ -1,4 +1,4 @@
-"""Prints on stdout, where nobody may be reading any more: `... | head` closes the pipe."""
+"""Print to stdout, whose reader may have closed it (`... | head`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 
 def say(lines: Iterable[str]) -> None:
-    """Print `lines`; those that nobody reads are dropped. How a run ends does not depend on who listens."""
+    """Print `lines`. A closed pipe is no error: it does not change how a run ends."""
     try:
         for line in lines:
             print(line)
@@ -18,7 +18,7 @@ def say(lines: Iterable[str]) -> None:
 
 
 def silence_stdout() -> None:
-    """Redirect stdout to /dev/null; else the interpreter's last flush would fail again.
+    """Redirect stdout to /dev/null, so that the flush at interpreter exit does not fail again.
 
     Source: docs.python.org, module signal, "Note on SIGPIPE".
     """

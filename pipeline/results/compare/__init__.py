@@ -1,1 +1,1 @@
-"""`python -m pipeline compare A B`: two runs side by side."""
+"""Compare two runs, for `python -m pipeline compare A B`."""

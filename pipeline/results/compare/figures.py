@@ -1,4 +1,4 @@
-"""The figures of two runs side by side, as lines for a terminal."""
+"""Compare the figures of two runs, as lines for a terminal."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pipeline.results.figures import STEP_PARTS, Figure, lengths, run_figures, s
 from pipeline.results.reader import Results
 
 Row = tuple[str, str, str, str]
-"""Name of a figure, both values, and the change from the first to the second (empty where it says nothing)."""
+"""Name of a figure, both values, and the change from the first to the second, empty if it means nothing."""
 WIDEST = 40
 WORTH_COMPARING = 0.1
-"""Share of its time that a stage is busy: below it a change is noise, and changes nothing."""
+"""Busy share of a stage below which its change is not shown: it is noise."""
 SMALLEST_CHANGE = 0.05
 """Percent."""
 
 
 def figures(a: Results, b: Results) -> list[Row]:
-    """Everything that is known of both runs or of one of them, in the order in which it is shown."""
+    """Return the figures of both runs, or of one of them, in display order."""
     sides = _known(a), _known(b)
     rows = []
     for name in dict.fromkeys([*sides[0], *sides[1]]):
@@ -30,7 +30,7 @@ def figures(a: Results, b: Results) -> list[Row]:
 
 
 def stages(a: Results, b: Results) -> list[Row]:
-    """The seconds and the share of its time that each stage was busy."""
+    """Return busy seconds and busy share of each stage."""
     times = [{stage["node"]: stage for stage in stage_times(run)} for run in (a, b)]
     rows = []
     for node in dict.fromkeys([*times[0], *times[1]]):
@@ -43,7 +43,7 @@ def stages(a: Results, b: Results) -> list[Row]:
 
 
 def lines(rows: Sequence[Row], head: tuple[str, str] | None = None) -> list[str]:
-    """`rows` in columns. `head`: what the two sides are called."""
+    """Return `rows` as lines in aligned columns. `head`: names of the two runs."""
     table: list[Row] = [*([("", *head, "")] if head else []), *rows]
     widths = [min(WIDEST, max((len(row[i]) for row in table), default=0)) for i in range(3)]
     padded = [[f"{cell:{width}}" for cell, width in zip(row, widths, strict=False)] for row in table]
@@ -51,7 +51,7 @@ def lines(rows: Sequence[Row], head: tuple[str, str] | None = None) -> list[str]
 
 
 def _known(run: Results) -> dict[str, Figure]:
-    """The figures of a run and what it is of, by what they are called."""
+    """Return job, status, fingerprint, model and figures of a run by display name."""
     texts = {
         "job": run.job,
         "status": str(run.manifest.get("status", "")),
@@ -91,6 +91,6 @@ def _difference(a: Figure, b: Figure) -> str:
 
 
 def _change(a: float | None, b: float | None) -> str:
-    """`+12.3 %`; nothing where there is as good as no change, or nothing to compare."""
+    """Format the change in percent: `+12.3 %`; empty below SMALLEST_CHANGE or if a value is missing."""
     percent = 100 * (b / a - 1) if a and b is not None else 0.0
     return f"{percent:+.1f} %" if abs(percent) >= SMALLEST_CHANGE else ""

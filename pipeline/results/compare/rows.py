@@ -1,6 +1,6 @@
-"""Compares the rows and texts of two runs: rows are joined, values compared by their hashes.
+"""Compare the rows of two runs: join them, and compare values by their hashes.
 
-Only keys and hashes are in memory, not the texts, so runs of millions of rows can be compared.
+Memory holds only keys and hashes, not texts, so runs of millions of rows can be compared.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DIFFERENCES = 3
 
 @dataclass(frozen=True)
 class Difference:
-    """A row whose values differ. `key`: what it was found by, in words."""
+    """A row whose values differ. `key`: its join key as text."""
 
     key: str
     a: Any
@@ -30,12 +30,12 @@ class Difference:
 
 @dataclass(frozen=True)
 class Agreement:
-    """The agreement of one column.
+    """Comparison of one column.
 
     Args:
-        column: its name.
-        equal: rows of both runs in which it is the same.
-        first: the first rows, in the order of the first run, in which it is not.
+        column: name of the column.
+        equal: number of joined rows with equal values.
+        first: the first rows that differ, in the order of the first run.
     """
 
     column: str
@@ -45,13 +45,13 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Joined:
-    """Two folders of rows, joined.
+    """Result of joining the rows of two runs.
 
     Args:
-        folder: `data`, or that of another sink.
-        keys: the columns that rows were joined by.
-        both, only_a, only_b: rows in both runs and in one alone.
-        columns: the agreement of each column.
+        folder: `data`, or the folder of another sink.
+        keys: the columns of the join.
+        both, only_a, only_b: number of rows in both runs and in only one.
+        columns: the comparison of each column.
     """
 
     folder: str
@@ -63,7 +63,7 @@ class Joined:
 
 
 def joined(a: Results, b: Results, folder: str) -> Joined | None:
-    """The rows of `folder` in both runs; None where one has none there, or there is nothing to join them by."""
+    """Join the rows of `folder` of both runs; None if one has no rows there, or they have no common key."""
     rows_a, rows_b = a.rows(folder), b.rows(folder)
     if rows_a is None or rows_b is None:
         return None
@@ -87,7 +87,7 @@ def joined(a: Results, b: Results, folder: str) -> Joined | None:
 
 
 def _keys(a: Results, b: Results, rows_a: pl.LazyFrame, rows_b: pl.LazyFrame) -> list[str]:
-    """The id column of both runs if it tells rows apart, else the row's number; with the lineage where there is one."""
+    """Return the id column if both runs have the same and it is unique, else `row`; and `lineage` if there is one."""
     common = set(rows_a.collect_schema().names()) & set(rows_b.collect_schema().names())
     lineage = [LINEAGE.name] if LINEAGE.name in common else []
     ids = [(run.config.get("data") or {}).get("id_column") for run in (a, b)]
@@ -105,7 +105,7 @@ def _tell_apart(rows: pl.LazyFrame, keys: Sequence[str]) -> bool:
 
 
 def _compared(rows_a: pl.LazyFrame, rows_b: pl.LazyFrame, keys: Sequence[str]) -> list[str]:
-    """The texts that were generated; where there are none, every column that both runs have with the same type."""
+    """Return the columns of generated texts; if there are none, all common columns of equal type."""
     types_a, types_b = rows_a.collect_schema(), rows_b.collect_schema()
     common = [c for c in types_a if types_b.get(c) == types_a[c] and c not in {*keys, ROW.name, LINEAGE.name}]
     return [c for c in columns_named(rows_a, TEXTS) if c in common] or common
@@ -116,7 +116,7 @@ def _hashed(rows: pl.LazyFrame, keys: Sequence[str], columns: Sequence[str]) -> 
 
 
 def _key(name: str) -> pl.Expr:
-    """Keys as text under names of their own, since two inputs may give the same ids another type."""
+    """Return a key column as text, since the same ids may have different types in two inputs."""
     column = pl.col(name)
     if name == LINEAGE.name:
         column = column.cast(pl.List(pl.String)).list.join(".")
@@ -130,7 +130,7 @@ def _names(keys: Sequence[str]) -> list[str]:
 def _first(
     different: pl.DataFrame, column: str, rows_a: pl.LazyFrame, rows_b: pl.LazyFrame, keys: Sequence[str]
 ) -> list[Difference]:
-    """Only these rows are read whole."""
+    """Return the first rows that differ. Reads the values of these rows only."""
     wanted = different.sort("place").head(DIFFERENCES).select("place", *_names(keys))
     if wanted.is_empty():
         return []

@@ -1,4 +1,4 @@
-"""In which settings two runs differ, by the keys that users type."""
+"""Compare the settings of two runs, by the keys that users type."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pipeline.config.fingerprint import ABSENT, differences
 from pipeline.results.reader import Results
 
 ABOUT_THE_RUN = ("output_dir", "overwrite", "dry_run", "show")
-"""Keys that say where and how, not what."""
+"""Keys that do not describe the job."""
 _IN_A_NODE = ".op."
 
 
 def setting_differences(a: Results, b: Results) -> list[str]:
-    """`key: here -> there` for each setting of config.yaml that differs.
+    """Return `key: a -> b` for each setting in config.yaml that differs.
 
-    A group that a node was given is named once, by the key that users type: `runtime.slots`, not
+    A group that is passed to a node is listed once, by the key that users type: `runtime.slots`, not
     `nodes.generate.op.runtime.slots`.
     """
     flat_a, flat_b = (dict(_flat("", run.config)) for run in (a, b))
@@ -32,7 +32,7 @@ def setting_differences(a: Results, b: Results) -> list[str]:
 
 
 def content_differences(a: Results, b: Results) -> list[str]:
-    """`key: here -> there` for what else decides the bytes of data/: the content of inputs and of the model."""
+    """Return `key: a -> b` for the rest of the fingerprints: content of inputs and model, and user code."""
     known = {key for run in (a, b) for key, _ in _flat("", run.config)}
     sides = [run.manifest.get("fingerprint", {}).get("keys", {}) for run in (a, b)]
     return differences(*({k: v for k, v in side.items() if k not in known} for side in sides))

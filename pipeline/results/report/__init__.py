@@ -1,1 +1,1 @@
-"""report.html: a run on one page that needs no network and no script."""
+"""report.html: one page about a run, without network access and scripts."""

@@ -1,4 +1,4 @@
-"""The charts of a report as numbers; pipeline.results.report.drawing draws them."""
+"""Data of the charts of a report; pipeline.results.report.drawing draws them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FIGURE = re.compile(r"-?[\d,.:hms]+( (%|s|ms))?")
 
 @dataclass(frozen=True)
 class Table:
-    """A table of a page. None is an empty cell."""
+    """A table. None is an empty cell."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
@@ -23,20 +23,20 @@ class Table:
 
     @property
     def right(self) -> frozenset[int]:
-        """The columns, from 0, that hold nothing but figures: they stand at the right."""
+        """Indices of the columns that contain only numbers, which are right-aligned."""
         filled = [[str(cell) for cell in column if cell not in (None, "")] for column in zip(*self.rows, strict=True)]
         return frozenset(i for i, cells in enumerate(filled) if cells and all(map(_FIGURE.fullmatch, cells)))
 
 
 def shares_table(unit: str, counts: Sequence[tuple[str, int]]) -> Table:
-    """A row per name: how many there are, and their share of all."""
+    """Return a table with a row per name: count and share."""
     total = sum(count for _, count in counts)
     return Table(["", unit, "share"], [[name, f"{count:,}", share(count, total)] for name, count in counts])
 
 
 @dataclass(frozen=True)
 class Series:
-    """Numbers of one colour. `colour`: a role of page.css, c1 to c7. None in `values`: nothing to draw there."""
+    """A data series. `colour`: a role of page.css, c1 to c7. None in `values`: a gap."""
 
     name: str
     colour: str
@@ -45,15 +45,15 @@ class Series:
 
 @dataclass(frozen=True)
 class OverTime:
-    """Values in equal spans of time.
+    """A chart of values in equal intervals of time.
 
     Args:
-        title, about: what it shows, in a few words and in a sentence.
-        edges: seconds of running time, one more than there are values in a series.
-        series: lines, or bands one on the other.
-        unit: of the values; `%` has 100 as its top.
-        stacked: bands instead of lines.
-        starts: where each attempt but the first begins, seconds.
+        title, about: title, and a description in a sentence.
+        edges: of the intervals, seconds of running time; one more than values in a series.
+        series: lines, or stacked areas.
+        unit: of the values; `%` fixes the axis to 0 to 100.
+        stacked: areas instead of lines.
+        starts: seconds at which each attempt after the first begins.
     """
 
     title: str
@@ -65,7 +65,7 @@ class OverTime:
     starts: Sequence[float] = field(default=())
 
     def table(self) -> Table:
-        """A row a span of time."""
+        """Return a table with a row per interval."""
         columns = ["from", "to", *(f"{s.name}, {self.unit}" for s in self.series)]
         spans = [(at_time(a), at_time(b)) for a, b in pairwise(self.edges)]
         values = zip(*(s.values for s in self.series), strict=True)
@@ -77,14 +77,14 @@ class OverTime:
 
 @dataclass(frozen=True)
 class Bars:
-    """Horizontal bars, each of several pieces.
+    """A chart of stacked horizontal bars.
 
     Args:
-        title, about: what they show.
-        labels: one a bar, from the top.
-        series: the pieces, a value a bar.
+        title, about: title, and a description in a sentence.
+        labels: one per bar, from the top.
+        series: the segments, with one value per bar.
         unit: of the values.
-        numbers: the same, and more, as a table.
+        numbers: the same data, and more, as a table.
     """
 
     title: str
@@ -95,20 +95,19 @@ class Bars:
     numbers: Table
 
     def table(self) -> Table:
-        """The table that it was given."""
         return self.numbers
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """Counts of values in spans of equal width.
+    """A histogram with bins of equal width.
 
     Args:
-        title, about: what it shows.
-        edges: of the spans, whole numbers; a span has its lower edge and not its upper one.
-        counts: one a span.
+        title, about: title, and a description in a sentence.
+        edges: of the bins, whole numbers; a bin includes its lower edge and excludes its upper one.
+        counts: one per bin.
         unit: of the values.
-        marks: values to point at, with their names.
+        marks: values to mark with a line, with their names.
         colour: a role of page.css.
     """
 
@@ -121,7 +120,7 @@ class Histogram:
     colour: str = "c1"
 
     def table(self) -> Table:
-        """A row a span that is not empty."""
+        """Return a table with a row per bin that is not empty."""
         spans = [f"{a}" if b - a == 1 else f"{a} to {b - 1}" for a, b in pairwise(self.edges)]
         rows: list[list[Cell]] = [[span, count] for span, count in zip(spans, self.counts, strict=True) if count]
         return Table([self.unit, "rows"], rows, ", ".join(f"{name} {number(value)}" for name, value in self.marks))
@@ -131,6 +130,6 @@ Chart = OverTime | Bars | Histogram
 
 
 def legend(chart: Chart) -> list[tuple[str, str]]:
-    """Name and colour of each series; nothing where there is one only."""
+    """Return name and colour of each series; empty if there is only one."""
     series = [] if isinstance(chart, Histogram) else chart.series
     return [(s.name, s.colour) for s in series] if len(series) > 1 else []

@@ -1,7 +1,7 @@
-"""Charts as inline SVG, by matplotlib: the only place that imports it, and only when a chart is drawn.
+"""Draw charts as inline SVG with matplotlib. Only this module imports it, when a chart is drawn.
 
-A picture takes its colours from the page: it is drawn in colours that stand for roles, and these become CSS variables.
-So the same file is right in light and in dark. Text stays text, in the page's font.
+Drawings use placeholder colours that are replaced by CSS variables, so one file fits light and dark mode. Text stays
+text, in the font of the page.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 WIDTH, HEIGHT = 350, 200
-"""Of a drawing, in CSS pixels: it fits a phone, so that its text need not shrink there."""
+"""Size of a drawing in CSS pixels: narrow enough for a phone, where its text would shrink otherwise."""
 BAR_HEIGHT = 38
 LONGEST_LABEL = 40
 
-# Any colours that nothing else has: they stand for the variables of page.css.
+# Placeholders for the variables of page.css: any colours that nothing else has.
 ROLES = {"ink": "#000001", "muted": "#000002", "grid": "#000003"} | {f"c{n}": f"#0000{n + 16:02x}" for n in range(1, 8)}
 STYLE: dict[str, Any] = {
     "figure.facecolor": "none",
@@ -57,17 +57,17 @@ _NAME = re.compile(r'((?:\bid=")|(?:href="#)|(?:url\(#))')
 
 
 class NoMatplotlib(Exception):
-    """There is nothing to draw with."""
+    """matplotlib is not installed."""
 
 
 def draw(chart: Chart, name: str) -> str:
-    """`chart` as an <svg> element that fills the width it is given.
+    """Return `chart` as an <svg> element that fills the available width.
 
     Args:
-        name: of the drawing, unlike any other on the page.
+        name: unique on the page.
 
     Raises:
-        NoMatplotlib: it is not installed.
+        NoMatplotlib: matplotlib is not installed.
     """
     with _ready():
         from matplotlib.figure import Figure
@@ -89,7 +89,7 @@ def draw(chart: Chart, name: str) -> str:
 
 @contextmanager
 def _ready() -> Iterator[None]:
-    """Inside the block matplotlib has our style and none of the user's, and says nothing."""
+    """Set our style for matplotlib during the block, ignore the user's, and silence its messages."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it tells of caches for fonts
     try:
         import matplotlib as mpl
@@ -124,7 +124,7 @@ def _draw_over_time(axes: Axes, chart: OverTime) -> None:
 
 
 def _time_ticks(axes: Axes, last: float) -> None:
-    """Round moments, five at most, so that they do not touch each other on a phone."""
+    """Set at most five ticks at round times, so that they do not overlap on a phone."""
     steps = [0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200]
     step = next((s for s in steps if last / s <= 5), 86400.0)
     step *= max(1, round(last / step / 5))
@@ -133,7 +133,7 @@ def _time_ticks(axes: Axes, last: float) -> None:
 
 
 def _draw_bars(axes: Axes, chart: Bars) -> None:
-    """The label of a bar stands above it: beside it a long one would leave no room for the bar."""
+    """Draw bars with their labels above them: a long label beside a bar would leave no room for it."""
     rows = range(len(chart.labels))
     left = [0.0 for _ in rows]
     for series in chart.series:
@@ -166,7 +166,7 @@ def _draw_histogram(axes: Axes, chart: Histogram) -> None:
 
 
 def _for_the_page(text: str, chart: Chart, name: str) -> str:
-    """The <svg> element of matplotlib's file: without size and date, in the page's colours, with names of its own."""
+    """Return the <svg> element of matplotlib's file without size and date, with CSS colours and unique names."""
     svg = text[text.index("<svg") :]
     head, _, rest = svg.partition(">")
     box = re.search(r'viewBox="[^"]*"', head)

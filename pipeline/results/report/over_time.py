@@ -1,4 +1,4 @@
-"""The panel over the running time of all attempts: how much was computed, and how full the slots were."""
+"""The panel of charts over running time: throughput and slots in use."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pipeline.results.report.panel import Panel
 
 MOST_BINS = 48
 FEWEST_BINS = 4
-"""A run that is shorter has no course to show."""
+"""A run with fewer bins gets no chart."""
 STEPS_A_BIN = 8
-"""So that a bin's rate does not hang on which side of its edge a step falls."""
+"""Enough steps that the rate of a bin does not depend on which side of its edge one falls."""
 INTERVALS_A_BIN = 2
 RESUMED = " A dashed line is where a later attempt begins; the time between attempts is left out."
 CAUSES = {
@@ -32,7 +32,7 @@ CAUSES = {
 
 
 def over_time(results: Results) -> list[Panel]:
-    """Tokens a second (rows, where no tokens are counted), and the slots that decoded."""
+    """Return the panel with tokens/s (rows/s if no tokens are counted) and slots in use."""
     found, steps = attempts(results), results.metrics("steps")
     steps = None if steps is None else on_one_axis(steps, found)
     charts = [(steps is not None and _computed(steps)) or _counted(results, found), steps is not None and _slots(steps)]
@@ -76,14 +76,14 @@ def _computed(steps: pl.LazyFrame) -> OverTime | None:
 
 
 def _counted(results: Results, found: Sequence[AttemptFigures]) -> OverTime | None:
-    """By the counters of the stages: prompt tokens, or else rows that reached a sink."""
+    """Return throughput by the counters of the stages: prompt tokens or, without any, rows that reached a sink."""
     stages = results.metrics("stages")
     if stages is None:
         return None
     nodes = results.config.get("nodes", {})
     read = {name for node in nodes.values() for name in node.get("inputs", ())}
     arrived = pl.when(pl.col("node").is_in([name for name in nodes if name not in read])).then("rows_in").otherwise(0)
-    # A part that joins later counts its first interval from the start: the others of that moment know better.
+    # The first interval of a part that is added later counts from the start: take the shortest one of that moment.
     moments = stages.group_by("attempt", "t_s").agg(
         pl.col("interval_s").min(), pl.col("tokens_in").sum(), arrived.sum().alias("rows")
     )
@@ -101,7 +101,7 @@ def _counted(results: Results, found: Sequence[AttemptFigures]) -> OverTime | No
 
 
 def _bins(table: pl.LazyFrame, rows_a_bin: int, *columns: str) -> tuple[pl.DataFrame, list[float]] | None:
-    """Sums of `columns` in spans of equal time, and the edges of these; None where there is too little."""
+    """Return sums of `columns` in bins of equal time, and the edges of the bins; None if there are too few rows."""
     many, last = table.select(pl.len(), pl.col("t_s").max()).collect().row(0)
     count = min(MOST_BINS, many // rows_a_bin)
     if count < FEWEST_BINS or not last:

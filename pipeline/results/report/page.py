@@ -1,4 +1,4 @@
-"""The page: panels to HTML, by a template that escapes whatever stands in rows, names and settings."""
+"""Render the panels as HTML; the template escapes all values."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ NO_DRAWINGS = (
     f" {install('report')}, then python -m pipeline report DIR draws them."
 )
 _NOT_FOR_HTML = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-"""Characters that no page may have."""
+"""Control characters, which HTML forbids."""
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
 def page(results: Results) -> str:
-    """The whole page. The same results give the same text."""
+    """Return the page as text. The same results give the same text."""
     remarks: list[str] = []
     badge = "".join(_built(status, results, remarks))
     remarks += _built(why, results, remarks)
@@ -74,7 +74,7 @@ def page(results: Results) -> str:
 
 
 def _built(build: Callable[[Results], list[T]], results: Results, remarks: list[str]) -> list[T]:
-    """Return what `build` makes. If that fails, the page lacks this part and says so."""
+    """Return `build(results)`. If it fails, return nothing and add a remark to the page."""
     try:
         return build(results)
     except (Exception, pl.exceptions.PanicException) as error:
@@ -84,7 +84,7 @@ def _built(build: Callable[[Results], list[T]], results: Results, remarks: list[
 
 
 def _drawing(chart: Chart, name: str, remarks: list[str]) -> Markup:
-    """`chart` as SVG. Empty where it cannot be drawn: it is shown by its table alone, and the page says why."""
+    """Return `chart` as SVG. If that fails, return nothing and add a remark; the page has its table anyway."""
     try:
         return Markup(draw(chart, name))
     except NoMatplotlib:

@@ -1,4 +1,4 @@
-"""A panel of a report: a heading with drawings, tables and cards under it."""
+"""Panel: a section of a report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipeline.results.report.charts import Chart, Table
 
 @dataclass(frozen=True)
 class Card:
-    """One row, or one thing: a heading, and names with their values."""
+    """A list of names and values under a heading, for example a row."""
 
     title: str
     fields: Sequence[tuple[str, str]]
@@ -18,7 +18,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Fold:
-    """A long text that is shown when it is asked for."""
+    """A long text that the reader can unfold."""
 
     title: str
     text: str
@@ -26,15 +26,15 @@ class Fold:
 
 @dataclass(frozen=True)
 class Panel:
-    """The contents of the page under one heading. A panel exists only where there is something to show.
+    """A section of the page under one heading. A panel is never empty.
 
     Args:
         title: the heading.
         about: a sentence on how to read it.
-        charts: to be drawn, each with its table.
-        tables: shown as they are.
-        cards: one below the other.
-        folds: at the end.
+        charts: each drawn, with its table.
+        tables: tables without a drawing.
+        cards: shown one below the other.
+        folds: texts at the end.
     """
 
     title: str

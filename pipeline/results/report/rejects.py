@@ -1,4 +1,4 @@
-"""The panel of rejects: how many rows were taken out, by which node, why, and an example of each reason."""
+"""The panel of rejects: counts by reason, with an example of each."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from pipeline.results.report.sample_rows import MOST_FIELDS, shown
 MOST_REASONS = 12
 LONGEST_REASON = 300
 KEYS = ("node", "kind", "counted_as")
-"""By what rejects are counted."""
+"""The columns that rejects are counted by."""
 
 
 def rejects(results: Results) -> list[Panel]:
-    """Rejects by reason, the most frequent first, each with the first row that it took."""
+    """Return the panel: rejects by reason, the most frequent first, each with its first row."""
     found: Sequence[Mapping[str, Any]] = results.manifest.get("rejects", [])
     if not found:
         return []
@@ -39,13 +39,13 @@ def rejects(results: Results) -> list[Panel]:
 
 
 def _share(results: Results, reject: Mapping[str, Any]) -> str | None:
-    """Of the rows that the node had, samples and pieces counted."""
+    """Return the share of the node's rows, expanded ones included."""
     counts = results.accounts.get(reject["node"])
     return None if counts is None else share(reject["rows"], counts.rows_in + counts.expanded)
 
 
 def _values(record: str) -> list[tuple[str, str]]:
-    """The columns of a rejected row; what cannot be taken apart as it is. Token ids tell nothing."""
+    """Return the columns of a rejected row without token ids, or the whole record if it is not a JSON object."""
     try:
         row = json.loads(record)
     except ValueError:
@@ -56,7 +56,6 @@ def _values(record: str) -> list[tuple[str, str]]:
 
 
 def _examples(results: Results, ranked: Sequence[Mapping[str, Any]]) -> list[Card]:
-    """The first row of each reason."""
     table = results.rejects()
     if table is None:
         return []

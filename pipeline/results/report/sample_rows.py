@@ -1,4 +1,4 @@
-"""The panel of sample rows: some rows of the results as they are, long values cut."""
+"""The panel of sample rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONGEST_LIST = 8
 
 
 def samples(results: Results) -> list[Panel]:
-    """Rows from the first to the last, equally far apart."""
+    """Return a panel per folder with equally spaced rows, the first and the last among them."""
     panels = []
     for folder in results.folders:
         cards = _cards(results, folder)
@@ -51,7 +51,7 @@ def _fields(values: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _spread(rows: int) -> list[int]:
-    """Places in 0 to `rows` - 1, the first and the last among them."""
+    """Return equally spaced indices below `rows`, the first and the last among them."""
     count = min(ROWS, rows)
     return [i * (rows - 1) // max(1, count - 1) for i in range(count)]
 
@@ -63,7 +63,7 @@ def _title(values: Mapping[str, Any], place: int) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as text, at most LONGEST_TEXT characters of it; of a list of numbers the first and how many there are."""
+    """Format a value with at most LONGEST_TEXT characters; of a list of numbers the first ones and its length."""
     if value is None:
         return "null"
     if isinstance(value, str):

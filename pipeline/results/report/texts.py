@@ -1,4 +1,4 @@
-"""The panel on the texts that came out: their lengths and how they ended."""
+"""The panel of text lengths and finish reasons."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_BINS = 40
 
 
 def texts(results: Results) -> list[Panel]:
-    """Lengths of prompts and completions, in tokens, and finish reasons."""
+    """Return the panel: lengths of prompts and completions in tokens, and finish reasons."""
     charts: list[Chart] = []
     for folder in results.folders:
         rows = results.rows(folder)
@@ -37,7 +37,7 @@ def _lengths(rows: pl.LazyFrame, columns: Sequence[str], where: str) -> Iterator
 
 
 def _lengths_by_node(table: pl.LazyFrame) -> Iterator[Histogram]:
-    """By the metrics, where data/ has no lengths: a node has dropped the columns."""
+    """Yield histograms from the metrics, for results without columns of lengths (a node dropped them)."""
     for node in table.select("node").unique().collect()["node"].sort():
         rows = table.filter(pl.col("node") == node)
         yield from _lengths(rows, ("prompt_tokens", "completion_tokens"), f" at {node}")

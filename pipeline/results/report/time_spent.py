@@ -1,4 +1,4 @@
-"""Panels on time: stages, steps of the model, and work that did not have to be done."""
+"""Panels on time by stage and decode step, and on reused work (prefix cache, completion store)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PARTS = {
     "sample_s": ("choosing tokens", "c2"),
 }
 WORTH_DRAWING = 0.02
-"""Share of its time that a stage is busy: the others only wait, and stand in the table alone."""
+"""Busy share of a stage below which it is listed in the table, but not drawn."""
 STORED = {
     "found_resumed": "found: made by this run before",
     "found_earlier": "found: made by earlier runs",
@@ -32,11 +32,11 @@ STORED = {
     "missed_cut": "not found: had been cut too early",
     "missed_retry": "not found: to be generated again",
 }
-"""The totals of a run that tell of its store, in words."""
+"""Display text by key of the run's totals on the completion store."""
 
 
 def time_spent(results: Results) -> list[Panel]:
-    """The time of each stage and of the calls of the model, by what it was spent on."""
+    """Return the panel with the time of each stage and of the model's calls, by purpose."""
     charts = [chart for chart in (_stages(results), _steps(results)) if chart is not None]
     return [Panel("Where the time went", charts=charts)] if charts else []
 
@@ -70,7 +70,7 @@ def _stages(results: Results) -> Bars | None:
 
 
 def _account(counts: RowCounts | None) -> list[Cell]:
-    """Rows in, made, rejected and out; of a part, which has no account, nothing."""
+    """Return rows in, expanded, rejected and out; empty cells for a part of a node, which has no counts."""
     if counts is None:
         return [None] * 4
     return [f"{n:,}" for n in (counts.rows_in, counts.expanded, counts.rejected, counts.rows_out)]
@@ -101,7 +101,7 @@ def _step_cells(group: dict[str, Any]) -> list[str]:
 
 
 def reuse(results: Results) -> list[Panel]:
-    """Prompt tokens and completions that came from other rows or from a store."""
+    """Return the panel of prompt tokens and completions from the prefix cache, identical rows or the store."""
     charts = [chart for chart in (_prompts(results), _completions(results)) if chart is not None]
     tables = _lookups(results)
     about = "Over all attempts: a completion that a resumed run took from its store counts there too."
@@ -115,7 +115,7 @@ def _prompts(results: Results) -> Bars | None:
     shared = table.select(pl.col("shared_tokens").cast(pl.Int64).sum()).collect().item()
     if not shared:
         return None
-    # Not the tokens of the calls: these have prompts of rows that were abandoned or preempted, and once more so.
+    # Not the tokens of the calls: these count the prompts of abandoned rows, and of preempted rows twice.
     prompts = sum(attempt.tokens_in for attempt in attempts(results))
     about = "Prompt tokens that the model computed, and those whose keys and values came from another row's prompt."
     pieces = [("computed", "c1", max(0, prompts - shared)), ("prefix cache", "c3", min(shared, prompts))]
@@ -146,7 +146,7 @@ def _whole(title: str, about: str, unit: str, pieces: list[tuple[str, str, int]]
 
 
 def _lookups(results: Results) -> list[Table]:
-    """Lookups in the store by node and outcome, where any found something."""
+    """Return a table of store lookups by node and outcome; none if no lookup was a hit."""
     table = results.metrics("run")
     totals: Counter[str] = Counter()
     for text in [] if table is None else table.select("totals").collect().to_series():

@@ -1,4 +1,4 @@
-"""Panels on the run as a whole: its figures, its attempts, and the versions and settings that it was made with."""
+"""Panels on the whole run: figures, attempts, versions and settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.results.report.panel import Fold, Panel
 from pipeline.run_dir.state import RunStatus
 
 ALWAYS = ("rows done", "rows in data")
-"""Figures that are shown where they are 0 too."""
+"""Figures that are shown even if they are 0."""
 WORDS: Mapping[str, str] = {
     RunStatus.NEW: "not begun",
     RunStatus.RUNNING: "running, or killed",
@@ -30,14 +30,14 @@ WORDS: Mapping[str, str] = {
 
 
 def status(results: Results) -> list[str]:
-    """State of the run in words, with the exit code of its last attempt if that has ended."""
+    """Return the status of the run, with the exit code of its last attempt if that has ended."""
     state, found = str(results.manifest.get("status")), attempts(results)
     code = found[-1].exit_code if found and state != RunStatus.RUNNING else None
     return [WORDS.get(state, "unknown") + ("" if code is None else f", exit code {code}")]
 
 
 def why(results: Results) -> list[str]:
-    """The reason of exit code 3 of a run that came to its end."""
+    """Return the reason for exit code 3 of a finished run; empty if it has none."""
     limit = results.config.get("max_error_rate")
     ended = results.manifest.get("status") in (RunStatus.DONE, RunStatus.BUDGET)
     counts = results.counts
@@ -47,7 +47,7 @@ def why(results: Results) -> list[str]:
 
 
 def totals(results: Results) -> list[tuple[str, str]]:
-    """Names and values of what is known of the whole run."""
+    """Return names and texts of the figures of the whole run."""
     figures = run_figures(results)
     hidden = {"prompt tokens a second"} if figures["completion tokens"].value else set()
     if figures["attempts"].value == 1:
@@ -62,7 +62,7 @@ def totals(results: Results) -> list[tuple[str, str]]:
 
 
 def attempt_panel(results: Results) -> list[Panel]:
-    """The attempts, where there were several."""
+    """Return a panel of the attempts, if there were several."""
     found = attempts(results)
     if len(found) < 2:
         return []
@@ -79,7 +79,7 @@ def attempt_panel(results: Results) -> list[Panel]:
 
 
 def made_with(results: Results) -> list[Panel]:
-    """Versions, machine, settings and fingerprint."""
+    """Return a panel with versions, machine, settings and fingerprint."""
     found = attempts(results)
     last = next((attempt for attempt in reversed(found) if attempt.versions), None)
     rows = [] if last is None else [[k, str(v)] for k, v in {**last.machine, **last.versions}.items() if v != ""]

@@ -1,4 +1,4 @@
-"""Writes report.html, at the end of every attempt and for the command `report`."""
+"""Write report.html, at the end of every attempt and for the command `report`."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pipeline.run_dir.names import REPORT
 from pipeline.system.atomic_files import write_atomically
 
 VARIABLE = "PIPELINE_REPORT"
-"""Environment variable; `off`: no run writes a report of its own, whatever its settings. For test suites."""
+"""Environment variable; with `off` no attempt writes a report, whatever its settings. For test suites."""
 log = logging.getLogger(__name__)
 
 
 def write_report(directory: Path) -> Path:
-    """Write report.html of the run in `directory`; returns where it is.
+    """Write report.html of the run in `directory`. Returns its path.
 
     Raises:
-        ConfigError: the directory is no run's.
+        ConfigError: `directory` is not a run directory.
         StorageError: the file cannot be written.
     """
-    # Here, not above: who runs a job waits for this at its end, not at its start.
+    # Imported here, since this takes long: a job is to start at once.
     from pipeline.results.reader import read_results
     from pipeline.results.report.page import page
 
@@ -31,9 +31,9 @@ def write_report(directory: Path) -> Path:
 
 
 def report_of_attempt(directory: Path, *, wanted: bool) -> list[str]:
-    """The report of an attempt that has ended, and the line of the summary that says where it is.
+    """Write the report of an attempt that has ended. Returns the line of the summary with its path.
 
-    Whatever goes wrong is logged and changes nothing: the results are whole without it.
+    A failure is logged and changes nothing else: the results are complete without a report.
 
     Args:
         wanted: the setting `report`.
@@ -48,5 +48,5 @@ def report_of_attempt(directory: Path, *, wanted: bool) -> list[str]:
 
 
 def is_written(wanted: bool) -> bool:
-    """Return whether a run with the setting `report` writes one."""
+    """Return True if attempts write a report. `wanted`: the setting `report`."""
     return wanted and os.environ.get(VARIABLE) != "off"
