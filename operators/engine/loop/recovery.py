@@ -45,7 +45,7 @@ class Recovery:
 
         Raises:
             DecodeFailed: the run is being stopped, the backend cannot truncate the remains of the call, or it fails for
-                is given.
+                any input.
         """
         log.warning("a call with %d rows failed (%s); it is made again in parts", len(batch.sequences), failure)
         self._undo(batch, failure)

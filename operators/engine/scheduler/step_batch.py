@@ -12,7 +12,7 @@ from operators.engine.sequence.placement import Slot
 
 
 class IdleReason(StrEnum):
-    """Why slots are empty in a decode step."""
+    """The reason why a slot is empty in a decode step."""
 
     INPUT = "input"
     """No sequence waits, but more may come: look upstream."""
