@@ -1,4 +1,4 @@
-"""llama-cpp-python's high-level API as a contender of the benchmark: `Llama.create_completion` row by row.
+"""llama-cpp-python's high-level API as a contender: `Llama.create_completion` row by row.
 
 It is what a user has without this project. It keeps the beginning of a prompt that it shares with the last one by
 itself. It cannot be told to ignore the end of text, so a row of a trained model may end early; its tokens are counted
