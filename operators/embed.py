@@ -124,7 +124,7 @@ class Embed(ReadsTexts):
         if not batch.num_rows:
             return
         if self._runtime.cancelled:
-            raise Cancelled  # a new context would let calls go on that are being cut off
+            raise Cancelled  # a new lease would end the abort of running calls
         self._take_context()
         yield from self._outputs(batch)
 

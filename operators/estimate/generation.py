@@ -1,8 +1,8 @@
 """Estimate the cost of a Generate node: generate some of its rows on its engine, and extrapolate to all.
 
-Prompts take the tokens that are not shared by the measured seconds a prompt token. Completions take the tokens that are
-left by the measured tokens a second at full slots, and the end, where slots are empty while the longest rows go on, is
-between nothing and as many full steps.
+Time for prompts: their tokens without shared prefixes, times the measured seconds per prompt token. Time for
+completions: their tokens at the measured tokens per second of full slots. Time for the tail, in which slots are empty
+while the longest rows finish: between none and as many full steps.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _token_s(device: Device, trial: Trial, full: int, depth: float, until: float
     none was.
 
     If all rows of a trial ended, its steps are representative. Else such a step is timed, and corrected by those of the
-    trial, in which tokens were drawn too. Where no time is left, those of the trial or a lone row have to do.
+    trial, which include sampling. If no time is left, the trial's steps or those of a lone row are used.
     """
     decoder, now, steps = device.decoder, device.engine.now, trial.full_steps
     tokens, seconds = sum(step.tokens for step in steps), sum(step.seconds for step in steps)

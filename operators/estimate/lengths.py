@@ -1,10 +1,10 @@
 """Estimate the lengths of completions from some that were begun, many of which are cut off before they end.
 
-A completion that was cut off after t tokens says that it is longer than t, and no more. The mean of those that ended
-would be too short, since long ones are cut off more often. The Kaplan-Meier estimator (Kaplan and Meier 1958) gives the
-share that goes on beyond each length, from those that were still watched at it. Beyond the longest that was watched
-nothing is known but that all are cut at some length: there completions are taken to end at a constant rate, that of
-the tokens in the later half of what was watched, with half an end more, since there may have been none.
+A completion that was cut off after t tokens says only that it is longer than t. The mean of those that ended would be
+too short, since long ones are cut off more often. The Kaplan-Meier estimator (Kaplan and Meier 1958) gives the share
+that is longer than each length, from those still observed at it. Beyond the longest observed one, completions are
+assumed to end at a constant rate until the limit: that of the tokens in the later half of the observation, with half an
+end more, since there may have been none.
 """
 
 from __future__ import annotations

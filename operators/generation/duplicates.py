@@ -24,9 +24,9 @@ class Duplicates:
         self._enabled = enabled
         self._others: dict[Hashable, list[Sequence]] = {}
         self.waiting = 0
-        """Rows that wait for another one."""
+        """Number of rows that wait for an identical one."""
         self.served = 0
-        """Rows that became what another one became."""
+        """Number of rows completed from an identical one."""
 
     def joins(self, row: Sequence) -> bool:
         """Let `row` wait for an identical row in flight, and return True; without one, let later rows wait for

@@ -60,7 +60,7 @@ class Made:
     """The sequences made from a batch.
 
     Args:
-        rows: those that can be generated, each as often as `sampling.n` says.
+        rows: the sequences, `sampling.n` per row.
         rejects: for the others.
         expanded: how many rows there are more than before.
     """
@@ -93,7 +93,7 @@ class Requests:
         round_of: the round over the source to which rows (int64) belong. Ids come again in every round, and the numbers
             that are drawn must not.
         limit: the key that sets max_sequence_tokens, for the reasons of rejects.
-        priority: a number for each row, by which those that wait are ordered; null counts as 0.
+        priority: an expression for the priority of a waiting row; null counts as 0.
 
     Raises:
         ConfigError: a token id of the job's values is not in the vocabulary, or a text has no tokens.

@@ -53,7 +53,8 @@ class StoredCompletion:
 class CompletionStore:
     """Keeps completions by key. Safe to use from several threads and several processes.
 
-    A thread of its own writes what is put, FLUSH_S seconds later at the latest and at once when FLUSH_ROWS have come.
+    Completions are written by a thread of its own, at the latest after FLUSH_S seconds and at once when there are
+    FLUSH_ROWS.
 
     Args:
         path: the database; made if it is not there.
@@ -112,7 +113,7 @@ class CompletionStore:
         """Keep `completions`.
 
         Raises:
-            PipelineError: what was put before cannot be written.
+            PipelineError: earlier completions cannot be written.
         """
         with self._changed:
             self._raise_failure()

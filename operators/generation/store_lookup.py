@@ -20,7 +20,7 @@ class CompletionKeys:
     """Makes content keys of rows that share a model, a strategy and an engine.
 
     Args:
-        context: everything beside the row's own values that can change its text.
+        context: everything except the row's own values that can change its text.
     """
 
     def __init__(self, *context: object) -> None:
@@ -82,9 +82,9 @@ class Hits:
 class StoreLookup:
     """Completes rows from a store, and stores the completions of others.
 
-    The key of a row leaves out its max_tokens, since that only says where a text is cut. What ended by itself is what
-    the row becomes under any max_tokens that is large enough; what is longer is cut; and what was cut too early is
-    generated again. So a larger max_tokens costs the rows that were cut, and a smaller one nothing.
+    The key of a row leaves out max_tokens, which only limits the text. A completion that ended by itself is valid for
+    any max_tokens that is large enough; a longer one is cut; one that was cut too early is generated again. So a larger
+    max_tokens only costs the rows that were cut, and a smaller one nothing.
 
     Args:
         store: the store.

@@ -1,4 +1,4 @@
-"""The parameters of each endpoint. A body with any other is refused. docs/openai_batch.md says what each does."""
+"""The parameters of each endpoint; a body with any other is refused. docs/openai_batch.md explains each."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def conversation(value: object, column: str) -> list[dict[str, Any]]:
     """Return the messages of a row, each with its content as text, without keys that only other rows' messages have.
 
     Args:
-        value: what the row has in its messages column, not null.
+        value: the row's value in the messages column, not null.
         column: the name of that column.
 
     Raises:

@@ -1,9 +1,8 @@
 """Compute the model's outputs at every token of whole texts, several texts per call.
 
-Nothing is drawn and nothing is kept: texts of equal length are computed together, in the slots from 0 on, and
-forgotten. Of a text the bits depend on the text alone, by the rules of operators/engine/scheduler/radix_tree.py: only
-equal pieces share a call, no text has a piece of a single token, and where one is cut both parts are computed by the
-kernel that the whole would have been.
+Nothing is sampled or kept: texts of equal length are computed together, in the slots from 0 on, and cleared. The bits
+of a text depend on the text alone, by the rules of operators/engine/scheduler/chunking.py: only equal pieces share a
+call, no piece has a single token, and all pieces are computed by the kernel for the whole text.
 """
 
 from __future__ import annotations
@@ -62,8 +61,8 @@ class Reader:
     def read(self, texts: Seq[TokenIds], first: Seq[int]) -> Iterator[Part]:
         """Read a group of texts; yield the outputs of each from position `first` or earlier.
 
-        A text of one token gets a second one behind it, which changes nothing before it and whose output is left out:
-        the backend computes a lone token with other kernels.
+        A text of one token gets a second one after it, which does not affect the first and whose output is dropped: the
+        backend computes a lone token with other kernels.
 
         Raises:
             DecodeFailed: the backend refused a call.

@@ -40,7 +40,7 @@ class ReadsTexts(BaseOperator):
 
     Args:
         model, settings: the config groups `model` and `runtime`.
-        columns: those that make a text, one behind the other.
+        columns: the columns whose texts are joined into one.
     """
 
     wanted: ClassVar[Wanted]

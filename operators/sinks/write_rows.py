@@ -79,8 +79,8 @@ class WriteRows(BaseOperator):
 
     def finish(self, chunk: int) -> Iterable[Output]:
         """Write the chunk under a temporary name; the commit renames it."""
-        # One piece before and after: what lies under a null, and the boundaries of Parquet pages, follow the pieces
-        # that a table consists of.
+        # Combined before and after: the bytes under a null, and the boundaries of Parquet pages, depend on the chunks
+        # of a table.
         table = pa.Table.from_batches(self._chunks.pop(chunk, []), self._schema).combine_chunks()
         ordered = sorted_by_identity(table).combine_chunks()
         path = self._path / part_name(chunk, self._suffix)

@@ -3,7 +3,7 @@
 Types come from the first rows, as narrow as their values allow: int64, double (neither with leading zeros nor with more
 digits than the type keeps, so that postcodes and identifiers stay text), bool (true, false) or string. An empty field
 is null, but in a string column it is an empty string. Blank lines are no rows. Quotes are taken strictly: a quote that
-is not closed costs the line that opens it, and not what lies behind it.
+is not closed makes a bad row of the line that opens it, and of no other.
 """
 
 from __future__ import annotations

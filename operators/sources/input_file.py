@@ -35,7 +35,7 @@ class InputFile:
 
     Args:
         path: its path in `place`.
-        place: the disks or the store where it lies.
+        place: the disks or the store that has it.
         format: parquet, jsonl, csv, arrow or lines.
     """
 

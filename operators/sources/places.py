@@ -21,10 +21,10 @@ BUFFER_BYTES = 1 << 16
 
 
 class Stamp(NamedTuple):
-    """Two values of which one changes when a file is written to; cheap to look at again.
+    """The size and a tag of a file, of which at least one changes when it is written to; cheap to get.
 
     Args:
-        size_bytes: of the file as it lies there.
+        size_bytes: of the file as stored.
         tag: its time of change, or an object store's ETag or checksum.
     """
 

@@ -1,4 +1,4 @@
-"""Files behind URLs, through fsspec: s3://, gs://, hf://, https://, memory:// and what else is installed.
+"""Files at URLs, through fsspec: s3://, gs://, hf://, https://, memory:// and other installed file systems.
 
 A read that fails is tried again by the file system itself (s3fs five times, with growing pauses; huggingface_hub and
 gcsfs alike; plain https not): a second layer here would only multiply the waits. What it gives up on ends the run with
@@ -72,7 +72,7 @@ class RemotePlace(Place):
 
     Args:
         fs: the file system.
-        options: `storage_options`; their values stand in no message.
+        options: `storage_options`; messages never show their values.
     """
 
     def __init__(self, fs: Any, options: Mapping[str, Any]) -> None:

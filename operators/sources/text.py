@@ -23,8 +23,8 @@ UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
 Row = tuple[int, Any, Any]
-"""A row as it was cut from the file: the number of its first line, its text (bytes or str), and None, what its format
-needs to make values of it, or a str: why it has no values. A plain tuple, which takes a tenth of the time to make."""
+"""A raw row: the number of its first line; its text (bytes or str); and None, the input from which its format makes
+values, or a str: the reason why it has none. A plain tuple takes a tenth of the time to make."""
 
 
 class TextReader(Reader):

@@ -3,8 +3,8 @@
     python -m tools.models.make_model --shape tiny --out tiny.gguf
     python -m tools.models.make_model --shape qwen3-0.6b --vocab vocab.gguf --type q8_0 --out bench.gguf
 
-A random model says nothing, but it computes exactly what a trained one of its shape computes, so it is good for every
-question about speed, memory and determinism. Weights depend on the seed, the tensor's name and its size, and not on the
+A random model computes the same operations as a trained one of its shape, so it serves for measurements of speed,
+memory and determinism. Weights depend on the seed, the tensor's name and its size, and not on the
 file type: an F32 and a Q8_0 file of one seed are the same model at two precisions.
 """
 

@@ -1,9 +1,9 @@
 """Engine: generates for all nodes that use one model with the same settings.
 
-Each node has a Client: it submits sequences, and collects them when they are finished. One is admitted only when its
-node has room to take it back, so a slow reader of one node never stops another, and nothing grows. An engine may have
-several contexts of its model: each has a Worker with slots of its own, and all take their sequences from one queue.
-The threads that make the steps are those of all engines of a run (operators/engine/loop/threads.py).
+Each node has a Client, to submit sequences and collect finished ones. A sequence is admitted only if its node has room
+to take it back, so a slow reader of one node never blocks another, and memory is bounded. An engine may have several
+contexts of its model: each has a Worker with its own slots, and all take sequences from one queue. All engines of a run
+share their threads (operators/engine/loop/threads.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Engine:
     Args:
         workers: one a context; all have the same queue.
         queue: the waiting sequences.
-        steps: the table of steps, one row a call.
+        steps: the table of steps, one row per call.
         threads: run the steps, and have the clock; None: threads of its own, which end with it.
         number: its number in the table of steps.
     """

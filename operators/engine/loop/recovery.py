@@ -1,9 +1,9 @@
 """Recovery from failed decode calls: reject the row that causes the failure, and continue the others unaffected.
 
-What the call may have left in the KV cache is truncated, and it is made again in halves, and halves of these, until one
-row is alone with its failure. That row becomes a reject. Where rows share the room of the KV cache and there is none
-left, the youngest one is preempted instead. A backend that cannot even compute two tokens of no meaning is broken, and
-no row is to blame: then the run ends and can be resumed.
+First the tokens that the call may have left in the KV cache are truncated. Then it is repeated in halves, and halves of
+these, until a single row fails on its own, which is rejected. If rows share the KV cache and it is full, the youngest
+one is preempted instead. If the backend cannot even compute two arbitrary tokens, it is broken and no row is to blame:
+the run ends, and can be resumed.
 """
 
 from __future__ import annotations

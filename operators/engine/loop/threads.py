@@ -1,13 +1,12 @@
 """EngineThreads: the compute threads of all engines of a run, and of nodes that compute without generating.
 
-llama.cpp has a team of threads on the cores for each thread that calls it, and a team that has nothing to do goes on
-looking for work for a while (OpenMP: 200 ms). So engines with a thread each would slow each other down even if they
-took turns. There is one thread instead, which makes a step now of this engine and now of that one; and one more for
-each further context, where `runtime.contexts` divides the cores. What is not a step of an engine (a text to score, a
-calibration) is done on the first of them, between two steps.
+llama.cpp keeps a team of threads for each thread that calls it, and an idle team spins for a while (OpenMP: 200 ms).
+Engines with a thread each would therefore slow each other down even if they took turns. Instead, one thread runs the
+steps of all engines in turn, with one more thread for each further context if `runtime.contexts` divides the cores.
+Jobs that are no step of an engine (texts to score, a calibration) run on the first thread, between two steps.
 
-Of several engines with rows to compute the one comes next that fills most of its slots, since a step costs nearly the
-same for one row and for many; of equally full ones that whose rows are furthest downstream, so that rows leave the
+Among engines with rows to compute the next is the one that fills the largest share of its slots, since a step costs
+nearly the same for one row and for many; among equally full ones the one furthest downstream, so that rows leave the
 graph. None is passed over more than PATIENCE times in succession.
 """
 

@@ -48,7 +48,7 @@ class Chunking:
             return left
         if not self._kernel_tokens:
             return room
-        # Of the tokens behind a prompt, which a constraint left no choice about, there are fewer than kernel_tokens.
+        # Forced tokens after a prompt are always fewer than kernel_tokens.
         least = self._least(row) if row.slot.num_cached < len(row.prompt) else 2
         count = min(room, left - least)
         return count if count >= least else 0

@@ -17,10 +17,10 @@ from operators.engine.sequence.placement import SavedCache
 class KvBudget:
     """The cells of a decoder.
 
-    In the per-sequence layout every slot has room for a sequence of the greatest length, and there is nothing to
-    decide. In the unified layout the cells of all slots are one store. By default a sequence is admitted when the
-    longest that it can get fits beside the longest that the others can get; with `optimistic` when its expected length
-    does, from those of the sequences that have finished. Cells that sequences share are counted for each.
+    In the per-sequence layout every slot has room for a sequence of the greatest length, so nothing is decided here. In
+    the unified layout all slots share the cells. By default a sequence is admitted if its greatest length fits beside
+    the greatest lengths of the others; with `optimistic` if its expected length does, estimated from finished
+    sequences. Cells shared by sequences are counted for each.
 
     Args:
         shape: the decoder's sizes.

@@ -4,7 +4,7 @@
 |---|---|---|
 | `order` | which of the sequences of a node is admitted first | waiting_queue.py |
 | `may_admit` | whether a sequence may take a free slot | scheduler.py |
-| `next_batch` | what the next step computes, prompts apart or beside decoding sequences | scheduler.py |
+| `next_batch` | the kind of the next step: prompts, decoding sequences, or both | scheduler.py |
 | `victim` | which sequence gives up its slot where the KV cache is full | scheduler.py |
 
 Nothing here moves a sequence. A text is made of the same tokens under any policy, to the bit as long as prompts do not
@@ -88,8 +88,7 @@ class StepState:
         known_logits: sequences that can sample without a call.
         prefilling: sequences with a prompt to compute now.
         per_sequence: each slot has a KV stream of its own; false: the unified layout.
-        block: tokens of a block with block diffusion, where a chunk of a prompt is as long as what a decoding sequence
-            brings; 0: a token at a time.
+        block: tokens of a block with block diffusion, where prompts are split into blocks, too; 0: a token at a time.
     """
 
     rows: int

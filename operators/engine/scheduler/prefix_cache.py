@@ -1,14 +1,14 @@
 """PrefixCache: sequences reuse the KV cache that other slots have of their prompt's beginning.
 
-A slot serves others while its sequence lives and after it has left, until another one needs the slot: no slot is set
-aside for a cache. Three ways, best first:
+A slot serves others during and after its sequence, until another one needs the slot; no slot is set aside for a cache.
+There are three ways to reuse a prefix, best first:
 
-- a sequence is given the free slot whose last prompt begins like its own, truncated behind the common part;
-- that part is copied from another slot (in the per-sequence layout llama.cpp copies whole rows; the rest is truncated);
-- a sequence before it computes that part right now: it waits.
+- a sequence gets the free slot whose last prompt shares its prefix, truncated to that;
+- the prefix is copied from another slot (in the per-sequence layout llama.cpp copies whole rows, to be truncated);
+- it waits for an earlier sequence that is computing the prefix.
 
-A sequence with the very same prompt takes all of it, and draws from the logits that the first one drew from. Nothing is
-shared where a decoder cannot truncate (`Decoder.partial`): its state is past the common tokens already.
+A sequence with an equal prompt takes all of it, and draws from the same logits. A decoder that cannot truncate
+(`Decoder.partial`) shares nothing: its state includes the tokens after the prefix.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class PrefixCache:
         counts: incremented here: shared_tokens and copies.
 
     Attributes:
-        waiting: sequences in slots that wait for what others compute, and those just admitted.
+        waiting: sequences in slots that wait for a prefix, and those just admitted.
     """
 
     def __init__(self, pool: SlotPool, queue: WaitingQueue, chunking: Chunking, counts: Counts) -> None:

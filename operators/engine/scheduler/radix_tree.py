@@ -1,8 +1,7 @@
 """RadixTree: finds common prefixes among waiting prompts and slots.
 
-Nothing is declared by the user: sequences that begin with the same system prompt or the same examples are found from
-their tokens. The edges of the tree are blocks of BLOCK tokens; how far two prompts agree beyond the last common block
-is then seen by comparing the two.
+Users declare nothing: common system prompts or examples are found from the tokens. The edges of the tree are blocks of
+BLOCK tokens; two prompts are compared directly beyond their last common block.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from operators.engine.sequence.node_queue import Order, RowHeap
 from operators.engine.sequence.placement import PrefixNode, Slot
 
 BLOCK = 16
-"""Tokens of an edge of the tree, and the fewest that are worth sharing: to copy a row of the usual 1,024 cells between
-slots takes as long as to compute 3 tokens (docs/performance.md)."""
+"""Tokens of an edge of the tree, and the shortest prefix worth sharing: copying a row of the usual 1,024 cells between
+slots takes as long as computing 3 tokens (docs/performance.md)."""
 _BYTES = BLOCK * 4
 
 

@@ -1,8 +1,7 @@
 """WaitingQueue: the sequences that wait for a slot, and their order.
 
-All contexts of an engine take their sequences from one queue. The order among sequences of a node is that of
-`policy.order` (age, priority, expected length, arrival), but of equal age and priority those whose prefix is in the KV
-cache come before those that must be computed from the start.
+All contexts of an engine take their sequences from one queue. The sequences of a node are sorted by `policy.order`
+(age, priority, expected length, arrival), but at equal age and priority those with a cached prefix come first.
 """
 
 from __future__ import annotations

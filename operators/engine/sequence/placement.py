@@ -68,8 +68,7 @@ class Slot:
         index: the sequence id.
         num_cached: tokens in the KV cache.
         row: its sequence.
-        prompt: of the sequence that is there; once it has left, what of it is in the KV cache. None: others take
-            nothing.
+        prompt: of its sequence; after that has left, the part in the KV cache. None: nothing to share.
         node: where that prompt ends in the radix tree.
         group: the waiting sequences with the same prompt.
     """

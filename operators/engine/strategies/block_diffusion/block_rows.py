@@ -111,8 +111,8 @@ class BlockChunking(Chunking):
 
     Args:
         length: tokens of a block.
-        shift: whether the last token of a prompt's blocks says what comes first behind them, so that a sequence
-            computes the last block itself.
+        shift: whether the last token of a prompt's blocks predicts the first one after them, so that every sequence
+            computes its last block itself.
     """
 
     def __init__(self, length: int, shift: bool = False) -> None:

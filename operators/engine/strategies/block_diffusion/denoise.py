@@ -1,10 +1,10 @@
 """BlockDiffusion, the decode strategy of SDAR: denoises a block of mask tokens in several steps, then the next block.
 
-In each denoising step the model sees the tokens of the block that are known, and masks for the others; from its logits
-at the masks a token is proposed for each, and those that it is surest of are committed. These steps only read the KV
-cache: what they leave there is truncated at once. A block that is complete is computed once more as it is (the store
-pass), and what that leaves stays. Every sequence brings one block to every call, whether of its prompt, in denoising or
-to be stored: so all of them share each call, and llama.cpp cuts nothing.
+In each denoising step the model sees the known tokens of the block, and masks for the others; from its logits at the
+masks a token is proposed for each, and the most confident ones are committed. These steps only read the KV cache: their
+own entries are truncated at once. A complete block is computed once more (the store pass), and its entries stay. Every
+sequence adds one block to every call, whether of its prompt, in denoising or to be stored, so all of them share each
+call, and llama.cpp splits nothing.
 
 docs/block_diffusion.md has the algorithm and its sources.
 """
