@@ -39,7 +39,7 @@ class RowMetrics:
 
     Args:
         runtime: of the node.
-        constrained: whether the costs of constraints are among the run's totals.
+        constrained: whether to add the cost of constraints to the run's totals.
     """
 
     def __init__(self, runtime: Runtime, *, constrained: bool) -> None:

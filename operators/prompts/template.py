@@ -38,7 +38,7 @@ class Template:
 
     Args:
         source: its text.
-        name: what it is called in errors.
+        name: its name in errors.
         strict: an unknown variable and a printed null or function are errors, and `row.items` is the key `items` where
             there is one (templates that users write over columns). Otherwise they are empty, `None` and the method, as
             chat templates expect.
@@ -179,7 +179,7 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         if operator == "+":
             made = left + right
             if isinstance(made, SIZED):
-                _bound(len(made))  # at most twice what is allowed has been made
+                _bound(len(made))  # at most twice the limit has been made
             return made
         if operator == "*":
             for items, count in ((left, right), (right, left)):

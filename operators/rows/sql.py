@@ -65,7 +65,7 @@ class RowExpression:
 
         Raises:
             ConfigError: it is not SQL.
-            SchemaError: it names an unknown column or none, or its type is not what is wanted.
+            SchemaError: it names an unknown column or none, or its type does not fit.
         """
         schema = pa.schema([f for f in schema if known_to_polars(f.type)])
         kind = self._checked(schema)
@@ -81,7 +81,7 @@ class RowExpression:
         """Evaluate the expression for each row.
 
         Raises:
-            ValueError: it cannot be computed of these rows (a text that is no number, say).
+            ValueError: it fails for one of these rows (a text that is no number, say).
         """
         try:
             found = self._evaluate(data.select(self._columns))

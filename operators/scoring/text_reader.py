@@ -36,7 +36,7 @@ class Text:
 
 
 class ReadsTexts(BaseOperator):
-    """An operator that makes columns of texts, with a context of its own.
+    """Base of operators that compute columns from texts, with a context of their own.
 
     Args:
         model, settings: the config groups `model` and `runtime`.

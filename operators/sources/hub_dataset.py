@@ -1,8 +1,8 @@
 """`data.dataset`: a dataset on the Hugging Face Hub, or in a folder laid out like one, as the files of a split.
 
 `datasets` lists the files of a configuration and a split, at the commit of the revision. The files are then read like
-any others: in order, in ranges, and from where a resumed run left off. So nothing is downloaded as a whole or written
-into a cache.
+any others: in order, in ranges, and from the position of a resumed run. So nothing is downloaded as a whole or
+written into a cache.
 """
 
 from __future__ import annotations

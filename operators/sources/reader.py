@@ -23,9 +23,9 @@ class BadRow:
 
     Args:
         offset: its place among the rows of the block.
-        reason: what is wrong with it.
+        reason: the error, in words.
         line: where it is in the file, counted from 1; None where the format has no lines.
-        record: the row as it stands in the file.
+        record: the row as written in the file.
     """
 
     offset: int

@@ -66,8 +66,8 @@ class EmitCases(BaseOperator):
     """Emits the cases of a benchmark, in the order in which they are to be measured.
 
     Args:
-        bench: what is measured.
-        chunk_rows: cases of a chunk; what is committed is not measured again when a benchmark is resumed.
+        bench: the settings of the benchmark.
+        chunk_rows: cases per chunk; a resumed benchmark does not repeat committed chunks.
     """
 
     def __init__(self, bench: BenchSettings, chunk_rows: int) -> None:

@@ -96,7 +96,7 @@ def ask_all(port: int, bodies: Sequence[Mapping[str, Any]], clients: int) -> lis
     try:
         return list(pool.map(lambda body: json.loads(_ask(port, "/completion", _ANSWER_S, body)), bodies))
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # what still waits ends with the server
+        pool.shutdown(wait=False, cancel_futures=True)  # pending requests end with the server
 
 
 def _ask(port: int, path: str, timeout_s: float, body: Mapping[str, Any] | None = None) -> bytes:

@@ -21,7 +21,7 @@ class Spec:
 
     Args:
         workload: the rows.
-        folder: an empty folder for what the case writes.
+        folder: an empty folder for the files of the case.
         model, runtime, sampling, bench: the settings groups; `runtime` has the slots and row length of the case.
         share_prefix: whether llama-server may use its prompt cache.
     """

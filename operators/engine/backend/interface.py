@@ -47,7 +47,7 @@ class DecoderShape:
         per_sequence: each row has its own KV stream; rows of one call are then best consecutive, with equal counts.
         n_ctx: tokens that fit into the KV cache of the unified layout; None: a row of the greatest length in each slot.
         deterministic: never let the backend see a lone row, so that a row's logits do not depend on its neighbours.
-        wanted: what `decode` gives.
+        wanted: the outputs of `decode`.
         block: tokens that a row brings to each call, and which see each other; 0: as many as there are, and each sees
             those before it (causal attention).
     """

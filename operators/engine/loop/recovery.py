@@ -95,8 +95,7 @@ class Recovery:
         row.error = f"the model cannot compute this row, not even alone: {failure}"
 
     def _works(self, batch: StepBatch) -> bool:
-        """Return True if `batch` can be computed. Discard the result: a lone row computed with others may have
-        different bits."""
+        """Return True if `batch` can be computed. Discards the result: a row computed alone may have other bits."""
         self._strategy.fill(batch)
         try:
             self._decoder.decode()

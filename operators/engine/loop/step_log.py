@@ -91,7 +91,7 @@ class StepLog:
         """Write the step that was just made.
 
         Args:
-            batch: what it computed.
+            batch: the work of the step.
             tokens: in the batch of the backend.
             began: when, on the clock.
         """

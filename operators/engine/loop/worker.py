@@ -32,7 +32,7 @@ class Worker:
         stopping: returns whether the run is being stopped.
 
     Attributes:
-        scheduler: decides what each step computes.
+        scheduler: chooses the work of each step.
         log: times and records the steps; made by the Engine.
         on_stop: called when the steps stop.
     """
