@@ -1,4 +1,4 @@
-"""BatchByLength: sends rows of about equal prompt length together, so that their prefill fills its batches."""
+"""BatchByLength: sends rows of similar prompt length together, so that prefill calls are full."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class BatchByLength(BaseOperator):
         return schema
 
     def run(self, inbox: Inbox) -> Iterator[Item]:
-        """Collect rows into windows, and send these off sorted."""
+        """Collect rows into windows, and emit each window sorted."""
         while True:
             item = inbox.poll()
             if isinstance(item, Batch):
@@ -91,12 +91,12 @@ class BatchByLength(BaseOperator):
 
 
 def prompt_lengths(batches: Iterable[pa.RecordBatch]) -> list[int]:
-    """Tokens of each prompt."""
+    """Return the number of tokens of each prompt."""
     return [n for data in batches for n in list_lengths(data.column(PROMPT_IDS)).tolist()]
 
 
 def list_lengths(column: pa.ListArray) -> npt.NDArray[np.int32]:
-    """int32 [rows]: the length of each list, 0 for null; of a slice those of the slice. Reads the offsets in place."""
+    """Return the length of each list, int32 [rows]; 0 for null. Reads the offsets without a copy, also of a slice."""
     lengths: npt.NDArray[np.int32] = np.diff(column.offsets.to_numpy())
     if column.null_count:
         lengths[column.is_null().to_numpy(zero_copy_only=False)] = 0

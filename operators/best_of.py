@@ -1,4 +1,4 @@
-"""BestOf: of several completions of a prompt the best."""
+"""BestOf: keeps the best completions of each prompt."""
 
 from __future__ import annotations
 
@@ -60,19 +60,17 @@ class BestOf(BaseOperator):
         return schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
-        """Keep the rows until their chunk ends."""
         self._held.hold(batch)
         return ()
 
     def finish(self, chunk: int) -> Iterable[Output]:
-        """Choose."""
         batch = self._held.take(chunk)
         if batch is not None:
             reason = f"not among the best of its samples by {self._by}; keep={self._keep}"
             yield from split(batch, self._best(batch.data), reason)
 
     def _best(self, data: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-        """bool [rows]: which stay. `data` is in the order of (row, lineage)."""
+        """Return the rows to keep, bool [rows]. `data` is sorted by (row, lineage)."""
         values = [_value(value) for value in data.column(self._by).to_pylist()]
         samples: dict[tuple[int, tuple[int, ...]], list[int]] = {}
         identities = zip(data.column(ROW.name).to_pylist(), data.column(LINEAGE.name).to_pylist(), strict=True)
@@ -85,12 +83,12 @@ class BestOf(BaseOperator):
 
 
 def _value(value: Any) -> float:
-    """The rank of a row; -inf without a value."""
+    """Return the number to rank a row by: the value, or the mean of a list; -inf if there is none."""
     numbers = [n for n in value if n is not None] if isinstance(value, list) else [value]
     if not numbers or numbers[0] is None:
         return -math.inf
     try:
         mean = math.fsum(numbers) / len(numbers)
-    except (ValueError, OverflowError):  # inf and -inf together, or beyond what a float holds
+    except (ValueError, OverflowError):  # inf and -inf together, or a sum too large for a float
         return -math.inf
     return -math.inf if math.isnan(mean) else mean

@@ -1,4 +1,4 @@
-"""Call: a function of the user's own, row by row."""
+"""Call: applies a function of the user to each row."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Call(BaseOperator):
         self._many = many
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
-        """The columns, with those that the function adds, and with `many` a lineage.
+        """Return the columns with those that the function adds, and with `many` a lineage.
 
         Raises:
             SchemaError: there is no `row`.
@@ -77,7 +77,6 @@ class Call(BaseOperator):
         return self._schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
-        """Call the function for each row."""
         results = [self._results(row) for row in batch.data.to_pylist()]
         made = [row for rows in results for row in rows]
         parents, numbers = repeated(np.array([len(rows) for rows in results], np.int64))
@@ -90,7 +89,7 @@ class Call(BaseOperator):
             yield batch.with_data(data, expanded=expanded)
 
     def _results(self, row: Row) -> list[Row]:
-        """Call the function, which may change `row` in place; a dict for each row that `row` becomes."""
+        """Call the function, which may change `row` in place. Return one dict for each row that it makes of `row`."""
         identity = {name: copy(row[name]) for name in IDENTITY if name in row}
         result = self._function(row, **self._arguments)
         if result is None:
@@ -102,7 +101,7 @@ class Call(BaseOperator):
         return [self._checked(one, identity) for one in (result if self._many else [result])]
 
     def _checked(self, result: object, identity: Row) -> Row:
-        """A copy of `result`.
+        """Return a copy of `result`.
 
         Raises:
             TypeError: it is no dict.
@@ -122,8 +121,8 @@ class Call(BaseOperator):
         return dict(result)
 
     def _data(self, kept: pa.RecordBatch, made: list[Row], numbers: npt.NDArray[np.int32]) -> pa.RecordBatch:
-        """`kept`: for each row that was made the one that it was made of. Columns that the function has not returned
-        are taken from there as they are: Python does not have all values of Arrow."""
+        """Make the output columns. `kept` has, for each new row, the row it was made from. Columns that the function
+        did not return are taken from `kept` unchanged: not every Arrow value survives a round trip through Python."""
         returned = {name for row in made for name in row}
         as_before = {f.name for f in kept.schema if f in self._schema and f.name not in returned}
         columns = {
@@ -137,14 +136,14 @@ class Call(BaseOperator):
         return pa.record_batch([columns[name] for name in self._schema.names], schema=self._schema)
 
     def _column(self, field: pa.Field, kept: pa.RecordBatch, made: list[Row]) -> pa.Array:
-        """The returned values, and the old ones for rows that returned none."""
+        """Make a column of the returned values; rows for which none was returned keep their old value."""
         name = field.name
         some_had = name in kept.schema.names and not all(name in row for row in made)
         before = kept.column(name).to_pylist() if some_had else [None] * len(made)
         values = [row.get(name, had) for row, had in zip(made, before, strict=True)]
         try:
             if (fraction := _fraction(values, pa.list_(field.type))) is not None:
-                raise ValueError(f"{fraction!r} is no whole number")  # Arrow would cut off what is behind the point
+                raise ValueError(f"{fraction!r} is no whole number")  # Arrow would truncate it
             return pa.array(values, field.type)
         except UnicodeEncodeError as error:
             raise ValueError(f"{self._name}: column '{field.name}' has {HALF_A_CHARACTER}") from error
@@ -153,7 +152,8 @@ class Call(BaseOperator):
 
 
 def _fraction(value: Any, kind: pa.DataType) -> float | None:
-    """The first number with a fraction in `value` whose place in the type `kind` is an integer."""
+    """Return the first number in `value` that has a fraction where `kind` has an integer type; None if there is
+    none."""
     if isinstance(value, float | np.floating):
         return float(value) if pa.types.is_integer(kind) and value != value // 1 else None
     inner: Iterable[tuple[Any, pa.DataType]] = ()

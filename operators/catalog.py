@@ -1,4 +1,4 @@
-"""The operators that jobs are made of, from their docstrings: `python -m pipeline operators` and docs/operators.md."""
+"""The catalog of operators, made from their docstrings: `python -m pipeline operators` and docs/operators.md."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CATALOG = {
     "Your own": ("call.Call",),
     "Sinks": ("sinks.write_rows.WriteRows",),
 }
-"""Paths below `operators.`, under what they are for."""
+"""Paths below `operators.`, by purpose."""
 
 _SECTION = re.compile(r"^(Args|Raises|Example|Returns):$", re.MULTILINE)
 _ARGUMENT = re.compile(r"^(\w+(?:, \w+)*): ", re.MULTILINE)
@@ -38,15 +38,15 @@ _WIDTH = 120
 
 
 class Argument(NamedTuple):
-    """Arguments of an operator that its docstring explains together."""
+    """Arguments of an operator that share one explanation in its docstring."""
 
     defaults: Mapping[str, str | None]
-    """By name, both as a job writes them; None where the argument is required."""
+    """Default by name, both as written in a job; None for a required argument."""
     text: str
 
 
 class Entry:
-    """The docstring of an operator, taken apart.
+    """The parsed docstring of an operator.
 
     Args:
         path: of its class, below `operators.`.
@@ -75,7 +75,7 @@ class Entry:
 
 
 def entries() -> dict[str, list[Entry]]:
-    """All operators, under what they are for."""
+    """Return all operators, by purpose."""
     return {title: [Entry(path) for path in paths] for title, paths in CATALOG.items()}
 
 
@@ -85,7 +85,7 @@ def targets() -> list[str]:
 
 
 def listing() -> str:
-    """A line for each operator."""
+    """Return one line for each operator."""
     lines = ["operators (python -m pipeline operators NAME tells more):"]
     for title, members in entries().items():
         lines += ["", f"{title}:"]
@@ -94,7 +94,7 @@ def listing() -> str:
 
 
 def described(name: str) -> str:
-    """The docstring of the operator `name`, as text.
+    """Return the docstring of the operator `name` as text.
 
     Raises:
         ConfigError: there is none.
@@ -114,7 +114,7 @@ def described(name: str) -> str:
 
 
 def markdown() -> str:
-    """docs/operators.md."""
+    """Return the text of docs/operators.md."""
     lines = [
         "# Operators",
         "",
@@ -140,7 +140,7 @@ def markdown() -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command `operators`: print a list, or what is asked for.
+    """Run the command `operators`: list the operators, or explain those that are named.
 
     Raises:
         ConfigError: an operator that does not exist is asked for.
@@ -159,7 +159,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _as_written(name: str) -> str:
-    """`as_` in Python is `as` in a job."""
+    """Return the name of an argument in a job: `as` for `as_`."""
     return name[:-1] if name.endswith("_") and keyword.iskeyword(name[:-1]) else name
 
 

@@ -1,4 +1,4 @@
-"""Select and Rename: which columns there are, and under which names."""
+"""Select and Rename: choose and rename columns."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Select(BaseOperator):
         self._drop = drop or []
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
-        """The columns that stay.
+        """Return the columns that stay.
 
         Raises:
             SchemaError: a name is no column.
@@ -52,7 +52,6 @@ class Select(BaseOperator):
         return self._schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
-        """Nothing is copied."""
         yield batch.with_data(batch.data.select(self._schema.names))
 
 
@@ -83,7 +82,7 @@ class Rename(BaseOperator):
         self._names = dict(columns)
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
-        """The columns under their new names.
+        """Return the columns under their new names.
 
         Raises:
             SchemaError: a name is no column, or a new one is taken.
@@ -99,7 +98,6 @@ class Rename(BaseOperator):
         return self._schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
-        """Nothing is copied."""
         yield batch.with_data(pa.record_batch(batch.data.columns, schema=self._schema))
 
 

@@ -1,4 +1,4 @@
-"""Dedup: the first of rows that are equal, or nearly so."""
+"""Dedup: keeps the first of several equal or similar rows."""
 
 from __future__ import annotations
 
@@ -75,12 +75,10 @@ class Dedup(BaseOperator):
         return schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
-        """Keep the rows until their chunk ends."""
         self._held.hold(batch)
         return ()
 
     def finish(self, chunk: int) -> Iterable[Output]:
-        """Compare the rows with those that are kept."""
         batch = self._held.take(chunk)
         if batch is None:
             self._added[chunk] = b""
@@ -106,11 +104,10 @@ class Dedup(BaseOperator):
         yield from split(batch, np.array([why is None for why in reasons]), [why for why in reasons if why])
 
     def state(self, chunk: int) -> bytes:
-        """The hashes of the rows of `chunk` that are kept, and behind them their signatures."""
+        """Return the hashes of the rows of `chunk` that were kept, followed by their signatures."""
         return self._added.pop(chunk)
 
     def restore(self, states: Iterable[bytes]) -> None:
-        """Go on from them."""
         for added in states:
             rows = len(added) // (self._hash_bytes + self._signature_bytes)
             hashes = rows * self._hash_bytes
@@ -120,7 +117,7 @@ class Dedup(BaseOperator):
                     self._texts.keep(signature)
 
     def _is_near(self, text: Any, signatures: list[Signature]) -> bool:
-        """Compare with the texts that are kept; keep a new one, and append its signature."""
+        """Return True if a similar text was kept before; else keep this one, and append its signature."""
         if self._texts is None:
             return False
         signature = self._texts.signature(text)
@@ -131,7 +128,7 @@ class Dedup(BaseOperator):
         return False
 
     def _keys(self, batch: Batch) -> list[bytes]:
-        """The hash of each row; empty if rows are not compared as a whole."""
+        """Return the hash of each row; empty if only `near` is set."""
         if not self._columns:
             return [b""] * batch.num_rows
         columns = [batch.data.column(name).to_pylist() for name in self._columns]
@@ -139,6 +136,6 @@ class Dedup(BaseOperator):
 
 
 def _hash(values: Sequence[Any]) -> bytes:
-    # JSON tells 1 from "1" and null; what it does not know (bytes, times, decimals) Python writes as one writes it.
+    # JSON tells 1 from "1" and null; values that it has no type for (bytes, times, decimals) are written by repr().
     written = json.dumps(values, default=repr).encode()
     return hashlib.blake2b(written, digest_size=HASH_BYTES).digest()

@@ -1,4 +1,4 @@
-"""Embed: texts to vectors."""
+"""Embed: turns texts into vectors."""
 
 from __future__ import annotations
 
@@ -113,19 +113,18 @@ class Embed(ReadsTexts):
             self._take_context()
 
     def forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
-        """Embed some of the rows, to find out what all of them take."""
+        """Embed some of the rows, to estimate the cost of all."""
         with self._opened(runtime) as prepare_s:
             return forecast_texts(self.process, self._token_counts, self._columns, batches, task, prepare_s)
 
     def process(self, batch: Batch) -> Iterable[Output]:
-        """Embed the texts of one batch."""
         batch, others = self._where.split(batch)
         if others.num_rows:
             yield passed_by(others, others.data.schema.names, self._schema)
         if not batch.num_rows:
             return
         if self._runtime.cancelled:
-            raise Cancelled  # a new context would let calls go on that are being cut off
+            raise Cancelled  # a new lease would end the abort of running calls
         self._take_context()
         yield from self._outputs(batch)
 
@@ -161,7 +160,7 @@ class Embed(ReadsTexts):
         return [pa.FixedSizeListArray.from_arrays(pa.array(np.concatenate(results), pa.float32()), self._size)]
 
     def _vector(self, tokens: Logits) -> Vector | None:
-        """The embedding of a text, float32 [n_embd], from those of its tokens, float32 [tokens, n_embd]."""
+        """Pool the embeddings of the tokens, float32 [tokens, n_embd], into that of the text, float32 [n_embd]."""
         pooled = self._pool(tokens).astype(np.float64)
         length = math.sqrt(math.fsum(np.square(pooled).tolist())) if self._normalize else 1.0
         vector: Vector = (pooled / length if length else pooled).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Explode: the elements of a list as rows of their own."""
+"""Explode: turns the elements of a list into rows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Explode(BaseOperator):
         self._keep_empty = empty == "keep"
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
-        """The columns with the element in place of the list, and `lineage`.
+        """Return the columns with the element in place of the list, and `lineage`.
 
         Raises:
             SchemaError: the column is not there or holds no lists, or there is a column of the new name.
@@ -58,7 +58,6 @@ class Explode(BaseOperator):
         return self._schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
-        """A row an element."""
         lists = batch.data.column(self._column)
         lengths = np.asarray(pc.fill_null(pc.list_value_length(lists), 0)).astype(np.int64)
         empty = np.flatnonzero(lengths == 0)
@@ -82,8 +81,8 @@ class Explode(BaseOperator):
 
 
 def _elements(lists: pa.Array, lengths: np.ndarray, parents: np.ndarray) -> pa.Array:
-    """The element of each row; null for that of a list that has none."""
-    elements = pc.list_flatten(lists)  # without those that lie under a null
+    """Return the element of each row; null where an empty list was kept."""
+    elements = pc.list_flatten(lists)  # leaves out the elements of null lists
     has = lengths[parents] > 0
     places = np.cumsum(has) - 1
     return elements.take(pa.array(places, pa.int64(), mask=~has))

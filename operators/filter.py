@@ -1,4 +1,4 @@
-"""Filter: keeps the rows for which a condition in SQL is true."""
+"""Filter: keeps the rows for which an SQL condition is true."""
 
 from __future__ import annotations
 
@@ -46,6 +46,5 @@ class Filter(BaseOperator):
         return schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
-        """Split the batch."""
         keep = self._condition.values(batch.data).fill_null(False).to_numpy()
         yield from split(batch, keep, f"where: {self._where}")

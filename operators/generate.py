@@ -1,4 +1,4 @@
-"""Generate: completes prompts on the engine of its device."""
+"""Generate: completes prompts on an engine that nodes with the same settings share."""
 
 from __future__ import annotations
 
@@ -124,8 +124,8 @@ class Generate(BaseOperator):
         return self._schema
 
     def fingerprint(self) -> dict[str, Any]:
-        """The model's content, what can change the last bits where these matter, and what is in the file of a schema or
-        grammar."""
+        """Return the model's content, the settings that can change the last bits where these matter, and the content of
+        a schema or grammar file."""
         form = structured_form(self._sampling.structured)
         constraint = {} if form is None else {"structured": form.digest}
         model = inspect_model(self._model_settings).fingerprint
@@ -135,14 +135,15 @@ class Generate(BaseOperator):
         return {"model": model, **runtime.exactness(), **room, **constraint}
 
     def memory_needs(self) -> Iterable[MemoryNeed]:
-        """The model, and the contexts of the engine that nodes with the same settings share."""
+        """Return the memory of the model, and of the contexts of the engine, which nodes with the same settings
+        share."""
         key = repr((self._model_settings, self._engine_settings, self._decode))
         return model_memory(self._model_settings, self._engine_settings, key)
 
     def open(self, runtime: Runtime) -> None:
-        """Load the model and take a context, if no other node has."""
+        """Load the model and take a context, unless another node has."""
         self._load(runtime)
-        shared_store(runtime, self._store_settings)  # one that cannot be used ends the run before anything is computed
+        shared_store(runtime, self._store_settings)  # an unusable store ends the run before anything is computed
         self._lookup: StoreLookup | None = None
         self._ahead = LookAhead()
         self._repeated = RepeatedDraws()
@@ -153,7 +154,7 @@ class Generate(BaseOperator):
         runtime.totals(lambda: {f"{runtime.node}/identical": float(self._duplicates.served)})
 
     def forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
-        """Generate some of the rows, to find out what all of them take."""
+        """Generate some of the rows, to estimate the cost of all."""
         return self._where.forecast(
             batches,
             task,
@@ -212,12 +213,12 @@ class Generate(BaseOperator):
             self._noted(self._client.leave())
 
     def report(self, directory: Path) -> Iterable[str]:
-        """Say what the constraints have cost, over all attempts."""
+        """Report the cost of constraints, over all attempts."""
         if self._sampling.structured.kind is not None:
             yield from cost_lines(self._runtime.node, directory)
 
     def close(self) -> None:
-        """Log what the store was worth and whether ids repeat. The engine and the store are closed with the run."""
+        """Log the use of the store, and warn of repeated ids. The engine and the store are closed with the run."""
         id_column = None if SEED in self._sampling.per_row else self._id_column
         if (warning := self._repeated.warning(id_column)) is not None:
             self._runtime.log.warning("%s: %s", self._runtime.node, warning)
@@ -225,7 +226,7 @@ class Generate(BaseOperator):
             self._runtime.log.info("%s: %s", self._runtime.node, summary)
 
     def _load(self, runtime: Runtime) -> None:
-        """Load the model, and make what turns rows into sequences and back."""
+        """Load the model, and make the converters from rows to sequences and back."""
         self._runtime = runtime
         self._model = model = load_model(runtime, self._model_settings)
         strategy = decode_strategy(self._decode)
@@ -251,7 +252,7 @@ class Generate(BaseOperator):
         self._engine = shared_engine(self._runtime, self._model, settings, self._decode)
 
     def _chosen(self, inbox: Inbox) -> EngineSettings:
-        """Choose what the settings leave open for the first prompts, or for all if they are few."""
+        """Choose the open settings by the first prompts, or by all if they are few."""
         each = self._samples.each
         rows = self._ahead.gather(inbox, FEW_ROWS // (each or 1))
         few = None if rows is None or each is None else rows * each
@@ -259,11 +260,12 @@ class Generate(BaseOperator):
         return chosen_settings(self._runtime, self._model, self._engine_settings, lengths, longest, few)
 
     def _wants_rows(self) -> bool:
-        # What waits here is memory; what waits in the inbox is backpressure.
+        # Rows queued here take memory; rows left in the inbox cause backpressure.
         return self._client.waiting + self._duplicates.waiting < self._engine_settings.lookahead_rows
 
     def _submit(self, batch: Batch) -> Iterator[Item]:
-        """Give the rows of `batch` to the engine; emit those that are passed by, refused, or in the store."""
+        """Submit the rows of `batch` to the engine; emit those that `where` passes by, that were refused, or that the
+        store has."""
         batch, others = self._where.split(batch)
         if others.num_rows:
             yield passed_by(others, self._kept, self._schema)
@@ -282,7 +284,7 @@ class Generate(BaseOperator):
         yield from self._emit(known)
 
     def _noted(self, rows: Sequence[Row]) -> list[Row]:
-        """`rows`, which the engine has finished, and those that waited for them, noted in the metrics."""
+        """Record `rows`, which the engine has finished, and their duplicates in the metrics; return both."""
         self._metrics.generated(rows)
         duplicates = [other for row in rows for other in self._duplicates.of(row)]
         self._metrics.reused(duplicates, identical=True)

@@ -1,4 +1,4 @@
-"""Limit: the first rows of the whole run, and then no more are read."""
+"""Limit: keeps the first rows of the run, then stops reading."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Limit(BaseOperator):
         return schema
 
     def run(self, inbox: Inbox) -> Iterator[Item]:
-        """Rows at the end of their chunk, until there are enough."""
+        """Emit the rows of each chunk when it ends, until there are enough."""
         if self._kept == self._rows:  # a resumed run that had them all
             return
         for item in inbox:
@@ -62,11 +62,10 @@ class Limit(BaseOperator):
                     return
 
     def state(self, chunk: int) -> bytes:
-        """The number of rows kept. Chunks are decided in order, so no row of a later one counts."""
+        """Return the number of rows kept. Chunks are decided in order, so it counts no row of a later chunk."""
         return json.dumps(self._kept).encode()
 
     def restore(self, states: Iterable[bytes]) -> None:
-        """Go on with that many."""
         (state,) = states
         self._kept = json.loads(state)
 

@@ -1,4 +1,4 @@
-"""Map: columns made of other columns of the same row."""
+"""Map: computes columns from other columns of the same row."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Map(BaseOperator):
         self._made |= {n: _Text(f"templates.{n}", text) for n, text in sources.items()}
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
-        """The columns with those that are made.
+        """Return the columns with those that are made.
 
         Raises:
             ConfigError: an expression is not SQL.
@@ -69,7 +69,6 @@ class Map(BaseOperator):
         return self._schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
-        """Make the columns."""
         failed: dict[int, str] = {}
         made = {name: column.values(batch.data, failed) for name, column in self._made.items()}
         columns = [made[f.name].cast(f.type) if f.name in made else batch.data.column(f.name) for f in self._schema]
@@ -88,7 +87,7 @@ class _Expression:
     def plan(self, schema: pa.Schema) -> pa.DataType:
         wanted = "a type that can be written; CAST it"
         kind = plain_type(self._expression.plan(schema, lambda kind: kind not in (pl.Null, pl.Object), wanted))
-        # polars takes 0.5 in SQL for a decimal, whose digits differ by version; who writes it means a number.
+        # polars parses 0.5 in SQL as a decimal, whose digits differ by version; a double is meant.
         return pa.float64() if pa.types.is_decimal(kind) else kind
 
     def values(self, data: pa.RecordBatch, failed: dict[int, str]) -> pa.Array:
@@ -96,7 +95,7 @@ class _Expression:
 
 
 class _Text:
-    """A column from a template. `values` puts rows that have none into `failed`, with the reason."""
+    """A column made by a template. `values` notes in `failed` why a row has no text."""
 
     def __init__(self, key: str, source: str) -> None:
         self._template = Template(source, key, strict=True)
@@ -114,6 +113,6 @@ class _Text:
             return self._template.render(dict(row))
         except jinja2.TemplateError as error:
             failed.setdefault(index, f"{self._template.name}: {error.message}")
-        except Exception as error:  # whatever an expression of the template makes of this row's values
+        except Exception as error:  # an expression of the template may raise anything
             failed.setdefault(index, f"{self._template.name}: {type(error).__name__}: {error}")
         return None

@@ -1,4 +1,4 @@
-"""ParseJson: a column of JSON texts as columns."""
+"""ParseJson: parses a column of JSON texts into columns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipeline.api.records import Batch, Output, RejectKind, add_columns, require
 
 _FENCED = re.compile(r"```(?:json|JSON)?[ \t]*\n(.*?)```", re.S)
 _MAX_MESSAGE = 200
-"""Characters of what jsonschema says: it quotes the value, which may be long."""
+"""Characters kept of a jsonschema message: it quotes the value, which may be long."""
 Validate = Callable[[Any], str | None]
 
 
@@ -87,7 +87,6 @@ class ParseJson(BaseOperator):
         return {"json_schema": hashlib.sha256(text.encode()).hexdigest()}
 
     def process(self, batch: Batch) -> Iterable[Output]:
-        """Parse each text."""
         rows: list[dict[str, Any]] = []
         failed: dict[int, str] = {}
         for i, text in enumerate(batch.data.column(self._column).to_pylist()):
@@ -137,7 +136,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _validator(schema: Any) -> Validate:
-    """Make a function that says what is wrong with a value, by jsonschema, or None.
+    """Return a function that describes the most relevant error that jsonschema finds in a value, or returns None.
 
     Raises:
         ConfigError: jsonschema is not installed, or `schema` is no JSON schema.
@@ -154,7 +153,7 @@ def _validator(schema: Any) -> Validate:
         cls.check_schema(schema)
     except jsonschema.SchemaError as error:
         raise ConfigError(f"schema, at {error.json_path}: {error.message}") from error
-    registry: Any = Registry()  # an empty one: nothing is fetched from anywhere
+    registry: Any = Registry()  # empty, so nothing is fetched from the web
     root = specification_with(cls.META_SCHEMA["$schema"]).create_resource(schema)
     for reference, lookup in _references(registry.resolver_with_root(root), root):
         try:
@@ -178,7 +177,8 @@ def _validator(schema: Any) -> Validate:
 
 
 def _references(resolver: Any, resource: Any) -> Iterator[tuple[str, Callable[[str], Any]]]:
-    """Each $ref of a schema (one of the package referencing) and of those in it, and what finds where it leads."""
+    """Yield each $ref of a schema (a resource of the package referencing) and of its subschemas, with a function that
+    resolves it."""
     reference = resource.contents.get("$ref") if isinstance(resource.contents, Mapping) else None
     if isinstance(reference, str):
         yield reference, resolver.lookup

@@ -1,4 +1,4 @@
-"""Render: rows to the exact text that the model is given."""
+"""Render: makes the exact text of each row's prompt."""
 
 from __future__ import annotations
 
@@ -109,13 +109,13 @@ class Render(BaseOperator):
         return self._schema
 
     def fingerprint(self) -> dict[str, Any]:
-        """The content of the template files."""
+        """Return the content of the template files."""
         files = {"template_file": self._file, "chat_template": self._model.chat_template}
         texts = {key: read_text(path, key) for key, path in files.items() if path is not None}
         return {key: hashlib.sha256(text.encode()).hexdigest() for key, text in texts.items()}
 
     def open(self, runtime: Runtime) -> None:
-        """Take the model's chat template and special tokens.
+        """Load the model for its chat template and special tokens.
 
         Raises:
             ConfigError: there is no chat template and one is needed, or it does not compile.
@@ -146,7 +146,7 @@ class Render(BaseOperator):
         Raises:
             ConfigError: the chat template cannot work.
         """
-        if self._unproved is not None:  # tried here and not in `open`: the watchdog sees it if it never ends
+        if self._unproved is not None:  # not in `open`: here the watchdog can end a template that loops forever
             _probe(self._unproved, self._chat_values(PROBE))
             self._unproved = None
         columns = [batch.data.column(name).to_pylist() for name in self._columns]
@@ -162,7 +162,7 @@ class Render(BaseOperator):
                 failed[i] = str(error)
             except jinja2.TemplateError as error:
                 failed[i] = f"template: {error.message}"
-            except Exception as error:  # whatever an expression of the template makes of this row's values
+            except Exception as error:  # an expression of the template may raise anything
                 failed[i] = f"template: {type(error).__name__}: {error}"
         data = batch.data
         if failed:
@@ -200,7 +200,7 @@ class Render(BaseOperator):
                 )
 
     def _refuse_ignored(self, template: str, schema: pa.Schema) -> None:
-        """Refuse settings about prompts that a template over the columns would leave without effect."""
+        """Raise for settings about prompts that a template over the columns would ignore."""
         if self._model.system is not None:
             raise ConfigError(
                 f"model.system={self._model.system!r} has no effect where {template.split()[0]} is set; write it into"
@@ -243,7 +243,7 @@ def _require_prompt(schema: pa.Schema, name: str) -> str:
 
 
 class _NoPrompt(Exception):
-    """A row has nothing that could be given to the model; the message says why."""
+    """A row has no prompt; the message says why."""
 
 
 def _prompt(value: str | None, column: str) -> str:
@@ -268,7 +268,7 @@ def _no_template(values: tuple[Any, ...]) -> str:
 
 
 def _probe(template: Template, values: dict[str, Any]) -> None:
-    """Refuse a chat template that cannot work with any row."""
+    """Raise for a chat template that fails for every row."""
     try:
         template.render(values)
     except (SecurityError, OverflowError) as error:
@@ -282,7 +282,7 @@ def _probe(template: Template, values: dict[str, Any]) -> None:
                 f"{template.name} asks for today's date, which would make every run another one;"
                 " fix a date with nodes.render.op.date=2026-01-31"
             ) from error
-    except Exception:  # it may refuse this conversation and take others (one with a system message, say)
+    except Exception:  # it may accept other conversations (one with a system message, say)
         return
 
 

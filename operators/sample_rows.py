@@ -1,4 +1,4 @@
-"""Sample: some rows, chosen by what they are and not by when they come."""
+"""Sample: keeps a random sample of the rows, independent of their order."""
 
 from __future__ import annotations
 
@@ -63,7 +63,6 @@ class Sample(BaseOperator):
         return schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
-        """Split the batch, or keep it until its chunk ends."""
         if self._fraction is None:
             self._held.hold(batch)
             return
@@ -71,7 +70,7 @@ class Sample(BaseOperator):
         yield from split(batch, keep, f"not in the sample of fraction={self._fraction}")
 
     def finish(self, chunk: int) -> Iterable[Output]:
-        """The rows of the chunk with the smallest numbers; of equal ones the earlier."""
+        """Emit the rows of the chunk with the smallest hashes; the earlier of equal ones."""
         batch = self._held.take(chunk)
         if batch is None or self._per_chunk is None:
             return

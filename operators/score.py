@@ -1,4 +1,4 @@
-"""Score: how likely a model thinks given texts are."""
+"""Score: computes the log-probabilities of given texts."""
 
 from __future__ import annotations
 
@@ -86,12 +86,11 @@ class Score(ReadsTexts):
         self._scratch = Scratch(Layout(self._loaded.n_vocab))
 
     def forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
-        """Score some of the rows, to find out what all of them take."""
+        """Score some of the rows, to estimate the cost of all."""
         with self._opened(runtime) as prepare_s:
             return forecast_texts(self.process, self._token_counts, self._columns, batches, task, prepare_s)
 
     def process(self, batch: Batch) -> Iterable[Output]:
-        """Score the texts of one batch."""
         return self._outputs(batch)
 
     def _texts(self, data: pa.RecordBatch) -> list[Text | str]:
@@ -127,7 +126,7 @@ class Score(ReadsTexts):
         return [None if np.isnan(found).any() else found for found in logprobs]
 
     def _take(self, text: Text, part: Part, logprobs: Logprobs) -> None:
-        """The logits behind a token say how likely the next one is."""
+        """Score the tokens whose logits are in `part`: the logits after a token predict the next one."""
         for position, logits in enumerate(part.rows, part.start):
             if text.start - 1 <= position < len(text.ids) - 1:
                 scored = score(logits, int(text.ids[position + 1]), 0, self._scratch)

@@ -1,4 +1,4 @@
-"""Tokenize: `prompt_text` to `prompt_ids`, an Arrow list<int32> column built from one NumPy buffer a batch."""
+"""Tokenize: turns `prompt_text` into `prompt_ids`, a list<int32> column over one NumPy buffer per batch."""
 
 from __future__ import annotations
 
@@ -47,15 +47,14 @@ class Tokenize(BaseOperator):
         return self._schema
 
     def fingerprint(self) -> dict[str, Any]:
-        """The model's content."""
+        """Return the model's content."""
         return {"model": inspect_model(self._settings).fingerprint}
 
     def open(self, runtime: Runtime) -> None:
-        """Load the model, if no other node has."""
+        """Load the model, unless another node has."""
         self._model = load_model(runtime, self._settings)
 
     def process(self, batch: Batch) -> Iterable[Output]:
-        """Tokenize one batch."""
         unknown = self._unknown(batch)
         data = batch.data
         if unknown:
@@ -67,7 +66,7 @@ class Tokenize(BaseOperator):
         yield batch.with_data(pa.record_batch([*data.columns, column], schema=self._schema))
 
     def _with_given(self, made: pa.ListArray, data: pa.RecordBatch) -> pa.ListArray:
-        """`made`, and in its place the ids that a row brings."""
+        """Replace the ids of rows that have ids of their own."""
         if self._ids_column is None or data.column(self._ids_column).null_count == data.num_rows:
             return made
         given = data.column(self._ids_column).to_pylist()
@@ -75,7 +74,7 @@ class Tokenize(BaseOperator):
         return pa.array([own if ids is None else ids for own, ids in pairs], PROMPT_IDS.type)
 
     def _unknown(self, batch: Batch) -> dict[int, str]:
-        """The rows that bring an id which the model does not know, each with the reason."""
+        """Return, by index, the reason for each row that has an id outside the vocabulary."""
         if self._ids_column is None:
             return {}
         known = range(self._model.n_vocab)

@@ -1,4 +1,4 @@
-"""Union: several inputs as one. The rows of input i get i appended to their lineage."""
+"""Union: merges several inputs. Rows of input i get i appended to their lineage."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Union(BaseOperator):
     """
 
     def plan(self, *inputs: pa.Schema) -> pa.Schema:
-        """The columns of the first input, with `lineage`.
+        """Return the columns of the first input, with `lineage`.
 
         Raises:
             SchemaError: fewer than two inputs, or one has other columns than the first.
@@ -39,7 +39,6 @@ class Union(BaseOperator):
         return self._schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
-        """Append the port to each row's lineage."""
         columns = {name: batch.data.column(name) for name in batch.data.schema.names}
         before = columns.get(LINEAGE.name)
         ports = np.full(batch.num_rows, batch.port, np.int32)

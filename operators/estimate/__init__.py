@@ -1,1 +1,1 @@
-"""What nodes with a model will take, found out by a calibration: for `dry_run=true`."""
+"""Estimates of time, memory and disk for nodes with a model, by a trial on some rows (`dry_run=true`)."""

@@ -1,8 +1,8 @@
-"""What a Generate takes: some of its rows are generated on its own engine, and the others are judged by them.
+"""Estimate the cost of a Generate node: generate some of its rows on its engine, and extrapolate to all.
 
-Prompts take the tokens that are not shared by the measured seconds a prompt token. Completions take the tokens that are
-left by the measured tokens a second at full slots, and the end, where slots are empty while the longest rows go on, is
-between nothing and as many full steps.
+Time for prompts: their tokens without shared prefixes, times the measured seconds per prompt token. Time for
+completions: their tokens at the measured tokens per second of full slots. Time for the tail, in which slots are empty
+while the longest rows finish: between none and as many full steps.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from pipeline.api.forecast import NOTHING, Range, share
 
 _MOST_DRAWN = 4000
 _TRIAL_SHARE = 0.6
-"""Of the time, for rows that are generated; the rest is for a step at the depth of the job."""
+"""Share of the time for generating rows; the rest is for a step at the job's depth."""
 _READ_SHARE = 0.4
-"""Of the time that is left then, for the prompt behind which that step is made."""
+"""Share of the rest for the prompt before that step."""
 _BESIDE_S = Range(0.0, 0.0003, 0.0006)
-"""What the other threads of a run take from the one that decodes, a step or a row: it shows where calls take a few
+"""Seconds that other threads of a run take from the decoding one, per step or row. They matter where calls take a few
 ms."""
 _TOO_SLOW = "no decode step could be made in the time that a dry run takes, so how long the run takes is not known"
 
 
 @dataclass(frozen=True)
 class Generated:
-    """What generating rows takes.
+    """The cost of generating rows.
 
     Args:
-        tokens_in, tokens_out: that are computed.
+        tokens_in, tokens_out: tokens to compute.
         seconds: of the device; None where no step could be measured.
         steps: decode steps, about.
-        begun: the rows that were begun to find out, with the tokens they got.
-        notes: how sure that is.
+        begun: the rows of the trial, with the tokens they got.
+        notes: on the certainty of the estimate.
     """
 
     tokens_in: Range = NOTHING
@@ -58,7 +58,7 @@ class Generated:
 
 @dataclass(frozen=True)
 class _Lengths:
-    """Lengths of completions. `mean`: of all; `each`: of some, as they come; `judged`: by rows that were begun."""
+    """Lengths of completions. `mean`: of all; `each`: a sample, as drawn; `judged`: estimated from the trial."""
 
     mean: Range
     each: Ints
@@ -68,13 +68,13 @@ class _Lengths:
 def generated(
     device: Device, rows: Seq[Sequence], count: Range, seconds: float, *, whole: bool, fixed_lengths: bool
 ) -> Generated:
-    """Return what `count` rows like `rows` take.
+    """Estimate the cost of `count` rows like `rows`.
 
     Args:
-        rows: some or all of them, none begun; in an order in which any first part stands for all.
-        seconds: how long this may compute, about.
+        rows: some or all of them, none begun; in an order in which any first part is representative.
+        seconds: about the time that this may take.
         whole: whether they are all.
-        fixed_lengths: whether each row gets as many tokens as it may have.
+        fixed_lengths: whether each row gets all of its max_tokens.
     """
     if not rows:
         return Generated()
@@ -109,14 +109,13 @@ def generated(
 
 
 def computed_share(device: Device, rows: Seq[Sequence]) -> float:
-    """Return the share of the prompt tokens of `rows` that is computed: what a prompt has in common with the one before
-    it, in the order of their tokens, is taken from there. The scheduler saves that at best: rows that begin like one in
-    a slot come first."""
+    """Return the share of the prompt tokens of `rows` that must be computed, if each prompt, in token order, shares a
+    prefix with the one before it. This is the best case of the prefix cache."""
     if not device.decoder.partial:
         return 1.0
     optimise, shape = device.settings.optimise, device.decoder.shape
     chunking, shared = device.worker.strategy.chunking(shape), 0
-    # Prompts that are computed by different kernels share nothing.
+    # Prompts computed by different kernels cannot share a prefix.
     ordered = sorted(rows, key=lambda row: (len(row.prompt) >= KERNEL_TOKENS, row.prompt.tobytes()))
     for before, row in pairwise(ordered):
         if optimise.sample_sharing and not shape.block and np.array_equal(before.prompt, row.prompt):
@@ -127,7 +126,7 @@ def computed_share(device: Device, rows: Seq[Sequence]) -> float:
 
 
 def last_ends(lengths: Seq[int], slots: int) -> int:
-    """Return the step in which the last of rows of these `lengths`, taken in order by so many slots, ends."""
+    """Return the step in which the last row ends, for rows of these `lengths` that fill `slots` slots in order."""
     ends = [0] * slots
     for length in lengths:
         heapq.heapreplace(ends, ends[0] + length)
@@ -150,16 +149,17 @@ def _lengths(rows: Seq[Sequence], trial: Trial, count: Range, *, whole: bool, fi
 
 
 def _depth(prompts: Ints, lengths: Ints) -> float:
-    """Tokens behind which a step takes place, on average over the tokens of completions."""
+    """Return the tokens before a decode step, averaged over the tokens of completions."""
     behind = np.resize(prompts, len(lengths)) + lengths / 2
     return float((lengths * behind).sum() / max(lengths.sum(), 1))
 
 
 def _token_s(device: Device, trial: Trial, full: int, depth: float, until: float) -> float | None:
-    """Seconds a token in steps of `full` rows, `depth` tokens deep; None where blocks are made and none was.
+    """Return the seconds per token in steps of `full` rows, `depth` tokens deep; None if rows are made in blocks and
+    none was.
 
-    Steps of a trial in which all rows ended were like that. Else such a step is timed, and set right by those of the
-    trial, in which tokens were drawn too. Where no time is left, those of the trial or a lone row have to do.
+    If all rows of a trial ended, its steps are representative. Else such a step is timed, and corrected by those of the
+    trial, which include sampling. If no time is left, the trial's steps or those of a lone row are used.
     """
     decoder, now, steps = device.decoder, device.engine.now, trial.full_steps
     tokens, seconds = sum(step.tokens for step in steps), sum(step.seconds for step in steps)

@@ -1,10 +1,10 @@
-"""How long completions become, judged by some that were begun: of these many are cut off before they end.
+"""Estimate the lengths of completions from some that were begun, many of which are cut off before they end.
 
-A completion that was cut off after t tokens says that it is longer than t, and no more. The mean of those that ended
-would be too short, since long ones are cut off more often. The Kaplan-Meier estimator (Kaplan and Meier 1958) gives the
-share that goes on beyond each length, from those that were still watched at it. Beyond the longest that was watched
-nothing is known but that all are cut at some length: there completions are taken to end at a constant rate, that of
-the tokens in the later half of what was watched, with half an end more, since there may have been none.
+A completion that was cut off after t tokens says only that it is longer than t. The mean of those that ended would be
+too short, since long ones are cut off more often. The Kaplan-Meier estimator (Kaplan and Meier 1958) gives the share
+that is longer than each length, from those still observed at it. Beyond the longest observed one, completions are
+assumed to end at a constant rate until the limit: that of the tokens in the later half of the observation, with half an
+end more, since there may have been none.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REPLICATES = 300
 
 
 def survival(tokens: Ints, ended: npt.NDArray[np.bool_], most: int, more_ends: float = 0.5) -> Floats:
-    """Return the share of completions that have more than t tokens, for t from 0: float64 [most].
+    """Return the share of completions with more than t tokens, for t from 0: float64 [most].
 
     Args:
         tokens: of each completion that was begun, at least one.
@@ -43,8 +43,7 @@ def survival(tokens: Ints, ended: npt.NDArray[np.bool_], most: int, more_ends: f
 
 
 def mean_length(tokens: Ints, ended: npt.NDArray[np.bool_], prompts: Seq[Hashable], most: int) -> Range:
-    """Return the mean length, and between what it lies by rows drawn anew from those that were begun (the bootstrap),
-    with an end more or none in the later half.
+    """Return the mean length and its confidence interval by the bootstrap, with one end more or none in the later half.
 
     Args:
         tokens, ended, most: see `survival`.
@@ -65,5 +64,5 @@ def mean_length(tokens: Ints, ended: npt.NDArray[np.bool_], prompts: Seq[Hashabl
 
 
 def draw(share: Floats, count: int) -> Ints:
-    """Return `count` lengths as they come, int64, by what `survival` gives."""
+    """Draw `count` lengths, int64, from the distribution that `survival` returns."""
     return np.searchsorted(-share, -np.random.default_rng(0).random(count))

@@ -1,4 +1,4 @@
-"""The forecast of a Generate node: which of its rows are generated at all, and what they leave behind."""
+"""The forecast of a Generate node: the rows to generate, and their time, memory and disk."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from pipeline.api.records import Batch, Rejects
 PROMPT_TEXT = "prompt_text"
 PROMPTS = 3
 _STORE_ROW_BYTES = 200
-"""Of a completion in the store, beside its tokens and its text: key, finish reason, run, and SQLite's own."""
+"""Bytes per completion in the store, beside its tokens and text: key, finish reason, run, and SQLite's overhead."""
 _TOKEN_BYTES = 9
-"""Of a token in the store: four of its id, and those of its text."""
+"""Bytes per token in the store: four for its id, the rest for its text."""
 _SCORE_BYTES = 8
 _METRICS_ROW_BYTES = 60
 _METRICS_STEP_BYTES = 50
@@ -39,12 +39,12 @@ _METRICS_STEP_BYTES = 50
 
 @dataclass(frozen=True)
 class Generating:
-    """A Generate node, for its forecast.
+    """A Generate node, as its forecast needs it.
 
     Args:
         device: its engine.
-        sampling, requests, completions, pieces, keys, store: as it has them.
-        store_path: where the store lies or will lie.
+        sampling, requests, completions, pieces, keys, store: of the node.
+        store_path: of the store, which need not exist yet.
     """
 
     device: Device
@@ -57,7 +57,7 @@ class Generating:
     store_path: Path
 
     def forecast(self, batches: Seq[Batch], task: Task, prepare_s: float) -> Forecast:
-        """Return what all rows take, by those of `batches`. `prepare_s`: seconds to load the model."""
+        """Estimate the cost of all rows from those of `batches`. `prepare_s`: seconds to load the model."""
         rejects, rows = self._rows(batches)
         rows_out = task.rows.times(share(len(rows), sum(batch.num_rows for batch in batches)))
         new, notes = self._to_generate(rows)
@@ -87,7 +87,7 @@ class Generating:
     def _fixed_lengths(self) -> bool:
         sampling = self.sampling
         ends = sampling.stop or sampling.stop_token_ids or sampling.structured.kind is not None
-        # A column may allow what the job does not.
+        # A column may set a value that the job does not.
         varied = {"stop", "stop_token_ids", "ignore_eos"} & set(sampling.per_row)
         return sampling.ignore_eos and not ends and not varied
 
@@ -101,7 +101,7 @@ class Generating:
         return rejects, rows
 
     def _to_generate(self, rows: Seq[Sequence]) -> tuple[list[Sequence], list[str]]:
-        """Those of `rows` that no store has and that are not bound to come out as another one; and a note on it."""
+        """Return those of `rows` that are neither in the store nor duplicates, and notes on them."""
         notes = []
         new = list(rows)
         if self.store.enabled:
@@ -116,8 +116,8 @@ class Generating:
         return single, notes
 
     def _shown(self, begun: Seq[Sequence]) -> Seq[Sequence]:
-        """Return the rows to show the nodes behind: those that are complete, or, where there are none, those that were
-        begun. Of a prompt of which several are made, all or none."""
+        """Return the rows to pass to downstream nodes: the complete ones or, if there are none, those begun. Of several
+        completions of a prompt, all or none."""
         done = [row for row in begun if row.finish_reason is not None]
         each = self.requests.samples.each
         if each is not None and each > 1:
@@ -126,7 +126,7 @@ class Generating:
         return done or begun
 
     def _disk_bytes(self, count: Range, found: Generated) -> Range:
-        """Of the completion store and of the metrics."""
+        """Return the bytes of the completion store and of the metrics."""
         scores = 0 if self.sampling.logprobs is None else _SCORE_BYTES * (1 + self.sampling.logprobs)
         store = count.times(_STORE_ROW_BYTES) + found.tokens_out.times(_TOKEN_BYTES + scores)
         metrics = count.times(_METRICS_ROW_BYTES) + Range.exact(_METRICS_STEP_BYTES * found.steps)
@@ -134,7 +134,7 @@ class Generating:
         return Range(0.5 * both.low, both.likely, 2 * both.high)
 
     def _prompts(self, rows: Seq[Sequence]) -> list[tuple[str, int]]:
-        """The first few, as the model is given them."""
+        """Return the first few prompts, as the model gets them."""
         first = {place_of(row).row: row for row in reversed(rows)}
         shown = [first[number] for number in sorted(first)[:PROMPTS]]
         return [(self._text(row), len(row.prompt)) for row in shown]
@@ -147,25 +147,25 @@ class Generating:
 
 
 def in_any_order(rows: Seq[Sequence]) -> list[Sequence]:
-    """Return `rows` so that any first part stands for all. Those of one row of the source stay together."""
+    """Shuffle `rows` so that any first part is representative. Rows of one source row stay together."""
     numbers = list(dict.fromkeys(place_of(row).row for row in rows))
     order = dict(zip(numbers, np.random.default_rng(0).permutation(len(numbers)).tolist(), strict=True))
     return sorted(rows, key=lambda row: order[place_of(row).row])
 
 
 def not_stored(path: Path, rows: Seq[Sequence], retry: Seq[str]) -> list[Sequence]:
-    """Return those of `rows` that a run would not find in the store at `path`, without writing a byte beside it.
+    """Return those of `rows` that are not in the store at `path`. Opens the store without writing a byte.
 
     Args:
         rows: with their keys.
-        retry: finish reasons with which a completion does not count.
+        retry: finish reasons of completions to ignore.
 
     Raises:
         InputError: the file is no such database.
     """
     if not path.is_file():
         return list(rows)
-    # Where no log lies beside the file nobody writes it, and SQLite need not make files of its own to read it.
+    # Without a -wal file nobody writes to it, so SQLite can read it as immutable, without making files of its own.
     log = path.with_name(f"{path.name}-wal")
     in_use = log.exists() and log.stat().st_size > 0
     query = (
@@ -182,7 +182,7 @@ def not_stored(path: Path, rows: Seq[Sequence], retry: Seq[str]) -> list[Sequenc
 
 
 def memory_of(model: ModelSettings, settings: EngineSettings) -> dict[str, float]:
-    """Return the bytes that the model and its contexts take, by what they are for, where its file's header tells."""
+    """Return the bytes that the model and its contexts take, by purpose, if the file's header tells."""
     facts = inspect_model(model)
     sizes = [need.size_bytes for need in model_memory(model, settings, "forecast")]
     known = facts.sizes is not None and facts.sizes.kv_values is not None

@@ -1,4 +1,4 @@
-"""The forecast of a node that reads texts with a model (Score, Embed): some of them are read, and timed."""
+"""The forecast of a node that reads texts with a model (Score, Embed): reads some of them, and times that."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.api.records import Batch, Output, Rejects
 PROMPTS = 3
 FIRST_ROWS = 8
 MORE = 4
-"""Each time as many texts are read as before, times this."""
+"""Factor by which the number of texts grows from one timed call to the next."""
 
 
 def forecast_texts(
@@ -30,13 +30,13 @@ def forecast_texts(
     prepare_s: float,
     clock: Clock = time.perf_counter,
 ) -> Forecast:
-    """Return what an operator takes whose `process` reads the texts of rows.
+    """Estimate the cost of an operator whose `process` reads the texts of rows.
 
     Args:
-        token_counts: of each row the tokens that are read for it, None where it is refused.
+        token_counts: returns the tokens to read for each row, None if it is rejected.
         columns: those whose texts are joined and read.
 
-    The shortest text is read first; then more and more at a time, while they will be done in time.
+    The shortest text is read first, then growing groups as long as time allows.
     """
     work, until = OtherWork(), clock() + task.seconds
     rows = pa.Table.from_batches([batch.data for batch in batches]).combine_chunks().to_batches() if batches else []
@@ -74,7 +74,7 @@ def forecast_texts(
 
 
 def _more_and_more(counts: dict[int, int]) -> Iterable[list[int]]:
-    """Rows to read together: the one with the fewest tokens, then some, then more, in no order."""
+    """Yield groups of rows to read together: first the one with the fewest tokens, then growing random groups."""
     if not counts:
         return
     yield [min(counts, key=lambda i: counts[i])]

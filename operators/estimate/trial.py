@@ -1,4 +1,4 @@
-"""Runs some rows of a job on its own engine, call by call in this thread, until the time is up."""
+"""Run some rows of a job on its engine, call by call in this thread, until time is up."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from operators.settings.runtime import EngineSettings
 from pipeline.api.meter import StageMeter
 
 MOST_ROWS = 256
-"""So many are begun at most: their lengths tell enough of all lengths."""
+"""Most rows to begin: their lengths are a large enough sample."""
 _PROMPTS_SHARE = 0.5
-"""Of the time, for the prompts that are read before the first step."""
+"""Share of the time for the prompts before the first decode step."""
 _FULL = 0.75
-"""Steps with at least this share of the rows of the fullest one stand for full slots."""
+"""Steps with at least this share of the rows of the fullest step count as full."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """A job's own engine, whose threads do not run."""
+    """A job's engine, whose threads are not started."""
 
     engine: Engine
     settings: EngineSettings
 
     @property
     def worker(self) -> Worker:
-        """The worker of the first context, on which all is computed."""
+        """The worker of the first context, which computes everything."""
         return self.engine.workers[0]
 
     @property
@@ -41,7 +41,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class CallTime:
-    """A call: the rows that decoded in it, its tokens, and its seconds."""
+    """The time of a call: the rows that decoded in it, its tokens, and its seconds."""
 
     rows: int
     tokens: float
@@ -50,11 +50,11 @@ class CallTime:
 
 @dataclass
 class Trial:
-    """Runs rows on `device`, and keeps what came of it.
+    """Runs rows on `device`, and keeps the times of its calls.
 
     Attributes:
         rows: those that got a token and did not fail.
-        complete: whether all rows that were to be begun ended.
+        complete: whether all rows have ended.
         prompts: calls that read prompts; their tokens are those of the prompts.
         steps: calls in which rows decoded and no prompt was read; their tokens are those that were drawn.
     """
@@ -67,18 +67,18 @@ class Trial:
 
     @property
     def prompt_token_s(self) -> float:
-        """Seconds a prompt token. The first call may have read the weights from the disk."""
+        """Seconds per prompt token. The first call is left out if possible: it may read weights from disk."""
         calls = self.prompts[1:] or self.prompts
         return sum(call.seconds for call in calls) / sum(call.tokens for call in calls) if calls else 0.0
 
     @property
     def full_steps(self) -> list[CallTime]:
-        """The steps with about the most rows."""
+        """Return the steps with about the most rows."""
         most = max((step.rows for step in self.steps), default=0)
         return [step for step in self.steps if step.rows >= _FULL * most]
 
     def run(self, rows: Seq[Sequence], seconds: float) -> None:
-        """Submit some of `rows`, and make calls until they are done or the time is up."""
+        """Submit some of `rows`, and make calls until they are done or time is up."""
         engine, scheduler = self.device.engine, self.device.worker.scheduler
         began = engine.now()
         rows = rows[: max(MOST_ROWS, 2 * self.device.decoder.shape.slots)]
@@ -86,14 +86,14 @@ class Trial:
         client = engine.connect(meter, 1, len(rows), lambda: None, steps=False)
         pending = iter(rows)
         while engine.now() < began + seconds:
-            # No more at a time than there are slots for: of rows that wait those come first that begin alike.
+            # No more at a time than there are slots: the queue would put waiting rows with a cached prefix first.
             free = self.device.decoder.shape.slots - len(scheduler.slots) - client.waiting
             client.submit(islice(pending, max(free, 0)))
             if not scheduler.runnable:
                 break
             self._step(meter)
             if not self.steps and engine.now() > began + _PROMPTS_SHARE * seconds:
-                # Prompts are read before any row decodes: go on with the rows whose prompts have been.
+                # All prompts are read before any row decodes; continue with the rows whose prompts were read.
                 pending = iter(())
                 scheduler.abandon(lambda row: row.state is State.PREFILL)
         self.complete = all(row.finish_reason is not None or row.error is not None for row in rows)
@@ -110,7 +110,7 @@ class Trial:
         prompt = after["prefill_tokens"] - before["prefill_tokens"]
         rows = int(after["slot_steps_used"] - before["slot_steps_used"])
         if prompt:
-            # Where prompts ride along with rows that decode, these have their share of the call.
+            # In a mixed batch, decoding rows take their share of the call.
             decoded = rows * max(self.device.decoder.shape.block, 1)
             self.prompts.append(CallTime(rows, prompt, seconds * prompt / (prompt + decoded)))
         elif rows:

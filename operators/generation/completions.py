@@ -1,4 +1,4 @@
-"""Finished rows on their way out: as batches and rejects, and chunk by chunk."""
+"""Output of finished rows as batches and rejects, and of the ends of their chunks in order."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _IDS_FIELD = pa.field("completion_ids", pa.list_(pa.int32()))
 
 
 def completion_fields(sampling: SamplingSettings, *, keep_ids: bool) -> list[pa.Field]:
-    """The columns of a completion."""
+    """Return the columns of a completion."""
     return [*_FIELDS, *([_IDS_FIELD] if keep_ids else []), *logprob_fields(sampling)]
 
 
 class Completions:
-    """Makes batches and rejects of finished rows.
+    """Makes batches and rejects from finished rows.
 
     Args:
         kept: the columns of their batch that are passed on.
@@ -63,14 +63,14 @@ class Completions:
         }
 
     def items(self, rows: Iterable[Row]) -> Iterator[Batch | Rejects]:
-        """Rejects for the rows that could not be completed, or not as they were to be; and `batches` of the others."""
+        """Yield rejects for rows that failed or do not satisfy their constraint, then `batches` of the others."""
         done: list[Row] = []
         for row in rows:
             place = place_of(row)
             if row.error is not None or row.finish_reason is None:
                 yield place.batch.reject([place.index], row.error or "it was not finished")
             elif (reason := misfit(row)) is not None:
-                name = self._schema.names[len(self._kept)]  # the text that there is, for the record
+                name = self._schema.names[len(self._kept)]  # show the text in the reject's record
                 alone = place.batch.data.slice(place.index, 1).append_column(name, pa.array([self._text(row)]))
                 yield place.batch.with_data(alone).reject([0], reason)
             else:
@@ -78,7 +78,7 @@ class Completions:
         yield from self.batches(done)
 
     def batches(self, rows: Iterable[Row]) -> Iterator[Batch]:
-        """The `rows` and what has become of them, one batch for each that they came in."""
+        """Yield `rows` with their completions, one batch for each input batch."""
         groups: dict[int, list[Row]] = {}
         for row in rows:
             groups.setdefault(id(place_of(row).batch), []).append(row)
@@ -98,14 +98,14 @@ def _of_each(row: Row, value: Callable[[Scored], Any]) -> list[Any] | None:
 
 
 def completion_text(row: Row, pieces: Sequence[bytes]) -> str:
-    """The text of a finished row: the bytes of its tokens, up to a stop string; what is no UTF-8 becomes U+FFFD."""
+    """Return the text of a finished row: its tokens up to a stop string; bytes that are not UTF-8 become U+FFFD."""
     if row.stops is not None:
         return bytes(row.stops.text[: row.stops.cut]).decode("utf-8", "replace")
     return b"".join([pieces[t] for t in row.tokens]).decode("utf-8", "replace")
 
 
 def misfit(row: Row) -> str | None:
-    """Why the text of a finished row is not what its constraint asks for; None where it is, or where it has none."""
+    """Return the reason why the text of a finished row does not satisfy its constraint; None if it does or has none."""
     if row.fits or row.params.constraint is None:
         return None
     end = f"before the {row.params.constraint.noun} was complete"
@@ -118,7 +118,7 @@ def misfit(row: Row) -> str | None:
 
 
 class OpenChunks:
-    """The chunks that still have rows in flight, so that their ends leave in order and not before their rows."""
+    """The chunks with rows in flight. Their ends are held until their rows and all earlier chunks have left."""
 
     def __init__(self) -> None:
         self._rows: Counter[int] = Counter()
@@ -130,19 +130,19 @@ class OpenChunks:
         return not self._ends and not any(self._rows.values())
 
     def begin(self, chunk: int, rows: int) -> None:
-        """`rows` more rows of `chunk` are in flight."""
+        """Count `rows` more rows of `chunk` in flight."""
         self._rows[chunk] += rows
 
     def done(self, rows: Iterable[Row]) -> None:
-        """`rows` have left."""
+        """Count `rows` as emitted."""
         self._rows.subtract(row.chunk for row in rows)
 
     def end(self, end: ChunkEnd) -> None:
-        """No more rows of this chunk will begin."""
+        """Note that no more rows of this chunk will come."""
         self._ends.append(end)
 
     def ready(self) -> Iterator[ChunkEnd]:
-        """The ends that may leave now, in order."""
+        """Yield the ends of chunks that may be emitted now, in order."""
         while self._ends and not self._rows[self._ends[0].chunk]:
             end = self._ends.popleft()
             del self._rows[end.chunk]

@@ -1,4 +1,5 @@
-"""Rows that come out the same: one is generated for all, or, where they draw by accident alike, they are counted."""
+"""Duplicate rows, which are generated once, and rows that draw the same random numbers by mistake, which are
+counted."""
 
 from __future__ import annotations
 
@@ -12,23 +13,24 @@ PLACES = 2**18
 
 
 class Duplicates:
-    """The rows that a node has in flight, by all that can change their text: the prompt, the sampling values, and the
-    seed unless they are greedy.
+    """The rows of a node in flight, by everything that can change their text: prompt, sampling values, and the seed
+    unless greedy.
 
     Args:
-        enabled: false takes no rows for duplicates.
+        enabled: false treats no rows as duplicates.
     """
 
     def __init__(self, *, enabled: bool) -> None:
         self._enabled = enabled
         self._others: dict[Hashable, list[Sequence]] = {}
         self.waiting = 0
-        """Rows that wait for another one."""
+        """Number of rows that wait for an identical one."""
         self.served = 0
-        """Rows that became what another one became."""
+        """Number of rows completed from an identical one."""
 
     def joins(self, row: Sequence) -> bool:
-        """Have `row` wait for one that is generated already, and return True; else others may wait for it."""
+        """Let `row` wait for an identical row in flight, and return True; without one, let later rows wait for
+        `row`."""
         if not self._enabled:
             return False
         identity = _identity(row)
@@ -41,7 +43,7 @@ class Duplicates:
         return True
 
     def of(self, row: Sequence) -> list[Sequence]:
-        """Finish the rows that waited for `row`, which is finished, and return them."""
+        """Finish the rows that waited for the finished `row`, and return them."""
         others = self._others.pop(_identity(row), []) if self._enabled else []
         for other in others:
             other.tokens = row.tokens
@@ -55,8 +57,8 @@ class Duplicates:
 
 
 def _identity(row: Sequence) -> Hashable:
-    """Equal for two rows that come out the same: the tokens at which they are cut, and the content key or what is in
-    it. Rows with equal parameters mostly share them as one object, which need not be compared."""
+    """Return a key that is equal for rows with the same result: their limit of tokens, and their content key or its
+    parts. Parameters are compared as objects: rows with equal ones mostly share the object."""
     if row.key:
         return row.max_tokens, row.key
     stops = None if row.stops is None else (tuple(row.stops.stops), row.stops.keep)
@@ -75,7 +77,7 @@ class RepeatedDraws:
         self.count = 0
 
     def note(self, rows: Iterable[Sequence]) -> None:
-        """Look at `rows`. Greedy ones draw nothing."""
+        """Count the repeats among `rows`. Greedy rows draw no numbers."""
         for row in rows:
             if not row.params.greedy:
                 found = hash((row.seed, id(row.params), row.prompt.tobytes()))
@@ -84,7 +86,8 @@ class RepeatedDraws:
                 self._hashes[place] = found
 
     def warning(self, id_column: str | None) -> str | None:
-        """Say how many there are, and what repeats: `id_column`, or a column of seeds; None if there are none."""
+        """Return a warning with the number of repeats and their cause (`id_column`, or a column of seeds); None if
+        there are none."""
         if not self.count:
             return None
         repeats = "their values in column 'seed' repeat"

@@ -1,4 +1,4 @@
-"""Log-probabilities of completions, as Arrow columns and as the bytes that the store keeps."""
+"""Log-probabilities of completions, as Arrow columns and as bytes for the store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOP_LOGPROBS = pa.field("top_logprobs", pa.list_(pa.list_(_ENTRY)))
 
 
 def logprob_fields(sampling: SamplingSettings) -> list[pa.Field]:
-    """The columns that `sampling` asks for."""
+    """Return the columns that `sampling` asks for."""
     if LOGPROBS.name in sampling.per_row:
         return [LOGPROBS, TOP_LOGPROBS]
     if sampling.logprobs is None:
@@ -25,7 +25,8 @@ def logprob_fields(sampling: SamplingSettings) -> list[pa.Field]:
 
 
 def to_bytes(scores: Sequence[Scored]) -> bytes:
-    """Little-endian: the number of top entries (int32) of each token, its logprob (float32), their ids and logprobs."""
+    """Encode, little-endian: the number of top entries (int32) of each token, its logprob (float32), their ids and
+    logprobs."""
     counts = np.array([len(s.top) for s in scores], "<i4")
     own = np.array([s.logprob for s in scores], "<f4")
     ids = np.array([token for s in scores for token, _ in s.top], "<i4")
@@ -34,7 +35,7 @@ def to_bytes(scores: Sequence[Scored]) -> bytes:
 
 
 def from_bytes(content: bytes) -> list[Scored]:
-    """The inverse of `to_bytes`, in the precision of float32."""
+    """Decode the result of `to_bytes`; logprobs are float32."""
     count = int(np.frombuffer(content, "<i4", 1)[0])
     counts = np.frombuffer(content, "<i4", count, 4)
     own = np.frombuffer(content, "<f4", count, 4 + 4 * count).tolist()

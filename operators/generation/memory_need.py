@@ -1,4 +1,4 @@
-"""The memory that a model and its contexts take, from the header of the model's file."""
+"""Memory of a model and its contexts, computed from the header of the model's file."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from operators.settings.runtime import EngineSettings
 from pipeline.api.protocols import MemoryNeed
 
 KV_BITS = {"f16": 16.0, "f32": 32.0, "q8_0": 8.5}
-"""Bits of a number in the KV cache."""
+"""Bits per number in the KV cache."""
 
 
 def model_memory(
     model: ModelSettings, settings: EngineSettings, key: Hashable, wanted: Wanted = Wanted.NEXT
 ) -> Iterator[MemoryNeed]:
-    """The weights of `model`, and its contexts with `settings`.
+    """Yield the memory of the weights of `model`, and of its contexts with `settings`.
 
     A lower bound: buffers for computing are left out, and a KV cache whose size is not in the header. Gives nothing for
     models on a GPU.

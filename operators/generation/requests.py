@@ -1,4 +1,4 @@
-"""From rows to sequences: the sampling values of each row, its seed, and what cannot be generated at all."""
+"""Turn rows into sequences: sampling values, seeds, and rejects for rows that cannot be generated."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from pipeline.api.records import ROW, Batch, Rejects, require_column
 
 SEED_BITS = 63
 MOST_DRAWINGS = 10_000
-"""Combinations of columns' values to remember at most."""
+"""Combinations of column values to cache at most."""
 MOST_SCHEMAS = 256
-"""As MOST_DRAWINGS, if each brings a compiled schema, which takes some 100 kB."""
+"""The same if each has a compiled schema, which takes some 100 kB."""
 
 
 @dataclass(slots=True)  # not frozen: one is made for every row, and freezing doubles the cost
@@ -41,11 +41,11 @@ class Place:
     index: int
     row: int
     text: str | None = None
-    """Its completion, once that has been made a text."""
+    """Its completion, once decoded to text."""
 
 
 def place_of(row: Sequence) -> Place:
-    """The position of a row that Requests has made.
+    """Return the position of a row that Requests has made.
 
     Raises:
         TypeError: another node has made it.
@@ -57,10 +57,10 @@ def place_of(row: Sequence) -> Place:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """The rows of a batch as sequences.
+    """The sequences made from a batch.
 
     Args:
-        rows: those that can be generated, each as often as `sampling.n` says.
+        rows: the sequences, `sampling.n` per row.
         rejects: for the others.
         expanded: how many rows there are more than before.
     """
@@ -72,7 +72,7 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """The values of a row in the form that its sequence needs."""
+    """The sampling values of a row, converted for its sequence."""
 
     params: SamplingParams
     stops: Seq[bytes]
@@ -93,7 +93,7 @@ class Requests:
         round_of: the round over the source to which rows (int64) belong. Ids come again in every round, and the numbers
             that are drawn must not.
         limit: the key that sets max_sequence_tokens, for the reasons of rejects.
-        priority: a number for each row, by which those that wait are ordered; null counts as 0.
+        priority: an expression for the priority of a waiting row; null counts as 0.
 
     Raises:
         ConfigError: a token id of the job's values is not in the vocabulary, or a text has no tokens.
@@ -130,7 +130,7 @@ class Requests:
         self._plain = self._drawing(vars(sampling))
 
     def too_short(self) -> str | None:
-        """A warning if not even the shortest of `sampling.structured.choices` fits into `max_tokens`."""
+        """Return a warning if not even the shortest of `sampling.structured.choices` fits into `max_tokens`."""
         choices, most = self._sampling.structured.choices, self._sampling.max_tokens
         if not choices or "max_tokens" in self._sampling.per_row:
             return None
@@ -161,7 +161,7 @@ class Requests:
                 row.priority = priorities[place_of(row).index]
 
     def _sequences(self, batch: Batch) -> list[Sequence | str]:
-        """A sequence for each row of `batch`, or why there can be none."""
+        """Return a sequence for each row of `batch`, or the reason why there is none."""
         prompts = list_views(batch.data.column(PROMPT_IDS.name))
         overrides = [batch.data.column(name).to_pylist() for name in self._columns]
         each = zip(*overrides, strict=True) if overrides else iter([()] * len(prompts))
@@ -187,7 +187,8 @@ class Requests:
         return self._make(place, prompt, drawing.params, seed, min(drawing.params.max_tokens, room), stops)
 
     def _drawing_of(self, values: tuple[Any, ...]) -> Drawing | str:
-        """The values under these overrides, or why they cannot work; remembered, since few differ."""
+        """Return the job's values with `overrides`, or the reason why they are invalid; cached, since combinations
+        repeat."""
         if not values:
             return self._plain
         named = dict(zip(self._sampling.per_row, values, strict=False))
@@ -202,7 +203,7 @@ class Requests:
         return self._drawings[key]
 
     def _overridden(self, overrides: dict[str, Any], schema: str | None) -> Drawing | str:
-        """The job's values under `overrides` and the row's JSON `schema`, or why these cannot work."""
+        """Return the job's values with `overrides` and the row's JSON `schema`, or the reason why they are invalid."""
         try:
             values = vars(self._sampling) | {k: plain_value(k, v) for k, v in overrides.items()}
             if self._schema_column is not None:
@@ -219,7 +220,7 @@ class Requests:
         return f"{where} {values[name]!r}; allowed: {allowed}"
 
     def _of_row(self, column: str, schema: str | None) -> StructuredSettings:
-        """The constraint of a row whose `column` has `schema`."""
+        """Return the constraint of a row with `schema` in its `column`."""
         if schema is None and self._sampling.structured.optional:
             return StructuredSettings()
         if schema is None:
@@ -232,8 +233,8 @@ class Requests:
         return Drawing(self._maker.make(values), stops, values["keep_stop"])
 
     def _seeds(self, data: pa.RecordBatch) -> Seq[int | None]:
-        """The seed of each row: the one its `seed` column gives, else a hash of job seed, node, id and lineage. None
-        where the column has no whole number."""
+        """Return the seed of each row: from its `seed` column, else a hash of job seed, node, id and lineage; None if
+        the column has no whole number."""
         seeds = row_hashes(data, self._identities(data), self._base)
         made: list[int] = (seeds >> np.uint64(1)).tolist()
         if "seed" in self._sampling.per_row:
@@ -252,7 +253,7 @@ class Requests:
 
 
 def _seed_of(given: float) -> int | None:
-    """The seed that a column gives, None if it is no whole number."""
+    """Return the seed that a column gives; None if it is not a whole number."""
     return int(given) & (2**SEED_BITS - 1) if given == given // 1 else None
 
 

@@ -1,4 +1,4 @@
-"""The figures of a node's completions: a row each in metrics/rows.parquet, its progress, what constraints cost."""
+"""Metrics of a node's completions: one row each in metrics/rows.parquet, progress, and the cost of constraints."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ ROWS_SCHEMA = pa.schema(
 
 
 class RowMetrics:
-    """Notes the completions of one node.
+    """Records the completions of one node.
 
     Args:
         runtime: of the node.
-        constrained: whether the costs of constraints are among the run's totals.
+        constrained: whether to add the cost of constraints to the run's totals.
     """
 
     def __init__(self, runtime: Runtime, *, constrained: bool) -> None:
@@ -51,7 +51,7 @@ class RowMetrics:
             runtime.totals(self._constraint_totals)
 
     def generated(self, rows: Seq[Sequence]) -> None:
-        """The engine has finished `rows`."""
+        """Record `rows`, which the engine has finished."""
         for row in rows:
             self._costs.add(row.sampling.costs)
         self._completed.rows += len(rows)
@@ -59,7 +59,7 @@ class RowMetrics:
         self._add(rows)
 
     def reused(self, rows: Seq[Sequence], *, from_store: bool = False, identical: bool = False) -> None:
-        """`rows` are finished without having been generated: a store had them, or identical rows were finished."""
+        """Record `rows`, which were completed from a store or from identical rows."""
         self._completed.recalled += len(rows)
         self._add(rows, from_store=from_store, identical=identical)
 
@@ -93,7 +93,8 @@ class RowMetrics:
 
 
 def cost_lines(node: str, directory: Path) -> Iterator[str]:
-    """A line on it over all attempts, from the results in `directory`; none where no token was constrained."""
+    """Yield a line on the cost of constraints over all attempts, by the results in `directory`; none if no token was
+    constrained."""
     attempts = pq.read_table(directory / "metrics/run.parquet", columns=["totals"])["totals"].to_pylist()
     sums = Counter[str]()
     for totals in attempts:

@@ -1,4 +1,4 @@
-"""Several completions of a prompt: a row becomes as many, told apart by the number at the end of their lineage."""
+"""Several completions per prompt: copies of a row, numbered at the end of their lineage."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from operators.settings.sampling import MOST_SAMPLES
 from pipeline.api.records import LINEAGE, Batch
 
 SAMPLES = "n"
-"""Column that says how many for its row, where `sampling.per_row` names it."""
+"""Column with the number of completions of its row, if `sampling.per_row` names it."""
 
 
 class Samples:
-    """Repeats rows as often as `sampling.n` says, or a column of that name."""
+    """Repeats each row as often as `sampling.n`, or a column of that name, says."""
 
     def __init__(self, sampling: SamplingSettings) -> None:
         self._n = sampling.n
@@ -25,14 +25,14 @@ class Samples:
         self._expands = self._per_row or sampling.n > 1
 
     def schema(self, before: pa.Schema) -> pa.Schema:
-        """The schema of the rows that are made: `lineage` comes last."""
+        """Return the schema of the repeated rows: `lineage` comes last."""
         if not self._expands:
             return before
         return pa.schema([field for field in before if field.name != LINEAGE.name]).append(LINEAGE)
 
     def of(self, batch: Batch) -> tuple[Batch, dict[int, str]]:
-        """The rows of `batch`, each as often as it asks for, next to each other; and by its index the reason for each
-        row that asks for a number that cannot be."""
+        """Return the repeated rows of `batch`, copies of a row adjacent; and by index the reason for each row with an
+        invalid number."""
         if not self._expands:
             return batch, {}
         asked = batch.data.column(SAMPLES).to_pylist() if self._per_row else [None] * batch.num_rows

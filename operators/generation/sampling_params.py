@@ -1,4 +1,4 @@
-"""Makes SamplingParams of the settings: texts become token ids of a model."""
+"""Make SamplingParams from settings: texts become token ids of a model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _BREAKER_BYTES = 40
 _TAIL_TOKENS = 20
-"""llama.cpp looks at so much of a DRY breaker."""
+"""Tokens of a DRY breaker that llama.cpp looks at."""
 
 
 class ParamsMaker:
@@ -35,7 +35,7 @@ class ParamsMaker:
         self._compiler: Compiler | None = None
 
     def make(self, values: Mapping[str, Any]) -> SamplingParams:
-        """The parameters of checked values, by the names of SamplingSettings.
+        """Return the parameters for checked values, which are named as in SamplingSettings.
 
         Raises:
             ConfigError: a token id is not in the vocabulary, a text has no tokens, or a constraint cannot be compiled.
@@ -88,7 +88,7 @@ class ParamsMaker:
 
     def _bad_word(self, word: str | int | Sequence[int]) -> Iterable[tuple[int, ...]]:
         if isinstance(word, str):
-            # At the start of a text and behind a space a word has different tokens.
+            # A word has different tokens at the start of a text and after a space.
             yield self._ids("bad_words", word)
             yield self._ids("bad_words", " " + word.lstrip(" "))
         elif isinstance(word, int):
@@ -106,7 +106,7 @@ class ParamsMaker:
 
 
 def structured_form(settings: StructuredSettings) -> Form | None:
-    """Compile the constraint that `settings` put on the texts of all rows; None if there is none.
+    """Compile the constraint of `settings` on the texts of all rows; None if there is none.
 
     Raises:
         ConfigError: it cannot be compiled, or llguidance is not installed.
@@ -122,14 +122,14 @@ def structured_form(settings: StructuredSettings) -> Form | None:
 
 
 def token_ids(model: Model, text: bytes) -> tuple[int, ...]:
-    """The tokens of a text, without the BOS that a prompt would begin with."""
+    """Return the tokens of a text, without BOS."""
     ids: list[int] = model.tokenize([text])[0].tolist()
     return tuple(ids[1:] if model.add_bos else ids)
 
 
 def dry_breakers(model: Model, texts: Sequence[str]) -> Breakers:
-    """Every sequence of tokens with which one of `texts` can come: inside a token, or begun by the end of a token and
-    finished by the tokens of the rest. As llama.cpp does it (get_overlapping_token_sequences)."""
+    """Return every sequence of tokens in which one of `texts` can appear: inside a token, or begun by the end of a
+    token and completed by further tokens. The same as llama.cpp's get_overlapping_token_sequences."""
     pieces = model.pieces()
     return Breakers(
         (token, *tail)

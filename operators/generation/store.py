@@ -1,4 +1,4 @@
-"""CompletionStore: finished generations in SQLite, found again by what made them."""
+"""CompletionStore: finished completions in SQLite, by content key."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FLUSH_ROWS = 64
 FLUSH_S = 0.5
 _FORMAT = 2
 _AT_ONCE = 500
-"""Keys of one query."""
+"""Keys per query."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS completions (
     key BLOB PRIMARY KEY, ids BLOB NOT NULL, text TEXT NOT NULL, finish_reason TEXT NOT NULL,
@@ -43,17 +43,18 @@ class StoredCompletion:
     text: str
     finish_reason: str
     scores: Sequence[Scored] | None = None
-    """Log-probabilities of the tokens, where they were asked for."""
+    """Log-probabilities of the tokens, if they were asked for."""
     least: int = 0
-    """The smallest max_tokens that does not cut it."""
+    """The smallest max_tokens that does not cut the text."""
     run: str = ""
-    """The run that made it."""
+    """Name of the run that made it."""
 
 
 class CompletionStore:
     """Keeps completions by key. Safe to use from several threads and several processes.
 
-    A thread of its own writes what is put, FLUSH_S seconds later at the latest and at once when FLUSH_ROWS have come.
+    Completions are written by a thread of its own, at the latest after FLUSH_S seconds and at once when there are
+    FLUSH_ROWS.
 
     Args:
         path: the database; made if it is not there.
@@ -85,7 +86,7 @@ class CompletionStore:
         self._thread.start()
 
     def find(self, keys: Sequence[bytes]) -> dict[bytes, StoredCompletion]:
-        """Return the completions of those `keys` that the store has."""
+        """Return the completions of those `keys` that are in the store."""
         with self._changed:
             self._raise_failure()
             fresh = self._writing | self._unsaved
@@ -112,7 +113,7 @@ class CompletionStore:
         """Keep `completions`.
 
         Raises:
-            PipelineError: what was put before cannot be written.
+            PipelineError: earlier completions cannot be written.
         """
         with self._changed:
             self._raise_failure()
@@ -121,12 +122,12 @@ class CompletionStore:
             self._unsaved.update(completions)
 
     def note_settings(self, digests: set[bytes]) -> None:
-        """Keep the digests of settings under which something is generated."""
+        """Store the digests of settings that rows are generated with."""
         with self._changed:
             self._new_settings |= digests
 
     def close(self) -> None:
-        """Write what waits and close the database.
+        """Write what is pending, and close the database.
 
         Raises:
             PipelineError: it cannot be written.
@@ -153,7 +154,7 @@ class CompletionStore:
         return connection
 
     def _write_on(self) -> None:
-        """The writer's thread."""
+        """Run the writer's thread."""
         try:
             while self._wait():
                 self._write()
@@ -164,7 +165,7 @@ class CompletionStore:
                 self._failure.__cause__ = error
 
     def _wait(self) -> bool:
-        """Wait until there is enough to write, or time has passed. False when the store is being closed."""
+        """Wait until enough completions are pending or time has passed. Return False when the store is being closed."""
         with self._changed:
             until = time.monotonic() + FLUSH_S
             while not self._closing and len(self._unsaved) < FLUSH_ROWS and (left := until - time.monotonic()) > 0:
@@ -194,7 +195,7 @@ class CompletionStore:
             reached(Failpoint.JOURNAL_COMMITTING)
             self._writer.execute("COMMIT")
         except BaseException:
-            if self._writer.in_transaction:  # SQLite has ended it itself when the disk was full
+            if self._writer.in_transaction:  # SQLite rolls back by itself if the disk is full
                 self._writer.execute("ROLLBACK")
             raise
         reached(Failpoint.JOURNAL_COMMITTED)
@@ -205,7 +206,7 @@ class CompletionStore:
 
 
 def unusable(path: Path, error: sqlite3.Error | OSError, *, opening: bool = False) -> PipelineError:
-    """Turn an error of the database at `path` into one of the pipeline.
+    """Return the pipeline error for an error of the database at `path`.
 
     Args:
         opening: the run has not begun, so another store can be named.

@@ -1,4 +1,4 @@
-"""StoreLookup: finds the rows of a node that need not be generated, because a completion store has what they become."""
+"""StoreLookup: completes a node's rows from the completion store, and stores its new completions."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from operators.generation.store import CompletionStore, StoredCompletion
 
 
 class CompletionKeys:
-    """Content keys of rows that share a model, a strategy and an engine.
+    """Makes content keys of rows that share a model, a strategy and an engine.
 
     Args:
-        context: everything beside the row's own values that can change its text.
+        context: everything except the row's own values that can change its text.
     """
 
     def __init__(self, *context: object) -> None:
         self._base = hashlib.blake2b(repr(context).encode(), digest_size=16)
 
     def give(self, rows: Seq[Sequence]) -> list[bytes]:
-        """Give `rows` their keys, and return the sampling values of each.
+        """Set the keys of `rows`, and return the sampling values of each.
 
-        In a key are these, the prompt, and the seed if numbers are drawn; not max_tokens, which only cuts a text.
+        A key covers these, the prompt, and the seed unless greedy; not max_tokens, which only cuts a text.
         """
         settings: list[bytes] = []
         for row in rows:
@@ -40,7 +40,7 @@ class CompletionKeys:
         return settings
 
     def key(self, parameters: bytes, prompt: TokenIds) -> bytes:
-        """16 bytes that stand for a row. `parameters`: its sampling values, with the seed unless it is greedy."""
+        """Return a 16-byte key of a row. `parameters`: its sampling values, with the seed unless it is greedy."""
         digest = self._base.copy()
         digest.update(len(parameters).to_bytes(4, "little"))
         digest.update(parameters)
@@ -48,7 +48,7 @@ class CompletionKeys:
         return digest.digest()
 
     def settings(self, parameters: bytes) -> bytes:
-        """16 bytes that stand for the settings of a row, whatever its prompt and its seed are."""
+        """Return a 16-byte digest of the settings of a row, without its prompt and seed."""
         digest = self._base.copy()
         digest.update(b"settings")
         digest.update(parameters)
@@ -57,33 +57,34 @@ class CompletionKeys:
 
 @dataclass
 class Hits:
-    """Counts of the rows found in the store, by the run that made them, and of the others by the reason."""
+    """Counts of hits by the run that made the completion, and of misses by reason."""
 
     found_resumed: int = 0
-    """Made by an earlier attempt of this run, or for another row of it."""
+    """Hits: made by an earlier attempt of this run, or for another row of it."""
     found_earlier: int = 0
-    """Made by an earlier run, of this job (before overwrite=true) or of another."""
+    """Hits: made by an earlier run, of this job (before overwrite=true) or of another."""
     missed_new: int = 0
-    """Such a row was never generated under these settings, or nothing at all was in the store."""
+    """Misses: the store has these settings, but not this row; or it was empty at the start."""
     missed_settings: int = 0
-    """There are completions, but none under these settings: another model, template, sampling or arithmetic."""
+    """Misses: the store has completions, but none with these settings: another model, template, sampling or
+    arithmetic."""
     missed_cut: int = 0
-    """Generated before, and cut at fewer tokens than it may have now."""
+    """Misses: stored, but cut at fewer tokens than this row may have."""
     missed_retry: int = 0
-    """Generated before, and `store.retry` has it generated again."""
+    """Misses: stored, but `store.retry` asks to generate it again."""
 
     @property
     def found(self) -> int:
-        """All that were found."""
+        """All hits."""
         return self.found_resumed + self.found_earlier
 
 
 class StoreLookup:
-    """Completes rows from a store, and keeps there what others become.
+    """Completes rows from a store, and stores the completions of others.
 
-    The key of a row leaves out its max_tokens, since that only says where a text is cut. What ended by itself is what
-    the row becomes under any max_tokens that is large enough; what is longer is cut; and what was cut too early is
-    generated again. So a larger max_tokens costs the rows that were cut, and a smaller one nothing.
+    The key of a row leaves out max_tokens, which only limits the text. A completion that ended by itself is valid for
+    any max_tokens that is large enough; a longer one is cut; one that was cut too early is generated again. So a larger
+    max_tokens only costs the rows that were cut, and a smaller one nothing.
 
     Args:
         store: the store.
@@ -106,7 +107,7 @@ class StoreLookup:
         self.hits = Hits()
 
     def complete(self, rows: Seq[Sequence]) -> list[Sequence]:
-        """Complete those of `rows` that the store has, and return them. All `rows` are given their keys."""
+        """Complete those of `rows` that are in the store, and return them. Sets the keys of all `rows`."""
         settings = self._keys.give(rows)
         stored = self._store.find([row.key for row in rows])
         found: list[Sequence] = []
@@ -120,8 +121,8 @@ class StoreLookup:
         return found
 
     def keep(self, row: Sequence) -> None:
-        """Put what `row` has become into the store. Called by the engine's thread as soon as it has ended: so a node
-        that waits for a slow reader keeps nothing from being durable."""
+        """Store a finished `row`. Called by the engine's thread as soon as the row ends, so that it is durable even if
+        the node waits for a slow reader."""
         if row.finish_reason is not None and row.error is None:
             text = place_of(row).text = completion_text(row, self._pieces)
             scores = None if row.params.logprobs is None else row.sampling.scores
@@ -130,12 +131,12 @@ class StoreLookup:
             self._store.put({row.key: stored})
 
     def totals(self, node: str) -> dict[str, float]:
-        """The counts as totals of the run."""
+        """Return the counts as totals of the run."""
         counts = {"from_store": self.hits.found, **asdict(self.hits)}
         return {f"{node}/{key}": float(count) for key, count in counts.items()}
 
     def summary(self) -> str | None:
-        """The counts in words; None where nothing was known."""
+        """Return the counts in words; None if the store had none of the rows."""
         h = self.hits
         missed = h.missed_new + h.missed_settings + h.missed_cut + h.missed_retry
         if h.found + h.missed_cut + h.missed_retry == 0:
@@ -151,7 +152,7 @@ class StoreLookup:
         return f"completion store: {h.found:,} hits ({owners}), {missed:,} misses{f' ({reasons})' if missed else ''}"
 
     def _as_for(self, row: Sequence, known: StoredCompletion) -> StoredCompletion | None:
-        """The completion of `row` by the stored one `known`; None if it has to be generated again."""
+        """Return the stored completion `known`, cut for `row`; None if the row must be generated again."""
         own = known.run == self._run
         if known.finish_reason in self._retry and not own:
             self.hits.missed_retry += 1

@@ -1,4 +1,4 @@
-"""The parts that nodes of a run share: engines, the threads that compute for them, and the completion store."""
+"""The parts that nodes of a run share: engines, engine threads and the completion store."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import Runtime
 
 STORE_FILE = "completions.sqlite"
-"""In the output directory, unless `store.path` names another."""
+"""Name in the output directory, unless `store.path` names another file."""
 
 
 def check_room(model: ModelSettings, settings: EngineSettings) -> None:
-    """Check what can be checked before the model is loaded.
+    """Check the model and its row length before loading.
 
     Raises:
         ConfigError: the model cannot work, or `runtime.max_sequence_tokens` is more than it was trained for.
@@ -40,7 +40,7 @@ def check_room(model: ModelSettings, settings: EngineSettings) -> None:
 
 
 def engine_threads(runtime: Runtime) -> EngineThreads:
-    """The threads that compute, of all engines of the run."""
+    """Return the threads that compute for all engines of the run."""
     return runtime.resource(("engine threads",), EngineThreads, EngineThreads.close)
 
 
@@ -61,7 +61,7 @@ def decode_strategy(settings: DecodeSettings) -> Strategy:
 
 
 def shared_engine(runtime: Runtime, model: Model, settings: EngineSettings, decode: DecodeSettings) -> Engine:
-    """The engine for `model` with these settings: made for the first node that asks, ended with the run."""
+    """Return the engine for `model` with these settings: made for the first node that asks, closed with the run."""
 
     def make() -> tuple[Engine, list[Callable[[], None]]]:
         return _make_engine(runtime, model, settings, decode)
@@ -79,7 +79,7 @@ def shared_engine(runtime: Runtime, model: Model, settings: EngineSettings, deco
 def _make_engine(
     runtime: Runtime, model: Model, settings: EngineSettings, decode: DecodeSettings
 ) -> tuple[Engine, list[Callable[[], None]]]:
-    """An engine with its contexts, and what gives them back."""
+    """Make an engine with its contexts; also return the functions that give these back."""
     strategies = [decode_strategy(decode) for _ in range(settings.contexts)]
     queue = strategies[0].queue(settings)
     workers: list[Worker] = []
@@ -112,7 +112,7 @@ def warn_unless_exact(runtime: Runtime, settings: EngineSettings, model: Model) 
 
 
 def shared_store(runtime: Runtime, settings: StoreSettings) -> CompletionStore | None:
-    """The store of finished completions, None where it is switched off."""
+    """Return the store of finished completions; None if it is switched off."""
     if not settings.enabled:
         return None
     path = store_path(settings, runtime.output_dir)
@@ -123,7 +123,7 @@ def shared_store(runtime: Runtime, settings: StoreSettings) -> CompletionStore |
 def store_lookup(
     runtime: Runtime, store: StoreSettings, model: Model, decode: DecodeSettings, settings: EngineSettings
 ) -> StoreLookup | None:
-    """The lookup of a node's rows in the store of the run; None if the store is switched off."""
+    """Return a node's lookup in the store of the run; None if the store is switched off."""
     shared = shared_store(runtime, store)
     if shared is None:
         return None
@@ -134,13 +134,12 @@ def store_lookup(
 
 
 def store_path(settings: StoreSettings, directory: Path) -> Path:
-    """The file of the store of a run in `directory`."""
+    """Return the store's file for a run in `directory`."""
     return Path(settings.path).expanduser() if settings.path else directory / STORE_FILE
 
 
 def completion_keys(model: Model, decode: DecodeSettings, settings: EngineSettings) -> CompletionKeys:
-    """The maker of content keys. All of `settings` but those that only change the speed can change a bit of a row's
-    logits, so they are in the keys."""
+    """Return the maker of content keys. They cover all `settings` that can change a bit of a row's logits."""
     kept = {k: v for k, v in asdict(settings).items() if k not in not_in_data(EngineSettings)}
     return CompletionKeys(model.fingerprint(), asdict(decode), kept | settings.exactness())
 
@@ -148,7 +147,7 @@ def completion_keys(model: Model, decode: DecodeSettings, settings: EngineSettin
 def chosen_settings(
     runtime: Runtime, model: Model, settings: EngineSettings, lengths: Sequence[int], max_tokens: int, rows: int | None
 ) -> EngineSettings:
-    """Choose what `settings` leave open, once for all nodes that have them.
+    """Choose the open `settings`, once for all nodes that share them.
 
     Args:
         lengths: prompt tokens of the first rows.

@@ -1,4 +1,4 @@
-"""The body of a response, in the shape of OpenAI's API, made of the rows of a request.
+"""Response bodies in the shape of OpenAI's API, made from the rows of a request.
 
 What the API takes from a clock or from chance is fixed: `created` is 0, and ids follow from row and custom_id.
 In log-probabilities a token is its bytes in UTF-8, with U+FFFD for half a character; the chat shape has the bytes too.
@@ -16,18 +16,18 @@ import numpy as np
 from operators.openai.parameters import CHAT, EMBEDDINGS
 
 Row = dict[str, Any]
-"""A row behind Generate and Embed, by column."""
+"""A row after Generate and Embed, by column."""
 Pieces = Sequence[bytes]
 _REASONS = {"stop": "stop", "stop_string": "stop", "length": "length"}
 
 
 def digest_of(row: int, custom_id: str | None) -> str:
-    """The common part of the ids of a line: 24 hexadecimal digits that follow from it."""
+    """Return 24 hexadecimal digits from a line's row and custom_id, the common part of its ids."""
     return hashlib.blake2b(f"{row}|{custom_id}".encode(), digest_size=12).hexdigest()
 
 
 def line_of(rows: Sequence[Row], pieces: Pieces, fingerprint: str) -> dict[str, Any]:
-    """The line of a request in output.jsonl. `rows`: all rows of the request, in the order of their choices."""
+    """Return the line of a request in output.jsonl. `rows`: all its rows, in the order of their choices."""
     first = rows[0]
     digest = digest_of(first["row"], first["custom_id"])
     response = {"status_code": 200, "request_id": f"req_{digest}", "body": _body(rows, pieces, digest, fingerprint)}
@@ -56,7 +56,7 @@ def _body(rows: Sequence[Row], pieces: Pieces, digest: str, fingerprint: str) ->
 
 
 def usage(rows: Sequence[Row]) -> dict[str, int]:
-    """Count tokens: those of a prompt once, however many choices it has."""
+    """Count tokens; those of a prompt once, however many choices it has."""
     prompt = sum(len(row["prompt_ids"]) for row in rows if not row["sample"])
     if rows[0]["completion"] is None:
         return {"prompt_tokens": prompt, "total_tokens": prompt}
@@ -96,7 +96,7 @@ def _embedding(vector: Sequence[float], encoding: str | None) -> list[float] | s
 
 
 def _chat_scores(row: dict[str, Any], pieces: Pieces) -> dict[str, Any]:
-    """`logprobs` of a choice of /v1/chat/completions."""
+    """Return `logprobs` of a choice of /v1/chat/completions."""
     content = [
         {**_entry(token, logprob, pieces), "top_logprobs": [_entry(e["id"], e["logprob"], pieces) for e in top]}
         for token, logprob, top in _tokens(row, pieces)
@@ -105,7 +105,7 @@ def _chat_scores(row: dict[str, Any], pieces: Pieces) -> dict[str, Any]:
 
 
 def _completion_scores(row: dict[str, Any], pieces: Pieces) -> dict[str, Any]:
-    """`logprobs` of a choice of /v1/completions. The token that was drawn is among the likeliest, or one more."""
+    """Return `logprobs` of a choice of /v1/completions. The drawn token is added if it is not among the likeliest."""
     tokens, own, tops, offsets = [], [], [], []
     before = b""
     for token, logprob, top in _tokens(row, pieces):
@@ -118,7 +118,7 @@ def _completion_scores(row: dict[str, Any], pieces: Pieces) -> dict[str, Any]:
 
 
 def _tokens(row: dict[str, Any], pieces: Pieces) -> Iterator[tuple[int, float, list[dict[str, Any]]]]:
-    """Id, log-probability and the likeliest of each token that is in the text: those of a stop string are not."""
+    """Yield id, log-probability and likeliest tokens of each token in the text, without those of a stop string."""
     room = len(row["completion"].encode()) if row["finish_reason"] == "stop_string" else None
     taken = 0
     for token, logprob, top in zip(row["completion_ids"], row["logprobs"], row["top_logprobs"], strict=True):

@@ -1,4 +1,4 @@
-"""Reasons why a request is not answered: a code for programs, and words for people.
+"""Errors of requests: a code for programs, and a message for people.
 
 A fault becomes the reason of a reject, `code: message`, so that rejects/ and errors.jsonl say the same.
 """
@@ -44,7 +44,7 @@ class Fault(Exception):
 
 
 def parse_reason(reason: str) -> tuple[Code, str]:
-    """Return code and message of a reject. Rejects of other operators have the code FAILED."""
+    """Return the code and message of a reject. Rejects of other operators have the code FAILED."""
     code, separator, message = reason.partition(": ")
     if separator and code in list(Code):
         return Code(code), message

@@ -1,4 +1,4 @@
-"""The parameters of each endpoint. A body with any other is refused. docs/openai_batch.md says what each does."""
+"""The parameters of each endpoint; a body with any other is refused. docs/openai_batch.md explains each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from operators.openai.values import (
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 REQUIRED = ("model", "messages", "prompt", "input")
-"""Those of them that an endpoint has, a body must have."""
+"""Parameters that a body must have, if its endpoint has them."""
 MAX_CHOICES = 128
 _NO_TOOLS = "leave it out, or ask for JSON of a schema with response_format"
 _TEXT_ONLY = "the models are given text, and answer with text"
@@ -47,7 +47,7 @@ _GENERATE: Mapping[str, Read] = {
     "logit_bias": logit_bias,
     "stream": refused(_LEAVE_OUT, False),
     "stream_options": refused(_LEAVE_OUT),
-    # Not of the API: sampling keys of this project.
+    # Sampling keys of this project, which are not in the API.
     "top_k": whole(0),
     "min_p": number(0, 0.999999),
     "repetition_penalty": number(0.01, 100),

@@ -1,4 +1,4 @@
-"""ParseBatch: makes rows of the lines of a batch file, to be rendered, generated and embedded."""
+"""ParseBatch: turns the lines of a batch file into rows to render, generate and embed."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class ParseBatch(BaseOperator):
         """The digests in `_seen` of chunks that have not ended, by chunk."""
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
-        """Give the columns of the requests, `row` and `lineage`.
+        """Return the columns of the requests, `row` and `lineage`.
 
         Raises:
             SchemaError: the input does not come from data.format=lines.
@@ -162,7 +162,7 @@ def _rows(request: Request, source: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _seed(given: int | None, sample: int) -> int | None:
-    """The given seed for the first sample of a text, and seeds derived from it for the others."""
+    """Return the given seed for the first sample of a text, and derived ones for the others."""
     if given is None:
         return None
     own = given if not sample else hash_of(f"{given}|{sample}")

@@ -1,4 +1,4 @@
-"""A line of a batch file as a request: its envelope, its body, and rules between parameters."""
+"""Parse a line of a batch file into a request: its envelope, its body, and rules between parameters."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from operators.rows.arrow_types import MAX_NESTING, depth
 from operators.rows.json_values import unique_keys
 
 DEFAULT_COMPLETION_TOKENS = 16
-"""Of /v1/completions without max_tokens, as in the API."""
+"""Default max_tokens of /v1/completions, as in the API."""
 MAX_TEXTS = 2048
-"""Prompts or inputs of a request, as in the API."""
+"""Most prompts or inputs per request, as in the API."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def read_line(text: str) -> Mapping[str, Any]:
 
 
 def custom_id_of(line: Mapping[str, Any]) -> str:
-    """The custom_id of a line.
+    """Return the custom_id of a line.
 
     Raises:
         Fault: there is none.
@@ -75,7 +75,7 @@ def custom_id_of(line: Mapping[str, Any]) -> str:
 
 
 def request_of(line: Mapping[str, Any], models: Collection[str] | None) -> Request:
-    """The request of a line that has a custom_id. `models`: the names that are answered; None: any.
+    """Parse a line that has a custom_id. `models`: accepted model names; None: any.
 
     Raises:
         Fault: it cannot be answered as it is.
@@ -111,7 +111,7 @@ def _read(body: Mapping[str, Any], url: str) -> Columns:
 
 
 def _resolved(columns: Columns, url: str) -> tuple[Columns, list[str | list[int]], int]:
-    """The columns as later operators need them, the texts and the samples.
+    """Return the columns for later operators, the texts, and the number of samples.
 
     Raises:
         Fault: parameters contradict each other.

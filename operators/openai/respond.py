@@ -1,4 +1,4 @@
-"""Respond: makes one row with the response of all rows of a request."""
+"""Respond: merges all rows of a request into one row with the response."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Respond(BaseOperator):
         """The rows that have come, by chunk and source row: batch, index in it, and the row."""
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
-        """Give SCHEMA.
+        """Check the input; return SCHEMA.
 
         Raises:
             SchemaError: a column of ParseBatch, Tokenize, Embed or Generate is missing.

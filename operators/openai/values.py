@@ -1,4 +1,4 @@
-"""Readers of the values of a request's body: each checks a value that is not null, and gives columns of its row."""
+"""Readers of the values in a request's body: each checks a non-null value, and returns columns of its row."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from operators.openai.faults import Code, Fault
 
 Columns = dict[str, Any]
 Read = Callable[[str, Any], Columns]
-"""From a parameter's name and value to columns. Raises Fault."""
+"""Converts a parameter's name and value to columns. Raises Fault."""
 
 MAX_INT32 = 2**31 - 1
 SHOWN = 60
-"""Characters of a value that an error shows."""
+"""Characters of a value to show in an error."""
 ROLES: Mapping[str, str] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-"""The roles of messages, as chat templates know them: `developer` is the newer name of `system`."""
+"""Roles of messages to their names in chat templates: `developer` is the newer name of `system`."""
 
 
 def invalid(name: str, value: object, allowed: str) -> Fault:
-    """The fault of a value that is out of range or of another type."""
+    """Return the fault for a value out of range or of another type."""
     return Fault(Code.INVALID_VALUE, f"{name} is {_shown(value)}; allowed: {allowed}")
 
 
 def unsupported(name: str, remedy: str) -> Fault:
-    """The fault of something that the API has and this job has not."""
+    """Return the fault for a feature of the API that this job lacks."""
     return Fault(Code.UNSUPPORTED_PARAMETER, f"{name} is not supported; {remedy}")
 
 
@@ -36,7 +36,7 @@ def refuse_unknown(name: str, keys: Iterable[str], known: Iterable[str], code: C
 
 
 def kept(fits: Callable[[Any], bool], allowed: str) -> Read:
-    """Read a value for which `fits` holds, as it is, into the column of the parameter's name."""
+    """Make a reader that keeps a value for which `fits` holds, in the column of the parameter's name."""
 
     def read(name: str, value: Any) -> Columns:
         if not fits(value):
@@ -47,14 +47,14 @@ def kept(fits: Callable[[Any], bool], allowed: str) -> Read:
 
 
 def number(least: float, most: float) -> Read:
-    """Read a number in a range, which neither true nor NaN is."""
+    """Make a reader of a number in a range; booleans and NaN are refused."""
     return kept(
         lambda value: type(value) in (int, float) and least <= value <= most, f"a number from {least:g} to {most:g}"
     )
 
 
 def whole(least: int, most: int = MAX_INT32) -> Read:
-    """Read a whole number in a range."""
+    """Make a reader of a whole number in a range."""
     return kept(lambda value: type(value) is int and least <= value <= most, f"a whole number from {least} to {most}")
 
 
@@ -62,7 +62,7 @@ flag = kept(lambda value: type(value) is bool, "true or false")
 
 
 def refused(remedy: str, *harmless: object) -> Read:
-    """Refuse every value but `harmless` ones, which ask for nothing."""
+    """Make a reader that refuses all values but `harmless` ones, which have no effect."""
 
     def read(name: str, value: Any) -> Columns:
         # 0 equals False in Python, and `store: 0` is not `store: false`.
@@ -74,7 +74,7 @@ def refused(remedy: str, *harmless: object) -> Read:
 
 
 def ignored(name: str, value: Any) -> Columns:
-    """Accept any value of a parameter that says nothing about the answer."""
+    """Accept any value of a parameter that does not affect the answer."""
     return {}
 
 
@@ -87,7 +87,7 @@ def stop(name: str, value: Any) -> Columns:
 
 
 def top_p(name: str, value: Any) -> Columns:
-    """Read a number from 0 to 1. At 0 the likeliest token is left, as it is at any value that small."""
+    """Read a number from 0 to 1. At 0 only the likeliest token is left, as at any tiny value."""
     return {name: max(number(0, 1)(name, value)[name], 1e-9)}
 
 
@@ -132,7 +132,7 @@ def texts_or_ids(name: str, value: Any) -> Columns:
 
 
 def embedding_input(name: str, value: Any) -> Columns:
-    """Read the same, without an empty string."""
+    """Read the same as `texts_or_ids`, but no empty string."""
     columns = texts_or_ids(name, value)
     if "" in columns["texts"]:
         raise invalid(name, value, "texts of at least one character")
@@ -178,7 +178,7 @@ def _part(where: str, part: Any) -> str:
 
 
 def _shown(value: object) -> str:
-    """`value` as JSON, cut to what fits into a line."""
+    """Return `value` as JSON, shortened to fit into a line."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= SHOWN else text[:SHOWN] + "..."
 

@@ -1,4 +1,4 @@
-"""WriteBatch: the sink of a batch file. One Parquet file a chunk, and at the end output.jsonl and errors.jsonl."""
+"""WriteBatch: the sink of a batch file. One Parquet file per chunk, and at the end output.jsonl and errors.jsonl."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class WriteBatch(WriteRows):
 
 
 def _parts(data: Path) -> Iterator[Path]:
-    """The files of all chunks in order: each has one, also an empty one."""
+    """Yield the files of all chunks in order; an empty chunk has one, too."""
     chunk = 0
     while (path := data / part_name(chunk)).exists():
         yield path
@@ -75,7 +75,7 @@ def _output_lines(data: Path) -> Iterator[str]:
 
 
 def _error_lines(data: Path, rejects: Path) -> Iterator[str]:
-    """A line for each request that has rejects. Those of a chunk are sorted by (row, lineage)."""
+    """Yield a line for each request with rejects. Those of a chunk are sorted by (row, lineage)."""
     for part in _parts(data):
         path = rejects / part.name
         by_row: dict[int, list[Reject]] = {}
@@ -90,7 +90,7 @@ def _error_lines(data: Path, rejects: Path) -> Iterator[str]:
 def _error_line(row: int, reject: Reject) -> dict[str, Any]:
     custom_id, number = _origin(reject)
     code, message = parse_reason(reject["reason"])
-    if reject["file"] is not None:  # only what could not be read at all comes with its file
+    if reject["file"] is not None:  # only unreadable lines come with their file
         code = Code.INVALID_LINE
     where = "" if number is None else f"line {number}: "
     return {
@@ -102,7 +102,7 @@ def _error_line(row: int, reject: Reject) -> dict[str, Any]:
 
 
 def _origin(reject: Reject) -> tuple[str | None, int | None]:
-    """custom_id and the number of the line, where they are known."""
+    """Return custom_id and line number, each None if unknown."""
     record = _object(reject["record"])
     number = reject["line"] if reject["line"] is not None else record.get(LINE.name)
     given = record.get("custom_id", _object(record.get(TEXT.name)).get("custom_id"))
@@ -110,7 +110,7 @@ def _origin(reject: Reject) -> tuple[str | None, int | None]:
 
 
 def _object(text: object) -> Mapping[str, Any]:
-    """The JSON object in `text`; empty where there is none."""
+    """Return the JSON object in `text`; empty if there is none."""
     try:
         found = json.loads(text) if isinstance(text, str) else None
         json.dumps(found, ensure_ascii=False).encode()

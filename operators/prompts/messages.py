@@ -1,4 +1,4 @@
-"""Conversations as rows hold them: a list of messages, or the JSON text of one; contents as texts, or as parts."""
+"""Conversations in a column: lists of messages, or their JSON text, with contents as text or as parts."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pipeline.api.errors import SchemaError
 
 WANTED = "list<struct<role: string, content: string>>, or text that holds such a list as JSON"
 TEXT_PARTS = ("text", "input_text", "output_text")
-"""Types of parts that are text, as the APIs of OpenAI call them."""
+"""The types of text parts in OpenAI's APIs."""
 BETWEEN_PARTS = "\n"
-"""The separator of llama-server and vLLM, for chat templates that take texts only."""
+"""The separator between text parts, as in llama-server and vLLM, for chat templates that take only texts."""
 
 
 def require_messages(schema: pa.Schema, name: str) -> None:
-    """Refuse a column that cannot hold conversations.
+    """Check that a column can hold conversations.
 
     Raises:
         SchemaError: it is not there, or of another type.
@@ -36,10 +36,10 @@ def require_messages(schema: pa.Schema, name: str) -> None:
 
 
 def conversation(value: object, column: str) -> list[dict[str, Any]]:
-    """Return the messages of a row, each content a text, without the keys that only other rows' messages have.
+    """Return the messages of a row, each with its content as text, without keys that only other rows' messages have.
 
     Args:
-        value: what the row has in its messages column, not null.
+        value: the row's value in the messages column, not null.
         column: the name of that column.
 
     Raises:

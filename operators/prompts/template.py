@@ -1,4 +1,4 @@
-"""Jinja templates that may come from a stranger's model file: sandboxed, and the same text every time.
+"""Jinja templates, sandboxed and deterministic: they may come from an untrusted model file.
 
 Jinja's sandbox keeps a template from reaching Python. Its text and what its operators make are bounded in size.
 Time is not bounded: the watchdog (`runtime.stall_timeout_s`) ends the run of a template that never ends.
@@ -38,7 +38,7 @@ class Template:
 
     Args:
         source: its text.
-        name: what it is called in errors.
+        name: its name in errors.
         strict: an unknown variable and a printed null or function are errors, and `row.items` is the key `items` where
             there is one (templates that users write over columns). Otherwise they are empty, `None` and the method, as
             chat templates expect.
@@ -65,7 +65,7 @@ class Template:
             raise ConfigError(f"{name}, line {error.lineno}: {error.message}") from error
         except RecursionError as error:
             raise ConfigError(f"{name} is nested too deeply, or has an expression that is too long") from error
-        except Exception as error:  # a stranger's text goes through two compilers, Jinja's and Python's
+        except Exception as error:  # an untrusted text goes through two compilers, Jinja's and Python's
             raise ConfigError(f"{name} cannot be compiled: {type(error).__name__}: {error}") from error
         for node in tree.find_all(OTHER_TEMPLATES):
             what = type(node).__name__.lower().replace("fromimport", "from ... import")
@@ -74,7 +74,7 @@ class Template:
             )
 
     def render(self, values: dict[str, Any]) -> str:
-        """The text.
+        """Render the template.
 
         Raises:
             jinja2.TemplateError: the template refuses (`raise_exception`) or names what is not there, or the text has
@@ -93,7 +93,7 @@ class Template:
 
 
 def columns_of(schema: pa.Schema) -> str:
-    """List the columns for a message; says so if the input has none of its own."""
+    """List the columns for a message, or say that the input has none of its own."""
     listed = f"the columns are {', '.join(schema.names)}"
     return f"the input is empty ({listed})" if set(schema.names) <= {ROW.name} else listed
 
@@ -111,16 +111,16 @@ def used_columns(template: Template, schema: pa.Schema, given: Iterable[str] = (
     if unknown:
         hint = did_you_mean(unknown[0], schema.names)
         raise SchemaError(f"{template.name} uses '{unknown[0]}'; {columns_of(schema)}{hint}")
-    return [name for name in schema.names if name in template.named]  # one that is called `range` is meant as well
+    return [name for name in schema.names if name in template.named]  # a column named `range` counts as well
 
 
 class GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}` marks what the model wrote, for training; here it is its content."""
+    """Replaces `{% generation %}...{% endgeneration %}`, which marks the model's own text for training, by its
+    content."""
 
     tags = {"generation"}  # noqa: RUF012 - typed so by Jinja
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
-        """The content, in a scope of its own."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return jinja2.nodes.Scope(body, lineno=line)
@@ -132,7 +132,7 @@ def _bound(size: int) -> None:
 
 
 def _joined(pieces: Iterable[str]) -> str:
-    """Join `pieces`, and stop as soon as they are too long."""
+    """Join `pieces`; stop as soon as they are too long."""
     kept: list[str] = []
     size = 0
     for piece in pieces:
@@ -144,10 +144,9 @@ def _joined(pieces: Iterable[str]) -> str:
 
 
 class _BoundedConcat(CodeGenerator):
-    """Compiles `a ~ b` to a call of the sandbox, as Jinja does with the operators that a sandbox intercepts."""
+    """Compiles `a ~ b` to a call of the sandbox, like the operators that Jinja lets a sandbox intercept."""
 
     def visit_Concat(self, node: jinja2.nodes.Concat, frame: Frame) -> None:  # noqa: N802 - named by Jinja
-        """Write the call."""
         self.write("environment.call_concat(context, (")
         for part in node.nodes:
             self.visit(part, frame)
@@ -156,33 +155,31 @@ class _BoundedConcat(CodeGenerator):
 
 
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, in which no operator makes a huge value out of small ones."""
+    """A Jinja sandbox in which no operator makes a huge value out of small ones."""
 
     code_generator_class = _BoundedConcat
-    concat = staticmethod(_joined)  # joins what a macro, a block or {% set %} has printed
+    concat = staticmethod(_joined)  # joins the output of a macro, a block or {% set %}
     intercepted_binops = frozenset({"+", "*", "**"})
     keys_first = False
-    """`struct.items` is the field of that name where there is one, and not the method of a dict."""
+    """Resolve `struct.items` to the field of that name, if there is one, and not to the method of dict."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """`obj.attribute`."""
         if self.keys_first and isinstance(obj, dict) and attribute in obj:
             return obj[attribute]
         return super().getattr(obj, attribute)
 
     def call_concat(self, context: Context, parts: tuple[Any, ...]) -> str:
-        """`a ~ b ~ c`."""
         if context.eval_ctx.autoescape:
             _bound(sum(len(str(part)) for part in parts))
             return markup_join(parts)
         return _joined(map(str, parts))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """`left operator right`, for the operators that can make much out of little."""
+        """Apply an operator; bound those that can make large values."""
         if operator == "+":
             made = left + right
             if isinstance(made, SIZED):
-                _bound(len(made))  # at most twice what is allowed has been made
+                _bound(len(made))  # at most twice the limit has been made
             return made
         if operator == "*":
             for items, count in ((left, right), (right, left)):
@@ -207,7 +204,7 @@ def _environment(strict: bool, date: datetime.date | None) -> _Sandbox:
     environment.keys_first = strict
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
-    del environment.filters["random"], environment.globals["lipsum"]  # they give another text each time
+    del environment.filters["random"], environment.globals["lipsum"]  # not deterministic
     if date is not None:
         environment.globals["strftime_now"] = date.strftime
     return environment
@@ -216,7 +213,7 @@ def _environment(strict: bool, date: datetime.date | None) -> _Sandbox:
 def _printable(value: object) -> object:
     if value is None:
         raise jinja2.TemplateRuntimeError("prints a null; guard it with {% if column %} or {{ column or '' }}")
-    if callable(value):  # it would print its address, which differs from run to run
+    if callable(value):  # its repr has an address, which differs from run to run
         raise jinja2.TemplateRuntimeError(f"prints a function; call it: {getattr(value, '__name__', 'name')}()")
     return value
 
@@ -232,5 +229,5 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Write JSON as transformers does: unlike Jinja's own filter, it does not escape for HTML."""
+    """Write JSON as transformers does: without the HTML escapes of Jinja's own filter."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

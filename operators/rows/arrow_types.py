@@ -1,4 +1,4 @@
-"""Column types: those that users write (`list<string>`), those of JSON values and of files, one schema for several."""
+"""Column types: parse those that users write (`list<string>`), infer those of JSON values, and merge those of files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCALARS: Mapping[str, pa.DataType] = {
     "json": pa.string(),
 }
 MAX_NESTING = 100
-"""Of the types of a column."""
+"""Deepest nesting of a column's type."""
 SPELLING = f"{', '.join(SCALARS)}, list<type> or struct<name: type, ...>"
 INT64 = range(-(1 << 63), 1 << 63)
 
@@ -60,7 +60,7 @@ def _parsed(text: str) -> pa.DataType:
 
 
 def _parsed_fields(text: str) -> list[tuple[str, pa.DataType]]:
-    """Parse the fields of a struct, split at the commas that are not inside another type."""
+    """Parse the fields of a struct, split at commas outside of nested types."""
     fields, depth = [""], 0
     for character in text:
         depth += (character == "<") - (character == ">")
@@ -75,7 +75,8 @@ def _parsed_fields(text: str) -> list[tuple[str, pa.DataType]]:
 
 
 def infer_schema(rows: Iterable[Mapping[str, Any]]) -> pa.Schema:
-    """Infer the columns of JSON objects, in the order in which `rows` first have them; `null` where all values are.
+    """Infer the columns of JSON objects, in the order in which `rows` first have them; `null` for a column without a
+    value.
 
     If two rows contradict each other (a number and a string), the type of the first stays. An integer that does not fit
     int64 is a double. Strings stay strings, also those of which pyarrow.json would make dates.
@@ -88,7 +89,7 @@ def infer_schema(rows: Iterable[Mapping[str, Any]]) -> pa.Schema:
 
 
 def type_of(value: object) -> pa.DataType:
-    """The type that holds the JSON value."""
+    """Return the Arrow type of a JSON value."""
     if value is None:
         return pa.null()
     if isinstance(value, bool):
@@ -105,7 +106,7 @@ def type_of(value: object) -> pa.DataType:
 
 
 def _widened(known: pa.DataType, value: object) -> pa.DataType:
-    """The type that holds the values of `known` and `value`, or `known` where there is none."""
+    """Return the type that holds both the values of `known` and `value`; `known` if there is none."""
     if value is None or (isinstance(value, str) and known == pa.string()):  # the usual case, without merging
         return known
     merged = merge_types(known, type_of(value), json=True)
@@ -113,7 +114,7 @@ def _widened(known: pa.DataType, value: object) -> pa.DataType:
 
 
 def depth(value: Any) -> int:
-    """The depth of a JSON value: 1 for a number, 2 for a list of numbers."""
+    """Return the depth of a JSON value: 1 for a number, 2 for a list of numbers."""
     levels, inside = 0, [value]
     while inside:
         levels += 1
@@ -128,7 +129,7 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def plain_type(found: pa.DataType) -> pa.DataType:
-    """Return `found` without large offsets, views, dictionaries and extensions, so that there is one string type."""
+    """Replace large offsets, views, dictionaries and extensions in `found`, so that there is one string type."""
     if isinstance(found, pa.BaseExtensionType):
         return plain_type(found.storage_type)
     if pa.types.is_dictionary(found):
@@ -145,7 +146,8 @@ def plain_type(found: pa.DataType) -> pa.DataType:
 
 
 def merge_types(a: pa.DataType, b: pa.DataType, *, json: bool) -> pa.DataType | None:
-    """Return the type that holds values of both, or None. Null merges with any type, also inside; others must be equal.
+    """Return the type that holds the values of both, or None. Null merges with any type, also nested; other types must
+    be equal.
 
     `json`: int64 and double merge to double, and a struct may lack fields that the other has.
     """

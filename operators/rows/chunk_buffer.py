@@ -1,4 +1,4 @@
-"""Rows that wait for the end of their chunk, for operators whose decisions depend on the order of rows."""
+"""Hold rows until their chunk ends, for operators that depend on the order of rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ class HeldRows:
         self._open: dict[int, list[pa.RecordBatch]] = {}
 
     def hold(self, batch: Batch) -> None:
-        """Keep the rows of `batch`."""
         self._open.setdefault(batch.chunk, []).append(batch.data)
 
     def take(self, chunk: int) -> Batch | None:

@@ -1,4 +1,4 @@
-"""A name for the content of a file, wherever it lies and whatever its times are."""
+"""A content id of a file, independent of its path and times."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ WHOLE_UP_TO_BYTES = 1 << 30
 SAMPLE_BYTES = 1 << 20
 SAMPLES = 256
 SAMPLED = "sampled:"
-"""The beginning of the id of a file that is not hashed as a whole."""
+"""Prefix of the id of a file that is not hashed as a whole."""
 
 
 def content_id(path: Path, whole_up_to_bytes: int = WHOLE_UP_TO_BYTES) -> str:
-    """Return `sha256:` and the hash of the whole file; for a larger one `sampled:`, its size and the hash of samples.
+    """Return `sha256:` and the hash of the whole file, or for a larger one `sampled:`, its size and a hash of samples.
 
     The samples are SAMPLES evenly spaced blocks of SAMPLE_BYTES, the first at the start and the last at the end, so
     that a file of any size costs 256 MiB of reading. A change between two samples that keeps the size goes unseen.

@@ -1,4 +1,4 @@
-"""A set of hashes that costs what the hashes do: 16 bytes each."""
+"""A set of 128-bit hashes in NumPy arrays, at 16 bytes per hash."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import numpy.typing as npt
 
 HASH_BYTES = 16
 HASH = np.dtype(f"S{HASH_BYTES}")
-"""NumPy orders and compares it byte by byte. It drops zero bytes at the end of one, but not of a whole array."""
+"""NumPy compares it byte by byte. It strips trailing zero bytes from a single value, but not in an array."""
 
 
 class SeenHashes:
-    """A set of hashes of 128 bits: the chance that two of a billion different rows have the same is 1 in 10**21.
+    """A set of 128-bit hashes; the chance of a collision among a billion rows is 1 in 10**21.
 
-    Kept are sorted runs, each at least twice as long as the next one: a new run is merged with those not longer
+    It keeps sorted runs, each at least twice as long as the next one: a new run is merged with those not longer
     (Bentley and Saxe 1980, the logarithmic method). A look-up is a binary search in each. While two long runs are
     merged, the memory doubles for a moment.
     """
@@ -25,16 +25,16 @@ class SeenHashes:
         return sum(map(len, self._runs))
 
     def add(self, hashes: npt.NDArray[np.bytes_]) -> None:
-        """Add `hashes` (HASH [n]), none of which is in the set."""
+        """Add `hashes` (HASH [n]), none of which may be in the set."""
         run = np.sort(hashes)
         while self._runs and len(self._runs[-1]) < 2 * len(run):
             run = np.concatenate([self._runs.pop(), run])
-            run.sort(kind="stable")  # two sorted halves are merged, not sorted
+            run.sort(kind="stable")  # a stable sort merges two sorted halves
         if len(run):
             self._runs.append(run)
 
     def contain(self, hashes: npt.NDArray[np.bytes_]) -> npt.NDArray[np.bool_]:
-        """For each of `hashes` (HASH [n]) whether it is in the set: bool [n]."""
+        """Test each of `hashes` (HASH [n]) for membership: bool [n]."""
         found = np.zeros(len(hashes), bool)
         for run in self._runs:
             places = np.minimum(np.searchsorted(run, hashes), len(run) - 1)

@@ -1,4 +1,5 @@
-"""JSON values as columns: types from a JSON schema or as users write them, and the check that a value fits its type."""
+"""JSON values as columns: types from a JSON schema or from a job, and the conversion of a value to its column's
+type."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ _NOUNS = {type(None): "null", bool: "true or false", str: "a text", list: "a lis
 
 
 class Misfit(ValueError):
-    """A value that its column cannot hold; the message has its place as a JSON path."""
+    """A value does not fit its column; the message gives its place as a JSON path."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class JsonField:
     as_text: bool = False
 
     def value(self, found: Mapping[str, Any]) -> Any:
-        """Return the value of the column for the object `found`.
+        """Return the column's value for the object `found`.
 
         Raises:
             Misfit: it is missing, or of another type.
@@ -79,7 +80,7 @@ def declared_fields(fields: Mapping[str, str], optional: Sequence[str]) -> list[
 
 
 def schema_fields(schema: Any) -> list[JsonField]:
-    """Return the properties of a JSON schema as fields. Validation tells which are required.
+    """Return the properties of a JSON schema as fields. Required keys are left to the schema's validation.
 
     Raises:
         ConfigError: it is no object with properties, or the type of one does not follow from it; names the place.
@@ -94,7 +95,7 @@ def schema_fields(schema: Any) -> list[JsonField]:
 
 
 def _type(schema: Any, root: Any, place: str) -> pa.DataType:
-    """The type of all values that are valid under `schema`, which stands at `place` in `root`."""
+    """Return the Arrow type of all values that are valid under `schema`, which is at `place` in `root`."""
     found = _resolved(schema, root)
     named = found.get("type")
     kinds = [k for k in (named if isinstance(named, list) else [named]) if k != "null"]
@@ -117,7 +118,7 @@ def _type(schema: Any, root: Any, place: str) -> pa.DataType:
 
 
 def _of_options(schema: Mapping[str, Any], root: Any, place: str) -> pa.DataType:
-    """The type of all values of an enum, or of all options of an anyOf; null if they differ."""
+    """Return the common type of all values of an enum, or of all options of an anyOf; null if they differ."""
     values = [*schema.get("enum", []), *([schema["const"]] if "const" in schema else [])]
     kinds = [type_of(value) for value in values]
     for key in ("anyOf", "oneOf"):
@@ -132,7 +133,7 @@ def _of_options(schema: Mapping[str, Any], root: Any, place: str) -> pa.DataType
 
 
 def _resolved(schema: Any, root: Any) -> Mapping[str, Any]:
-    """Follow the $ref of `schema` in `root`; empty if it leads nowhere."""
+    """Follow the $ref of `schema` in `root`; return an empty schema if it cannot be resolved."""
     for _ in range(_MAX_REFERENCES):
         if not isinstance(schema, Mapping):
             break
@@ -173,7 +174,7 @@ def fitted(value: Any, kind: pa.DataType, path: str) -> Any:
 
 
 def _written(value: Any, path: str) -> str:
-    """The JSON text of a value that was read from one."""
+    """Return a value as JSON text."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except ValueError as error:  # 1e999 is read as infinity
@@ -183,12 +184,12 @@ def _written(value: Any, path: str) -> str:
 
 
 def noun(value: object) -> str:
-    """The kind of a JSON value, for messages: an object, a number ..."""
+    """Return the kind of a JSON value for messages: an object, a number ..."""
     return _NOUNS.get(type(value), "a number")
 
 
 def unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a JSON object of its pairs, as `object_pairs_hook`.
+    """Make a dict of the pairs of a JSON object; an `object_pairs_hook`.
 
     Raises:
         KeyError: a key comes twice; names it.

@@ -1,4 +1,4 @@
-"""The columns that identify a row: `row`, and `lineage`, whose numbers tell rows of one source row apart."""
+"""The columns that identify a row: `row`, and `lineage`, which distinguishes rows made from one source row."""
 
 from __future__ import annotations
 
@@ -12,31 +12,32 @@ from pipeline.api.errors import ConfigError
 from pipeline.api.records import LINEAGE, ROW
 
 IDENTITY = (ROW.name, LINEAGE.name)
-"""Columns that say which row it is."""
+"""Columns that identify a row."""
 
 
 def refuse_identity(names: Iterable[str], what: str) -> None:
-    """Raise ConfigError if one of `names` is `row` or `lineage`. `what`: what cannot be done with these."""
+    """Raise ConfigError if one of `names` is `row` or `lineage`. `what`: completes "cannot be ..."."""
     if taken := [name for name in names if name in IDENTITY]:
         raise ConfigError(f"'{taken[0]}' says which row it is; `row` and `lineage` cannot be {what}")
 
 
 def with_lineage(fields: Iterable[pa.Field]) -> pa.Schema:
-    """`fields`, one of which is `row`, with `lineage` behind that."""
+    """Return a schema of `fields`, with `lineage` after `row`."""
     others = [f for f in fields if f.name != LINEAGE.name]
     others.insert([f.name for f in others].index(ROW.name) + 1, LINEAGE)
     return pa.schema(others)
 
 
 def repeated(counts: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-    """For rows that become `counts` rows each: the row that each is made of, and its number among these, from 0."""
+    """Return, for parents that become `counts` rows each, the parent of each new row, and its number among its
+    siblings, from 0."""
     parents = np.repeat(np.arange(len(counts)), counts)
     numbers = np.arange(len(parents)) - np.repeat(np.cumsum(counts) - counts, counts)
     return parents, numbers.astype(np.int32)
 
 
 def append_to_lineage(lineage: pa.ListArray | None, numbers: npt.NDArray[np.int32]) -> pa.ListArray:
-    """`lineage` (list<int32>, None or null: empty) with one number of `numbers` (int32 [rows]) at the end of each."""
+    """Append one of `numbers` (int32 [rows]) to each list of `lineage` (list<int32>; None or null counts as empty)."""
     rows = len(numbers)
     if lineage is not None and lineage.null_count:
         lineage = pa.array([v or [] for v in lineage.to_pylist()], LINEAGE.type)

@@ -1,4 +1,4 @@
-"""Find texts that are nearly the same as a kept one: MinHash and locality-sensitive hashing, by datasketch."""
+"""Find near-duplicate texts by MinHash and locality-sensitive hashing, with datasketch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from operators.settings.checks import check
 from pipeline.api.errors import ConfigError, install
 
 SIGNATURE = np.dtype("<u4")
-"""datasketch keeps 64 bits of each number, of which the upper half is zero."""
+"""datasketch uses 64 bits per number, but the upper half is always zero."""
 Signature = npt.NDArray[np.uint32]
 
 
@@ -42,7 +42,7 @@ class Near:
 
 
 class NearTexts:
-    """The kept texts, as signatures.
+    """The kept texts, as MinHash signatures.
 
     Raises:
         ConfigError: datasketch is not installed, or it has no index for such a threshold.
@@ -56,7 +56,7 @@ class NearTexts:
         self._near = near
         try:
             self._index: Any = MinHashLSH(threshold=near.threshold, num_perm=near.permutations)
-        except ValueError as error:  # one band of all numbers would be best, and is refused
+        except ValueError as error:  # the best index would be a single band, which datasketch refuses
             raise ConfigError(
                 f"near.threshold={near.threshold} is too high for {near.permutations} permutations: {error};"
                 " lower it, or compare whole columns with columns: [...]"
@@ -65,14 +65,15 @@ class NearTexts:
         self._kept: list[Signature] = []
 
     def signature(self, text: str) -> Signature:
-        """The signature of a text: SIGNATURE [permutations]."""
+        """Return the signature of a text: SIGNATURE [permutations]."""
         minhash = self._minhash(None)
         minhash.update_batch(set(shingles(text, self._near.words)))
         signature: Signature = minhash.hashvalues.astype(SIGNATURE)
         return signature
 
     def has_like(self, signature: Signature) -> bool:
-        """True if a kept text is nearly the same: if the estimate of one of the index's candidates is high enough."""
+        """Return True if a kept text is a near duplicate: if the estimated similarity of a candidate reaches the
+        threshold."""
         found = self._index.query(self._minhash(signature))
         return any(np.mean(self._kept[i] == signature) >= self._near.threshold for i in found)
 
@@ -82,7 +83,7 @@ class NearTexts:
         self._kept.append(signature)
 
     def _minhash(self, signature: Signature | None) -> Any:
-        """Make datasketch's object for a signature, or for no text yet, by copying one: making new permutations takes
+        """Make datasketch's object for a signature, or for no text, by copying one: making new permutations takes
         longer than hashing a text."""
         minhash = self._first.copy()
         if signature is not None:

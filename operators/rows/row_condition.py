@@ -1,4 +1,4 @@
-"""`where` of Generate and Embed: choose the rows that an operator works on, and pass the others by."""
+"""`where` of Generate and Embed: selects the rows to process; the others pass by."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Where:
             self._condition.plan(schema, lambda kind: kind == pl.Boolean, "true or false; compare it with something")
 
     def split(self, batch: Batch) -> tuple[Batch, Batch]:
-        """Return the rows that are worked on, and those for which the condition is false or null."""
+        """Return the rows to process, and those for which the condition is false or null."""
         if self._condition is None:
             return batch, batch.with_data(batch.data.slice(0, 0))
         holds = self._condition.values(batch.data).fill_null(False).to_numpy()
@@ -54,7 +54,7 @@ class Where:
         of_own: Callable[[Sequence[Batch], Task], Forecast],
         passing: Callable[[Batch], Batch],
     ) -> Forecast:
-        """Forecast `task`, in which only the chosen rows take time (see BaseOperator.forecast).
+        """Forecast `task`, in which only the selected rows take time (see BaseOperator.forecast).
 
         Args:
             of_own: forecasts the chosen rows.
@@ -69,7 +69,7 @@ class Where:
 
 
 def passed_by(batch: Batch, kept: Collection[str], schema: pa.Schema) -> Batch:
-    """Return the rows of `batch` under `schema`: unchanged in the columns `kept` that it has, null in all others."""
+    """Return the rows of `batch` under `schema`: the columns `kept` as they are, nulls in all others."""
     data = batch.data
     columns = [
         data.column(field.name)

@@ -1,4 +1,4 @@
-"""64-bit hashes of rows by their identity: the same on every machine, in whatever order rows come."""
+"""64-bit hashes of rows by their identity, independent of machine and order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def hash_of(text: str) -> int:
 
 
 def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """A bijection of uint64 in which each bit depends on every bit: SplitMix64's finaliser (Steele et al. 2014)."""
+    """Apply SplitMix64's finaliser (Steele et al. 2014), a bijection of uint64 in which each bit depends on every
+    bit."""
     values = values + np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

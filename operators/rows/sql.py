@@ -26,7 +26,7 @@ _OTHERS = (
     pa.types.is_run_end_encoded,
     pa.types.is_union,
 )
-"""Types that polars does not know."""
+"""Types that polars does not support."""
 
 
 class RowExpression:
@@ -65,11 +65,11 @@ class RowExpression:
 
         Raises:
             ConfigError: it is not SQL.
-            SchemaError: it names an unknown column or none, or its type is not what is wanted.
+            SchemaError: it names an unknown column or none, or its type does not fit.
         """
         schema = pa.schema([f for f in schema if known_to_polars(f.type)])
         kind = self._checked(schema)
-        # A column is used if nothing works without it: the others need not be converted for each batch.
+        # A column is used if the expression fails without it. Only used columns are converted for each batch.
         self._columns = [name for name in schema.names if not self._works_without(schema, name)]
         if not self._columns:
             raise SchemaError(f"{self._name} names no column; the columns are {', '.join(schema.names)}")
@@ -81,7 +81,7 @@ class RowExpression:
         """Evaluate the expression for each row.
 
         Raises:
-            ValueError: it cannot be computed of these rows (a text that is no number, say).
+            ValueError: it fails for one of these rows (a text that is no number, say).
         """
         try:
             found = self._evaluate(data.select(self._columns))
@@ -113,13 +113,13 @@ class RowExpression:
         return True
 
     def _evaluate(self, data: pa.RecordBatch) -> pl.Series:
-        # sql_expr would do without the SELECT, but knows no IN.
+        # sql_expr would need no SELECT, but does not support IN.
         frame = pl.DataFrame(pl.from_arrow(data))
         return frame.sql(f"SELECT ({self._text}\n) AS value FROM self")["value"]
 
 
 def known_to_polars(kind: pa.DataType) -> bool:
-    """True if polars takes a column of this type; some others end the process with a message of its own."""
+    """Return True if polars accepts a column of this type; some other types make it abort the process."""
     if any(is_other(kind) for is_other in _OTHERS):
         return False
     inner = [kind.field(i) for i in range(kind.num_fields)]
@@ -127,7 +127,7 @@ def known_to_polars(kind: pa.DataType) -> bool:
 
 
 def _without_plan(error: PolarsError) -> str:
-    """The text of a polars error, without the plan of its query."""
+    """Return the text of a polars error, without the query plan."""
     return str(error).partition("\n\nResolved plan")[0]
 
 

@@ -1,4 +1,4 @@
-"""Columns of token ids: Arrow list<int32> over NumPy buffers, without copies."""
+"""Columns of token ids: Arrow list<int32> on NumPy buffers, without copies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PROMPT_IDS = pa.field("prompt_ids", pa.list_(pa.int32()))
 
 
 def list_column(ids: npt.NDArray[np.int32], offsets: npt.NDArray[np.int32]) -> pa.ListArray:
-    """Make list<int32> over the buffers of `ids` and `offsets`, without a copy."""
+    """Make a list<int32> column on the buffers of `ids` and `offsets`."""
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(ids, pa.int32()))
 
 

@@ -1,9 +1,8 @@
-"""Reads whole texts for the model's outputs at every token, several texts in one call.
+"""Compute the model's outputs at every token of whole texts, several texts per call.
 
-Nothing is drawn and nothing is kept: texts of equal length are computed together, in the slots from 0 on, and
-forgotten. Of a text the bits depend on the text alone, by the rules of operators/engine/scheduler/radix_tree.py: only
-equal pieces share a call, no text has a piece of a single token, and where one is cut both parts are computed by the
-kernel that the whole would have been.
+Nothing is sampled or kept: texts of equal length are computed together, in the slots from 0 on, and cleared. The bits
+of a text depend on the text alone, by the rules of operators/engine/scheduler/chunking.py: only equal pieces share a
+call, no piece has a single token, and all pieces are computed by the kernel for the whole text.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from operators.engine.backend.interface import Decoder, Logits, TokenIds
 from operators.settings.runtime import KERNEL_TOKENS, EngineSettings
 
 OUTPUT_BYTES = 256 << 20
-"""Memory for the logits of a call. llama.cpp computes them in a buffer of that size besides."""
+"""Memory for the logits of a call. llama.cpp has a second buffer of that size."""
 SLOTS = 16
-"""Texts of one call at most: more fill a call only where they have fewer than 32 tokens, and each costs KV cache."""
+"""Most texts per call. More would fill a call only with texts of fewer than 32 tokens, and each costs KV cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The outputs of the model for some tokens of a text.
+    """The model's outputs for consecutive tokens of a text.
 
     Args:
         index: which text.
@@ -40,7 +39,7 @@ class Part:
 
 
 class Reader:
-    """Reads texts on a decoder that gives an output for any token (Wanted.EVERY or Wanted.EMBEDDINGS).
+    """Reads texts with a decoder that gives outputs for any token (Wanted.EVERY or Wanted.EMBEDDINGS).
 
     Args:
         decoder: with the settings that `reading_settings` gives.
@@ -52,7 +51,7 @@ class Reader:
         self._least = KERNEL_TOKENS if decoder.shape.deterministic else 1
 
     def groups(self, lengths: Seq[int]) -> Iterator[list[int]]:
-        """Group texts, by their indices, that are read together: of equal length, as many as fit into a call."""
+        """Group the indices of texts to read together: texts of equal length, as many as fit into a call."""
         order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
         for length, same in itertools.groupby(order, lengths.__getitem__):
             texts = list(same)
@@ -60,10 +59,10 @@ class Reader:
             yield from (texts[start : start + most] for start in range(0, len(texts), most))
 
     def read(self, texts: Seq[TokenIds], first: Seq[int]) -> Iterator[Part]:
-        """Read a group of texts; gives outputs of each from the position `first` on at the latest.
+        """Read a group of texts; yield the outputs of each from position `first` or earlier.
 
-        A text of one token gets a second one behind it, which changes nothing before it and whose output is left out:
-        the backend computes a lone token with other kernels.
+        A text of one token gets a second one after it, which does not affect the first and whose output is dropped: the
+        backend computes a lone token with other kernels.
 
         Raises:
             DecodeFailed: the backend refused a call.
@@ -75,7 +74,7 @@ class Reader:
         start = 0
         for count in pieces(len(fed[0]), self._room, self._least):
             end = start + count
-            # Two at least: the backend computes a lone output with other kernels.
+            # At least two: the backend computes a lone output with other kernels.
             outputs = [min(count, max(2, end - since)) if end > since else 0 for since in first]
             decoder.batch.clear()
             decoder.batch.add_spans([ids[start:end] for ids in fed], [start] * len(fed), list(range(len(fed))), outputs)
@@ -89,7 +88,8 @@ class Reader:
 
 
 def pieces(length: int, room: int, least: int) -> list[int]:
-    """Cut a text of `length` tokens into pieces of at most `room`, the size of a call, and at least `least` tokens."""
+    """Return the sizes of the pieces of a text of `length` tokens, each at most `room`, the size of a call, and at
+    least `least`."""
     found: list[int] = []
     while length > room:
         found.append(min(room, length - least))
@@ -98,7 +98,7 @@ def pieces(length: int, room: int, least: int) -> list[int]:
 
 
 def reading_settings(settings: EngineSettings, n_vocab: int) -> EngineSettings:
-    """`settings` for a decoder that gives an output for every token: as many tokens in a call as OUTPUT_BYTES allow."""
+    """Return `settings` for a decoder with an output per token: as many tokens per call as OUTPUT_BYTES allow."""
     settings = settings.with_defaults()
     least = 2 * KERNEL_TOKENS if settings.deterministic else 1
     tokens = max(least, min(settings.n_ubatch, OUTPUT_BYTES // (4 * n_vocab)))

@@ -1,4 +1,4 @@
-"""The shared part of Score and Embed: a model, a context of their own from its pool, and the engine's thread."""
+"""ReadsTexts: the base of Score and Embed, with a model, a context of its own, and the engine's thread."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ from pipeline.api.protocols import BaseOperator, MemoryNeed, Runtime
 from pipeline.api.records import Batch, Output, require_column
 
 TEXT_TYPES = (pa.string(), pa.list_(pa.int32()))
-"""A text, or its token ids."""
+"""Types of a column of texts: strings, or lists of token ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text to be read. `start`: its first token that counts."""
+    """A text to read. `start`: its first token to score."""
 
     ids: TokenIds
     start: int = 0
 
 
 class ReadsTexts(BaseOperator):
-    """An operator that makes columns of texts, with a context of its own.
+    """Base of operators that compute columns from texts, with a context of their own.
 
     Args:
         model, settings: the config groups `model` and `runtime`.
-        columns: those that make a text, one behind the other.
+        columns: the columns whose texts are joined into one.
     """
 
     wanted: ClassVar[Wanted]
-    """Logits or embeddings."""
+    """Outputs to ask of the decoder: logits or embeddings."""
     broken: ClassVar[str]
-    """The reason to reject a text whose result is no number."""
+    """Reason to reject a text whose result is NaN."""
     _schema: pa.Schema
 
     def __init__(self, model: ModelSettings, settings: EngineSettings, columns: Seq[str]) -> None:
@@ -57,18 +57,18 @@ class ReadsTexts(BaseOperator):
 
     @abstractmethod
     def _texts(self, data: pa.RecordBatch) -> list[Text | str]:
-        """The text of each row, or the reason why it cannot be read."""
+        """Return the text of each row, or the reason why it cannot be read."""
 
     @abstractmethod
     def _results(self, texts: Seq[Text]) -> list[Any]:
-        """Read the texts; the result of each, or None if it is no number."""
+        """Read the texts; return the result of each, or None if it is NaN."""
 
     @abstractmethod
     def _arrays(self, results: Seq[Any]) -> list[pa.Array]:
-        """The new columns."""
+        """Return the new columns."""
 
     def _check(self, schema: pa.Schema) -> None:
-        """Check the columns that are read, and what can be checked before the model is loaded.
+        """Check the columns to read and, before loading, the model.
 
         Raises:
             ConfigError: the model cannot work, or `runtime.max_sequence_tokens` is more than it was trained for.
@@ -79,28 +79,26 @@ class ReadsTexts(BaseOperator):
             require_column(schema, name, TEXT_TYPES)
 
     def fingerprint(self) -> dict[str, Any]:
-        """The model's content, and what can change the last bits where these matter."""
+        """Return the model's content, and the settings that can change the last bits where these matter."""
         return {"model": inspect_model(self._model).fingerprint, **self._settings.exactness()}
 
     def memory_needs(self) -> Iterable[MemoryNeed]:
-        """The model, and a context of its own."""
+        """Return the memory of the model, and of a context of its own."""
         if (sizes := inspect_model(self._model).sizes) is not None:
             settings = reading_settings(self._settings, sizes.n_vocab)
             yield from model_memory(self._model, settings, id(self), self.wanted)
 
     def open(self, runtime: Runtime) -> None:
-        """Load the model, if no other node has."""
+        """Load the model, unless another node has."""
         self._runtime = runtime
         self._loaded = load_model(runtime, self._model)
         self._room = max_sequence_tokens(self._settings, self._loaded.n_ctx_train)
 
     def close(self) -> None:
-        """Give the context back."""
         if self._give_back is not None:
             self._give_back()
 
     def _outputs(self, batch: Batch) -> Iterable[Output]:
-        """Read the texts of one batch."""
         found = self._texts(batch.data)
         texts = {i: text for i, text in enumerate(found) if not isinstance(text, str)}
         results = dict(zip(texts, self._results(list(texts.values())), strict=True))
@@ -115,7 +113,6 @@ class ReadsTexts(BaseOperator):
             yield batch.with_data(pa.record_batch(columns, schema=self._schema))
 
     def _take_context(self) -> None:
-        """Take a context, unless it has been taken."""
         if self._give_back is not None:
             return
         runtime, model = self._runtime, self._loaded
@@ -129,7 +126,7 @@ class ReadsTexts(BaseOperator):
         runtime.totals(lambda: {f"{node}/groups": float(self._groups), f"{node}/read_s": self._seconds})
 
     def _read(self, texts: Seq[TokenIds], first: Seq[int], take: Callable[[int, Part], None]) -> None:
-        """Read `texts`, each from the position `first` on at the latest; the engine's thread is to `take` what comes.
+        """Read `texts`, each from position `first` or earlier, and have the engine's thread `take` the outputs.
 
         `take` is called with the index of a text and its parts, in order; another text may come between.
 
@@ -155,11 +152,11 @@ class ReadsTexts(BaseOperator):
         return text_ids(data.column(name), self._loaded, begins=begins)
 
     def _bos(self, kind: pa.DataType) -> int:
-        """Tokens at the beginning of a text in a column of type `kind` that are not its own: 1 for a BOS."""
+        """Return the number of BOS tokens that were put before a text in a column of type `kind`: 0 or 1."""
         return int(pa.types.is_string(kind) and self._loaded.add_bos)
 
     def _readable(self, text: Text) -> Text | str:
-        """`text`, or why the model cannot read it."""
+        """Return `text`, or the reason why the model cannot read it."""
         if len(text.ids) > self._room:
             return f"the text has {len(text.ids)} tokens, and runtime.max_sequence_tokens is {self._room}"
         n_vocab = self._loaded.n_vocab
@@ -169,12 +166,12 @@ class ReadsTexts(BaseOperator):
         return text
 
     def _token_counts(self, data: pa.RecordBatch) -> list[int | None]:
-        """For each row the tokens that are read for it; None where it is refused."""
+        """Return the number of tokens to read for each row; None if it is rejected."""
         return [None if isinstance(text, str) else len(text.ids) for text in self._texts(data)]
 
     @contextmanager
     def _opened(self, runtime: Runtime) -> Iterator[float]:
-        """Open, for a forecast, and close; gives the seconds that opening took."""
+        """Open for a forecast, and close afterwards; yields the seconds that opening took."""
         began = time.perf_counter()
         self.open(runtime)
         try:
@@ -184,7 +181,8 @@ class ReadsTexts(BaseOperator):
 
 
 def text_ids(column: pa.Array, model: Model, *, begins: bool) -> Iterator[TokenIds | None]:
-    """int32 token ids of each text of `column`, None for null. Lists of ids are taken as they are; a null in one is -1.
+    """Yield the int32 token ids of each text of `column`, None for null. Lists of ids are passed on; a null in one
+    becomes -1.
 
     Special tokens in a text are parsed. `begins`: a BOS is put first where the model wants one.
     """

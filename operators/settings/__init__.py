@@ -1,4 +1,4 @@
-"""The config groups that operators read, as typed dataclasses with value checks.
+"""The config groups that operators read, as dataclasses that check their values.
 
 Hydra composes them from conf/; `__post_init__` runs when the composed config becomes objects, so a value that cannot
 work is refused before anything is loaded. A field whose metadata says `fingerprint: False` may change between two

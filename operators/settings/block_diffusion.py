@@ -58,11 +58,11 @@ class BlockDiffusionSettings(DecodeSettings):
 
     @property
     def steps(self) -> int:
-        """Denoising steps of a block."""
+        """Denoising steps per block."""
         return min(self.denoising_steps or self.block_length, self.block_length)
 
     def committed(self, step: int) -> int:
-        """Tokens that the schedule commits in `step` of a block, counted from 0: as even as can be, the first steps
-        more. It counts the length of the block, not what a prompt has left of it."""
+        """Return the tokens that the schedule commits in `step` of a block, from 0: spread evenly, the first steps one
+        more. It counts whole blocks, even if a prompt fills part of the block."""
         each, more = divmod(self.block_length, self.steps)
         return each + (step < more)

@@ -1,4 +1,4 @@
-"""Checks of the config groups, and the mark of fields that cannot change a result."""
+"""Checks of the config groups, and the mark for fields that cannot change a result."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import Any
 from pipeline.api.errors import ConfigError, InputError
 
 NOT_IN_DATA: Mapping[str, Any] = {"fingerprint": False}
-"""Metadata of a field that may change between two attempts of one run: it cannot change a byte of data/."""
+"""Metadata of a field that may change between two attempts of a run, since it cannot change a byte of data/."""
 
 
 def check(holds: bool, key: str, value: object, allowed: str) -> None:
-    """Raise ConfigError, naming `key`, its `value` and what is `allowed`, unless the condition `holds`."""
+    """Raise ConfigError with `key`, its `value` and what is `allowed`, unless `holds`."""
     if not holds:
         quotes = "; yes, no, on, off, true and false are texts only in quotes" if _has_boolean(value) else ""
         raise ConfigError(f"{key}={value!r} cannot work: {allowed}{quotes}")
 
 
 def check_one_of(key: str, value: object, allowed: Collection[str]) -> None:
-    """Raise ConfigError, naming `key` and its `value`, unless that is one of those `allowed`."""
+    """Raise ConfigError with `key` and `value`, unless the value is among `allowed`."""
     check(value in allowed, key, value, f"it is one of {', '.join(allowed)}")
 
 
 def _has_boolean(value: object) -> bool:
-    """Look for a boolean in a list or a mapping: YAML makes one of a word that was meant as a text."""
+    """Return True if a list or mapping has a boolean: YAML reads words like `no` as one."""
     inside = [*value, *value.values()] if isinstance(value, Mapping) else value if isinstance(value, list) else []
     return any(isinstance(v, bool) for v in inside)
 
@@ -50,12 +50,12 @@ def read_text(path: str, key: str) -> str:
 
 
 def not_in_data(settings: type) -> set[str]:
-    """The fields of a settings class that cannot change a byte of data/."""
+    """Return the fields of a settings class that cannot change a byte of data/."""
     return {f.name for f in fields(settings) if f.metadata.get("fingerprint") is False}
 
 
 def usable_cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

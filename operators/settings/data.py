@@ -49,13 +49,13 @@ class DataSettings:
         check(bool(fit), "data.path", self.path, "it is a path, a URL, or a list of these")
         check(_texts(self.schema), "data.schema", self.schema, "it maps names of columns to types, or is null")
         check(_texts(self.rename), "data.rename", self.rename, "it maps names in the files to others, or is null")
-        options = isinstance(self.storage_options, dict | None)  # its value stands in no message
+        options = isinstance(self.storage_options, dict | None)  # its value may be a secret: messages leave it out
         check(options, "data.storage_options", "...", "it maps names of options to values, or is null")
         check(self.limit is None or self.limit >= 1, "data.limit", self.limit, "it is 1 or more, or null for all rows")
 
 
 def _texts(mapping: Any) -> bool:
-    """True for null, and for a mapping of texts to texts."""
+    """Return True for null, and for a mapping of strings to strings."""
     return mapping is None or (
         isinstance(mapping, dict) and all(isinstance(text, str) for pair in mapping.items() for text in pair)
     )

@@ -15,9 +15,9 @@ COMPRESSIONS = {
     "jsonl": ("none", "gzip", "zstd"),
     "arrow": ("none", "zstd", "lz4"),
 }
-"""By output format; the first is the default. Arrow files without one can be memory-mapped."""
+"""Compressions by output format, the default first. Uncompressed Arrow files can be memory-mapped."""
 LEVELS = {"zstd": 22, "gzip": 9}
-"""The highest level of those compressions that have levels."""
+"""The highest level of the compressions that have levels."""
 
 
 @dataclass
@@ -94,7 +94,7 @@ class OutputSettings:
 
 
 def _card(given: object) -> CardSettings | None:
-    """`output.card` as it comes from a job, the command line or config.yaml."""
+    """Read `output.card` from a job, the command line or config.yaml."""
     if given is None or given is False:
         return None
     if isinstance(given, CardSettings):

@@ -14,7 +14,7 @@ KV_TYPES = ("f16", "f32", "q8_0")
 ADMISSIONS = ("reserve", "optimistic")
 MAX_SLOTS = 255
 THREADS_PER_CORE = 2
-"""More threads gain nothing, and so many that the machine cannot start them end the process."""
+"""Most threads per core: more gain nothing, and a number that the machine cannot start crashes the process."""
 DEFAULT_SEQUENCE_TOKENS = 1024
 _UNITS = {"": 1, "b": 1, "mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 _BYTES = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(|b|[mgt]i?b)\s*", re.IGNORECASE)
@@ -28,7 +28,7 @@ OPEN: dict[str, Any] = {
 }
 """Values of EngineSettings that leave their key open, for a calibration to choose."""
 KERNEL_TOKENS = 64
-"""CPU flash attention computes this many tokens of a row and more with another kernel than fewer."""
+"""CPU flash attention uses another kernel from this many tokens of a row on."""
 
 
 @dataclass
@@ -97,7 +97,7 @@ class EngineSettings:
 
     slots: int = field(default=16, metadata=NOT_IN_DATA)
     max_sequence_tokens: int | None = None
-    # Threads and layout change the last bits. Where these matter, operators fingerprint what they come to: `exactness`.
+    # Threads and layout change the last bits. Where these matter, operators fingerprint their values: `exactness`.
     threads: int | None = field(default=None, metadata=NOT_IN_DATA)
     kv: str = field(default="per_sequence", metadata=NOT_IN_DATA)
     kv_type: str = "f16"
@@ -168,12 +168,13 @@ class EngineSettings:
 
     @property
     def row_limit(self) -> str:
-        """The key that says how long a row may be: runtime.n_ctx where not even one row of max_sequence_tokens fits."""
+        """The key that limits the length of a row: runtime.n_ctx if not even one row of max_sequence_tokens fits into
+        it."""
         longest = self.max_sequence_tokens or DEFAULT_SEQUENCE_TOKENS
         return "runtime.n_ctx" if self.n_ctx is not None and self.n_ctx < longest else "runtime.max_sequence_tokens"
 
     def exactness(self) -> dict[str, object]:
-        """The settings of the machine's side that can change a bit; none if texts need not be the same to the bit."""
+        """Return the machine's settings that can change a bit of a text; none unless `deterministic`."""
         if not self.deterministic:
             return {}
         return {"threads": self.with_defaults().threads or usable_cores(), "kv": self.with_defaults().kv}
@@ -185,10 +186,10 @@ class EngineSettings:
         return None if found is None else int(float(found[1]) * _UNITS[found[2].lower()])
 
     def open_keys(self) -> list[str]:
-        """The keys that a calibration is to choose."""
+        """Return the keys that are left to a calibration."""
         return [key for key, value in OPEN.items() if getattr(self, key) == value]
 
     def with_defaults(self) -> EngineSettings:
-        """Return a copy with the usual values for what is open."""
+        """Return a copy with the usual values for open keys."""
         usual: dict[str, Any] = {f.name: f.default for f in fields(EngineSettings)}
         return replace(self, **{key: usual[key] for key in self.open_keys()})

@@ -26,7 +26,7 @@ STEP_ORDER = (
 )
 """The steps in llama.cpp's default order."""
 MOST_SAMPLES = 10_000
-"""Completions of a prompt: a batch of rows is made so many times as long at once."""
+"""Most completions per prompt: a batch of rows is repeated that often in memory."""
 _WINDOW = "0 (off) or more; null looks back on the whole row"
 _TEXTS_ALLOWED = "strings of at least one character"
 
@@ -54,7 +54,7 @@ def _is_bias(value: object) -> bool:
 
 
 def _rule(allowed: str, holds: Callable[[Any], bool]) -> Mapping[str, Any]:
-    """Metadata of a field: the condition that its value can work, and in words which values do."""
+    """Return the metadata of a field: the check of its value, and the allowed values in words."""
     return {"allowed": allowed, "holds": holds}
 
 
@@ -172,11 +172,11 @@ _LISTS: Mapping[str, Sequence[pa.DataType] | None] = {
     "logit_bias": None,
 }
 PER_ROW_KEYS = ("seed", *(f.name for f in fields(SamplingSettings) if f.name not in ("structured", "per_row")))
-"""Keys that a column can override."""
+"""Keys that a column may override."""
 
 
 def misfits(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return for each sampling value that cannot work which values are allowed.
+    """Return, for each invalid sampling value, which values are allowed.
 
     Raises:
         TypeError: a value that should be a number is none.
@@ -201,12 +201,12 @@ def _is_whole(value: object, kind: Any) -> bool:
 
 
 def per_row_types(key: str) -> Sequence[pa.DataType] | None:
-    """Return the types that a column may have that overrides `key`; None for any."""
+    """Return the column types that may override `key`; None for any."""
     return _LISTS.get(key, _NUMBERS)
 
 
 def plain_value(key: str, value: Any) -> Any:
-    """Return a value of a column as a job would have it: whole numbers as int, `logit_bias` as a mapping."""
+    """Convert a column's value to its form in a job: whole numbers to int, `logit_bias` to a mapping."""
     if key in _WHOLE and isinstance(value, float) and value.is_integer():
         return int(value)
     if key in _SWITCHES:

@@ -10,7 +10,7 @@ from operators.settings.checks import check, check_one_of, read_text
 from pipeline.api.errors import ConfigError
 
 KINDS = ("json_schema", "json_schema_column", "regex", "choices", "grammar")
-"""The keys of which one may be given."""
+"""The kinds of constraint, of which at most one may be given."""
 WHITESPACE = ("natural", "compact", "pretty")
 
 
@@ -51,7 +51,7 @@ class StructuredSettings:
 
     @property
     def kind(self) -> str | None:
-        """The key that is given."""
+        """The kind of constraint that is given; None for none."""
         return next((key for key in KINDS if getattr(self, key) is not None), None)
 
 
@@ -70,7 +70,7 @@ def read_schema(given: Any, key: str) -> Any:
 
 
 def parse_schema(text: str, what: str) -> dict[str, Any] | bool:
-    """The schema that `text` holds.
+    """Parse a JSON schema from `text`.
 
     Raises:
         ConfigError: it is no JSON, or no schema. The message begins with `what`.

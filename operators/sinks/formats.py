@@ -1,4 +1,4 @@
-"""The formats of the result files: how a table becomes the bytes of one, and how a folder of them is read back."""
+"""The formats of the result files: encode a table as a file, and read a folder of files back."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from pipeline.api.errors import SchemaError
 from pipeline.system.result_files import scan as scan_files
 
 _PACKED = {"gzip": ".gz", "zstd": ".zst"}
-"""Behind the name of a text file that is compressed as a whole; the other formats compress inside."""
+"""Suffix of a text file that is compressed as a whole; the other formats compress inside."""
 _NO_COMPRESSION = "none"
 _NOT_WRITTEN = "cannot be written into {}; write output=arrow, or take the column out"
 Write = Callable[[pa.Table, BinaryIO], None]
-"""Writes a table, in one piece, into an open file. Equal tables give equal bytes."""
+"""Writes a table into an open file. Equal tables give equal bytes."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,14 @@ class Format:
 
 
 def format_of(output: OutputSettings) -> tuple[str, Write]:
-    """The ending of the files' names that `output` asks for, and the function that writes one."""
+    """Return the extension that `output` asks for, and the function that writes such a file."""
     found, compression = FORMATS[output.format], output.compression
     ending = _PACKED.get(compression, "") if found.packed else ""
     return output.format + ending, lambda table, file: found.write(table, file, compression, output.compression_level)
 
 
 def refuse_unwritable(schema: pa.Schema, output: OutputSettings) -> None:
-    """Raise SchemaError for a column that `output.format` cannot hold: JSON knows no bytes, Parquet no intervals."""
+    """Raise SchemaError for a column that `output.format` cannot hold: JSON has no bytes, Parquet no intervals."""
     for field in schema:
         FORMATS[output.format].check(field)
 
@@ -91,8 +91,8 @@ def _too_deep(field: pa.Field, files: str) -> SchemaError:
 
 
 def scan(folder: Path) -> pl.LazyFrame:
-    """The rows of all files of one sink, in the order of the files. Files without a byte, which are JSON lines without
-    a row, are left out.
+    """Return the rows of all files of one sink, in the order of the files. Empty files (JSON lines without rows) are
+    left out.
 
     Raises:
         FileNotFoundError: there is no file in `folder`.

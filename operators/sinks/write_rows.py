@@ -1,4 +1,4 @@
-"""WriteRows: one file a chunk, sorted by (row, lineage), in the format that output.format names."""
+"""WriteRows: one file per chunk, sorted by (row, lineage), in the format that `output.format` names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipeline.api.records import ROW, Batch, Output, require_column
 from pipeline.system.atomic_files import part_name, sorted_by_identity, write_table_shard
 
 PREVIEW_WIDTH = 300
-"""Characters of a value that a preview shows."""
+"""Characters of a value to show in a preview."""
 
 
 class WriteRows(BaseOperator):
@@ -51,7 +51,7 @@ class WriteRows(BaseOperator):
         self._chunks: dict[int, list[pa.RecordBatch]] = {}
 
     def plan(self, schema: pa.Schema) -> None:
-        """A sink.
+        """Check the columns.
 
         Raises:
             SchemaError: there is no `row`, or a column that the format cannot hold.
@@ -69,40 +69,39 @@ class WriteRows(BaseOperator):
             require_column(self._schema, name)
 
     def open(self, runtime: Runtime) -> None:
-        """The files go under `runtime.output_dir`."""
+        """Set the output folder, under `runtime.output_dir`."""
         self._path = runtime.output_dir / "data" / self._directory
 
     def process(self, batch: Batch) -> Iterable[Output]:
-        """Keep the rows until their chunk ends."""
         rows = pa.record_batch([batch.data.column(n) for n in self._schema.names], schema=self._schema)
         self._chunks.setdefault(batch.chunk, []).append(rows)
         return ()
 
     def finish(self, chunk: int) -> Iterable[Output]:
         """Write the chunk under a temporary name; the commit renames it."""
-        # One piece before and after: what lies under a null, and the boundaries of Parquet pages, follow the pieces
-        # that a table consists of.
+        # Combined before and after: the bytes under a null, and the boundaries of Parquet pages, depend on the chunks
+        # of a table.
         table = pa.Table.from_batches(self._chunks.pop(chunk, []), self._schema).combine_chunks()
         ordered = sorted_by_identity(table).combine_chunks()
         path = self._path / part_name(chunk, self._suffix)
         yield write_table_shard(ordered, path, chunk, self._write)
 
     def encoded_bytes(self, batches: Sequence[Batch]) -> int:
-        """Bytes of a file with these rows."""
+        """Return the size in bytes of a file with these rows."""
         rows = [batch.data.select(self._schema.names).cast(self._schema) for batch in batches]
         file = pa.BufferOutputStream()
         pq.write_table(pa.Table.from_batches(rows, self._schema), file, compression=self._output.compression)
         return int(file.getvalue().size)
 
     def report(self, directory: Path) -> Iterable[str]:
-        """The first rows, as far as `output.preview` asks for them."""
+        """Return the first rows, if `output.preview` asks for them."""
         if not self._output.preview:
             return
         names = list(dict.fromkeys(self._output.preview_columns)) or self._schema.names
         width = max(map(len, names))
         try:
             found = scan(directory / "data" / self._directory).head(self._output.preview).collect()
-        except pl.exceptions.PanicException as error:  # is no Exception, and would end a run that is done
+        except pl.exceptions.PanicException as error:  # a BaseException, which would end a finished run
             raise ValueError(f"the rows have a type that polars cannot show: {error}") from error
         for row in found.select(names if found.width else []).iter_rows():
             for name, value in zip(names, row, strict=True):
@@ -111,7 +110,7 @@ class WriteRows(BaseOperator):
 
 
 def _shown(value: object) -> str:
-    """A value as a preview shows it: a number rounded, a list or struct as JSON."""
+    """Format a value for a preview: a number rounded, a list or struct as JSON."""
     if isinstance(value, float):
         return f"{value:.6g}"
     return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list | dict) else str(value)

@@ -1,4 +1,5 @@
-"""Arrow IPC, files (also called Feather 2) and streams. Memory-mapped: a record batch of any size costs no memory."""
+"""Arrow IPC files (also called Feather 2) and streams, memory-mapped, so that a record batch of any size takes no
+memory."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ IpcReader: TypeAlias = pa.ipc.RecordBatchFileReader | pa.ipc.RecordBatchStreamRe
 
 
 class ArrowReader(Reader):
-    """Reads an Arrow IPC file or stream; see Reader."""
+    """Reads an Arrow IPC file or stream."""
 
     format = "arrow"
     extensions = (".arrow", ".arrows", ".feather", ".ipc")
@@ -28,7 +29,7 @@ class ArrowReader(Reader):
             return plain_schema(reader.schema)
 
     def total_rows(self) -> int | None:
-        """From the batches' headers; a stream has to be read."""
+        """Count the rows by the headers of the batches; None for a stream."""
         with self._open() as (reader, _):
             return int(reader.count_rows()) if isinstance(reader, pa.ipc.RecordBatchFileReader) else None
 

@@ -1,4 +1,4 @@
-"""Record batches of Parquet and Arrow files: a row whose bytes do not fit its type is a bad row."""
+"""Check the record batches of Parquet and Arrow files: a row whose bytes do not fit its type is a bad row."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def checked(batch: pa.RecordBatch, schema: pa.Schema) -> Block:
     Raises:
         pyarrow.ArrowException: the batch is broken as a whole.
     """
-    batch.validate()  # lengths and buffers: without these no row can be told from another
+    batch.validate()  # lengths and buffers; if they are wrong, rows cannot be separated
     if _is_valid(batch):
         return Block(batch.num_rows, batch.select(schema.names).cast(schema))
     valid = np.array([_is_valid(batch.slice(i, 1)) for i in range(batch.num_rows)])
@@ -40,7 +40,7 @@ def _bad_row(row: pa.RecordBatch, offset: int) -> BadRow:
 
 
 def _is_readable(column: pa.Array) -> bool:
-    """True if an invalid text has bytes."""
+    """Return True if the column has texts whose bytes can be read, although they are not UTF-8."""
     kind = column.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return _is_valid(column.cast(pa.large_binary() if pa.types.is_large_string(kind) else pa.binary()))

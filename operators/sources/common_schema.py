@@ -1,4 +1,4 @@
-"""One schema for several files."""
+"""The common schema of several files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.api.records import LINEAGE, ROW
 
 
 def common_schema(readers: Sequence[Reader], schemas: Sequence[pa.Schema], rename: Mapping[str, str]) -> pa.Schema:
-    """One schema for all files; a column without any value is a string column.
+    """Return one schema for all files; a column without any value becomes a string column.
 
     `rename`: how columns will be called later. Here they have the names of the files.
 
@@ -45,7 +45,7 @@ def common_schema(readers: Sequence[Reader], schemas: Sequence[pa.Schema], renam
 
 
 def _check_names(schema: pa.Schema, where: str, rename: Mapping[str, str]) -> None:
-    """Refuse column names that are taken or doubled, once they are renamed.
+    """Raise for column names that are reserved or doubled once they are renamed.
 
     Raises:
         ConfigError: names the column and the remedy.
@@ -62,7 +62,7 @@ def _check_names(schema: pa.Schema, where: str, rename: Mapping[str, str]) -> No
 
 
 def _without_null(kind: pa.DataType) -> pa.DataType | None:
-    """`kind` with string for null; None for a struct without fields, which Parquet cannot hold."""
+    """Return `kind` with string in place of null; None for a struct without fields, which Parquet cannot hold."""
     if pa.types.is_null(kind):
         return pa.string()
     if pa.types.is_list(kind):

@@ -3,7 +3,7 @@
 Types come from the first rows, as narrow as their values allow: int64, double (neither with leading zeros nor with more
 digits than the type keeps, so that postcodes and identifiers stay text), bool (true, false) or string. An empty field
 is null, but in a string column it is an empty string. Blank lines are no rows. Quotes are taken strictly: a quote that
-is not closed costs the line that opens it, and not what lies behind it.
+is not closed makes a bad row of the line that opens it, and of no other.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class CsvReader(TextReader):
         return io.TextIOWrapper(content, encoding="utf-8-sig", errors="surrogateescape", newline="")
 
     def rows(self, file: IO[Any]) -> Iterator[Row]:
-        """Cut the rows behind the header, which goes into `_names`."""
+        """Yield the rows after the header, which is stored in `_names`."""
         rows = _rows(file, "\t" if self.file.suffix == ".tsv" else ",", self.max_row_bytes)
         line, _, self._names = next(rows, (1, "", []))
         if isinstance(self._names, str):
@@ -88,7 +88,8 @@ class CsvReader(TextReader):
 
 
 def infer_type(values: Sequence[str]) -> pa.DataType:
-    """Infer the narrowest type that fits all of `values`; null if all are empty. Those not in UTF-8 do not count."""
+    """Infer the narrowest type that fits all of `values`; null if all are empty. Values that are not UTF-8 are
+    ignored."""
     texts = pa.array([value for value in values if value and _is_utf8(value)], pa.string())
     if not len(texts):
         return pa.string() if any(values) else pa.null()
@@ -111,11 +112,11 @@ def _is_utf8(text: str) -> bool:
 
 
 def _rows(file: IO[str], delimiter: str, most: int) -> Iterator[Row]:
-    """Parse the rows of `file`, without blank lines. Of a row that cannot be parsed the first line is bad, and the
-    others are parsed again."""
-    csv.field_size_limit(sys.maxsize)  # of the process; a row's size is bounded here
-    taken: list[str] = []  # the lines of a row
-    again: list[str] = []  # to be parsed again, the last one first
+    """Parse the rows of `file`, without blank lines. If a row cannot be parsed, its first line is a bad row and parsing
+    starts again at the second."""
+    csv.field_size_limit(sys.maxsize)  # applies to the process; rows are bounded by `most`
+    taken: list[str] = []  # lines of the current row
+    again: list[str] = []  # lines to parse again, in reverse order
     size, line = 0, 1
 
     def lines() -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Find the files of `data.path` or `data.dataset`, and their formats."""
+"""Find the input files of `data.path` or `data.dataset`, and their formats."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from operators.sources.places import Place, in_order, unreadable
 from pipeline.api.errors import ConfigError, InputError, did_you_mean
 
 READERS = {reader.format: reader for reader in (ParquetReader, JsonlReader, CsvReader, ArrowReader, LinesReader)}
-"""The reader of each `data.format`. A new format is a module like theirs, and its class in this line."""
+"""The reader of each `data.format`. To add a format, write such a module and add its class here."""
 EXTENSIONS = {extension: reader.format for reader in READERS.values() for extension in reader.extensions}
 LINES = "lines"
-"""A format that any file has."""
+"""The format that any text file can be read as."""
 URL = re.compile(r"[a-z][a-z0-9+.-]*(::|://)", re.IGNORECASE)
 WEB = re.compile(r"https?://", re.IGNORECASE)
-"""URLs in which `?` begins a query and is no part of a pattern."""
+"""URLs in which `?` begins a query instead of matching a character."""
 ON_DISK = ("file://", "local://")
 
 

@@ -1,8 +1,8 @@
 """`data.dataset`: a dataset on the Hugging Face Hub, or in a folder laid out like one, as the files of a split.
 
 `datasets` lists the files of a configuration and a split, at the commit of the revision. The files are then read like
-any others: in order, in ranges, and from where a resumed run left off. So nothing is downloaded as a whole or written
-into a cache.
+any others: in order, in ranges, and from the position of a resumed run. So nothing is downloaded as a whole or
+written into a cache.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from operators.sources.input_file import InputFile
 from pipeline.api.errors import ConfigError, InputError, SourceError, install
 
 FORMATS: Mapping[str, str] = {"parquet": "parquet", "json": "jsonl", "csv": "csv", "arrow": "arrow"}
-"""The name of a format in `datasets`, and in `data.format`."""
+"""The name of a format in `datasets`, to its name in `data.format`."""
 UNREACHABLE = ("ConnectionError", "Timeout", "OfflineModeIsEnabled", "TransportError")
 
 
@@ -36,7 +36,7 @@ def resolve(data: DataSettings) -> tuple[list[str], DataSettings]:
         raise ConfigError(f"data.dataset={data.dataset} needs datasets ({error}): {install('datasets')}") from error
     try:
         builder = load_dataset_builder(data.dataset, data.config, revision=data.revision)
-    except Exception as error:  # of a dozen classes, of three packages
+    except Exception as error:  # a dozen classes of three packages
         raise _explained(data, error) from error
     files = builder.config.data_files or {}
     if data.split not in files:
@@ -46,7 +46,8 @@ def resolve(data: DataSettings) -> tuple[list[str], DataSettings]:
 
 
 def _format(data: DataSettings, paths: Sequence[str], kind: str) -> str:
-    """Return auto where the files' names say their format, else what `datasets` found: JSONL is often .json there."""
+    """Return auto if the files' names tell their format, else the format that `datasets` found: JSONL is often named
+    .json there."""
     if data.format != "auto" or all(InputFile(path).suffix in EXTENSIONS for path in paths):
         return data.format
     if kind not in FORMATS:

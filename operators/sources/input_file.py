@@ -1,4 +1,4 @@
-"""One file of the input: where it lies, in which format, and its content, unpacked where it is compressed."""
+"""One input file: its place, its format, and its content, decompressed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from operators.sources.places import BUFFER_BYTES, Place, Stamp
 from pipeline.api.errors import InputError
 
 CODECS: Mapping[str, str] = {".gz": "gzip", ".zst": "zstd"}
-"""Compressions, by the last extension of a file."""
+"""Compression by the last extension of a file."""
 MAGIC: Mapping[bytes, str] = {
     b"PAR1": "Parquet",
     b"ARROW1": "an Arrow IPC file",
@@ -35,7 +35,7 @@ class InputFile:
 
     Args:
         path: its path in `place`.
-        place: the disks or the store where it lies.
+        place: the disks or the store that has it.
         format: parquet, jsonl, csv, arrow or lines.
     """
 
@@ -48,7 +48,7 @@ class InputFile:
 
     @property
     def name(self) -> str:
-        """Without its directory, and without what stands behind `?` on the web."""
+        """The name without its directory, and without the query of a URL."""
         shown = str(self)
         return PurePosixPath(shown.partition("?")[0] if shown.startswith(("http:", "https:")) else shown).name
 
@@ -59,22 +59,22 @@ class InputFile:
 
     @property
     def suffix(self) -> str:
-        """The extension that says its format, in lower case: .jsonl of rows.jsonl.gz."""
+        """The extension that tells the format, in lower case: .jsonl for rows.jsonl.gz."""
         name = PurePosixPath(self.name)
         return (name.with_suffix("") if self.codec else name).suffix.lower()
 
     @property
     def local(self) -> Path | None:
-        """The file on this machine, where it is there."""
+        """The file on this machine; None if it is remote."""
         return self.place.local(self.path)
 
     def open(self) -> io.BufferedReader:
-        """Open the bytes that lie there."""
+        """Open the raw bytes."""
         return self.place.open(self.path)
 
     @contextmanager
     def unpacked(self) -> Iterator[tuple[io.BufferedReader, io.BufferedReader]]:
-        """Open the content, unpacked as it is read, and the file as it lies there; its `tell` says how far that is.
+        """Open the decompressed content, and the raw file, whose `tell` gives the progress.
 
         Raises:
             InputError: the file is an archive that is damaged, cut off or none; names the byte.
@@ -89,7 +89,7 @@ class InputFile:
                 unpacked = pa.CompressedInputStream(pa.PythonFile(raw, "r"), self.codec)
                 yield io.BufferedReader(unpacked, BUFFER_BYTES), raw
             except OSError as error:
-                if error.errno is not None:  # Arrow's own have none
+                if error.errno is not None:  # Arrow's own errors have no errno
                     raise
                 raise InputError(
                     f"{self} is damaged or cut off near byte {raw.tell():,}: {error}; it begins like"
@@ -97,15 +97,15 @@ class InputFile:
                 ) from error
 
     def stamp(self) -> Stamp:
-        """The stamp of the file now."""
+        """Return the current stamp of the file."""
         return self.place.stamp(self.path)
 
     def content_id(self, stamp: Stamp | None = None) -> str:
-        """A name of the content for the fingerprint. `stamp`: that of the file, if it is known already."""
+        """Return a name of the content for the fingerprint. `stamp`: that of the file, if it is known."""
         return self.place.content_id(self.path, stamp or self.stamp())
 
     def looks_like(self) -> str:
-        """The kind of file that the first bytes suggest, for error messages."""
+        """Guess the kind of file by its first bytes, for error messages."""
         try:
             with self.open() as file:
                 head = file.read(512)

@@ -1,4 +1,4 @@
-"""JSONL: one JSON object a line.
+"""JSONL: one JSON object per line.
 
 Keys that are not in the schema are ignored, missing ones are null; NaN and Infinity are numbers.
 """
@@ -24,12 +24,12 @@ COUNT_UP_TO_BYTES = 1 << 30
 JSON_SPACE = b" \t\r\n"
 BOM = b"\xef\xbb\xbf"
 SCALARS = {pa.string().id: str, pa.bool_().id: bool, pa.int32().id: int, pa.int64().id: int, pa.float64().id: float}
-"""The Python type of the values of a column. Arrow gets no others: it makes 1.0 of true and a list of "ab"."""
+"""The Python type of the values of a column. Arrow converts others silently: true to 1.0, "ab" to a list."""
 TOO_LONG = "JSON over several lines is not JSONL, and Parquet takes longer rows"
 
 
 class JsonlReader(TextReader):
-    """Reads a JSONL file; see TextReader. A row is a line that is not blank."""
+    """Reads a JSONL file: one row per line that is not blank."""
 
     format = "jsonl"
     extensions: ClassVar[Sequence[str]] = (".jsonl", ".ndjson")
@@ -62,7 +62,7 @@ class JsonlReader(TextReader):
         return sum(map(len, self.batches()))
 
     def rows(self, file: IO[Any]) -> Iterator[Row]:
-        """Cut the lines that are not blank; of one that is too long only the beginning."""
+        """Yield the lines that are not blank; only the beginning of one that is too long."""
         number, most = 0, self.max_row_bytes
         while line := file.readline(most + 1):
             number += 1
@@ -91,7 +91,7 @@ class JsonlReader(TextReader):
 
 
 def parse_object(line: bytes) -> dict[str, Any] | str:
-    """Return the JSON object in `line`, or why there is none."""
+    """Return the JSON object in `line`, or the reason why there is none."""
     try:
         text = line.decode()
         found, end = DECODER.raw_decode(text)
@@ -125,7 +125,7 @@ DECODER = json.JSONDecoder(object_pairs_hook=unique_keys, parse_float=_finite)
 
 
 def _exactly(value: Any, kind: pa.DataType) -> Any:
-    """Convert `value` so that Arrow makes a `kind` of it without changing it.
+    """Convert `value` so that Arrow stores it as `kind` without changing it.
 
     Raises:
         TypeError: it has another type.

@@ -1,4 +1,4 @@
-"""Lines: a text file whose lines are the rows, unchanged. For formats that an operator parses."""
+"""Lines: a text file whose lines are the rows, unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parquet files, a few thousand rows at a time."""
+"""Parquet files, read a few thousand rows at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ READ_ROWS = 8192
 
 
 class ParquetReader(Reader):
-    """Reads a Parquet file; see Reader. Row groups that are skipped are not read."""
+    """Reads a Parquet file. Skipped row groups are not read."""
 
     format = "parquet"
     extensions = (".parquet", ".pq")
@@ -23,11 +23,10 @@ class ParquetReader(Reader):
 
     def schema(self, sample_rows: int) -> pa.Schema:
         with self._open() as file:
-            self._rows = file.metadata.num_rows  # so that a footer far away is fetched once for both
+            self._rows = file.metadata.num_rows  # so that a remote footer is fetched once
             return plain_schema(file.schema_arrow)
 
     def total_rows(self) -> int:
-        """From the footer."""
         if self._rows is None:
             with self._open() as file:
                 self._rows = int(file.metadata.num_rows)
@@ -46,7 +45,7 @@ class ParquetReader(Reader):
                     yield checked(batch, schema)
 
     def _open(self) -> pq.ParquetFile:
-        """Read the footer. The rest is read when it is asked for: from an object store in few, larger ranges."""
+        """Read the footer. The data are read on demand; from an object store in few, larger ranges."""
         path = self.file.local
         if path is not None:
             return pq.ParquetFile(path)

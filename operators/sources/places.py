@@ -1,4 +1,4 @@
-"""Where input files lie: this machine's disks here, object stores and the web in remote.py.
+"""Places of input files: the local disks here, object stores and the web in remote.py.
 
 Local files do not go through fsspec: it would become a dependency of every run, it makes relative paths absolute (they
 stand in rejects/ and in messages as they were given), and its globs match files in hidden directories.
@@ -21,10 +21,10 @@ BUFFER_BYTES = 1 << 16
 
 
 class Stamp(NamedTuple):
-    """Two values of which one changes when a file is written to; cheap to look at again.
+    """The size and a tag of a file, of which at least one changes when it is written to; cheap to get.
 
     Args:
-        size_bytes: of the file as it lies there.
+        size_bytes: of the file as stored.
         tag: its time of change, or an object store's ETag or checksum.
     """
 
@@ -33,37 +33,36 @@ class Stamp(NamedTuple):
 
 
 class Place:
-    """The disks of this machine. A subclass is another place.
+    """The local disks. A subclass is another place.
 
     Every method may raise InputError, and SourceError where a network is in between.
     """
 
     def shown(self, path: str) -> str:
-        """The path as messages name it: a URL where it is one, never with credentials."""
+        """Return the path for messages: the URL if it is one, without credentials."""
         return path
 
     def kind(self, path: str) -> str | None:
-        """The kind of `path`: "file" (a regular one), "directory", "other", or None where there is nothing."""
+        """Return the kind of `path`: "file" (a regular one), "directory", "other", or None if there is nothing."""
         found = Path(path)
         if found.is_file():
             return "file"
         return "directory" if found.is_dir() else "other" if found.exists() else None
 
     def listing(self, path: str) -> Mapping[str, bool]:
-        """The paths in a directory, in no order, and for each whether it is a regular file."""
+        """Return the paths in a directory, unordered, each with True for a regular file."""
         return {str(p): p.is_file() for p in Path(path).iterdir()}
 
     def matches(self, pattern: str) -> Mapping[str, bool]:
-        """The same for all paths that match a glob."""
+        """Return the paths that match a glob, each with True for a regular file."""
         found = glob.glob(pattern, recursive=True)  # noqa: PTH207 - absolute patterns too
         return {path: Path(path).is_file() for path in found}
 
     def open(self, path: str) -> io.BufferedReader:
-        """Open a file for reading."""
         return io.BufferedReader(io.FileIO(path), BUFFER_BYTES)
 
     def stamp(self, path: str) -> Stamp:
-        """The stamp of a file now."""
+        """Return the current stamp of a file."""
         try:
             status = Path(path).stat()
         except OSError as error:
@@ -72,7 +71,7 @@ class Place:
         return Stamp(status.st_size, f"changed {changed.isoformat(timespec='microseconds')}")
 
     def content_id(self, path: str, stamp: Stamp) -> str:
-        """A name of the content for the fingerprint: a hash of it, so that a copied or touched file is the same.
+        """Return a name of the content for the fingerprint: a hash, so that a copied or touched file keeps its name.
 
         Where the content is only sampled, the time of change is part of the name, since a sample may miss an edit.
         """
@@ -83,19 +82,19 @@ class Place:
         return f"{content}, {stamp.tag}" if content.startswith(SAMPLED) else content
 
     def local(self, path: str) -> Path | None:
-        """The file on this machine; None where it lies elsewhere."""
+        """Return the file on this machine; None if it is remote."""
         return Path(path)
 
 
 def in_order(path: str) -> tuple[str, ...]:
-    """The key by which files are sorted: folder by folder, so that a/b comes before a-b."""
+    """Return the sort key of a path: folder by folder, so that a/b comes before a-b."""
     return PurePosixPath(path).parts
 
 
 def unreadable(shown: object, error: OSError) -> InputError:
-    """The error for an input on a disk that is not there any more, or may not be read."""
+    """Return the error for a local input that is gone or may not be read."""
     if isinstance(error, FileNotFoundError):
         return InputError(f"{shown} is not there any more; put it back as it was and run the same command again")
     remedy = "let this user read it" if isinstance(error, PermissionError) else "see to the disk"
-    why = os.strerror(error.errno) if error.errno else str(error)  # the text of Arrow's errors names the file once more
+    why = os.strerror(error.errno) if error.errno else str(error)  # Arrow's messages repeat the file's name
     return InputError(f"{shown} cannot be read: {why}; {remedy} and run the same command again")

@@ -1,4 +1,4 @@
-"""ReadPrompts: the source of a job. Streams files of rows, numbers the rows and cuts them into chunks."""
+"""ReadPrompts: the source of a job. Streams rows from files, numbers them and cuts them into chunks."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from pipeline.api.records import ROW, Batch, ChunkEnd, Item, Reject, Rejects
 
 BATCH_ROWS = 1024
 SAMPLE_ROWS = 10_000
-"""Rows of the first file from which types are inferred, where the format has none."""
+"""Rows of the first file to infer types from, if the format has none."""
 FURTHER_ROWS = 1_000
-"""Rows of every further file: a directory may have thousands."""
+"""Rows of every further file to infer types from: a directory may have thousands of files."""
 UNREADABLE = (pa.ArrowException, OSError, ValueError, OverflowError)
-"""Raised by the libraries for bytes of another format."""
+"""Exceptions of the libraries for bytes of another format."""
 
 
 class ReadPrompts(BaseOperator):
@@ -58,7 +58,7 @@ class ReadPrompts(BaseOperator):
         self._current: Reader | None = None
 
     def plan(self) -> pa.Schema:
-        """Give the columns of the input and `row`.
+        """Return the columns of the input and `row`.
 
         Raises:
             InputError: there is no such file, or its content is not of its format.
@@ -66,11 +66,11 @@ class ReadPrompts(BaseOperator):
             ConfigError: a column is called `row` or `lineage`.
             SourceError: a network does not answer.
         """
-        _ = self._stamps  # before the first look inside: what changes from now on is noticed
+        _ = self._stamps  # taken before reading, so that later changes are noticed
         return self._schema
 
     def open(self, runtime: Runtime) -> None:
-        """Log how much will be read.
+        """Log the size of the input.
 
         Raises:
             InputError: a file is not there any more, or not what it was when the run was planned.
@@ -81,7 +81,7 @@ class ReadPrompts(BaseOperator):
         runtime.log.info("reading %s file%s, %s bytes", f"{files:,}", "s" * (files > 1), f"{self._total_bytes:,}")
 
     def seek(self, chunk: int) -> None:
-        """Begin at `chunk`, as if those before it had been sent."""
+        """Begin at `chunk`, as if the chunks before it had been emitted."""
         self._first_chunk = chunk
         self._rows_read = chunk * self._chunk_rows
 
@@ -100,7 +100,7 @@ class ReadPrompts(BaseOperator):
             for first, last in self._spans(max(position, start), stop):
                 yield from self._items(reader.file, block, position, first, last)
                 self._rows_read = last
-                # A block may be the whole file: what was read of it says nothing of how far its rows are.
+                # A block may be the whole file, so the bytes read say nothing about the rows emitted.
                 self._bytes_sent = before + (after - before) * (last - position) / block.rows
                 if last % self._chunk_rows == 0:
                     self._refuse_changed(reader.file)
@@ -111,23 +111,25 @@ class ReadPrompts(BaseOperator):
         self._bytes_sent = max(self._bytes_sent, self._bytes_before)
         chunk, rest = divmod(position, self._chunk_rows)
         if (rest and position > start) or position == start == 0:
-            if self._current is not None:  # left before its end, for `limit`
+            if self._current is not None:  # stopped before its end, by `limit`
                 self._refuse_changed(self._current.file)
             yield ChunkEnd(chunk, rest)
 
     def fraction_read(self) -> float | None:
-        """The part that has been sent: by rows where their number is in the files, else by bytes or `limit`."""
+        """Return the share of the input that was emitted: by rows if the files tell their number, else by bytes or
+        `limit`."""
         if self._known_rows is not None:
             return self._rows_read / self._known_rows if self._known_rows else 1.0
         by_bytes = self._bytes_sent / self._total_bytes if self._total_bytes else 1.0
         return min(1.0, max(by_bytes, self._rows_read / self._data.limit if self._data.limit else 0.0))
 
     def total_rows(self) -> int | None:
-        """Source rows in all, bad ones included; None where only reading everything could tell (CSV, Arrow streams)."""
+        """Return the number of source rows, bad ones included; None if only reading the files would tell (CSV, Arrow
+        streams)."""
         return self._known_rows
 
     def fingerprint(self) -> dict[str, Any]:
-        """Name the content of the input: for each file, in order, name without directory, size and content id (see
+        """Return for each file, in order, its name without directory, its size and its content id (see
         `Place.content_id`).
 
         Raises:
@@ -158,7 +160,7 @@ class ReadPrompts(BaseOperator):
 
     @cached_property
     def _columns(self) -> pa.Schema:
-        """The columns under the names of the files."""
+        """The columns, under their names in the files."""
         found = [_schema_of(r, FURTHER_ROWS if i else SAMPLE_ROWS) for i, r in enumerate(self._readers)]
         return common_schema(self._readers, found, self._data.rename or {})
 
@@ -180,7 +182,7 @@ class ReadPrompts(BaseOperator):
                 if (rows := reader.total_rows()) is None:
                     return None
                 total += rows
-        except (*UNREADABLE, InputError):  # a damaged file: reading its rows will show where
+        except (*UNREADABLE, InputError):  # a damaged file; reading its rows will name the place
             return None
         return self._limited(total)
 
@@ -188,7 +190,7 @@ class ReadPrompts(BaseOperator):
         return rows if self._data.limit is None else min(rows, self._data.limit)
 
     def _blocks(self, start: int) -> Iterator[tuple[Reader, Block]]:
-        """Yield all blocks of all files; those before row `start` may lack data."""
+        """Yield all blocks of all files; blocks before row `start` may lack data."""
         rows = 0
         for reader in self._readers:
             self._current = reader
@@ -204,7 +206,7 @@ class ReadPrompts(BaseOperator):
             self._bytes_before += self._stamps[reader.file].size_bytes
 
     def _spans(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Cut [start, stop) at the ends of chunks and after BATCH_ROWS."""
+        """Split [start, stop) at the ends of chunks, and into spans of at most BATCH_ROWS."""
         while start < stop:
             chunk_end = (start // self._chunk_rows + 1) * self._chunk_rows
             end = min(stop, chunk_end, start + BATCH_ROWS)
@@ -233,6 +235,6 @@ def _schema_of(reader: Reader, sample_rows: int) -> pa.Schema:
 
 
 def _explained(file: InputFile, error: Exception, how: str, remedy: str) -> InputError:
-    if isinstance(error, OSError) and error.errno is not None:  # Arrow's own have none
+    if isinstance(error, OSError) and error.errno is not None:  # Arrow's own errors have no errno
         return unreadable(file, error)
     return InputError(f"{file} cannot be read {how}: {error}; {remedy}")

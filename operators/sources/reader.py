@@ -1,4 +1,4 @@
-"""The readers of file formats: each reads one file as blocks of consecutive rows, good and bad."""
+"""The base of the readers of file formats: a reader yields one file as blocks of consecutive rows, good and bad."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class BadRow:
 
     Args:
         offset: its place among the rows of the block.
-        reason: what is wrong with it.
+        reason: the error, in words.
         line: where it is in the file, counted from 1; None where the format has no lines.
-        record: the row as it stands in the file.
+        record: the row as written in the file.
     """
 
     offset: int
@@ -71,15 +71,15 @@ class Reader(ABC):
     """
 
     format: ClassVar[str]
-    """The name of the format in `data.format`."""
+    """The format's name in `data.format`."""
     extensions: ClassVar[Sequence[str]] = ()
-    """The endings of the names of such files."""
+    """The extensions of such files."""
     packable: ClassVar[bool] = False
     """True if a file may be compressed as a whole."""
     takes_types: ClassVar[bool] = False
-    """True if `data.schema` may give the types of the columns."""
+    """True if `data.schema` may set the types of the columns."""
     optional_columns: ClassVar[bool] = False
-    """True if a column that a file lacks is null in its rows, and no error."""
+    """True if a column that a file lacks is null in its rows; else it is an error."""
 
     def __init__(self, file: InputFile, types: Types | None = None) -> None:
         if types is not None and not self.takes_types:
@@ -90,7 +90,7 @@ class Reader(ABC):
 
     @abstractmethod
     def schema(self, sample_rows: int) -> pa.Schema:
-        """Return names and types of the columns; `null` for a column without a value so far.
+        """Return the names and types of the columns; `null` for a column without values in the sample.
 
         `sample_rows`: rows from which types are inferred, where the file does not give them.
 
@@ -99,7 +99,7 @@ class Reader(ABC):
         """
 
     def total_rows(self) -> int | None:
-        """Rows in the file, if that is cheap to know."""
+        """Return the number of rows in the file, if that is cheap to know."""
         return None
 
     @abstractmethod

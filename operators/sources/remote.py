@@ -1,4 +1,4 @@
-"""Files behind URLs, through fsspec: s3://, gs://, hf://, https://, memory:// and what else is installed.
+"""Files at URLs, through fsspec: s3://, gs://, hf://, https://, memory:// and other installed file systems.
 
 A read that fails is tried again by the file system itself (s3fs five times, with growing pauses; huggingface_hub and
 gcsfs alike; plain https not): a second layer here would only multiply the waits. What it gives up on ends the run with
@@ -20,9 +20,9 @@ from pipeline.api.errors import ConfigError, InputError, PipelineError, SourceEr
 from pipeline.system.redaction import clean_url, has_password, without_redacted, without_secrets
 
 BLOCK_BYTES = 4 << 20
-"""Bytes that are fetched at a time, and as many ahead of those that are asked for."""
+"""Bytes per request, and bytes to read ahead."""
 EXTRAS: Mapping[str, str] = {"s3": "s3", "s3a": "s3", "hf": "hub"}
-"""Extras of this project that bring a file system, by the beginning of the URL."""
+"""Extra of this project that installs a file system, by URL scheme."""
 IDENTITIES = (
     *("ETag", "etag", "md5Hash", "crc32c", "sha256", "blob_id", "content_md5", "Content-MD5", "Digest", "checksum"),
 )
@@ -57,7 +57,7 @@ def remote(url: str, options: Mapping[str, Any]) -> tuple[RemotePlace, str]:
         extra = EXTRAS.get(url.partition(":")[0].lower())
         remedy = f": {install(extra)}" if extra else ""
         raise ConfigError(f"{name} needs another package: {error}{remedy}") from error
-    except Exception as error:  # an archive is opened here already, and each file system has classes of its own
+    except Exception as error:  # opens an archive, too; each file system raises its own classes
         why = without_secrets(str(error), options)
         if isinstance(error, ValueError | TypeError):
             raise ConfigError(f"{name} with these data.storage_options: {why}") from None
@@ -72,7 +72,7 @@ class RemotePlace(Place):
 
     Args:
         fs: the file system.
-        options: `storage_options`; their values stand in no message.
+        options: `storage_options`; messages never show their values.
     """
 
     def __init__(self, fs: Any, options: Mapping[str, Any]) -> None:
@@ -105,14 +105,14 @@ class RemotePlace(Place):
         return io.BufferedReader(_Remote(file, self, path), BUFFER_BYTES)
 
     def stamp(self, path: str) -> Stamp:
-        """The size, and an ETag or checksum where there is one, else the time of change, else nothing.
+        """Return the size, and the ETag or checksum, or else the time of change if there is one.
 
         Reading an object only to hash it would cost as much as the job's own reading. So an object that was copied
         within a store may count as another one, and where a server tells the size alone, a change that keeps it goes
         unseen.
         """
         with self.told(path):
-            self._fs.invalidate_cache()  # listings are kept, and would tell of the object that was
+            self._fs.invalidate_cache()  # cached listings would describe the old object
             info = self._fs.info(path)
         tag = next((f"{key} {info[key]}" for key in (*IDENTITIES, *TIMES) if info.get(key)), "")
         tag = f"sha256 {info['lfs']['sha256']}" if isinstance(info.get("lfs"), Mapping) else tag
@@ -126,7 +126,7 @@ class RemotePlace(Place):
 
     @contextmanager
     def told(self, path: str) -> Iterator[None]:
-        """Make pipeline errors of all errors. Their causes are not kept: they may quote signed URLs and keys."""
+        """Convert all errors to pipeline errors, without their causes, which may quote signed URLs and keys."""
         try:
             yield
         except PipelineError:
@@ -138,7 +138,7 @@ class RemotePlace(Place):
 
 
 class _Missing(InputError):
-    """There is no such path."""
+    """The path does not exist."""
 
 
 def _explained(shown: str, error: Exception, options: Mapping[str, Any]) -> PipelineError:

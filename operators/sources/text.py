@@ -1,4 +1,4 @@
-"""Readers of text: rows are cut from the file one by one, and their values become columns a block at a time."""
+"""The base of readers of text: yields raw rows from a file, and converts them into columns block by block."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from operators.sources.reader import BadRow, Block, Reader, Types
 BLOCK_BYTES = 1 << 17
 MAX_ROW_BYTES = 64 << 20
 KEPT_BYTES = 4096
-"""Bytes of a longer row that its reject shows."""
+"""Bytes of an over-long row to show in its reject."""
 UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
-"""Raised by `TextReader.column` for a value of another type."""
+"""Exceptions that `TextReader.column` raises for a value of another type."""
 
 
 Row = tuple[int, Any, Any]
-"""A row as it was cut from the file: the number of its first line, its text (bytes or str), and None, what its format
-needs to make values of it, or a str: why it has no values. A plain tuple, which takes a tenth of the time to make."""
+"""A raw row: the number of its first line; its text (bytes or str); and None, the input from which its format makes
+values, or a str: the reason why it has none. A plain tuple takes a tenth of the time to make."""
 
 
 class TextReader(Reader):
-    """Reads a text file; see Reader.
+    """Reads a text file.
 
     Args:
         file: the file; may be compressed.
@@ -53,24 +53,24 @@ class TextReader(Reader):
         self._block_bytes = block_bytes
 
     def decoded(self, content: io.BufferedReader) -> IO[Any]:
-        """Give the content as `rows` wants it."""
+        """Return the content in the form that `rows` takes."""
         return content
 
     @abstractmethod
     def rows(self, file: IO[Any]) -> Iterator[Row]:
-        """Cut the rows from `file`, without parsing more than that needs."""
+        """Yield the raw rows of `file`."""
 
     @abstractmethod
     def values(self, row: Row) -> Mapping[str, Any] | str:
-        """Return the values of a row by column, or why it has none."""
+        """Return the values of a row by column, or the reason why it has none."""
 
     def record(self, row: Row, values: Mapping[str, Any]) -> str:
-        """Show a row whose `values` do not fit their columns."""
+        """Return the text of a row whose `values` do not fit their columns."""
         return as_text(row[1])
 
     @abstractmethod
     def column(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-        """Make a column; raises one of UNFIT where a value has another type."""
+        """Make a column; raises one of UNFIT for a value of another type."""
 
     def blocks(self, schema: pa.Schema, skip: int) -> Iterator[Block]:
         for rows in self.batches():
@@ -82,7 +82,7 @@ class TextReader(Reader):
         """Yield the rows, about `block_bytes` at a time."""
         self.bytes_read = 0
         with self.file.unpacked() as (content, raw):
-            file = self.decoded(content)  # held here: a wrapper that is not, closes the file
+            file = self.decoded(content)  # keep a reference: a collected wrapper closes the file
             batch: list[Row] = []
             size = 0
             for row in self.rows(file):
@@ -97,11 +97,12 @@ class TextReader(Reader):
                 yield batch
 
     def sample(self, count: int) -> list[Row]:
-        """The first `count` rows."""
+        """Return the first `count` rows."""
         return list(itertools.islice(itertools.chain.from_iterable(self.batches()), count))
 
     def _block(self, rows: Sequence[Row], schema: pa.Schema) -> Block:
-        """Convert `rows` column by column. Where that fails, find the rows that do not fit: each is a bad row alone."""
+        """Convert `rows` column by column. If that fails, convert row by row, and make bad rows of those that do not
+        fit."""
         good: dict[int, Mapping[str, Any]] = {}
         bad: dict[int, tuple[str, str]] = {}
         for i, row in enumerate(rows):
@@ -128,7 +129,7 @@ class TextReader(Reader):
 
 
 def as_text(text: str | bytes) -> str:
-    """Return `text` with the bytes that are not UTF-8 in Python's notation."""
+    """Return `text` with bytes that are not UTF-8 as Python escapes."""
     data = text.encode(errors="surrogateescape") if isinstance(text, str) else text
     return data.decode(errors="backslashreplace")
 

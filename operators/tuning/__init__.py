@@ -1,1 +1,1 @@
-"""The calibration behind `runtime=auto`."""
+"""The calibration for `runtime=auto`."""

@@ -1,4 +1,4 @@
-"""Chooses how the model is run: slots, n_ubatch and flash attention by a calibration of a few seconds.
+"""Choose slots, n_ubatch and flash attention by a calibration of a few seconds.
 
 Calls on prompts of the job's own lengths are timed, and the least value is chosen that comes within TOLERANCE of the
 best, because more slots mean a longer tail and more memory. Threads are one a physical core, and each row has its own
@@ -27,28 +27,28 @@ from pipeline.api.meter import Clock
 TOLERANCE = 1.04
 SLOTS = (4, 8, 16, 32, 64)
 FEW_ROWS = 2 * SLOTS[-1]
-"""Up to so many rows are counted before they begin: the number of slots then depends on how many there are."""
+"""Up to this many rows are counted before they begin, so that the number of slots can depend on their number."""
 UBATCHES = (128, 256, 512, 1024)
 _ATTENTION_ROWS = 8
 _MEMORY_SHARE = 0.5
-"""Of the memory that is free, for the KV cache."""
+"""Share of the free memory for the KV cache."""
 _FEW_CORES = 2
-"""So many are all used, though they may be one physical core: half of them was never faster."""
+"""With up to this many cores all are used, though they may be one physical core: half of them was never faster."""
 _DEPTH = 512
-"""Tokens of a prompt that are computed at most to measure what a step costs behind it."""
+"""Most tokens of a prompt to compute before a decode step is measured."""
 
 Lease = Callable[[EngineSettings], tuple[Decoder, Callable[[], None]]]
 
 
 @dataclass
 class Choice:
-    """The settings that were chosen, and why, a line for each that was measured."""
+    """The chosen settings, and the reasons: one line per measurement."""
 
     values: dict[str, Any]
     reasons: list[str] = field(default_factory=list)
 
     def apply(self, settings: EngineSettings) -> EngineSettings:
-        """`settings` with what was left open filled in."""
+        """Return `settings` with the open keys filled in."""
         return replace(settings, **{key: self.values[key] for key in settings.open_keys()})
 
 
@@ -56,13 +56,13 @@ class Calibration:
     """Measures a model's calls.
 
     Args:
-        lease: gives a decoder for settings, and what frees it.
-        settings: of the job; what is open in them is to be chosen.
+        lease: gives a decoder for settings, and a function that frees it.
+        settings: of the job; their open keys are to be chosen.
         prompt_tokens: lengths of the first prompts.
         new_tokens: length of a completion at most.
         free_bytes: memory that may be used.
         clock: seconds.
-        rows: rows that there are in all, where they are few; None for many.
+        rows: number of all rows, if they are few; None for many.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Calibration:
     ) -> None:
         self._lease = lease
         self._settings = settings
-        # Halfway through its completion a row is as deep as on average.
+        # A row's average depth is that halfway through its completion.
         middle = (np.median(prompt_tokens) if len(prompt_tokens) else 64) + new_tokens // 2
         self._depth = int(np.clip(middle, 2, _DEPTH))
         self._free_bytes = free_bytes
@@ -85,7 +85,6 @@ class Calibration:
         self._rows = rows
 
     def choose(self) -> Choice:
-        """Measure, and choose."""
         cores = usable_cores()
         physical = psutil.cpu_count(logical=False) or cores
         threads = cores if cores <= _FEW_CORES else min(cores, physical)
@@ -105,14 +104,14 @@ class Calibration:
         return choice
 
     def _known(self, choice: Choice) -> EngineSettings:
-        """The job's settings with what has been chosen, and the usual values for what is still open."""
+        """Return the job's settings with the choices so far, and the usual values for other open keys."""
         return replace(self._settings.with_defaults(), **choice.values)
 
     def _choose_attention(self, known: EngineSettings) -> tuple[bool, str]:
         rows = _ATTENTION_ROWS
         tried = {on: self._step_s(replace(known, slots=rows, flash_attention=on), [rows])[rows] for on in (True, False)}
         named = {("with" if on else "without"): seconds for on, seconds in tried.items()}
-        # It saves memory, and prompts are read faster with it: without it a step must be clearly faster.
+        # Flash attention saves memory and speeds up prompts, so it stays on unless steps are clearly faster without.
         best = tried[True] <= TOLERANCE * tried[False]
         return best, f"a step of {rows} rows {self._depth} tokens deep takes {_milliseconds(named)}"
 
@@ -134,11 +133,11 @@ class Calibration:
     def _choose_slots(self, known: EngineSettings) -> tuple[int, str]:
         row_bytes = self._row_bytes(known)
         fit = max(1, int(_MEMORY_SHARE * self._free_bytes // row_bytes))
-        # Never more than rows, and with few of them as many: each further round of a few rows costs whole steps.
+        # Never more slots than rows; as many if rows are few, since another round for a few rows costs whole steps.
         most = min(fit, MAX_SLOTS, self._rows or MAX_SLOTS)
         sizes = sorted({n for n in (*SLOTS, self._rows or 0) if 0 < n <= min(most, SLOTS[-1])} or {most})
         steps = self._step_s(replace(known, slots=sizes[-1]), sizes)
-        # Relative to one slot where nobody knows how many rows there are.
+        # Relative to one slot if the number of rows is unknown.
         rounds = {n: 1 / n if self._rows is None else math.ceil(self._rows / n) for n in steps}
         best = _least_within({n: seconds * rounds[n] for n, seconds in steps.items()})
         reason = (
@@ -148,8 +147,8 @@ class Calibration:
         return best, f"{reason}; there are {self._rows} rows" if self._rows else reason
 
     def _row_bytes(self, known: EngineSettings) -> int:
-        """Bytes of the KV cache for a row of the greatest length, from those of two short ones: a recurrent state takes
-        the same for any."""
+        """Return the bytes of KV cache for a row of the greatest length, extrapolated from two short ones: a recurrent
+        state has the same size for any length."""
         with self._decoder(known, slots=2) as decoder:
             size: dict[int, int] = {}
             for tokens in (32, 64):
@@ -158,11 +157,11 @@ class Calibration:
             return size[32] + (size[64] - size[32]) // 32 * (decoder.shape.max_sequence_tokens - 32)
 
     def _step_s(self, settings: EngineSettings, sizes: Sequence[int]) -> dict[int, float]:
-        """Seconds of a decode step of so many rows, each behind a prompt of the job's usual length.
+        """Return the seconds of a decode step by number of rows, each after a prompt of the job's usual length.
 
-        Of ascending sizes those that come after the first that gains nothing are left out.
+        `sizes` ascend; those after the first that gains nothing are not measured.
         """
-        # A context with no more cells than are needed: to make one takes time, too.
+        # A context with only the cells it needs, since making one takes time.
         depth = min(self._depth, (settings.max_sequence_tokens or self._depth + 1) - 1)
         batch = max(settings.n_batch, settings.n_ubatch, depth, max(sizes))
         took: dict[int, float] = {}
@@ -186,7 +185,7 @@ class Calibration:
 
 
 def _least_within(cost: dict[int, float]) -> int:
-    """The smallest key whose cost is within TOLERANCE of the least; 0 where there is none."""
+    """Return the smallest key whose cost is within TOLERANCE of the least; 0 if `cost` is empty."""
     best = min(cost.values(), default=0.0)
     return min((key for key, value in cost.items() if value <= TOLERANCE * best), default=0)
 

@@ -1,4 +1,4 @@
-"""Settings of the engine that a job leaves open: chosen once by a calibration, kept, and the same for a resumed run."""
+"""The choice of open engine settings: made once by a calibration, cached, and repeated by a resumed run."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from operators.tuning.machine_load import OtherWork
 from pipeline.system.memory import free_memory
 
 CHOICE_FILE = "autotune.json"
-"""In the output directory: what was chosen for this run, so that a resumed one does the same."""
+"""File in the output directory with this run's choice, which a resumed run repeats."""
 CACHE_VARIABLE = "LLAMA_PIPELINE_CACHE"
 _NOISY = 0.15
-"""Share of all cores that other work may take during a calibration, for its outcome to hold later."""
+"""Share of all cores that other processes may use during a calibration whose result is cached."""
 _GRAIN = 64
-"""Prompts whose lengths fall into one step of this many tokens are taken for alike."""
+"""Runs share a cached choice if their lengths are equal when rounded down to multiples of this many tokens."""
 
 
 def tuned(
@@ -36,10 +36,10 @@ def tuned(
     log: logging.Logger,
     rows: int | None = None,
 ) -> EngineSettings:
-    """Return `settings` with a value for all that they leave open (0 or `auto`).
+    """Return `settings` with values for all open keys (0 or `auto`).
 
-    The choice of this run's earlier attempt is taken, or else that of an earlier run with the same model, machine and
-    like lengths, or else there is a calibration. What is chosen and why goes to the log.
+    It takes the choice of this run's earlier attempt, or else of an earlier run with the same model, machine and
+    similar lengths, or else calibrates. The choice and its reasons are logged.
 
     Args:
         prompt_tokens: lengths of the first prompts.
@@ -77,7 +77,7 @@ def tuned_before(
     output_dir: Path,
     rows: int | None = None,
 ) -> EngineSettings | None:
-    """Return what `tuned` would give without a calibration; None if it would make one."""
+    """Return the settings that `tuned` would find without a calibration; None if there are none."""
     if not settings.open_keys():
         return settings
     cached = _cache_file(settings, model, prompt_tokens, new_tokens, rows)
@@ -88,7 +88,8 @@ def tuned_before(
 def _cache_file(
     settings: EngineSettings, model: Model, prompt_tokens: Sequence[int], new_tokens: int, rows: int | None
 ) -> Path:
-    """The file in $LLAMA_PIPELINE_CACHE, or a folder of the user's cache, for runs like this one on this machine."""
+    """Return the cache file for runs like this one on this machine, in $LLAMA_PIPELINE_CACHE or a folder of the user's
+    cache."""
     middle = sorted(prompt_tokens)[len(prompt_tokens) // 2] if len(prompt_tokens) else 0
     run = (asdict(settings), model.fingerprint(), middle // _GRAIN, new_tokens // _GRAIN, rows)
     machine = (platform.machine(), platform.processor(), platform.node(), usable_cores())

@@ -1,4 +1,4 @@
-"""Items that a node takes from its inbox to look at them before it begins, and works on afterwards."""
+"""LookAhead: lets a node look at its first items before it begins."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pipeline.api.protocols import Inbox
 from pipeline.api.records import Batch, Item
 
 _PATIENCE_S = 3.0
-"""How long to wait for more rows after the first: they may come from a model that is slower than what is decided."""
+"""Seconds to wait for more rows after the first: they may come from a slow model."""
 
 
 class LookAhead:
-    """Stands before an inbox: what was looked at comes first."""
+    """A queue before an inbox: returns the items looked at first."""
 
     def __init__(self) -> None:
         self._items: deque[Item] = deque()
@@ -24,7 +24,7 @@ class LookAhead:
         return len(self._items)
 
     def poll(self, inbox: Inbox) -> Item | None:
-        """Return the next item if one is there."""
+        """Return the next item; None if there is none yet."""
         return self._items.popleft() if self._items else inbox.poll()
 
     def data(self) -> list[pa.RecordBatch]:
@@ -32,8 +32,8 @@ class LookAhead:
         return [item.data for item in self._items if isinstance(item, Batch)]
 
     def gather(self, inbox: Inbox, enough: int) -> int | None:
-        """Take items until there are more than `enough` rows, or no more come; wait for the first rows as long as it
-        takes, and a little for more.
+        """Take items until there are more than `enough` rows or no more come. Waits for the first rows without limit,
+        and a little for more.
 
         Returns:
             How many rows there are, if these are all that come; None if more may.

@@ -1,4 +1,4 @@
-"""How much of the cores other processes take while this one computes on them."""
+"""Measure the CPU load of other processes while this one computes."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ import psutil
 
 WINDOW_S = 5.0
 MUCH = 0.3
-"""Share of the cores that other work takes on average over a window: less than that may be a moment of something."""
+"""Average share of the cores over a window above which other work is reported."""
 
 
 def cpu_seconds() -> Sequence[float]:
-    """Seconds that the cores this process may use were busy, and busy or idle, since the machine was started; and
-    seconds that this process has computed. What a hypervisor gave to other machines counts as busy."""
+    """Return the busy and the total (busy or idle) seconds of the cores that this process may use since boot, and the
+    CPU seconds of this process. Time stolen by a hypervisor counts as busy."""
     cores = psutil.cpu_times(percpu=True)
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(cores))
     times = [cores[core]._asdict() for core in usable]
-    # A guest's time is within user's.
+    # The time of guests is part of user time.
     total = sum(seconds for each in times for key, seconds in each.items() if not key.startswith("guest"))
     idle = sum(each["idle"] + each.get("iowait", 0.0) for each in times)
     return total - idle, total, time.process_time()
 
 
 class OtherWork:
-    """Measures what other processes compute, beginning when it is made.
+    """Measures the CPU time of other processes since it was made.
 
     Args:
-        read: gives what `cpu_seconds` gives.
+        read: a function like `cpu_seconds`.
     """
 
     def __init__(self, read: Callable[[], Sequence[float]] = cpu_seconds) -> None:
@@ -37,16 +37,16 @@ class OtherWork:
         self._before = read()
 
     def share(self) -> float:
-        """The share of the cores that other processes have taken since then, 0 to 1."""
+        """Return the share of the cores that other processes have used since then, 0 to 1."""
         busy, total, own = (now - before for now, before in zip(self._read(), self._before, strict=True))
         return min(max((busy - own) / total, 0.0), 1.0) if total else 0.0
 
 
 class SharedCores:
-    """Notices that other work takes much of the cores while this process computes on them, and says so once.
+    """Warns once if other processes use much of the cores while this one computes.
 
     Args:
-        warn: told what to say.
+        warn: called with the warning.
         threads: that compute.
         read, clock: for tests.
     """
@@ -60,10 +60,11 @@ class SharedCores:
     ) -> None:
         self._warn, self._threads, self._read, self._clock = warn, threads, read, clock
         self._others, self._due = OtherWork(read), clock() + WINDOW_S
-        self._done = threads < 2  # one thread waits for no other
+        self._done = threads < 2  # a single thread waits for no other
 
     def look(self) -> str:
-        """Look, if it is time; called several times a second, as a status that never says anything."""
+        """Warn if the window is over and other processes used much of the cores. Called several times a second as a
+        status line, which is always empty."""
         if self._done or self._clock() < self._due:
             return ""
         share = self._others.share()

@@ -1,4 +1,4 @@
-"""Times calls of a decoder: prompts, and decode steps of rows that all have the same text behind them."""
+"""Time decoder calls: prompts, and decode steps of rows at one depth."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from operators.engine.backend.interface import Decoder
 from pipeline.api.meter import Clock
 
 LONGEST_CALL_S = 1.5
-"""A call that takes longer is not repeated, and not made larger."""
+"""A call that takes longer is neither repeated nor enlarged."""
 
 
 class StepTimer:
     """Times decode steps.
 
     Args:
-        decoder: what it holds is forgotten.
-        depth: tokens behind which each row takes its step.
+        decoder: its contents are cleared.
+        depth: tokens of each row before its step.
         clock: seconds.
     """
 
@@ -48,7 +48,7 @@ class StepTimer:
 
 
 def read(decoder: Decoder, count: int) -> None:
-    """Have `count` tokens in slot 0, and nothing else."""
+    """Fill slot 0 with `count` tokens, and clear all others."""
     decoder.clear()
     piece = min(decoder.shape.n_batch, decoder.shape.n_ubatch)
     for first in range(0, count, piece):
@@ -59,7 +59,8 @@ def read(decoder: Decoder, count: int) -> None:
 
 
 def faster_of_two(call: Callable[[], None], clock: Clock, undo: Callable[[], None] = lambda: None) -> float:
-    """Return the seconds of the faster of two calls, each of which is undone: the first may have memory to touch."""
+    """Return the seconds of the faster of two calls, each undone afterwards: the first may touch memory for the first
+    time."""
     seconds = []
     for _ in range(2):
         began = clock()

@@ -1,1 +1,1 @@
-"""The benchmark (`job=bench`): what each layer costs, ours beside others, and what each optimisation brings."""
+"""The benchmark (`job=bench`): the cost of each layer, comparisons with others, and the gain of each optimisation."""

@@ -1,4 +1,4 @@
-"""`python -m tools.bench MODULE:FUNCTION FOLDER`: measures a case in this process.
+"""Measure a case in this process: `python -m tools.bench MODULE:FUNCTION FOLDER`.
 
 Reads the pickled Spec in the folder, and writes the Figures beside it.
 """

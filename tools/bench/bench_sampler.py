@@ -35,11 +35,11 @@ CASES = {
     "temperature 0.8 alone": SamplingParams(temperature=0.8),
 }
 COMPARED = ("greedy", "temperature 0.8, top-k 40, top-p 0.95, min-p 0.05", "temperature 0.8 alone")
-"""Cases that llama.cpp is timed at as well."""
+"""Cases that llama.cpp's chain is timed with as well."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print a Markdown table of medians in milliseconds a step."""
+    """Print a Markdown table of medians in milliseconds per step."""
     parser = argparse.ArgumentParser(prog="python -m tools.bench.bench_sampler", description=__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64], help="rows of a step")
     parser.add_argument("--vocab", type=int, default=151_936, help="words")
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _medians(rows: int, n_vocab: int, rounds: int) -> dict[str, float]:
-    """Milliseconds a step, by case."""
+    """Return the milliseconds per step, by case."""
     random = np.random.default_rng(0)
     logits = random.normal(0, 2, (rows, n_vocab)).astype(np.float32)
     history = random.integers(0, n_vocab, (rows, 100)).astype(np.int32)
@@ -73,7 +73,7 @@ def _medians(rows: int, n_vocab: int, rounds: int) -> dict[str, float]:
 
 
 def _llama_step(params: SamplingParams, logits: npt.NDArray[np.float32]) -> Callable[[], None]:
-    """llama.cpp's chain for the same values, a row at a time."""
+    """Return a step of llama.cpp's chain with the same values, one row at a time."""
     chain, found = LlamaSampler(), LlamaTokenDataArray(n_vocab=logits.shape[1])
     if params.temperature == 0:
         chain.add_greedy()

@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _measured(compiler: Compiler, settings: StructuredSettings, tokens: Sequence[int], rounds: int) -> list[str]:
-    """The cells of a line."""
+    """Measure one schema; return the cells of its line."""
     form = form_of(settings)
     if form is None:
         raise ValueError(f"{settings} ask for nothing")
@@ -93,7 +93,7 @@ def _measured(compiler: Compiler, settings: StructuredSettings, tokens: Sequence
 
 
 def _walk(constraint: LlgConstraint, tokens: Sequence[int]) -> int:
-    """Go as a row does whose every token fits; returns how many were forced."""
+    """Process a row whose tokens all fit; return the number of forced ones."""
     matcher = constraint.matcher()
     place = forced = 0
     while place < len(tokens):

@@ -1,4 +1,5 @@
-"""EmitCases, the source of a benchmark: a row is one case, a contender at work on a scenario once. And Discard."""
+"""EmitCases, the source of a benchmark: each row is a case, one run of a contender on a scenario. And Discard, a
+sink."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ CASE_SCHEMA = pa.schema([*((n, pa.string()) for n in _TEXTS), *((n, pa.int32()) 
 
 @dataclass(frozen=True)
 class Case:
-    """One measurement that is to be made. `rows`: prompts of the scenario, before a contender's copies."""
+    """One measurement to make. `rows`: prompts of the scenario, before a contender's copies."""
 
     scenario: str
     contender: str
@@ -31,7 +32,7 @@ class Case:
 
 
 def cases(bench: BenchSettings) -> list[Case]:
-    """All cases. Within a scenario and a number of slots the contenders take turns, A B A B: machines drift.
+    """Return all cases. Within a scenario and a number of slots the contenders alternate, A B A B: machines drift.
 
     Raises:
         ConfigError: there is no such scenario or optimisation, or `bench.contenders` leaves nothing to measure.
@@ -65,8 +66,8 @@ class EmitCases(BaseOperator):
     """Emits the cases of a benchmark, in the order in which they are to be measured.
 
     Args:
-        bench: what is measured.
-        chunk_rows: cases of a chunk; what is committed is not measured again when a benchmark is resumed.
+        bench: the settings of the benchmark.
+        chunk_rows: cases per chunk; a resumed benchmark does not repeat committed chunks.
     """
 
     def __init__(self, bench: BenchSettings, chunk_rows: int) -> None:
@@ -83,7 +84,7 @@ class EmitCases(BaseOperator):
         self._sent = min(chunk * self._chunk_rows, len(self._cases))
 
     def run(self, inbox: Inbox) -> Iterator[Item]:
-        """The cases, one a batch, so that each is measured when its turn comes."""
+        """Emit the cases, one per batch, so that each is measured when its turn comes."""
         for first in range(self._sent, len(self._cases), self._chunk_rows):
             chunk, part = first // self._chunk_rows, self._cases[first : first + self._chunk_rows]
             for row, case in enumerate(part, first):
@@ -96,7 +97,7 @@ class EmitCases(BaseOperator):
 
 
 class Discard(BaseOperator):
-    """Takes the place of WriteRows and drops its rows, to measure a dataflow without its files; `output` is ignored."""
+    """Replaces WriteRows and drops its rows, to measure a dataflow without its files; `output` is ignored."""
 
     def __init__(self, output: OutputSettings) -> None:
         self._output = output

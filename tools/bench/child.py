@@ -1,4 +1,4 @@
-"""Runs a command as a process of its own and says what it cost: wall time, CPU time and peak memory."""
+"""Run a command in a child process, and measure its wall time, CPU time and peak memory."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _ROOT = Path(__file__).resolve().parents[2]
 _POLL_S = 0.02
 _GRACE_S = 10.0
 RSS_UNITS_IN_MIB = 1 << (20 if sys.platform == "darwin" else 10)
-"""Of `ru_maxrss`."""
+"""Units of `ru_maxrss` per MiB."""
 
 
 class ChildFailed(Exception):
-    """A child that ended with an exit code other than 0, took too long or was cancelled; the message says which."""
+    """A child failed, took too long or was cancelled; the message says which."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """Output and cost of a process: `cpu_s` is user and system time, `peak_rss_mb` the most memory it held, in MiB."""
+    """Output and cost of a process: `cpu_s` is user and system time, `peak_rss_mb` its peak memory in MiB."""
 
     output: str
     wall_s: float
@@ -60,13 +60,13 @@ def run_child(command: Sequence[str], timeout_s: float, cancelled: Callable[[], 
         if process.returncode:
             words = last_words(err) or last_words(out) or "it said nothing"
             raise ChildFailed(f"{' '.join(command[:4])} ... ended with {process.returncode}: {words}")
-        # The kernel's figure is at least what we held when we started the child: second choice.
+        # Second choice: the kernel's figure is at least the memory of this process when it started the child.
         peak = peak or usage.ru_maxrss / RSS_UNITS_IN_MIB
         return Done(out.read_text(errors="replace"), wall_s, usage.ru_utime + usage.ru_stime, peak)
 
 
 def start(command: Sequence[str], out: Path, err: Path, *, start_new_session: bool = False) -> subprocess.Popen[bytes]:
-    """Start a process that finds our modules, with its output in files.
+    """Start a process that can import our modules, with its output in files.
 
     Raises:
         ChildFailed: it cannot be started.
@@ -87,12 +87,12 @@ def start(command: Sequence[str], out: Path, err: Path, *, start_new_session: bo
 
 
 def last_words(path: Path, lines: int = 5) -> str:
-    """The last lines of a file, as one."""
+    """Return the last lines of a file, joined into one."""
     return " | ".join(path.read_text(errors="replace").strip().splitlines()[-lines:])
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Ask a process and its children to end, and kill them if they do not."""
+    """Terminate a process and its children, and kill them if they do not end."""
     for kind, patience_s in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, None)):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, kind)
@@ -102,7 +102,7 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def peak_rss_mb(pid: int) -> float:
-    """Most memory that a process held, in MiB; 0 where the kernel does not tell."""
+    """Return the peak memory of a process in MiB; 0 if the kernel does not tell."""
     try:
         found = re.search(r"^VmHWM:\s*(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     except OSError:

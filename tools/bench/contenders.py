@@ -1,4 +1,4 @@
-"""The contenders of a benchmark: each says how it is started on a case, why it is skipped, and reads its figures."""
+"""The contenders of a benchmark: each knows its command, the reasons to skip it, and how to read its figures."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tools.bench.spec import Spec, overrides_of, written
 from tools.bench.workload import CHATML, Workload
 
 BLOCK_DIFFUSION = "decode=block_diffusion"
-"""The override of a job that makes blocks."""
+"""Override of a job that selects block diffusion."""
 CELLS = 256
-"""A row's room in a KV cache is a multiple of this."""
+"""The KV cache of a row is a multiple of this."""
 SPEC, FIGURES = "spec.pickle", "figures.pickle"
 """The files that a Function reads and writes in the folder of its case."""
 _MOST_STEPS = 64
@@ -25,14 +25,14 @@ _MOST_STEPS = 64
 
 @dataclass(frozen=True)
 class Contender(ABC):
-    """One way to do the work of a scenario.
+    """A way to do the work of a scenario.
 
     Args:
-        name: in the results.
-        copies: how many rows with the same text each prompt is given as.
-        once: takes so long that it runs in the first repeat only.
-        against: by whose speed its own is divided in the report; empty: that of the scenario's first contender.
-        row_tokens: room of a row; None: as much as the rows need.
+        name: its name in the results.
+        copies: number of rows with the same prompt.
+        once: runs only in the first repeat, since it takes long.
+        against: the contender that the report compares its speed with; empty: the first of the scenario.
+        row_tokens: KV cache per row, in tokens; None: as much as the rows need.
         makes_blocks: completes rows by block diffusion, which needs a mask token.
     """
 
@@ -55,11 +55,11 @@ class Contender(ABC):
 
     @abstractmethod
     def command(self, spec: Spec) -> list[str]:
-        """The command line of its process; what that reads is written into the folder of the case."""
+        """Return the command of its process; writes its input into the folder of the case."""
 
     @abstractmethod
     def figures(self, spec: Spec, output: str) -> Figures:
-        """Read the figures of its process, which has printed `output`.
+        """Read the figures of its process from its files and `output`.
 
         Raises:
             ValueError: it measured nothing.
@@ -68,7 +68,7 @@ class Contender(ABC):
 
 @dataclass(frozen=True)
 class Job(Contender):
-    """`python -m pipeline job=generate`, with settings (`key=value`) that make it another contender."""
+    """`python -m pipeline job=generate`, with settings (`key=value`) of this contender."""
 
     overrides: tuple[str, ...] = ()
 
@@ -97,7 +97,7 @@ class Job(Contender):
 
 @dataclass(frozen=True)
 class Function(Contender):
-    """A `module:function` that measures a Spec, in a process of its own; a part of our engine, or another library."""
+    """A `module:function` that measures a Spec in a process of its own: a part of our engine, or another library."""
 
     function: str = ""
 
@@ -136,9 +136,9 @@ class Program(CreateCompletion):
 
 @dataclass(frozen=True)
 class BatchedBench(Program):
-    """llama-batched-bench: the ceiling of a workload, computed from its speeds at the workload's mean depth.
+    """llama-batched-bench: the upper bound for a workload, computed from its speeds at the workload's mean depth.
 
-    It does not run our rows: its rows are all alike, all slots are always full and nothing is sampled.
+    It does not run our rows: its rows are all equal, all slots are always full and nothing is sampled.
     """
 
     def command(self, spec: Spec) -> list[str]:
@@ -160,7 +160,7 @@ class BatchedBench(Program):
 
 @dataclass(frozen=True)
 class LlamaBench(Program):
-    """llama-bench: the same for one row at a time."""
+    """llama-bench: the same for a single row."""
 
     def command(self, spec: Spec) -> list[str]:
         prompt, steps = sizes(spec.workload)
@@ -178,7 +178,7 @@ class LlamaBench(Program):
 
 
 def sizes(workload: Workload) -> tuple[int, int]:
-    """Prompt and completion tokens of a row whose mean depth is the workload's.
+    """Return prompt and completion tokens of a row with the workload's mean depth.
 
     Its step k sees the prompt and k tokens, so the mean depth is prompt + (steps - 1) / 2.
     """
@@ -188,7 +188,7 @@ def sizes(workload: Workload) -> tuple[int, int]:
 
 
 def _computed(workload: Workload, prompt: float, new: float, step_ms: float, note: str) -> Figures:
-    """The figures of a workload at these speeds, in tokens a second."""
+    """Compute the figures of a workload from these speeds in tokens per second."""
     prefill_s = workload.prompt_tokens / prompt
     return Figures(
         work_s=prefill_s + workload.new_tokens / new,

@@ -1,8 +1,8 @@
-"""llama-cpp-python's high-level API as a contender of the benchmark: `Llama.create_completion` row by row.
+"""llama-cpp-python's high-level API as a contender: `Llama.create_completion` row by row.
 
-It is what a user has without this project. It keeps the beginning of a prompt that it shares with the last one by
-itself. It cannot be told to ignore the end of text, so a row of a trained model may end early; its tokens are counted
-as they come.
+It is the alternative to this project. It reuses the KV cache of the prefix that a prompt shares with the last one. It
+cannot be told to ignore the end of text, so a row of a trained model may end early; its tokens are counted as they
+come.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The numbers that a contender reports of its work, and how they are read off a finished job."""
+"""Figures of a contender, and how they are read from a finished job."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ import pyarrow.parquet as pq
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """The work of a contender and its cost; a column each in the results. None: not known of this contender.
+    """The work and cost of a contender; one column each in the results. None: not known for this contender.
 
     Args:
         load_before, busy_before: load average before the case, and the share of the cores that others used.
         wall_s: of the whole process.
         work_s: from the first prompt to the last token, without the start of the process and the load of the model.
         cpu_s, peak_rss_mb: of the process that did the work.
-        prompt_tokens, new_tokens: worked on and made.
+        prompt_tokens, new_tokens: read and generated.
         steps: calls of the model.
         decode_step_ms: the median call that only generates.
         prefill_s: in calls that compute prompts.
         form_s, decode_s, sample_s: filling batches, in the model, choosing tokens; over all calls.
         calls_per_block: of a row with block diffusion; a call that stores a block and begins the next one counts once.
         tokens_per_pass: committed in a denoising step of a block.
-        texts: names what was written, the same for the same completions of the same rows.
-        note: what else is to be known.
+        texts: a digest of the completions, equal for equal texts of equal rows.
+        note: a remark for the report.
     """
 
     load_before: float | None = None
@@ -54,8 +54,8 @@ class Figures:
     note: str | None = None
 
     def row(self) -> dict[str, Any]:
-        """The values of COLUMNS: with them new tokens a second of work, milliseconds of a call inside the model, and
-        the share of the work that is not spent in such calls (our Python, sampling, files)."""
+        """Return the values of COLUMNS: with new tokens per second, milliseconds per call inside the model, and the
+        share of the time outside of such calls (our Python, sampling, files)."""
         row = asdict(self) | {"tokens_per_s": self.new_tokens / self.work_s}
         if self.decode_s is not None:
             row["own_share"] = 1 - self.decode_s / self.work_s
@@ -72,7 +72,7 @@ COLUMNS = (
 
 
 def of_steps(steps: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The fields of Figures that the rows of metrics/steps.parquet tell."""
+    """Return the fields of Figures that follow from the rows of metrics/steps.parquet."""
     rows, parts = list(steps), ("form_s", "decode_s", "sample_s")
     generating = [row for row in rows if row["decode_tokens"] and not row["prefill_tokens"]]
     seconds = [sum(row[part] for part in parts) for row in generating]
@@ -85,7 +85,7 @@ def of_steps(steps: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def of_job(directory: Path) -> Figures:
-    """The figures of a finished job, from its metrics.
+    """Return the figures of a finished job, from its metrics.
 
     `work_s` begins when all nodes are open, so that model and context are loaded, and ends when the last chunk is
     committed: it is the longest wall time of any node.
@@ -111,8 +111,8 @@ def of_job(directory: Path) -> Figures:
 
 
 def _of_blocks(totals: Mapping[str, float], rows: int) -> dict[str, Any]:
-    """The fields of Figures for block diffusion, none for another strategy. The last block of each of `rows` rows is
-    not stored."""
+    """Return the fields of Figures for block diffusion, none for another strategy. The last block of each of `rows`
+    rows is not stored."""
     if "denoise_passes" not in totals:
         return {}
     passes = totals["denoise_passes"] + totals["store_passes"]
@@ -123,7 +123,7 @@ def _of_blocks(totals: Mapping[str, float], rows: int) -> dict[str, Any]:
 
 
 def _digest(data: Path) -> str | None:
-    """A name for the completions in a folder of shards; None where there are none."""
+    """Return a digest of the completions in a folder of shards; None if there are none."""
     digest = hashlib.sha256()
     shards = sorted(data.glob("*.parquet"))
     for shard in shards:

@@ -1,4 +1,4 @@
-"""Measure: runs each case of a benchmark in a process of its own and adds what it cost."""
+"""Measure: runs each case of a benchmark in a process of its own, and adds its figures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tools.bench.workload import Recipe, Workload, make
 
 _WATCH_S = 0.5
 NOISY = 0.1
-"""Share of all cores in use by others from which a warning is due."""
+"""Share of all cores in use by others that gives a warning."""
 
 
 class Measure(BaseOperator):
@@ -44,7 +44,7 @@ class Measure(BaseOperator):
     report is written (tools.bench.report).
 
     Args:
-        bench: what is measured.
+        bench: the settings of the benchmark.
         data: the prompts.
         model: the model of all contenders; with path null a model with random weights is made.
         sampling: max_tokens caps the lengths of reference answers; the scenarios set the rest that they need.
@@ -86,11 +86,11 @@ class Measure(BaseOperator):
         return self._schema
 
     def forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
-        """A case is measured by being run, so there is nothing to find out before."""
+        """Forecast no time: a case can only be measured by running it."""
         return Forecast(task.rows, seconds=None, notes=["each row is a measurement; how long they take is not known"])
 
     def fingerprint(self) -> dict[str, Any]:
-        """The content of the data and of the model."""
+        """Return the content of the data and of the model."""
         model = Path(self._model.path or "").name if self._made else inspect_model(self._model).fingerprint
         return {"data": [file.content_id() for file in find_files(self._data)], "model": model}
 
@@ -115,7 +115,7 @@ class Measure(BaseOperator):
             raise ConfigError(f"the model cannot be made: {error}") from error
 
     def process(self, batch: Batch) -> Iterable[Output]:
-        """Measure the cases one after the other; each leaves when it is measured."""
+        """Measure the cases one after the other; emit each at once."""
         for i, case in enumerate(batch.data.to_pylist()):
             if self._cancelled():
                 return
@@ -132,14 +132,14 @@ class Measure(BaseOperator):
             yield batch.with_data(pa.record_batch([*row.columns, *columns], schema=self._schema))
 
     def report(self, directory: Path) -> Iterable[str]:
-        """Write report.md, and say where it is."""
+        """Write report.md, and return its path in a line."""
         return [f"report      {write_report(directory)}", ""]
 
     def _cancelled(self) -> bool:
         return self._run.cancelled
 
     def _case(self, case: dict[str, Any]) -> dict[str, Any]:
-        """The values of COLUMNS for one case.
+        """Return the values of COLUMNS for one case.
 
         Raises:
             ChildFailed, ValueError: it failed.
@@ -176,7 +176,7 @@ class Measure(BaseOperator):
         ).row()
 
     def _workload(self, recipe: Recipe, rows: int, copies: int) -> Workload:
-        """The rows of a recipe, made once a run."""
+        """Return the rows of a recipe, made once per run."""
         key = recipe, rows, copies
         if key not in self._workloads:
             cap = self._sampling.max_tokens
@@ -185,7 +185,7 @@ class Measure(BaseOperator):
 
 
 def _made_model(bench: BenchSettings) -> Path:
-    """The path of the model that is made where none is given; its name tells its content."""
+    """Return the path of the made model; its name tells its content."""
     vocab = Path(bench.vocab).expanduser() if bench.vocab else None
     known = content_id(vocab)[-8:] if vocab is not None and vocab.is_file() else "builtin"
     return Path(bench.cache).expanduser() / f"{bench.shape}-{bench.file_type}-{known}.gguf"

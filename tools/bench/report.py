@@ -1,6 +1,6 @@
-"""The report of a benchmark: Markdown tables from its rows. `python -m tools.bench.report OUTPUT_DIR` prints it.
+"""The report of a benchmark: Markdown tables made from its rows. `python -m tools.bench.report OUTPUT_DIR` prints it.
 
-A figure is the median over the repeats, with the lowest and the highest. A ratio is taken within each repeat, where
+A figure is the median over the repeats, with minimum and maximum. A ratio is taken within each repeat, where
 both sides ran next to each other, and is then the median: machines drift between repeats.
 """
 
@@ -39,14 +39,14 @@ _OF_BLOCKS = (
 
 
 def write_report(directory: Path) -> Path:
-    """Write report.md into an output directory; returns where it is."""
+    """Write report.md into an output directory; return its path."""
     path = directory / REPORT
     path.write_text(report(directory), encoding="utf-8")
     return path
 
 
 def report(directory: Path) -> str:
-    """The report of the benchmark in `directory`."""
+    """Return the report of the benchmark in `directory`."""
     rows = pl.read_parquet(directory / "data/*.parquet").sort("row").to_dicts()
     lines = ["# Benchmark", "", *_origin(directory), *_quiet(rows)]
     for name in dict.fromkeys(row["scenario"] for row in rows):
@@ -60,7 +60,7 @@ def report(directory: Path) -> str:
 
 
 def _group(name: str, slots: int, of_scenario: Sequence[Row]) -> Iterator[str]:
-    """The table of a scenario at a number of slots, and notes."""
+    """Yield the table of a scenario at one number of slots, and notes."""
     rows = [row for row in of_scenario if row["slots"] == slots]
     names = list(dict.fromkeys(row["contender"] for row in rows))
     measured = [n for n in names if any(r["tokens_per_s"] for r in rows if r["contender"] == n)]
@@ -79,7 +79,8 @@ def _group(name: str, slots: int, of_scenario: Sequence[Row]) -> Iterator[str]:
 
 
 def _table(name: str, measured: Sequence[str], rows: Sequence[Row], of_scenario: Sequence[Row]) -> Iterator[str]:
-    """A line for each contender: its speed, its ratio, its figures, and where blocks are made those of blocks."""
+    """Yield a line for each contender: its speed, ratio and figures, with those of block diffusion if blocks are
+    made."""
     against = {c.name: c.against for c in ALL[name].contenders if c.against}
     blocks = any(row["calls_per_block"] for row in rows)
     few, slots = min(row["slots"] for row in of_scenario), rows[0]["slots"]
@@ -105,10 +106,10 @@ def _slots(number: int) -> str:
 
 
 def _batching(many: Sequence[Row], few: Sequence[Row]) -> tuple[str, str]:
-    """Return how many times the tokens of `few` slots `many` slots made, and how many times their calls allow.
+    """Return the speedup of `many` slots over `few`, and the speedup that their call times allow.
 
-    A call of n rows may take longer than one of a row: it allows n times the tokens in that time. What was made below
-    that was lost by calls that were not full, or outside of them.
+    A call of n rows makes n times the tokens but may take longer than one of a single row. Any speedup below that was
+    lost by calls that were not full, or between calls.
     """
     found = [[row[key] for row in rows if row[key]] for key in ("tokens_per_s", "call_ms") for rows in (many, few)]
     if not all(found):
@@ -118,7 +119,7 @@ def _batching(many: Sequence[Row], few: Sequence[Row]) -> tuple[str, str]:
 
 
 def spread(rows: Iterable[Row], key: str, form: str = ",.1f") -> str:
-    """`median (lowest-highest)` of a column, or the value alone where there is one; `-` for none."""
+    """Format a column as `median (lowest-highest)`, or as its only value; `-` for none."""
     values = [row[key] for row in rows if row[key] is not None]
     if not values:
         return "-"
@@ -127,14 +128,15 @@ def spread(rows: Iterable[Row], key: str, form: str = ",.1f") -> str:
 
 
 def paired_ratio(rows: Sequence[Row], one: str, other: str) -> float | None:
-    """tokens_per_s of `one` by that of `other`: the median over the repeats that have both; None if there is none."""
+    """Return the ratio of tokens_per_s of `one` and `other`: the median over the repeats that have both; None if there
+    is none."""
     speeds = {(row["contender"], row["repeat"]): row["tokens_per_s"] for row in rows if row["tokens_per_s"]}
     ratios = [speed / speeds[other, r] for (name, r), speed in speeds.items() if name == one and (other, r) in speeds]
     return statistics.median(ratios) if ratios else None
 
 
 def _origin(directory: Path) -> Iterator[str]:
-    """Machine and versions."""
+    """Yield lines on machine and versions."""
     path = directory / "metrics/run.parquet"
     for run in pl.read_parquet(path).to_dicts()[-1:] if path.exists() else []:
         machine, versions = json.loads(run["machine"]), json.loads(run["versions"])
@@ -164,7 +166,7 @@ def _rejects(directory: Path) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """OUTPUT_DIR: print its report. 0, or 2 with the reason on stderr."""
+    """Print the report of OUTPUT_DIR. Returns 0, or 2 with the reason on stderr."""
     directory = Path(arguments[0])
     if not list((directory / "data").glob("*.parquet")):
         print(f"error: {directory} has no data/*.parquet; give the output directory of job=bench", file=sys.stderr)

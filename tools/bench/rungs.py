@@ -1,14 +1,14 @@
-"""Our step loop without the dataflow around it: the lower rungs of the ladder, and contexts.
+"""The engine without the dataflow around it: the layers below the pipeline, and reused against fresh contexts.
 
 | function | what runs |
 |---|---|
 | engine | scheduler, batch filling and decode; a sampler that takes token 0 |
 | sampling | the same with the sampler |
-| context_reused | a call for every slots' worth of rows, on one context that is cleared between them |
-| context_fresh | the same with a new context a call |
+| context_reused | one call per group of rows that fills the slots, on one context that is cleared between calls |
+| context_fresh | the same with a new context per call |
 | blocks_reused, blocks_fresh | the same two with block diffusion |
 
-No other file of the benchmark knows the engine's insides.
+No other file of the benchmark uses the engine's internals.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tools.bench.spec import Spec
 
 
 class NoSampler(Sampler):
-    """Takes token 0 for every row, without a look at the logits."""
+    """Takes token 0 for every row, without reading the logits."""
 
     def draw(self, logits: Logits, rows: Seq[SampledRow], places: Seq[int] | None = None) -> list[int | None]:
         return [0] * len(rows if places is None else places)
@@ -52,7 +52,8 @@ class NoSampler(Sampler):
 def _measure(
     spec: Spec, *, sampler: type[Sampler] = Sampler, blocks: bool = False, by_calls: bool = False, fresh: bool = False
 ) -> Figures:
-    """Complete the rows of `spec`: together, or (`by_calls`) a slots' worth at a time, each (`fresh`) on a new context.
+    """Complete the rows of `spec`: all together, or (`by_calls`) in groups that fill the slots, each (`fresh`) on a new
+    context.
 
     Raises:
         ValueError: a row cannot be generated.
@@ -69,7 +70,7 @@ def _measure(
     size = runtime.slots if by_calls else len(table)
     parts = [_sequences(table.slice(start, size), requests, runtime) for start in range(0, len(table), size)]
     if not fresh:
-        model.lease(runtime, block=make().block)[1]()  # made and given back: the pool has it from now on
+        model.lease(runtime, block=make().block)[1]()  # leased and given back: it stays in the pool
     steps: list[dict[str, Any]] = []
     began = time.perf_counter()
     for rows in parts:
@@ -96,7 +97,7 @@ blocks_fresh = partial(_measure, blocks=True, by_calls=True, fresh=True)
 
 
 def _sequences(rows: pa.Table, requests: Requests, runtime: EngineSettings) -> list[Sequence]:
-    """The sequences that Generate would make of `rows`, in the order of BatchByLength.
+    """Return the sequences that Generate would make from `rows`, in the order of BatchByLength.
 
     Raises:
         ValueError: a row cannot be generated.
@@ -113,8 +114,8 @@ def _sequences(rows: pa.Table, requests: Requests, runtime: EngineSettings) -> l
 
 
 def complete(strategy: Strategy, rows: Seq[Sequence], runtime: EngineSettings) -> list[dict[str, Any]]:
-    """Complete `rows` in this thread on the decoder that `strategy` is bound to; returns the steps, as
-    metrics/steps.parquet has them."""
+    """Complete `rows` in this thread on the decoder that `strategy` is bound to; return the steps as rows of
+    metrics/steps.parquet."""
     queue, steps = strategy.queue(runtime), _Steps()
     worker = Worker(strategy, queue, runtime, (StageMeter("decode"), StageMeter("sample")))
     engine = Engine([worker], queue, steps)

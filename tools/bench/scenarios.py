@@ -1,4 +1,4 @@
-"""The scenarios of the benchmark, each with its prompts and lengths (a Recipe) and its contenders.
+"""The scenarios of the benchmark: for each, prompts and lengths (a Recipe) and contenders.
 
 All contenders of a scenario get the same work: the same prompts as the same text or tokens, the same lengths.
 """
@@ -24,15 +24,15 @@ from tools.bench.workload import Recipe
 
 @dataclass(frozen=True)
 class Scenario:
-    """Rows, and who competes on them.
+    """Rows, and the contenders that complete them.
 
     Args:
         about: one line for the report.
-        contenders: in the order in which they run; speeds are divided by that of the first.
+        contenders: in the order in which they run; speeds are relative to that of the first.
         recipe: the rows.
         sampling: sampling settings that differ from the job's own.
         slots: its own numbers of slots; empty for those of `bench.slots`.
-        rows: its own number of rows; None for `rows_per_slot` a slot.
+        rows: its own number of rows; None for `rows_per_slot` per slot.
         rows_per_slot: its own; None for `bench.rows_per_slot`.
         share_prefix: whether llama-server may use its prompt cache.
     """
@@ -48,7 +48,7 @@ class Scenario:
 
 
 EXACT_LENGTHS: Mapping[str, Any] = {"per_row": ["max_tokens"], "ignore_eos": True}
-"""Every row's length is known beforehand and is what comes out."""
+"""Sampling settings with which every row has exactly its given length."""
 
 RUNGS = "tools.bench.rungs"
 JOB = Job("job")
@@ -94,8 +94,8 @@ def _context(word: str, tokens: int) -> Function:
 
 
 DYNAMIC = _blocks("4/4 dynamic", 4, 4, "decode.remasking=low_confidence_dynamic", "decode.confidence_threshold=0.2")
-"""A model with random weights is never sure: with this threshold a step commits about two tokens of four where it has
-the built-in vocabulary (measured on three shapes)."""
+"""A model with random weights is never confident: with this threshold a step commits about two of four tokens with the
+built-in vocabulary (measured on three shapes)."""
 
 FEW_SHOT = Scenario(
     "worked examples before every question: a long prefix that all rows share",
@@ -184,7 +184,7 @@ _COPIES = 4
 
 
 def _toggle(name: str) -> Scenario:
-    """The optimisation `name` on and off, on rows for which it is meant."""
+    """Return a scenario with the optimisation `name` on and off, on rows that benefit from it."""
     overrides: tuple[str, ...] = (f"sampling.n={_COPIES}",) if name == "sample_sharing" else ()
     copies = _COPIES if name == "identical_rows" else 1
     sampling = {**EXACT_LENGTHS, "temperature": 0.8} if name == "sample_sharing" else EXACT_LENGTHS
@@ -197,4 +197,4 @@ def _toggle(name: str) -> Scenario:
 
 
 ALL: Mapping[str, Scenario] = {**SCENARIOS, **{f"toggle_{name}": _toggle(name) for name in TOGGLES}}
-"""Every scenario, by the name that it has in the results."""
+"""Every scenario, by its name in the results."""

@@ -1,6 +1,6 @@
-"""llama-server as a contender: starts it, has it complete all rows, stops it.
+"""llama-server as a contender: start it, have it complete all rows, stop it.
 
-Twice as many clients as slots wait for answers, so that a free slot always finds a request. The clock runs from the
+There are twice as many clients as slots, so that a free slot always has a request waiting. The clock runs from the
 first request to the last answer.
 """
 
@@ -30,7 +30,7 @@ HOST = "127.0.0.1"
 _START_S = 300.0
 _ANSWER_S = 3600.0
 _CLIENTS_PER_SLOT = 2
-_HTTP = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy stands before this machine
+_HTTP = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never use a proxy for localhost
 
 
 def measure(spec: Spec) -> Figures:
@@ -65,7 +65,7 @@ def measure(spec: Spec) -> Figures:
 
 
 def command(spec: Spec, port: int) -> list[str]:
-    """The command line of the server: our sizes, no page, and its caches only where a prefix is shared."""
+    """Return the command of the server: our sizes, no web page, and its caches only if a prefix is shared."""
     slots, room = spec.runtime.slots, spec.runtime.max_sequence_tokens or 1024
     caches = ["--cache-prompt"] if spec.share_prefix else ["--no-cache-prompt", "--cache-ram", "0"]
     return [
@@ -77,7 +77,7 @@ def command(spec: Spec, port: int) -> list[str]:
 
 
 def requests(spec: Spec) -> list[dict[str, Any]]:
-    """The body of a request for each row."""
+    """Return the request body for each row."""
     keys = ("temperature", "top_k", "top_p", "min_p", "ignore_eos", "stop")
     same = {key: getattr(spec.sampling, key) for key in keys} | {"cache_prompt": spec.share_prefix}
     rows = spec.workload.rows.to_pylist()
@@ -87,7 +87,7 @@ def requests(spec: Spec) -> list[dict[str, Any]]:
 
 
 def ask_all(port: int, bodies: Sequence[Mapping[str, Any]], clients: int) -> list[Any]:
-    """Send every body to /completion, `clients` at a time; returns the answers in the order of the bodies.
+    """Send every body to /completion, `clients` at a time; return the answers in the order of the bodies.
 
     Raises:
         ChildFailed: one was not answered.
@@ -96,7 +96,7 @@ def ask_all(port: int, bodies: Sequence[Mapping[str, Any]], clients: int) -> lis
     try:
         return list(pool.map(lambda body: json.loads(_ask(port, "/completion", _ANSWER_S, body)), bodies))
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # what still waits ends with the server
+        pool.shutdown(wait=False, cancel_futures=True)  # pending requests end with the server
 
 
 def _ask(port: int, path: str, timeout_s: float, body: Mapping[str, Any] | None = None) -> bytes:

@@ -1,4 +1,4 @@
-"""The config group `bench`: what is measured, how often, and where the things that it needs are kept."""
+"""The config group `bench`: the measurements, their number, and the paths of models and programs."""
 
 from __future__ import annotations
 

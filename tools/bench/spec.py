@@ -1,4 +1,4 @@
-"""A case of the benchmark as its contenders see it, and its settings as arguments of a command line."""
+"""Spec: one case of the benchmark for its contenders, and its settings as command-line arguments."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Spec:
 
     Args:
         workload: the rows.
-        folder: an empty folder for what the case writes.
-        model, runtime, sampling, bench: the settings of those names; `runtime` has the case's slots and row length.
+        folder: an empty folder for the files of the case.
+        model, runtime, sampling, bench: the settings groups; `runtime` has the slots and row length of the case.
         share_prefix: whether llama-server may use its prompt cache.
     """
 
@@ -41,15 +41,15 @@ class Spec:
 
     @property
     def threads(self) -> int:
-        """CPU threads that compute."""
+        """Number of CPU threads that compute."""
         return self.runtime.threads or usable_cores()
 
     def program(self, name: str) -> Path:
-        """One of llama.cpp's programs."""
+        """Return the path of one of llama.cpp's programs."""
         return Path(self.bench.peers).expanduser() / name
 
     def llama_command(self, name: str) -> list[str]:
-        """The start of a command line for a program of llama.cpp: the options of our sizes that all of them take."""
+        """Return the start of a command for a program of llama.cpp: the common options for sizes."""
         runtime = self.runtime
         return [
             str(self.program(name)),
@@ -62,7 +62,7 @@ class Spec:
 
 
 def overrides_of(group: str, settings: Any) -> list[str]:
-    """The arguments (`group.key=value`) that make `settings`, a dataclass, of its defaults on a command line."""
+    """Return the arguments (`group.key=value`) that turn the default settings of a dataclass into `settings`."""
     found: list[str] = []
     default = type(settings)()
     for field in dataclasses.fields(settings):
@@ -77,12 +77,12 @@ def overrides_of(group: str, settings: Any) -> list[str]:
 
 
 def written(value: object) -> str:
-    """A value as Hydra's command line reads it."""
+    """Format a value for Hydra's command line."""
     if isinstance(value, dict):
         return "{" + ",".join(f"{k}:{written(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ",".join(written(v) for v in value) + "]"
     if isinstance(value, str):
-        # A backslash is itself except before a quote, where it is doubled.
+        # A backslash is literal except before a quote, where it must be doubled.
         return "'" + re.sub(r"(\\*)('|$)", lambda m: 2 * m[1] + ("\\'" if m[2] else ""), value) + "'"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -30,17 +30,17 @@ ROWS_SCHEMA = pa.schema(
     ]
 )
 _STOP_EVERY = 50
-"""Tokens after which a random model's row should meet its stop string, on average."""
+"""Average number of tokens before a random model's row reaches its stop string."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """The way in which the rows of a scenario are made of the data.
+    """The rule for making the rows of a scenario from the data.
 
     Args:
         low, high: completion tokens of a row are drawn from this range; None: those of the reference answer, at most
             sampling.max_tokens.
-        words: words of the prompt that are kept; None keeps all.
+        words: number of the prompt's words to keep; None keeps all.
         few_shot: put worked examples before each question.
         stops: choose a stop string from the vocabulary.
     """
@@ -54,7 +54,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Workload:
-    """The rows of a scenario, and what its contenders must know of the model.
+    """The rows of a scenario, and facts about the model that its contenders need.
 
     Args:
         rows: under ROWS_SCHEMA: a prompt as in a dataset, as a ChatML turn and as tokens, and tokens of its completion.
@@ -70,12 +70,12 @@ class Workload:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of all prompts."""
+        """Total tokens of all prompts."""
         return int(self._tokens()[0].sum())
 
     @property
     def new_tokens(self) -> int:
-        """Tokens of all completions, if every row reaches its length."""
+        """Total tokens of all completions, if every row reaches its length."""
         return int(self._tokens()[1].sum())
 
     @property
@@ -86,13 +86,13 @@ class Workload:
 
     @property
     def mean_depth(self) -> float:
-        """Tokens in a row's KV cache, on average over all decode steps."""
+        """Tokens in a row's KV cache, averaged over all decode steps."""
         prompt, new = self._tokens()
         # Step k of a row, k = 0, 1 ..., sees its prompt and the k tokens before.
         return float((new * prompt + new * (new - 1) / 2).sum() / new.sum())
 
     def _tokens(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Of each row, of its prompt and of its completion."""
+        """Prompt and completion tokens of each row."""
         prompt = pc.list_value_length(self.rows["prompt_ids"])
         return prompt.to_numpy().astype(np.int64), self.rows["max_tokens"].to_numpy().astype(np.int64)
 
@@ -124,7 +124,7 @@ def make(
 
 
 def _read(data: DataSettings, answer_column: str | None) -> list[tuple[str, str | None]]:
-    """The prompts of the data, each with its reference answer where it has one."""
+    """Return the prompts of the data, each with its reference answer if there is one."""
     source = ReadPrompts(data, chunk_rows=1 << 30)
     names, column = source.plan().names, data.prompt_column
     if column not in names:
@@ -141,7 +141,7 @@ def _read(data: DataSettings, answer_column: str | None) -> list[tuple[str, str 
 
 
 def _texts(recipe: Recipe, rows: int, found: Sequence[tuple[str, str | None]], shots: int) -> list[str]:
-    """Make `rows` prompts, no two the same: data that is too short is used again, with a number behind each text."""
+    """Return `rows` distinct prompts: too few data are repeated, with a number after each text."""
     # The examples are the last rows, so that the questions are those of the other scenarios.
     examples = "".join(f"Question: {prompt}\nAnswer: {answer or ''}\n\n" for prompt, answer in found[-shots:])
     texts: list[str] = []
@@ -159,7 +159,7 @@ def _texts(recipe: Recipe, rows: int, found: Sequence[tuple[str, str | None]], s
 def _lengths(
     recipe: Recipe, rows: int, answers: Sequence[str | None], cap: int, model: Model
 ) -> npt.NDArray[np.integer[Any]]:
-    """The completion tokens of each row."""
+    """Return the completion tokens of each row."""
     random = np.random.default_rng(0)
     if recipe.stops:
         return np.full(rows, cap)
@@ -174,7 +174,8 @@ def _lengths(
 
 
 def _stop_string(model: Model) -> str:
-    """The printable ASCII character that ends a row of evenly drawn tokens after about _STOP_EVERY of them."""
+    """Return the printable ASCII character that would end a row of uniformly drawn tokens after about _STOP_EVERY of
+    them."""
     counts = np.zeros(256, np.int64)
     for piece in model.pieces():
         counts[list(set(piece))] += 1

@@ -1,1 +1,1 @@
-"""Compilers, the build of llama.cpp, its peers and the doctor."""
+"""Compilers, the builds of llama.cpp and of its programs, and the doctor."""

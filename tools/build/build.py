@@ -42,11 +42,11 @@ _LOG_TAIL_LINES = 20
 
 
 class BuildError(RuntimeError):
-    """The wheel could not be made or installed; the message says what to do."""
+    """The wheel could not be built or installed; the message says what to do."""
 
 
 class Locked(NamedTuple):
-    """llama-cpp-python as the lock file has it; `requirement` is its entry with the hashes, word for word."""
+    """The entry of llama-cpp-python in the lock file; `requirement` is its text with the hashes."""
 
     version: str
     requirement: str
@@ -62,7 +62,7 @@ def locked_version(lock: Path) -> Locked:
 
 
 def build_env(compiler: Compiler, host: Host, env: Mapping[str, str]) -> dict[str, str]:
-    """The environment that compiles: ours first, then what the user set, then the flags without which it crashes."""
+    """Return the environment for compiling: our flags, then the user's, then those without which the code crashes."""
     new = {**env, "CC": compiler.cc, "CXX": compiler.cxx}
     new["CMAKE_ARGS"] = " ".join([*CMAKE_ARGS, env.get("CMAKE_ARGS", "")]).strip()
     for name in ("CFLAGS", "CXXFLAGS"):
@@ -72,7 +72,8 @@ def build_env(compiler: Compiler, host: Host, env: Mapping[str, str]) -> dict[st
 
 
 def build_key(words: Sequence[str], host: Host, compiler: Compiler, env: Mapping[str, str], *more: str) -> str:
-    """A readable name for what is built of `words` with `env` (from `build_env`): another for anything that matters."""
+    """Return a readable key for a build of `words` with `env` (from `build_env`), different for every difference that
+    matters."""
     flags = [compiler.cc, str(compiler.openmp), *(env.get(name, "") for name in _USER_FLAGS), *more]
     words = [*words, host.system, host.machine, f"{compiler.family}{compiler.version}"]
     return "-".join([*words, f"f{_digest(flags)}", f"c{_digest(sorted(host.cpu_flags))}"]).lower()
@@ -103,11 +104,11 @@ def ignored_folder(path: Path) -> Path:
 
 
 def run_with_progress(command: Sequence[str], env: Mapping[str, str], log: Path, title: str) -> None:
-    """Run a long command, its output going to `log`, and say how far it is. Raises BuildError if it fails."""
+    """Run a long command with its output going to `log`, and show its progress. Raises BuildError if it fails."""
     print(f"{title}: takes minutes, log in {log}", flush=True)
     began = time.monotonic()
     with log.open("w") as output:
-        # A session of its own: Ctrl-C reaches us alone, and we end the compilers with it.
+        # A session of its own: Ctrl-C reaches only this process, which then ends the compilers.
         child = subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
     try:
         while child.poll() is None:
@@ -130,13 +131,13 @@ def run_with_progress(command: Sequence[str], env: Mapping[str, str], log: Path,
 
 
 def progress(log: str) -> str:
-    """Read from a build log how far the build is: ninja's last `[n/m]`, or that compiling has not begun."""
+    """Return the progress of a build from its log: ninja's last `[n/m]`, or that compiling has not begun."""
     steps = re.findall(r"^\s*\[(\d+)/(\d+)\]", log, re.MULTILINE)
     return "step {} of {}".format(*steps[-1]) if steps else "downloading and configuring"
 
 
 def install(wheel: Path, details: dict[str, Any]) -> None:
-    """Install `wheel` into this environment, and write how it was made into its stamp."""
+    """Install `wheel` into this environment, and record `details` in its stamp."""
     stamp = Path(sys.prefix) / STAMP
     stamp.unlink(missing_ok=True)
     options = ["--quiet", "--no-deps", "--no-index", "--force-reinstall", "--disable-pip-version-check"]
@@ -147,7 +148,7 @@ def install(wheel: Path, details: dict[str, Any]) -> None:
 
 
 def read_stamp(stamp: Path) -> dict[str, Any]:
-    """Read how the installed build was made, as `install` wrote it; empty if this project did not make it."""
+    """Read the record that `install` wrote of the installed build; empty if this project did not make it."""
     try:
         found = json.loads(stamp.read_text())
     except (OSError, ValueError):
@@ -156,7 +157,8 @@ def read_stamp(stamp: Path) -> dict[str, Any]:
 
 
 def record() -> str:
-    """Digest of the installed package's list of files and their hashes, so another build has another; '' if missing."""
+    """Return a digest of the installed package's file list and hashes, different for each build; '' if it is
+    missing."""
     found = sorted(Path(sys.prefix).glob("lib/python3*/site-packages/llama_cpp_python-*.dist-info/RECORD"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in found)).hexdigest() if found else ""
 
@@ -199,7 +201,7 @@ def chosen_compiler(host: Host, env: Mapping[str, str]) -> Compiler:
 
 
 def exit_code(work: Callable[[], None]) -> int:
-    """Do the work of a command; 0, or 1 with the reason on stderr. An interrupt ends the compilers first."""
+    """Run `work` and return 0, or 1 with the reason on stderr. An interrupt ends the compilers first."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave through `finally`, which ends the compilers
     try:
         work()
@@ -213,7 +215,7 @@ def exit_code(work: Callable[[], None]) -> int:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Command line; 0 if the wheel is installed, 1 with the reason on stderr if not."""
+    """Run the command. Returns 0 if the wheel is installed, 1 with the reason on stderr if not."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rebuild", action="store_true", help="compile anew even if a wheel is cached")
     parser.add_argument("--dry-run", action="store_true", help="only say which compiler and which wheel")

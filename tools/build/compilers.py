@@ -1,4 +1,4 @@
-"""The C++ compiler that builds llama.cpp on this machine: clang where there is one, else GCC.
+"""Choose the C++ compiler that builds llama.cpp on this machine: clang if there is one, else GCC.
 
 Standard library only: this runs before anything is installed.
 
@@ -27,12 +27,12 @@ _PROGRAM = "#include <vector>\nint main() { std::vector<int> one(1, 1); return o
 
 
 class NoCompilerError(RuntimeError):
-    """No usable compiler was found; the message says what to install."""
+    """There is no usable compiler; the message says what to install."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """The machine that compiles and runs; `machine` as `platform.machine()`, `cpu_flags` in lower case."""
+    """The machine that compiles and runs: `machine` as by `platform.machine()`, `cpu_flags` in lower case."""
 
     system: str
     machine: str
@@ -40,18 +40,18 @@ class Host:
 
     @property
     def takes_x86_flags(self) -> bool:
-        """True for a 64-bit x86 that is no Mac."""
+        """True for 64-bit x86, except Macs."""
         return self.machine.lower() in ("x86_64", "amd64") and self.system != "Darwin"
 
     @property
     def has_amx(self) -> bool:
-        """True if the CPU has the AMX units that ggml's kernels use."""
+        """True if the CPU has AMX units, which ggml has kernels for."""
         return self.takes_x86_flags and {"amx_tile", "amx_int8"} <= self.cpu_flags
 
 
 @dataclass(frozen=True)
 class Compiler:
-    """A pair of compilers that can build and run a C++ program, with or without OpenMP; `family`: clang or gcc."""
+    """A working pair of C and C++ compilers, with or without OpenMP; `family`: clang or gcc."""
 
     cc: str
     cxx: str
@@ -63,12 +63,12 @@ class Compiler:
         return f"{self.family} {self.version}"
 
     def flags(self, host: Host) -> tuple[str, ...]:
-        """Flags without which the code that it makes crashes."""
+        """Return the flags without which the compiled code crashes."""
         old = self.family == "gcc" and int(self.version.split(".")[0]) < SOUND_GCC
         return AMX_OFF if old and host.takes_x86_flags else ()
 
     def why(self, host: Host) -> str:
-        """Describe the build that comes out, and say what to install for a faster one."""
+        """Describe the resulting build, and say what to install for a faster one."""
         said = f"{'with' if self.openmp else 'without'} OpenMP"
         if self.flags(host):
             said += f", AMX switched off as GCC below {SOUND_GCC} gets it wrong"
@@ -80,7 +80,7 @@ class Compiler:
 
 
 def this_host() -> Host:
-    """The machine that this Python runs on."""
+    """Return the machine that this Python runs on."""
     if platform.system() == "Darwin":
         flags = _output(["sysctl", "hw.optional", "machdep.cpu.brand_string"]).lower().splitlines()
     else:
@@ -90,7 +90,8 @@ def this_host() -> Host:
 
 
 def find_compiler(host: Host, env: Mapping[str, str]) -> Compiler:
-    """The user's CC and CXX, else the first installed compiler that works with OpenMP, else the first that works.
+    """Return the user's CC and CXX, else the first installed compiler that works with OpenMP, else the first that
+    works.
 
     Raises:
         NoCompilerError: there is none, or the user named one that does not work.
@@ -122,7 +123,7 @@ def _installed_pairs(host: Host) -> Iterator[tuple[str, str]]:
 
 
 def try_compiler(cc: str, cxx: str, openmp: bool) -> Compiler | None:
-    """Return the pair if it builds a C++ program that runs; family and version are those that it prints."""
+    """Return the pair if it builds a C++ program that runs, with the family and version that the program prints."""
     said = _output([*shlex.split(cc), "--version"]).partition("\n")[0]
     clang = re.search(r"clang version (\d[\d.]*)", said)
     version = clang[1] if clang else next(reversed(re.findall(r"\d+(?:\.\d+)+", said)), "")
@@ -135,7 +136,8 @@ def try_compiler(cc: str, cxx: str, openmp: bool) -> Compiler | None:
 
 
 def _output(command: Sequence[str], failed: str = "") -> str:
-    """The output of a short command; `failed` if it cannot be started, hangs or ends with another code than 0."""
+    """Return the output of a short command; `failed` if it cannot be started, hangs or exits with a code other than
+    0."""
     english = {**os.environ, "LC_ALL": "C"}
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True, env=english)

@@ -1,4 +1,4 @@
-"""`python -m pipeline doctor`: what is installed, what it was built with, and the proof that it works.
+"""`python -m pipeline doctor`: shows the installed versions and their builds, and tests that llama.cpp works.
 
 A wrongly compiled llama.cpp does not raise, it dies by a signal at the first batch of a quantised model. So everything
 that touches llama.cpp happens in child processes (`tools.build.doctor_child`), and a death is reported by name with
@@ -35,11 +35,11 @@ _UNUSED = "NOT USED by this build"
 
 
 class ChildError(Exception):
-    """A child process that gave no answer; the message says why."""
+    """A child process gave no answer; the message says why."""
 
 
 def ask(command: Sequence[str], timeout_s: float = _CHILD_TIMEOUT_S) -> dict[str, Any]:
-    """The JSON object that a child prints. Raises ChildError if it crashes, hangs or fails."""
+    """Return the JSON object that a child prints. Raises ChildError if it crashes, hangs or fails."""
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired as error:
@@ -55,7 +55,7 @@ def ask(command: Sequence[str], timeout_s: float = _CHILD_TIMEOUT_S) -> dict[str
 
 
 def features(host: Host, system_info: str) -> dict[str, str]:
-    """For each CPU feature that decides the speed: is it there, and does the build use it."""
+    """Return the state of each CPU feature that matters for speed: if the CPU has it, and if the build uses it."""
     if host.machine.lower() in ("aarch64", "arm64"):
         return {"NEON": "used" if " NEON = 1 " in system_info else _UNUSED}
     found = {}
@@ -68,10 +68,10 @@ def features(host: Host, system_info: str) -> dict[str, str]:
 
 
 def examine(child: Sequence[str], host: Host) -> dict[str, Any]:
-    """Ask the children and put the findings together; all is well if there are no `problems`.
+    """Ask the children and collect the findings; the installation is fine if there are no `problems`.
 
     Args:
-        child: the command that CHILD is by default.
+        child: the command of the child processes; CHILD by default.
         host: the machine.
 
     Returns:
@@ -117,7 +117,7 @@ def _notes(build: dict[str, Any], found: dict[str, str]) -> list[str]:
 
 
 def _text(report: dict[str, Any]) -> str:
-    """The report for people."""
+    """Format the report for people."""
     build = report["build"]
     told = report["versions"] | report["machine"] | report["llama"]
     if build:
@@ -131,7 +131,7 @@ def _text(report: dict[str, Any]) -> str:
 
 
 def main(argv: list[str], child: Sequence[str] = CHILD) -> int:
-    """Print the report; 0 if llama.cpp is proved to work, 1 if not. `child` is replaced in tests."""
+    """Print the report. Returns 0 if llama.cpp works, 1 if not. `child` is replaced in tests."""
     parser = argparse.ArgumentParser(prog="python -m pipeline doctor", description="prove that this set-up works")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""The process that `tools.build.doctor` may lose: it loads llama.cpp, and decodes a tiny model that it writes.
+"""The child process of `tools.build.doctor`, which may crash: loads llama.cpp, and decodes a tiny model that it writes.
 
     python -m tools.build.doctor_child info
     python -m tools.build.doctor_child decode q8_0 FOLDER
@@ -25,12 +25,12 @@ from tools.models.make_model import write_model
 
 ROWS = range(4)
 PROMPT_TOKENS = 12
-# Cosine of the logits. Activations are rounded differently in the two ways; garbage comes out near 0.
+# Cosine of the logits. Activations are rounded differently in the two ways; for garbage it is near 0.
 MIN_AGREEMENT = 0.98
 
 
 def info() -> dict[str, Any]:
-    """Versions and the CPU features that were compiled in."""
+    """Return versions, and the CPU features that were compiled in."""
     answer = {"system_info": llama_cpp.llama_print_system_info().decode().strip()}
     for name in ("ggml_version", "ggml_commit"):
         function = getattr(_ggml.libggml, name, None)
@@ -41,7 +41,7 @@ def info() -> dict[str, Any]:
 
 
 def decode(file_type: str, folder: Path) -> dict[str, Any]:
-    """Write a tiny model and decode with it in both ways; nothing is freed, as the process ends soon.
+    """Write a tiny model and decode with it, batched and token by token. Frees nothing, as the process ends soon.
 
     Raises:
         RuntimeError: the results are no numbers or differ.
@@ -52,7 +52,7 @@ def decode(file_type: str, folder: Path) -> dict[str, Any]:
     batch = context.batch
     prompts = [(37 * row + 11 * np.arange(PROMPT_TOKENS, dtype=np.int32) + 5) % model.n_vocab for row in ROWS]
     batch.add_spans(prompts, [0 for _ in ROWS], ROWS, [1 for _ in ROWS])
-    batched = context.decode().copy()  # the view is only good until the next call
+    batched = context.decode().copy()  # the view is only valid until the next call
     batch.clear()
     batch.add_rows(batched.argmax(axis=1).tolist(), [PROMPT_TOKENS for _ in ROWS], ROWS)
     next_tokens = context.decode().copy()

@@ -96,12 +96,13 @@ def _source(folder: Path, locked: Locked, env: Mapping[str, str], run: Run, log:
     command = [*PIP, "download", *options, "-r", str(folder / "requirements.txt")]
     run(command, env, log, f"downloading the source of {PACKAGE} {locked.version}")
     (archive,) = folder.glob("*.tar.gz")
-    shutil.unpack_archive(archive, folder / "source")  # it has the hash of the lock, so it can be trusted
+    shutil.unpack_archive(archive, folder / "source")  # its hash was checked against the lock, so it can be trusted
     return next((folder / "source").iterdir()) / "vendor" / "llama.cpp"
 
 
 def _tools(folder: Path, env: Mapping[str, str], run: Run, log: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """The environment for cmake and ninja, and their paths: on PATH, or from the package index into `folder`."""
+    """Return the environment for cmake and ninja, and their paths: from PATH, or installed from the package index into
+    `folder`."""
     names = ("cmake", "ninja")
     if missing := [name for name in names if shutil.which(name, path=env.get("PATH", "")) is None]:
         command = [*PIP, "install", "--quiet", "--target", str(folder), *missing]
@@ -118,7 +119,7 @@ def _tools(folder: Path, env: Mapping[str, str], run: Run, log: Path) -> tuple[d
 
 
 def main(argv: Sequence[str]) -> int:
-    """Command line; 0 if the programs are there, 1 with the reason on stderr if not."""
+    """Run the command. Returns 0 if the programs are there, 1 with the reason on stderr if not."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cache", type=Path, default=ROOT / ".cache" / "peers", help="where the programs go")
     arguments = parser.parse_args(argv)

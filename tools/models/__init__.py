@@ -1,1 +1,1 @@
-"""Random-weight GGUF models for tests and benchmarks."""
+"""GGUF models with random weights, for tests and benchmarks."""

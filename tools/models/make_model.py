@@ -3,8 +3,8 @@
     python -m tools.models.make_model --shape tiny --out tiny.gguf
     python -m tools.models.make_model --shape qwen3-0.6b --vocab vocab.gguf --type q8_0 --out bench.gguf
 
-A random model says nothing, but it computes exactly what a trained one of its shape computes, so it is good for every
-question about speed, memory and determinism. Weights depend on the seed, the tensor's name and its size, and not on the
+A random model computes the same operations as a trained one of its shape, so it serves for measurements of speed,
+memory and determinism. Weights depend on the seed, the tensor's name and its size, and not on the
 file type: an F32 and a Q8_0 file of one seed are the same model at two precisions.
 """
 
@@ -31,9 +31,9 @@ from tools.models.shapes import SHAPES, Shape, TensorSpec, named_shape, tensor_s
 from tools.models.vocabularies import Vocabulary, builtin_vocabulary, read_vocabulary
 
 UNIFORM_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
-"""Every matrix gets the type."""
+"""File types that apply to every matrix."""
 K_QUANTS = ("q2_k", "q3_k_s", "q3_k_m", "q3_k_l", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k")
-"""llama.cpp decides tensor by tensor."""
+"""File types for which llama.cpp chooses each tensor's type."""
 FILE_TYPES = (*UNIFORM_TYPES, *K_QUANTS)
 _DRAWN_AT_ONCE = 1 << 22  # weights held in F32: 16 MiB, however large the tensor
 _K_BLOCK = 256  # weights in a super-block of every K-quant
@@ -41,7 +41,7 @@ _K_BLOCK = 256  # weights in a super-block of every K-quant
 
 @dataclass(frozen=True)
 class Summary:
-    """A model that `write_model` wrote. `tensor_types` counts tensors by GGML type, such as {"F32": 9, "Q8_0": 15}."""
+    """A model written by `write_model`. `tensor_types` counts tensors by GGML type, such as {"F32": 9, "Q8_0": 15}."""
 
     path: Path
     n_params: int
@@ -68,7 +68,7 @@ def write_model(
     seed: int = 0,
     progress: bool = False,
 ) -> Summary:
-    """Write a random-weight GGUF model to `path`, which appears only once it is complete.
+    """Write a GGUF model with random weights to `path`, which appears only once it is complete.
 
     `shape` is a key of `SHAPES` or a `Shape`; `file_type` is one of `FILE_TYPES`, in any case. `vocab` is a GGUF file
     whose tokenizer is copied, or None for the built-in vocabulary. Equal arguments give equal bytes (with the same
@@ -117,7 +117,7 @@ def _check(path: Path, shape: Shape, file_type: str, seed: int) -> None:
 
 
 def _write(path: Path, shape: Shape, stored: DTypeLike, vocab: Vocabulary, seed: int, progress: bool) -> None:
-    """Write the whole file, one tensor at a time: matrices as `stored` (float32 or float16), all else as float32."""
+    """Write the whole file, one tensor at a time: matrices as `stored` (float32 or float16), others as float32."""
     writer = GGUFWriter(path, shape.arch)
     try:
         kind = LlamaFileType.ALL_F32 if stored == np.float32 else LlamaFileType.MOSTLY_F16
@@ -134,7 +134,7 @@ def _write(path: Path, shape: Shape, stored: DTypeLike, vocab: Vocabulary, seed:
 
 
 def _draw_weights(spec: TensorSpec, seed: int, stored: DTypeLike) -> NDArray[np.floating]:
-    """The weights of one tensor; those of all experts are drawn one after the other.
+    """Draw the weights of one tensor; those of several experts one after the other.
 
     The generator is seeded by `seed` and the tensor's name, so a tensor does not depend on those written before it.
     """
@@ -211,7 +211,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line. Returns 0, or 1 if the file could not be written; arguments that cannot work exit with 2."""
+    """Run the command. Returns 0, or 1 if the file could not be written; invalid arguments exit with 2."""
     parser = _parser()
     options = vars(parser.parse_args(arguments))
     changes = {field.name: options.pop(field.name) for field in fields(Shape) if field.name in options}

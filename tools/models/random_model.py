@@ -1,4 +1,4 @@
-"""`model=random`: a GGUF model with random weights, written where it is not there yet. For trying out and measuring."""
+"""`model=random`: a GGUF model with random weights, made on first use, for trials and measurements."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ OPTIONS: dict[str, Any] = {"shape": "tiny", "file_type": "f32", "seed": 0}
 
 
 def load(settings: ModelSettings) -> LlamaModel:
-    """The loader of `model=random`."""
+    """Make the model if needed, and load it: the loader of `model=random`."""
     return LlamaModel(replace(settings, path=str(written(settings))))
 
 
 def inspect(settings: ModelSettings) -> ModelFacts:
-    """The facts of the file.
+    """Return the facts of the model's file.
 
     Raises:
         ConfigError: see `written` and `check_gpu`.
@@ -31,7 +31,8 @@ def inspect(settings: ModelSettings) -> ModelFacts:
 
 
 def written(settings: ModelSettings) -> Path:
-    """The model of `settings.options` (shape, file_type, seed; see `write_model`) in the folder `settings.path`.
+    """Return the model of `settings.options` (shape, file_type, seed; see `write_model`) in the folder `settings.path`;
+    make it if it is not there.
 
     Raises:
         ConfigError: no folder is given, an option is unknown, there can be no such model, or it cannot be written.

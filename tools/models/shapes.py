@@ -1,4 +1,4 @@
-"""Architecture shapes of random-weight GGUF models: their sizes, the tensors they need, how weights are scaled.
+"""Shapes of GGUF models with random weights: sizes, tensors, and the scale of the weights.
 
 The scale of the weights is chosen so that a random model behaves like a talkative one: logits are finite with a
 standard deviation of about `LOGIT_STD`, greedy decoding visits many tokens, and end-of-sequence is as likely as any
@@ -23,7 +23,7 @@ _ROUTER = "ffn_gate_inp.weight"
 
 @dataclass(frozen=True)
 class Architecture:
-    """Tensors and limits of one llama.cpp architecture, beyond those that all of them share."""
+    """Tensors and limits specific to one llama.cpp architecture."""
 
     qkv_bias: bool = False
     qk_norm: bool = False
@@ -41,7 +41,7 @@ ARCHITECTURES = {
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a decoder-only transformer, in llama.cpp's words.
+    """The sizes of a decoder-only transformer, in llama.cpp's terms.
 
     `arch` is a key of `ARCHITECTURES`; `n_ctx_train` is in tokens; `n_ff` is the width of the gated feed-forward
     block, of each expert where there are some; `n_expert_used` of `n_expert` work on a token; with `tied_embeddings`
@@ -65,7 +65,6 @@ class Shape:
     tied_embeddings: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse sizes that cannot be a model."""
         if self.arch not in ARCHITECTURES:
             raise ValueError(f"arch={self.arch!r} is not known here; allowed: {', '.join(ARCHITECTURES)}")
         for field in fields(self):
@@ -99,7 +98,7 @@ class Shape:
 
     @property
     def row_sizes(self) -> dict[str, int]:
-        """The row lengths of the matrices, by name: what a block-quantised type must divide."""
+        """The row lengths of the matrices, by name, which must be multiples of a quantised type's block."""
         return {"n_embd": self.n_embd, "n_head * head_dim": self.q_dim, "n_ff": self.n_ff}
 
 
@@ -115,7 +114,7 @@ SHAPES = {
 
 
 def named_shape(name: str) -> Shape:
-    """The shape called `name`. Raises ValueError with the known names for any other."""
+    """Return the shape called `name`. Raises ValueError with the known names for any other."""
     if name not in SHAPES:
         raise ValueError(f"no shape is called {name!r}; allowed: {', '.join(SHAPES)}")
     return SHAPES[name]
@@ -136,12 +135,13 @@ class TensorSpec:
 
     @property
     def is_matrix(self) -> bool:
-        """Matrices take the file's type; vectors (norms and biases) and routers stay F32, as llama.cpp has it."""
+        """True for a matrix, which gets the file's type; vectors (norms and biases) and routers stay F32, as in
+        llama.cpp."""
         return len(self.dims) > 1 and not self.name.endswith(_ROUTER)
 
 
 def tensor_specs(shape: Shape, n_vocab: int) -> Iterator[TensorSpec]:
-    """Every tensor of a model with `shape` and `n_vocab` tokens, in the order in which they are written."""
+    """Yield every tensor of a model with `shape` and `n_vocab` tokens, in file order."""
     logit_gain = LOGIT_STD / (EMBEDDING_STD * sqrt(shape.n_embd))
     yield TensorSpec("token_embd.weight", (n_vocab, shape.n_embd), 0.0, EMBEDDING_STD)
     for layer in range(shape.n_layer):
@@ -161,7 +161,7 @@ def _attention(shape: Shape, block: str) -> Iterator[TensorSpec]:
     if arch.qkv_bias:
         for part, width in (("q", shape.q_dim), ("k", shape.kv_dim), ("v", shape.kv_dim)):
             yield TensorSpec(f"{block}attn_{part}.bias", (width,), 0.0, BIAS_STD)
-    if arch.qk_norm:  # it undoes the scale of attn_q, so it carries the gain itself
+    if arch.qk_norm:  # q_norm removes the scale of attn_q, so it carries the gain
         yield _norm(block + "attn_q_norm.weight", shape.head_dim, ATTENTION_GAIN)
         yield _norm(block + "attn_k_norm.weight", shape.head_dim)
     yield _matrix(block + "attn_output.weight", shape.n_embd, shape.q_dim)

@@ -1,4 +1,4 @@
-"""Vocabularies for GGUF models that the project writes itself: a small built-in one, or a copy from another file."""
+"""Vocabularies for GGUF models with random weights: a small built-in one, or a copy from another file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MERGED_WORDS = (
 
 @dataclass(frozen=True)
 class MetaValue:
-    """One key of a GGUF file's metadata. Strings may be raw bytes; `item_type` is set for arrays alone."""
+    """A key of a GGUF file's metadata. Strings may be raw bytes; only arrays have an `item_type`."""
 
     key: str
     value: object
@@ -42,19 +42,19 @@ class MetaValue:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """All `tokenizer.*` metadata of a model, and how many tokens it defines."""
+    """All `tokenizer.*` metadata of a model, and its number of tokens."""
 
     n_tokens: int
     values: tuple[MetaValue, ...]
 
     def add_to(self, writer: GGUFWriter) -> None:
-        """Add every key to `writer`, with the types that the keys have here."""
+        """Add every key to `writer`, with its type."""
         for meta in self.values:
             writer.add_key_value(meta.key, meta.value, meta.value_type, meta.item_type)
 
 
 def builtin_vocabulary() -> Vocabulary:
-    """A byte-level BPE vocabulary: 256 bytes, some English merges, ChatML's special tokens and a mask token.
+    """Return a byte-level BPE vocabulary: 256 bytes, some English merges, ChatML's special tokens and a mask token.
 
     Every UTF-8 text tokenizes and comes back unchanged. Ids of the bytes are 0 to 255 in GPT-2's order; special
     tokens come last. A turn ends with `<|im_end|>` (EOS); no BOS is added to a text.
@@ -81,7 +81,7 @@ def builtin_vocabulary() -> Vocabulary:
 
 
 def read_vocabulary(path: Path) -> Vocabulary:
-    """The `tokenizer.*` metadata of the GGUF file at `path`, with a ChatML template if it has no template.
+    """Read the `tokenizer.*` metadata of the GGUF file at `path`; adds a ChatML template if there is no template.
 
     Takes some seconds for 150,000 tokens. Raises ValueError if the file is missing, is no GGUF or holds no tokens.
     """
@@ -113,7 +113,7 @@ def _string(key: str, value: str | bytes) -> MetaValue:
 
 
 def _byte_alphabet() -> list[str]:
-    """The character that stands for each byte, by byte value (GPT-2's `bytes_to_unicode`).
+    """Return the character for each byte, by byte value (GPT-2's `bytes_to_unicode`).
 
     Printable Latin-1 characters stand for themselves, the other bytes for the characters from 256 up.
     """
@@ -123,7 +123,7 @@ def _byte_alphabet() -> list[str]:
 
 
 def _merges(space: str) -> list[str]:
-    """Merge rules "left right" in order of rank; each one joins two tokens that exist by then."""
+    """Return merge rules "left right" by rank; each joins two tokens that exist by then."""
     rules: dict[str, None] = {}  # an ordered set: words share their beginnings
     for word in _MERGED_WORDS.split():
         spelling = space + word

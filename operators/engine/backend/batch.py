@@ -1,4 +1,4 @@
-"""The tokens of one call of the backend, filled in place."""
+"""BatchBuffer: the tokens of one decode call, filled in place."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class BatchBuffer:
         self.n_tokens = 0
 
     def add_rows(self, tokens: Sequence[int], positions: Sequence[int], slots: Sequence[int]) -> None:
-        """Add one token for each of several rows, all with logits."""
+        """Add one token to each of several rows, all with logits."""
         span = self._take(len(tokens))
         self.token[span] = tokens
         self.pos[span] = positions
@@ -57,7 +57,7 @@ class BatchBuffer:
         slots: Sequence[int],
         outputs: Sequence[int],
     ) -> None:
-        """Add consecutive tokens of each of several rows, with logits for the last `outputs` of each."""
+        """Add consecutive tokens to each of several rows, with logits for the last `outputs` of each."""
         counts = np.array([len(t) for t in tokens])
         ends = counts.cumsum()
         span = self._take(int(ends[-1]))

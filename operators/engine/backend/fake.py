@@ -1,4 +1,5 @@
-"""FakeModel and FakeDecoder: without weights, to test the scheduler and to measure all that is above the backend.
+"""FakeModel and FakeDecoder: a model without weights, to test the scheduler and to measure everything above the
+backend.
 
 The logits depend on every token in the slot's KV cache (through a rolling hash), so that a row that is moved, truncated
 or filled in wrongly gets other tokens. Ends are frequent, so lengths are ragged. Tokens are UTF-8 bytes. With `partial`
@@ -30,18 +31,18 @@ N_EMBD = 8
 END_ID = 257
 MASK_ID = 258
 _TORN = (2, -3)
-"""After these codes llama.cpp may have computed a part of the batch."""
+"""Codes of llama.cpp after which part of the batch may have been computed."""
 _MULTIPLIER = np.uint64(6364136223846793005)
 _KINDS = 251
 _PIECES = [bytes([i]) for i in range(256)] + [b""] * (N_VOCAB - 256)
 
 
 class FakeDecoder:
-    """A decoder that computes in microseconds and refuses what llama.cpp would refuse.
+    """A decoder that takes microseconds, and refuses what llama.cpp would refuse.
 
     Args:
         shape: its sizes.
-        fail: called before each call with the batch; returns a code to fail with, 0 to go on.
+        fail: called with the batch before each call; returns a code to fail with, 0 for none.
     """
 
     partial = True
@@ -54,7 +55,7 @@ class FakeDecoder:
         self.keep_calls = False
         self.lone_tokens = 0
         self._fail = fail
-        # The hash after each token: of slot s after n tokens at [s, n].
+        # The hash after each token: [s, n] is that of slot s after n tokens.
         self._hashes = np.zeros((shape.slots + 1, shape.max_sequence_tokens + 1), np.uint64)
         self._length = np.zeros(shape.slots + 1, np.int64)
         self._table = _embedding_table() if shape.wanted is Wanted.EMBEDDINGS else _logit_table()
@@ -100,7 +101,7 @@ class FakeDecoder:
         self._length[:] = 0
 
     def _check_length(self, slot: int, length: int) -> None:
-        """Raise DecodeFailed unless `slot` can be cut to `length` tokens."""
+        """Raise DecodeFailed unless `slot` can be truncated to `length` tokens."""
         held = int(self._length[slot])
         if held < length or (not self.partial and length not in (0, held)):
             raise DecodeFailed(-1, f"slot {slot} has {held} tokens and cannot have the first {length} of them")
@@ -140,7 +141,7 @@ class FakeDecoder:
         return hashes
 
     def _blocks(self, slots: npt.NDArray[np.int32], positions: npt.NDArray[np.int32]) -> npt.NDArray[np.uint64]:
-        """Compute blocks: every token of a row sees the whole block, and what is in its slot."""
+        """Compute blocks: every token of a row sees the whole block, and the contents of its slot."""
         hashes = np.empty(len(slots), np.uint64)
         starts = np.flatnonzero(np.diff(slots, prepend=-1)).tolist()
         for start, end in zip(starts, [*starts[1:], len(slots)], strict=True):
@@ -157,7 +158,7 @@ class FakeDecoder:
 
 
 class FakeModel:
-    """A Model that leases FakeDecoders."""
+    """A Model whose decoders are FakeDecoders."""
 
     n_vocab = N_VOCAB
     n_embd = N_EMBD
@@ -179,14 +180,12 @@ class FakeModel:
         return inspect(ModelSettings()).fingerprint
 
     def tokenize(self, texts: Sequence[bytes]) -> tuple[TokenIds, npt.NDArray[np.int32]]:
-        """Make one token a byte."""
         ids = np.frombuffer(b"".join(texts), np.uint8).astype(np.int32)
         offsets = np.zeros(len(texts) + 1, np.int32)
         np.cumsum([len(t) for t in texts], out=offsets[1:])
         return ids, offsets
 
     def pieces(self) -> Sequence[bytes]:
-        """Return a byte for each of the first 256 tokens, nothing for the others."""
         return _PIECES
 
     def lease(
@@ -204,19 +203,19 @@ class FakeModel:
 
 
 def load(settings: ModelSettings) -> FakeModel:
-    """Return the fake, for `model=fake`."""
+    """Return the FakeModel, for `model=fake`."""
     return FakeModel()
 
 
 def inspect(settings: ModelSettings) -> ModelFacts:
-    """Return the facts of the fake."""
+    """Return the facts of the FakeModel."""
     check_options(settings, ())
     return ModelFacts("fake-1", FakeModel.n_ctx_train, N_EMBD)
 
 
 def _logit_table() -> Logits:
     table = np.random.default_rng(0).normal(0, 2, (_KINDS, N_VOCAB)).astype(np.float32)
-    table[:, 128:END_ID] -= 8  # mostly ASCII, so that texts can be read
+    table[:, 128:END_ID] -= 8  # mostly ASCII, so that texts are readable
     table[:, END_ID + 1 :] = -np.inf
     table[:16, END_ID] += 20  # one step in sixteen ends the row
     return table

@@ -21,11 +21,11 @@ from pipeline.api.protocols import Runtime
 TokenIds = npt.NDArray[np.int32]
 Logits = npt.NDArray[np.float32]
 CELL_PADDING = 256
-"""llama.cpp rounds the cells of a stream up to this."""
+"""llama.cpp rounds the cells of a stream up to a multiple of this."""
 
 
 class Wanted(StrEnum):
-    """Outputs of a decoder."""
+    """The outputs of a decoder."""
 
     NEXT = "next"
     """The logits after the last token of a row, to generate."""
@@ -47,7 +47,7 @@ class DecoderShape:
         per_sequence: each row has its own KV stream; rows of one call are then best consecutive, with equal counts.
         n_ctx: tokens that fit into the KV cache of the unified layout; None: a row of the greatest length in each slot.
         deterministic: never let the backend see a lone row, so that a row's logits do not depend on its neighbours.
-        wanted: what `decode` gives.
+        wanted: the outputs of `decode`.
         block: tokens that a row brings to each call, and which see each other; 0: as many as there are, and each sees
             those before it (causal attention).
     """
@@ -64,12 +64,12 @@ class DecoderShape:
 
     @property
     def call_tokens(self) -> int:
-        """Tokens that fit into one call: blocks are computed at once."""
+        """Tokens that fit into one call; with blocks, those computed at once."""
         return min(self.n_batch, self.n_ubatch) if self.block else self.n_batch
 
     @property
     def step_tokens(self) -> int:
-        """Tokens that a row which decodes brings to a call."""
+        """Tokens that a decoding row adds to a call."""
         return self.block or 1
 
     @property
@@ -79,7 +79,7 @@ class DecoderShape:
 
     @property
     def streams(self) -> int:
-        """Sequence ids of a context: one a slot, and one to stand beside a lone row where that is wanted."""
+        """Sequence ids of a context: one per slot, and one for the dummy token if needed."""
         return max(self.slots, 2) if self.deterministic else self.slots
 
     @property
@@ -95,13 +95,13 @@ class Decoder(Protocol):
     shape: DecoderShape
     batch: BatchBuffer
     partial: bool
-    """Whether it can truncate a row, and copy its beginning. Recurrent and hybrid models cannot: they keep a state
+    """True if it can truncate a row, and copy part of one. Recurrent and hybrid models cannot: they keep only the state
     after all tokens."""
     lone_tokens: int
-    """A row of fewer tokens has the same logits, to the bit, when it decodes alone and beside others; 0: none has."""
+    """A row of fewer tokens has bit-identical logits alone and beside others; 0: no row has."""
 
     def decode(self) -> Logits:
-        """Run `batch`; float32 [outputs, n_vocab] in batch order, a view that holds until the next call.
+        """Compute `batch`; returns float32 [outputs, n_vocab] in batch order, a view that is valid until the next call.
 
         With Wanted.EMBEDDINGS it is [outputs, n_embd].
 
@@ -117,51 +117,51 @@ class Decoder(Protocol):
         """
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Replace what is in slot `target` by the first `length` tokens of `source`.
+        """Replace the contents of slot `target` by the first `length` tokens of `source`.
 
         Raises:
             DecodeFailed: it is not `partial`, and `source` has more tokens.
         """
 
     def save(self, slot: int) -> bytes:
-        """Return what `slot` holds, for `restore`."""
+        """Return the contents of `slot`, for `restore`."""
 
     def restore(self, slot: int, saved: bytes) -> None:
-        """Put what was saved into the empty `slot`.
+        """Put saved contents into the empty `slot`.
 
         Raises:
             DecodeFailed: there is no room for it.
         """
 
     def clear(self) -> None:
-        """Forget all rows."""
+        """Clear all slots."""
 
 
 class Model(Protocol):
-    """A loaded model: vocabulary, template and decoders. Any thread may tokenize, also beside decoding."""
+    """A loaded model: vocabulary, template and decoders. Any thread may tokenize, also during decoding."""
 
     n_vocab: int
     n_embd: int
-    """Numbers of an embedding."""
+    """Length of an embedding."""
     n_ctx_train: int
     add_bos: bool
     closing_ids: tuple[int, ...]
-    """Tokens that the model wants behind a text that is embedded."""
+    """Tokens that the model wants at the end of a text to embed."""
     bos_token: str
     eos_token: str
     chat_template: str | None
     end_ids: frozenset[int]
     """The model's end-of-generation tokens."""
     mask_id: int | None
-    """The mask token of block diffusion; None where the vocabulary names none."""
+    """The mask token for block diffusion; None if the vocabulary has none."""
     doubt: str | None
-    """Why its logits may depend on neighbours though the scheduler keeps its rules; None: proven not to, to the bit."""
+    """Reason why its logits may depend on neighbours despite the scheduler's rules; None: proven not to, to the bit."""
 
     def fingerprint(self) -> str:
-        """Return a name of the content: the same for the same weights and vocabulary."""
+        """Return an id of the content: equal for equal weights and vocabulary."""
 
     def tokenize(self, texts: Sequence[bytes]) -> tuple[TokenIds, npt.NDArray[np.int32]]:
-        """Return the ids of all texts end to end, and int32 [len(texts) + 1] offsets. Special tokens are parsed."""
+        """Return the concatenated ids of all texts, and int32 [len(texts) + 1] offsets. Special tokens are parsed."""
 
     def pieces(self) -> Sequence[bytes]:
         """Return the bytes of every token, empty for control tokens; always the same object."""
@@ -172,14 +172,15 @@ class Model(Protocol):
         """Return an empty decoder from the pool, and a function that gives it back. `block`: see DecoderShape."""
 
     def lease_apart(self, settings: EngineSettings) -> tuple[Decoder, Callable[[], None]]:
-        """Return a decoder that no pool keeps, and a function that frees it."""
+        """Return a decoder outside of the pool, and a function that frees it."""
 
     def abort(self) -> None:
-        """Abort the calls that run in its decoders, with code 2, and all others until the next lease."""
+        """Abort all running calls of its decoders, with code 2, and further calls until the next lease."""
 
 
 def max_sequence_tokens(settings: EngineSettings, n_ctx_train: int) -> int:
-    """Return how long a row may be: as configured, or 1024, or what the model was trained for if that is less.
+    """Return the most tokens of a row: as configured, else 1024, or the context that the model was trained for if that
+    is less.
 
     Raises:
         ConfigError: more was asked for than the model was trained for.
@@ -195,19 +196,19 @@ def max_sequence_tokens(settings: EngineSettings, n_ctx_train: int) -> int:
 
 
 def load_model(runtime: Runtime, settings: ModelSettings) -> Model:
-    """Return the model of `settings`: loaded once a process, shared by all nodes and runs."""
+    """Return the model of `settings`: loaded once per process, shared by all nodes and runs."""
     return runtime.shared(model_key(settings), lambda: loader(settings)(settings), close_model)
 
 
 def model_key(settings: ModelSettings) -> tuple[str, str]:
-    """Return a key that is the same for settings that name the same weights."""
+    """Return a key that is equal for settings with the same weights."""
     return ("model", repr(replace(settings, chat_template=None, system=None)))
 
 
 def decoder_shape(
     settings: EngineSettings, n_ctx_train: int, wanted: Wanted = Wanted.NEXT, block: int = 0
 ) -> DecoderShape:
-    """Return the sizes that `settings` ask of a decoder for a model that was trained for `n_ctx_train` tokens."""
+    """Return the sizes of a decoder with `settings`, for a model trained for `n_ctx_train` tokens."""
     return DecoderShape(
         slots=settings.slots,
         max_sequence_tokens=max_sequence_tokens(settings, n_ctx_train),
@@ -239,7 +240,7 @@ class ModelSizes:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Facts of a model that is not loaded; None: not known yet.
+    """Facts about a model that is not loaded; None: not known yet.
 
     Args:
         fingerprint: see Model.fingerprint.
@@ -255,7 +256,7 @@ class ModelFacts:
 
 
 def inspect_model(settings: ModelSettings) -> ModelFacts:
-    """Check what can be checked without loading, by the function `inspect` of the loader's module.
+    """Run the checks that need no loading, with the function `inspect` of the loader's module.
 
     Raises:
         ConfigError: the loader or the model file cannot work.
@@ -270,7 +271,7 @@ def inspect_model(settings: ModelSettings) -> ModelFacts:
 
 
 def check_options(settings: ModelSettings, known: Iterable[str]) -> None:
-    """Raise ConfigError if `model.options` has one that is not `known` to the loader."""
+    """Raise ConfigError if `model.options` has one that is not in `known`."""
     known = sorted(known)
     if unknown := sorted(settings.options.keys() - set(known)):
         raise ConfigError(
@@ -288,11 +289,11 @@ def loader(settings: ModelSettings) -> Callable[[ModelSettings], Model]:
     module, _, name = settings.loader.partition(":")
     try:
         found: Callable[[ModelSettings], Model] = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:  # the last two: no module's name at all
+    except (ImportError, AttributeError, ValueError, TypeError) as error:  # the last two: the value is no module name
         raise ConfigError(f"model.loader='{settings.loader}' cannot be imported: {error}") from error
     return found
 
 
 def close_model(model: Model) -> None:
-    """Free a model that has something to free."""
+    """Free the model's resources, if it has any."""
     getattr(model, "close", lambda: None)()

@@ -1,4 +1,4 @@
-"""Client: how a node submits its sequences to the engine, and collects them."""
+"""Client: a node's interface to the engine, to submit sequences and collect finished ones."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class Client(NodeQueue):
-    """A node's queue, on an engine; made by Engine.connect. Its methods are called from the node's thread."""
+    """A node's connection to an engine; made by Engine.connect. Its methods are called from the node's thread."""
 
     def __init__(self, engine: Engine, meter: StageMeter, depth: int, capacity: int, wake: Callable[[], None]) -> None:
         super().__init__(meter, depth, capacity, wake)
         self._engine = engine
 
     def submit(self, rows: Iterable[Sequence]) -> None:
-        """Queue `rows`, to be admitted in this order."""
+        """Queue `rows` for admission, in this order."""
         now = self._engine.now()
         rows = list(rows)
         for row in rows:
@@ -30,10 +30,10 @@ class Client(NodeQueue):
         self._engine.wake()
 
     def collect(self) -> list[Sequence]:
-        """Return the sequences that were finished since the last call.
+        """Return the sequences that finished since the last call.
 
         Raises:
-            BaseException: what ended the engine's thread, if anything did.
+            BaseException: the exception that ended the engine's thread.
         """
         self._engine.raise_failure()
         rows = self._take()
@@ -46,7 +46,7 @@ class Client(NodeQueue):
         self.ended = True
 
     def leave(self) -> list[Sequence]:
-        """Leave the engine once the step that runs is done; returns sequences that were finished and not collected."""
+        """Disconnect after the current step; return finished sequences that were not collected."""
         self._engine.drop(self)
         return self._take()
 

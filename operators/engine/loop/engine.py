@@ -1,9 +1,9 @@
-"""The engine: it serves every node that generates with one model and the same settings.
+"""Engine: generates for all nodes that use one model with the same settings.
 
-Each node has a Client: it submits sequences, and collects them when they are finished. One is admitted only when its
-node has room to take it back, so a slow reader of one node never stops another, and nothing grows. An engine may have
-several contexts of its model: each has a Worker with slots of its own, and all take their sequences from one queue.
-The threads that make the steps are those of all engines of a run (operators/engine/loop/threads.py).
+Each node has a Client, to submit sequences and collect finished ones. A sequence is admitted only if its node has room
+to take it back, so a slow reader of one node never blocks another, and memory is bounded. An engine may have several
+contexts of its model: each has a Worker with its own slots, and all take sequences from one queue. All engines of a run
+share their threads (operators/engine/loop/threads.py).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Engine:
 
     Args:
         workers: one a context; all have the same queue.
-        queue: the sequences that wait.
-        steps: the table of steps, one row a call.
-        threads: those that make the steps, with their clock; None: its own, which end with it.
-        number: which engine of the run it is, in the table of steps.
+        queue: the waiting sequences.
+        steps: the table of steps, one row per call.
+        threads: run the steps, and have the clock; None: threads of its own, which end with it.
+        number: its number in the table of steps.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class Engine:
     def connect(
         self, meter: StageMeter, depth: int, capacity: int, wake: Callable[[], None], *, steps: bool = True
     ) -> Client:
-        """Return a client for a node. From the first on the threads make steps, unless `steps` is false: then the
-        caller makes them (Worker.step)."""
+        """Return a client for a node. The threads run steps from the first client on, unless `steps` is false: then the
+        caller runs them (Worker.step)."""
         client = Client(self, meter, depth, capacity, wake)
         with self._threads.changed:
             self._clients.append(client)
@@ -69,7 +69,7 @@ class Engine:
         return client
 
     def drop(self, client: Client) -> None:
-        """Forget a client and its sequences; returns when the steps that run are done."""
+        """Remove a client and its sequences; returns after the current steps."""
         self.queue.drop(client)
         with self._threads.paused(self.workers):
             for worker in self.workers:
@@ -78,7 +78,7 @@ class Engine:
                 self._clients.remove(client)
 
     def close(self) -> None:
-        """Make no more steps; returns when the last ones are done."""
+        """Stop after the current steps."""
         self._threads.withdraw(self.workers)
         if self._own_threads:
             self._threads.close()
@@ -88,12 +88,12 @@ class Engine:
         return self._threads.clock()
 
     def wake(self) -> None:
-        """Have the threads look for work: sequences were queued, or room was made."""
+        """Wake the threads: sequences were queued, or collected."""
         with self._threads.changed:
             self._threads.changed.notify_all()
 
     def raise_failure(self) -> None:
-        """Raise what ended a thread, if anything did."""
+        """Raise the exception that ended a thread, if there is one."""
         if self._threads.failure is not None:
             raise self._threads.failure
 
@@ -103,7 +103,7 @@ class Engine:
         return f"slots {used}/{sum(worker.scheduler.slots.size for worker in self.workers)}"
 
     def totals(self) -> dict[str, float]:
-        """Return counts and seconds of all contexts together."""
+        """Return the summed counts and seconds of all contexts."""
         each = [
             asdict(worker.log.totals) | asdict(worker.scheduler.counts) | dict(worker.strategy.totals())
             for worker in self.workers
@@ -111,6 +111,6 @@ class Engine:
         return {key: float(sum(one[key] for one in each)) for key in each[0]} | {"contexts": float(len(each))}
 
     def wake_clients(self) -> None:
-        """Have the nodes find out why no more steps are made."""
+        """Wake the nodes, which find out why the steps have stopped."""
         for client in list(self._clients):
             client.wake()

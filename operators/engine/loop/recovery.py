@@ -1,9 +1,9 @@
-"""When the backend refuses a call: the guilty row is taken out, and the others go on as if it had not been there.
+"""Recovery from failed decode calls: reject the row that causes the failure, and continue the others unaffected.
 
-What the call may have left in the KV cache is truncated, and it is made again in halves, and halves of these, until one
-row is alone with its failure. That row becomes a reject. Where rows share the room of the KV cache and there is none
-left, the youngest one is preempted instead. A backend that cannot even compute two tokens of no meaning is broken, and
-no row is to blame: then the run ends and can be resumed.
+First the tokens that the call may have left in the KV cache are truncated. Then it is repeated in halves, and halves of
+these, until a single row fails on its own, which is rejected. If rows share the KV cache and it is full, the youngest
+one is preempted instead. If the backend cannot even compute two arbitrary tokens, it is broken and no row is to blame:
+the run ends, and can be resumed.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from operators.engine.strategies.base import Strategy
 
 NO_ROOM, ABORTED = 1, 2
 MOST_FUTILE = 8
-"""So many failures in succession that moved no row on, or as many as there are slots, end the run."""
+"""The run ends after more consecutive failures without progress than this and than there are slots."""
 log = logging.getLogger("pipeline.decode")
 
 
 class Recovery:
-    """Makes calls again that failed, on one decoder.
+    """Repeats failed calls in smaller parts, on one decoder.
 
     Args:
         scheduler, strategy: those of the calls.
-        stopping: whether the run is being stopped: a call that was aborted is then not made again.
+        stopping: returns whether the run is being stopped; aborted calls are then not repeated.
     """
 
     def __init__(self, scheduler: Scheduler, strategy: Strategy, stopping: Callable[[], bool]) -> None:
@@ -41,11 +41,11 @@ class Recovery:
         self._futile = 0
 
     def recover(self, batch: StepBatch, failure: DecodeFailed) -> None:
-        """Have the rows of `batch`, which has failed, moved on in smaller calls, or refused.
+        """Compute the rows of the failed `batch` in smaller calls, or reject them.
 
         Raises:
-            DecodeFailed: the run is being stopped, the backend cannot truncate what the call left, or fails whatever it
-                is given.
+            DecodeFailed: the run is being stopped, the backend cannot truncate the remains of the call, or it fails for
+                any input.
         """
         log.warning("a call with %d rows failed (%s); it is made again in parts", len(batch.sequences), failure)
         self._undo(batch, failure)
@@ -84,18 +84,18 @@ class Recovery:
         self._scheduler.counts.failed_calls += 1
 
     def _judge(self, batch: StepBatch, failure: DecodeFailed) -> None:
-        """Refuse the one row of `batch`, which has failed; unless that may pass, since the dummy token is to blame,
-        which stands in the slot of another one, or the backend is broken."""
+        """Reject the only row of the failed `batch`; unless the dummy token in another row's slot may be the cause, or
+        the backend is broken."""
         self._count_futile(failure)
         row = batch.sequences[0]
         if self._works(StepBatch(batch.decoding, batch.chunks)):
-            return  # an ordinary step computes it, once the other row is gone
+            return  # a later step computes it, when the other row is gone
         if not self._backend_works(row.slot):
             raise failure
         row.error = f"the model cannot compute this row, not even alone: {failure}"
 
     def _works(self, batch: StepBatch) -> bool:
-        """Whether `batch` can be computed. Discard the result: a lone row may have different bits beside others."""
+        """Return True if `batch` can be computed. Discards the result: a row computed alone may have other bits."""
         self._strategy.fill(batch)
         try:
             self._decoder.decode()
@@ -106,7 +106,7 @@ class Recovery:
         return True
 
     def _backend_works(self, slot: Slot) -> bool:
-        """Whether two tokens of no meaning can be computed in `slot`, which has nothing in it any more."""
+        """Return True if two arbitrary tokens can be computed in the empty `slot`."""
         slot.truncate(0)
         self._decoder.batch.clear()
         self._decoder.batch.add_spans([np.zeros(2, np.int32)], [0], [slot.index], [2])

@@ -1,4 +1,4 @@
-"""StepLog: a row of metrics/steps.parquet for every step of an engine, and sums for the end of the run."""
+"""StepLog: one row per step in metrics/steps.parquet, and totals for the end of the run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STEPS_SCHEMA = pa.schema(
 
 @dataclass
 class StepTotals:
-    """Sums over the steps of one context; `slot_steps` counts the slots of every step in which rows decoded."""
+    """Totals over the steps of one context; `slot_steps` counts the slots of every decode step."""
 
     steps: float = 0.0
     slot_steps: float = 0.0
@@ -46,7 +46,7 @@ class StepTotals:
 
 
 class StepLog:
-    """Times the steps of one context, writes a row for each, and sums them up.
+    """Times the steps of one context, writes a row for each, and adds them up.
 
     Args:
         table: metrics/steps.parquet; shared by the contexts of all engines.
@@ -81,7 +81,7 @@ class StepLog:
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
-        """Time a phase of a step: form, decode or sample. The meter of the phase is busy meanwhile."""
+        """Time a phase of a step (form, decode or sample); its meter is busy meanwhile."""
         began, meter = self.clock(), self._meters.get(phase)
         with nullcontext() if meter is None else meter.clock.during(StageState.BUSY):
             yield
@@ -91,7 +91,7 @@ class StepLog:
         """Write the step that was just made.
 
         Args:
-            batch: what it computed.
+            batch: the work of the step.
             tokens: in the batch of the backend.
             began: when, on the clock.
         """

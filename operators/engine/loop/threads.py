@@ -1,13 +1,12 @@
-"""EngineThreads: the threads that compute, for all engines of a run, and for nodes that compute without generating.
+"""EngineThreads: the compute threads of all engines of a run, and of nodes that compute without generating.
 
-llama.cpp has a team of threads on the cores for each thread that calls it, and a team that has nothing to do goes on
-looking for work for a while (OpenMP: 200 ms). So engines with a thread each would slow each other down even if they
-took turns. There is one thread instead, which makes a step now of this engine and now of that one; and one more for
-each further context, where `runtime.contexts` divides the cores. What is not a step of an engine (a text to score, a
-calibration) is done on the first of them, between two steps.
+llama.cpp keeps a team of threads for each thread that calls it, and an idle team spins for a while (OpenMP: 200 ms).
+Engines with a thread each would therefore slow each other down even if they took turns. Instead, one thread runs the
+steps of all engines in turn, with one more thread for each further context if `runtime.contexts` divides the cores.
+Jobs that are no step of an engine (texts to score, a calibration) run on the first thread, between two steps.
 
-Of several engines with rows to compute the one comes next that fills most of its slots, since a step costs nearly the
-same for one row and for many; of equally full ones that whose rows are furthest downstream, so that rows leave the
+Among engines with rows to compute the next is the one that fills the largest share of its slots, since a step costs
+nearly the same for one row and for many; among equally full ones the one furthest downstream, so that rows leave the
 graph. None is passed over more than PATIENCE times in succession.
 """
 
@@ -29,26 +28,26 @@ from pipeline.api.meter import Clock
 T = TypeVar("T")
 
 PATIENCE = 8
-"""Steps that an engine with rows to compute waits for others at most."""
+"""Most steps that an engine with rows to compute waits for others."""
 
 
 class Closed(PipelineError):
-    """The thread that was to compute something has ended with the run."""
+    """The thread for this job has ended with the run."""
 
     def __init__(self) -> None:
         super().__init__("the engine has ended with the run")
 
 
 class _EngineThread(threading.Thread):
-    """A thread, and the workers whose steps it makes.
+    """A thread, and the workers whose steps it runs.
 
     Args:
-        number: 0 for the one that does the jobs.
-        run: what it does, given itself.
+        number: 0 for the thread that runs the jobs.
+        run: the thread's function; its argument is this object.
 
     Attributes:
-        current: the worker whose step it makes.
-        passed: how often in succession others came first, by worker.
+        current: the worker whose step it runs.
+        passed: how often a worker was passed over in succession.
     """
 
     def __init__(self, number: int, run: Callable[[_EngineThread], None]) -> None:
@@ -72,7 +71,7 @@ class _EngineThread(threading.Thread):
 
 
 class EngineThreads:
-    """The threads that compute, made when they are needed and ended by `close`.
+    """The compute threads, started on demand and ended by `close`.
 
     Args:
         clock: seconds.
@@ -91,10 +90,10 @@ class EngineThreads:
         self._closing = False
 
     def call(self, work: Callable[[], T]) -> T:
-        """Run `work` on the first thread, between two steps, and wait for what it returns.
+        """Run `work` on the first thread, between two steps; wait for its result and return it.
 
         Raises:
-            BaseException: what `work` raised, or what ended the thread.
+            BaseException: the exception of `work`, or the one that ended the thread.
         """
         job: Future[T] = Future()
         with self.changed:
@@ -106,7 +105,7 @@ class EngineThreads:
         return job.result()
 
     def serve(self, workers: Seq[Worker]) -> None:
-        """Make the steps of `workers`, the contexts of an engine, from now on: each on a thread of its own."""
+        """Run the steps of `workers`, the contexts of an engine, each on a thread of its own."""
         with self.changed:
             self._start(len(workers))
             for thread, worker in zip(self._threads, workers, strict=False):
@@ -114,7 +113,7 @@ class EngineThreads:
             self.changed.notify_all()
 
     def withdraw(self, workers: Seq[Worker]) -> None:
-        """Serve `workers` no more. Returns when their steps are done."""
+        """Stop running the steps of `workers`; returns after their current ones."""
         with self.paused(workers):
             for thread in self._threads:
                 thread.workers = [worker for worker in thread.workers if worker not in workers]
@@ -123,7 +122,7 @@ class EngineThreads:
 
     @contextmanager
     def paused(self, workers: Seq[Worker]) -> Iterator[None]:
-        """Make no steps of `workers` within the block, which begins when those that run are done."""
+        """Run no steps of `workers` within the block, which begins after their current ones."""
         with self.changed:
             self._paused += workers
             try:
@@ -135,7 +134,7 @@ class EngineThreads:
                 self.changed.notify_all()
 
     def close(self) -> None:
-        """End the threads after what they do."""
+        """End the threads after their current steps or jobs."""
         with self.changed:
             self._closing = True
             self.changed.notify_all()

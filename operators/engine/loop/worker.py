@@ -1,4 +1,4 @@
-"""Worker: one context of an engine and the step loop on it."""
+"""Worker: one context of an engine, and its step loop."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _NO_LOGITS: Logits = np.empty((0, 0), np.float32)
 
 
 class Worker:
-    """One context: its slots, and the steps that are made on it. `step` is the step loop.
+    """One context: its slots, and the steps on it.
 
     Args:
-        strategy: fills the batch and takes the logits; it is bound to the context.
-        queue: where sequences wait.
+        strategy: fills the batch and uses the logits; bound to the context.
+        queue: the waiting sequences.
         settings: of the scheduler.
         meters: of decode and of sample.
-        stopping: whether the run is being stopped.
+        stopping: returns whether the run is being stopped.
 
     Attributes:
-        scheduler: decides what each step computes.
+        scheduler: chooses the work of each step.
         log: times and records the steps; made by the Engine.
-        on_stop: called when no more steps are made.
+        on_stop: called when the steps stop.
     """
 
     log: StepLog
@@ -55,7 +55,7 @@ class Worker:
         self._recovery = Recovery(self.scheduler, strategy, stopping)
 
     def step(self) -> None:
-        """Make one step of the sequences in the slots: schedule, fill, decode (or recover), sample, log, finish."""
+        """Run one step for the sequences in the slots: schedule, fill, decode (or recover), sample, log, finish."""
         began = self.log.clock()
         with self.log.timed("form"):
             batch = self.scheduler.schedule(began)
@@ -72,24 +72,24 @@ class Worker:
         _hand_over(self.scheduler.finish(self.log.clock()))
 
     def start(self) -> None:
-        """Start the clocks."""
+        """Start the meters."""
         for meter in self.meters:
             meter.clock.start(StageState.STARVED)
 
     def idle(self) -> None:
-        """Have the clocks say what the thread waits for: sequences, or nodes downstream of those that wait."""
+        """Set the meters to waiting: for sequences, or for nodes downstream of the waiting ones."""
         for meter in self.meters:
             meter.clock.enter(StageState.BLOCKED if self.scheduler.queue.waiting else StageState.STARVED)
 
     def stop(self) -> None:
-        """Stop the clocks, and have the nodes look why."""
+        """Stop the meters, and call `on_stop`."""
         for meter in self.meters:
             meter.clock.stop()
         self.on_stop()
 
     def _decode_or_recover(self, batch: StepBatch) -> Logits | None:
-        """Return the logits of `batch`. None if the call failed: its sequences have been moved on in smaller calls, or
-        refused.
+        """Return the logits of `batch`; None if the call failed and its sequences were computed in smaller calls or
+        rejected.
 
         Raises:
             DecodeFailed: it failed, and no sequence is to blame.
@@ -106,7 +106,7 @@ class Worker:
 
 
 def _hand_over(rows: list[Sequence]) -> None:
-    """Give sequences that have ended to those who submitted them."""
+    """Give finished sequences to the nodes that submitted them."""
     owners = dict.fromkeys(row.owner for row in rows)
     for row in rows:
         if row.owner is not None:

@@ -1,4 +1,4 @@
-"""Chunking policy: how prompts are cut into chunks, and which chunks are computed in one call.
+"""Chunking policy: how prompts are split into chunks, and which chunks share a call.
 
 In the per-sequence layout llama.cpp cuts a batch into micro-batches of equal token counts over consecutive slots, each
 of which streams all weights: prompts of 60, 70 and 90 tokens become 3x60, 2x10, 1x20. So a call takes prompts of equal
@@ -23,7 +23,7 @@ from operators.engine.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """The next `count` tokens of `row`. `completes`: none are left to compute after them."""
+    """The next `count` tokens of `row`. `completes`: they are the last to compute."""
 
     row: Sequence
     count: int
@@ -31,7 +31,7 @@ class PrefillChunk:
 
 
 class Chunking:
-    """Where prompts may be cut so that their bits stay the same, for sequences that decode a token a step.
+    """The rule for splitting prompts without changing their bits, for sequences that decode one token per step.
 
     Args:
         kernel_tokens: a prompt of that many tokens has no chunk below it, and a shorter one none of a single token;
@@ -42,20 +42,20 @@ class Chunking:
         self._kernel_tokens = kernel_tokens
 
     def size(self, row: Sequence, room: int) -> int:
-        """Return the tokens of the next chunk of `row` where `room` tokens fit; 0 if none can be computed there."""
+        """Return the tokens of the next chunk of `row` if `room` tokens fit; 0 if no valid chunk fits."""
         left = row.to_compute
         if left <= room:
             return left
         if not self._kernel_tokens:
             return room
-        # Of the tokens behind a prompt, which a constraint left no choice about, there are fewer than kernel_tokens.
+        # Forced tokens after a prompt are always fewer than kernel_tokens.
         least = self._least(row) if row.slot.num_cached < len(row.prompt) else 2
         count = min(room, left - least)
         return count if count >= least else 0
 
     def shared(self, row: Sequence, prompt: TokenIds, known: int = 0) -> int:
-        """Return how many tokens of `row`, which has not begun, may be taken from a slot that has `prompt`; 0 if it is
-        not worth it. `known`: so many are known to be equal."""
+        """Return how many tokens of `row`, which has not begun, may be taken from a slot with `prompt`; 0 if that does
+        not pay. `known`: tokens known to be equal."""
         if not self._kernel_tokens:
             return min(common_length(row.prompt, prompt, known), len(row.prompt) - 1)
         if (len(prompt) >= self._kernel_tokens) != (len(row.prompt) >= self._kernel_tokens):
@@ -69,8 +69,8 @@ class Chunking:
 
 
 def prefill_group(rows: Seq[Sequence], shape: DecoderShape, chunking: Chunking, *, grouped: bool) -> list[PrefillChunk]:
-    """Return a chunk of the first of `rows`, which are in the order of their slots, and if `grouped` chunks of equal
-    length of those in the next slots: one micro-batch."""
+    """Return a chunk of the first of `rows`, which are in slot order; if `grouped`, also chunks of equal length of the
+    rows in the following slots: one micro-batch."""
     first = rows[0]
     size = chunking.size(first, shape.n_ubatch)
     most = shape.n_ubatch // size if grouped else 1

@@ -1,4 +1,4 @@
-"""KvBudget: the cells of the KV cache and who reserves them; Preempted: sequences that gave up theirs."""
+"""KvBudget: the cells of the KV cache and their reservations; Preempted: sequences that lost their slots."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from operators.engine.sequence.placement import SavedCache
 class KvBudget:
     """The cells of a decoder.
 
-    In the per-sequence layout every slot has room for a sequence of the greatest length, and there is nothing to
-    decide. In the unified layout the cells of all slots are one store. By default a sequence is admitted when the
-    longest that it can get fits beside the longest that the others can get; with `optimistic` when its expected length
-    does, from those of the sequences that have finished. Cells that sequences share are counted for each.
+    In the per-sequence layout every slot has room for a sequence of the greatest length, so nothing is decided here. In
+    the unified layout all slots share the cells. By default a sequence is admitted if its greatest length fits beside
+    the greatest lengths of the others; with `optimistic` if its expected length does, estimated from finished
+    sequences. Cells shared by sequences are counted for each.
 
     Args:
         shape: the decoder's sizes.
@@ -35,18 +35,18 @@ class KvBudget:
 
     @property
     def is_shared(self) -> bool:
-        """Whether sequences take room from each other."""
+        """True if sequences compete for cells."""
         return self._cells is not None
 
     def shrink(self, rows: Seq[Sequence]) -> None:
-        """Go by what `rows` have in the cache now, since the backend has no room for more; the longest of them fits
-        all the same, alone."""
+        """Lower the budget to the cells that `rows` have now, since the backend has no room for more; but let the
+        longest fit alone."""
         if self._cells is not None:
             held = sum(row.slot.num_cached for row in rows)
             self._cells = min(self._cells, max(held, *(row.cells(row.max_tokens) for row in rows)))
 
     def reserve(self, rows: Iterable[Sequence]) -> KvState:
-        """Return the cells and what is reserved for `rows`."""
+        """Return the cells, and the reservations of `rows`."""
         mean = self._finished_tokens / self._finished if self._finished else None
         state = KvState(self._cells, 0, self._optimistic, mean)
         if self._cells is None:
@@ -54,8 +54,8 @@ class KvBudget:
         return replace(state, reserved=sum(policy.reservation(row, state) for row in rows))
 
     def left(self, rows: Seq[Sequence], most: int) -> int:
-        """Return how many tokens may be computed beside what `rows` have in the cache, `most` at most. A sequence that
-        is alone may take all: it is for the backend to say that it does not fit."""
+        """Return how many tokens may be computed beside those that `rows` have in the cache, at most `most`. A lone
+        sequence may take all: the backend then says if it does not fit."""
         if self._cells is None or len(rows) < 2:
             return most
         return min(most, self._cells - sum(row.slot.num_cached for row in rows))
@@ -67,11 +67,11 @@ class KvBudget:
 
 
 class Preempted:
-    """Sequences that gave up their slots and go on as soon as there is room, the first that was admitted first.
+    """Sequences that lost their slots, to be resumed when there is room, in order of admission.
 
     Args:
-        most_mb: MiB of saved caches; a sequence whose cache does not fit computes its tokens again.
-        counts: counted here: preempted_saved and preempted_anew.
+        most_mb: MiB for saved caches; a sequence whose cache does not fit computes its tokens again.
+        counts: incremented here: preempted_saved and preempted_anew.
     """
 
     def __init__(self, most_mb: int, counts: Counts) -> None:
@@ -81,8 +81,8 @@ class Preempted:
         self.rows: list[Sequence] = []
 
     def save(self, row: Sequence, *, always: bool) -> None:
-        """Take in `row`, which is about to leave its slot. `always`: save its cache whatever room that takes, because
-        its bits would change if it computed its tokens again."""
+        """Add `row`, which is about to leave its slot. `always`: save its cache whatever its size, because computing
+        its tokens again would change its bits."""
         saved = row.slot.save() if always or self._bytes < self._most_bytes else None
         if saved is not None and not always and self._bytes + len(saved.data) > self._most_bytes:
             saved = None
@@ -97,17 +97,17 @@ class Preempted:
         self.rows.append(row)
 
     def next(self) -> Sequence | None:
-        """Return the sequence that goes on next."""
+        """Return the sequence to resume next."""
         return min(self.rows, key=lambda row: row.placement.admission, default=None)
 
     def resume(self, row: Sequence) -> None:
-        """Have `row`, which is in an empty slot, go on."""
+        """Resume `row`, which is in an empty slot."""
         if (saved := self._remove(row)) is not None:
             row.slot.restore(saved)
         row.update_state()
 
     def forget(self, belongs: Callable[[Sequence], bool]) -> list[Sequence]:
-        """Forget the sequences that `belongs` names, and return them."""
+        """Remove the sequences for which `belongs` is true, and return them."""
         left = [row for row in self.rows if belongs(row)]
         for row in left:
             self._remove(row)

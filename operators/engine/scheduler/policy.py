@@ -1,10 +1,10 @@
-"""The scheduling policy: four pure functions of what is to be decided and what is known. Change a rule here.
+"""The scheduling policy: four pure functions. Change a rule here.
 
 | function | decides | applied by |
 |---|---|---|
 | `order` | which of the sequences of a node is admitted first | waiting_queue.py |
 | `may_admit` | whether a sequence may take a free slot | scheduler.py |
-| `next_batch` | what the next step computes, prompts apart or beside decoding sequences | scheduler.py |
+| `next_batch` | the kind of the next step: prompts, decoding sequences, or both | scheduler.py |
 | `victim` | which sequence gives up its slot where the KV cache is full | scheduler.py |
 
 Nothing here moves a sequence. A text is made of the same tokens under any policy, to the bit as long as prompts do not
@@ -24,7 +24,7 @@ CHUNKS_OF_ONE_AGE = 2
 
 
 def order(seq: Sequence, number: int, *, longest_first: bool) -> Order:
-    """The place of `seq` among the sequences of its node that wait; the least comes first.
+    """Return the sort key of `seq` among the waiting sequences of its node; the lowest is admitted first.
 
     By age (two neighbouring chunks before later ones, so that no priority keeps a chunk from its end), priority,
     expected length (what starts last should end soon, or a few long ones decode alone at the end) and arrival, which is
@@ -36,13 +36,13 @@ def order(seq: Sequence, number: int, *, longest_first: bool) -> Order:
 
 @dataclass(frozen=True, slots=True)
 class KvState:
-    """The KV cache as admission sees it.
+    """The KV cache as seen by admission.
 
     Args:
-        cells: that all slots share; None: every slot has room for a sequence of the greatest length.
+        cells: shared by all slots; None: every slot has room for a sequence of the greatest length.
         reserved: for the sequences in slots and those just admitted.
         optimistic: whether to reserve for the expected length, not for the greatest.
-        mean_tokens: completion tokens of the sequences that have finished; None: none has.
+        mean_tokens: mean completion tokens of finished sequences; None: none has finished.
     """
 
     cells: int | None
@@ -52,12 +52,13 @@ class KvState:
 
 
 def may_admit(seq: Sequence, state: KvState) -> bool:
-    """Whether `seq` may take a free slot: what it reserves fits beside the others. It always may when it is alone."""
+    """Return True if `seq` may take a free slot: its reservation fits beside the others, or it is alone."""
     return state.cells is None or not state.reserved or state.reserved + reservation(seq, state) <= state.cells
 
 
 def reservation(seq: Sequence, state: KvState) -> int:
-    """KV cells to reserve for `seq`: its greatest length, or the expected one, but more than it has drawn."""
+    """Return the KV cells to reserve for `seq`: for its greatest length, or for the expected one but more than drawn so
+    far."""
     tokens = seq.max_tokens
     if state.optimistic:
         expected = tokens / 2 if state.mean_tokens is None else state.mean_tokens
@@ -66,29 +67,28 @@ def reservation(seq: Sequence, state: KvState) -> int:
 
 
 class Kind(Enum):
-    """What a step computes."""
+    """The work of a step."""
 
     SAMPLE = "sample"
-    """The sequences whose logits are known already; the backend is not called."""
+    """Sample sequences whose logits are already known; the backend is not called."""
     PREFILL = "prefill"
     """A prefill group: chunks of equal length in consecutive slots."""
     DECODE = "decode"
-    """One step of every sequence that decodes."""
+    """One step of every decoding sequence."""
     MIXED = "mixed"
-    """The same, and beside them as many tokens of prompts as fit into the micro-batch."""
+    """A decode step with as many prompt tokens as fit into the micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepState:
-    """The slots as the next step finds them.
+    """The slots before the next step.
 
     Args:
         rows: in slots.
         known_logits: sequences that can sample without a call.
         prefilling: sequences with a prompt to compute now.
         per_sequence: each slot has a KV stream of its own; false: the unified layout.
-        block: tokens of a block with block diffusion, where a chunk of a prompt is as long as what a decoding sequence
-            brings; 0: a token at a time.
+        block: tokens of a block with block diffusion, where prompts are split into blocks, too; 0: a token at a time.
     """
 
     rows: int
@@ -99,7 +99,7 @@ class StepState:
 
 
 def next_batch(state: StepState) -> Kind | None:
-    """What the next step computes; None: nothing.
+    """Return the kind of the next step; None if there is nothing to do.
 
     Sampling first, since it costs nothing and the sequences then decode with the others. Prompts before decoding, since
     a slot that prefills later is a slot that does not decode now. In the per-sequence layout they do not share a call:
@@ -115,5 +115,5 @@ def next_batch(state: StepState) -> Kind | None:
 
 
 def victim(seqs: Iterable[Sequence]) -> Sequence:
-    """Which of `seqs`, at least one, gives up its slot: the youngest, which loses least."""
+    """Return which of `seqs`, at least one, is preempted: the youngest, which loses least."""
     return max(seqs, key=lambda seq: seq.placement.admission)

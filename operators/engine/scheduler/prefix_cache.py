@@ -1,14 +1,14 @@
-"""PrefixCache: sequences take from other slots what those have of their prompt, instead of computing it.
+"""PrefixCache: sequences reuse the KV cache that other slots have of their prompt's beginning.
 
-A slot serves others while its sequence lives and after it has left, until another one needs the slot: no slot is set
-aside for a cache. Three ways, best first:
+A slot serves others during and after its sequence, until another one needs the slot; no slot is set aside for a cache.
+There are three ways to reuse a prefix, best first:
 
-- a sequence is given the free slot whose last prompt begins like its own, truncated behind the common part;
-- that part is copied from another slot (in the per-sequence layout llama.cpp copies whole rows; the rest is truncated);
-- a sequence before it computes that part right now: it waits.
+- a sequence gets the free slot whose last prompt shares its prefix, truncated to that;
+- the prefix is copied from another slot (in the per-sequence layout llama.cpp copies whole rows, to be truncated);
+- it waits for an earlier sequence that is computing the prefix.
 
-A sequence with the very same prompt takes all of it, and draws from the logits that the first one drew from. Nothing is
-shared where a decoder cannot truncate (`Decoder.partial`): its state is past the common tokens already.
+A sequence with an equal prompt takes all of it, and draws from the same logits. A decoder that cannot truncate
+(`Decoder.partial`) shares nothing: its state includes the tokens after the prefix.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from operators.engine.sequence import Sequence, State
 from operators.engine.sequence.placement import PrefixNode, Slot
 
 CELLS_PER_TOKEN = 200
-"""To copy a row's stream takes as long as to compute one token of a prompt for so many of its cells, used or not: 450
-where prompts are read slowly, some 170 where they are read fast (docs/performance.md)."""
+"""Copying this many cells of a row's stream, used or not, takes as long as computing one prompt token: 450 on machines
+with slow prefill, some 170 with fast (docs/performance.md)."""
 MOST_COMPARED = 4
-"""Owners of one node that are compared: they differ by less than a block of the tree."""
+"""Compare at most this many candidates; they share the same radix node."""
 
 
 @dataclass
 class Counts:
-    """What was done besides computing, since the engine began."""
+    """Counts since the engine began."""
 
     shared_tokens: int = 0
-    """Prompt tokens that were not computed because another slot had them."""
+    """Prompt tokens taken from another slot instead of computed."""
     copies: int = 0
-    """Rows copied from slot to slot to share a prefix."""
+    """Rows copied between slots to share a prefix."""
     moves: int = 0
     """Rows moved to close a hole."""
     preempted_saved: int = 0
-    """Preempted sequences that went on from what was saved."""
+    """Preempted sequences that resumed from their saved cache."""
     preempted_anew: int = 0
     """Preempted sequences that computed their tokens again."""
     failed_calls: int = 0
@@ -52,28 +52,28 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """`count` tokens of a prompt that `slot` has or is about to have."""
+    """`count` tokens of a prompt that `slot` has, or will have when its sequence is computed."""
 
     slot: Slot
     count: int
 
     @property
     def ready(self) -> bool:
-        """Whether the slot has them."""
+        """True if the slot has them already."""
         return self.slot.num_cached >= self.count
 
 
 class PrefixCache:
-    """What the slots of one decoder hold, and who takes it.
+    """The contents of the slots of one decoder, and the sequences that reuse them.
 
     Args:
         pool: the slots.
-        queue: has the radix tree, which is changed under its lock.
-        chunking: where a prompt may be cut.
-        counts: counted here: shared_tokens and copies.
+        queue: has the radix tree, which is modified under its lock.
+        chunking: the rule for splitting prompts.
+        counts: incremented here: shared_tokens and copies.
 
     Attributes:
-        waiting: sequences in slots that wait for what others compute, and those just admitted.
+        waiting: sequences in slots that wait for a prefix, and those just admitted.
     """
 
     def __init__(self, pool: SlotPool, queue: WaitingQueue, chunking: Chunking, counts: Counts) -> None:
@@ -91,8 +91,8 @@ class PrefixCache:
         self.waiting: dict[Sequence, None] = {}
 
     def place(self, rows: Seq[Sequence]) -> None:
-        """Give each sequence a slot: one whose last prompt begins like its own, or else the lowest; like lengths side
-        by side, so that they are computed together."""
+        """Give each sequence a slot: one whose last prompt shares its beginning, or else the lowest. Similar lengths
+        get adjacent slots, to be computed together."""
         with self._queue.lock:
             rest = [row for row in rows if not (self._keeps and self._reuse(row))]
             for row in sorted(rest, key=lambda row: -len(row.prompt)):
@@ -104,7 +104,7 @@ class PrefixCache:
                     self.waiting[row] = None
 
     def serve(self) -> None:
-        """Let sequences that wait take what others have by now."""
+        """Let waiting sequences take the prefixes that are computed by now."""
         if not self.waiting:
             return
         with self._queue.lock:
@@ -119,7 +119,8 @@ class PrefixCache:
                     self._note_shared(row, match.count)
 
     def release(self, slot: Slot) -> None:
-        """Keep the part of the prompt that `slot` has, since its sequence has left; or nothing, if it serves nobody."""
+        """Keep the computed part of the prompt in `slot`, whose sequence has left; or clear it if it cannot serve
+        others."""
         with self._queue.lock:
             if slot.prompt is not None and slot.num_cached < len(slot.prompt):  # nobody computes the rest any more
                 slot.prompt = slot.prompt[: slot.num_cached]
@@ -132,13 +133,13 @@ class PrefixCache:
                 self.clear(slot)
 
     def empty_slot(self, row: Sequence) -> Slot:
-        """Give `row` the lowest free slot, with nothing in it."""
+        """Give `row` the lowest free slot, cleared."""
         slot = self._pool.allocate(row)
         self.clear(slot)
         return slot
 
     def move(self, row: Sequence, target: Slot) -> None:
-        """Move `row` into the free slot `target`; the copy that stays may serve others."""
+        """Move `row` into the free slot `target`; the old copy may serve others."""
         source = row.slot
         target.copy(source, source.num_cached)
         self._pool.release(row)
@@ -150,13 +151,13 @@ class PrefixCache:
         self.release(source)
 
     def clear(self, slot: Slot) -> None:
-        """Forget what is in `slot`."""
+        """Clear `slot`."""
         if slot.num_cached:
             slot.truncate(0)
         self._disown(slot)
 
     def _reuse(self, row: Sequence) -> bool:
-        """Give `row` a free slot whose last prompt begins like its own, if there is one."""
+        """Give `row` a free slot whose last prompt shares its beginning, if there is one."""
         match = self._lookup(row)
         if match is None or not match.ready or match.slot.row is not None:
             return False
@@ -168,14 +169,13 @@ class PrefixCache:
         return True
 
     def _note_shared(self, row: Sequence, count: int) -> None:
-        """Note that `row` has `count` tokens that it did not compute."""
         row.placement.shared_tokens = count
         self._counts.shared_tokens += count
         row.update_state()
 
     def _lookup(self, row: Sequence) -> Match | None:
-        """Find the slot that has most of the prompt of `row`, or will have it: of sequences in slots only those
-        admitted before it."""
+        """Find the slot with the longest common prefix with `row`, computed or not; among sequences in slots only those
+        admitted earlier."""
         group = row.placement.group
         if group is not None:
             whole = len(row.prompt)
@@ -203,7 +203,7 @@ class PrefixCache:
         return own and (slot.row is None or slot.row.placement.admission < row.placement.admission)
 
     def _insert(self, slot: Slot, row: Sequence) -> None:
-        """Note that `slot` has, or will have, the prompt of `row`, which has left its node queue."""
+        """Enter the prompt of `row`, which has left its node queue, as that of `slot`."""
         slot.prompt, slot.node, slot.group = row.prompt, row.placement.node, row.placement.group
         self._own(slot)
         if slot.node is not None:
@@ -216,8 +216,8 @@ class PrefixCache:
             slot.group.owners.add(slot)
 
     def _disown(self, slot: Slot) -> None:
-        """Note that `slot` no longer has what it had."""
-        with self._queue.lock:  # other contexts look through the owners
+        """Take the prompt of `slot` out of the tree."""
+        with self._queue.lock:  # other contexts iterate over the owners
             self._queue.tree.release(slot, slot.node)
             if slot.group is not None:
                 slot.group.owners.discard(slot)

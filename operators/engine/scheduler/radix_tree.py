@@ -1,8 +1,7 @@
-"""RadixTree: what the prompts that wait and those in the slots have in common.
+"""RadixTree: finds common prefixes among waiting prompts and slots.
 
-Nothing is declared by the user: sequences that begin with the same system prompt or the same examples are found from
-their tokens. The edges of the tree are blocks of BLOCK tokens; how far two prompts agree beyond the last common block
-is then seen by comparing the two.
+Users declare nothing: common system prompts or examples are found from the tokens. The edges of the tree are blocks of
+BLOCK tokens; two prompts are compared directly beyond their last common block.
 """
 
 from __future__ import annotations
@@ -13,19 +12,19 @@ from operators.engine.sequence.node_queue import Order, RowHeap
 from operators.engine.sequence.placement import PrefixNode, Slot
 
 BLOCK = 16
-"""Tokens of an edge of the tree, and the fewest that are worth sharing: to copy a row of the usual 1,024 cells between
-slots takes as long as to compute 3 tokens (docs/performance.md)."""
+"""Tokens of an edge of the tree, and the shortest prefix worth sharing: copying a row of the usual 1,024 cells between
+slots takes as long as computing 3 tokens (docs/performance.md)."""
 _BYTES = BLOCK * 4
 
 
 class RadixTree:
-    """The prefixes of all sequences that wait and of all slots.
+    """The prefixes of all waiting sequences and of all slots.
 
     Args:
         kernel_tokens: prompts of fewer tokens share with each other only, as do the others; 0: all share with all.
 
     Attributes:
-        cached: by depth the nodes for which both a sequence waits and a slot has the tokens.
+        cached: nodes, by depth, for which a sequence waits and whose tokens a slot has.
     """
 
     def __init__(self, kernel_tokens: int) -> None:
@@ -42,7 +41,7 @@ class RadixTree:
         return found
 
     def add_waiting(self, row: Sequence, order: Order) -> None:
-        """Enter the prefixes of `row`, which waits in its node queue."""
+        """Add the prefixes of `row`, which waits in its node queue."""
         ids = row.prompt
         if len(ids) <= BLOCK:
             return
@@ -63,7 +62,7 @@ class RadixTree:
         row.placement.node = node
 
     def remove_waiting(self, row: Sequence) -> None:
-        """Take out `row`, which no longer waits. A slot that it is given is inserted before."""
+        """Remove `row`, which no longer waits. Its slot must be inserted before."""
         node = row.placement.node
         while node is not None and node.parent is not None:
             heap = node.waiting[row.owner]
@@ -84,7 +83,7 @@ class RadixTree:
             node = node.parent
 
     def release(self, slot: Slot, end: PrefixNode | None, depth: int = 0) -> PrefixNode | None:
-        """Leave `slot` no more than `depth` blocks of the prefixes that end in `end`; returns where it ends now."""
+        """Reduce `slot` to at most `depth` blocks of the prefixes that end in `end`; return its new end."""
         node = end
         while node is not None and node.depth > depth:
             node.owners.pop(slot, None)
@@ -104,14 +103,14 @@ class RadixTree:
                 del self.cached[node.depth]
 
     def _pruned(self, node: PrefixNode) -> PrefixNode | None:
-        """Take `node` out of the tree if nobody needs it; returns its parent."""
+        """Remove `node` from the tree if it is unused; return its parent."""
         if node.unused and node.parent is not None and node.parent.children.get(node.key) is node:
             del node.parent.children[node.key]
         return node.parent
 
 
 def common_length(one: TokenIds, other: TokenIds, known: int = 0) -> int:
-    """Return how many tokens two prompts have in common at their beginning; `known`: so many are known to be equal."""
+    """Return the length of the common prefix of two prompts; `known`: tokens known to be equal."""
     n = min(len(one), len(other))
     different = one[known:n] != other[known:n]
     first = int(different.argmax()) if len(different) else 0

@@ -1,4 +1,4 @@
-"""Scheduler: who is admitted, in which slot, and what the next call computes. Its rules are in policy.py."""
+"""Scheduler: applies the rules of policy.py to admission, slots and the next call."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Scheduler:
     """Continuous batching over the slots of one decoder.
 
     Args:
-        decoder: whose slots they are.
-        queue: where sequences wait.
+        decoder: has the slots.
+        queue: the waiting sequences.
         settings: refill, admission, preempt_every, swap_mb, row_timeout_s and optimise are read.
         chunking: how prompts are cut.
     """
@@ -47,21 +47,21 @@ class Scheduler:
 
     @property
     def runnable(self) -> bool:
-        """Whether `schedule` would give work."""
+        """True if `schedule` would return work."""
         return bool(len(self.slots) or self._preempted.rows or self.queue.admissible)
 
     def rank(self) -> tuple[float, int]:
-        """Return the share of slots that the next call can fill, and the depth in the graph of the furthest node that
-        has sequences in slots or before them."""
+        """Return the share of slots that the next call can fill, and the greatest depth in the graph of a node with
+        sequences in slots or waiting."""
         rows = [*self.slots.rows(), *self._preempted.rows]
         nodes = [row.owner for row in rows if row.owner is not None] + [n for n in self.queue.nodes if n.admissible]
         fullness = min(1.0, (len(rows) + self.queue.admissible) / self.slots.size)
         return fullness, max((node.depth for node in nodes), default=0)
 
     def schedule(self, now: float) -> StepBatch | None:
-        """Admit sequences, and decide what the next step computes; None when there is nothing to do. `now`: seconds."""
+        """Admit sequences, and choose the work of the next step; None if there is nothing to do. `now`: seconds."""
         self._now = now
-        # Those that wait for one that has just left take what they need before its slot is given away.
+        # Sequences that wait for the prefix of one that has left take it before its slot is given away.
         self._cache.serve()
         before = len(self.slots)
         idle = self._admit(now)
@@ -86,7 +86,7 @@ class Scheduler:
                 return None
 
     def halves(self, batch: StepBatch) -> list[StepBatch]:
-        """Return `batch`, which computes two sequences or more, as two."""
+        """Split `batch`, which has at least two sequences, in two."""
         rows, chunks = batch.decoding, batch.chunks
         if rows and chunks:
             return [self._batch(rows, []), self._batch([], chunks)]
@@ -94,15 +94,16 @@ class Scheduler:
         return [self._batch(rows[:n], chunks[:m]), self._batch(rows[n:], chunks[m:])]
 
     def shrink_budget(self) -> bool:
-        """Go by less KV cache than was thought, since the backend has no room for a call. Returns whether sequences
-        can wait for it: they are preempted at the next call."""
+        """Lower the KV budget, since the backend had no room for a call. Return True if sequences can be preempted to
+        make room, which the next call does."""
         if not self._budget.is_shared or len(self.slots) < 2:
             return False
         self._budget.shrink(self.slots.rows())
         return True
 
     def finish(self, now: float) -> list[Sequence]:
-        """Take the sequences that have ended, and those over the time limit, out of their slots. `now`: seconds."""
+        """Remove the sequences that have ended, or are over the time limit, from their slots, and return them. `now`:
+        seconds."""
         self._expire(now)
         ended: list[Sequence] = []
         for row in self.slots.rows():
@@ -118,7 +119,7 @@ class Scheduler:
         return ended
 
     def abandon(self, belongs: Callable[[Sequence], bool]) -> None:
-        """Forget the sequences that `belongs` names, in slots and out of them."""
+        """Remove the sequences for which `belongs` is true, in slots and waiting."""
         for row in self.slots.rows():
             if belongs(row):
                 self._release(row)
@@ -126,13 +127,13 @@ class Scheduler:
             self.queue.leave_group(row)
 
     def clear(self) -> None:
-        """Forget what sequences that have left their slots have left there."""
+        """Clear the cached contents of free slots."""
         for slot in self.slots.slots:
             if slot.row is None:
                 self._cache.clear(slot)
 
     def _expire(self, now: float) -> None:
-        """Refuse the sequences that have been in a slot for longer than one may."""
+        """Reject the sequences over the time limit for a slot."""
         limit = self._settings.row_timeout_s
         if limit is None:
             return
@@ -149,7 +150,7 @@ class Scheduler:
         self._cache.release(self.slots.release(row))
 
     def _admit(self, now: float) -> IdleReason:
-        """Fill the free slots; returns why those that stay free do."""
+        """Fill the free slots; return why the remaining ones stay free."""
         while (row := self._preempted.next()) is not None:
             if not self.slots.free or not policy.may_admit(row, self._budget.reserve(self.slots.rows())):
                 return IdleReason.ROOM
@@ -177,7 +178,7 @@ class Scheduler:
         return IdleReason.TAIL if queue.ended else IdleReason.INPUT
 
     def _decode_batch(self, prefilling: list[Sequence], idle: IdleReason) -> StepBatch:
-        """One step of all sequences that decode, and chunks of those that are `prefilling`."""
+        """Make a step of all decoding sequences, and chunks of those that are `prefilling`."""
         if self._shape.per_sequence:
             self._decode_calls += 1
             every = self._settings.preempt_every
@@ -203,13 +204,13 @@ class Scheduler:
     def _batch(
         self, rows: list[Sequence], chunks: list[PrefillChunk], idle: dict[IdleReason, int] | None = None
     ) -> StepBatch:
-        """A batch, with a dummy token beside a sequence that is alone in it with a single token."""
+        """Make a batch, with a dummy token if it has a single token."""
         batch = StepBatch(rows, chunks, idle=idle or {})
         alone = len(rows) + len(chunks) == 1 and (rows or self._shape.block == 1)
         return replace(batch, dummy=self._dummy_beside(batch.sequences[0])) if alone else batch
 
     def _preempt(self, *, always_save: bool) -> None:
-        """Have a sequence give up its slot and go on later."""
+        """Take a sequence out of its slot, to be resumed later."""
         row = policy.victim(self.slots.rows())
         self._cache.waiting.pop(row, None)
         self._preempted.save(row, always=always_save)
@@ -217,8 +218,8 @@ class Scheduler:
         self._cache.clear(self.slots.release(row))
 
     def _dummy_beside(self, row: Sequence) -> Slot | None:
-        """A slot for the token that keeps the bits of a lone row, where the backend computes one token with other
-        kernels."""
+        """Return a slot for the dummy token that keeps the bits of a lone row, if the backend computes one token with
+        other kernels."""
         lone = row.slot
         different = self._shape.deterministic and lone.num_cached >= self._decoder.lone_tokens
         if self._shape.step_tokens > 1 or not different:

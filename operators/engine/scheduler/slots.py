@@ -1,4 +1,4 @@
-"""SlotPool: which sequence is in which slot."""
+"""SlotPool: the assignment of sequences to slots."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from operators.engine.sequence.placement import Slot
 
 
 class SlotPool:
-    """The sequence ids of a decoder. The lowest free id is given first, so that sequences stay close together.
+    """The sequence ids of a decoder. The lowest free one is given first, so that sequences stay close together.
 
     Attributes:
         size: number of slots.
-        spare: the id behind them, for the dummy token of a decoder of one slot.
+        spare: the id after the last slot, for the dummy token of a decoder with one slot.
     """
 
     def __init__(self, decoder: Decoder) -> None:
@@ -33,11 +33,11 @@ class SlotPool:
         return len(self._free)
 
     def rows(self) -> list[Sequence]:
-        """Return the sequences in the order of their slots."""
+        """Return the sequences in slot order."""
         return [row for slot in self.slots if (row := slot.row) is not None]
 
     def allocate(self, row: Sequence, wanted: Slot | None = None) -> Slot:
-        """Give `row` the slot that is `wanted`, which is free, or else the lowest free one."""
+        """Give `row` the free slot `wanted`, or else the lowest free one."""
         if wanted is None:
             slot = self.slots[heapq.heappop(self._free)]
         else:
@@ -48,7 +48,7 @@ class SlotPool:
         return slot
 
     def release(self, row: Sequence) -> Slot:
-        """Take `row` out of its slot; returns the slot."""
+        """Take `row` out of its slot; return the slot."""
         slot = row.slot
         slot.row = None
         del row.slot
@@ -56,19 +56,19 @@ class SlotPool:
         return slot
 
     def hole(self) -> tuple[Sequence, Slot] | None:
-        """Return the sequence in the highest slot and the lowest free slot below it, if there is one."""
+        """Return the sequence in the highest slot and the lowest free slot below it; None if there is no hole."""
         if not self._free or not len(self):
             return None
         highest = next(row for slot in reversed(self.slots) if (row := slot.row) is not None)
         return (highest, self.slots[self._free[0]]) if self._free[0] < highest.slot.index else None
 
     def lonely(self) -> bool:
-        """Whether some sequence has none in the slots next to it."""
+        """True if a sequence has no neighbour in an adjacent slot."""
         taken = {slot.index for slot in self.slots if slot.row is not None}
         return any(index - 1 not in taken and index + 1 not in taken for index in taken)
 
     def check(self) -> None:
-        """Raise RuntimeError if slots were lost or given twice. Cheap enough for tests after every step."""
+        """Raise RuntimeError if slots were lost or assigned twice. Cheap enough for tests after every step."""
         if sorted(self._free) != [slot.index for slot in self.slots if slot.row is None]:
             raise RuntimeError(f"slots are not whole: free {sorted(self._free)}")
         if any(slot.row is not None and slot.row.slot is not slot for slot in self.slots):

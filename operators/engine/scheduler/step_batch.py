@@ -1,4 +1,4 @@
-"""StepBatch: what one step computes."""
+"""StepBatch: the work of one step."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from operators.engine.sequence.placement import Slot
 
 
 class IdleReason(StrEnum):
-    """Why slots are empty in a decode step."""
+    """The reason why a slot is empty in a decode step."""
 
     INPUT = "input"
-    """No sequence waits, more may come: look upstream."""
+    """No sequence waits, but more may come: look upstream."""
     CREDIT = "credit"
-    """Sequences wait, but their node has not taken what was finished: look downstream."""
+    """Sequences wait, but their node has not collected finished ones: look downstream."""
     REFILL = "refill"
     """Sequences wait until `refill` slots are free."""
     ROOM = "room"
@@ -25,12 +25,12 @@ class IdleReason(StrEnum):
     TAIL = "tail"
     """The input has ended."""
     PREFIX = "prefix"
-    """Not empty: the sequence in it waits for the beginning of its prompt, which another one computes."""
+    """Not empty: its sequence waits for a prefix that another one computes."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """What one step computes: at most one call of the backend.
+    """The work of one step: at most one call of the backend.
 
     Args:
         decoding: sequences that decode one step.
@@ -38,8 +38,7 @@ class StepBatch:
         known_logits: sequences with the prompt of one before them: they sample from its logits and need no call. They
             have a step of their own, since a sequence that has just sampled can decode with the others.
         idle: empty slots in a decode step, and why.
-        dummy: the slot beside a lone row that gets a token of no meaning for this call, so that the backend never sees
-            the row alone; None: no need.
+        dummy: the slot of a dummy token in this call, so that the backend never sees a lone row; None: no need.
     """
 
     decoding: list[Sequence] = field(default_factory=list)
@@ -50,17 +49,17 @@ class StepBatch:
 
     @property
     def sequences(self) -> list[Sequence]:
-        """The sequences that take part."""
+        """The sequences in this step."""
         return [*self.decoding, *(chunk.row for chunk in self.chunks), *self.known_logits]
 
     @property
     def needs_call(self) -> bool:
-        """Whether the backend has anything to compute."""
+        """True if the backend has anything to compute."""
         return bool(self.decoding or self.chunks)
 
     def decode(self, decoder: Decoder) -> Logits:
-        """Compute what was filled into the buffer of `decoder`. The tokens of the sequences are in the KV cache then,
-        and the dummy token is not.
+        """Compute the filled buffer of `decoder`. Counts the tokens of the sequences as cached, but not the dummy
+        token.
 
         Raises:
             DecodeFailed: the backend refused the batch, and `undo` is to be called.
@@ -75,7 +74,7 @@ class StepBatch:
         return logits
 
     def undo(self) -> None:
-        """Truncate what a call that was not counted may have left in the KV cache."""
+        """Truncate tokens that a failed call may have left in the KV cache."""
         for row in self.sequences:
             row.slot.truncate(row.slot.num_cached)
         if self.dummy is not None:

@@ -1,8 +1,7 @@
-"""WaitingQueue: the sequences that wait for a slot, and which of them is next.
+"""WaitingQueue: the sequences that wait for a slot, and their order.
 
-All contexts of an engine take their sequences from one queue. The order among sequences of a node is that of
-`policy.order` (age, priority, expected length, arrival), but of equal age and priority those whose prefix is in the KV
-cache come before those that must be computed from the start.
+All contexts of an engine take their sequences from one queue. The sequences of a node are sorted by `policy.order`
+(age, priority, expected length, arrival), but at equal age and priority those with a cached prefix come first.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class WaitingQueue:
     """The queues of all nodes. Safe to use from several threads.
 
     Args:
-        optimise: what may be shared and sorted.
+        optimise: says what may be shared and sorted.
         kernel_tokens: see `RadixTree`.
     """
 
@@ -39,11 +38,11 @@ class WaitingQueue:
 
     @property
     def shares(self) -> bool:
-        """Whether sequences may take from each other what they have computed."""
+        """True if sequences may reuse each other's KV cache."""
         return self._optimise.prefix_sharing or self._optimise.sample_sharing
 
     def share_nothing(self) -> None:
-        """Have sequences that come from now on compute all of their prompts."""
+        """Have sequences submitted from now on compute all of their prompts."""
         self._optimise = replace(self._optimise, prefix_sharing=False, sample_sharing=False)
 
     def add(self, node: NodeQueue) -> None:
@@ -52,7 +51,7 @@ class WaitingQueue:
             self.nodes = sorted([*self.nodes, node], key=lambda other: -other.depth)
 
     def drop(self, node: NodeQueue) -> None:
-        """No longer serve `node`; sequences of it that are in slots go on."""
+        """Stop serving `node`; its sequences in slots go on."""
         with self.lock:
             self.nodes = [other for other in self.nodes if other is not node]
             for row in node.heap.rows():
@@ -61,7 +60,7 @@ class WaitingQueue:
                 self.leave_group(row)
 
     def submit(self, node: NodeQueue, rows: Iterable[Sequence]) -> None:
-        """Have `rows` wait in `node`."""
+        """Add `rows` to `node`."""
         with self.lock:
             for row in rows:
                 row.owner, row.placement.queued = node, True
@@ -71,17 +70,17 @@ class WaitingQueue:
 
     @property
     def waiting(self) -> bool:
-        """Whether any sequence waits for a slot."""
+        """True if any sequence waits for a slot."""
         return any(node.waiting for node in self.nodes)
 
     @property
     def admissible(self) -> int:
-        """Number of sequences that wait and whose node has room to take them back."""
+        """Number of waiting sequences whose node has room to take them back."""
         return sum(node.admissible for node in self.nodes)
 
     @property
     def ended(self) -> bool:
-        """Whether no more sequences will come."""
+        """True if no more sequences will come."""
         return all(node.ended for node in self.nodes)
 
     def take(self, decoder: Decoder, fits: Callable[[Sequence], bool]) -> Sequence | None:
@@ -98,7 +97,7 @@ class WaitingQueue:
         return None
 
     def leave_group(self, row: Sequence) -> None:
-        """Take `row`, which has its prompt or will never need it, out of its prompt group."""
+        """Remove `row`, which has its prompt or no longer needs it, from its prompt group."""
         group, row.placement.group = row.placement.group, None
         if group is not None:
             with self.lock:
@@ -122,8 +121,7 @@ class WaitingQueue:
         return self._nearest(node, decoder, order[:2]) or row
 
     def _nearest(self, node: NodeQueue, decoder: Decoder, rank: tuple[int, float]) -> Sequence | None:
-        """Of the sequences that are not behind in age and priority, the one that shares most with a slot of
-        `decoder`."""
+        """Return the sequence that shares most with a slot of `decoder`, among those first in age and priority."""
         cached = self.tree.cached
         for prefix in itertools.chain.from_iterable(cached[depth] for depth in sorted(cached, reverse=True)):
             if any(slot.decoder is decoder for slot in prefix.owners):
@@ -146,7 +144,7 @@ class WaitingQueue:
 
 
 def _is_cached(end: PrefixNode | None, decoder: Decoder) -> bool:
-    """Whether some slot of `decoder` begins with the first block of a prompt at least."""
+    """Return True if some slot of `decoder` has at least the first block of a prompt."""
     node = end
     while node is not None and node.parent is not None:
         if any(slot.decoder is decoder for slot in node.owners):

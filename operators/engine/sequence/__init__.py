@@ -1,4 +1,4 @@
-"""A sequence in the engine, and where the scheduler has put it."""
+"""A sequence in the engine, its placement by the scheduler, and its node's queue."""
 
 from operators.engine.sequence.sequence import FinishReason, Sequence, State
 

@@ -1,4 +1,4 @@
-"""Where the scheduler has put a sequence: its slot, its prompt in the radix tree, the sequences with that prompt."""
+"""The placement of a sequence by the scheduler: its slot, its prefix in the radix tree, its prompt group."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, slots=True)
 class PromptGroup:
-    """Sequences with one and the same prompt: it is computed once, and they draw their first tokens from the same
-    logits.
+    """Sequences with equal prompts: the prompt is computed once, and their first tokens are drawn from the same logits.
 
     Attributes:
         key: the prompt's bytes.
-        waiting: number of sequences that do not have it in a slot yet.
-        owners: slots that have the whole prompt, or whose sequence computes it now.
+        waiting: number of sequences that do not have the prompt in a slot yet.
+        owners: slots with the whole prompt, or whose sequence is computing it.
         logits: float32 [n_vocab] after its last token; kept while sequences wait.
     """
 
@@ -31,8 +30,8 @@ class PromptGroup:
 
 
 class PrefixNode:
-    """A prefix of `depth` blocks. `waiting`: the sequences of each node queue that begin with it; `owners`: slots that
-    do, those that have it for the longest time first."""
+    """A prefix of `depth` blocks. `waiting`: by node queue, the sequences that begin with it; `owners`: slots that
+    begin with it, the oldest first."""
 
     __slots__ = ("children", "depth", "key", "owners", "parent", "waiting")
 
@@ -46,13 +45,13 @@ class PrefixNode:
 
     @property
     def unused(self) -> bool:
-        """Whether no slot, no waiting sequence and no longer prefix needs it."""
+        """True if no slot, waiting sequence or longer prefix needs it."""
         return not (self.waiting or self.owners or self.children)
 
 
 @dataclass(frozen=True, slots=True)
 class SavedCache:
-    """The KV cache of a slot, as the decoder saved it, and the number of tokens in it."""
+    """The saved KV cache of a slot, and its number of tokens."""
 
     data: bytes
     num_cached: int
@@ -60,19 +59,18 @@ class SavedCache:
 
 @dataclass(eq=False, slots=True)
 class Slot:
-    """A sequence id of a decoder: the sequence in it, and what its KV cache holds.
+    """A sequence id of a decoder: its sequence, and the contents of its KV cache.
 
     `num_cached` is written by the calls that change the cache and by nothing else: those below, and StepBatch.decode.
 
     Attributes:
-        decoder: whose sequence id it is.
+        decoder: has the sequence id.
         index: the sequence id.
         num_cached: tokens in the KV cache.
-        row: the sequence that is in it.
-        prompt: of the sequence that is there; once it has left, what of it is in the KV cache. None: others take
-            nothing.
+        row: its sequence.
+        prompt: of its sequence; after that has left, the part in the KV cache. None: nothing to share.
         node: where that prompt ends in the radix tree.
-        group: the sequences that wait with that very prompt.
+        group: the waiting sequences with the same prompt.
     """
 
     decoder: Decoder
@@ -84,28 +82,28 @@ class Slot:
     group: PromptGroup | None = None
 
     def truncate(self, length: int) -> None:
-        """Keep the first `length` tokens, and nothing that a failed call may have left behind them."""
+        """Keep the first `length` tokens, and drop all others, also those left by a failed call."""
         self.decoder.truncate(self.index, length)
         self.num_cached = length
 
     def copy(self, source: Slot, length: int) -> None:
-        """Replace what is here by the first `length` tokens of `source`."""
+        """Replace the contents by the first `length` tokens of `source`."""
         self.decoder.copy(source.index, self.index, length)
         self.num_cached = length
 
     def save(self) -> SavedCache:
-        """Copy what is here, for `restore`."""
+        """Save the contents, for `restore`."""
         return SavedCache(self.decoder.save(self.index), self.num_cached)
 
     def restore(self, saved: SavedCache) -> None:
-        """Put back what was saved. The slot is empty."""
+        """Restore saved contents into this empty slot."""
         self.decoder.restore(self.index, saved.data)
         self.num_cached = saved.num_cached
 
 
 @dataclass(eq=False, slots=True)
 class Placement:
-    """What the scheduler keeps of a sequence.
+    """The scheduler's record of a sequence.
 
     Attributes:
         queued: whether it waits for its first slot.
@@ -113,8 +111,8 @@ class Placement:
         group: the sequences with the same prompt that do not have it yet, itself included.
         admission: number of its admission: of two sequences the younger has the higher one.
         shared_tokens: prompt tokens that it did not compute but took from another slot.
-        preemptions: how often it gave up its slot.
-        saved: what its slot held when it was preempted, if that was kept.
+        preemptions: number of times that it lost its slot.
+        saved: the contents of its slot when it was preempted, if they were kept.
     """
 
     queued: bool = False

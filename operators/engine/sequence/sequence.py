@@ -1,4 +1,4 @@
-"""One generation in flight: the request, its tokens so far, and how it ended."""
+"""Sequence: one completion in progress: the request, its tokens so far, and its end."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from operators.engine.sequence.placement import Placement, Slot
 from operators.settings.runtime import KERNEL_TOKENS
 
 JUMP_TOKENS = 16
-"""From so many tokens on, those that a constraint leaves no choice about are computed in one call. Fewer are decoded
-one by one in the steps of the other sequences, where they cost as much as any token. A call of its own costs what a
-step costs, and takes the place of one: it pays where it has more tokens than the step has rows
+"""Forced tokens (those that a constraint leaves no choice about) are computed in a call of their own from this many on.
+Fewer are decoded one by one in the steps of the other sequences, where they cost as much as any token. A call of its
+own costs as much as a step and delays one: it pays if it has more tokens than the step has rows
 (docs/structured_output.md)."""
 
 
 class State(Enum):
-    """Where a sequence is. It moves forward, except that it waits once more after a preemption, and that many tokens
-    which its constraint left no choice about are computed as a prompt is."""
+    """The stage of a sequence. It only moves forward, with two exceptions: it waits again after a preemption, and goes
+    back to prefill for many forced tokens."""
 
     WAITING = "waiting"
     PREFILL = "prefill"
     SAMPLE = "sample"
-    """Its whole prompt is in the KV cache, from another sequence, and so are the logits known."""
+    """The KV cache of its whole prompt, and the logits after it, come from another sequence."""
     DECODE = "decode"
     FINISHED = "finished"
 
 
 class FinishReason(StrEnum):
-    """Why a completion ended. Written to `finish_reason`."""
+    """The reason why a completion ended. Written to `finish_reason`."""
 
     STOP = "stop"
     """An end-of-generation token or one of `stop_token_ids`, or the end of what the constraint allows."""
@@ -46,32 +46,31 @@ class FinishReason(StrEnum):
 
 @dataclass(slots=True)
 class Times:
-    """Moments of a sequence, in seconds on the engine's clock."""
+    """Times of a sequence, in seconds on the engine's clock."""
 
     queued: float = 0.0
     admitted: float = 0.0
     preempted_s: float = 0.0
-    """Seconds out of its slot since then; of no meaning while it is out."""
+    """Seconds outside of its slot since its admission; undefined while it is outside."""
     first_token: float = 0.0
     finished: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A prompt that is to be completed: the request, its tokens, and how it ended.
+    """A prompt to complete: the request, its tokens, and its end.
 
-    What the sampler, the scheduler and the metrics keep of it are three records of their own: `sampling`, `placement`
-    and `times`.
+    The sampler, the scheduler and the metrics have a record each: `sampling`, `placement` and `times`.
 
     Args:
-        handle: what the caller finds it again by.
+        handle: identifies it to the caller.
         prompt: int32 token ids, at least one; a view into the prompt column.
-        params: how to draw.
-        seed: of its random numbers; 63 bits.
-        max_tokens: completion tokens at most, as far as they fit beside the prompt.
+        params: the sampling parameters.
+        seed: 63 bits, for its random numbers.
+        max_tokens: most completion tokens; capped by the room that the prompt leaves.
         stops: watches for stop strings, None where there are none.
         priority: sequences with a higher one are admitted first, among those that wait.
-        chunk: where it is from; older chunks are not starved by newer ones.
+        chunk: its chunk of the input; newer chunks do not starve older ones.
     """
 
     handle: object
@@ -86,17 +85,17 @@ class Sequence:
     tokens: list[int] = field(default_factory=list, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
     error: str | None = field(default=None, init=False)
-    """Why it cannot be completed; then there is no finish reason."""
+    """Reason why it cannot be completed; then there is no finish reason."""
     fits: bool = field(default=True, init=False)
-    """Whether the text, once it has ended, is what its constraint asks for."""
+    """False if its finished text violates the constraint."""
     dropped: int = field(default=0, init=False)
-    """1 when the token that ended it is none of `tokens`."""
+    """1 if the token that ended it is not in `tokens`."""
     owner: NodeQueue | None = field(default=None, init=False)
-    """Who submitted it."""
+    """The queue of the node that submitted it."""
     key: bytes = field(default=b"", init=False)
-    """Content key under which its completion is stored."""
+    """Content key of its completion in the store."""
     slot: Slot = field(init=False, repr=False)
-    """Where it is; the attribute exists only while it is in a slot."""
+    """Its slot; the attribute exists only while it is in one."""
     sampling: SamplingState = field(init=False)
     placement: Placement = field(default_factory=Placement, init=False)
     times: Times = field(default_factory=Times, init=False)
@@ -124,7 +123,7 @@ class Sequence:
         return np.concatenate([self.prompt[start:], np.array(made, np.int32)])
 
     def update_state(self) -> None:
-        """Go on as what is in the KV cache asks for: as a prompt, or token by token.
+        """Set the state by the number of tokens to compute: prefill, or decode for a single token.
 
         A last prompt token that stands alone is decoded among the others: the backend computes one lone token with
         other kernels, and the bits would differ.
@@ -134,11 +133,11 @@ class Sequence:
         self.state = State.PREFILL if left > few else State.DECODE if left else State.SAMPLE
 
     def cells(self, tokens: int) -> int:
-        """Return how many tokens it has in the KV cache at most, with so many completion tokens."""
+        """Return the most tokens that it has in the KV cache with this many completion tokens."""
         return len(self.prompt) + tokens
 
     def append(self, token: int) -> None:
-        """Take a drawn token; sets the finish reason when it is the last one."""
+        """Add a drawn token; sets the finish reason if it is the last one."""
         meter = self.owner.meter if self.owner is not None else None
         if meter is not None and not self.tokens:
             meter.tokens_in += len(self.prompt)
@@ -167,13 +166,13 @@ class Sequence:
             self.fits = matcher.complete
 
     def skip(self) -> bool:
-        """Append the tokens that its constraint leaves no choice about; they are computed before the next is drawn.
+        """Append the forced tokens, to be computed before the next one is drawn.
 
-        So few at a time that the kernels of short prompts compute them. How they are computed depends on the sequence
-        alone, and so do its bits.
+        Appends only so many that the kernels of short prompts compute them, whatever other sequences do, so the bits
+        depend on the sequence alone.
 
         Returns:
-            whether there are any.
+            True if there were any.
         """
         matcher = self.sampling.matcher
         if not self.params.skips_forced or matcher is None or self._has_ended():
@@ -189,7 +188,7 @@ class Sequence:
         return bool(forced)
 
     def refit(self) -> None:
-        """Set `fits` for `tokens` that a store had."""
+        """Set `fits` for `tokens` from a store."""
         if (matcher := self.sampling.matcher) is not None:
             for token in self.tokens:
                 matcher.take(token)

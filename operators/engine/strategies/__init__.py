@@ -1,1 +1,1 @@
-"""How a sequence grows: token by token, or in diffused blocks."""
+"""Decode strategies: token by token, or in diffused blocks."""

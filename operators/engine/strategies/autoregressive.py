@@ -1,4 +1,4 @@
-"""The autoregressive decode strategy: one token a sequence and step."""
+"""Autoregressive: the decode strategy that makes one token per sequence and step."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Autoregressive(Strategy):
             self._fill_chunks(batch.chunks)
 
     def advance(self, batch: StepBatch, logits: Logits) -> None:
-        """Take the logits of `batch`, float32 [outputs, n_vocab]: draw, and move every sequence on."""
+        """Draw from the logits of `batch`, float32 [outputs, n_vocab], and update every sequence."""
         if _dummy_is_first(batch):
             logits = logits[1:]
         if batch.decoding:
@@ -66,7 +66,7 @@ class Autoregressive(Strategy):
             row.update_state()
 
     def _fill_chunks(self, chunks: Seq[PrefillChunk]) -> None:
-        # The backend computes a lone output with other kernels: the token before it gives a second one.
+        # The backend computes a lone output with other kernels, so the token before it gets an output too.
         lone = self.decoder.shape.deterministic and sum(chunk.completes for chunk in chunks) == 1
         self.decoder.batch.add_spans(
             [chunk.row.next_tokens(chunk.count) for chunk in chunks],
@@ -76,7 +76,7 @@ class Autoregressive(Strategy):
         )
 
     def _draw(self, logits: Logits, rows: Seq[Sequence]) -> None:
-        # What a constraint leaves no choice about at the beginning of a text is not drawn either.
+        # Forced tokens at the beginning of a text are not drawn either.
         places = [i for i, row in enumerate(rows) if not row.to_compute and (row.tokens or not row.skip())]
         for place, token in zip(places, self._sampler.draw(logits, rows, places), strict=True):
             row = rows[place]
@@ -88,5 +88,5 @@ class Autoregressive(Strategy):
 
 
 def _dummy_is_first(batch: StepBatch) -> bool:
-    """Whether the dummy token comes before the lone row: rows stand in the order of their slots."""
+    """Return True if the dummy token comes before the lone row: rows are in slot order."""
     return batch.dummy is not None and batch.dummy.index < batch.decoding[0].slot.index

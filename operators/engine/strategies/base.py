@@ -1,4 +1,4 @@
-"""Strategy: what a decode strategy is to the step loop, and to what is set up around it."""
+"""Strategy: the interface of decode strategies to the step loop and its setup."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from operators.settings.runtime import KERNEL_TOKENS, EngineSettings
 
 
 class Strategy(ABC):
-    """How completions are made: what each call computes for its sequences, and what becomes of the logits.
+    """A way to make completions: fills the batch of each call, and uses its logits.
 
-    `decode.strategy` names a subclass. It is made of the config group `decode` and answers what is asked before there
-    is a context; `bind` gives it one. What is not overridden is what sequences need that decode a token a step.
+    `decode.strategy` names a subclass. It is made from the config group `decode`, before there is a context; `bind`
+    sets the context. The defaults are for sequences that decode one token per step.
 
     Args:
         settings: the config group.
 
     Attributes:
-        decoder: the context, once it is bound; its batch is filled in place.
+        decoder: the context, once bound; its batch is filled in place.
         block: tokens of a block that a sequence brings to each call, see DecoderShape; 0: none.
     """
 
@@ -37,15 +37,15 @@ class Strategy(ABC):
 
     @abstractmethod
     def check(self, sampling: SamplingSettings, runtime: EngineSettings) -> None:
-        """Check what can be checked before anything is loaded.
+        """Check everything that needs no loaded model.
 
         Raises:
             ConfigError: it cannot work with these settings.
         """
 
     def room(self, settings: EngineSettings, n_ctx_train: int) -> int:
-        """Return prompt and completion tokens of a sequence at most: whole blocks, and in the unified layout not more
-        than the KV cache holds. `n_ctx_train`: tokens that the model was trained for.
+        """Return the most prompt and completion tokens of a sequence: whole blocks, and in the unified layout at most
+        the KV cache. `n_ctx_train`: tokens that the model was trained for.
 
         Raises:
             ConfigError: more was asked for.
@@ -55,19 +55,19 @@ class Strategy(ABC):
         return longest - longest % max(self.block, 1)
 
     def sequence_type(self) -> Callable[..., Sequence]:
-        """Return what makes a sequence: it takes the arguments of Sequence."""
+        """Return a constructor of sequences, with the arguments of Sequence."""
         return Sequence
 
     def queue(self, settings: EngineSettings) -> WaitingQueue:
-        """Return where its sequences wait; it says what they may take from each other."""
+        """Return the queue for its sequences, set up for the sharing that is possible."""
         return WaitingQueue(settings.optimise, KERNEL_TOKENS if settings.deterministic else 0)
 
     def chunking(self, shape: DecoderShape) -> Chunking:
-        """Return how prompts are cut on a decoder of this shape."""
+        """Return the rule for splitting prompts on a decoder of this shape."""
         return Chunking(KERNEL_TOKENS if shape.deterministic else 0)
 
     def bind(self, decoder: Decoder, model: Model) -> Self:
-        """Work on `decoder`, a context of `model`; returns itself.
+        """Set the context: `decoder`, of `model`. Returns itself.
 
         Raises:
             ConfigError: it cannot work with the model.
@@ -81,8 +81,8 @@ class Strategy(ABC):
 
     @abstractmethod
     def advance(self, batch: StepBatch, logits: Logits) -> None:
-        """Take the logits of `batch`, which was filled last and is computed; sample, and move its sequences on."""
+        """Sample from the logits of `batch`, which was filled last and computed, and update its sequences."""
 
     def totals(self) -> Mapping[str, float]:
-        """Return what it counted, beyond what the engine counts."""
+        """Return its own counts, beyond those of the engine."""
         return {}

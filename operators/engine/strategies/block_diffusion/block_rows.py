@@ -1,4 +1,4 @@
-"""Sequences that are made block by block: what is known of the current block, and how prompts are cut into blocks.
+"""Sequences made block by block: the known tokens of the current block, and the split of prompts into blocks.
 
 Blocks are counted from position 0, so the prompt is cut into them too: its whole blocks are computed as they are, and
 the rest of it opens the first block that is made.
@@ -23,7 +23,7 @@ class Block:
     """The block that a sequence is making.
 
     Args:
-        ids: int32 [L]; what is not known yet has the mask's id, and only `known` says which that is.
+        ids: int32 [L]; unknown tokens have the mask's id, but only `known` tells which these are.
         known: bool [L]; the tokens that come from the prompt are so from the start.
 
     Attributes:
@@ -36,14 +36,14 @@ class Block:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every token is known."""
+        """True if every token is known."""
         return bool(self.known.all())
 
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What the token before a block says, where logits are read one position before their token: of the first of the
-    block, and the same in each of its steps.
+    """The prediction of the token before a block, for models that predict the next position: of the block's first
+    token, the same in each step.
 
     Args:
         logits: float32 [n_vocab], a copy.
@@ -56,7 +56,7 @@ class Before:
 
 @dataclass(slots=True, eq=False)
 class BlockRow(Sequence):
-    """A sequence that grows by whole blocks. The number of its tokens in the KV cache is always one of whole blocks.
+    """A sequence that grows by whole blocks. Its tokens in the KV cache are always whole blocks.
 
     Args:
         block_length: tokens of a block.
@@ -64,13 +64,13 @@ class BlockRow(Sequence):
 
     block_length: int = 1
     block: Block | None = field(default=None, init=False)
-    """The one that is being made; None before it has begun, and once it is in the KV cache."""
+    """The current block; None before the first has begun, and once it is in the KV cache."""
     before: Before | None = field(default=None, init=False)
-    """Of what is in the KV cache, where decode.shift_logits asks for it."""
+    """The prediction of the last token in the KV cache, if decode.shift_logits is set."""
 
     @property
     def to_compute(self) -> int:
-        """Number of tokens in whole blocks that are not in the KV cache, without the block that is being made."""
+        """Number of tokens in whole blocks that are not in the KV cache, without the current block."""
         known = len(self.prompt) + len(self.tokens)
         made = self.block_length if self.block is not None and self.block.is_complete else 0
         return self._whole(known) - made - self.slot.num_cached
@@ -79,11 +79,11 @@ class BlockRow(Sequence):
         self.state = State.PREFILL if self.to_compute > 0 else State.DECODE
 
     def cells(self, tokens: int) -> int:
-        """The last block is computed whole, wherever the text ends in it."""
+        """Count whole blocks: the last one is computed whole, wherever the text ends in it."""
         return self._whole(len(self.prompt) + tokens + self.block_length - 1)
 
     def begin_block(self, mask_id: int) -> Block:
-        """Begin the block behind what is in the KV cache, of which the rest of the prompt is known."""
+        """Begin the block after the KV cache; tokens of the prompt in it are known."""
         ids = np.full(self.block_length, mask_id, np.int32)
         known = self.prompt[self.slot.num_cached : self.slot.num_cached + self.block_length]
         ids[: len(known)] = known
@@ -91,7 +91,8 @@ class BlockRow(Sequence):
         return self.block
 
     def end_block(self) -> int:
-        """Take the tokens of a complete block, up to the end of the text; returns how many lie behind it."""
+        """Append the tokens of a complete block, up to the end of the text; return the number of tokens after the
+        end."""
         if self.block is None:
             raise RuntimeError("there is no block that could be complete")
         made = self.block.ids[max(0, len(self.prompt) - self.slot.num_cached) :].tolist()
@@ -106,12 +107,12 @@ class BlockRow(Sequence):
 
 
 class BlockChunking(Chunking):
-    """A chunk of a prompt is one block.
+    """Splits prompts into chunks of one block.
 
     Args:
         length: tokens of a block.
-        shift: whether the last token of a prompt's blocks says what comes first behind them, so that a sequence
-            computes the last block itself.
+        shift: whether the last token of a prompt's blocks predicts the first one after them, so that every sequence
+            computes its last block itself.
     """
 
     def __init__(self, length: int, shift: bool = False) -> None:
@@ -123,7 +124,7 @@ class BlockChunking(Chunking):
         return self._length if min(row.to_compute, room) >= self._length else 0
 
     def shared(self, row: Sequence, prompt: TokenIds, known: int = 0) -> int:
-        """Whole blocks alone are shared: the tokens of a block see all of it.
+        """Share only whole blocks: the tokens of a block see all of it.
 
         Blocks of one token are not: sequences that wait for others would leave holes, in which one may be alone.
         """

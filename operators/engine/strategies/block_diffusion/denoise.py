@@ -1,10 +1,10 @@
-"""BlockDiffusion, the decode strategy of SDAR: a block of tokens is made from masks in some steps, then the next one.
+"""BlockDiffusion, the decode strategy of SDAR: denoises a block of mask tokens in several steps, then the next block.
 
-In each denoising step the model sees the tokens of the block that are known, and masks for the others; from its logits
-at the masks a token is proposed for each, and those that it is surest of are committed. These steps only read the KV
-cache: what they leave there is truncated at once. A block that is complete is computed once more as it is (the store
-pass), and what that leaves stays. Every sequence brings one block to every call, whether of its prompt, in denoising or
-to be stored: so all of them share each call, and llama.cpp cuts nothing.
+In each denoising step the model sees the known tokens of the block, and masks for the others; from its logits at the
+masks a token is proposed for each, and the most confident ones are committed. These steps only read the KV cache: their
+own entries are truncated at once. A complete block is computed once more (the store pass), and its entries stay. Every
+sequence adds one block to every call, whether of its prompt, in denoising or to be stored, so all of them share each
+call, and llama.cpp splits nothing.
 
 docs/block_diffusion.md has the algorithm and its sources.
 """
@@ -39,18 +39,18 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass
 class PassCounts:
-    """Counts of what was computed. A pass is one block of one row in one call."""
+    """Counts of passes; a pass is one block of one row in one call."""
 
     prompt_passes: float = 0.0
     """Blocks of prompts."""
     denoise_passes: float = 0.0
     """Denoising steps."""
     store_passes: float = 0.0
-    """Blocks that were complete, computed for the KV cache."""
+    """Complete blocks computed for the KV cache."""
     committed_tokens: float = 0.0
-    """Tokens that became known."""
+    """Tokens committed."""
     discarded_tokens: float = 0.0
-    """Those of them behind the end of a text."""
+    """Committed tokens after the end of a text."""
     output_rows: float = 0.0
     """Rows of logits."""
 
@@ -77,7 +77,7 @@ class Pass:
 
 
 class BlockDiffusion(Strategy):
-    """Block by block. Of the decoder's logits those of the mask are overwritten.
+    """Makes completions block by block. Overwrites the decoder's logits of the mask token.
 
     Args:
         settings: the schedule, and which tokens are committed.
@@ -108,8 +108,7 @@ class BlockDiffusion(Strategy):
         return partial(BlockRow, block_length=self.block)
 
     def queue(self, settings: EngineSettings) -> WaitingQueue:
-        """Prompts of any length share with each other, since all are computed in chunks of one length; and no logits
-        are shared."""
+        """Let prompts of all lengths share prefixes, since all are computed in chunks of one length, but no logits."""
         return WaitingQueue(replace(settings.optimise, sample_sharing=False), 0)
 
     def chunking(self, shape: DecoderShape) -> BlockChunking:
@@ -120,7 +119,7 @@ class BlockDiffusion(Strategy):
         return super().bind(decoder, model)
 
     def fill(self, step: StepBatch) -> None:
-        """Put the blocks of the sequences of `step` into the decoder's buffer, in the order of their slots."""
+        """Put the blocks of the sequences of `step` into the decoder's buffer, in slot order."""
         self._passes = sorted(self._passes_of(step), key=lambda one: one.slot)
         self._outputs = np.stack([one.wanted for one in self._passes])
         slots = [one.slot for one in self._passes]
@@ -134,10 +133,10 @@ class BlockDiffusion(Strategy):
         batch.output[: batch.n_tokens] = self._outputs.ravel()
 
     def advance(self, step: StepBatch, logits: Logits) -> None:
-        """Take the logits of `step`, float32 [outputs, n_vocab]: commit tokens, and move every row on."""
+        """Commit tokens by the logits of `step`, float32 [outputs, n_vocab], and update every row."""
         self.counts.output_rows += len(logits)
         logits[:, self._mask_id] = -np.inf
-        # For each token the row of its logits, where it has one.
+        # The row of its logits for each token that has one.
         lines = (self._outputs.cumsum() - 1).reshape(self._outputs.shape)
         own = np.array([_temperature(one.row) for one in self._passes], np.float32)
         temperatures = np.repeat(own, self._outputs.sum(axis=1))
@@ -166,7 +165,7 @@ class BlockDiffusion(Strategy):
             yield Pass(None, step.dummy.index, step.dummy.num_cached, tokens, np.ones(tokens.shape, np.bool_))
 
     def _move(self, row: BlockRow, one: Pass, logits: Logits, found: Confidences, lines: Seq[int]) -> None:
-        """Move a sequence on by what it brought; `lines` are its rows of `logits`."""
+        """Update a sequence by its pass; `lines` are its rows of `logits`."""
         if one.block is not None and not one.block.is_complete:
             row.slot.truncate(one.first)
             self._denoise(row, one.block, logits, found, lines)
@@ -181,7 +180,7 @@ class BlockDiffusion(Strategy):
         row.update_state()
 
     def _denoise(self, row: BlockRow, block: Block, logits: Logits, found: Confidences, lines: Seq[int]) -> None:
-        """Commit some of the tokens that `block` lacks, and take all of it once it is complete."""
+        """Commit some of the unknown tokens of `block`; append the block once it is complete."""
         places = np.flatnonzero(~block.known).tolist()
         said = [(logits[line], found, line) for line in lines]
         if row.before is not None and not block.known[0]:
@@ -211,14 +210,14 @@ class BlockDiffusion(Strategy):
             self.counts.discarded_tokens += row.end_block()
 
     def _candidate(self, row: BlockRow, position: int, step: int, logits: Logits, top: int) -> int | None:
-        """Propose a token for `position`. Its random number goes by the position and the step of the block."""
+        """Propose a token for `position`. Its random number depends on the position and the step of the block."""
         if row.params.chain.greedy:
             return top
         return self._sampler.draw_one(logits, row, row.sampling.uniforms.at(position, step))
 
 
 def no_lone_output(outputs: Flags, slots: Seq[int]) -> None:
-    """Add an output wherever llama.cpp would see a single one in a micro-batch, which it computes with other kernels.
+    """Add an output wherever llama.cpp would have a single one in a micro-batch, which it computes with other kernels.
 
     A micro-batch is a run of consecutive slots. `outputs`: bool [rows, L], of rows in `slots`, in ascending order.
     """
@@ -230,11 +229,11 @@ def no_lone_output(outputs: Flags, slots: Seq[int]) -> None:
 
 
 def _one_before(unknown: Flags) -> Flags:
-    """Where logits are wanted if those of a token are read one position before it; `unknown`, bool [L], are the tokens.
-    The last token of a complete block predicts the one behind it."""
+    """Return the positions that need logits if each token is predicted one position before it. `unknown`, bool [L]: the
+    tokens to predict. The last token of a complete block predicts the one after it."""
     return np.append(unknown[1:], not unknown.any())
 
 
 def _temperature(row: BlockRow | None) -> float:
-    """The temperature for confidences: that of the row, and 1 for a greedy one."""
+    """Return the temperature for confidences: that of the row, or 1 for a greedy row."""
     return 1.0 if row is None else row.params.temperature or 1.0

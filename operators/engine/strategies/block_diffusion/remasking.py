@@ -1,4 +1,4 @@
-"""Confidences of the tokens that a block lacks, and which of the tokens are committed.
+"""Remasking: confidences of the unknown tokens of a block, and the choice of those to commit.
 
 The rules are those of SDAR's generate.py (github.com/JetAstra/SDAR) and, for entropies, of JetEngine's scheduler, with
 the confidence taken before top-k and top-p, as SDAR's own evaluation takes it.
@@ -16,14 +16,14 @@ from operators.engine.backend.interface import Logits
 from operators.settings.block_diffusion import BlockDiffusionSettings, Remasking
 
 _FLOATS_AT_ONCE = 1 << 16
-"""Logits that are worked on at a time: 256 KiB, which stays in a core's cache."""
+"""Logits processed at a time: 256 KiB, which stays in a core's cache."""
 
 Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Confidences:
-    """What the logits of some positions say.
+    """Statistics of the logits of some positions.
 
     Args:
         tops: int64 [positions], the likeliest token.
@@ -58,14 +58,14 @@ def confidences_of(logits: Logits, temperatures: Floats, *, entropies: bool) -> 
     maxima = logits[np.arange(count), tops]
     sums = np.empty(count, np.float32)
     nats = np.zeros(count, np.float32) if entropies else None
-    with np.errstate(invalid="ignore"):  # rows that are no distribution
+    with np.errstate(invalid="ignore"):  # rows with NaN or infinite logits
         for start in range(0, count, at_once):
             end = min(start + at_once, count)
             distances = np.subtract(logits[start:end], maxima[start:end, None], out=buffer[: end - start])
             distances /= temperatures[start:end, None]
             weighted = distances.copy() if nats is not None else None
             weights = np.exp(distances, out=distances)
-            # Row by row: summed over an axis, how many rows there are could change the last bits.
+            # Row by row: summed over an axis, the number of rows could change the last bits.
             for place, line in enumerate(weights, start):
                 sums[place] = line.sum()
             if nats is not None and weighted is not None:
@@ -79,7 +79,7 @@ def confidences_of(logits: Logits, temperatures: Floats, *, entropies: bool) -> 
 def committed(
     settings: BlockDiffusionSettings, step: int, confidences: Seq[float], entropies: Seq[float] | None
 ) -> list[int]:
-    """Choose which of the tokens that a block lacks are committed in its denoising `step`, counted from 0.
+    """Choose which unknown tokens of a block are committed in its denoising `step`, counted from 0.
 
     Args:
         confidences, entropies: of these tokens, in the order of their positions. Of equal ones the first comes first.

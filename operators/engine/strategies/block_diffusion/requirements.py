@@ -1,4 +1,4 @@
-"""What block diffusion can work with: sampling settings, sizes of calls, models."""
+"""Requirements of block diffusion on sampling settings, call sizes and models."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNUSABLE = {
 
 
 def check_sampling(sampling: SamplingSettings) -> None:
-    """Raise ConfigError if a setting of `sampling` cannot work with blocks."""
+    """Raise ConfigError for a setting of `sampling` that does not work with blocks."""
     for key, why in UNUSABLE.items():
         if _is_on(sampling, key):
             value = sampling.structured.kind if key == "structured" else repr(getattr(sampling, key))
@@ -36,7 +36,7 @@ def check_sampling(sampling: SamplingSettings) -> None:
 
 
 def check_sizes(runtime: EngineSettings, block_length: int) -> None:
-    """Raise ConfigError if the blocks of all slots do not fit into a call, or the slots are still open."""
+    """Raise ConfigError if the blocks of all slots do not fit into a call, or the number of slots is still open."""
     if runtime.open_keys():
         raise ConfigError(
             "runtime=auto measures steps of one token a row, which are not those of decode=block_diffusion; give"
@@ -53,7 +53,7 @@ def check_sizes(runtime: EngineSettings, block_length: int) -> None:
 
 
 def mask_of(decoder: Decoder, model: Model, mask_token_id: int | None) -> int:
-    """Return the id of the mask: `mask_token_id`, or where that is None the one that the vocabulary names.
+    """Return the id of the mask: `mask_token_id`, or if that is None the one in the vocabulary.
 
     Raises:
         ConfigError: there is none, or the decoder cannot truncate.
