@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pipeline.api.records import Item
 
 
-class Given:
+class ListInbox:
     """Inbox over `items` that never waits. It reads one item ahead, so that `exhausted` is known."""
 
     def __init__(self, items: Iterable[Item] = ()) -> None:

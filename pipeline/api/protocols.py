@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from pipeline.api.by_batch import OnError, run_by_batch
+from pipeline.api.errors import ConfigError
 from pipeline.api.forecast import Forecast, Task
 from pipeline.api.records import Batch, Item, Output, Shard
 from pipeline.api.runtime import Runtime as Runtime
@@ -67,8 +68,11 @@ class BaseOperator:
     """An operator, with all hooks that the engine may call. `plan` is required, and either `process` or `run`.
 
     `process` is called for each batch and `finish` at the end of each chunk. An operator that does more than map batch
-    to batches overrides `run`. All hooks are called from one thread. A source is an operator whose `plan` takes no
-    input; a sink is one whose `plan` returns None.
+    to batches overrides `run`. A source is an operator whose `plan` takes no input; a sink is one whose `plan` returns
+    None. `state` with `restore`, and `forecast`, are called only on operators that override them (`overrides`).
+
+    `run`, and so `process` and `finish`, and `state` are called in the node's own thread; the others in the main
+    thread, `total_rows` and `fraction_read` of a source also while it runs.
     """
 
     plan: Callable[..., pa.Schema | None]
@@ -152,8 +156,12 @@ class BaseOperator:
 
     def seek(self, chunk: int) -> None:
         """Start a source at `chunk`, as if it had sent all earlier ones. Called before `run` on a resume. A target
-        calls `seek(0)` and `run` again for every round."""
-        raise NotImplementedError
+        calls `seek(0)` and `run` again for every round.
+
+        Raises:
+            ConfigError: the source cannot; of one that does not override this.
+        """
+        raise ConfigError(f"{type(self).__name__} has no seek(chunk), so the run cannot be resumed: overwrite=true")
 
     def total_rows(self) -> int | None:
         """Return the number of rows of a source, unreadable ones included; None while it is unknown."""

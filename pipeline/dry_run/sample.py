@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.api.forecast import Range, Sample
-from pipeline.api.list_inbox import Given
+from pipeline.api.list_inbox import ListInbox
 from pipeline.api.meter import Clock
 from pipeline.api.protocols import BaseOperator, overrides
 from pipeline.api.records import ROW, Batch, Item, Rejects, Shard
@@ -48,7 +48,7 @@ def sample_of(
     read = 0
     for chunk in chunks:
         source.seek(chunk)
-        thinned.take_until(source.run(Given()), thinned.seen + PLACE_ROWS)
+        thinned.take_until(source.run(ListInbox()), thinned.seen + PLACE_ROWS)
         read += 1
         if clock() > until:
             break
@@ -64,7 +64,7 @@ def _read_on(
     now = source.fraction_read()
     rows = 0
     fraction: float | None = None
-    for item in source.run(Given()):
+    for item in source.run(ListInbox()):
         before, now = now, source.fraction_read()
         if now != before:
             rows, fraction = thinned.seen, now

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pipeline.api.errors import NodeFailed, PipelineError
 from pipeline.api.forecast import NOTHING, Forecast, Range, Sample, Task, share
-from pipeline.api.list_inbox import Given
+from pipeline.api.list_inbox import ListInbox
 from pipeline.api.meter import Clock, StageMeter
 from pipeline.api.protocols import BaseOperator, overrides
 from pipeline.api.records import Batch, ChunkEnd, Item, Reject, Rejects, Shard
@@ -153,7 +153,7 @@ class SampleRun:
 
     def _operate(self, op: BaseOperator, batches: list[Batch], found: NodeResult) -> None:
         began = self._clock()
-        found.add(*op.run(Given(self._in_time(batches, found))))
+        found.add(*op.run(ListInbox(self._in_time(batches, found))))
         found.row_s = (self._clock() - began) / max(found.given, 1)
         made = sum(batch.num_rows for batch in found.output)
         found.rows_out = found.rows.times(share(made, found.given))

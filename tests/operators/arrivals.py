@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from pipeline.api.list_inbox import Given
+from pipeline.api.list_inbox import ListInbox
 from pipeline.api.protocols import overrides
 from pipeline.api.records import Batch, ChunkEnd, Item, Rejects
 
@@ -63,7 +63,7 @@ class Outcome:
 
     def take(self, op: Any, items: Sequence[Item], until: int | None = None) -> Outcome:
         """Run `op`, which is planned, over `items`; stop behind the end of chunk `until`, as a run that is killed."""
-        inbox = Given(items)
+        inbox = ListInbox(items)
         for item in op.run(inbox):
             if isinstance(item, Batch):
                 self._rows(item)

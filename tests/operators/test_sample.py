@@ -12,7 +12,9 @@ import pytest
 
 from operators.settings import DataSettings
 from operators.sources.read_prompts import ReadPrompts
+from pipeline.api.errors import ConfigError
 from pipeline.api.forecast import Range, Sample
+from pipeline.api.protocols import BaseOperator
 from pipeline.dry_run.sample import PLACES, ROWS, sample_of
 
 CHUNK = 64
@@ -42,6 +44,11 @@ def sampled(path: Path, first_chunk: int = 0, limit: int | None = None, hurry: b
     source.plan()
     clock = iter(range(10**9)) if hurry else iter([0] * 10**6)
     return sample_of(source, first_chunk, first_chunk * CHUNK, CHUNK, lambda: float(next(clock)))
+
+
+def test_the_rest_of_an_input_that_cannot_be_resumed_is_refused():
+    with pytest.raises(ConfigError, match=r"BaseOperator has no seek\(chunk\), so the run cannot be resumed"):
+        sample_of(BaseOperator(), 1, CHUNK, CHUNK)
 
 
 def numbers(sample: Sample) -> list[int]:

@@ -35,7 +35,7 @@ from operators.generation.wiring import decode_strategy
 from operators.settings import DecodeSettings
 from operators.settings.block_diffusion import BlockDiffusionSettings
 from operators.settings.runtime import EngineSettings
-from pipeline.api.list_inbox import Given
+from pipeline.api.list_inbox import ListInbox
 from pipeline.api.meter import StageMeter
 from pipeline.api.records import ROW, Batch
 from tools.bench.figures import Figures, of_steps
@@ -104,7 +104,7 @@ def _sequences(rows: pa.Table, requests: Requests, runtime: EngineSettings) -> l
     """
     numbered = rows.append_column(ROW, pa.array(range(len(rows)), ROW.type)).combine_chunks().to_batches()
     made: list[Sequence] = []
-    for batch in BatchByLength(runtime).run(Given(Batch(0, data) for data in numbered)):
+    for batch in BatchByLength(runtime).run(ListInbox(Batch(0, data) for data in numbered)):
         if isinstance(batch, Batch):
             requested = requests.of(batch)
             if requested.rejects:

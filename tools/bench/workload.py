@@ -16,7 +16,7 @@ from operators.prompts.template import Template
 from operators.settings import DataSettings, ModelSettings
 from operators.sources.read_prompts import ReadPrompts
 from pipeline.api.errors import SchemaError
-from pipeline.api.list_inbox import Given
+from pipeline.api.list_inbox import ListInbox
 from pipeline.api.records import Batch
 from tools.bench.settings import BenchSettings
 
@@ -133,7 +133,7 @@ def _read(data: DataSettings, answer_column: str | None) -> list[tuple[str, str 
             " name the one that holds the prompt with data.prompt_column="
         )
     kept = [name for name in dict.fromkeys((column, answer_column)) if name in names]
-    batches = (item.data.select(kept) for item in source.run(Given()) if isinstance(item, Batch))
+    batches = (item.data.select(kept) for item in source.run(ListInbox()) if isinstance(item, Batch))
     found = [(row[column], row.get(answer_column)) for batch in batches for row in batch.to_pylist() if row[column]]
     if not found:
         raise SchemaError(f"column '{column}' of {data.path} holds no prompt")

@@ -15,7 +15,7 @@ from operators.sources.files import find_files
 from operators.sources.input_file import CODECS, InputFile
 from operators.sources.jsonl import JsonlReader
 from pipeline.api.errors import InputError
-from pipeline.api.list_inbox import Given
+from pipeline.api.list_inbox import ListInbox
 from pipeline.api.records import Batch
 from tests.operators.sources.reading import drain, read
 
@@ -85,7 +85,7 @@ def test_of_an_archive_that_is_cut_off_the_chunks_before_the_cut_are_whole(tmp_p
     path.write_bytes(packed[: len(packed) // 10 * 9])
     op = ReadPrompts(DataSettings(path=str(path), schema={"p": "string"}), 1000)
     op.plan()
-    items = op.run(Given())
+    items = op.run(ListInbox())
     seen: list[str] = []
 
     def take() -> None:

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.api.errors import ConfigError, ExitCode
-from pipeline.api.list_inbox import Given
+from pipeline.api.list_inbox import ListInbox
 from pipeline.api.meter import StageMeter
 from pipeline.api.records import LINEAGE, ROW, Batch, ChunkEnd, Rejects
 from pipeline.api.runtime import Resources, RunContext, Runtime
@@ -234,7 +234,7 @@ def test_the_cut_goes_by_row_and_lineage_and_not_by_arrival(tmp_path):
     context = RunContext(tmp_path, Resources(), MetricsTables(tmp_path).get, enough=told.append)
     target.open(Runtime(context, "target", 1, StageMeter("target")))
     rows = [batch((4, [1]), (2, [1])), batch((2, [0]), (9, []), (3, [0, 1]))]
-    out = list(target.run(Given([*rows, ChunkEnd(0, 5)])))
+    out = list(target.run(ListInbox([*rows, ChunkEnd(0, 5)])))
     kept = [(r["row"], r["lineage"]) for item in out if isinstance(item, Batch) for r in item.data.to_pylist()]
     cut = [(r.row, r.lineage) for item in out if isinstance(item, Rejects) for r in item.rows]
     assert sorted(kept) == [(2, [0]), (2, [1]), (3, [0, 1])]

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from pipeline.api.errors import ConfigError
-from pipeline.api.list_inbox import Given
+from pipeline.api.list_inbox import ListInbox
 from pipeline.api.records import Batch, ChunkEnd
 from tools.bench.cases import EmitCases, cases
 from tools.bench.contenders import Job
@@ -96,10 +96,10 @@ def test_a_source_that_seeks_sends_the_rest():
     whole = EmitCases(settings, chunk_rows=3)
     rest = EmitCases(settings, chunk_rows=3)
     rest.seek(1)
-    assert list(rest.run(Given())) == list(whole.run(Given()))[4:]
+    assert list(rest.run(ListInbox())) == list(whole.run(ListInbox()))[4:]
     assert rest.fraction_read() == 1.0
 
 
 def test_a_chunk_ends_after_its_rows():
-    items = list(EmitCases(BenchSettings(scenarios=["deterministic"], slots=[4], repeats=1), 1).run(Given()))
+    items = list(EmitCases(BenchSettings(scenarios=["deterministic"], slots=[4], repeats=1), 1).run(ListInbox()))
     assert [type(item) for item in items] == [Batch, ChunkEnd, Batch, ChunkEnd]
