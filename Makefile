@@ -7,6 +7,8 @@ PYTHONS := python3.13 python3.12 python3.11 python3
 # Must run (a version manager's shim may be there and fail), be new enough and be able to make environments.
 CAN_BE_USED = import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 UV := uv==0.13.8
+# Modules are compiled once, not in each of the hundreds of processes that the tests start, whatever the shell has set.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := setup
 .PHONY: setup quickstart test faults check doctor llama rebuild bench peers lock clean help

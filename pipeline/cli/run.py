@@ -7,12 +7,14 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import hydra
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from pipeline.api.errors import ConfigError, ExitCode, PipelineError
@@ -110,10 +112,9 @@ def run_jobs(arguments: Sequence[str], dirs: Sequence[Path]) -> ExitCode:
         stopped = signals_received() or any(job.code is ExitCode.INTERRUPTED for job in jobs)
         jobs.append(SweptJob(overrides, None) if stopped else _run_one(config, overrides, process))
 
-    compose = hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)
     try:
         with _command_line(_options_last(arguments)):
-            compose()
+            _compose_and_call(task)
     except COMPOSITION_ERRORS as error:
         raise explain(error) from error
     except Exception as error:
@@ -126,6 +127,19 @@ def run_jobs(arguments: Sequence[str], dirs: Sequence[Path]) -> ExitCode:
     if len(jobs) > 1:
         print("\n".join(["", *_sweep_lines(jobs)]))
     return worst([job.code for job in jobs if job.code is not None])
+
+
+def _compose_and_call(task: Callable[[DictConfig], None]) -> None:
+    """Have Hydra compose the jobs in sys.argv and call `task` with each.
+
+    `hydra.main` composes a job twice, at first to learn whether it is a sweep. Here one that is none is composed once;
+    sweeps, options and errors are left to `hydra.main`.
+    """
+    if not any(argument.startswith("-") for argument in sys.argv[1:]):
+        with suppress(AssertionError, *COMPOSITION_ERRORS), initialize_config_dir(str(CONF), version_base="1.3"):
+            GlobalHydra.instance().hydra.run("config", task, sys.argv[1:])  # type: ignore[union-attr]
+            return
+    hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)()
 
 
 def _with_jobs(arguments: Sequence[str], dirs: Sequence[Path]) -> list[str]:

@@ -90,7 +90,7 @@ def settings_of(config: DictConfig) -> JobSettings:
     if unknown := next(unknown_keys(config), None):
         raise ConfigError(unknown_key(unknown))
     settings = _at(config, _START)
-    if "${now:" not in OmegaConf.to_yaml(config):
+    if "${now:" not in str(OmegaConf.to_container(config)):
         return settings
     if settings.now is not None:
         return _at(config, datetime.fromisoformat(settings.now))

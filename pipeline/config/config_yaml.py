@@ -33,7 +33,9 @@ def to_yaml(settings: JobSettings) -> str:
 
 def changes(before: str | None, now: str) -> list[str]:
     """Return `key: old -> new` for each key that differs between two texts of config.yaml. `before`: None for none."""
-    old, new = (dict(flat("", yaml.safe_load(text) or {})) for text in (before or now, now))
+    if before in (None, now):
+        return []
+    old, new = (dict(flat("", yaml.safe_load(text) or {})) for text in (before, now))
     keys = {key for key in {**old, **new} if old.get(key) != new.get(key)}
     # A group that is passed to a node is listed below that node too: keep only the group's own key.
     own = {key for key in keys if not key.startswith(".nodes.") or f".{key.partition('.op.')[2]}" not in keys}
