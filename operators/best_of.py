@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from operators.rows.chunk_buffer import HeldRows
-from operators.rows.split import split
+from operators.rows.batches import HeldRows, split
 from operators.settings.checks import check
 from pipeline.api.errors import SchemaError
 from pipeline.api.protocols import BaseOperator

@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from operators.rows.chunk_buffer import HeldRows
-from operators.rows.hash_set import HASH, HASH_BYTES, SeenHashes
-from operators.rows.near_duplicates import SIGNATURE, Near, NearTexts, Signature
-from operators.rows.split import split
+from operators.rows.batches import HeldRows, split
+from operators.rows.duplicates import HASH, HASH_BYTES, SIGNATURE, Near, NearTexts, SeenHashes, Signature
 from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import BaseOperator
 from pipeline.api.records import ROW, Batch, Output, require_column
@@ -32,7 +30,7 @@ class Dedup(BaseOperator):
 
     Args:
         columns: rows are equal if these columns are. Null equals null.
-        near: column, threshold, words and permutations: see operators.rows.near_duplicates.Near. Needs the extra
+        near: column, threshold, words and permutations: see operators.rows.duplicates.Near. Needs the extra
         `dedup`.
 
     Raises:

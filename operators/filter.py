@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import polars as pl
 import pyarrow as pa
 
-from operators.rows.split import split
+from operators.rows.batches import split
 from operators.rows.sql import RowExpression
 from pipeline.api.protocols import BaseOperator
 from pipeline.api.records import Batch, Output

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import pyarrow as pa
 
-from operators.rows.chunk_buffer import HeldRows
-from operators.rows.split import split
+from operators.rows.batches import HeldRows, split
 from operators.settings.checks import check
 from pipeline.api.protocols import BaseOperator, Inbox
 from pipeline.api.records import ROW, Batch, ChunkEnd, Item, Rejects, require_column

@@ -8,9 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from operators.rows.chunk_buffer import HeldRows
-from operators.rows.row_hash import hash_of, row_hashes
-from operators.rows.split import split
+from operators.rows.batches import HeldRows, split
+from operators.rows.lineage import hash_of, row_hashes
 from operators.settings.checks import check
 from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import BaseOperator

@@ -17,7 +17,7 @@ from operators.engine.sampling.stop_strings import StopWatcher
 from operators.engine.sequence import Sequence
 from operators.generation.samples import Samples
 from operators.generation.sampling_params import ParamsMaker, structured_form, token_ids
-from operators.rows.row_hash import hash_of, mix, row_hashes
+from operators.rows.lineage import hash_of, mix, row_hashes
 from operators.rows.sql import RowExpression
 from operators.rows.token_lists import PROMPT_IDS, list_views
 from operators.settings import SamplingSettings

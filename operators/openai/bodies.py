@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from operators.openai.parameters import CHAT, EMBEDDINGS
+from operators.openai.requests import CHAT, EMBEDDINGS
 
 Row = dict[str, Any]
 """A row after Generate and Embed, by column."""

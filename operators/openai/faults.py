@@ -26,12 +26,7 @@ class Code(StrEnum):
 
 
 class Fault(Exception):
-    """A request that cannot be answered.
-
-    Args:
-        code: the kind of fault.
-        message: the fault and, where there is one, the remedy.
-    """
+    """A request that cannot be answered. The message says what is wrong and, where there is one, the remedy."""
 
     def __init__(self, code: Code, message: str) -> None:
         super().__init__(message)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -11,42 +12,42 @@ import pyarrow as pa
 from operators.engine.backend.interface import inspect_model
 from operators.generation.requests import SEED_BITS
 from operators.openai.faults import Code, Fault
-from operators.openai.requests import Request, custom_id_of, read_line, request_of
+from operators.openai.requests import read_line, request_of
 from operators.openai.values import unsupported
-from operators.rows.row_hash import hash_of
+from operators.rows.lineage import hash_of
 from operators.settings import ModelSettings
 from operators.settings.checks import check
-from operators.sources.lines import LINE, TEXT
+from operators.sources.jsonl import LINE, TEXT
 from pipeline.api.protocols import BaseOperator
 from pipeline.api.records import LINEAGE, ROW, Batch, Output, require_column
 
-_MESSAGE = pa.struct([pa.field("role", pa.string()), pa.field("content", pa.string())])
-_BIAS = pa.struct([pa.field("token", pa.int64()), pa.field("bias", pa.float64())])
-FIELDS = (
-    pa.field("custom_id", pa.string()),
-    pa.field("url", pa.string()),
-    pa.field("choices", pa.int32()),
-    pa.field("sample", pa.int32()),
-    pa.field("model", pa.string()),
-    pa.field("messages", pa.list_(_MESSAGE)),
-    pa.field("prompt", pa.string()),
-    pa.field("given_ids", pa.list_(pa.int32())),
-    pa.field("max_tokens", pa.int64()),
-    pa.field("min_tokens", pa.int64()),
-    pa.field("temperature", pa.float64()),
-    pa.field("top_p", pa.float64()),
-    pa.field("top_k", pa.int64()),
-    pa.field("min_p", pa.float64()),
-    pa.field("repetition_penalty", pa.float64()),
-    pa.field("frequency_penalty", pa.float64()),
-    pa.field("presence_penalty", pa.float64()),
-    pa.field("logit_bias", pa.list_(_BIAS)),
-    pa.field("stop", pa.list_(pa.string())),
-    pa.field("logprobs", pa.int64()),
-    pa.field("seed", pa.int64()),
-    pa.field("json_schema", pa.string()),
-    pa.field("echo", pa.bool_()),
-    pa.field("encoding_format", pa.string()),
+FIELDS = pa.schema(
+    [
+        ("custom_id", pa.string()),
+        ("url", pa.string()),
+        ("choices", pa.int32()),
+        ("sample", pa.int32()),
+        ("model", pa.string()),
+        ("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
+        ("prompt", pa.string()),
+        ("given_ids", pa.list_(pa.int32())),
+        ("max_tokens", pa.int64()),
+        ("min_tokens", pa.int64()),
+        ("temperature", pa.float64()),
+        ("top_p", pa.float64()),
+        ("top_k", pa.int64()),
+        ("min_p", pa.float64()),
+        ("repetition_penalty", pa.float64()),
+        ("frequency_penalty", pa.float64()),
+        ("presence_penalty", pa.float64()),
+        ("logit_bias", pa.list_(pa.struct([("token", pa.int64()), ("bias", pa.float64())]))),
+        ("stop", pa.list_(pa.string())),
+        ("logprobs", pa.int64()),
+        ("seed", pa.int64()),
+        ("json_schema", pa.string()),
+        ("echo", pa.bool_()),
+        ("encoding_format", pa.string()),
+    ]
 )
 """The parameters of a request, null where it has none. `choices`: the number of its rows. `sample`: the number of the
 completion among those of its text."""
@@ -98,15 +99,14 @@ class ParseBatch(BaseOperator):
         requests = 0
         for i, source in enumerate(batch.data.to_pylist()):
             try:
-                rows += _rows(self._request(source[TEXT.name], batch.chunk), source)
+                rows += self._rows(source, batch.chunk)
                 requests += 1
             except Fault as fault:
                 yield batch.reject([i], fault.reason)
-            if len(rows) >= _BATCH_ROWS:
-                yield self._made(batch, rows, requests)
+            if len(rows) >= _BATCH_ROWS or (rows and i == batch.num_rows - 1):
+                data = pa.RecordBatch.from_pylist(rows, schema=self._schema)
+                yield batch.with_data(data, expanded=len(rows) - requests)
                 rows, requests = [], 0
-        if rows:
-            yield self._made(batch, rows, requests)
 
     def state(self, chunk: int) -> bytes:
         return b"".join(self._fresh.pop(chunk, ()))
@@ -115,18 +115,23 @@ class ParseBatch(BaseOperator):
         for added in states:
             self._seen.update(added[i : i + _DIGEST_BYTES] for i in range(0, len(added), _DIGEST_BYTES))
 
-    def _made(self, batch: Batch, rows: list[dict[str, Any]], requests: int) -> Batch:
-        data = pa.RecordBatch.from_pylist(rows, schema=self._schema)
-        return batch.with_data(data, expanded=len(rows) - requests)
-
-    def _request(self, text: str, chunk: int) -> Request:
-        line = read_line(text)
-        self._note(custom_id_of(line), chunk)
-        request = request_of(line, self._models)
-        wanted = request.columns.pop("dimensions", self._n_embd)
+    def _rows(self, source: dict[str, Any], chunk: int) -> list[dict[str, Any]]:
+        """Return a row for each choice that a line asks for: the samples of the first text, those of the second, and so
+        on."""
+        line = read_line(source[TEXT.name])
+        self._note(line["custom_id"], chunk)
+        columns, texts, samples = request_of(line, self._models)
+        wanted = columns.pop("dimensions", self._n_embd)
         if wanted != self._n_embd:
             raise unsupported(f"dimensions={wanted}", f"the model's embeddings have {self._n_embd} numbers")
-        return request
+        given = columns.get("seed")
+        columns |= {"choices": len(texts) * samples, LINE.name: source[LINE.name], ROW.name: source[ROW.name]}
+        rows: list[dict[str, Any]] = []
+        for text, sample in itertools.product(texts, range(samples)):
+            ids = None if isinstance(text, str) else text
+            own = {"sample": sample, "prompt": "" if ids is not None else text, "given_ids": ids}
+            rows.append({**columns, **own, "seed": _seed(given, sample), LINEAGE.name: [len(rows)]})
+        return rows
 
     def _note(self, custom_id: str, chunk: int) -> None:
         digest = hashlib.blake2b(custom_id.encode(), digest_size=_DIGEST_BYTES).digest()
@@ -134,31 +139,6 @@ class ParseBatch(BaseOperator):
             raise Fault(Code.DUPLICATE_CUSTOM_ID, f"an earlier line has the custom_id '{custom_id}' too")
         self._seen.add(digest)
         self._fresh.setdefault(chunk, []).append(digest)
-
-
-def _rows(request: Request, source: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a row for each choice: the samples of the first text, those of the second, and so on."""
-    texts: Sequence[str | list[int] | None] = request.texts or [None]
-    choices = len(texts) * request.samples
-    own = {
-        **request.columns,
-        "custom_id": request.custom_id,
-        "url": request.url,
-        "choices": choices,
-        LINE.name: source[LINE.name],
-        ROW.name: source[ROW.name],
-    }
-    for choice in range(choices):
-        text, sample = texts[choice // request.samples], choice % request.samples
-        ids = None if isinstance(text, str) else text
-        yield {
-            **own,
-            "sample": sample,
-            "prompt": "" if ids is not None else text,
-            "given_ids": ids,
-            "seed": _seed(request.columns.get("seed"), sample),
-            LINEAGE.name: [choice],
-        }
 
 
 def _seed(given: int | None, sample: int) -> int | None:

@@ -1,48 +1,102 @@
-"""Parse a line of a batch file into a request: its envelope, its body, and rules between parameters."""
+"""Requests: the parameters of each endpoint, and lines of a batch file read by them.
+
+A body with any other parameter is refused; docs/openai_batch.md explains each.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from operators.openai import values
 from operators.openai.faults import Code, Fault
-from operators.openai.parameters import CHAT, COMPLETIONS, PARAMETERS, REQUIRED
-from operators.openai.values import Columns, refuse_unknown, unsupported
+from operators.openai.values import Columns, Read, ignored, kept, number, refuse_unknown, refused, unsupported, whole
 from operators.rows.arrow_types import MAX_NESTING, depth
 from operators.rows.json_values import unique_keys
 
-DEFAULT_COMPLETION_TOKENS = 16
-"""Default max_tokens of /v1/completions, as in the API."""
+CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+REQUIRED = ("model", "messages", "prompt", "input")
+"""Parameters that a body must have, if its endpoint has them."""
+MAX_CHOICES = 128
 MAX_TEXTS = 2048
 """Most prompts or inputs per request, as in the API."""
+DEFAULT_COMPLETION_TOKENS = 16
+"""Default max_tokens of /v1/completions, as in the API."""
+_NO_TOOLS = "leave it out, or ask for JSON of a schema with response_format"
+_TEXT_ONLY = "the models are given text, and answer with text"
+_LEAVE_OUT = "leave it out"
+_SAY_IT = "say it in the messages"
 
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One request.
-
-    Args:
-        custom_id, url: of its line.
-        columns: the values of its parameters, by column.
-        texts: prompts or inputs; empty for a chat.
-        samples: completions of each text.
-    """
-
-    custom_id: str
-    url: str
-    columns: Columns
-    texts: list[str | list[int]]
-    samples: int = 1
+_ALL: Mapping[str, Read] = {
+    "model": kept(lambda value: isinstance(value, str) and value != "", "a string"),
+    "user": ignored,
+}
+_GENERATE: Mapping[str, Read] = {
+    **_ALL,
+    "max_tokens": whole(1),
+    "temperature": number(0, 2),
+    "top_p": values.top_p,
+    "n": whole(1, MAX_CHOICES),
+    "seed": whole(-(2**63), 2**63 - 1),
+    "stop": values.stop,
+    "frequency_penalty": number(-2, 2),
+    "presence_penalty": number(-2, 2),
+    "logit_bias": values.logit_bias,
+    "stream": refused(_LEAVE_OUT, False),
+    "stream_options": refused(_LEAVE_OUT),
+    # Sampling keys of this project, which are not in the API.
+    "top_k": whole(0),
+    "min_p": number(0, 0.999999),
+    "repetition_penalty": number(0.01, 100),
+    "min_tokens": whole(0),
+}
+PARAMETERS: Mapping[str, Mapping[str, Read]] = {
+    CHAT: {
+        **_GENERATE,
+        "messages": values.messages,
+        "max_completion_tokens": whole(1),
+        "logprobs": values.flag,
+        "top_logprobs": whole(0, 20),
+        "response_format": values.response_format,
+        "tools": refused(_NO_TOOLS, []),
+        "tool_choice": refused(_NO_TOOLS, "none"),
+        "parallel_tool_calls": refused(_NO_TOOLS),
+        "functions": refused(_NO_TOOLS, []),
+        "function_call": refused(_NO_TOOLS, "none"),
+        "modalities": refused(_TEXT_ONLY, ["text"]),
+        "audio": refused(_TEXT_ONLY),
+        "prediction": refused(_LEAVE_OUT),
+        "reasoning_effort": refused(_SAY_IT, "none"),
+        "verbosity": refused(_SAY_IT),
+        "web_search_options": refused(_LEAVE_OUT),
+        "metadata": ignored,
+        "store": ignored,
+        "service_tier": ignored,
+        "safety_identifier": ignored,
+        "prompt_cache_key": ignored,
+        "prompt_cache_retention": ignored,
+    },
+    COMPLETIONS: {
+        **_GENERATE,
+        "prompt": values.texts_or_ids,
+        "logprobs": whole(0, 5),
+        "echo": values.flag,
+        "best_of": whole(1, MAX_CHOICES),
+        "suffix": refused("put all text into the prompt", ""),
+    },
+    EMBEDDINGS: {
+        **_ALL,
+        "input": values.embedding_input,
+        "encoding_format": kept(lambda value: value in ("float", "base64"), '"float" or "base64"'),
+        "dimensions": whole(1),
+    },
+}
+"""By endpoint and name, the reader of the value. A null is as if the parameter was not there."""
 
 
 def read_line(text: str) -> Mapping[str, Any]:
-    """Parse a line.
-
-    Raises:
-        Fault: it is no JSON object, or one that cannot be written again.
-    """
+    """Parse a line; raise Fault for one that is no JSON object, that cannot be written again, or without custom_id."""
     try:
         found = json.loads(text, object_pairs_hook=unique_keys, parse_constant=_no_number)
         if text.count("[") + text.count("{") > MAX_NESTING and depth(found) > MAX_NESTING:
@@ -59,23 +113,17 @@ def read_line(text: str) -> Mapping[str, Any]:
         raise Fault(Code.INVALID_LINE, f"cannot be read: {error}") from error
     if not isinstance(found, dict):
         raise Fault(Code.INVALID_LINE, "not a JSON object with custom_id, method, url and body")
+    if not isinstance(found.get("custom_id"), str) or not found["custom_id"]:
+        raise Fault(Code.INVALID_CUSTOM_ID, "custom_id must be a string of at least one character")
     return found
 
 
-def custom_id_of(line: Mapping[str, Any]) -> str:
-    """Return the custom_id of a line.
+def request_of(
+    line: Mapping[str, Any], models: Collection[str] | None
+) -> tuple[Columns, list[str | list[int] | None], int]:
+    """Return the columns of a request, its prompts or inputs ([None] for a chat), and how many completions of each.
 
-    Raises:
-        Fault: there is none.
-    """
-    given = line.get("custom_id")
-    if not isinstance(given, str) or not given:
-        raise Fault(Code.INVALID_CUSTOM_ID, "custom_id must be a string of at least one character")
-    return given
-
-
-def request_of(line: Mapping[str, Any], models: Collection[str] | None) -> Request:
-    """Parse a line that has a custom_id. `models`: accepted model names; None: any.
+    `models`: accepted model names; None: any.
 
     Raises:
         Fault: it cannot be answered as it is.
@@ -91,7 +139,18 @@ def request_of(line: Mapping[str, Any], models: Collection[str] | None) -> Reque
     columns = _read(body, url)
     if models is not None and columns["model"] not in models:
         raise Fault(Code.MODEL_NOT_FOUND, f"model is '{columns['model']}'; this job answers for {', '.join(models)}")
-    return Request(custom_id_of(line), url, *_resolved(columns, url))
+    texts, samples = columns.pop("texts", [None]), columns.pop("n", 1)
+    if columns.pop("best_of", samples) != samples:
+        raise unsupported(f"best_of other than n, which is {samples},", "ask for n choices and pick one")
+    if len(texts) * samples > MAX_TEXTS:
+        raise Fault(Code.INVALID_VALUE, f"{len(texts)} texts, {samples} choices each: at most {MAX_TEXTS} in all")
+    if url == CHAT:
+        _resolve_chat(columns)
+    elif url == COMPLETIONS:
+        columns.setdefault("max_tokens", DEFAULT_COMPLETION_TOKENS)
+        if columns.get("echo") and "logprobs" in columns:
+            raise unsupported("echo beside logprobs", "ask for one of them; prompts are not scored")
+    return columns | {"custom_id": line["custom_id"], "url": url}, texts, samples
 
 
 def _read(body: Mapping[str, Any], url: str) -> Columns:
@@ -108,26 +167,6 @@ def _read(body: Mapping[str, Any], url: str) -> Columns:
         if name in known and body.get(name) is None:
             raise Fault(Code.MISSING_PARAMETER, f"{name} is missing")
     return columns
-
-
-def _resolved(columns: Columns, url: str) -> tuple[Columns, list[str | list[int]], int]:
-    """Return the columns for later operators, the texts, and the number of samples.
-
-    Raises:
-        Fault: parameters contradict each other.
-    """
-    texts, samples = columns.pop("texts", []), columns.pop("n", 1)
-    if columns.pop("best_of", samples) != samples:
-        raise unsupported(f"best_of other than n, which is {samples},", "ask for n choices and pick one")
-    if len(texts) > MAX_TEXTS or max(1, len(texts)) * samples > MAX_TEXTS:
-        raise Fault(Code.INVALID_VALUE, f"{len(texts)} texts, {samples} choices each: at most {MAX_TEXTS} in all")
-    if url == CHAT:
-        _resolve_chat(columns)
-    elif url == COMPLETIONS:
-        columns.setdefault("max_tokens", DEFAULT_COMPLETION_TOKENS)
-        if columns.get("echo") and "logprobs" in columns:
-            raise unsupported("echo beside logprobs", "ask for one of them; prompts are not scored")
-    return columns, texts, samples
 
 
 def _resolve_chat(columns: Columns) -> None:

@@ -11,25 +11,19 @@ import pyarrow as pa
 from operators.engine.backend.interface import inspect_model, load_model
 from operators.openai.bodies import line_of, usage
 from operators.openai.faults import Code, Fault
+from operators.openai.parse_batch import FIELDS
+from operators.rows.token_lists import PROMPT_IDS
 from operators.settings import ModelSettings
 from pipeline.api.protocols import BaseOperator, Runtime
 from pipeline.api.records import LINEAGE, ROW, Batch, Output, RejectKind, require_column
 
-_TOKENS = pa.list_(pa.int32())
+_PARSED = ("custom_id", "url", "choices", "sample", "model", "prompt", "given_ids", "echo", "encoding_format")
 _READ = {
-    "custom_id": pa.string(),
-    "url": pa.string(),
-    "choices": pa.int32(),
-    "sample": pa.int32(),
-    "model": pa.string(),
-    "prompt": pa.string(),
-    "given_ids": _TOKENS,
-    "echo": pa.bool_(),
-    "encoding_format": pa.string(),
-    "prompt_ids": _TOKENS,
+    **{name: FIELDS.field(name).type for name in _PARSED},
+    "prompt_ids": PROMPT_IDS.type,
     "embedding": None,
     "completion": pa.string(),
-    "completion_ids": _TOKENS,
+    "completion_ids": PROMPT_IDS.type,
     "completion_token_count": pa.int32(),
     "finish_reason": pa.string(),
     "logprobs": None,
@@ -40,12 +34,12 @@ _READ = {
 """Columns that are read, and their types; None: any."""
 SCHEMA = pa.schema(
     [
-        pa.field("custom_id", pa.string()),
-        pa.field("url", pa.string()),
-        pa.field("model", pa.string()),
-        pa.field("prompt_tokens", pa.int64()),
-        pa.field("completion_tokens", pa.int64()),
-        pa.field("output", pa.string()),
+        ("custom_id", pa.string()),
+        ("url", pa.string()),
+        ("model", pa.string()),
+        ("prompt_tokens", pa.int64()),
+        ("completion_tokens", pa.int64()),
+        ("output", pa.string()),
         ROW,
     ]
 )

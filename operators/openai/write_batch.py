@@ -15,7 +15,7 @@ from operators.openai.faults import Code, parse_reason
 from operators.settings import OutputSettings
 from operators.settings.checks import check
 from operators.sinks.write_rows import WriteRows
-from operators.sources.lines import LINE, TEXT
+from operators.sources.jsonl import LINE, TEXT
 from pipeline.api.records import require_column
 from pipeline.system.atomic_files import part_name, write_atomically
 
@@ -34,7 +34,6 @@ class WriteBatch(WriteRows):
 
     Raises:
         ConfigError: the files have another format.
-        SchemaError: from `plan`: the column `output` is missing.
     """
 
     concluded = (OUTPUT, ERRORS)
@@ -88,10 +87,13 @@ def _error_lines(data: Path, rejects: Path) -> Iterator[str]:
 
 
 def _error_line(row: int, reject: Reject) -> dict[str, Any]:
-    custom_id, number = _origin(reject)
     code, message = parse_reason(reject["reason"])
     if reject["file"] is not None:  # only unreadable lines come with their file
         code = Code.INVALID_LINE
+    record = _object(reject["record"])
+    given = record.get("custom_id", _object(record.get(TEXT.name)).get("custom_id"))
+    custom_id = given if isinstance(given, str) and given else None
+    number = reject["line"] if reject["line"] is not None else record.get(LINE.name)
     where = "" if number is None else f"line {number}: "
     return {
         "id": f"batch_req_{digest_of(row, custom_id)}",
@@ -101,16 +103,8 @@ def _error_line(row: int, reject: Reject) -> dict[str, Any]:
     }
 
 
-def _origin(reject: Reject) -> tuple[str | None, int | None]:
-    """Return custom_id and line number, each None if unknown."""
-    record = _object(reject["record"])
-    number = reject["line"] if reject["line"] is not None else record.get(LINE.name)
-    given = record.get("custom_id", _object(record.get(TEXT.name)).get("custom_id"))
-    return (given if isinstance(given, str) and given else None), number
-
-
 def _object(text: object) -> Mapping[str, Any]:
-    """Return the JSON object in `text`; empty if there is none."""
+    """Return the JSON object in `text`; an empty one if there is none, or it has half a character."""
     try:
         found = json.loads(text) if isinstance(text, str) else None
         json.dumps(found, ensure_ascii=False).encode()

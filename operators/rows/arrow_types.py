@@ -27,20 +27,13 @@ INT64 = range(-(1 << 63), 1 << 63)
 
 
 def parse_schema(types: Mapping[str, str]) -> pa.Schema:
-    """Parse `data.schema`.
-
-    Raises:
-        ConfigError: a type is misspelt; names the column.
-    """
+    """Parse `data.schema`; raise ConfigError with the column if a type is misspelt."""
     return pa.schema([(name, parse_type(text, f"data.schema.{name}")) for name, text in types.items()])
 
 
 def parse_type(text: str, key: str) -> pa.DataType:
-    """Parse a type, for example list<struct<role: string, content: string>>.
-
-    Raises:
-        ConfigError: it is misspelt; names the `key` of the setting.
-    """
+    """Parse a type, for example list<struct<role: string, content: string>>; raise ConfigError with the `key` of the
+    setting if it is misspelt."""
     try:
         if text.count("<") > MAX_NESTING:
             raise ValueError(f"it is nested more than {MAX_NESTING} deep")

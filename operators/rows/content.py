@@ -17,9 +17,6 @@ def content_id(path: Path, whole_up_to_bytes: int = WHOLE_UP_TO_BYTES) -> str:
 
     The samples are SAMPLES evenly spaced blocks of SAMPLE_BYTES, the first at the start and the last at the end, so
     that a file of any size costs 256 MiB of reading. A change between two samples that keeps the size goes unseen.
-
-    Raises:
-        OSError: the file cannot be read.
     """
     size = path.stat().st_size
     with path.open("rb") as file:

@@ -1,5 +1,4 @@
-"""JSON values as columns: types from a JSON schema or from a job, and the conversion of a value to its column's
-type."""
+"""JSON values as columns: types from a JSON schema or from a job, and the conversion of a value to its type."""
 
 from __future__ import annotations
 
@@ -39,26 +38,17 @@ class Misfit(ValueError):
 
 @dataclass(frozen=True)
 class JsonField:
-    """A key of an object, and the column that it becomes.
-
-    Args:
-        name: of both.
-        type: of the column.
-        optional: the key may be missing or null, which gives null.
-        as_text: any value, kept as the text of its JSON.
-    """
+    """A key of an object, and the column that it becomes."""
 
     name: str
     type: pa.DataType
     optional: bool = False
+    """The key may be missing or null, which gives null."""
     as_text: bool = False
+    """Any value is kept as the text of its JSON."""
 
     def value(self, found: Mapping[str, Any]) -> Any:
-        """Return the column's value for the object `found`.
-
-        Raises:
-            Misfit: it is missing, or of another type.
-        """
+        """Return the column's value for the object `found`; raise Misfit if it is missing, or of another type."""
         path = f"$.{self.name}"
         if found.get(self.name) is None:
             if self.optional:
@@ -69,22 +59,16 @@ class JsonField:
 
 
 def declared_fields(fields: Mapping[str, str], optional: Sequence[str]) -> list[JsonField]:
-    """Parse the fields that users write, name to type.
-
-    Raises:
-        ConfigError: a type is misspelt, or `optional` names no field.
-    """
+    """Parse the fields that users write, name to type; raise ConfigError if a type is misspelt or `optional` names no
+    field."""
     if unknown := [name for name in optional if name not in fields]:
         raise ConfigError(f"optional names '{unknown[0]}', which is none of the fields {', '.join(fields)}")
     return [JsonField(n, parse_type(t, f"fields.{n}"), n in optional, t.strip() == JSON) for n, t in fields.items()]
 
 
 def schema_fields(schema: Any) -> list[JsonField]:
-    """Return the properties of a JSON schema as fields. Required keys are left to the schema's validation.
-
-    Raises:
-        ConfigError: it is no object with properties, or the type of one does not follow from it; names the place.
-    """
+    """Return the properties of a JSON schema as fields. Required keys are left to the schema's validation. Raise
+    ConfigError with the place if it is no object with properties, or the type of one does not follow from it."""
     try:
         kind = _type(schema, schema, "#")
     except RecursionError as error:
@@ -147,11 +131,8 @@ def _resolved(schema: Any, root: Any) -> Mapping[str, Any]:
 
 
 def fitted(value: Any, kind: pa.DataType, path: str) -> Any:
-    """Convert `value` for a column of type `kind`. Null and missing keys are null inside lists and objects.
-
-    Raises:
-        Misfit: it is of another type, or out of its range.
-    """
+    """Convert `value` for a column of type `kind`; raise Misfit if it is of another type, or out of its range. Null and
+    missing keys are null inside lists and objects."""
     if value is None or (pa.types.is_boolean(kind) and isinstance(value, bool)):
         return value
     if pa.types.is_list(kind) and isinstance(value, list):
@@ -174,7 +155,6 @@ def fitted(value: Any, kind: pa.DataType, path: str) -> Any:
 
 
 def _written(value: Any, path: str) -> str:
-    """Return a value as JSON text."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except ValueError as error:  # 1e999 is read as infinity
@@ -189,11 +169,8 @@ def noun(value: object) -> str:
 
 
 def unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a dict of the pairs of a JSON object; an `object_pairs_hook`.
-
-    Raises:
-        KeyError: a key comes twice; names it.
-    """
+    """Make a dict of the pairs of a JSON object (an `object_pairs_hook`), or raise KeyError with a key that comes
+    twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]

@@ -1,7 +1,9 @@
-"""The columns that identify a row: `row`, and `lineage`, which distinguishes rows made from one source row."""
+"""The identity of a row: `row`, and `lineage`, which distinguishes rows made from one source row; and 64-bit hashes of
+it, independent of machine and order."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 
 import numpy as np
@@ -46,3 +48,34 @@ def append_to_lineage(lineage: pa.ListArray | None, numbers: npt.NDArray[np.int3
     joined = np.insert(values, old[1:] - old[0], numbers)
     offsets = old - old[0] + np.arange(rows + 1, dtype=np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(joined, pa.int32()))
+
+
+def hash_of(text: str) -> int:
+    """Hash a text to 64 bits."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Apply SplitMix64's finaliser (Steele et al. 2014), a bijection of uint64 in which each bit depends on every
+    bit."""
+    values = values + np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: npt.NDArray[np.uint64] = values ^ (values >> np.uint64(31))
+    return mixed
+
+
+def row_hashes(data: pa.RecordBatch, identities: npt.NDArray[np.uint64], base: int) -> npt.NDArray[np.uint64]:
+    """Hash `base`, the identity and the lineage of each row: uint64 [rows].
+
+    Args:
+        data: the rows, for their lineage.
+        identities: uint64 [rows], `row` or a substitute.
+        base: 64 bits, the same for all rows.
+    """
+    hashes = mix(identities ^ np.uint64(base))
+    if LINEAGE.name in data.schema.names:
+        for i, lineage in enumerate(data.column(LINEAGE.name).to_pylist()):
+            for number in lineage or ():
+                hashes[i : i + 1] = mix(hashes[i : i + 1] + np.uint64(number + 1))
+    return hashes

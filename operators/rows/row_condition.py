@@ -15,25 +15,13 @@ from pipeline.api.records import Batch
 
 
 class Where:
-    """Splits batches by a condition.
-
-    Args:
-        text: a condition on one row, in the SQL of polars; None: all rows are worked on.
-
-    Raises:
-        ConfigError: it looks beyond its row.
-    """
+    """Splits batches by a condition on one row, in the SQL of polars; without one, all rows are worked on."""
 
     def __init__(self, text: str | None) -> None:
         self._condition = None if text is None else RowExpression("where", text)
 
     def plan(self, schema: pa.Schema) -> None:
-        """Check the condition against the columns.
-
-        Raises:
-            ConfigError: it is not SQL.
-            SchemaError: it names an unknown column, does not fit the types, or is not true or false.
-        """
+        """Check the condition against the columns, as RowExpression does."""
         if self._condition is not None:
             self._condition.plan(schema, lambda kind: kind == pl.Boolean, "true or false; compare it with something")
 
@@ -54,12 +42,8 @@ class Where:
         of_own: Callable[[Sequence[Batch], Task], Forecast],
         passing: Callable[[Batch], Batch],
     ) -> Forecast:
-        """Forecast `task`, in which only the selected rows take time (see BaseOperator.forecast).
-
-        Args:
-            of_own: forecasts the chosen rows.
-            passing: makes the output of the others.
-        """
+        """Forecast `task`, in which only the chosen rows take time: `of_own` forecasts these, and `passing` makes the
+        output of the others."""
         parts = [self.split(batch) for batch in batches]
         own = [chosen for chosen, _ in parts if chosen.num_rows]
         part = share(sum(b.num_rows for b in own), sum(b.num_rows for b in batches))

@@ -58,10 +58,7 @@ class RowExpression:
     def plan(self, schema: pa.Schema, fits: Callable[[pl.DataType], bool], wanted: str) -> pa.DataType:
         """Check the expression against the columns, and find which it uses. Return the Arrow type of its values.
 
-        Args:
-            schema: the columns.
-            fits: accepts a type.
-            wanted: the accepted types, in words.
+        `fits` accepts a type, and `wanted` names those that it accepts.
 
         Raises:
             ConfigError: it is not SQL.
@@ -78,11 +75,7 @@ class RowExpression:
         return pl.Series(dtype=kind).to_arrow().type
 
     def values(self, data: pa.RecordBatch) -> pl.Series:
-        """Evaluate the expression for each row.
-
-        Raises:
-            ValueError: it fails for one of these rows (a text that is no number, say).
-        """
+        """Evaluate the expression for each row; raise ValueError if one fails (a text that is no number, say)."""
         try:
             found = self._evaluate(data.select(self._columns))
         except PolarsError as error:
@@ -127,7 +120,6 @@ def known_to_polars(kind: pa.DataType) -> bool:
 
 
 def _without_plan(error: PolarsError) -> str:
-    """Return the text of a polars error, without the query plan."""
     return str(error).partition("\n\nResolved plan")[0]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -20,24 +20,20 @@ from pipeline.system.result_files import scan as scan_files
 _PACKED = {"gzip": ".gz", "zstd": ".zst"}
 """Suffix of a text file that is compressed as a whole; the other formats compress inside."""
 _NO_COMPRESSION = "none"
-_NOT_WRITTEN = "cannot be written into {}; write output=arrow, or take the column out"
 Write = Callable[[pa.Table, BinaryIO], None]
 """Writes a table into an open file. Equal tables give equal bytes."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """A format of result files.
-
-    Args:
-        check: raises SchemaError for a column that such a file cannot hold.
-        write: takes a table, an open file, a compression and its level.
-        packed: the file is compressed as a whole.
-    """
+    """A format of result files."""
 
     check: Callable[[pa.Field], None]
+    """Raises SchemaError for a column that such a file cannot hold."""
     write: Callable[[pa.Table, BinaryIO, str, int | None], None]
+    """Takes a table, an open file, a compression and its level."""
     packed: bool = False
+    """True if the file is compressed as a whole."""
 
 
 def format_of(output: OutputSettings) -> tuple[str, Write]:
@@ -55,8 +51,8 @@ def refuse_unwritable(schema: pa.Schema, output: OutputSettings) -> None:
 
 def _check_jsonl(field: pa.Field) -> None:
     if not known_to_polars(field.type):
-        raise SchemaError(f"column '{field.name}' has type {field.type}, which {_NOT_WRITTEN.format('JSON lines')}")
-    if any(map(_is_bytes, _types_in(field.type))):
+        raise _not_writable(field, "JSON lines")
+    if _holds_bytes(field.type):
         raise SchemaError(
             f"column '{field.name}' has type {field.type}, and JSON cannot hold bytes; write output=parquet or"
             " output=arrow, or take the column out"
@@ -69,9 +65,7 @@ def _check_parquet(field: pa.Field) -> None:
         pq.write_table(pa.schema([field]).empty_table(), file)
         pq.read_schema(file)
     except pa.ArrowNotImplementedError as error:
-        raise SchemaError(
-            f"column '{field.name}' has type {field.type}, which {_NOT_WRITTEN.format('Parquet files')}"
-        ) from error
+        raise _not_writable(field, "Parquet files") from error
     except OSError as error:
         raise _too_deep(field, "Parquet") from error
 
@@ -83,6 +77,13 @@ def _check_arrow(field: pa.Field) -> None:
         raise _too_deep(field, "Arrow") from error
 
 
+def _not_writable(field: pa.Field, files: str) -> SchemaError:
+    return SchemaError(
+        f"column '{field.name}' has type {field.type}, which cannot be written into {files}; write output=arrow, or"
+        " take the column out"
+    )
+
+
 def _too_deep(field: pa.Field, files: str) -> SchemaError:
     return SchemaError(
         f"column '{field.name}' is nested deeper than {files} files can be; read it as a text with"
@@ -90,9 +91,13 @@ def _too_deep(field: pa.Field, files: str) -> SchemaError:
     )
 
 
+def _holds_bytes(kind: pa.DataType) -> bool:
+    own = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
+    return bool(own) or any(_holds_bytes(kind.field(i).type) for i in range(kind.num_fields))
+
+
 def scan(folder: Path) -> pl.LazyFrame:
-    """Return the rows of all files of one sink, in the order of the files. Empty files (JSON lines without rows) are
-    left out.
+    """Return the rows of all files of one sink, in the order of the files, without empty files (JSON lines of no rows).
 
     Raises:
         FileNotFoundError: there is no file in `folder`.
@@ -126,16 +131,6 @@ def _write_jsonl(table: pa.Table, file: BinaryIO, compression: str, level: int |
 def _is_empty(file: Path) -> bool:
     with pa.input_stream(str(file), compression="detect") as stream:
         return not stream.read(1)
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
-
-
-def _types_in(kind: pa.DataType) -> Iterator[pa.DataType]:
-    yield kind
-    for i in range(kind.num_fields):
-        yield from _types_in(kind.field(i).type)
 
 
 FORMATS: Mapping[str, Format] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -9,7 +10,6 @@ from pathlib import Path, PurePath
 
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from operators.settings import OutputSettings
 from operators.sinks.formats import format_of, refuse_unwritable, scan
@@ -51,11 +51,7 @@ class WriteRows(BaseOperator):
         self._chunks: dict[int, list[pa.RecordBatch]] = {}
 
     def plan(self, schema: pa.Schema) -> None:
-        """Check the columns.
-
-        Raises:
-            SchemaError: there is no `row`, or a column that the format cannot hold.
-        """
+        """Raise SchemaError if there is no `row`, or a column that the format cannot hold."""
         require_column(schema, ROW.name, [ROW.type])
         helpers = {
             "prompt_ids": False,
@@ -89,9 +85,9 @@ class WriteRows(BaseOperator):
     def encoded_bytes(self, batches: Sequence[Batch]) -> int:
         """Return the size in bytes of a file with these rows."""
         rows = [batch.data.select(self._schema.names).cast(self._schema) for batch in batches]
-        file = pa.BufferOutputStream()
-        pq.write_table(pa.Table.from_batches(rows, self._schema), file, compression=self._output.compression)
-        return int(file.getvalue().size)
+        file = io.BytesIO()
+        self._write(pa.Table.from_batches(rows, self._schema), file)
+        return file.tell()
 
     def report(self, directory: Path) -> Iterable[str]:
         """Return the first rows, if `output.preview` asks for them."""

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from operators.rows.arrow_types import parse_schema
-from operators.sources.places import BUFFER_BYTES
+from operators.sources.input_file import BUFFER_BYTES
 from operators.sources.text import KEPT_BYTES, UNFIT, Row, TextReader, as_text
 from pipeline.api.errors import ConfigError, InputError
 
@@ -48,7 +48,7 @@ class CsvReader(TextReader):
     def schema(self, sample_rows: int) -> pa.Schema:
         found = [values for row in self.sample(sample_rows) if not isinstance(values := self.values(row), str)]
         if self.types is None:
-            return pa.schema([(name, infer_type([values[name] for values in found])) for name in self._names])
+            return pa.schema([(name, _inferred([values[name] for values in found])) for name in self._names])
         schema = parse_schema(self.types)
         for column in schema if self._names else ():
             if column.name not in self._names:
@@ -87,20 +87,21 @@ class CsvReader(TextReader):
         return texts if kind == pa.string() else _cast(texts, kind)
 
 
-def infer_type(values: Sequence[str]) -> pa.DataType:
-    """Infer the narrowest type that fits all of `values`; null if all are empty. Values that are not UTF-8 are
-    ignored."""
+def _inferred(values: Sequence[str]) -> pa.DataType:
+    """Return the narrowest type of all `values` that are UTF-8; null if all values are empty."""
     texts = pa.array([value for value in values if value and _is_utf8(value)], pa.string())
     if not len(texts):
         return pa.string() if any(values) else pa.null()
-    return next((kind for kind, spelling in SPELLED if _are(texts, kind, spelling)), pa.string())
+    spelt = (kind for kind, spelling in SPELLED if pc.all(pc.match_substring_regex(texts, spelling)).as_py())
+    return next((kind for kind in spelt if _fits(texts, kind)), pa.string())
 
 
-def _are(texts: pa.Array, kind: pa.DataType, spelling: str) -> bool:
+def _fits(texts: pa.Array, kind: pa.DataType) -> bool:
     try:
-        return bool(pc.all(pc.match_substring_regex(texts, spelling)).as_py() and _cast(texts, kind))
+        _cast(texts, kind)
     except UNFIT:
         return False
+    return True
 
 
 def _cast(texts: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -1,33 +1,37 @@
-"""Find the input files of `data.path` or `data.dataset`, and their formats."""
+"""Find the input files of `data.path` or `data.dataset`, and their formats.
+
+`data.dataset` is a dataset on the Hugging Face Hub, or in a folder laid out like one. `datasets` lists the files of a
+configuration and a split, at the commit of the revision. They are then read like any others: in order, in ranges, and
+from the position of a resumed run. So nothing is downloaded as a whole or written into a cache.
+"""
 
 from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from operators.settings import DataSettings
-from operators.settings.checks import check
-from operators.sources.arrow import ArrowReader
+from operators.settings.checks import check_one_of
+from operators.sources.columnar import ArrowReader, ParquetReader
 from operators.sources.csv import CsvReader
-from operators.sources.input_file import CODECS, InputFile
-from operators.sources.jsonl import JsonlReader
-from operators.sources.lines import LinesReader
-from operators.sources.parquet import ParquetReader
-from operators.sources.places import Place, in_order, unreadable
-from pipeline.api.errors import ConfigError, InputError, did_you_mean
+from operators.sources.input_file import CODECS, InputFile, Place, unreadable
+from operators.sources.jsonl import JsonlReader, LinesReader
+from operators.sources.remote import remote
+from pipeline.api.errors import ConfigError, InputError, PipelineError, SourceError, did_you_mean, install
 
 READERS = {reader.format: reader for reader in (ParquetReader, JsonlReader, CsvReader, ArrowReader, LinesReader)}
-"""The reader of each `data.format`. To add a format, write such a module and add its class here."""
+"""The reader of each `data.format`. To add a format, write such a class and add it here."""
 EXTENSIONS = {extension: reader.format for reader in READERS.values() for extension in reader.extensions}
-LINES = "lines"
-"""The format that any text file can be read as."""
 URL = re.compile(r"[a-z][a-z0-9+.-]*(::|://)", re.IGNORECASE)
 WEB = re.compile(r"https?://", re.IGNORECASE)
 """URLs in which `?` begins a query instead of matching a character."""
 ON_DISK = ("file://", "local://")
+HUB_FORMATS: Mapping[str, str] = {"parquet": "parquet", "json": "jsonl", "csv": "csv", "arrow": "arrow"}
+"""The name of a format in `datasets`, to its name in `data.format`."""
+UNREACHABLE = ("ConnectionError", "Timeout", "OfflineModeIsEnabled", "TransportError")
 
 
 def find_files(data: DataSettings) -> list[InputFile]:
@@ -38,16 +42,15 @@ def find_files(data: DataSettings) -> list[InputFile]:
     are). As lines any file can be read.
 
     Raises:
-        ConfigError: no path is set, a file is meant twice, or there is no such `data.format`.
-        InputError: there is no such file, it may not be read, or its format is not known; says what was found.
+        ConfigError: no path is set, or a dataset too; a file is meant twice; there is no such `data.format`,
+            configuration or split; or a package is not installed.
+        InputError: there is no such file or dataset, it may not be read, or its format is not known; says what was
+            found.
         SourceError: a network does not answer.
     """
-    formats = ("auto", *READERS)
-    check(data.format in formats, "data.format", data.format, f"it is one of {', '.join(formats)}")
+    check_one_of("data.format", data.format, ("auto", *READERS))
     if data.dataset is not None:
-        from operators.sources.hub_dataset import resolve  # an extra
-
-        paths, data = resolve(data)
+        paths, data = _files_of_dataset(data)
     else:
         paths = [data.path] if isinstance(data.path, str) else list(data.path or ())
     if not paths:
@@ -66,8 +69,6 @@ def find_files(data: DataSettings) -> list[InputFile]:
 def _files_of(path: str, data: DataSettings) -> list[InputFile]:
     place = Place()
     if URL.match(path) and not path.startswith(ON_DISK):
-        from operators.sources.remote import remote  # an extra
-
         place, path = remote(path, data.storage_options or {})
     else:
         prefix = next((p for p in ON_DISK if path.startswith(p)), "")
@@ -85,50 +86,51 @@ def _files_of(path: str, data: DataSettings) -> list[InputFile]:
 def _files_at(place: Place, path: str, wanted: str) -> list[InputFile]:
     shown = place.shown(path)
     kind = place.kind(path)
-    if kind == "directory":
-        return _of_several(place, place.listing(path), f"the directory {shown}", wanted, trust_format=wanted == LINES)
     if kind == "file":
-        return [_one(InputFile(path, place), wanted)]
+        file = InputFile(path, place)
+        if wanted == "auto" and file.suffix not in EXTENSIONS:
+            raise InputError(
+                f"{file} has none of the extensions {', '.join(EXTENSIONS)}; it begins like {file.looks_like()}:"
+                f" say what it is with data.format={', '.join(READERS)}"
+            )
+        return [replace(file, format=EXTENSIONS[file.suffix] if wanted == "auto" else wanted)]
+    if kind == "directory":
+        trusted = wanted == LinesReader.format
+        return _of_several(place, place.listing(path), f"the directory {shown}", wanted, trusted=trusted)
     if kind is not None:
         raise InputError(f"data.path={shown} is no regular file; write what it gives into a file first")
     if glob.has_magic(path.partition("?")[0] if WEB.match(path) else path):
-        return _of_several(place, place.matches(path), f"the pattern {shown}", wanted, trust_format=True)
+        return _of_several(place, place.matches(path), f"the pattern {shown}", wanted, trusted=wanted != "auto")
     raise InputError(f"data.path={shown} does not exist{_near(place, path)}")
 
 
-def _one(file: InputFile, wanted: str) -> InputFile:
-    kind = EXTENSIONS.get(file.suffix) if wanted == "auto" else wanted
-    if kind is None:
-        raise InputError(
-            f"{file} has none of the extensions {', '.join(EXTENSIONS)}; it begins like {file.looks_like()}:"
-            f" say what it is with data.format={', '.join(READERS)}"
-        )
-    return replace(file, format=kind)
-
-
-def _of_several(
-    place: Place, found: Mapping[str, bool], where: str, wanted: str, *, trust_format: bool
-) -> list[InputFile]:
-    files = [InputFile(path, place) for path in sorted(found, key=in_order) if found[path]]
-    files = [f for f in files if not f.name.startswith((".", "_")) and not f.name.endswith(".tmp")]
-    kinds = {file: _format(file, wanted, trust_format) for file in files}
-    chosen = [replace(file, format=kind) for file, kind in kinds.items() if kind is not None]
-    formats = sorted({file.format for file in chosen})
+def _of_several(place: Place, found: Mapping[str, bool], where: str, wanted: str, *, trusted: bool) -> list[InputFile]:
+    """Return the input files among `found`; if `trusted`, all of them have the format `wanted`."""
+    chosen = []
+    for path in _in_order(path for path, is_regular in found.items() if is_regular):
+        file = InputFile(path, place)
+        kind = wanted if trusted else _format(file, wanted)
+        hidden = file.name.startswith((".", "_")) or file.name.endswith(".tmp")
+        if kind is not None and not hidden:
+            chosen.append(replace(file, format=kind))
     if not chosen:
-        names = [PurePosixPath(path).name for path in sorted(found, key=in_order)]
+        names = [PurePosixPath(path).name for path in _in_order(found)]
         raise InputError(f"{where} has no file ending in {_endings(wanted)}; found {_some(names)}")
-    if len(formats) > 1:
+    if len(formats := sorted({file.format for file in chosen})) > 1:
         raise InputError(f"{where} has files of several formats ({', '.join(formats)}); choose with data.format")
     return chosen
 
 
-def _format(file: InputFile, wanted: str, trust_format: bool) -> str | None:
-    if wanted != "auto" and trust_format:
-        return wanted
+def _format(file: InputFile, wanted: str) -> str | None:
     kind = EXTENSIONS.get(file.suffix)
     if kind is None or wanted not in ("auto", kind) or (file.codec and not READERS[kind].packable):
         return None
     return kind
+
+
+def _in_order(paths: Iterable[str]) -> list[str]:
+    """Sort folder by folder, so that a/b comes before a-b."""
+    return sorted(paths, key=lambda path: PurePosixPath(path).parts)
 
 
 def _endings(wanted: str) -> str:
@@ -147,9 +149,44 @@ def _near(place: Place, path: str) -> str:
         return ""
     if place.kind(parent) != "directory":
         return f"; nor does the directory {place.shown(parent)}"
-    names = [PurePosixPath(p).name for p in sorted(place.listing(parent), key=in_order)]
+    names = [PurePosixPath(p).name for p in _in_order(place.listing(parent))]
     names = [name for name in names if not name.startswith(".")]
     own = PurePosixPath(path).name
-    begin = place.shown(path).removesuffix(own)
-    hint = did_you_mean(own, names, f"data.path={begin}")
+    hint = did_you_mean(own, names, f"data.path={place.shown(path).removesuffix(own)}")
     return f"; the directory {place.shown(parent)} has {_some(names)}{hint}"
+
+
+def _files_of_dataset(data: DataSettings) -> tuple[list[str], DataSettings]:
+    """Return the paths or URLs of the files of a dataset, and the settings to read them with."""
+    if data.path is not None:
+        raise ConfigError("both data.path and data.dataset are set; keep one")
+    what = f"data.dataset={data.dataset}"
+    try:
+        from datasets import load_dataset_builder
+    except ImportError as error:
+        raise ConfigError(f"{what} needs datasets ({error}): {install('datasets')}") from error
+    try:
+        builder = load_dataset_builder(data.dataset, data.config, revision=data.revision)
+    except Exception as error:  # a dozen classes of three packages
+        raise _not_loaded(data, what, error) from error
+    files = builder.config.data_files or {}
+    if data.split not in files:
+        raise ConfigError(f"data.split={data.split} is no split of {data.dataset}; it has {', '.join(files) or 'none'}")
+    paths = [str(path) for path in files[data.split]]
+    kind = data.format
+    if kind == "auto" and any(InputFile(path).suffix not in EXTENSIONS for path in paths):
+        found = type(builder).__module__.rpartition(".")[2]  # JSONL is often named .json there
+        if found not in HUB_FORMATS:
+            known = ", ".join(HUB_FORMATS)
+            raise InputError(f"{data.dataset} is made of files of the kind '{found}'; those read are {known}")
+        kind = HUB_FORMATS[found]
+    return paths, replace(data, dataset=None, format=kind)
+
+
+def _not_loaded(data: DataSettings, what: str, error: Exception) -> PipelineError:
+    why = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    if {cls.__name__ for cls in type(error).__mro__} & set(UNREACHABLE):
+        return SourceError(f"{what}: the Hub cannot be reached ({why}); run the same command again")
+    if isinstance(error, ValueError) and data.config is not None and data.config in str(error):
+        return ConfigError(f"{what}: data.config={data.config}: {why}")
+    return InputError(f"{what} cannot be found: {why}")

@@ -1,18 +1,27 @@
-"""One input file: its place, its format, and its content, decompressed."""
+"""One input file, and the place that has it: the local disks here, object stores and the web in remote.py.
+
+Local files do not go through fsspec: it would become a dependency of every run, it makes relative paths absolute (they
+stand in rejects/ and in messages as they were given), and its globs match files in hidden directories.
+"""
 
 from __future__ import annotations
 
+import glob
 import io
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 import pyarrow as pa
 
-from operators.sources.places import BUFFER_BYTES, Place, Stamp
+from operators.rows.content import SAMPLED, content_id
 from pipeline.api.errors import InputError
 
+BUFFER_BYTES = 1 << 16
 CODECS: Mapping[str, str] = {".gz": "gzip", ".zst": "zstd"}
 """Compression by the last extension of a file."""
 MAGIC: Mapping[bytes, str] = {
@@ -29,15 +38,80 @@ MAGIC: Mapping[bytes, str] = {
 }
 
 
+class Stamp(NamedTuple):
+    """The size of a file as stored, and a tag: its time of change, or an object store's ETag or checksum. At least one
+    changes when the file is written to; both are cheap to get."""
+
+    size_bytes: int
+    tag: str
+
+
+class Place:
+    """The local disks. A subclass is another place.
+
+    Every method may raise InputError, and SourceError where a network is in between.
+    """
+
+    def shown(self, path: str) -> str:
+        """Return the path for messages: the URL if it is one, without credentials."""
+        return path
+
+    def kind(self, path: str) -> str | None:
+        """Return the kind of `path`: "file" (a regular one), "directory", "other", or None if there is nothing."""
+        found = Path(path)
+        if found.is_file():
+            return "file"
+        return "directory" if found.is_dir() else "other" if found.exists() else None
+
+    def listing(self, path: str) -> Mapping[str, bool]:
+        """Return the paths in a directory, unordered, each with True for a regular file."""
+        return {str(p): p.is_file() for p in Path(path).iterdir()}
+
+    def matches(self, pattern: str) -> Mapping[str, bool]:
+        """Return the paths that match a glob, each with True for a regular file."""
+        found = glob.glob(pattern, recursive=True)  # noqa: PTH207 - absolute patterns too
+        return {path: Path(path).is_file() for path in found}
+
+    def open(self, path: str) -> io.BufferedReader:
+        return io.BufferedReader(io.FileIO(path), BUFFER_BYTES)
+
+    def stamp(self, path: str) -> Stamp:
+        """Return the current stamp of a file."""
+        try:
+            status = Path(path).stat()
+        except OSError as error:
+            raise unreadable(path, error) from error
+        changed = datetime.fromtimestamp(status.st_mtime_ns / 1e9, UTC)
+        return Stamp(status.st_size, f"changed {changed.isoformat(timespec='microseconds')}")
+
+    def content_id(self, path: str, stamp: Stamp) -> str:
+        """Return a name of the content for the fingerprint: a hash, so that a copied or touched file keeps its name.
+
+        Where the content is only sampled, the time of change is part of the name, since a sample may miss an edit.
+        """
+        try:
+            content = content_id(Path(path))
+        except OSError as error:
+            raise unreadable(path, error) from error
+        return f"{content}, {stamp.tag}" if content.startswith(SAMPLED) else content
+
+    def local(self, path: str) -> Path | None:
+        """Return the file on this machine; None if it is remote."""
+        return Path(path)
+
+
+def unreadable(shown: object, error: OSError) -> InputError:
+    """Return the error for a local input that is gone or may not be read."""
+    if isinstance(error, FileNotFoundError):
+        return InputError(f"{shown} is not there any more; put it back as it was and run the same command again")
+    remedy = "let this user read it" if isinstance(error, PermissionError) else "see to the disk"
+    why = os.strerror(error.errno) if error.errno else str(error)  # Arrow's messages repeat the file's name
+    return InputError(f"{shown} cannot be read: {why}; {remedy} and run the same command again")
+
+
 @dataclass(frozen=True)
 class InputFile:
-    """An input file.
-
-    Args:
-        path: its path in `place`.
-        place: the disks or the store that has it.
-        format: parquet, jsonl, csv, arrow or lines.
-    """
+    """An input file: its path in the place that has it, and its format (parquet, jsonl, csv, arrow or lines)."""
 
     path: str
     place: Place = field(default_factory=Place, compare=False)
@@ -65,7 +139,6 @@ class InputFile:
 
     @property
     def local(self) -> Path | None:
-        """The file on this machine; None if it is remote."""
         return self.place.local(self.path)
 
     def open(self) -> io.BufferedReader:
@@ -97,12 +170,10 @@ class InputFile:
                 ) from error
 
     def stamp(self) -> Stamp:
-        """Return the current stamp of the file."""
         return self.place.stamp(self.path)
 
-    def content_id(self, stamp: Stamp | None = None) -> str:
-        """Return a name of the content for the fingerprint. `stamp`: that of the file, if it is known."""
-        return self.place.content_id(self.path, stamp or self.stamp())
+    def content_id(self, stamp: Stamp) -> str:
+        return self.place.content_id(self.path, stamp)
 
     def looks_like(self) -> str:
         """Guess the kind of file by its first bytes, for error messages."""

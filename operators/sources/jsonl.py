@@ -1,4 +1,4 @@
-"""JSONL: one JSON object per line.
+"""JSONL: one JSON object per line; and lines, each a row as it is.
 
 Keys that are not in the schema are ignored, missing ones are null; NaN and Infinity are numbers.
 """
@@ -14,8 +14,8 @@ from typing import IO, Any, ClassVar
 import pyarrow as pa
 
 from operators.rows.arrow_types import MAX_NESTING, depth, infer_schema, parse_schema
-from operators.rows.json_values import unique_keys
-from operators.sources.places import BUFFER_BYTES
+from operators.rows.json_values import noun, unique_keys
+from operators.sources.input_file import BUFFER_BYTES
 from operators.sources.text import KEPT_BYTES, Row, TextReader
 from pipeline.api.errors import InputError
 from pipeline.api.records import HALF_A_CHARACTER
@@ -26,33 +26,19 @@ BOM = b"\xef\xbb\xbf"
 SCALARS = {pa.string().id: str, pa.bool_().id: bool, pa.int32().id: int, pa.int64().id: int, pa.float64().id: float}
 """The Python type of the values of a column. Arrow converts others silently: true to 1.0, "ab" to a list."""
 TOO_LONG = "JSON over several lines is not JSONL, and Parquet takes longer rows"
+TEXT, LINE = pa.field("text", pa.string()), pa.field("line", pa.int64())
 
 
-class JsonlReader(TextReader):
-    """Reads a JSONL file: one row per line that is not blank."""
+class LinesReader(TextReader):
+    """Reads a text file in UTF-8. A row is a line that is not blank: `text`, and `line`, its number from 1. A line that
+    is not UTF-8 is a bad row."""
 
-    format = "jsonl"
-    extensions: ClassVar[Sequence[str]] = (".jsonl", ".ndjson")
-    optional_columns = True
-
-    @cached_property
-    def _as_json(self) -> list[str]:
-        return [name for name, kind in (self.types or {}).items() if kind.strip() == "json"]
+    format = "lines"
+    takes_types = False
 
     def schema(self, sample_rows: int) -> pa.Schema:
         with self.file.open():
-            if self.types is not None:
-                return parse_schema(self.types)
-        found = [(self.values(row), row[1]) for row in self.sample(sample_rows)]
-        objects = [values for values, text in found if not isinstance(values, str) and not _is_deep(values, text)]
-        schema = infer_schema(objects)
-        if found and not schema.names:
-            first = found[0][0] if isinstance(found[0][0], str) else f"it is nested more than {MAX_NESTING} deep"
-            raise InputError(
-                f"{self.file} is not JSONL: none of its first {len(found)} lines is a JSON object with values"
-                f" (the first: {'it has no keys' if objects else first}); it begins like {self.file.looks_like()}"
-            )
-        return schema
+            return pa.schema([TEXT, LINE])
 
     def total_rows(self) -> int | None:
         """Count the lines; None for a file that is large, compressed or remote."""
@@ -75,6 +61,44 @@ class JsonlReader(TextReader):
                 line = line.removeprefix(BOM)
             if text := line.strip(JSON_SPACE):
                 yield number, text, None
+
+    def values(self, row: Row) -> Mapping[str, Any] | str:
+        number, text, too_long = row
+        try:
+            return too_long or {"text": text.decode(), "line": number}
+        except UnicodeDecodeError as error:
+            return _not_utf8(error)
+
+    def column(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+        return pa.array(values, kind)
+
+
+class JsonlReader(LinesReader):
+    """Reads a JSONL file: one row per line that is not blank."""
+
+    format = "jsonl"
+    extensions: ClassVar[Sequence[str]] = (".jsonl", ".ndjson")
+    takes_types = True
+    optional_columns = True
+
+    @cached_property
+    def _as_json(self) -> list[str]:
+        return [name for name, kind in (self.types or {}).items() if kind.strip() == "json"]
+
+    def schema(self, sample_rows: int) -> pa.Schema:
+        with self.file.open():
+            if self.types is not None:
+                return parse_schema(self.types)
+        found = [self.values(row) for row in self.sample(sample_rows)]
+        objects = [values for values in found if not isinstance(values, str) and depth(values) <= MAX_NESTING]
+        schema = infer_schema(objects)
+        if found and not schema.names:
+            first = found[0] if isinstance(found[0], str) else f"it is nested more than {MAX_NESTING} deep"
+            raise InputError(
+                f"{self.file} is not JSONL: none of its first {len(found)} lines is a JSON object with values"
+                f" (the first: {'it has no keys' if objects else first}); it begins like {self.file.looks_like()}"
+            )
+        return schema
 
     def values(self, row: Row) -> Mapping[str, Any] | str:
         _, text, too_long = row
@@ -100,7 +124,7 @@ def parse_object(line: bytes) -> dict[str, Any] | str:
         if "\\ud" in text or "\\uD" in text:
             json.dumps(found, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
-        return f"not UTF-8: {error.reason} at byte {error.start + 1}; convert the file to UTF-8"
+        return _not_utf8(error)
     except UnicodeEncodeError:
         return f"has {HALF_A_CHARACTER}"
     except json.JSONDecodeError as error:
@@ -111,7 +135,7 @@ def parse_object(line: bytes) -> dict[str, Any] | str:
         return f"has the key {error} twice; keep one"
     except ValueError:  # of `_finite`, or a whole number of thousands of digits
         return "has a number beyond what a double holds (1.8e308); write it as a text"
-    return found if isinstance(found, dict) else f'a JSON {_kind(found)}, not an object; write it as {{"prompt": ...}}'
+    return found if isinstance(found, dict) else f'{noun(found)}, not an object; write it as {{"prompt": ...}}'
 
 
 def _finite(text: str) -> float:
@@ -142,10 +166,5 @@ def _exactly(value: Any, kind: pa.DataType) -> Any:
     raise TypeError
 
 
-def _is_deep(values: Mapping[str, Any], line: bytes) -> bool:
-    return line.count(b"[") + line.count(b"{") > MAX_NESTING and depth(values) > MAX_NESTING
-
-
-def _kind(value: object) -> str:
-    names = {dict: "object", list: "array", str: "string", bool: "boolean", int: "number", float: "number"}
-    return names.get(type(value), "null")
+def _not_utf8(error: UnicodeDecodeError) -> str:
+    return f"not UTF-8: {error.reason} at byte {error.start + 1}; convert the file to UTF-8"

@@ -9,12 +9,11 @@ from typing import Any
 import pyarrow as pa
 
 from operators.settings import DataSettings
-from operators.sources.common_schema import common_schema
+from operators.settings.checks import check
 from operators.sources.files import READERS, find_files
-from operators.sources.input_file import InputFile
-from operators.sources.places import Stamp, unreadable
-from operators.sources.reader import Block, Reader
-from pipeline.api.errors import ConfigError, InputError
+from operators.sources.input_file import InputFile, Stamp, unreadable
+from operators.sources.reader import Block, Reader, common_schema
+from pipeline.api.errors import InputError
 from pipeline.api.protocols import BaseOperator, Inbox, Runtime
 from pipeline.api.records import ROW, Batch, ChunkEnd, Item, Reject, Rejects
 
@@ -47,34 +46,22 @@ class ReadPrompts(BaseOperator):
     """
 
     def __init__(self, data: DataSettings, chunk_rows: int) -> None:
-        if chunk_rows < 1:
-            raise ConfigError(f"chunk_rows={chunk_rows} cannot work: it is 1 or more")
+        check(chunk_rows >= 1, "chunk_rows", chunk_rows, "it is 1 or more")
         self._data = data
         self._chunk_rows = chunk_rows
         self._first_chunk = 0
         self._rows_read = 0
         self._bytes_before = 0
         self._bytes_sent = 0.0
-        self._current: Reader | None = None
 
     def plan(self) -> pa.Schema:
-        """Return the columns of the input and `row`.
-
-        Raises:
-            InputError: there is no such file, or its content is not of its format.
-            SchemaError: the files differ in their columns.
-            ConfigError: a column is called `row` or `lineage`.
-            SourceError: a network does not answer.
-        """
+        """Return the columns of the input and `row`. Raises what `find_files` and `common_schema` raise, and InputError
+        for content that is not of its format."""
         _ = self._stamps  # taken before reading, so that later changes are noticed
         return self._schema
 
     def open(self, runtime: Runtime) -> None:
-        """Log the size of the input.
-
-        Raises:
-            InputError: a file is not there any more, or not what it was when the run was planned.
-        """
+        """Log the size of the input. Raises InputError if a file is not what it was when the run was planned."""
         for reader in self._readers:
             self._refuse_changed(reader.file)
         files = len(self._readers)
@@ -97,9 +84,11 @@ class ReadPrompts(BaseOperator):
         for reader, block in self._blocks(start):
             stop = self._limited(position + block.rows)
             before, after = self._bytes_sent, self._bytes_before + reader.bytes_read
-            for first, last in self._spans(max(position, start), stop):
+            first = max(position, start)
+            while first < stop:
+                last = min(stop, first + BATCH_ROWS, (first // self._chunk_rows + 1) * self._chunk_rows)
                 yield from self._items(reader.file, block, position, first, last)
-                self._rows_read = last
+                self._rows_read = first = last
                 # A block may be the whole file, so the bytes read say nothing about the rows emitted.
                 self._bytes_sent = before + (after - before) * (last - position) / block.rows
                 if last % self._chunk_rows == 0:
@@ -107,12 +96,12 @@ class ReadPrompts(BaseOperator):
                     yield ChunkEnd(last // self._chunk_rows - 1, self._chunk_rows)
             position, self._bytes_sent = stop, after
             if position == self._data.limit:
+                if position % self._chunk_rows:
+                    self._refuse_changed(reader.file)
                 break
         self._bytes_sent = max(self._bytes_sent, self._bytes_before)
         chunk, rest = divmod(position, self._chunk_rows)
         if (rest and position > start) or position == start == 0:
-            if self._current is not None:  # stopped before its end, by `limit`
-                self._refuse_changed(self._current.file)
             yield ChunkEnd(chunk, rest)
 
     def fraction_read(self) -> float | None:
@@ -124,17 +113,11 @@ class ReadPrompts(BaseOperator):
         return min(1.0, max(by_bytes, self._rows_read / self._data.limit if self._data.limit else 0.0))
 
     def total_rows(self) -> int | None:
-        """Return the number of source rows, bad ones included; None if only reading the files would tell (CSV, Arrow
-        streams)."""
+        """Return the number of source rows with the bad ones; None if only reading would tell (CSV, Arrow streams)."""
         return self._known_rows
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return for each file, in order, its name without directory, its size and its content id (see
-        `Place.content_id`).
-
-        Raises:
-            InputError: a file is not there any more.
-        """
+        """Return for each file, in order, its name without directory, its size and `Place.content_id`."""
         return {
             f"files.{i}": f"{file.name}, {stamp.size_bytes} bytes, {file.content_id(stamp)}"
             for i, (file, stamp) in enumerate(self._stamps.items())
@@ -193,7 +176,6 @@ class ReadPrompts(BaseOperator):
         """Yield all blocks of all files; blocks before row `start` may lack data."""
         rows = 0
         for reader in self._readers:
-            self._current = reader
             try:
                 for block in reader.blocks(self._columns, max(0, start - rows)):
                     rows += block.rows
@@ -202,16 +184,7 @@ class ReadPrompts(BaseOperator):
                 how = f"on from row {rows} of the input"
                 raise _explained(reader.file, error, how, "write the file again") from error
             self._refuse_changed(reader.file)
-            self._current = None
             self._bytes_before += self._stamps[reader.file].size_bytes
-
-    def _spans(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Split [start, stop) at the ends of chunks, and into spans of at most BATCH_ROWS."""
-        while start < stop:
-            chunk_end = (start // self._chunk_rows + 1) * self._chunk_rows
-            end = min(stop, chunk_end, start + BATCH_ROWS)
-            yield start, end
-            start = end
 
     def _items(self, file: InputFile, block: Block, position: int, first: int, last: int) -> Iterator[Item]:
         """Yield rows [first, last) of the source, from the block that begins at `position`."""

@@ -11,10 +11,10 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 
+from operators.rows.arrow_types import merge_types
 from operators.sources.input_file import InputFile
-from pipeline.api.errors import ConfigError
-
-Types = Mapping[str, str]
+from pipeline.api.errors import ConfigError, SchemaError
+from pipeline.api.records import LINEAGE, ROW
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +62,8 @@ class Reader(ABC):
 
     A new format is a class like this one in `files.READERS`.
 
-    Args:
-        file: the file.
-        types: `data.schema`.
-
     Raises:
-        ConfigError: `types` are given, and files of the format have a schema of their own.
+        ConfigError: `types` (`data.schema`) are given, and files of the format have a schema of their own.
     """
 
     format: ClassVar[str]
@@ -81,10 +77,11 @@ class Reader(ABC):
     optional_columns: ClassVar[bool] = False
     """True if a column that a file lacks is null in its rows; else it is an error."""
 
-    def __init__(self, file: InputFile, types: Types | None = None) -> None:
+    def __init__(self, file: InputFile, types: Mapping[str, str] | None = None) -> None:
         if types is not None and not self.takes_types:
             raise ConfigError(f"data.schema is for JSONL and CSV; {file} has a schema of its own")
         self.file = file
+        self.types = types
         self.bytes_read = 0
         """The position in the file up to which blocks were read; may be ahead by the reader's buffer."""
 
@@ -105,3 +102,61 @@ class Reader(ABC):
     @abstractmethod
     def blocks(self, schema: pa.Schema, skip: int) -> Iterator[Block]:
         """Yield all rows, in order, under `schema`. Blocks that end within the first `skip` rows may have no data."""
+
+
+def common_schema(readers: Sequence[Reader], schemas: Sequence[pa.Schema], rename: Mapping[str, str]) -> pa.Schema:
+    """Return one schema for all files; a column without any value becomes a string column.
+
+    `rename`: how columns will be called later. Here they have the names of the files.
+
+    Raises:
+        SchemaError: a file differs; names the file and the column.
+        ConfigError: a column has a name that the pipeline needs for itself, two columns have one name, or `rename`
+            names one that is not there.
+    """
+    merged: dict[str, pa.DataType] = {}
+    for reader, schema in zip(readers, schemas, strict=True):
+        _check_names(schema, reader.file, rename)
+        found = {f.name: f.type for f in schema}
+        if merged and not reader.optional_columns and (odd := found.keys() ^ merged.keys()):
+            first = readers[0].file
+            has, lacks = (reader.file, first) if odd & found.keys() else (first, reader.file)
+            raise SchemaError(f"column '{min(odd)}' is in {has} but not in {lacks}; all files need the same columns")
+        for name, kind in found.items():
+            both = merge_types(merged.get(name, pa.null()), kind, json=reader.optional_columns)
+            if both is None:
+                raise SchemaError(
+                    f"column '{name}' is {kind} in {reader.file} but {merged[name]} in the files before it;"
+                    " all files need the same types"
+                )
+            merged[name] = both
+    if unknown := sorted(rename.keys() - merged.keys()):
+        raise ConfigError(f"data.rename names '{unknown[0]}'; the columns are {', '.join(merged) or 'none'}")
+    typed = ((name, _without_null(kind)) for name, kind in merged.items())
+    return pa.schema([pa.field(name, kind) for name, kind in typed if kind is not None])
+
+
+def _check_names(schema: pa.Schema, file: InputFile, rename: Mapping[str, str]) -> None:
+    """Raise ConfigError for column names that are reserved or doubled once they are renamed."""
+    names = [rename.get(name, name) for name in schema.names]
+    for old, name in zip(schema.names, names, strict=True):
+        if name in (ROW.name, LINEAGE.name):
+            raise ConfigError(
+                f"{file} has a column '{name}', a name that the pipeline needs for itself; give it another one:"
+                f" 'data.rename={{{old}: source_{name}}}'"
+            )
+        if names.count(name) > 1:
+            raise ConfigError(f"{file} has two columns '{name}'; rename one, in the file or with data.rename=")
+
+
+def _without_null(kind: pa.DataType) -> pa.DataType | None:
+    """Return `kind` with string in place of null; None for a struct without fields, which Parquet cannot hold."""
+    if pa.types.is_null(kind):
+        return pa.string()
+    if pa.types.is_list(kind):
+        inner = _without_null(kind.value_type)
+        return None if inner is None else pa.list_(inner)
+    if pa.types.is_struct(kind):
+        fields = [(f.name, t) for f in kind if (t := _without_null(f.type)) is not None]
+        return pa.struct(fields) if fields else None
+    return kind

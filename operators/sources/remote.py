@@ -10,12 +10,12 @@ from __future__ import annotations
 import errno
 import io
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from operators.sources.places import BUFFER_BYTES, Place, Stamp
+from operators.sources.input_file import BUFFER_BYTES, Place, Stamp
 from pipeline.api.errors import ConfigError, InputError, PipelineError, SourceError, install
 from pipeline.system.redaction import clean_url, has_password, without_redacted, without_secrets
 
@@ -23,25 +23,25 @@ BLOCK_BYTES = 4 << 20
 """Bytes per request, and bytes to read ahead."""
 EXTRAS: Mapping[str, str] = {"s3": "s3", "s3a": "s3", "hf": "hub"}
 """Extra of this project that installs a file system, by URL scheme."""
-IDENTITIES = (
-    *("ETag", "etag", "md5Hash", "crc32c", "sha256", "blob_id", "content_md5", "Content-MD5", "Digest", "checksum"),
-)
-"""Names that file systems give to a value that changes with the content, best first."""
-TIMES = ("LastModified", "Last-Modified", "last_modified", "mtime", "modified", "updated", "created")
-REFUSED = (
-    *("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound"),
-    *("ParamValidationError", "HFValidationError", "ValueError", "TypeError", "NotImplementedError"),
-    *("BadZipFile", "ReadError", "IsADirectoryError"),
-)
+TAGS = [
+    *["ETag", "etag", "md5Hash", "crc32c", "sha256", "blob_id", "content_md5", "Content-MD5", "Digest", "checksum"],
+    *["LastModified", "Last-Modified", "last_modified", "mtime", "modified", "updated", "created"],
+]
+"""Names that file systems give to a value that changes with the content, best first, and to the time of change."""
+REFUSED = {
+    *["NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound"],
+    *["ParamValidationError", "HFValidationError", "ValueError", "TypeError", "NotImplementedError"],
+    *["BadZipFile", "ReadError", "IsADirectoryError"],
+}
 """Errors that another try does not mend, by the names of their classes: the libraries may not be installed."""
 
 
 def remote(url: str, options: Mapping[str, Any]) -> tuple[RemotePlace, str]:
-    """Return the place that `url` names, and the path of `url` there.
+    """Return the place that `url` names, and the path of `url` there; open the archive of a chain (zip://a::b.zip).
 
     Raises:
         ConfigError: nothing that is installed reads such URLs, or it does not take these `storage_options`.
-        InputError: of a chain (zip://member::archive.zip) the archive is not there, or is none.
+        InputError: the archive is not there, or is none.
         SourceError: a network does not answer.
     """
     name, options = f"data.path={clean_url(url)}", without_redacted(options)
@@ -68,12 +68,7 @@ def remote(url: str, options: Mapping[str, Any]) -> tuple[RemotePlace, str]:
 
 
 class RemotePlace(Place):
-    """A file system of fsspec.
-
-    Args:
-        fs: the file system.
-        options: `storage_options`; messages never show their values.
-    """
+    """A file system of fsspec. Messages never show the values of its `storage_options`."""
 
     def __init__(self, fs: Any, options: Mapping[str, Any]) -> None:
         self._fs = fs
@@ -83,24 +78,22 @@ class RemotePlace(Place):
         return clean_url(str(self._fs.unstrip_protocol(path)))
 
     def kind(self, path: str) -> str | None:
-        try:
-            with self.told(path):
-                return str(self._fs.info(path)["type"])
-        except _Missing:
-            return None
+        with suppress(_Missing), self.explaining(path):
+            return str(self._fs.info(path)["type"])
+        return None
 
     def listing(self, path: str) -> Mapping[str, bool]:
-        with self.told(path):
+        with self.explaining(path):
             found = self._fs.ls(path, detail=True)
         return {entry["name"]: entry["type"] == "file" for entry in found}
 
     def matches(self, pattern: str) -> Mapping[str, bool]:
-        with self.told(pattern):
+        with self.explaining(pattern):
             found = self._fs.glob(pattern, detail=True)
         return {name: entry["type"] == "file" for name, entry in found.items()}
 
     def open(self, path: str) -> io.BufferedReader:
-        with self.told(path):
+        with self.explaining(path):
             file = self._fs.open(path, "rb", block_size=BLOCK_BYTES, cache_type="readahead")
         return io.BufferedReader(_Remote(file, self, path), BUFFER_BYTES)
 
@@ -111,10 +104,10 @@ class RemotePlace(Place):
         within a store may count as another one, and where a server tells the size alone, a change that keeps it goes
         unseen.
         """
-        with self.told(path):
+        with self.explaining(path):
             self._fs.invalidate_cache()  # cached listings would describe the old object
             info = self._fs.info(path)
-        tag = next((f"{key} {info[key]}" for key in (*IDENTITIES, *TIMES) if info.get(key)), "")
+        tag = next((f"{key} {info[key]}" for key in TAGS if info.get(key)), "")
         tag = f"sha256 {info['lfs']['sha256']}" if isinstance(info.get("lfs"), Mapping) else tag
         return Stamp(int(info.get("size") or 0), tag)
 
@@ -125,7 +118,7 @@ class RemotePlace(Place):
         return None
 
     @contextmanager
-    def told(self, path: str) -> Iterator[None]:
+    def explaining(self, path: str) -> Iterator[None]:
         """Convert all errors to pipeline errors, without their causes, which may quote signed URLs and keys."""
         try:
             yield
@@ -137,8 +130,7 @@ class RemotePlace(Place):
             raise _explained(self.shown(path), error, self._options) from None
 
 
-class _Missing(InputError):
-    """The path does not exist."""
+class _Missing(InputError): ...
 
 
 def _explained(shown: str, error: Exception, options: Mapping[str, Any]) -> PipelineError:
@@ -149,7 +141,7 @@ def _explained(shown: str, error: Exception, options: Mapping[str, Any]) -> Pipe
             f"{shown} may not be read ({why}); give other credentials (the environment, or data.storage_options)"
             " and run the same command again"
         )
-    if names & set(REFUSED) or (isinstance(error, OSError) and error.errno == errno.EINVAL):
+    if names & REFUSED or (isinstance(error, OSError) and error.errno == errno.EINVAL):
         return InputError(f"{shown} cannot be read: {why}; see to the address, the credentials and storage_options")
     if "FileExpired" in names:
         return InputError(f"{shown} was written to while the run was reading it; begin anew with overwrite=true")
@@ -162,7 +154,7 @@ class _Remote(io.RawIOBase):
     def __init__(self, file: Any, place: RemotePlace, path: str) -> None:
         super().__init__()
         self._file = file
-        self._told = partial(place.told, path)
+        self._explaining = partial(place.explaining, path)
 
     def readable(self) -> bool:
         return True
@@ -171,13 +163,13 @@ class _Remote(io.RawIOBase):
         return bool(self._file.seekable())
 
     def readinto(self, buffer: Any) -> int:
-        with self._told():
+        with self._explaining():
             data = self._file.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        with self._told():
+        with self._explaining():
             self._file.seek(offset, whence)
         return self.tell()
 

@@ -11,46 +11,26 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-from operators.sources.input_file import InputFile
-from operators.sources.reader import BadRow, Block, Reader, Types
+from operators.sources.reader import BadRow, Block, Reader
 
-BLOCK_BYTES = 1 << 17
-MAX_ROW_BYTES = 64 << 20
 KEPT_BYTES = 4096
 """Bytes of an over-long row to show in its reject."""
 UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
 """Exceptions that `TextReader.column` raises for a value of another type."""
-
-
 Row = tuple[int, Any, Any]
 """A raw row: the number of its first line; its text (bytes or str); and None, the input from which its format makes
 values, or a str: the reason why it has none. A plain tuple takes a tenth of the time to make."""
 
 
 class TextReader(Reader):
-    """Reads a text file.
-
-    Args:
-        file: the file; may be compressed.
-        types: `data.schema`.
-        block_bytes: text of a block.
-        max_row_bytes: a longer row is a bad row.
-    """
+    """Reads a text file, which may be compressed."""
 
     packable = True
     takes_types = True
-
-    def __init__(
-        self,
-        file: InputFile,
-        types: Types | None = None,
-        block_bytes: int = BLOCK_BYTES,
-        max_row_bytes: int = MAX_ROW_BYTES,
-    ) -> None:
-        super().__init__(file, types)
-        self.types = types
-        self.max_row_bytes = max_row_bytes
-        self._block_bytes = block_bytes
+    block_bytes = 1 << 17
+    """Text of a block."""
+    max_row_bytes = 64 << 20
+    """A longer row is a bad row."""
 
     def decoded(self, content: io.BufferedReader) -> IO[Any]:
         """Return the content in the form that `rows` takes."""
@@ -88,7 +68,7 @@ class TextReader(Reader):
             for row in self.rows(file):
                 batch.append(row)
                 size += len(row[1])
-                if size >= self._block_bytes:
+                if size >= self.block_bytes:
                     self.bytes_read = raw.tell()
                     yield batch
                     batch, size = [], 0

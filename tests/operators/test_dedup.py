@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operators.dedup import Dedup
-from operators.rows.hash_set import HASH_BYTES
-from operators.rows.near_duplicates import Near, NearTexts, shingles
+from operators.rows.duplicates import HASH_BYTES, Near, NearTexts, shingles
 from pipeline.api.errors import ConfigError, SchemaError
 from pipeline.api.records import ROW
 from tests.operators.arrivals import Outcome, Row, in_order

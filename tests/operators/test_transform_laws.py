@@ -20,7 +20,7 @@ from operators.filter import Filter
 from operators.limit import Limit
 from operators.map import Map
 from operators.parse_json import ParseJson
-from operators.rows.near_duplicates import Near
+from operators.rows.duplicates import Near
 from operators.sample_rows import Sample
 from pipeline.api.records import LINEAGE, ROW
 from tests.operators.arrivals import Outcome, Row, in_order, mixed, resumed

@@ -92,7 +92,7 @@ class Measure(BaseOperator):
     def fingerprint(self) -> dict[str, Any]:
         """Return the content of the data and of the model."""
         model = Path(self._model.path or "").name if self._made else inspect_model(self._model).fingerprint
-        return {"data": [file.content_id() for file in find_files(self._data)], "model": model}
+        return {"data": [file.content_id(file.stamp()) for file in find_files(self._data)], "model": model}
 
     def open(self, runtime: Runtime) -> None:
         """Make the model if none is given and it is not there yet.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from operators.openai.parameters import CHAT, COMPLETIONS, EMBEDDINGS, PARAMETERS
+from operators.openai.requests import CHAT, COMPLETIONS, EMBEDDINGS, PARAMETERS
 from operators.openai.values import ignored
 from tests.operators.rows.schemas import PERSON
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
-from operators.openai.parameters import CHAT, COMPLETIONS, EMBEDDINGS
+from operators.openai.requests import CHAT, COMPLETIONS, EMBEDDINGS
 
 TEXT = {"type": "string"}
 COUNT = {"type": "integer", "minimum": 0}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from operators.openai.parameters import PARAMETERS
+from operators.openai.requests import PARAMETERS
 from operators.openai.write_batch import ERRORS, OUTPUT, WriteBatch
 from pipeline import PROJECT
 from pipeline.api.errors import ExitCode, StorageError

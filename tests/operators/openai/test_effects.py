@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from operators.openai.parameters import CHAT, COMPLETIONS, EMBEDDINGS
+from operators.openai.requests import CHAT, COMPLETIONS, EMBEDDINGS
 from tests.operators.openai.answered import Answered, on_fake, requests
 from tests.operators.openai.cases import schema, user
 

@@ -10,10 +10,9 @@ import pyarrow as pa
 import pytest
 
 from operators.openai.faults import Code, Fault
-from operators.openai.parameters import CHAT, COMPLETIONS, EMBEDDINGS, PARAMETERS
 from operators.openai.parse_batch import FIELDS, ParseBatch
-from operators.openai.requests import read_line, request_of
-from operators.sources.lines import LINE, TEXT
+from operators.openai.requests import CHAT, COMPLETIONS, EMBEDDINGS, PARAMETERS, read_line, request_of
+from operators.sources.jsonl import LINE, TEXT
 from pipeline import PROJECT
 from pipeline.api.records import ROW, Batch, Rejects
 from tests.operators.openai.cases import ACCEPTED, REFUSED, REQUIRED, cases

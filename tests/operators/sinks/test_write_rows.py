@@ -79,6 +79,16 @@ def test_order_and_batches_do_not_show_in_the_bytes(tmp_path_factory, output, cu
 
 
 @pytest.mark.parametrize("output", FORMATS, ids=named)
+def test_the_size_that_a_dry_run_expects_is_that_of_the_format(tmp_path, output) -> None:
+    rows = [row(i) for i in range(40)]
+    shard = write(tmp_path, [rows], output)
+    rename_shards([shard])
+    op = WriteRows(output)
+    op.plan(SCHEMA)
+    assert op.encoded_bytes([Batch(0, pa.RecordBatch.from_pylist(rows, SCHEMA))]) == shard.path.stat().st_size
+
+
+@pytest.mark.parametrize("output", FORMATS, ids=named)
 def test_nested_types_and_values_come_back_and_what_is_below_a_null_does_not_show(tmp_path, output) -> None:
     kind = pa.struct({"n": pa.int64(), "tags": pa.list_(pa.struct({"t": pa.string(), "p": pa.float64()}))})
     value = {"n": 1, "tags": [{"t": 'é\n"', "p": 0.1}, {"t": None, "p": -1e300}]}

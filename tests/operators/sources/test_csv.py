@@ -50,7 +50,8 @@ def test_any_mix_of_rows_gives_every_row_its_own_fate(
     tail = read(path, chunk_rows, seek, schema=types)
     assert tail.rows == {i: row for i, row in whole.rows.items() if i >= seek * chunk_rows}
     assert tail.rejects == {i: row for i, row in whole.rejects.items() if i >= seek * chunk_rows}
-    reader = CsvReader(InputFile(str(path)), types, block_chars)
+    reader = CsvReader(InputFile(str(path)), types)
+    reader.block_bytes = block_chars
     blocks = list(reader.blocks(reader.schema(1), 0))
     assert sum(b.rows for b in blocks) == len(rows)
     assert [row for b in blocks if b.data is not None for row in b.data.to_pylist()] == whole.values
@@ -119,7 +120,8 @@ def test_a_row_that_cannot_be_parsed_costs_itself(tmp_path: Path, name: str, blo
     text, good, bad = BAD[name]
     path = tmp_path / "a.csv"
     path.write_bytes(b"n,p\n" + text.encode())
-    reader = CsvReader(InputFile(str(path)), None, block_chars, max_row_bytes=40)
+    reader = CsvReader(InputFile(str(path)))
+    reader.block_bytes, reader.max_row_bytes = block_chars, 40
     blocks = list(reader.blocks(pa.schema([("n", pa.int64())]), 0))
     assert [n for block in blocks if block.data is not None for n in block.data["n"].to_pylist()] == good
     if bad is not None:

@@ -61,7 +61,8 @@ def written(folder: Path, lines: list[bytes]) -> Path:
 
 def read_blocks(path: Path, block_bytes: int, skip: int = 0) -> tuple[list[dict[str, object]], list[int | None]]:
     """Rows, and line numbers of bad rows, through the reader alone."""
-    reader = JsonlReader(InputFile(str(path)), SCHEMA, block_bytes)
+    reader = JsonlReader(InputFile(str(path)), SCHEMA)
+    reader.block_bytes = block_bytes
     blocks = list(reader.blocks(reader.schema(1), skip))
     assert sum(b.rows for b in blocks) == reader.total_rows()
     return (
@@ -98,7 +99,8 @@ def test_any_mix_of_lines_gives_every_line_its_own_fate(
 def test_a_line_that_is_too_long_costs_itself(tmp_path_factory, sizes: list[int], block_bytes: int, skip: int) -> None:
     lines = [b'{"p": "' + b"x" * (size - 9) + b'"}' for size in sizes]
     path = written(tmp_path_factory.mktemp("long"), lines)
-    reader = JsonlReader(InputFile(str(path)), {"p": "string"}, block_bytes, max_row_bytes=10)
+    reader = JsonlReader(InputFile(str(path)), {"p": "string"})
+    reader.block_bytes, reader.max_row_bytes = block_bytes, 10
     assert reader.total_rows() == len(lines)
     blocks = list(reader.blocks(reader.schema(1), skip))
     assert sum(block.rows for block in blocks) == len(lines)

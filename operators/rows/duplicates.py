@@ -1,4 +1,4 @@
-"""Find near-duplicate texts by MinHash and locality-sensitive hashing, with datasketch."""
+"""The rows that Dedup keeps: hashes to find equal ones, and signatures to find near duplicates."""
 
 from __future__ import annotations
 
@@ -12,9 +12,41 @@ import numpy.typing as npt
 from operators.settings.checks import check
 from pipeline.api.errors import ConfigError, install
 
+HASH_BYTES = 16
+HASH = np.dtype(f"S{HASH_BYTES}")
+"""NumPy compares it byte by byte. It strips trailing zero bytes from a single value, but not in an array."""
 SIGNATURE = np.dtype("<u4")
 """datasketch uses 64 bits per number, but the upper half is always zero."""
 Signature = npt.NDArray[np.uint32]
+
+
+class SeenHashes:
+    """A set of 128-bit hashes; the chance of a collision among a billion rows is 1 in 10**21.
+
+    It keeps sorted runs, each at least twice as long as the next one: a new run is merged with those not longer
+    (Bentley and Saxe 1980, the logarithmic method). A look-up is a binary search in each. While two long runs are
+    merged, the memory doubles for a moment.
+    """
+
+    def __init__(self) -> None:
+        self._runs: list[npt.NDArray[np.bytes_]] = []
+
+    def add(self, hashes: npt.NDArray[np.bytes_]) -> None:
+        """Add `hashes` (HASH [n]), none of which may be in the set."""
+        run = np.sort(hashes)
+        while self._runs and len(self._runs[-1]) < 2 * len(run):
+            run = np.concatenate([self._runs.pop(), run])
+            run.sort(kind="stable")  # a stable sort merges two sorted halves
+        if len(run):
+            self._runs.append(run)
+
+    def contain(self, hashes: npt.NDArray[np.bytes_]) -> npt.NDArray[np.bool_]:
+        """Test each of `hashes` (HASH [n]) for membership: bool [n]."""
+        found = np.zeros(len(hashes), bool)
+        for run in self._runs:
+            places = np.minimum(np.searchsorted(run, hashes), len(run) - 1)
+            found |= run[places] == hashes
+        return found
 
 
 @dataclass
@@ -42,7 +74,7 @@ class Near:
 
 
 class NearTexts:
-    """The kept texts, as MinHash signatures.
+    """The kept texts as MinHash signatures, in datasketch's index for locality-sensitive hashing.
 
     Raises:
         ConfigError: datasketch is not installed, or it has no index for such a threshold.

@@ -1,0 +1,45 @@
+"""Hold rows until their chunk ends, and split off rows as rejects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pipeline.api.records import Batch, RejectKind, Rejects
+from pipeline.system.atomic_files import sorted_by_identity
+
+
+class HeldRows:
+    """The rows of chunks that have not ended: at most `max_open_chunks` chunks at a time. For operators that depend on
+    the order of rows."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, list[pa.RecordBatch]] = {}
+
+    def hold(self, batch: Batch) -> None:
+        self._open.setdefault(batch.chunk, []).append(batch.data)
+
+    def take(self, chunk: int) -> Batch | None:
+        """Remove and return all rows of `chunk`, in the order of (row, lineage); None if there are none."""
+        held = self._open.pop(chunk, [])
+        if not any(data.num_rows for data in held):
+            return None
+        (data,) = sorted_by_identity(pa.Table.from_batches(held)).combine_chunks().to_batches()
+        return Batch(chunk, data)
+
+
+def split(batch: Batch, keep: npt.NDArray[np.bool_], reasons: Sequence[str] | str) -> Iterator[Batch | Rejects]:
+    """Yield the rows of `batch` for which `keep` (bool [rows]) is true, and rejects of kind `filtered` for the others.
+
+    `reasons`: one for each reject in their order, or one for all.
+    """
+    out = np.flatnonzero(~keep)
+    if not len(out):
+        yield batch
+        return
+    yield batch.reject(out.tolist(), reasons, RejectKind.FILTERED)
+    if len(out) < batch.num_rows:
+        yield batch.with_data(batch.data.take(pa.array(np.flatnonzero(keep))))
