@@ -26,6 +26,7 @@ COUNTERS = {
 }
 """Metric name and help text by key of the counters in status.json."""
 Samples = list[tuple[dict[str, Any], float]]
+"""Labels and value of each sample of a metric family."""
 
 
 def check_prometheus_file(path: str | None) -> None:
@@ -43,7 +44,13 @@ def check_prometheus_file(path: str | None) -> None:
 
 def exposition(status: Mapping[str, Any]) -> str:
     """Return the text of the file. `status`: the values of status.json."""
-    return "".join(f"{line}\n" for family in _families(status) for line in _lines(*family))
+    lines = []
+    for name, kind, help_, samples in _families(status):
+        lines += [f"# HELP {PREFIX}{name} {help_}", f"# TYPE {PREFIX}{name} {kind}"] if samples else []
+        for labels, value in samples:
+            shown = ",".join(f'{key}="{_escaped(str(text))}"' for key, text in labels.items())
+            lines.append(f"{PREFIX}{name}{{{shown}}} {float(value):.15g}")
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _families(status: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Samples]]:
@@ -79,15 +86,6 @@ def _gauges(status: Mapping[str, Any]) -> Iterator[tuple[str, str, float | None]
     yield "rows_expected", "Rows of the input, if that is known.", status["rows_total"]
     yield "rows_committed", "Rows of the input that are safe in data/ or rejects/.", status["committed_rows"]
     yield "eta_seconds", "Seconds to the end, if that is known.", status["eta_s"] if running else None
-
-
-def _lines(name: str, kind: str, help_: str, samples: Samples) -> Iterator[str]:
-    if samples:
-        yield f"# HELP {PREFIX}{name} {help_}"
-        yield f"# TYPE {PREFIX}{name} {kind}"
-        for labels, value in samples:
-            shown = ",".join(f'{key}="{_escaped(str(text))}"' for key, text in labels.items())
-            yield f"{PREFIX}{name}{{{shown}}} {float(value):.15g}"
 
 
 def _escaped(text: str) -> str:
