@@ -11,11 +11,18 @@ from pathlib import Path
 from pipeline.api.errors import ExitCode
 from pipeline.cli.commands import parser_of
 from pipeline.monitor.wording import printable, share
-from pipeline.results.compare.figures import figures, lines, stages
-from pipeline.results.compare.rows import Agreement, Joined, joined
-from pipeline.results.compare.settings import content_differences, setting_differences
+from pipeline.results.compare import (
+    Agreement,
+    Joined,
+    content_differences,
+    figures,
+    joined,
+    lines,
+    setting_differences,
+    stages,
+)
 from pipeline.results.reader import Results, read_results
-from pipeline.results.report.sample_rows import shown
+from pipeline.results.report.rows import shown
 
 MOST_LINES = 40
 LONGEST_VALUE = 200

@@ -14,8 +14,8 @@ from typing import Any
 from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.cli.commands import parser_of, usage_of
 from pipeline.monitor.display import left_text, queue_text, rows_text
+from pipeline.monitor.recorder import read_status
 from pipeline.monitor.snapshot import NodeView, Snapshot
-from pipeline.monitor.status_file import read_status
 from pipeline.monitor.wording import duration
 from pipeline.run_dir.lock import Holder, holder
 from pipeline.run_dir.manifest import read_manifest

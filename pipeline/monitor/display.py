@@ -29,7 +29,7 @@ class Display:
         """Show `snapshot`; called several times a second."""
 
     def close(self) -> None:
-        """End the display. Called once."""
+        """End the display."""
 
 
 class Lines(Display):
@@ -92,24 +92,20 @@ def rows_text(s: Snapshot) -> str:
 
 def details_text(s: Snapshot) -> str:
     """Format time, rates, statuses of operators, the fullest queue and rejects. A narrow terminal cuts off the end."""
-    texts = [duration(s.elapsed_s), *([left] if (left := left_text(s)) else [])]
-    texts += [f"in {s.tokens_in_per_s:,.0f} out {s.tokens_out_per_s:,.0f} tok/s"] if s.tokens_in + s.tokens_out else []
-    texts += [] if s.tokens_in + s.tokens_out else [f"{s.rows_per_s:,.0f} rows/s"]
-    texts += s.statuses
-    texts += [f"queue {queue}"] if (queue := queue_text(s)) else []
-    texts += [f"{s.recalled:,} cached"] if s.recalled else []
-    texts += [f"{s.errors:,} errors"] if s.errors else []
-    texts += [f"{s.filtered:,} filtered"] if s.filtered else []
-    return ", ".join(texts)
+    rate = f"{s.rows_per_s:,.0f} rows/s"
+    if s.tokens_in + s.tokens_out:
+        rate = f"in {s.tokens_in_per_s:,.0f} out {s.tokens_out_per_s:,.0f} tok/s"
+    queue = f"queue {queue_text(s)}" if s.queue else ""
+    named = ((s.recalled, "cached"), (s.errors, "errors"), (s.filtered, "filtered"))
+    counts = [f"{n:,} {name}" for n, name in named if n]
+    return ", ".join(filter(None, (duration(s.elapsed_s), left_text(s), rate, *s.statuses, queue, *counts)))
 
 
 def left_text(s: Snapshot) -> str:
     """Format the time left: `16m30s left`, `at most 4m05s left` if completions were recalled, `time left unknown`, or
     nothing if the run is ending."""
-    if s.ending:
-        return ""
     if s.eta_s is None:
-        return "time left unknown"
+        return "" if s.ending else "time left unknown"
     return f"{'at most ' if s.recalled else ''}{duration(s.eta_s)} left"
 
 

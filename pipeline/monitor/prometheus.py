@@ -6,16 +6,14 @@ restart. Format: version 0.0.4 of prometheus.io/docs/instrumenting/exposition_fo
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from pipeline.api.errors import ConfigError, StorageError
+from pipeline.api.errors import ConfigError
 from pipeline.api.meter import CLOCKS
 from pipeline.run_dir.state import RunStatus
-from pipeline.system.atomic_files import write_atomically
 
 PREFIX = "llama_batch_"
 COUNTERS = {
@@ -27,32 +25,8 @@ COUNTERS = {
     "tokens_out": ("completion_tokens_total", "Completion tokens drawn."),
 }
 """Metric name and help text by key of the counters in status.json."""
-log = logging.getLogger(__name__)
-Labels = dict[str, Any]
-Samples = list[tuple[Labels, float]]
-
-
-class PrometheusFile:
-    """The metrics file of one run. If it cannot be written, the run continues and one warning is logged.
-
-    Args:
-        path: the file; None for none.
-    """
-
-    def __init__(self, path: str | None) -> None:
-        self._path = None if path is None else Path(path)
-        self._told = False
-
-    def write(self, status: Mapping[str, Any]) -> None:
-        """Replace the file. `status`: the values of status.json."""
-        if self._path is None:
-            return
-        try:
-            write_atomically(self._path, exposition(status))
-        except StorageError as error:
-            if not self._told:
-                self._told = True
-                log.warning("prometheus_file is not kept up to date: %s", error)
+Samples = list[tuple[dict[str, Any], float]]
+"""Labels and value of each sample of a metric family."""
 
 
 def check_prometheus_file(path: str | None) -> None:
@@ -69,8 +43,14 @@ def check_prometheus_file(path: str | None) -> None:
 
 
 def exposition(status: Mapping[str, Any]) -> str:
-    """Return the text of the file."""
-    return "".join(f"{line}\n" for family in _families(status) for line in _lines(*family))
+    """Return the text of the file. `status`: the values of status.json."""
+    lines = []
+    for name, kind, help_, samples in _families(status):
+        lines += [f"# HELP {PREFIX}{name} {help_}", f"# TYPE {PREFIX}{name} {kind}"] if samples else []
+        for labels, value in samples:
+            shown = ",".join(f'{key}="{_escaped(str(text))}"' for key, text in labels.items())
+            lines.append(f"{PREFIX}{name}{{{shown}}} {float(value):.15g}")
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _families(status: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Samples]]:
@@ -98,26 +78,14 @@ def _gauges(status: Mapping[str, Any]) -> Iterator[tuple[str, str, float | None]
     """Yield name, help and value of each gauge of the whole run; the value is None if unknown."""
     running = status["state"] == RunStatus.RUNNING
     yield "running", "1 while an attempt runs; it stays 1 when that is killed, see updated_timestamp_seconds.", running
-    yield (
-        "updated_timestamp_seconds",
-        "When this was written.",
-        datetime.fromisoformat(status["updated_at"]).timestamp(),
-    )
+    updated = datetime.fromisoformat(status["updated_at"]).timestamp()
+    yield "updated_timestamp_seconds", "When this was written.", updated
     yield "attempt", "Number of the last attempt.", status["attempt"]
     yield "exit_code", "Of the last attempt, when it has ended.", status["exit_code"]
     yield "rows_finished", "Rows of the input that are finished.", status["rows"]
     yield "rows_expected", "Rows of the input, if that is known.", status["rows_total"]
     yield "rows_committed", "Rows of the input that are safe in data/ or rejects/.", status["committed_rows"]
     yield "eta_seconds", "Seconds to the end, if that is known.", status["eta_s"] if running else None
-
-
-def _lines(name: str, kind: str, help_: str, samples: Samples) -> Iterator[str]:
-    if samples:
-        yield f"# HELP {PREFIX}{name} {help_}"
-        yield f"# TYPE {PREFIX}{name} {kind}"
-        for labels, value in samples:
-            shown = ",".join(f'{key}="{_escaped(str(text))}"' for key, text in labels.items())
-            yield f"{PREFIX}{name}{{{shown}}} {float(value):.15g}"
 
 
 def _escaped(text: str) -> str:

@@ -1,53 +1,52 @@
-"""Recorder: record and show a running attempt: stage metrics, status.json, Prometheus file, progress line."""
+"""Recorder: record and show a running attempt: stage metrics, status.json, Prometheus file, progress line.
+
+status.json has the progress of the run, and is replaced every second and at the end; the command `status` reads it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import asdict, fields, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
-from pipeline.api.errors import ExitCode
+from pipeline.api.errors import ExitCode, StorageError
+from pipeline.api.meter import RowCounts
 from pipeline.api.runtime import RunContext
 from pipeline.config.build import Job
 from pipeline.dataflow.executor import Executor
 from pipeline.monitor.display import make_display
-from pipeline.monitor.prometheus import PrometheusFile
+from pipeline.monitor.prometheus import exposition
 from pipeline.monitor.snapshot import Observer, Snapshot
-from pipeline.monitor.status_file import StatusFile
 from pipeline.run_dir.metrics_table import STAGES_SCHEMA, MetricsTables, StageRecorder
+from pipeline.run_dir.names import STATUS
 from pipeline.run_dir.state import RunState, RunStatus
+from pipeline.system.atomic_files import write_atomically
 
 FLUSH_INTERVAL_S = 10.0
 STATUS_INTERVAL_S = 1.0
+_KEYS = {"accounts", "counters", *(field.name for field in fields(Snapshot))}
+log = logging.getLogger(__name__)
 
 
 class Recorder:
-    """Records one attempt, from the main thread.
-
-    Args:
-        job: the job.
-        state: of the run, with the chunks that earlier attempts have committed.
-        context: of the run; its clock measures all times.
-        tables: the metrics tables.
-        executor: of the attempt.
-        started_at: start of the attempt, ISO 8601.
-    """
+    """Records one attempt, from the main thread. The clock of `context` measures all times. `started_at`: start of the
+    attempt, ISO 8601."""
 
     def __init__(
-        self,
-        job: Job,
-        state: RunState,
-        context: RunContext,
-        tables: MetricsTables,
-        executor: Executor,
-        started_at: str,
+        self, job: Job, state: RunState, context: RunContext, tables: MetricsTables, executor: Executor, started_at: str
     ) -> None:
+        self._state = state
         self._context = context
         self._tables = tables
         self._executor = executor
-        rows, rejects = state.committed_rows, state.rejects()
-        self._observer = Observer(job.graph, executor, context.statuses, executor.tally, rows, rejects)
+        self._observer = Observer(job.graph, executor, context.statuses, state.committed_rows, state.rejects())
         self._display = make_display(job.settings.progress)
-        self._status_file = StatusFile(job.directory, state, context.attempt, started_at)
-        self._prometheus = PrometheusFile(job.settings.prometheus_file)
         self._stages = StageRecorder(tables.get("stages", STAGES_SCHEMA))
         self._intervals_s = {
             "metrics": job.settings.metrics_interval_s,
@@ -56,19 +55,28 @@ class Recorder:
         }
         self._next_s = dict.fromkeys(self._intervals_s, 0.0)
         self._began = context.clock()
-
-    @property
-    def elapsed_s(self) -> float:
-        """Seconds since the attempt began."""
-        return self._context.clock() - self._began
+        self._directory = job.directory
+        self._about = {
+            "job": state.job,
+            "run_id": state.run_id,
+            "attempt": context.attempt,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "started_at": started_at,
+        }
+        before = read_status(job.directory) or {}
+        self._counters_before = before["counters"] if before.get("run_id") == state.run_id else {}
+        self._accounts_before = state.accounts()
+        self._prometheus_file = job.settings.prometheus_file
+        self._warned = False
 
     def start(self) -> None:
         """Write the first status.json, before models are loaded, which may take minutes."""
-        self.write_status(self._observer.take(self.elapsed_s), RunStatus.RUNNING)
+        self.write_status(self._observer.take(self._now_s()), RunStatus.RUNNING)
 
     def tick(self) -> None:
         """Record and show whatever is due by its interval."""
-        now = self.elapsed_s
+        now = self._now_s()
         if self._is_due("metrics", now):
             self._stages.record(now, self._executor.meters)
         if self._is_due("flush", now):
@@ -81,7 +89,7 @@ class Recorder:
 
     def finish(self) -> Snapshot:
         """Record the last interval. The caller then merges the metrics tables and calls `write_status`."""
-        now = self.elapsed_s
+        now = self._now_s()
         self._stages.record(now, self._executor.meters)
         snapshot = self._take(now, ending=True)
         self._display.show(snapshot)
@@ -90,8 +98,59 @@ class Recorder:
 
     def write_status(self, snapshot: Snapshot, status: RunStatus, exit_code: ExitCode | None = None) -> None:
         """Replace status.json, then the Prometheus file. In this order the counters in it are never ahead of
-        status.json, from which the next attempt continues them."""
-        self._prometheus.write(self._status_file.write(snapshot, self._executor.meters, status, exit_code))
+        status.json, from which the next attempt continues them. When the attempt has ended, row counts are of committed
+        chunks only.
+
+        Raises:
+            StorageError: status.json cannot be written.
+        """
+        state = self._state
+        accounts = self._accounts() if status is RunStatus.RUNNING else state.accounts()
+        values: dict[str, Any] = {
+            "state": status.value,
+            "exit_code": exit_code,
+            **self._about,
+            "updated_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "committed_chunks": state.committed_chunks,
+            "committed_rows": state.committed_rows,
+            **asdict(snapshot),
+            "accounts": {name: asdict(counts) for name, counts in accounts.items()},
+            "counters": self._counters(),
+        }
+        write_atomically(self._directory / STATUS, json.dumps(values, indent=1) + "\n")
+        if self._prometheus_file is None:
+            return
+        try:
+            write_atomically(Path(self._prometheus_file), exposition(values))
+        except StorageError as error:
+            if not self._warned:
+                self._warned = True
+                log.warning("prometheus_file is not kept up to date: %s", error)
+
+    def _accounts(self) -> dict[str, RowCounts]:
+        """Return row counts by node: of earlier attempts the committed rows, of this one all rows so far."""
+        found = {}
+        for meter in self._executor.meters:
+            if "/" not in meter.name:
+                now = RowCounts(meter.rows_in, meter.expanded, meter.rejected, meter.rows_out)
+                now.add(self._accounts_before.get(meter.name, RowCounts()))
+                found[meter.name] = now
+        return found
+
+    def _counters(self) -> dict[str, dict[str, float]]:
+        """Return counters and clocks by node or part. They continue from status.json of the attempt before, so they
+        never fall; the last second of a killed attempt is not counted."""
+        found = {name: dict(values) for name, values in self._counters_before.items()}
+        for meter in self._executor.meters:
+            values = {**meter.counts(), **meter.clock.seconds()}
+            del values["queue_rows"]
+            before = self._counters_before.get(meter.name, {})
+            found[meter.name] = {key: round(before.get(key, 0) + value, 3) for key, value in values.items()}
+        return found
+
+    def _now_s(self) -> float:
+        """Return the seconds since the attempt began."""
+        return self._context.clock() - self._began
 
     def _is_due(self, what: str, now_s: float) -> bool:
         """Return True at the first call and then once per interval."""
@@ -103,3 +162,12 @@ class Recorder:
     def _take(self, now: float, *, ending: bool) -> Snapshot:
         snapshot = self._observer.take(now)
         return replace(snapshot, eta_s=None, eta_unknown="the run is stopping", ending=True) if ending else snapshot
+
+
+def read_status(directory: Path) -> Mapping[str, Any] | None:
+    """Return the values of status.json; None if it is missing, damaged or of a version with other keys."""
+    try:
+        found = json.loads((directory / STATUS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and found.keys() >= _KEYS else None

@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from pipeline.api.meter import CLOCKS, StageMeter
 from pipeline.dataflow.executor import Executor
 from pipeline.dataflow.graph import Graph
-from pipeline.dataflow.reject_writer import RejectTally
 from pipeline.dataflow.target import NODE as TARGET
 from pipeline.dataflow.target_progress import TargetProgress
-from pipeline.monitor.time_left import Outlook
+from pipeline.monitor.time_left import work_done, work_left
 from pipeline.run_dir.chunk_record import RejectCounts
 
 WINDOW_S = 20.0
@@ -20,13 +19,7 @@ WINDOW_S = 20.0
 
 @dataclass(frozen=True)
 class NodeView:
-    """State of a stage (a node or a part of one) in a snapshot.
-
-    Args:
-        name: `node`, or `node/part`.
-        queue_rows, queue_capacity: rows that wait on its inputs, and how many may.
-        busy, starved, blocked: shares of the last 20 seconds, 0 to 1.
-    """
+    """State of a stage, named `node` or `node/part`. `busy`, `starved`, `blocked`: shares of the last 20 seconds."""
 
     name: str
     queue_rows: int
@@ -101,13 +94,11 @@ class _Mark:
 
 
 class Observer:
-    """Takes snapshots of a running graph.
+    """Takes snapshots of a running graph. Under a target, progress is measured in accepted rows.
 
     Args:
-        graph: the graph. Under a target, progress is measured in accepted rows.
         executor: of the graph. Its list of meters is read each time: operators add parts when they open.
         statuses: functions that return the status texts of operators.
-        tally: rejects of this attempt.
         rows_before, rejects_before: source rows and rejects that earlier attempts have committed.
     """
 
@@ -116,19 +107,16 @@ class Observer:
         graph: Graph,
         executor: Executor,
         statuses: Sequence[Callable[[], str]],
-        tally: RejectTally,
         rows_before: int,
         rejects_before: RejectCounts,
     ) -> None:
-        self._source = graph.source
+        self._graph = graph
         # Under a target, rows are counted where they arrive at the node `target`, which holds them until a chunk ends.
         self._sinks = graph.sinks if graph.target is None else (TARGET,)
         self._target = graph.target
-        self._outlook = Outlook({name: graph.nodes[name].inputs for name in graph.order})
-        self._operator = graph.nodes[graph.source].op
         self._executor = executor
+        self._tally = executor.tally
         self._statuses = statuses
-        self._tally = tally
         self._rows_before = rows_before
         self._rejects_before = rejects_before
         self._marks: deque[_Mark] = deque()
@@ -138,7 +126,7 @@ class Observer:
         listed = self._executor.meters
         meters = {meter.name: meter for meter in listed}
         mark = self._mark(now_s, meters)
-        total, exact = self._rows_total(meters[self._source])
+        total, exact = self._rows_total(meters[self._graph.source])
         rows = self._rows_before + mark.rows
         rows = rows if total is None else min(rows, total)
         eta_s, unknown = self._eta(meters, mark, total)
@@ -185,11 +173,15 @@ class Observer:
         does not count in any rate."""
         finished = self._finished(meters)
         each = meters.values()
-        tokens_in, tokens_out = sum(m.tokens_in for m in each), sum(m.tokens_out for m in each)
-        clocks = {m.name: m.clock.seconds() for m in each}
-        accepted = 0 if self._target is None else self._target.counted
-        work = self._outlook.done(meters, finished)
-        mark = _Mark(now_s, finished, tokens_in, tokens_out, work, accepted, clocks)
+        mark = _Mark(
+            now_s,
+            finished,
+            tokens_in=sum(m.tokens_in for m in each),
+            tokens_out=sum(m.tokens_out for m in each),
+            work=work_done(self._graph, meters, finished),
+            accepted=0 if self._target is None else self._target.counted,
+            clocks={m.name: m.clock.seconds() for m in each},
+        )
         if not mark.moved:
             self._marks.clear()
         self._marks.append(mark)
@@ -204,19 +196,21 @@ class Observer:
         scaled down by the mean expansion.
         """
         arrived = max(meters[name].rows_in for name in self._sinks) + self._tally.errors + self._tally.filtered
-        read = meters[self._source].rows_out + meters[self._source].rejected
+        source = meters[self._graph.source]
+        read = source.rows_out + source.rejected
         expanded = sum(m.expanded for m in meters.values())
         return min(read, arrived * read // (read + expanded)) if read else 0
 
     def _rows_total(self, source: StageMeter) -> tuple[int | None, bool]:
         """Return the number of source rows, and True if it is exact."""
-        total = self._operator.total_rows()
+        operator = self._graph.nodes[self._graph.source].op
+        total = operator.total_rows()
         if total is not None:
             return total, True
         read = self._rows_before + source.rows_out + source.rejected
         if self._executor.source_ended:
             return read, True
-        fraction = self._operator.fraction_read()
+        fraction = operator.fraction_read()
         return (max(read, round(read / fraction)) if fraction and read else None), False
 
     def _rate(self, count: Callable[[_Mark], int]) -> float:
@@ -227,7 +221,7 @@ class Observer:
         """Return the seconds left and an empty text, or None and the reason why they are unknown."""
         if total is None:
             return None, "how many rows the source has is not known yet"
-        left, unknown = self._outlook.left(meters, total - self._rows_before, mark.rows)
+        left, unknown = work_left(self._graph, meters, total - self._rows_before, mark.rows)
         if left is None:
             return None, unknown
         rate = self._rate(lambda m: m.work)

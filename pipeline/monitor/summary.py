@@ -27,21 +27,14 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Outcome:
     """Outcome of an attempt, for the summary, on_finish, status.json and metrics/run.parquet. Row counts are of
-    committed chunks.
+    committed chunks; `new_rows`, `new_rejects`, tokens and time are of this attempt.
 
     Args:
-        job, run_id: name of the job, identifier of the run.
-        status, exit_code, error: of the attempt.
         attempt, started_at: number of the attempt, from 1, and its start, ISO 8601.
-        directory: of the results.
-        rows, new_rows: committed source rows, and those of this attempt.
-        uncommitted: finished source rows in chunks that were not committed.
+        rows, uncommitted: source rows, and finished ones in chunks that were not committed.
         data_rows: rows in data/.
-        rejects, new_rejects: rows by (node, kind, reason), and those of this attempt.
-        tokens_in, tokens_out: prompt and completion tokens of this attempt.
-        wall_s: duration of this attempt.
+        tokens_in, tokens_out: prompt and completion tokens.
         totals: counts and seconds that operators have registered (`Runtime.totals`).
-        max_error_rate: the setting.
         accounts: row counts by node, in the order of the graph.
         target: progress under a target, else None.
         unwritten: files that could not be written after the error.
@@ -71,6 +64,11 @@ class Outcome:
     unwritten: tuple[Path, ...] = ()
 
     @property
+    def stores(self) -> bool:
+        """True if completions are stored: an operator with a store adds `from_store` to the totals."""
+        return any(key.endswith("/from_store") for key in self.totals)
+
+    @property
     def spent(self) -> str:
         """The budget that was spent before the target was reached, as typed; empty if there is none."""
         budget = self.target.spent if self.target else None
@@ -94,15 +92,14 @@ def report_lines(graph: Graph, directory: Path) -> list[str]:
     return [*lines, ""] if lines and lines[-1] else lines
 
 
-def summary_lines(outcome: Outcome) -> list[str]:
+def summary_lines(o: Outcome) -> list[str]:
     """Return the summary of an attempt without `closing_lines`: at most eight lines."""
-    return [
-        _headline(outcome),
-        _rows_line(outcome),
-        *_reject_lines(outcome.rejects),
-        *_token_lines(outcome),
-        f"results     {outcome.directory / DATA}",
-    ]
+    ended = f"{o.status} after {duration(o.wall_s)}"
+    if o.status is RunStatus.BUDGET:
+        why = f"budget spent ({o.spent})" if o.spent else "no more rows"
+        ended = f"stopped after {duration(o.wall_s)}, {why}"
+    results = f"results     {o.directory / DATA}"
+    return [f"{o.job}: {ended}", _rows_line(o), *_reject_lines(o.rejects), *_token_lines(o), results]
 
 
 def full_lines(outcome: Outcome, meters: Sequence[StageMeter]) -> list[str]:
@@ -111,28 +108,17 @@ def full_lines(outcome: Outcome, meters: Sequence[StageMeter]) -> list[str]:
 
 
 def too_many_errors(errors: int, rows: int, max_error_rate: float) -> str:
-    """Return the reason for exit code 3 of a finished run; empty if it has none.
-
-    Args:
-        errors, rows: rows rejected as errors, and source rows.
-    """
+    """Return the reason for exit code 3 of a finished run; empty if it has none. `rows`: source rows."""
     if errors <= max_error_rate * rows:
         return ""
     return f"{errors:,} errors in {rows:,} rows are more than max_error_rate={max_error_rate:g} allows"
-
-
-def _headline(o: Outcome) -> str:
-    if o.status is not RunStatus.BUDGET:
-        return f"{o.job}: {o.status} after {duration(o.wall_s)}"
-    spent = o.spent
-    return f"{o.job}: stopped after {duration(o.wall_s)}, {f'budget spent ({spent})' if spent else 'no more rows'}"
 
 
 def _rows_line(o: Outcome) -> str:
     """Return input and output rows. Finished rows that are not committed are named if completions are stored."""
     out = f"{o.data_rows:,}" if o.target is None else f"{o.data_rows:,} of {o.target.wanted:,}"
     if o.status in (RunStatus.INTERRUPTED, RunStatus.FAILED):
-        more = f" ({o.uncommitted:,} more in the store)" if o.uncommitted and _stores(o) else ""
+        more = f" ({o.uncommitted:,} more in the store)" if o.uncommitted and o.stores else ""
         return f"input       {o.rows:,} rows committed{more}; output {out} rows"
     per_round = o.target.round_rows if o.target else None
     rounds = f" ({o.rows / per_round:.1f} rounds of {per_round:,})" if per_round else ""
@@ -201,11 +187,6 @@ def _time_lines(meters: Sequence[StageMeter]) -> list[str]:
     return [*lines, f"slowest     {slowest}"]
 
 
-def _stores(o: Outcome) -> bool:
-    """Return True if completions are stored: an operator with a store adds `from_store` to the totals."""
-    return any(key.endswith("/from_store") for key in o.totals)
-
-
 def closing_lines(o: Outcome) -> list[str]:
     """Return the exit code and the next step; empty if the exit code is 0."""
     match o.exit_code:
@@ -222,7 +203,7 @@ def closing_lines(o: Outcome) -> list[str]:
         case ExitCode.BUDGET:
             return [_after_budget(o)]
         case _:
-            kept = " and every finished completion" if _stores(o) else ""
+            kept = " and every finished completion" if o.stores else ""
             why = f"; {o.directory / RUN_LOG} has the whole error" if o.exit_code is ExitCode.FAILED else ""
             return [f"exit code {int(o.exit_code)}: what is committed{kept} is kept; the same command resumes{why}"]
 

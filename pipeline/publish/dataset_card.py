@@ -54,15 +54,12 @@ def keep_card(settings: JobSettings, directory: Path, state: RunState) -> None:
     if extra is None:
         return
     path = directory / CARD
-    before = _read(path)
     text = _sealed(card(settings, state, extra.license, extra.text))
-    if before == text:
-        return
-    if before is not None and not _is_as_written(before):
+    if _is_edited(path):
         log.info("%s was edited and stays as it is; remove it to have it written anew", path)
-        return
-    write_atomically(path, text)
-    reached(Failpoint.CARD_WRITTEN)
+    elif not path.exists() or path.read_text(encoding="utf-8") != text:
+        write_atomically(path, text)
+        reached(Failpoint.CARD_WRITTEN)
 
 
 def remove_card(directory: Path) -> None:
@@ -72,20 +69,13 @@ def remove_card(directory: Path) -> None:
         StorageError: the card cannot be removed.
     """
     path = directory / CARD
-    before = _read(path)
-    if before is not None and _is_as_written(before):
+    if not _is_edited(path):
         with writing(path):
-            path.unlink()
+            path.unlink(missing_ok=True)
 
 
 def card(settings: JobSettings, state: RunState, license: str | None, text: str | None) -> str:
-    """Return the text of the card, without its last line, the hash.
-
-    Args:
-        settings, state: of the finished run.
-        license: as the Hub spells it; None leaves it out.
-        text: the user's description of the data.
-    """
+    """Return the text of the card, without its last line, the hash. `text`: the user's description of the data."""
     found = manifest(state, RunStatus.DONE)
     keys = found["fingerprint"]["keys"]
     folders = _folders(found)
@@ -98,8 +88,14 @@ def card(settings: JobSettings, state: RunState, license: str | None, text: str 
         for key, value in keys.items()
         if not ("sampling." in key and usual.get(key[key.rindex("sampling.") :], ...) == value)
     }
-    return _template().render(
-        front=yaml.safe_dump(_front(found["job"], license, generated, folders), sort_keys=False, allow_unicode=True),
+    front = _front(found["job"], license, generated, rows, folders)
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    environment.filters |= {"number": "{:,}".format, "cell": lambda text: " ".join(text.replace("|", "\\|").split())}
+    template = environment.from_string(Path(__file__).with_name("dataset_card.md.jinja").read_text(encoding="utf-8"))
+    return template.render(
+        front=yaml.safe_dump(front, sort_keys=False, allow_unicode=True),
         manifest=found,
         command=f"python -m pipeline job={settings.name}",
         text=text,
@@ -137,14 +133,11 @@ def _folders(found: Mapping[str, Any]) -> list[_Folder]:
     return list(folders.values())
 
 
-def _front(job: str, license: str | None, generated: bool, folders: Sequence[_Folder]) -> dict[str, Any]:
+def _front(job: str, license: str | None, generated: bool, rows: int, folders: Sequence[_Folder]) -> dict[str, Any]:
     """Return the metadata for the Hub (YAML front matter)."""
-    rows = folders[0].rows if folders else 0
     front: dict[str, Any] = {} if license is None else {"license": license}
-    front |= {
-        "pretty_name": job,
-        "size_categories": [next((name for name, most in SIZES.items() if rows < most), "n>1B")],
-    }
+    front["pretty_name"] = job
+    front["size_categories"] = [next((name for name, most in SIZES.items() if rows < most), "n>1B")]
     front |= {"tags": ["synthetic"]} if generated else {}
     # The Hub reads all files of a dataset in one format: folders of another one are described, but not listed.
     listed = [folder for folder in folders if folder.suffix == folders[0].suffix]
@@ -174,10 +167,8 @@ def _facts(settings: JobSettings, keys: Mapping[str, Any], generated: bool) -> I
         yield "prompt", f"`{template}`" if template else "the chat template of the model"
         for name, value in _chosen(settings.sampling):
             shown = _private(value)
-            yield (
-                f"sampling.{name}",
-                f"`{shown if isinstance(shown, str) else json.dumps(shown, ensure_ascii=False, default=str)}`",
-            )
+            text = shown if isinstance(shown, str) else json.dumps(shown, ensure_ascii=False, default=str)
+            yield f"sampling.{name}", f"`{text}`"
     yield "seed", f"`{settings.seed}`"
 
 
@@ -198,26 +189,13 @@ def _private(value: Any) -> Any:
     return PurePath(value).name if isinstance(value, str) and _PATH.fullmatch(value) else value
 
 
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters |= {"number": "{:,}".format, "cell": lambda text: " ".join(text.replace("|", "\\|").split())}
-    return environment.get_template("dataset_card.md.jinja")
-
-
-def _read(path: Path) -> str | None:
-    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else None
-
-
 def _sealed(text: str) -> str:
     return text + _SEAL.format(hashlib.sha256(text.encode()).hexdigest())
 
 
-def _is_as_written(text: str) -> bool:
+def _is_edited(path: Path) -> bool:
+    if not path.exists():
+        return False
+    text = path.read_text(encoding="utf-8", errors="replace")
     body, _, _ = text.rpartition(_SEAL.partition("{}")[0])
-    return text == _sealed(body)
+    return text != _sealed(body)

@@ -22,14 +22,12 @@ class Stopped(Exception):
 
 
 class Destination:
-    """A folder at `url`. Paths are relative to it.
-
-    Every method may raise PublishError, after `retries` retries, and Stopped.
+    """A folder at `url`. Paths are relative to it. Every method may raise PublishError, after `retries` retries, and
+    Stopped.
 
     Args:
         url: for example s3://bucket/prefix, file:///folder, memory://folder.
         options: fsspec's options for the file system; secret, never logged.
-        retries: number of retries.
         wait_s: seconds before the first retry, doubled for each next one.
 
     Raises:
@@ -64,15 +62,12 @@ class Destination:
         self._retry("write", path, lambda: self._fs.put_file(str(file), self._at(path)))
 
     def write(self, path: str, text: str) -> None:
-        """Write a small text file."""
         self._retry("write", path, lambda: self._fs.pipe_file(self._at(path), text.encode()))
 
     def read(self, path: str) -> bytes:
-        """Return the bytes of a small file."""
         return self._retry("read", path, lambda: bytes(self._fs.cat_file(self._at(path))))
 
     def remove(self, path: str) -> None:
-        """Remove a file."""
         self._retry("remove", path, lambda: self._fs.rm_file(self._at(path)))
 
     def _at(self, path: str) -> str:

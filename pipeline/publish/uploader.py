@@ -29,7 +29,7 @@ AT_ONCE = 64
 """Files to upload that are read from state.sqlite at a time, which bounds memory."""
 LEAVE_S = 5.0
 """Seconds that an unfinished run waits for the current upload."""
-WHAT = "leaving the uploads; the same command uploads the rest. Press Ctrl-C again to leave at once"
+LEAVING = "leaving the uploads; the same command uploads the rest. Press Ctrl-C again to leave at once"
 log = logging.getLogger(__name__)
 
 
@@ -46,13 +46,7 @@ def destination_of(settings: JobSettings) -> Destination | None:
 
 class Publisher:
     """Uploads committed files in a thread of its own, which asks state.sqlite for missing files. So nothing queues up
-    in memory, and commits do not wait.
-
-    Args:
-        directory: of the run.
-        state: of the run, which has begun; records what was uploaded.
-        place: the destination.
-    """
+    in memory, and commits do not wait. `state`: of the run, which has begun; records what was uploaded."""
 
     def __init__(self, directory: Path, state: RunState, place: Destination) -> None:
         self._directory = directory
@@ -85,12 +79,9 @@ class Publisher:
                     f"output.publish={self._place.url} holds other files (for example {min(there)});"
                     " give an empty place, or overwrite=true to replace what a run has put there"
                 )
-            text = as_text(empty_manifest(self._state))
-            self._place.write(MANIFEST, text)
+            self._write_manifest(as_text(empty_manifest(self._state)), Failpoint.DESTINATION_CLAIMED)
         except PublishError as error:
             raise ConfigError(f"output.publish cannot be used: {error}; nothing has been generated") from None
-        reached(Failpoint.DESTINATION_CLAIMED)
-        self._state.note_published(self._place.url, MANIFEST, hashlib.sha256(text.encode()).hexdigest())
 
     def _is_still_ours(self) -> bool:
         """Return False if another run has claimed the destination since. One without a readable manifest counts as
@@ -106,17 +97,14 @@ class Publisher:
         self._wake.set()
 
     def committed(self) -> None:
-        """Wake the thread after a commit. Returns at once."""
+        """Wake the thread after a commit."""
         self._wake.set()
 
     def finish(self) -> ExitCode:
-        """Upload the rest of a finished run and then the manifest. Prints the result.
-
-        Returns:
-            DONE; FAILED if an upload failed; INTERRUPTED after a signal.
-        """
+        """Upload the rest of a finished run and then the manifest. Prints the result. Returns FAILED if an upload
+        failed, INTERRUPTED after a signal."""
         log.debug("uploading the rest to %s", self._place.url)
-        with stopped_by_signals(self._place.stopped.set, WHAT):
+        with stopped_by_signals(self._place.stopped.set, LEAVING):
             self._finishing = True
             self._wake.set()
             while self._thread.is_alive() and not self._place.stopped.is_set():
@@ -198,11 +186,13 @@ class Publisher:
         if card.exists() and (CARD not in there or self._state.published(self._place.url, CARD) != sha256_of(card)):
             self._put(CARD, sha256_of(card))
         text = as_text(manifest(self._state, RunStatus.DONE))
-        sha256 = hashlib.sha256(text.encode()).hexdigest()
-        if MANIFEST not in there or self._state.published(self._place.url, MANIFEST) != sha256:
-            self._place.write(MANIFEST, text)
-            reached(Failpoint.MANIFEST_UPLOADED)
-            self._state.note_published(self._place.url, MANIFEST, sha256)
+        if MANIFEST not in there or self._state.published(self._place.url, MANIFEST) != _sha256(text):
+            self._write_manifest(text, Failpoint.MANIFEST_UPLOADED)
+
+    def _write_manifest(self, text: str, failpoint: Failpoint) -> None:
+        self._place.write(MANIFEST, text)
+        reached(failpoint)
+        self._state.note_published(self._place.url, MANIFEST, _sha256(text))
 
 
 @contextmanager
@@ -220,6 +210,10 @@ def publishing(
         yield publisher
     finally:
         publisher.stop()
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _fingerprint(text: bytes) -> Any:

@@ -1,10 +1,11 @@
-"""Figures of a run, from its metrics and rows: totals, times of stages, decode steps, lengths, finish reasons.
+"""Figures of a run, from its metrics and rows: attempts, totals, times of stages, decode steps, lengths of texts.
 
 Queries aggregate while they read, so memory does not grow with the run.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
@@ -14,9 +15,13 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from pipeline.monitor.wording import number, seconds, share
-from pipeline.results.attempts import attempts, running_s
 from pipeline.results.reader import Results
+from pipeline.run_dir.state import RunStatus
 
+UNKNOWN_END = "killed"
+"""State of an attempt that left metrics but no record of its end."""
+STILL_OPEN = "running, or killed"
+"""State of the last attempt, if the two cannot be told apart."""
 ROW_COUNTS = {
     "source_rows": "rows done",
     "data_rows": "rows in data",
@@ -30,7 +35,25 @@ UNFILLED = "unfilled_"
 OF_A_MOMENT = ("attempt", "t_s", "interval_s", "node", "queue_rows")
 """Columns of metrics/stages.parquet that cannot be added up."""
 TOKEN_COUNTS = ("prompt_token_count", "completion_token_count", "token_count")
-FINISH_REASON = "finish_reason"
+
+
+@dataclass(frozen=True)
+class AttemptFigures:
+    """One attempt. If it was killed, `exit_code`, `started_at` and `rows` (source rows that it committed) are None,
+    `versions` and `machine` are empty, and `wall_s` is the time up to its last metrics. `begins_s`: running time of all
+    attempts before it, without the pauses between them."""
+
+    number: int
+    state: str
+    exit_code: int | None
+    started_at: str | None
+    wall_s: float
+    rows: int | None
+    tokens_in: int
+    tokens_out: int
+    begins_s: float
+    versions: Mapping[str, Any]
+    machine: Mapping[str, Any]
 
 
 class Figure(NamedTuple):
@@ -40,8 +63,7 @@ class Figure(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True)
-class Lengths:
+class Lengths(NamedTuple):
     """Distribution of lengths: `counts[i]` rows have the length `values[i]`. `values` ascend."""
 
     values: Sequence[int]
@@ -49,18 +71,57 @@ class Lengths:
 
     @property
     def rows(self) -> int:
-        """Number of rows with a length."""
         return sum(self.counts)
-
-    @property
-    def total(self) -> int:
-        """Sum of all lengths."""
-        return sum(value * count for value, count in zip(self.values, self.counts, strict=True))
 
     def quantile(self, share: float) -> int:
         """Return the smallest length that at least `share` of the rows do not exceed. Needs at least one row."""
         reached = accumulate(self.counts)
         return next(v for v, n in zip(self.values, reached, strict=True) if n >= share * self.rows)
+
+
+def attempts(results: Results) -> list[AttemptFigures]:
+    """Return all attempts that have left metrics, in order."""
+    runs, stages = results.metrics("run"), results.metrics("stages")
+    ended = {} if runs is None else {row["attempt"]: row for row in runs.collect().to_dicts()}
+    seen: dict[int, dict[str, Any]] = {}
+    if stages is not None:
+        sums = (pl.col("t_s").max(), pl.col("tokens_in").sum(), pl.col("tokens_out").sum())
+        seen = {row["attempt"]: row for row in stages.group_by("attempt").agg(*sums).collect().to_dicts()}
+    numbers = sorted({*ended, *seen})
+    found: list[AttemptFigures] = []
+    for n in numbers:
+        known = ended.get(n) or seen[n]
+        open_end = n == numbers[-1] and results.manifest.get("status") == RunStatus.RUNNING
+        attempt = AttemptFigures(
+            number=n,
+            state=known.get("state") or (STILL_OPEN if open_end else UNKNOWN_END),
+            exit_code=known.get("exit_code"),
+            started_at=known.get("started_at"),
+            wall_s=max(known.get("wall_s") or 0.0, seen.get(n, {}).get("t_s") or 0.0),
+            rows=known.get("rows"),
+            tokens_in=known.get("tokens_in") or 0,
+            tokens_out=known.get("tokens_out") or 0,
+            begins_s=running_s(found),
+            versions=json.loads(known.get("versions") or "{}"),
+            machine=json.loads(known.get("machine") or "{}"),
+        )
+        found.append(attempt)
+    return found
+
+
+def running_s(found: Sequence[AttemptFigures]) -> float:
+    """Return the total running time of the attempts."""
+    return sum(attempt.wall_s for attempt in found)
+
+
+def on_one_axis(table: pl.LazyFrame, found: Sequence[AttemptFigures]) -> pl.LazyFrame:
+    """Return a metrics table with `t_s` as running time over all attempts, not since the start of each."""
+    begins = pl.LazyFrame(
+        {"attempt": [a.number for a in found], "begins_s": [a.begins_s for a in found]},
+        schema={"attempt": pl.Int32, "begins_s": pl.Float64},
+    )
+    joined = table.join(begins, on="attempt")
+    return joined.with_columns(t_s=pl.col("t_s") + pl.col("begins_s")).drop("begins_s")
 
 
 def run_figures(results: Results) -> dict[str, Figure]:
@@ -87,21 +148,16 @@ def stage_times(results: Results) -> list[dict[str, Any]]:
     stages = results.metrics("stages")
     if stages is None:
         return []
-    counted = [c for c in stages.collect_schema().names() if c not in OF_A_MOMENT]
-    sums = stages.group_by("node").agg(pl.col(counted).sum()).collect().to_dicts()
-    order = graph_order(results.config)
+    counters = [c for c in stages.collect_schema().names() if c not in OF_A_MOMENT]
+    sums = stages.group_by("node").agg(pl.col(counters).sum()).collect().to_dicts()
+    nodes: Mapping[str, Any] = results.config.get("nodes") or {}
+    order = list(TopologicalSorter({name: node.get("inputs", ()) for name, node in nodes.items()}).static_order())
 
     def place(row: dict[str, Any]) -> tuple[int, str]:
         node = row["node"].partition("/")[0]
         return (order.index(node) if node in order else len(order), row["node"])
 
     return sorted(sums, key=place)
-
-
-def graph_order(config: Mapping[str, Any]) -> list[str]:
-    """Return the nodes of a job in topological order."""
-    nodes: Mapping[str, Any] = config.get("nodes") or {}
-    return list(TopologicalSorter({name: node.get("inputs", ()) for name, node in nodes.items()}).static_order())
 
 
 def causes_of(steps: pl.LazyFrame) -> list[str]:
@@ -136,19 +192,18 @@ def columns_named(rows: pl.LazyFrame, names: Sequence[str]) -> list[str]:
     return [c for c in rows.collect_schema().names() if any(c == n or c.endswith(f"_{n}") for n in names)]
 
 
+def token_columns(rows: pl.LazyFrame) -> list[str]:
+    """Return the columns of token counts in `rows`."""
+    schema = rows.collect_schema()
+    return [column for column in columns_named(rows, TOKEN_COUNTS) if schema[column].is_integer()]
+
+
 def lengths(rows: pl.LazyFrame, column: str) -> Lengths:
     """Return the distribution of a column of token counts."""
-    found = counted(rows, column).sort(column).to_dict(as_series=False)
-    return Lengths(found[column], found["rows"])
+    return Lengths(*counted(rows, column).sort(column).to_dict(as_series=False).values())
 
 
 def counted(rows: pl.LazyFrame, column: str) -> pl.DataFrame:
     """Return the number of rows (`rows`) for each value of `column`, without nulls."""
     grouped = rows.select(column).drop_nulls().group_by(column).agg(pl.len().cast(pl.Int64).alias("rows"))
     return grouped.collect(engine="streaming")
-
-
-def token_columns(rows: pl.LazyFrame) -> list[str]:
-    """Return the columns of token counts in `rows`."""
-    schema = rows.collect_schema()
-    return [column for column in columns_named(rows, TOKEN_COUNTS) if schema[column].is_integer()]

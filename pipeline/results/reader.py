@@ -5,7 +5,7 @@ Writes nothing and takes no lock, so a running run can be read too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,25 +27,18 @@ from pipeline.system.result_files import scan
 
 @dataclass(frozen=True)
 class Results:
-    """The committed results of a run.
-
-    Args:
-        directory: of the run.
-        manifest: as in manifest.json.
-        config: as in config.yaml; empty if that is missing or damaged.
-        missing: committed files that do not exist.
-        accounts: committed row counts by node; empty if there is no state.sqlite, as in a copy of the results.
+    """The committed results of a run. `config`: empty if config.yaml is missing or damaged. `missing`: committed files
+    that do not exist. `accounts`: row counts by node; empty if there is no state.sqlite, as in a copy of the results.
     """
 
     directory: Path
     manifest: Mapping[str, Any]
     config: Mapping[str, Any]
-    missing: Sequence[str] = field(default=())
+    missing: Sequence[str] = ()
     accounts: Mapping[str, RowCounts] = field(default_factory=dict)
 
     @property
     def job(self) -> str:
-        """Name of the job."""
         return str(self.manifest.get("job") or self.directory.name)
 
     @property
@@ -57,30 +50,34 @@ class Results:
     @property
     def folders(self) -> list[str]:
         """Folders with rows, relative to the run directory: `data`, and `data/NAME` of a second sink."""
-        found = {Path(s["path"]).parent.as_posix() for s in self._shards(DATA) if s["rows"]}
-        return sorted(found)
+        return sorted({Path(s["path"]).parent.as_posix() for s in self._shards(DATA) if s["rows"]})
 
     def shards(self, folder: str) -> list[tuple[Path, int]]:
         """Return the committed files of `folder` in the order of their rows, each with its number of rows."""
-        found = [s for s in self._shards(folder) if Path(s["path"]).parent.as_posix() == folder]
-        ordered = sorted(found, key=lambda s: s["chunk"])
-        return [(self.directory / s["path"], s["rows"]) for s in ordered if s["path"] not in self.missing]
+        ordered = sorted(self._shards(folder), key=lambda s: s["chunk"])
+        found = [s for s in ordered if s["path"] not in self.missing and Path(s["path"]).parent.as_posix() == folder]
+        return [(self.directory / s["path"], s["rows"]) for s in found]
 
     def rows(self, folder: str) -> pl.LazyFrame | None:
         """Return all rows of a folder of data/; None if there are none or their format is unknown."""
         return scan([path for path, rows in self.shards(folder) if rows])
 
+    def tables(self) -> Iterator[tuple[pl.LazyFrame, str]]:
+        """Yield the rows of each folder, with the text ` in FOLDER` if there are several folders."""
+        for folder in self.folders:
+            rows = self.rows(folder)
+            if rows is not None:
+                yield rows, f" in {folder}" if len(self.folders) > 1 else ""
+
     def rejects(self) -> pl.LazyFrame | None:
-        """Return all rejects; None if there are none."""
         return scan([path for path, _ in self.shards(REJECTS)])
 
     def metrics(self, name: str) -> pl.LazyFrame | None:
         """Return the metrics table `name` of all attempts, unmerged part files included; None if it is empty."""
         merged = self.directory / METRICS / f"{name}.parquet"
         known = merged_parts(merged) if _is_whole(merged) else frozenset()
-        parts = sorted((self.directory / METRICS / name).glob("*.parquet"))
-        files = [*([merged] if merged.exists() else []), *(part for part in parts if part.name not in known)]
-        readable = [pl.scan_parquet(file) for file in files if _is_whole(file)]
+        parts = [part for part in sorted(merged.with_suffix("").glob("*.parquet")) if part.name not in known]
+        readable = [pl.scan_parquet(file) for file in (merged, *parts) if _is_whole(file)]
         return pl.concat(readable) if readable else None
 
     def _shards(self, folder: str) -> list[dict[str, Any]]:
@@ -88,31 +85,25 @@ class Results:
 
 
 def read_results(directory: Path) -> Results:
-    """Read the run in `directory`.
+    """Read the run in `directory`: its state.sqlite or, without a readable one, manifest.json.
 
     Raises:
         ConfigError: it is not a run directory, or its state cannot be read and there is no manifest.
     """
-    found, accounts = _committed(directory)
+    found: Mapping[str, Any] = read_manifest(directory)
+    accounts: Mapping[str, RowCounts] = {}
+    if (directory / STATE_FILE).is_file():
+        try:
+            with closing(RunState(directory / STATE_FILE)) as state:
+                found, accounts = manifest(state, state.status), state.accounts()
+        except PipelineError as error:
+            if not found:
+                raise ConfigError(f"what {directory} holds cannot be told: {error}") from error
+    elif not found:
+        remedy = near_run(directory) or "; give one like outputs/NAME"
+        raise ConfigError(f"{directory} is not a run directory (no {STATE_FILE}){remedy}")
     missing = [s["path"] for s in found.get("shards", []) if not (directory / s["path"]).exists()]
     return Results(directory, found, _config(directory), missing, accounts)
-
-
-def _committed(directory: Path) -> tuple[Mapping[str, Any], Mapping[str, RowCounts]]:
-    """Return manifest and row counts from state.sqlite; without a readable one, manifest.json and no row counts."""
-    written = read_manifest(directory)
-    if not (directory / STATE_FILE).is_file():
-        if not written:
-            remedy = near_run(directory) or "; give one like outputs/NAME"
-            raise ConfigError(f"{directory} is not a run directory (no {STATE_FILE}){remedy}")
-        return written, {}
-    try:
-        with closing(RunState(directory / STATE_FILE)) as state:
-            return manifest(state, state.status), state.accounts()
-    except PipelineError as error:
-        if not written:
-            raise ConfigError(f"what {directory} holds cannot be told: {error}") from error
-        return written, {}
 
 
 def _config(directory: Path) -> Mapping[str, Any]:

@@ -10,13 +10,11 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 from pipeline.monitor.wording import at_time, number
-from pipeline.results.report.charts import Bars, Chart, Histogram, OverTime
+from pipeline.results.report.panel import Bars, Chart, Histogram, OverTime
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,23 +54,23 @@ STYLE: dict[str, Any] = {
 _NAME = re.compile(r'((?:\bid=")|(?:href="#)|(?:url\(#))')
 
 
-class NoMatplotlib(Exception):
-    """matplotlib is not installed."""
-
-
 def draw(chart: Chart, name: str) -> str:
-    """Return `chart` as an <svg> element that fills the available width.
-
-    Args:
-        name: unique on the page.
+    """Return `chart` as an <svg> element that fills the available width. `name`: unique on the page.
 
     Raises:
-        NoMatplotlib: matplotlib is not installed.
+        ImportError: matplotlib is not installed.
     """
-    with _ready():
-        from matplotlib.figure import Figure
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it tells of caches for fonts
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
 
-        height = 34 + BAR_HEIGHT * len(chart.labels) if isinstance(chart, Bars) else HEIGHT
+    height = 34 + BAR_HEIGHT * len(chart.labels) if isinstance(chart, Bars) else HEIGHT
+    text = io.StringIO()
+    with mpl.rc_context(), warnings.catch_warnings():
+        # Text is drawn by the browser, which has the letters that matplotlib's font lacks.
+        warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
+        mpl.rcdefaults()  # not the user's style
+        mpl.rcParams.update(STYLE)
         figure = Figure(figsize=(WIDTH / 72, height / 72), layout="constrained")
         axes = figure.add_subplot()
         match chart:
@@ -82,25 +80,8 @@ def draw(chart: Chart, name: str) -> str:
                 _draw_bars(axes, chart)
             case Histogram():
                 _draw_histogram(axes, chart)
-        text = io.StringIO()
         figure.savefig(text, format="svg")
     return _for_the_page(text.getvalue(), chart, name)
-
-
-@contextmanager
-def _ready() -> Iterator[None]:
-    """Set our style for matplotlib during the block, ignore the user's, and silence its messages."""
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it tells of caches for fonts
-    try:
-        import matplotlib as mpl
-    except ImportError as error:
-        raise NoMatplotlib from error
-    with mpl.rc_context(), warnings.catch_warnings():
-        # Text is drawn by the browser, which has the letters that matplotlib's font lacks.
-        warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
-        mpl.rcdefaults()
-        mpl.rcParams.update(STYLE)
-        yield
 
 
 def _draw_over_time(axes: Axes, chart: OverTime) -> None:

@@ -7,11 +7,9 @@ from dataclasses import replace
 
 import polars as pl
 
-from pipeline.results.attempts import AttemptFigures, attempts, on_one_axis
-from pipeline.results.figures import UNFILLED, causes_of
+from pipeline.results.figures import UNFILLED, AttemptFigures, attempts, causes_of, on_one_axis
 from pipeline.results.reader import Results
-from pipeline.results.report.charts import OverTime, Series
-from pipeline.results.report.panel import Panel
+from pipeline.results.report.panel import OverTime, Panel, Series
 
 MOST_BINS = 48
 FEWEST_BINS = 4

@@ -1,4 +1,4 @@
-"""Render the panels as HTML; the template escapes all values."""
+"""Render the page as HTML; the template escapes all values."""
 
 from __future__ import annotations
 
@@ -14,25 +14,15 @@ from markupsafe import Markup
 
 from pipeline.api.errors import install
 from pipeline.results.reader import Results
-from pipeline.results.report.charts import Chart, legend
-from pipeline.results.report.drawing import NoMatplotlib, draw
+from pipeline.results.report.drawing import draw
 from pipeline.results.report.over_time import over_time
-from pipeline.results.report.panel import Panel
-from pipeline.results.report.rejects import rejects
-from pipeline.results.report.sample_rows import samples
-from pipeline.results.report.texts import texts
+from pipeline.results.report.panel import Chart, Panel, legend
+from pipeline.results.report.rows import rejects, samples, texts
 from pipeline.results.report.time_spent import reuse, time_spent
 from pipeline.results.report.totals import attempt_panel, made_with, status, totals, why
 
 PANELS: Sequence[Callable[[Results], list[Panel]]] = (
-    samples,
-    rejects,
-    attempt_panel,
-    over_time,
-    time_spent,
-    texts,
-    reuse,
-    made_with,
+    *(samples, rejects, attempt_panel, over_time, time_spent, texts, reuse, made_with),
 )
 """In the order of the page."""
 
@@ -52,7 +42,7 @@ def page(results: Results) -> str:
     badge = "".join(_built(status, results, remarks))
     remarks += _built(why, results, remarks)
     panels = [panel for build in PANELS for panel in _built(build, results, remarks)]
-    figures_at_top = _built(totals, results, remarks)
+    figures = _built(totals, results, remarks)
     drawn = [
         (panel, [(chart, _drawing(chart, f"f{i}-{j}", remarks)) for j, chart in enumerate(panel.charts)])
         for i, panel in enumerate(panels)
@@ -61,14 +51,21 @@ def page(results: Results) -> str:
         remarks.append(
             f"{len(results.missing):,} committed files are missing: python -m pipeline verify {results.directory}"
         )
-    text = _template().render(
+    template = jinja2.Template(
+        Path(__file__).with_name("page.html").read_text(encoding="utf-8"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    text = template.render(
         job=results.job,
         status=badge,
-        totals=figures_at_top,
+        totals=figures,
         panels=drawn,
         legend=legend,
         remarks=remarks,
-        style=Markup((Path(__file__).parent / "page.css").read_text(encoding="utf-8")),
+        style=Markup(Path(__file__).with_name("page.css").read_text(encoding="utf-8")),
     )
     return _NOT_FOR_HTML.sub("\N{REPLACEMENT CHARACTER}", text)
 
@@ -87,21 +84,10 @@ def _drawing(chart: Chart, name: str, remarks: list[str]) -> Markup:
     """Return `chart` as SVG. If that fails, return nothing and add a remark; the page has its table anyway."""
     try:
         return Markup(draw(chart, name))
-    except NoMatplotlib:
+    except ImportError:
         if NO_DRAWINGS not in remarks:
             remarks.append(NO_DRAWINGS)
     except Exception as error:
         log.warning("report.html lacks the drawing '%s': %s: %s", chart.title, type(error).__name__, error)
         remarks.append(f"'{chart.title}' could not be drawn: {type(error).__name__}: {error}")
     return Markup("")
-
-
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("page.html")

@@ -1,11 +1,129 @@
-"""Panel: a section of a report."""
+"""Panels of a page: charts, tables, cards and folds."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import pairwise
 
-from pipeline.results.report.charts import Chart, Table
+from pipeline.monitor.wording import at_time, number, share
+
+Cell = str | int | None
+_FIGURE = re.compile(r"-?[\d,.:hms]+( (%|s|ms))?")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table. None is an empty cell."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    caption: str = ""
+
+    @property
+    def right(self) -> frozenset[int]:
+        """Indices of the columns that contain only numbers, which are right-aligned."""
+        filled = [[str(cell) for cell in column if cell not in (None, "")] for column in zip(*self.rows, strict=True)]
+        return frozenset(i for i, cells in enumerate(filled) if cells and all(map(_FIGURE.fullmatch, cells)))
+
+
+def shares_table(unit: str, counts: Sequence[tuple[str, int]]) -> Table:
+    """Return a table with a row per name: count and share."""
+    total = sum(count for _, count in counts)
+    return Table(["", unit, "share"], [[name, f"{count:,}", share(count, total)] for name, count in counts])
+
+
+@dataclass(frozen=True)
+class Series:
+    """A data series. `colour`: a role of page.css, c1 to c7. None in `values`: a gap."""
+
+    name: str
+    colour: str
+    values: Sequence[float | None]
+
+
+@dataclass(frozen=True)
+class OverTime:
+    """A chart of values in equal intervals of time.
+
+    Args:
+        title, about: title, and a description in a sentence; of every chart.
+        edges: of the intervals, seconds of running time; one more than values in a series.
+        series: lines, or stacked areas.
+        unit: of the values; `%` fixes the axis to 0 to 100.
+        stacked: areas instead of lines.
+        starts: seconds at which each attempt after the first begins.
+    """
+
+    title: str
+    about: str
+    edges: Sequence[float]
+    series: Sequence[Series]
+    unit: str
+    stacked: bool = False
+    starts: Sequence[float] = ()
+
+    @property
+    def table(self) -> Table:
+        """A row per interval."""
+        columns = ["from", "to", *(f"{s.name}, {self.unit}" for s in self.series)]
+        values = zip(*(s.values for s in self.series), strict=True)
+        rows = [
+            [at_time(a), at_time(b), *(None if v is None else number(v) for v in row)]
+            for (a, b), row in zip(pairwise(self.edges), values, strict=True)
+        ]
+        return Table(columns, rows)
+
+
+@dataclass(frozen=True)
+class Bars:
+    """A chart of stacked horizontal bars, one per label from the top; each series has a segment of every bar. `table`:
+    the same data, and more."""
+
+    title: str
+    about: str
+    labels: Sequence[str]
+    series: Sequence[Series]
+    unit: str
+    table: Table
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """A histogram with bins of equal width.
+
+    Args:
+        edges: of the bins, whole numbers; a bin includes its lower edge and excludes its upper one.
+        counts: one per bin.
+        unit: of the values.
+        marks: names of values to mark with a line, and the values.
+        colour: a role of page.css.
+    """
+
+    title: str
+    about: str
+    edges: Sequence[int]
+    counts: Sequence[int]
+    unit: str
+    marks: Sequence[tuple[str, float]]
+    colour: str
+
+    @property
+    def table(self) -> Table:
+        """A row per bin that is not empty."""
+        spans = [f"{a}" if b - a == 1 else f"{a} to {b - 1}" for a, b in pairwise(self.edges)]
+        rows: list[list[Cell]] = [[span, count] for span, count in zip(spans, self.counts, strict=True) if count]
+        return Table([self.unit, "rows"], rows, ", ".join(f"{name} {number(value)}" for name, value in self.marks))
+
+
+Chart = OverTime | Bars | Histogram
+
+
+def legend(chart: Chart) -> list[tuple[str, str]]:
+    """Return name and colour of each series; empty if there is only one."""
+    series = [] if isinstance(chart, Histogram) else chart.series
+    return [(s.name, s.colour) for s in series] if len(series) > 1 else []
 
 
 @dataclass(frozen=True)
@@ -26,20 +144,11 @@ class Fold:
 
 @dataclass(frozen=True)
 class Panel:
-    """A section of the page under one heading. A panel is never empty.
-
-    Args:
-        title: the heading.
-        about: a sentence on how to read it.
-        charts: each drawn, with its table.
-        tables: tables without a drawing.
-        cards: shown one below the other.
-        folds: texts at the end.
-    """
+    """A section of the page: a heading, a sentence on how to read it, and contents in this order. It is never empty."""
 
     title: str
     about: str = ""
-    charts: Sequence[Chart] = field(default=())
-    tables: Sequence[Table] = field(default=())
-    cards: Sequence[Card] = field(default=())
-    folds: Sequence[Fold] = field(default=())
+    charts: Sequence[Chart] = ()
+    tables: Sequence[Table] = ()
+    cards: Sequence[Card] = ()
+    folds: Sequence[Fold] = ()

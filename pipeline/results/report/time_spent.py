@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import Any
 
 import polars as pl
 
 from pipeline.api.meter import CLOCKS, RowCounts
 from pipeline.monitor.wording import number, seconds, share, unit_of_time
-from pipeline.results.attempts import attempts
-from pipeline.results.figures import STEP_PARTS, stage_times, step_sums
+from pipeline.results.figures import STEP_PARTS, attempts, stage_times, step_sums
 from pipeline.results.reader import Results
-from pipeline.results.report.charts import Bars, Cell, Series, Table, shares_table
-from pipeline.results.report.panel import Panel
+from pipeline.results.report.panel import Bars, Cell, Panel, Series, Table, shares_table
 
 CLOCK_COLOURS = dict(zip(CLOCKS, ("c1", "c7", "c2"), strict=True))
-PARTS = {
-    "form_s": ("filling the batch", "c3"),
-    "decode_s": ("in the model", "c1"),
-    "sample_s": ("choosing tokens", "c2"),
-}
+PARTS = (("filling the batch", "c3"), ("in the model", "c1"), ("choosing tokens", "c2"))
+"""Name and colour of each of STEP_PARTS."""
 WORTH_DRAWING = 0.02
 """Busy share of a stage below which it is listed in the table, but not drawn."""
 STORED = {
@@ -60,7 +54,7 @@ def _stages(results: Results) -> Bars | None:
     rows: list[list[Cell]] = [
         [
             s["node"],
-            *_account(results.accounts.get(s["node"])),
+            *_counts(results.accounts.get(s["node"])),
             *(seconds(s[clock]) for clock in CLOCKS),
             share(s["busy_s"], s["wall_s"]),
         ]
@@ -69,35 +63,33 @@ def _stages(results: Results) -> Bars | None:
     return Bars("Time of each stage", about, [s["node"] for s in drawn], series, unit, Table(columns, rows))
 
 
-def _account(counts: RowCounts | None) -> list[Cell]:
+def _counts(c: RowCounts | None) -> list[Cell]:
     """Return rows in, expanded, rejected and out; empty cells for a part of a node, which has no counts."""
-    if counts is None:
-        return [None] * 4
-    return [f"{n:,}" for n in (counts.rows_in, counts.expanded, counts.rejected, counts.rows_out)]
+    return [None] * 4 if c is None else [f"{n:,}" for n in (c.rows_in, c.expanded, c.rejected, c.rows_out)]
 
 
 def _steps(results: Results) -> Bars | None:
     found = step_sums(results)
-    if not any(group[part] for group in found for part in STEP_PARTS):
+    spent = [sum(group[part] for part in STEP_PARTS) for group in found]
+    if not any(spent):
         return None
     names = ["computing prompts" if group["prompts"] else "generating" for group in found]
-    unit, length = unit_of_time(max(sum(group[part] for part in STEP_PARTS) for group in found))
-    series = [Series(name, colour, [group[part] / length for group in found]) for part, (name, colour) in PARTS.items()]
-    columns = ["calls", "number", "tokens", "tokens a call", *(name for name, _ in PARTS.values()), "a call"]
-    rows = [[name, *_step_cells(group)] for name, group in zip(names, found, strict=True)]
+    unit, length = unit_of_time(max(spent))
+    series = [
+        Series(name, colour, [group[part] / length for group in found])
+        for part, (name, colour) in zip(STEP_PARTS, PARTS, strict=True)
+    ]
+    columns = ["calls", "number", "tokens", "tokens a call", *(name for name, _ in PARTS), "a call"]
+    rows = [
+        [
+            *(name, f"{group['steps']:,}", f"{group['tokens']:,}", number(group["tokens"] / group["steps"])),
+            *(seconds(group[part]) for part in STEP_PARTS),
+            f"{number(1000 * total / group['steps'])} ms",
+        ]
+        for name, group, total in zip(names, found, spent, strict=True)
+    ]
     about = "The calls of the model by what they compute, and what they spent their time on."
     return Bars("Time of the steps", about, names, series, unit, Table(columns, rows))
-
-
-def _step_cells(group: dict[str, Any]) -> list[str]:
-    spent = sum(group[part] for part in STEP_PARTS)
-    return [
-        f"{group['steps']:,}",
-        f"{group['tokens']:,}",
-        number(group["tokens"] / group["steps"]),
-        *(seconds(group[part]) for part in STEP_PARTS),
-        f"{number(1000 * spent / group['steps'])} ms",
-    ]
 
 
 def reuse(results: Results) -> list[Panel]:

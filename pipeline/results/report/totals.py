@@ -10,18 +10,16 @@ import yaml
 
 from pipeline.monitor.summary import too_many_errors
 from pipeline.monitor.wording import seconds, share
-from pipeline.results.attempts import attempts
-from pipeline.results.figures import ROW_COUNTS, run_figures
+from pipeline.results.figures import ROW_COUNTS, STILL_OPEN, attempts, run_figures
 from pipeline.results.reader import Results
-from pipeline.results.report.charts import Table
-from pipeline.results.report.panel import Fold, Panel
+from pipeline.results.report.panel import Fold, Panel, Table
 from pipeline.run_dir.state import RunStatus
 
 ALWAYS = ("rows done", "rows in data")
 """Figures that are shown even if they are 0."""
 WORDS: Mapping[str, str] = {
     RunStatus.NEW: "not begun",
-    RunStatus.RUNNING: "running, or killed",
+    RunStatus.RUNNING: STILL_OPEN,
     RunStatus.INTERRUPTED: "interrupted",
     RunStatus.FAILED: "failed",
     RunStatus.BUDGET: "ended by a budget, before its target was reached",
@@ -69,7 +67,7 @@ def attempt_panel(results: Results) -> list[Panel]:
     columns = ["attempt", "began", "ended", "running time", "rows committed", "prompt tokens", "completion tokens"]
     rows = [
         [
-            *(str(a.number), _day_and_time(a.started_at), a.state, seconds(a.wall_s)),
+            *(str(a.number), a.started_at and a.started_at[:19].replace("T", " "), a.state, seconds(a.wall_s)),
             *(None if a.rows is None else f"{a.rows:,}", f"{a.tokens_in:,}", f"{a.tokens_out:,}"),
         ]
         for a in found
@@ -94,7 +92,3 @@ def made_with(results: Results) -> list[Panel]:
         lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in keys.items()]
         folds.append(Fold("What decides the bytes of data/ (fingerprint)", "\n".join(lines)))
     return [Panel("Made with", tables=[Table(["", ""], rows)] if rows else [], folds=folds)] if rows or folds else []
-
-
-def _day_and_time(iso: str | None) -> str | None:
-    return None if iso is None else iso[:19].replace("T", " ")

@@ -31,17 +31,10 @@ def write_report(directory: Path) -> Path:
 
 
 def report_of_attempt(directory: Path, *, wanted: bool) -> list[str]:
-    """Write the report of an attempt that has ended. Returns the line of the summary with its path.
-
-    A failure is logged and changes nothing else: the results are complete without a report.
-
-    Args:
-        wanted: the setting `report`.
-    """
-    if not is_written(wanted):
-        return []
+    """Write the report of an attempt that has ended, if it is `wanted`. Returns the line of the summary with its path.
+    A failure is logged and changes nothing else: the results are complete without a report."""
     try:
-        return [f"report      {write_report(directory)}"]
+        return [f"report      {write_report(directory)}"] if is_written(wanted) else []
     except Exception as error:
         log.warning("report.html cannot be written: %s: %s", type(error).__name__, error)
         return []

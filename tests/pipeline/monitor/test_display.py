@@ -71,12 +71,11 @@ class Run:
             nodes[name] = Node(KeepEven(), (next(reversed(nodes)),))
         nodes[last] = Node(Collect(), (next(reversed(nodes)),))
         self.tally = RejectTally()
-        self.executor = SimpleNamespace(source_ended=False)
+        self.executor = SimpleNamespace(source_ended=False, tally=self.tally)
         self.observer = Observer(
             Graph(nodes, target),
             cast(Executor, self.executor),
             [lambda: "slots 3/4", lambda: ""],
-            self.tally,
             rows_before,
             rejects_before or RejectCounts(),
         )

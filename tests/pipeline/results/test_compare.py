@@ -11,8 +11,7 @@ import pytest
 
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
-from pipeline.results.compare.rows import joined
-from pipeline.results.compare.settings import content_differences, setting_differences
+from pipeline.results.compare import content_differences, joined, setting_differences
 from pipeline.results.reader import Results, read_results
 from tests.pipeline.run.test_job import job, run
 

@@ -16,10 +16,10 @@ from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from pipeline.results.figures import lengths, slots_used, stage_times
 from pipeline.results.reader import read_results
-from pipeline.results.report.charts import Bars, Histogram, OverTime
 from pipeline.results.report.over_time import over_time
 from pipeline.results.report.page import page
-from pipeline.results.report.texts import texts
+from pipeline.results.report.panel import Bars, Histogram, OverTime
+from pipeline.results.report.rows import texts
 from pipeline.results.report.time_spent import reuse
 from pipeline.results.report.totals import totals
 from tests.pipeline.pages import Page, headings

@@ -12,14 +12,11 @@ import pytest
 
 from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.cli.main import main
-from pipeline.results.attempts import attempts, on_one_axis
-from pipeline.results.figures import stage_times
+from pipeline.results.figures import attempts, on_one_axis, stage_times
 from pipeline.results.reader import Results, read_results
-from pipeline.results.report.charts import Histogram
 from pipeline.results.report.page import page
-from pipeline.results.report.rejects import rejects
-from pipeline.results.report.sample_rows import samples, shown
-from pipeline.results.report.texts import texts
+from pipeline.results.report.panel import Histogram
+from pipeline.results.report.rows import rejects, samples, shown, texts
 from pipeline.results.report.write import VARIABLE, write_report
 from pipeline.run_dir.metrics_table import STAGES_SCHEMA, MetricsTable
 from tests.pipeline.pages import Page, headings

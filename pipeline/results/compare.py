@@ -1,0 +1,250 @@
+"""Compare two runs: figures, settings and rows.
+
+Rows are joined, and their values compared by hashes: without texts in memory, runs may have millions of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import polars as pl
+
+from pipeline.api.records import LINEAGE, ROW
+from pipeline.config.fingerprint import ABSENT, differences
+from pipeline.monitor.wording import seconds, share
+from pipeline.results.figures import (
+    STEP_PARTS,
+    Figure,
+    columns_named,
+    lengths,
+    run_figures,
+    stage_times,
+    step_sums,
+    token_columns,
+)
+from pipeline.results.reader import Results
+
+Row = tuple[str, str, str, str]
+"""Name of a figure, both values, and the change from the first to the second, empty if it means nothing."""
+WIDEST = 40
+WORTH_COMPARING = 0.1
+"""Busy share of a stage below which its change is not shown: it is noise."""
+SMALLEST_CHANGE = 0.05
+"""Percent."""
+ABOUT_THE_RUN = ("output_dir", "overwrite", "dry_run", "show")
+"""Settings that do not describe the job."""
+TEXTS = ("completion",)
+DIFFERENCES = 3
+
+
+class Difference(NamedTuple):
+    """A row whose values differ. `key`: its join key as text."""
+
+    key: str
+    a: Any
+    b: Any
+
+
+class Agreement(NamedTuple):
+    """Comparison of a column: number of joined rows with equal values, and the `first` rows that differ."""
+
+    column: str
+    equal: int
+    first: Sequence[Difference]
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Rows of two runs joined by the columns `keys`. `both`, `only_a`, `only_b`: numbers of rows."""
+
+    keys: Sequence[str]
+    both: int
+    only_a: int
+    only_b: int
+    columns: Sequence[Agreement]
+
+
+def figures(a: Results, b: Results) -> list[Row]:
+    """Return the figures of both runs, or of one of them, in display order."""
+    sides = _known(a), _known(b)
+    rows = []
+    for name in sides[0] | sides[1]:
+        one, other = (side.get(name, Figure(None, "")) for side in sides)
+        if any(f.value or (f.value is None and f.text) for f in (one, other)):
+            differs = one.value is None and other.value is None and one.text != other.text
+            rows.append((name, one.text, other.text, "differs" if differs else _change(one.value, other.value)))
+    return rows
+
+
+def stages(a: Results, b: Results) -> list[Row]:
+    """Return busy seconds and busy share of each stage."""
+    times = [{stage["node"]: stage for stage in stage_times(run)} for run in (a, b)]
+    rows = []
+    for node in times[0] | times[1]:
+        found = [side.get(node) for side in times]
+        cells = [f"{seconds(s['busy_s'])} {share(s['busy_s'], s['wall_s'])}" if s else "" for s in found]
+        shares = [s["busy_s"] / s["wall_s"] if s and s["wall_s"] else 0.0 for s in found]
+        busy = [s["busy_s"] if s else None for s in found]
+        rows.append((node, cells[0], cells[1], _change(*busy) if max(shares) >= WORTH_COMPARING else ""))
+    return rows
+
+
+def lines(rows: Sequence[Row], head: tuple[str, str] | None = None) -> list[str]:
+    """Return `rows` as lines in aligned columns. `head`: names of the two runs."""
+    table: list[Row] = [*([("", *head, "")] if head else []), *rows]
+    widths = [min(WIDEST, max((len(row[i]) for row in table), default=0)) for i in range(3)]
+    padded = [[f"{cell:{width}}" for cell, width in zip(row, widths, strict=False)] for row in table]
+    return ["  ".join([*cells, row[3]]).rstrip() for cells, row in zip(padded, table, strict=True)]
+
+
+def _known(run: Results) -> dict[str, Figure]:
+    """Return job, status, fingerprint, model and figures of a run by display name."""
+    texts = {
+        "job": run.job,
+        "status": str(run.manifest.get("status", "")),
+        "fingerprint": str(run.manifest.get("fingerprint", {}).get("sha256", ""))[:12],
+        "model": _model(run),
+    }
+    known = {name: Figure(None, text) for name, text in texts.items()} | run_figures(run)
+    for group in step_sums(run):
+        spent = sum(group[part] for part in STEP_PARTS)
+        name = "calls that compute prompts" if group["prompts"] else "calls that generate"
+        known[name] = Figure(spent, f"{group['steps']:,} in {seconds(spent)}")
+    for rows, where in run.tables():
+        for column in token_columns(rows):
+            found = lengths(rows, column)
+            if found.rows:
+                text = f"{found.quantile(0.5):,} and {found.quantile(0.95):,}"
+                known[f"{column}{where}, median and p95"] = Figure(None, text)
+    return known
+
+
+def _model(run: Results) -> str:
+    model = run.config.get("model")
+    if not isinstance(model, dict):
+        return ""
+    parts = [str(model[key]) for key in ("repo", "file") if model.get(key)]
+    return " ".join(parts) or Path(str(model.get("path") or "")).name
+
+
+def _change(a: float | None, b: float | None) -> str:
+    """Format the change in percent: `+12.3 %`; empty below SMALLEST_CHANGE or if a value is missing."""
+    percent = 100 * (b / a - 1) if a and b is not None else 0.0
+    return f"{percent:+.1f} %" if abs(percent) >= SMALLEST_CHANGE else ""
+
+
+def setting_differences(a: Results, b: Results) -> list[str]:
+    """Return `key: a -> b` for each setting in config.yaml that differs.
+
+    A group that is passed to a node is listed once, by the key that users type: `runtime.slots`, not
+    `nodes.generate.op.runtime.slots`.
+    """
+    flat_a, flat_b = (dict(_flat("", run.config)) for run in (a, b))
+    pairs = {k: (flat_a.get(k, ABSENT), flat_b.get(k, ABSENT)) for k in flat_a | flat_b if k not in ABOUT_THE_RUN}
+    changed = {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+    shown = {key: pair for key, pair in changed.items() if changed.get(key.partition(".op.")[2]) != pair}
+    return differences({k: pair[0] for k, pair in shown.items()}, {k: pair[1] for k, pair in shown.items()})
+
+
+def content_differences(a: Results, b: Results) -> list[str]:
+    """Return `key: a -> b` for the rest of the fingerprints: content of inputs and model, and user code."""
+    known = {key for run in (a, b) for key, _ in _flat("", run.config)}
+    sides = [run.manifest.get("fingerprint", {}).get("keys", {}) for run in (a, b)]
+    return differences(*({k: v for k, v in side.items() if k not in known} for side in sides))
+
+
+def _flat(key: str, value: object) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for name, inner in value.items():
+            yield from _flat(f"{key}.{name}" if key else str(name), inner)
+    else:
+        yield key, value
+
+
+def joined(a: Results, b: Results, folder: str) -> Joined | None:
+    """Join the rows of `folder` of both runs; None if one has no rows there, or they have no common key."""
+    rows_a, rows_b = a.rows(folder), b.rows(folder)
+    if rows_a is None or rows_b is None:
+        return None
+    keys = _keys(a, b, rows_a, rows_b)
+    if not keys:
+        return None
+    columns = _compared(rows_a, rows_b, keys)
+    left = _hashed(rows_a, keys, columns).with_columns(pl.lit(True).alias("in_a"))
+    right = _hashed(rows_b, keys, columns).drop("place").with_columns(pl.lit(True).alias("in_b"))
+    pairs = left.join(right, on=_names(keys), how="full", coalesce=True, suffix="_b").collect(engine="streaming")
+    both = pairs.filter(pl.col("in_a") & pl.col("in_b"))
+    same = {c: both[c] == both[f"{c}_b"] for c in columns}
+    return Joined(
+        keys,
+        len(both),
+        pairs["in_b"].null_count(),
+        pairs["in_a"].null_count(),
+        [Agreement(c, int(same[c].sum()), _first(both.filter(~same[c]), c, rows_a, rows_b, keys)) for c in columns],
+    )
+
+
+def _keys(a: Results, b: Results, rows_a: pl.LazyFrame, rows_b: pl.LazyFrame) -> list[str]:
+    """Return the id column if both runs have the same and it is unique, else `row`; and `lineage` if there is one."""
+    common = set(rows_a.collect_schema().names()) & set(rows_b.collect_schema().names())
+    lineage = [LINEAGE.name] if LINEAGE.name in common else []
+    ids = [(run.config.get("data") or {}).get("id_column") for run in (a, b)]
+    if ids[0] == ids[1] and ids[0] in common:
+        keys = [ids[0], *lineage]
+        if all(_are_unique(rows, keys) for rows in (rows_a, rows_b)):
+            return keys
+    return [ROW.name, *lineage] if ROW.name in common else []
+
+
+def _are_unique(rows: pl.LazyFrame, keys: Sequence[str]) -> bool:
+    selected = rows.select(_key(k) for k in keys)
+    many, different = selected.select(pl.len(), pl.struct(pl.all()).n_unique().alias("different")).collect().row(0)
+    return bool(many == different)
+
+
+def _compared(rows_a: pl.LazyFrame, rows_b: pl.LazyFrame, keys: Sequence[str]) -> list[str]:
+    """Return the columns of generated texts; if there are none, all common columns of equal type."""
+    types_a, types_b = rows_a.collect_schema(), rows_b.collect_schema()
+    common = [c for c in types_a if types_b.get(c) == types_a[c] and c not in {*keys, ROW.name, LINEAGE.name}]
+    return [c for c in columns_named(rows_a, TEXTS) if c in common] or common
+
+
+def _hashed(rows: pl.LazyFrame, keys: Sequence[str], columns: Sequence[str]) -> pl.LazyFrame:
+    return rows.with_row_index("place").select("place", *map(_key, keys), *(pl.col(c).hash() for c in columns))
+
+
+def _key(name: str) -> pl.Expr:
+    """Return a key column as text, since the same ids may have different types in two inputs."""
+    column = pl.col(name)
+    if name == LINEAGE.name:
+        column = column.cast(pl.List(pl.String)).list.join(".")
+    return column.cast(pl.String).fill_null("").alias(f"key {name}")
+
+
+def _names(keys: Sequence[str]) -> list[str]:
+    return [f"key {name}" for name in keys]
+
+
+def _first(
+    different: pl.DataFrame, column: str, rows_a: pl.LazyFrame, rows_b: pl.LazyFrame, keys: Sequence[str]
+) -> list[Difference]:
+    """Return the first rows that differ. Reads the values of these rows only."""
+    names = _names(keys)
+    wanted = different.sort("place").head(DIFFERENCES).select(names)
+    if wanted.is_empty():
+        return []
+
+    def values(rows: pl.LazyFrame) -> dict[tuple[str, ...], Any]:
+        found = rows.select(*map(_key, keys), pl.col(column).alias("value"))
+        table = found.join(wanted.lazy(), on=names, how="semi").collect(engine="streaming")
+        return {row[:-1]: row[-1] for row in table.select(*names, "value").rows()}
+
+    in_a, in_b = values(rows_a), values(rows_b)
+    shown = []
+    for row in wanted.rows():
+        parts = [f"{name} {value}" for name, value in zip(keys, row, strict=True) if value != ""]
+        shown.append(Difference(", ".join(parts), in_a[row], in_b[row]))
+    return shown

@@ -1,1 +1,0 @@
-"""Compare two runs, for `python -m pipeline compare A B`."""

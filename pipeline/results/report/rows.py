@@ -1,0 +1,189 @@
+"""Panels on the rows: samples of results, rejects by reason, lengths of texts and finish reasons."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import polars as pl
+
+from pipeline.api.records import RejectKind
+from pipeline.dataflow.reject_writer import VALUES_OF_A_ROW
+from pipeline.monitor.wording import share, shortened
+from pipeline.results.figures import Lengths, columns_named, counted, lengths, token_columns
+from pipeline.results.reader import Results
+from pipeline.results.report.panel import Bars, Card, Chart, Histogram, Panel, Series, Table, shares_table
+from pipeline.system.result_files import scan
+
+SAMPLES = 5
+MOST_FIELDS = 60
+MOST_REASONS = 12
+MOST_BINS = 40
+LONGEST_TEXT = 600
+LONGEST_REASON = 300
+LONGEST_LIST = 8
+KEYS = ("node", "kind", "counted_as")
+"""The columns that rejects are counted by."""
+
+
+def samples(results: Results) -> list[Panel]:
+    """Return a panel per folder with equally spaced rows, the first and the last among them."""
+    panels = []
+    for folder in results.folders:
+        cards = _samples_of(results, folder)
+        if cards:
+            where = f" of {folder}" if len(results.folders) > 1 else ""
+            about = "The first row, the last, and some between them. Long values are cut."
+            panels.append(Panel(f"Sample rows{where}", about, cards=cards))
+    return panels
+
+
+def _samples_of(results: Results, folder: str) -> list[Card]:
+    shards = results.shards(folder)
+    ends = list(accumulate(rows for _, rows in shards))
+    total = ends[-1] if ends else 0
+    count = min(SAMPLES, total)
+    cards = []
+    for place in (i * (total - 1) // max(1, count - 1) for i in range(count)):
+        shard = next(i for i, end in enumerate(ends) if place < end)
+        path, rows = shards[shard]
+        table = scan([path])
+        if table is not None:
+            values = table.slice(place - (ends[shard] - rows), 1).collect().row(0, named=True)
+            cards.append(_sample(values, place))
+    return cards
+
+
+def _sample(values: Mapping[str, Any], place: int) -> Card:
+    lineage = values.get("lineage")
+    title = f"Row {values.get('row', place):,}" + (f", lineage {', '.join(map(str, lineage))}" if lineage else "")
+    fields = [(name, shown(value)) for name, value in list(values.items())[:MOST_FIELDS]]
+    more = len(values) - MOST_FIELDS
+    return Card(title, [*fields, ("", f"and {more} more columns")] if more > 0 else fields)
+
+
+def shown(value: object) -> str:
+    """Format a value with at most LONGEST_TEXT characters; of a list of numbers the first ones and its length."""
+    if value is None:
+        return "null"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, list) and not any(isinstance(inner, str | list | dict) for inner in value[:LONGEST_LIST]):
+        more = f", ... {len(value):,} values" if len(value) > LONGEST_LIST else ""
+        return f"[{', '.join(map(shown, value[:LONGEST_LIST]))}{more}]"
+    if isinstance(value, list | dict):
+        return shortened(json.dumps(value, ensure_ascii=False, default=str), LONGEST_TEXT)
+    return shortened(str(value), LONGEST_TEXT)
+
+
+def rejects(results: Results) -> list[Panel]:
+    """Return the panel: rejects by reason, the most frequent first, each with its first row."""
+    found: Sequence[Mapping[str, Any]] = results.manifest.get("rejects", [])
+    if not found:
+        return []
+    ranked = sorted(found, key=lambda r: (-r["rows"], r["node"], r["reason"]))
+    top, left = ranked[:MOST_REASONS], ranked[MOST_REASONS:]
+    cells = [
+        [f"{r['rows']:,}", shortened(r["reason"], LONGEST_REASON), r["kind"], r["node"], _share(results, r)]
+        for r in top
+    ]
+    caption = f"and {sum(r['rows'] for r in left):,} rows for {len(left):,} other reasons" if left else ""
+    table = Table(["rows", "reason", "kind", "node", "of the rows there"], cells, caption)
+    return [Panel("Rejects", tables=[table], cards=_examples(results, top))]
+
+
+def _share(results: Results, reject: Mapping[str, Any]) -> str | None:
+    """Return the share of the node's rows, expanded ones included."""
+    counts = results.accounts.get(reject["node"])
+    return None if counts is None else share(reject["rows"], counts.rows_in + counts.expanded)
+
+
+def _examples(results: Results, ranked: Sequence[Mapping[str, Any]]) -> list[Card]:
+    table = results.rejects()
+    if table is None:
+        return []
+    plain = pl.col("reason")
+    for pattern, instead in VALUES_OF_A_ROW:
+        plain = plain.str.replace_all(pattern, instead)
+    counted_as = pl.when(pl.col("kind") == RejectKind.ERROR.value).then(plain).otherwise("reason")
+    wanted = [(reject["node"], reject["kind"], reject["reason"]) for reject in ranked]
+    here = table.with_columns(counted_as.alias("counted_as"))
+    here = here.join(pl.LazyFrame(wanted, schema=list(KEYS), orient="row"), on=KEYS, how="semi")
+    firsts = here.join(here.group_by(KEYS).agg(pl.col("row").min()), on=[*KEYS, "row"], how="semi")
+    found = firsts.collect(engine="streaming").to_dicts()
+    cards = {tuple(record[key] for key in KEYS): _example(record) for record in found}
+    return [cards[key] for key in wanted if key in cards]
+
+
+def _example(record: Mapping[str, Any]) -> Card:
+    fields = [("reason", shortened(record["reason"], LONGEST_REASON))]
+    if record.get("file"):
+        line = record.get("line")
+        fields.append(("from", record["file"] + (f", line {line}" if line is not None else "")))
+    fields += _rejected_row(record.get("record") or "")
+    return Card(f"{record['kind']} at {record['node']}: row {record['row']:,}", fields)
+
+
+def _rejected_row(record: str) -> list[tuple[str, str]]:
+    """Return the columns of a rejected row without token ids, or the whole record if it is not a JSON object."""
+    try:
+        row = json.loads(record)
+    except ValueError:
+        row = record
+    if not isinstance(row, dict):
+        return [("the row", shown(row))] if row else []
+    return [(name, shown(value)) for name, value in row.items() if not name.endswith("_ids")][:MOST_FIELDS]
+
+
+def texts(results: Results) -> list[Panel]:
+    """Return the panel: lengths of prompts and completions in tokens, and finish reasons."""
+    charts: list[Chart] = []
+    for rows, where in results.tables():
+        charts += [*_lengths(rows, token_columns(rows), where), *_finish_reasons(rows, where)]
+    table = results.metrics("rows")
+    if table is not None and not any(isinstance(chart, Histogram) for chart in charts):
+        charts = [*_lengths_by_node(table), *charts]
+    return [Panel("Lengths and finish reasons", charts=charts)] if charts else []
+
+
+def _lengths(rows: pl.LazyFrame, columns: Sequence[str], where: str) -> Iterator[Histogram]:
+    for column in columns:
+        found = lengths(rows, column)
+        if found.rows:
+            yield _histogram(f"{column}{where}", found, "c2" if "prompt_token" in column else "c1")
+
+
+def _lengths_by_node(table: pl.LazyFrame) -> Iterator[Histogram]:
+    """Yield histograms from the metrics, for results without columns of lengths (a node dropped them)."""
+    for node in table.select("node").unique().collect()["node"].sort():
+        rows = table.filter(pl.col("node") == node)
+        yield from _lengths(rows, ("prompt_tokens", "completion_tokens"), f" at {node}")
+
+
+def _finish_reasons(rows: pl.LazyFrame, where: str) -> Iterator[Bars]:
+    about = "stop: the model ended its text. length: cut off at max_tokens."
+    for column in columns_named(rows, ["finish_reason"]):
+        counts = counted(rows, column).sort("rows", column, descending=[True, False]).rows()
+        if counts:
+            labels = [f"{name}: {count:,}" for name, count in counts]
+            series = [Series("rows", "c1", [count for _, count in counts])]
+            yield Bars(f"{column}{where}", about, labels, series, "rows", shares_table("rows", counts))
+
+
+def _histogram(title: str, found: Lengths, colour: str) -> Histogram:
+    low, high = found.values[0], found.values[-1]
+    width = math.ceil((high - low + 1) / MOST_BINS)
+    counts = [0] * math.ceil((high - low + 1) / width)
+    for value, count in zip(found.values, found.counts, strict=True):
+        counts[(value - low) // width] += count
+    edges = [low + width * i for i in range(len(counts) + 1)]
+    marks = [("median", found.quantile(0.5)), ("95th percentile", found.quantile(0.95))]
+    total = sum(value * count for value, count in zip(found.values, found.counts, strict=True))
+    about = (
+        f"{found.rows:,} rows, {total:,} tokens: {low:,} to {high:,} a row, {total / found.rows:,.1f} on average."
+        f" Dashed: the median, {marks[0][1]:,}, and the 95th percentile, {marks[1][1]:,}."
+    )
+    return Histogram(title, about, edges, counts, "tokens", marks, colour)
