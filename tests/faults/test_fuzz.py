@@ -19,7 +19,7 @@ SHORT = settings(
 )
 FILES = ("parquet", "arrow", "arrows", "jsonl", "csv", "gguf")
 EXAMPLES = {"job": 12}
-LONG_EXAMPLES = {"job": 500, "template": 100}
+LONG_EXAMPLES = {"job": 300}
 CHILD = """
 import sys
 from pathlib import Path
@@ -61,7 +61,7 @@ def test_a_run_ends_with_a_code_and_a_reason(kind, folder, monkeypatch):
 def test_it_does_so_many_times_over(kind, folder):
     """In a process of its own: a parser that crashes is a failed test."""
     done = subprocess.run(
-        [sys.executable, "-c", CHILD, kind, "0", str(LONG_EXAMPLES.get(kind, 200)), str(folder)],
+        [sys.executable, "-c", CHILD, kind, "0", str(LONG_EXAMPLES.get(kind, 100)), str(folder)],
         cwd=PROJECT,
         capture_output=True,
         text=True,
