@@ -49,6 +49,26 @@ class Inbox(Protocol):
         """True when every input has ended and all items are taken."""
 
 
+class ListInbox(Inbox):
+    """Inbox over a list, to run an operator outside a graph. It reads one item ahead, so that `exhausted` is known."""
+
+    def __init__(self, items: Iterable[Item] = ()) -> None:
+        self._items = iter(items)
+        self._next = next(self._items, None)
+
+    def __iter__(self) -> Iterator[Item]:
+        while (item := self.poll()) is not None:
+            yield item
+
+    def poll(self) -> Item | None:
+        item, self._next = self._next, next(self._items, None)
+        return item
+
+    @property
+    def exhausted(self) -> bool:
+        return self._next is None
+
+
 @dataclass(frozen=True)
 class MemoryNeed:
     """Memory that a node allocates in `open`.

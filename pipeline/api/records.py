@@ -80,18 +80,9 @@ class Rejects:
 
     def to_arrow(self) -> pa.RecordBatch:
         """Return the rows under REJECT_SCHEMA."""
-        columns: list[list[Any]] = [
-            [r.row for r in self.rows],
-            [r.lineage for r in self.rows],
-            [self.node] * len(self.rows),
-            [r.kind.value for r in self.rows],
-            [r.reason for r in self.rows],
-            [r.file for r in self.rows],
-            [r.line for r in self.rows],
-            [r.record for r in self.rows],
-        ]
-        arrays = [pa.array(c, type=f.type) for c, f in zip(columns, REJECT_SCHEMA, strict=True)]
-        return pa.record_batch(arrays, schema=REJECT_SCHEMA)
+        own = [name for name in REJECT_SCHEMA.names if name != "node"]
+        columns = {name: [getattr(reject, name) for reject in self.rows] for name in own}
+        return pa.RecordBatch.from_pydict({**columns, "node": [self.node] * self.num_rows}, schema=REJECT_SCHEMA)
 
 
 @dataclass(frozen=True, slots=True)
