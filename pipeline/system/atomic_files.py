@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -35,9 +36,9 @@ def sorted_by_identity(table: pa.Table) -> pa.Table:
     return table.take(pa.array(sorted(range(len(keys)), key=keys.__getitem__), pa.int64()))
 
 
-def write_parquet_shard(table: pa.Table, path: Path, chunk: int, compression: str = "zstd") -> Shard:
+def write_parquet_shard(table: pa.Table, path: Path, chunk: int) -> Shard:
     """Write `table` as a Parquet shard; see `write_table_shard`."""
-    return write_table_shard(table, path, chunk, lambda t, f: pq.write_table(t, f, compression=compression))
+    return write_table_shard(table, path, chunk, partial(pq.write_table, compression="zstd"))
 
 
 def write_table_shard(table: pa.Table, path: Path, chunk: int, write: Callable[[pa.Table, BinaryIO], object]) -> Shard:
@@ -63,18 +64,18 @@ def write_table_shard(table: pa.Table, path: Path, chunk: int, write: Callable[[
 
 
 def rename_shards(shards: Sequence[Shard]) -> None:
-    """Rename every shard to its final name and make the renames durable.
-
-    Raises:
-        StorageError: a rename failed.
-    """
+    """Rename every shard to its final name and make the renames durable."""
     for shard in shards:
         with writing(shard.path):
             shard.temporary.replace(shard.path)
         reached(Failpoint.SHARD_RENAMED)
     for directory in {shard.path.parent for shard in shards}:
         with writing(directory):
-            fsync_directory(directory)
+            handle = os.open(directory, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
         reached(Failpoint.DIRECTORY_FSYNCED)
 
 
@@ -109,12 +110,3 @@ def sha256_of(path: Path) -> str:
     """Return the hex digest of the file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def fsync_directory(directory: Path) -> None:
-    """Make renames in `directory` durable."""
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
