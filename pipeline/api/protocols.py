@@ -165,9 +165,6 @@ class BaseOperator:
 
         Called when all chunks are committed and before the run counts as done. Called again if the run was killed
         meanwhile, or if one of the files is missing from a finished run.
-
-        Raises:
-            StorageError: a file cannot be written.
         """
 
     def report(self, directory: Path) -> Iterable[str]:
@@ -175,12 +172,8 @@ class BaseOperator:
         return ()
 
     def seek(self, chunk: int) -> None:
-        """Start a source at `chunk`, as if it had sent all earlier ones. Called before `run` on a resume. A target
-        calls `seek(0)` and `run` again for every round.
-
-        Raises:
-            ConfigError: the source cannot; of one that does not override this.
-        """
+        """Start a source at `chunk`, as if it had sent all earlier ones. Called before `run` on a resume; a source that
+        does not override this refuses it. A target calls `seek(0)` and `run` again for every round."""
         raise ConfigError(f"{type(self).__name__} has no seek(chunk), so the run cannot be resumed: overwrite=true")
 
     def total_rows(self) -> int | None:

@@ -199,11 +199,8 @@ def _jsonable(value: object) -> str:
 
 
 def require_column(schema: pa.Schema, name: str, accepts: Sequence[pa.DataType] | None = None) -> pa.Field:
-    """Return the field `name` of `schema`. `accepts`: allowed types, None for any.
-
-    Raises:
-        SchemaError: the field is missing, or its type is not in `accepts`.
-    """
+    """Return the field `name` of `schema`. Raises SchemaError if it is missing, or its type is not in `accepts` (None
+    for any)."""
     if name not in schema.names:
         raise SchemaError(f"needs a column '{name}'; the input has {', '.join(schema.names) or 'none'}")
     found = schema.field(name)
@@ -214,11 +211,7 @@ def require_column(schema: pa.Schema, name: str, accepts: Sequence[pa.DataType] 
 
 
 def add_columns(schema: pa.Schema, *fields: pa.Field) -> pa.Schema:
-    """Return `schema` with `fields` appended.
-
-    Raises:
-        SchemaError: `schema` already has a column of that name.
-    """
+    """Return `schema` with `fields` appended. Raises SchemaError if it has a column of such a name already."""
     for new in fields:
         if new.name in schema.names:
             raise SchemaError(

@@ -40,12 +40,8 @@ class ChunkWindow:
         self._changed = threading.Condition()
 
     def begin(self, chunk: int, meter: StageMeter) -> None:
-        """Wait until `chunk` may begin; the time counts as blocked on `meter`.
-
-        Raises:
-            Cancelled: the run is being cancelled.
-            Released: `chunk` is after the last one, or every reader of the source has left.
-        """
+        """Wait until `chunk` may begin; the time counts as blocked on `meter`. Raises Released if `chunk` is after the
+        last one, and the reason of `stop`."""
         if self._last is not None and chunk > self._last:
             raise Released
 
@@ -81,7 +77,6 @@ class Committer:
     is not committed. Nothing else commits: neither cancelling nor a failure does.
 
     Args:
-        sinks: names of the graph's sinks.
         commit: called once per chunk, in order, in the thread of some node.
         window: moved on every commit.
         on_last: called when the chunk given to `stop_after` is committed.

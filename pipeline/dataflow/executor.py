@@ -112,11 +112,8 @@ class Executor:
     def run(self, tick: Callable[[], None] = lambda: None) -> None:
         """Open all operators, run the graph to its end, and close them. Meanwhile call `tick` (progress, metrics).
 
-        Raises:
-            NodeFailed: an operator raised; all others were cancelled.
-            PipelineError: raised by `commit`; all nodes were cancelled.
-            Interrupted: `interrupt` was called.
-            AccountingError: a node lost rows.
+        The first error cancels all nodes and is raised: NodeFailed, an error of `commit`, or the reason of `stop`. A
+        run that ends by itself raises AccountingError if a node lost rows.
         """
         stopper = threading.Thread(target=self._stop_when_told, name="stop")
         stopper.start()

@@ -20,7 +20,6 @@ class Node:
     """A node: an operator and its inputs.
 
     Args:
-        op: the operator.
         inputs: names of the nodes that it reads; empty for the source.
         capacity_rows: rows that may wait on each input.
         modules: modules of the operator and of the functions among its arguments.

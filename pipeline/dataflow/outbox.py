@@ -22,9 +22,7 @@ class Outbox:
     """The output of a node.
 
     Args:
-        node: name of the node.
-        operator: of the node; its state is taken at the end of each chunk.
-        meter: of the node.
+        operator: its state is taken at the end of each chunk.
         readers: the edge to each reader; all get the same objects, nothing is copied.
         rejects: the edge to the reject writer; None for the reject writer itself.
         committer: gets the node's part of each chunk.
@@ -43,13 +41,8 @@ class Outbox:
     _ended: int | None = None
 
     def put(self, item: Item | Shard) -> None:
-        """Send `item` on, waiting while an edge is full.
-
-        Raises:
-            Released: every reader has left.
-            Cancelled: the run is being cancelled.
-            ChunkOrderError: the chunk of the item has ended, or a ChunkEnd is not the next one.
-        """
+        """Send `item` on, waiting while an edge is full. Raises Released once every reader has left, Cancelled, and
+        ChunkOrderError if the chunk of the item has ended or a ChunkEnd is not the next one."""
         if self._ended is not None and item.chunk <= self._ended:
             raise ChunkOrderError(f"sent a {type(item).__name__} of chunk {item.chunk} after the end of {self._ended}")
         if self.window is not None and item.chunk > self._begun:

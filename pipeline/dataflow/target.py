@@ -201,12 +201,7 @@ class Target(BaseOperator):
 
 
 def with_target(nodes: Mapping[str, Node], settings: TargetSettings, chunk_rows: int) -> Graph:
-    """Return the graph of `nodes` with its source wrapped in Rounds and a node `target` inserted before the sink.
-
-    Raises:
-        ConfigError: there are several sinks and none is chosen, or the chosen one does not exist.
-        GraphError: the source cannot seek, the sink has several inputs, or a node is named `target` already.
-    """
+    """Return the graph of `nodes` with its source wrapped in Rounds and a node `target` inserted before the sink."""
     progress = TargetProgress(settings)
     sink, source = _sink(nodes, settings.sink), next(name for name, node in nodes.items() if not node.inputs)
     if NODE in nodes:

@@ -42,11 +42,8 @@ def write_parquet_shard(table: pa.Table, path: Path, chunk: int) -> Shard:
 
 
 def write_table_shard(table: pa.Table, path: Path, chunk: int, write: Callable[[pa.Table, BinaryIO], object]) -> Shard:
-    """Write `table` with `write` to a temporary file beside `path`, and fsync it.
-
-    Raises:
-        StorageError: the disk is full or the directory cannot be written; the temporary file is removed.
-    """
+    """Write `table` with `write` to a temporary file beside `path`, and fsync it. On failure remove it and raise
+    StorageError."""
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     with writing(path), removed_on_failure(temporary):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,11 +77,8 @@ def rename_shards(shards: Sequence[Shard]) -> None:
 
 
 def write_atomically(path: Path, text: str | Iterable[str]) -> None:
-    """Replace the content of `path` by `text`, or by its concatenated pieces, atomically.
-
-    Raises:
-        StorageError: the file cannot be written; `path` is unchanged.
-    """
+    """Replace the content of `path` by `text`, or by its concatenated pieces, atomically: after a StorageError it is
+    unchanged."""
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     with writing(path), removed_on_failure(temporary):
         with temporary.open("w", encoding="utf-8") as file:

@@ -7,7 +7,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pipeline.api.errors import DamagedError, StorageError
@@ -90,9 +90,7 @@ def _number(error: OSError | sqlite3.Error) -> int | None:
 
 def _free_bytes(path: Path) -> int | None:
     """Return the free space of the file system of `path`, or of its nearest parent that exists."""
-    for place in (path.parent, *path.parent.parents):
-        try:
+    for place in path.parents:
+        with suppress(OSError):
             return shutil.disk_usage(place).free
-        except OSError:
-            continue
     return None
