@@ -39,8 +39,6 @@ class GraphError(ConfigError):
 
     def __init__(self, node: str, rule: str) -> None:
         super().__init__(f"node '{node}': {rule}")
-        self.node = node
-        self.rule = rule
 
 
 class SchemaError(ConfigError):
@@ -61,7 +59,6 @@ class NodeFailed(PipelineError):
     def __init__(self, node: str, cause: BaseException) -> None:
         where = "; ".join(getattr(cause, "__notes__", []))
         super().__init__(f"node '{node}' failed: {type(cause).__name__}: {cause}{f' ({where})' if where else ''}")
-        self.node = node
         self.exit_code = cause.exit_code if isinstance(cause, PipelineError) else ExitCode.FAILED
 
 

@@ -135,10 +135,8 @@ class Shard:
     """A complete, fsynced file of one chunk, under a temporary name until the chunk is committed.
 
     Args:
-        chunk: number of the chunk.
         path: the final path.
         temporary: the current path, on the same file system.
-        rows: number of rows.
         size_bytes, sha256: of the file.
         schema: the columns; kept here since not every format stores them.
         rejects: for a file of rejects, the rows by (node, kind, reason).

@@ -112,7 +112,7 @@ class Executor:
     def run(self, tick: Callable[[], None] = lambda: None) -> None:
         """Open all operators, run the graph to its end, and close them. Meanwhile call `tick` (progress, metrics).
 
-        The first error cancels all nodes and is raised: NodeFailed, an error of `commit`, or the reason of `stop`. A
+        The first error cancels all nodes and is raised: NodeFailed, an error of `commit`, or what `stop` was given. A
         run that ends by itself raises AccountingError if a node lost rows.
         """
         stopper = threading.Thread(target=self._stop_when_told, name="stop")

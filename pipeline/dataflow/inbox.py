@@ -102,7 +102,7 @@ class Inbox:
                 self._readable.notify()
 
     def stop(self, why: type[Cancelled | Released]) -> None:
-        """Make the reader's calls raise `why`, also those that are waiting; Cancelled is raised by the writers' too."""
+        """Make the reader's calls raise `why`, also one that waits. Writers raise Cancelled too, but not Released."""
         with self._lock:
             if self._stop is not Cancelled:
                 self._stop = why

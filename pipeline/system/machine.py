@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import tomllib
-from collections.abc import Callable
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -47,8 +46,7 @@ def versions() -> dict[str, str]:
 
 def machine() -> dict[str, str | int]:
     """Return the number of cores that this process may use, the platform and the CPU model."""
-    affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)  # not on macOS
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return {"cores": cores, "platform": platform.platform(), "cpu": _cpu_model()}
 
 
