@@ -49,7 +49,7 @@ class Inbox(Protocol):
         """True when every input has ended and all items are taken."""
 
 
-class ListInbox(Inbox):
+class ListInbox:
     """Inbox over a list, to run an operator outside a graph. It reads one item ahead, so that `exhausted` is known."""
 
     def __init__(self, items: Iterable[Item] = ()) -> None:
@@ -63,6 +63,12 @@ class ListInbox(Inbox):
     def poll(self) -> Item | None:
         item, self._next = self._next, next(self._items, None)
         return item
+
+    def wait(self, *, idle: bool = True, for_items: bool = True, timeout_s: float | None = None) -> None:
+        pass
+
+    def wake(self) -> None:
+        pass
 
     @property
     def exhausted(self) -> bool:
