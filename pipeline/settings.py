@@ -13,9 +13,7 @@ from pipeline.api.errors import ConfigError
 
 FULL = "full"
 PROGRESS = ("auto", "full", "bar", "log", "json", "none")
-SHOW = (None, "graph")
 PLAN = "plan"
-DRY_RUNS = (False, True, PLAN)
 OUTPUTS = "outputs"
 LEAST_CHUNK_ROWS = 16
 CHUNKS_OF_A_TARGET = 8
@@ -41,14 +39,10 @@ class NodeSettings:
     on_error: str = OnError.FAIL.value
 
     def __post_init__(self) -> None:
-        _check(self.on_error in list(OnError), "on_error", self.on_error, f"it is one of {', '.join(OnError)}")
+        _check(self, "on_error", self.on_error in list(OnError), f"it is one of {', '.join(OnError)}")
         names = [self.inputs] if isinstance(self.inputs, str) else self.inputs
-        _check(
-            isinstance(names, list) and all(isinstance(n, str) for n in names),
-            "inputs",
-            self.inputs,
-            "it is the name of a node or a list of names",
-        )
+        are_names = isinstance(names, list) and all(isinstance(n, str) for n in names)
+        _check(self, "inputs", are_names, "it is the name of a node or a list of names")
         self.inputs = names
 
 
@@ -68,9 +62,10 @@ class HookSettings:
 
     def __post_init__(self) -> None:
         scheme = (self.url or "https://").partition("://")[0]
-        _check(scheme in ("http", "https"), "on_finish.url", f"{scheme}...", "it begins with https:// or http://")
-        _check(self.timeout_s > 0, "on_finish.timeout_s", self.timeout_s, "it is above 0 seconds")
-        _check("" not in self.command[:1], "on_finish.command", self.command, "its first element is a program")
+        if scheme not in ("http", "https"):  # the rest of the URL may be secret
+            raise ConfigError(f"on_finish.url='{scheme}...' cannot work: it begins with https:// or http://")
+        _check(self, "on_finish.timeout_s", self.timeout_s > 0, "it is above 0 seconds")
+        _check(self, "on_finish.command", "" not in self.command[:1], "its first element is a program")
 
 
 @dataclass
@@ -99,14 +94,12 @@ class TargetSettings:
     def __post_init__(self) -> None:
         for key in ("accepted_rows", "chunk_rows", "max_rows", "max_rounds", "max_tokens"):
             value = getattr(self, key)
-            _check(value is None or value >= 1, f"target.{key}", value, "it is 1 or more, or null")
-        minutes = self.max_minutes
-        _check(minutes is None or minutes > 0, "target.max_minutes", minutes, "it is above 0, or null")
+            _check(self, f"target.{key}", value is None or value >= 1, "it is 1 or more, or null")
+        _check(self, "target.max_minutes", self.max_minutes is None or self.max_minutes > 0, "it is above 0, or null")
         if self.accepted_rows is None:
+            need = "it needs target.accepted_rows=N, the rows wanted (data.limit=N takes the first N of the input)"
             for other in fields(self):
-                value = getattr(self, other.name)
-                need = "it needs target.accepted_rows=N, the rows wanted (data.limit=N takes the first N of the input)"
-                _check(value == other.default, f"target.{other.name}", value, need)
+                _check(self, f"target.{other.name}", getattr(self, other.name) == other.default, need)
 
     def rows_of_chunk(self, chunk_rows: int) -> int:
         """Return source rows per chunk under this target. `chunk_rows`: the job's setting."""
@@ -170,32 +163,20 @@ class JobSettings:
     report: bool = True
 
     def __post_init__(self) -> None:
-        _check(self.chunk_rows >= 1, "chunk_rows", self.chunk_rows, "it is 1 or more")
-        _check(self.max_open_chunks >= 1, "max_open_chunks", self.max_open_chunks, "it is 1 or more")
-        _check(0 <= self.max_error_rate <= 1, "max_error_rate", self.max_error_rate, "it is a share, 0 to 1")
-        _check(self.metrics_interval_s > 0, "metrics_interval_s", self.metrics_interval_s, "it is above 0 seconds")
-        _check(self.progress in PROGRESS, "progress", self.progress, f"it is one of {', '.join(PROGRESS)}")
-        _check(
-            any(self.dry_run is mode or self.dry_run == mode == PLAN for mode in DRY_RUNS),
-            "dry_run",
-            self.dry_run,
-            "it is true (estimate, with the model), plan (without) or false",
-        )
-        _check(self.show in SHOW, "show", self.show, "it is graph or null")
-        _check(self.now is None or _is_time(self.now), "now", self.now, "it is a date or a time, as 2026-01-31T06:00")
-        _check(
-            self.prometheus_file is None or self.prometheus_file.endswith(".prom"),
-            "prometheus_file",
-            self.prometheus_file,
-            "node_exporter reads only files whose names end in .prom",
-        )
-        _check(self.output_dir != "", "output_dir", self.output_dir, "give a directory, or null for outputs/<job>")
-        _check(
-            self.name not in ("", ".", "..") and Path(self.name).name == self.name,
-            "name",
-            self.name,
-            "it becomes the name of a directory",
-        )
+        modes = "it is true (estimate, with the model), plan (without) or false"
+        is_prom = self.prometheus_file is None or self.prometheus_file.endswith(".prom")
+        is_file_name = self.name not in ("", ".", "..") and Path(self.name).name == self.name
+        _check(self, "chunk_rows", self.chunk_rows >= 1, "it is 1 or more")
+        _check(self, "max_open_chunks", self.max_open_chunks >= 1, "it is 1 or more")
+        _check(self, "max_error_rate", 0 <= self.max_error_rate <= 1, "it is a share, 0 to 1")
+        _check(self, "metrics_interval_s", self.metrics_interval_s > 0, "it is above 0 seconds")
+        _check(self, "progress", self.progress in PROGRESS, f"it is one of {', '.join(PROGRESS)}")
+        _check(self, "dry_run", isinstance(self.dry_run, bool) or self.dry_run == PLAN, modes)
+        _check(self, "show", self.show in (None, "graph"), "it is graph or null")
+        _check(self, "now", self.now is None or _is_time(self.now), "it is a date or a time, as 2026-01-31T06:00")
+        _check(self, "prometheus_file", is_prom, "node_exporter reads only files whose names end in .prom")
+        _check(self, "output_dir", self.output_dir != "", "give a directory, or null for outputs/<job>")
+        _check(self, "name", is_file_name, "it becomes the name of a directory")
 
     @property
     def directory(self) -> Path:
@@ -211,6 +192,6 @@ def _is_time(text: str) -> bool:
     return True
 
 
-def _check(holds: bool, key: str, value: object, allowed: str) -> None:
+def _check(settings: object, key: str, holds: bool, allowed: str) -> None:
     if not holds:
-        raise ConfigError(f"{key}={value!r} cannot work: {allowed}")
+        raise ConfigError(f"{key}={getattr(settings, key.rpartition('.')[2])!r} cannot work: {allowed}")

@@ -211,7 +211,7 @@ def unusable(path: Path, error: sqlite3.Error | OSError, *, opening: bool = Fals
     Args:
         opening: the run has not begun, so another store can be named.
     """
-    if isinstance(error, OSError) or is_of_disk(error):
+    if is_of_disk(error):
         failed = storage_error(path, error)
         if failed.full or not opening:
             return failed

@@ -16,7 +16,7 @@ from operators.settings.checks import usable_cores
 from operators.settings.runtime import EngineSettings
 from operators.tuning.calibration import Calibration, Choice
 from operators.tuning.machine_load import OtherWork
-from pipeline.system.memory import free_memory
+from pipeline.system.machine import free_memory
 
 CHOICE_FILE = "autotune.json"
 """File in the output directory with this run's choice, which a resumed run repeats."""

@@ -25,10 +25,7 @@ def run_by_batch(
     process: Process, finish: Callable[[int], Iterable[Output]], items: Iterable[Item], on_error: OnError
 ) -> Iterator[Item | Shard]:
     """Yield what `process` returns for each batch and what `finish` returns at each chunk's end, then the ChunkEnd.
-
-    Args:
-        on_error: FAIL raises the first exception, with a note that names the row; REJECT rejects the rows that fail.
-    """
+    FAIL raises the first exception, with a note that names the row; REJECT rejects the rows that fail."""
     for item in items:
         if isinstance(item, ChunkEnd):
             yield from finish(item.chunk)

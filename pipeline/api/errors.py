@@ -1,16 +1,4 @@
-"""Exceptions and their exit codes.
-
-    PipelineError                 1
-    ├── ConfigError               2   invalid configuration or input
-    │   ├── GraphError            2   the graph breaks a rule; names the node and the rule
-    │   ├── SchemaError           2   a column is missing or has another type
-    │   ├── InputError            2   a file is missing, unreadable or of another format
-    │   └── DamagedError          2   committed results or the state of a run are missing or changed
-    ├── NodeFailed                1   an operator raised; names the node, keeps the cause
-    ├── StorageError              1   a file cannot be written: full, read-only or failing disk
-    ├── SourceError               1   a remote input cannot be reached; the run can be resumed
-    ├── PublishError              1   the results are complete here, but not at output.publish
-    └── Interrupted               4   SIGINT or SIGTERM; the run can be resumed
+"""Exceptions and their exit codes. Each class has the code of its base unless it sets its own.
 
 `Cancelled` and `Released` are signals between threads, not errors: they never leave the executor.
 """
@@ -51,8 +39,6 @@ class GraphError(ConfigError):
 
     def __init__(self, node: str, rule: str) -> None:
         super().__init__(f"node '{node}': {rule}")
-        self.node = node
-        self.rule = rule
 
 
 class SchemaError(ConfigError):
@@ -64,7 +50,7 @@ class InputError(ConfigError):
 
 
 class DamagedError(ConfigError):
-    """Committed files are missing or changed. The message names them and the command that repairs them."""
+    """Committed files or the state of a run are missing or changed. The message names the command that repairs them."""
 
 
 class NodeFailed(PipelineError):
@@ -73,17 +59,12 @@ class NodeFailed(PipelineError):
     def __init__(self, node: str, cause: BaseException) -> None:
         where = "; ".join(getattr(cause, "__notes__", []))
         super().__init__(f"node '{node}' failed: {type(cause).__name__}: {cause}{f' ({where})' if where else ''}")
-        self.node = node
         self.exit_code = cause.exit_code if isinstance(cause, PipelineError) else ExitCode.FAILED
 
 
 class StorageError(PipelineError):
-    """A file of the run cannot be written. The message names the file, the free space and the remedy.
-
-    Args:
-        path: the file.
-        full: the disk is full.
-    """
+    """A file of the run cannot be written (full, read-only or failing disk). The message names the file, the free space
+    and the remedy."""
 
     def __init__(self, message: str, path: Path, *, full: bool = False) -> None:
         super().__init__(message)
@@ -96,7 +77,7 @@ class SourceError(PipelineError):
 
 
 class PublishError(PipelineError):
-    """Something at `output.publish` cannot be listed, read or written. The message names it and the cause."""
+    """Something at `output.publish` cannot be listed, read or written; the results are complete here."""
 
 
 class Interrupted(PipelineError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,8 +117,3 @@ class Forecast:
 def share(part: float, whole: float) -> float:
     """Return part / whole, or 1.0 if whole is 0."""
     return part / whole if whole else 1.0
-
-
-def is_unbounded(value: Range) -> bool:
-    """Return whether `value` has no upper bound."""
-    return math.isinf(value.high)

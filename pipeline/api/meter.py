@@ -37,8 +37,6 @@ class StageClock:
         self._seconds = dict.fromkeys(StageState, 0.0)
         self._state: StageState | None = None
         self._since = 0.0
-        self._started = 0.0
-        self._wall = 0.0
 
     @property
     def state(self) -> StageState | None:
@@ -48,14 +46,12 @@ class StageClock:
     def start(self, state: StageState = StageState.BUSY) -> None:
         """Start the clock."""
         with self._lock:
-            self._started = self._since = self._clock()
-            self._state = state
+            self._since, self._state = self._clock(), state
 
     def stop(self) -> None:
         """Stop the clock; later calls have no effect."""
         with self._lock:
-            if self._state is not None:
-                self._settle(None)
+            self._settle(None)
 
     def enter(self, state: StageState) -> StageState | None:
         """Switch to `state`. Returns the state before it; None if the clock does not run."""
@@ -78,15 +74,15 @@ class StageClock:
     def seconds(self) -> dict[str, float]:
         """Return `busy_s`, `starved_s`, `blocked_s` and `wall_s` up to now."""
         with self._lock:
-            if self._state is not None:
-                self._settle(self._state)
-            return {f"{s.value}_s": self._seconds[s] for s in StageState} | {"wall_s": self._wall}
+            self._settle(self._state)
+            seconds = dict(zip(CLOCKS, self._seconds.values(), strict=True))
+            return {**seconds, "wall_s": sum(seconds.values())}
 
     def _settle(self, state: StageState | None) -> None:
         now = self._clock()
         if self._state is not None:
             self._seconds[self._state] += now - self._since
-        self._since, self._state, self._wall = now, state, now - self._started
+            self._since, self._state = now, state
 
 
 @dataclass
@@ -114,7 +110,6 @@ class RowCounts:
     rows_out: int = 0
 
     def add(self, other: RowCounts) -> None:
-        """Add the counts of `other`."""
         self.rows_in += other.rows_in
         self.expanded += other.expanded
         self.rejected += other.rejected
@@ -127,11 +122,7 @@ class StageMeter:
     def __init__(self, name: str, clock: Clock = time.perf_counter) -> None:
         self.name = name
         self.clock = StageClock(clock)
-        self.rows_in = 0
-        self.rows_out = 0
-        self.expanded = 0
-        self.rejected = 0
-        self.batches = 0
+        self.rows_in = self.rows_out = self.expanded = self.rejected = self.batches = 0
         self.tokens_in = 0
         """Prompt tokens processed."""
         self.tokens_out = 0
@@ -164,13 +155,5 @@ class StageMeter:
 
     def counts(self) -> dict[str, int]:
         """Return all counters by column name of metrics/stages.parquet."""
-        return {
-            "rows_in": self.rows_in,
-            "rows_out": self.rows_out,
-            "expanded": self.expanded,
-            "rejected": self.rejected,
-            "batches": self.batches,
-            "tokens_in": self.tokens_in,
-            "tokens_out": self.tokens_out,
-            "queue_rows": self.queue_rows(),
-        }
+        names = ("rows_in", "rows_out", "expanded", "rejected", "batches", "tokens_in", "tokens_out")
+        return {**{name: getattr(self, name) for name in names}, "queue_rows": self.queue_rows()}

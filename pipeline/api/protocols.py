@@ -49,6 +49,32 @@ class Inbox(Protocol):
         """True when every input has ended and all items are taken."""
 
 
+class ListInbox:
+    """Inbox over a list, to run an operator outside a graph. It reads one item ahead, so that `exhausted` is known."""
+
+    def __init__(self, items: Iterable[Item] = ()) -> None:
+        self._items = iter(items)
+        self._next = next(self._items, None)
+
+    def __iter__(self) -> Iterator[Item]:
+        while (item := self.poll()) is not None:
+            yield item
+
+    def poll(self) -> Item | None:
+        item, self._next = self._next, next(self._items, None)
+        return item
+
+    def wait(self, *, idle: bool = True, for_items: bool = True, timeout_s: float | None = None) -> None:
+        pass
+
+    def wake(self) -> None:
+        pass
+
+    @property
+    def exhausted(self) -> bool:
+        return self._next is None
+
+
 @dataclass(frozen=True)
 class MemoryNeed:
     """Memory that a node allocates in `open`.
@@ -145,9 +171,6 @@ class BaseOperator:
 
         Called when all chunks are committed and before the run counts as done. Called again if the run was killed
         meanwhile, or if one of the files is missing from a finished run.
-
-        Raises:
-            StorageError: a file cannot be written.
         """
 
     def report(self, directory: Path) -> Iterable[str]:
@@ -155,12 +178,8 @@ class BaseOperator:
         return ()
 
     def seek(self, chunk: int) -> None:
-        """Start a source at `chunk`, as if it had sent all earlier ones. Called before `run` on a resume. A target
-        calls `seek(0)` and `run` again for every round.
-
-        Raises:
-            ConfigError: the source cannot; of one that does not override this.
-        """
+        """Start a source at `chunk`, as if it had sent all earlier ones. Called before `run` on a resume; a source that
+        does not override this refuses it. A target calls `seek(0)` and `run` again for every round."""
         raise ConfigError(f"{type(self).__name__} has no seek(chunk), so the run cannot be resumed: overwrite=true")
 
     def total_rows(self) -> int | None:

@@ -80,18 +80,9 @@ class Rejects:
 
     def to_arrow(self) -> pa.RecordBatch:
         """Return the rows under REJECT_SCHEMA."""
-        columns: list[list[Any]] = [
-            [r.row for r in self.rows],
-            [r.lineage for r in self.rows],
-            [self.node] * len(self.rows),
-            [r.kind.value for r in self.rows],
-            [r.reason for r in self.rows],
-            [r.file for r in self.rows],
-            [r.line for r in self.rows],
-            [r.record for r in self.rows],
-        ]
-        arrays = [pa.array(c, type=f.type) for c, f in zip(columns, REJECT_SCHEMA, strict=True)]
-        return pa.record_batch(arrays, schema=REJECT_SCHEMA)
+        own = [name for name in REJECT_SCHEMA.names if name != "node"]
+        columns = {name: [getattr(reject, name) for reject in self.rows] for name in own}
+        return pa.RecordBatch.from_pydict({**columns, "node": [self.node] * self.num_rows}, schema=REJECT_SCHEMA)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +135,8 @@ class Shard:
     """A complete, fsynced file of one chunk, under a temporary name until the chunk is committed.
 
     Args:
-        chunk: number of the chunk.
         path: the final path.
         temporary: the current path, on the same file system.
-        rows: number of rows.
         size_bytes, sha256: of the file.
         schema: the columns; kept here since not every format stores them.
         rejects: for a file of rejects, the rows by (node, kind, reason).
@@ -208,11 +197,8 @@ def _jsonable(value: object) -> str:
 
 
 def require_column(schema: pa.Schema, name: str, accepts: Sequence[pa.DataType] | None = None) -> pa.Field:
-    """Return the field `name` of `schema`. `accepts`: allowed types, None for any.
-
-    Raises:
-        SchemaError: the field is missing, or its type is not in `accepts`.
-    """
+    """Return the field `name` of `schema`. Raises SchemaError if it is missing, or its type is not in `accepts` (None
+    for any)."""
     if name not in schema.names:
         raise SchemaError(f"needs a column '{name}'; the input has {', '.join(schema.names) or 'none'}")
     found = schema.field(name)
@@ -223,11 +209,7 @@ def require_column(schema: pa.Schema, name: str, accepts: Sequence[pa.DataType] 
 
 
 def add_columns(schema: pa.Schema, *fields: pa.Field) -> pa.Schema:
-    """Return `schema` with `fields` appended.
-
-    Raises:
-        SchemaError: `schema` already has a column of that name.
-    """
+    """Return `schema` with `fields` appended. Raises SchemaError if it has a column of such a name already."""
     for new in fields:
         if new.name in schema.names:
             raise SchemaError(

@@ -63,10 +63,8 @@ class RunContext:
     """Objects that all nodes of one run share.
 
     Args:
-        output_dir: of the run.
         process: resources shared by all runs of this process.
         table: returns the metrics table of a name and schema.
-        attempt: number of the attempt, from 1.
         run_id: identifies the run; the same for all its attempts.
         enough, round_rows: set by the executor; see Runtime.enough and Runtime.round_of.
     """
@@ -92,8 +90,6 @@ class Runtime:
     """The engine's services for a running node.
 
     Args:
-        context: shared with the other nodes.
-        node: name of the node.
         depth: edges on the longest path from the source. Of nodes that share a model the deepest is served first.
         meter: of the node; the executor counts rows, the operator may count tokens.
     """

@@ -8,11 +8,13 @@ import typing
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+_UNIONS = (types.UnionType, typing.Union)
+
 
 def fits(value: object, hint: object) -> bool:
     """Return True if `value` matches the annotation `hint`, or if `hint` is of a kind that is not checked."""
     origin, inside = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (types.UnionType, typing.Union):
+    if origin in _UNIONS:
         return any(fits(value, option) for option in inside)
     if hint in (None, types.NoneType):
         return value is None
@@ -71,15 +73,11 @@ def _items(inside: tuple[Any, ...], values: Sequence[object]) -> Sequence[Any]:
 
 def in_words(hint: object) -> str:
     """Describe the values that `hint` accepts."""
-    options = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
-    return " or ".join(_in_words(option) for option in options)
-
-
-def _in_words(hint: object) -> str:
+    if typing.get_origin(hint) in _UNIONS:
+        return " or ".join(in_words(option) for option in typing.get_args(hint))
     if hint in (None, types.NoneType):
         return "null"
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return f"a mapping with keys of {', '.join(f.name for f in dataclasses.fields(hint))}"
-    named = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
-    known = named.get(typing.cast("type[Any]", hint)) if isinstance(hint, type) else None
-    return known or str(hint).replace("collections.abc.", "")
+    named: dict[object, str] = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+    return named.get(hint) or str(hint).replace("collections.abc.", "")

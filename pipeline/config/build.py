@@ -28,14 +28,7 @@ TARGET = "_target_"
 
 @dataclass(frozen=True)
 class Job:
-    """A checked job, ready to run.
-
-    Args:
-        settings: the composed settings.
-        graph: built from them.
-        fingerprint: see pipeline.config.fingerprint.
-        directory: absolute path of the results.
-    """
+    """A checked job, ready to run. `directory`: absolute path of the results."""
 
     settings: JobSettings
     graph: Graph
@@ -44,17 +37,12 @@ class Job:
 
     @classmethod
     def of(cls, settings: JobSettings, graph: Graph) -> Job:
-        """Return the job of `settings` and the graph that was built from them."""
         return cls(settings, graph, fingerprint_of(settings, graph), settings.directory.absolute())
 
 
 def build_graph(settings: JobSettings) -> Graph:
-    """Build and check the graph of a job. Loads no model and reads no more data than a source's schema needs.
-
-    Raises:
-        GraphError: a `_target_` cannot be imported, an operator refuses its arguments, or a rule of Graph is broken.
-        ConfigError: an operator refuses its input columns; the message names the node.
-    """
+    """Build and check the graph of a job. Loads no model and reads no more data than a source's schema needs. Raises
+    GraphError or another ConfigError that names the node."""
     nodes = {name: _node(name, node) for name, node in settings.nodes.items()}
     if settings.target.accepted_rows is None:
         return Graph(nodes)
@@ -63,11 +51,7 @@ def build_graph(settings: JobSettings) -> Graph:
 
 
 def load_object(target: str) -> Any:
-    """Import the object `package.module.Name` or `package.module:Name`.
-
-    Raises:
-        ConfigError: the module does not exist, fails to import, or has no such name.
-    """
+    """Import the object `package.module.Name` or `package.module:Name`; raises ConfigError."""
     module_name, name = _parts(target)
     if not module_name:
         ours = load_object("operators.catalog:targets")()
@@ -91,14 +75,7 @@ def load_object(target: str) -> Any:
 
 def convert(key: str, value: object, hint: object) -> Any:
     """Convert `value` to the type `hint`: a mapping to a dataclass, recursively, and a `module.name` to a function. Any
-    other value is checked and returned as it is.
-
-    Args:
-        key: of the value, for the message.
-
-    Raises:
-        ConfigError: the value does not fit.
-    """
+    other value is checked and returned as it is. Raises ConfigError, which names `key`, if it does not fit."""
     if _takes_function(hint) and isinstance(value, str):
         return _function(key, value)
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)

@@ -53,11 +53,7 @@ def register() -> None:
 
 
 def register_job(job: JobFile) -> None:
-    """Register `job` as the option `job.key` of the group `job`, and make the modules in its folder importable.
-
-    Raises:
-        ConfigError: the file is not YAML, or not a mapping.
-    """
+    """Register `job` as the option `job.key` of the group `job`, and make the modules in its folder importable."""
     try:
         node = OmegaConf.load(job.path)
     except RecursionError as error:
@@ -82,11 +78,8 @@ def _text(self: StringNode, value: Any) -> str:
 
 
 def settings_of(config: DictConfig) -> JobSettings:
-    """Return the settings of a composed config as nested dataclasses.
-
-    Raises:
-        ConfigError: a key is unknown, or a value is missing (`???`), has the wrong type or is invalid.
-    """
+    """Return the settings of a composed config as nested dataclasses. Raises ConfigError for an unknown key and for a
+    value that is missing (`???`), of the wrong type or invalid."""
     if unknown := next(unknown_keys(config), None):
         raise ConfigError(unknown_key(unknown))
     settings = _at(config, _START)

@@ -15,6 +15,7 @@ import yaml
 from pipeline.api.errors import ConfigError
 from pipeline.config.build import convert
 from pipeline.config.fingerprint import differences, flat
+from pipeline.config.keys import schemas
 from pipeline.settings import GROUPS, HookSettings, JobSettings, NodeSettings
 from pipeline.system.redaction import for_keeping, shown_url
 
@@ -23,11 +24,8 @@ def to_yaml(settings: JobSettings) -> str:
     """Return the text of config.yaml, without credentials and without the arguments and URL of `on_finish`."""
     values = asdict(settings)
     told = settings.on_finish
-    values["on_finish"] = {
-        **values["on_finish"],
-        "command": [*told.command[:1], *("..." for _ in told.command[1:])],
-        "url": None if told.url is None else shown_url(told.url),
-    }
+    values["on_finish"]["command"] = [*told.command[:1], *("..." for _ in told.command[1:])]
+    values["on_finish"]["url"] = None if told.url is None else shown_url(told.url)
     return str(yaml.safe_dump(for_keeping(values), sort_keys=False, allow_unicode=True))
 
 
@@ -61,15 +59,9 @@ def in_original_environment(origin: Mapping[str, Any]) -> Iterator[None]:
             sys.path.remove(path)
 
 
-def settings_from(text: str, directory: Path, schemas: Mapping[str, Mapping[str, type[Any]]]) -> JobSettings:
-    """Return the settings in `text`, a config.yaml, for a run in `directory`.
-
-    Args:
-        schemas: the dataclasses of each config group, by name.
-
-    Raises:
-        ConfigError: the text is damaged or of another version.
-    """
+def settings_from(text: str, directory: Path) -> JobSettings:
+    """Return the settings in `text`, a config.yaml, for a run in `directory`. Raises ConfigError if it is damaged or of
+    another version."""
     try:
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -77,7 +69,7 @@ def settings_from(text: str, directory: Path, schemas: Mapping[str, Mapping[str,
     if not isinstance(values, dict) or not isinstance(values.get("nodes"), dict):
         raise ConfigError("it does not describe a job")
     raw = {group: values[group] for group in GROUPS if isinstance(values.get(group), dict)}
-    groups = {group: convert(group, given, _schema(schemas[group], given)) for group, given in raw.items()}
+    groups = {group: convert(group, given, _schema(group, given)) for group, given in raw.items()}
     # A node that was given a whole group must get an equal object, so that the fingerprint has the group's keys.
     known = [pair for group, given in raw.items() for pair in _pairs(given, groups[group])]
     nodes = {name: _node(name, node, known) for name, node in values["nodes"].items()}
@@ -88,10 +80,10 @@ def settings_from(text: str, directory: Path, schemas: Mapping[str, Mapping[str,
     )
 
 
-def _schema(options: Mapping[str, type[Any]], values: Mapping[str, Any]) -> type[Any]:
+def _schema(group: str, values: Mapping[str, Any]) -> type[Any]:
     """Return the dataclass of a group whose fields are the keys of `values`, else the first one."""
-    of_these_keys = [cls for cls in options.values() if {f.name for f in fields(cls)} == values.keys()]
-    return (of_these_keys or list(options.values()))[0]
+    options = list(schemas()[group].values())
+    return next((cls for cls in options if {f.name for f in fields(cls)} == values.keys()), options[0])
 
 
 def _pairs(raw: dict[str, Any], whole: object) -> Iterator[tuple[dict[str, Any], object]]:

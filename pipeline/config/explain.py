@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -38,7 +38,10 @@ def explain(error: BaseException) -> ConfigError:
     if isinstance(error, OverrideParseException):
         shown = str(error.override) if STORAGE_OPTIONS not in str(error.override) else f"data.{STORAGE_OPTIONS}=..."
         return ConfigError(_unreadable_argument(shown))
-    text = "\n".join(str(e) for e in _chain(error))
+    chain = [error]
+    while chain[-1].__cause__ is not None:
+        chain.append(chain[-1].__cause__)
+    text = "\n".join(map(str, chain))
     key = re.search(r"full_key: (\S+)", text)
     where = re.match(r"In '([^']+)'", text)
     place = f" (in {job_files.get(where[1], where[1])})" if where and where[1] != "config" else ""
@@ -130,13 +133,5 @@ def _unknown_option(file: str, options: Sequence[str]) -> str:
 def _group_of(text: str) -> str | None:
     """Return the config group whose dataclass OmegaConf's message names; None if it names none."""
     named = re.search(r"not a subclass of (\w+)", text)
-    for group, options in schemas().items():
-        if named and any(cls.__name__ == named[1] for cls in options.values()):
-            return group
-    return None
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__
+    names = {cls.__name__: group for group, options in schemas().items() for cls in options.values()}
+    return names.get(named[1]) if named else None

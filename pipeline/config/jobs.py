@@ -47,11 +47,7 @@ def list_jobs(config_dirs: Sequence[Path] = ()) -> list[JobFile]:
 
 
 def find_job(name: str, config_dirs: Sequence[Path] = ()) -> JobFile:
-    """Return the job named `name`, or the job file at `name` if that is a path.
-
-    Raises:
-        ConfigError: it does not exist; the message lists the jobs and the closest name.
-    """
+    """Return the job named `name`, or the job file at `name` if that is a path."""
     if name.endswith(SUFFIXES) or "/" in name:
         return _job_at(Path(name).expanduser())
     jobs = {job.name: job for job in list_jobs(config_dirs)}

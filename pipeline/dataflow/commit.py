@@ -40,23 +40,18 @@ class ChunkWindow:
         self._changed = threading.Condition()
 
     def begin(self, chunk: int, meter: StageMeter) -> None:
-        """Wait until `chunk` may begin; the time counts as blocked on `meter`.
-
-        Raises:
-            Cancelled: the run is being cancelled.
-            Released: `chunk` is after the last one, or every reader of the source has left.
-        """
+        """Wait until `chunk` may begin; the time counts as blocked on `meter`. Raises Released if `chunk` is after the
+        last one, and the reason of `stop`."""
         if self._last is not None and chunk > self._last:
             raise Released
 
-        def must_wait() -> bool:
-            return chunk >= self._committed + self._max_open and self._stop is None
+        def may_go_on() -> bool:
+            return chunk < self._committed + self._max_open or self._stop is not None
 
         with self._changed:
-            if must_wait():
+            if not may_go_on():
                 with meter.clock.during(StageState.BLOCKED):
-                    while must_wait():
-                        self._changed.wait()
+                    self._changed.wait_for(may_go_on)
             if self._stop is not None:
                 raise self._stop
 
@@ -66,16 +61,11 @@ class ChunkWindow:
             self._committed = max(self._committed, chunk + 1)
             self._changed.notify_all()
 
-    def release(self) -> None:
-        """Make `begin` raise Released: the source has no readers left."""
+    def stop(self, why: type[Cancelled | Released]) -> None:
+        """Make `begin` raise `why`, also in a call that is waiting. Cancelled is never replaced by Released."""
         with self._changed:
-            self._stop = self._stop or Released
-            self._changed.notify_all()
-
-    def cancel(self) -> None:
-        """Make `begin` raise Cancelled, also in a call that is waiting."""
-        with self._changed:
-            self._stop = Cancelled
+            if self._stop is not Cancelled:
+                self._stop = why
             self._changed.notify_all()
 
 
@@ -87,18 +77,13 @@ class Committer:
     is not committed. Nothing else commits: neither cancelling nor a failure does.
 
     Args:
-        sinks: names of the graph's sinks.
         commit: called once per chunk, in order, in the thread of some node.
         window: moved on every commit.
         on_last: called when the chunk given to `stop_after` is committed.
     """
 
     def __init__(
-        self,
-        sinks: Sequence[str],
-        commit: CommitHook,
-        window: ChunkWindow,
-        on_last: Callable[[], None] = lambda: None,
+        self, sinks: Sequence[str], commit: CommitHook, window: ChunkWindow, on_last: Callable[[], None]
     ) -> None:
         self._sinks = frozenset(sinks)
         self._live = {*sinks, REJECT_WRITER}

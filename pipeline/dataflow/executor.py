@@ -6,6 +6,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass
 
 from pipeline.api.by_batch import line_of
 from pipeline.api.errors import Cancelled, Interrupted, NodeFailed, PipelineError, Released
@@ -16,7 +17,6 @@ from pipeline.dataflow.graph import REJECT_WRITER, Graph, Node
 from pipeline.dataflow.inbox import Edge, Inbox
 from pipeline.dataflow.outbox import Outbox
 from pipeline.dataflow.reject_writer import RejectTally, RejectWriter
-from pipeline.dataflow.stage import Stage
 from pipeline.run_dir.chunk_record import ChunkRecord
 from pipeline.run_dir.names import REJECTS
 from pipeline.system.disk_errors import explained
@@ -27,16 +27,39 @@ GRACE_S = 2.0
 """Seconds that a stopped run has to finish its step before calls of the model are aborted."""
 
 
+class AccountingError(PipelineError):
+    """The row counts of a node do not balance: rows_in + expanded differs from rows_out + rejected."""
+
+
+@dataclass
+class Stage:
+    """A running node. `complete`: it has read all its input and returned."""
+
+    name: str
+    node: Node
+    meter: StageMeter
+    inbox: Inbox
+    outbox: Outbox
+    complete: bool = False
+
+    def check_counts(self, committed: RowCounts) -> None:
+        """Check that the row counts balance: of all rows if the node ran to its end, else of the `committed` chunks."""
+        # The reject writer may have rejects of a chunk that never ended, from nodes that were released during it.
+        m = self.meter if self.complete and self.name != REJECT_WRITER else committed
+        if self.outbox.counted and m.rows_in + m.expanded != m.rows_out + m.rejected:
+            raise AccountingError(
+                f"node '{self.name}': {m.rows_in} rows in + {m.expanded} expanded"
+                f" are not {m.rows_out} rows out + {m.rejected} rejected"
+            )
+
+
 class Executor:
     """Runs `graph` once.
 
     Args:
-        graph: the checked graph.
-        context: shared by all nodes.
         commit: called with each complete chunk, in order.
         max_open_chunks: chunks that may be begun and uncommitted.
-        first_chunk: first chunk of the source (the number of committed chunks of a resumed run).
-        last_chunk: last chunk of the source; None for the end of its input.
+        first_chunk, last_chunk: of the source; None for the end of its input.
         states: by node, the operator states of earlier chunks.
         tick_s: seconds between two calls of `tick`.
     """
@@ -89,11 +112,8 @@ class Executor:
     def run(self, tick: Callable[[], None] = lambda: None) -> None:
         """Open all operators, run the graph to its end, and close them. Meanwhile call `tick` (progress, metrics).
 
-        Raises:
-            NodeFailed: an operator raised; all others were cancelled.
-            PipelineError: raised by `commit`; all nodes were cancelled.
-            Interrupted: `interrupt` was called.
-            AccountingError: a node lost rows.
+        The first error cancels all nodes and is raised: NodeFailed, an error of `commit`, or what `stop` was given. A
+        run that ends by itself raises AccountingError if a node lost rows.
         """
         stopper = threading.Thread(target=self._stop_when_told, name="stop")
         stopper.start()
@@ -132,8 +152,8 @@ class Executor:
         ]
 
     def _build(self) -> dict[str, Stage]:
-        writer = RejectWriter(self._context.output_dir / REJECTS, self.tally)
-        nodes = {**{n: self._graph.nodes[n] for n in self._graph.order}, REJECT_WRITER: Node(writer)}
+        nodes = {name: self._graph.nodes[name] for name in self._graph.order}
+        nodes[REJECT_WRITER] = Node(RejectWriter(self._context.output_dir / REJECTS, self.tally))
         meters = {name: StageMeter(name, self._context.clock) for name in nodes}
         inboxes = {name: Inbox(meters[name]) for name in nodes}
         readers: dict[str, list[Edge]] = {name: [] for name in nodes}
@@ -208,9 +228,9 @@ class Executor:
         for name in self._graph.order:
             readers = [self._stages[reader].inbox for reader, _ in self._graph.readers(name)]
             if readers and all(inbox.left for inbox in readers):
-                self._stages[name].inbox.release()
+                self._stages[name].inbox.stop(Released)
                 if name == self._graph.source:
-                    self._window.release()
+                    self._window.stop(Released)
 
     def _pump(self, stage: Stage) -> None:
         items = stage.node.op.run(stage.inbox)
@@ -250,6 +270,6 @@ class Executor:
             elif self._failure is None:
                 self._failure = why
         self._context.cancelled.set()
-        self._window.cancel()
+        self._window.stop(Cancelled)
         for stage in self._stages.values():
-            stage.inbox.cancel()
+            stage.inbox.stop(Cancelled)

@@ -20,7 +20,6 @@ class Node:
     """A node: an operator and its inputs.
 
     Args:
-        op: the operator.
         inputs: names of the nodes that it reads; empty for the source.
         capacity_rows: rows that may wait on each input.
         modules: modules of the operator and of the functions among its arguments.
@@ -126,15 +125,11 @@ def _plan(nodes: Mapping[str, Node], order: tuple[str, ...]) -> dict[str, pa.Sch
         except GraphError:
             raise
         except ConfigError as error:
-            raise _named(name, error) from error
+            raise type(error)(f"node '{name}': {error}") from error
         except Exception as error:  # a user's operator: the traceback has the line, this note the node
             error.add_note(f"raised by {type(node.op).__name__}.plan, at node '{name}'")
             raise
     return schemas
-
-
-def _named(name: str, error: ConfigError) -> ConfigError:
-    return type(error)(f"node '{name}': {error}")
 
 
 def _check_ends(graph: Graph) -> None:

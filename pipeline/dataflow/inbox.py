@@ -60,9 +60,8 @@ class Inbox:
         self._aligned: deque[ChunkEnd] = deque()
         self._woken = False
         self._stop: type[Cancelled | Released] | None = None
-        """Exception that the reader's calls raise from now on."""
         self.left = False
-        meter.queue_rows = self.queued_rows
+        meter.queue_rows = lambda: sum(edge.rows for edge in self._edges)
 
     def connect(self, capacity: int) -> Edge:
         """Add an input of `capacity` rows. Only before the run starts."""
@@ -70,10 +69,6 @@ class Inbox:
         self._edges.append(edge)
         self._meter.queue_capacity += capacity
         return edge
-
-    def queued_rows(self) -> int:
-        """Return the number of rows that wait on all inputs."""
-        return sum(edge.rows for edge in self._edges)
 
     def describe(self) -> str:
         """Return a line on the state of each input, for the watchdog."""
@@ -84,11 +79,7 @@ class Inbox:
 
     def put(self, edge: Edge, item: Item, meter: StageMeter) -> bool:
         """Append `item` to `edge`, waiting for capacity; the time counts as blocked on `meter`, the writer's. Returns
-        False if the reader has left.
-
-        Raises:
-            Cancelled: the run is being cancelled.
-        """
+        False if the reader has left; raises Cancelled."""
         rows = 0 if isinstance(item, ChunkEnd) else item.num_rows
         with self._lock:
             if rows and edge.rows and edge.rows + rows > edge.capacity:
@@ -110,18 +101,13 @@ class Inbox:
                 self._items.append((edge, _END_OF_INPUT))
                 self._readable.notify()
 
-    def cancel(self) -> None:
-        """Make every call on this inbox raise Cancelled, the writers' included."""
+    def stop(self, why: type[Cancelled | Released]) -> None:
+        """Make the reader's calls raise `why`, also one that waits. Writers raise Cancelled too, but not Released."""
         with self._lock:
-            self._stop = Cancelled
+            if self._stop is not Cancelled:
+                self._stop = why
             self._readable.notify_all()
             self._writable.notify_all()
-
-    def release(self) -> None:
-        """Make the reader's calls raise Released: its output has no readers left."""
-        with self._lock:
-            self._stop = self._stop or Released
-            self._readable.notify_all()
 
     def leave(self) -> None:
         """Discard all items and accept no more; `put` returns False."""
@@ -133,18 +119,12 @@ class Inbox:
             self._writable.notify_all()
 
     def wake(self) -> None:
-        """End the reader's current or next `wait`."""
         with self._lock:
             self._woken = True
             self._readable.notify()
 
     def wait(self, *, idle: bool = True, for_items: bool = True, timeout_s: float | None = None) -> None:
-        """Wait as described in pipeline.api.protocols.Inbox.
-
-        Raises:
-            Cancelled: the run is being cancelled.
-            Released: every reader of this node has left.
-        """
+        """Wait as described in pipeline.api.protocols.Inbox; raises Cancelled or Released."""
 
         def ready() -> bool:
             ended = self._woken or self._stop is not None
@@ -157,7 +137,6 @@ class Inbox:
                 raise self._stop
 
     def poll(self) -> Item | None:
-        """Return the next item; None if none is waiting."""
         with self._lock:
             if self._stop is not None:
                 raise self._stop

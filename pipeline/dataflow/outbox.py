@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from pipeline.api.errors import PipelineError, Released
 from pipeline.api.meter import StageMeter
@@ -17,62 +17,46 @@ class ChunkOrderError(PipelineError):
     """An operator sent items out of the order of chunks: a defect of the operator."""
 
 
+@dataclass
 class Outbox:
     """The output of a node.
 
     Args:
-        node: name of the node.
-        operator: of the node; its state is taken at the end of each chunk.
-        meter: of the node.
+        operator: its state is taken at the end of each chunk.
         readers: the edge to each reader; all get the same objects, nothing is copied.
         rejects: the edge to the reject writer; None for the reject writer itself.
         committer: gets the node's part of each chunk.
         window: for a source, which waits there before it begins a chunk; else None.
     """
 
-    def __init__(
-        self,
-        node: str,
-        operator: BaseOperator,
-        meter: StageMeter,
-        readers: list[Edge],
-        rejects: Edge | None,
-        committer: Committer,
-        window: ChunkWindow | None = None,
-    ) -> None:
-        self._node = node
-        self._operator = operator
-        self._meter = meter
-        self._readers = readers
-        self._rejects = rejects
-        self._committer = committer
-        self._window = window
-        self._shards: list[Shard] = []
-        self._begun: int | None = None
-        self._ended: int | None = None
+    node: str
+    operator: BaseOperator
+    meter: StageMeter
+    readers: list[Edge]
+    rejects: Edge | None
+    committer: Committer
+    window: ChunkWindow | None = None
+    _shards: list[Shard] = field(default_factory=list)
+    _begun: int = -1
+    _ended: int | None = None
 
     def put(self, item: Item | Shard) -> None:
-        """Send `item` on, waiting while an edge is full.
-
-        Raises:
-            Released: every reader has left.
-            Cancelled: the run is being cancelled.
-            ChunkOrderError: the chunk of the item has ended, or a ChunkEnd is not the next one.
-        """
+        """Send `item` on, waiting while an edge is full. Raises Released once every reader has left, Cancelled, and
+        ChunkOrderError if the chunk of the item has ended or a ChunkEnd is not the next one."""
         if self._ended is not None and item.chunk <= self._ended:
             raise ChunkOrderError(f"sent a {type(item).__name__} of chunk {item.chunk} after the end of {self._ended}")
-        if self._window is not None and (self._begun is None or item.chunk > self._begun):
+        if self.window is not None and item.chunk > self._begun:
             self._begun = item.chunk
-            self._window.begin(item.chunk, self._meter)
+            self.window.begin(item.chunk, self.meter)
         match item:
             case Batch():
-                self._meter.count(item.chunk, rows_out=item.num_rows, expanded=item.expanded)
+                self.meter.count(item.chunk, rows_out=item.num_rows, expanded=item.expanded)
                 self._to_readers(item)
             case Rejects():
-                self._meter.count(item.chunk, rejected=item.num_rows)
-                self._to_reject_writer(replace(item, node=self._node))
+                self.meter.count(item.chunk, rejected=item.num_rows)
+                self._to_reject_writer(replace(item, node=self.node))
             case Shard():
-                self._meter.count(item.chunk, rows_out=item.rows)
+                self.meter.count(item.chunk, rows_out=item.rows)
                 self._shards.append(item)
             case ChunkEnd():
                 self._end(item)
@@ -80,41 +64,42 @@ class Outbox:
     @property
     def counted(self) -> bool:
         """True if the row counts of the node must balance; those of a sink without shards need not."""
-        return bool(self._readers) or self._meter.rows_out > 0
+        return bool(self.readers) or self.meter.rows_out > 0
 
     def close(self) -> None:
         """Close all edges."""
-        for edge in [*self._readers, *([self._rejects] if self._rejects else [])]:
-            edge.inbox.end(edge)
+        for edge in (*self.readers, self.rejects):
+            if edge is not None:
+                edge.inbox.end(edge)
 
     def _end(self, end: ChunkEnd) -> None:
         if self._ended is not None and end.chunk != self._ended + 1:
             raise ChunkOrderError(f"ended chunk {end.chunk} right after chunk {self._ended}")
         self._ended = end.chunk
-        if self._window is not None:
-            self._meter.count(end.chunk, rows_in=end.rows)
+        if self.window is not None:
+            self.meter.count(end.chunk, rows_in=end.rows)
         # The committer first: once the reject writer and the sinks have the end, the chunk may be committed.
         shards, self._shards = self._shards, []
-        self._committer.add(self._node, end, self._meter.take(end.chunk), shards, self._state(end.chunk))
+        self.committer.add(self.node, end, self.meter.take(end.chunk), shards, self._state(end.chunk))
         # Then the reject writer: `_to_readers` raises Released if the last reader leaves at this end.
         self._to_reject_writer(end)
         self._to_readers(end)
 
     def _state(self, chunk: int) -> OperatorState | None:
-        if not overrides(self._operator, "state"):
+        if not overrides(self.operator, "state"):
             return None
-        state = self._operator.state(chunk)
+        state = self.operator.state(chunk)
         if not isinstance(state, bytes):
             raise TypeError(f"state({chunk}) gave {type(state).__name__}; it must give bytes")
-        return OperatorState(state, self._operator.append)
+        return OperatorState(state, self.operator.append)
 
     def _to_readers(self, item: Batch | ChunkEnd) -> None:
-        taken = not self._readers
-        for edge in self._readers:
-            taken = edge.inbox.put(edge, item, self._meter) or taken
+        taken = not self.readers
+        for edge in self.readers:
+            taken = edge.inbox.put(edge, item, self.meter) or taken
         if not taken:
             raise Released
 
     def _to_reject_writer(self, item: Rejects | ChunkEnd) -> None:
-        if self._rejects is not None:
-            self._rejects.inbox.put(self._rejects, item, self._meter)
+        if self.rejects is not None:
+            self.rejects.inbox.put(self.rejects, item, self.meter)

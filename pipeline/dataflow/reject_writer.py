@@ -38,7 +38,8 @@ class RejectTally:
         found: Counter[tuple[str, str, str]] = Counter()
         for reject in rejects.rows:
             key = (rejects.node, reject.kind.value, _without_values(reject))
-            key = key if key in self.by_reason or len(self.by_reason) < MAX_REASONS else _other(key)
+            if key not in self.by_reason and len(self.by_reason) >= MAX_REASONS:
+                key = (rejects.node, reject.kind.value, "(other reasons)")
             self.by_reason[key] += 1
             found[key] += 1
         return found
@@ -46,16 +47,11 @@ class RejectTally:
 
 def _without_values(reject: Reject) -> str:
     """Return the reason with placeholders for its values; that of a filter, which the user wrote, as it is."""
-    if reject.kind is RejectKind.FILTERED:
-        return reject.reason
     reason = reject.reason
-    for pattern, instead in VALUES_OF_A_ROW:
-        reason = re.sub(pattern, instead, reason)
+    if reject.kind is RejectKind.ERROR:
+        for pattern, instead in VALUES_OF_A_ROW:
+            reason = re.sub(pattern, instead, reason)
     return reason
-
-
-def _other(key: tuple[str, str, str]) -> tuple[str, str, str]:
-    return key[0], key[1], "(other reasons)"
 
 
 class RejectWriter(BaseOperator):

@@ -34,11 +34,7 @@ class Budget(StrEnum):
 
 class TargetProgress:
     """Counts and budgets of a run under a target. The source and the node `target` each write their own attributes; the
-    main thread reads them.
-
-    Args:
-        settings: the target and its budgets.
-    """
+    main thread reads them."""
 
     def __init__(self, settings: TargetSettings) -> None:
         self.settings = settings

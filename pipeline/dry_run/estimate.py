@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pipeline.api.errors import ConfigError
-from pipeline.api.forecast import NOTHING, Forecast, Range, is_unbounded
+from pipeline.api.forecast import NOTHING, Forecast, Range
 from pipeline.api.records import RejectKind
 from pipeline.api.runtime import Resources
 from pipeline.config.build import Job, build_graph
@@ -212,7 +212,7 @@ def _memory(settings: JobSettings, nodes: Mapping[str, NodeResult], memory: floa
 def _text(value: Range, form: Callable[[float], str]) -> str:
     if value.is_exact:
         return form(value.likely)
-    if is_unbounded(value):
+    if math.isinf(value.high):
         return f"{form(value.low)} or more"
     return f"{form(value.likely)} ({form(value.low)} to {form(value.high)})"
 

@@ -10,9 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.api.forecast import Range, Sample
-from pipeline.api.list_inbox import ListInbox
 from pipeline.api.meter import Clock
-from pipeline.api.protocols import BaseOperator, overrides
+from pipeline.api.protocols import BaseOperator, ListInbox, overrides
 from pipeline.api.records import ROW, Batch, Item, Rejects, Shard
 
 ROWS = 1000

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from pipeline.api.errors import NodeFailed, PipelineError
 from pipeline.api.forecast import NOTHING, Forecast, Range, Sample, Task, share
-from pipeline.api.list_inbox import ListInbox
 from pipeline.api.meter import Clock, StageMeter
-from pipeline.api.protocols import BaseOperator, overrides
+from pipeline.api.protocols import BaseOperator, ListInbox, overrides
 from pipeline.api.records import Batch, ChunkEnd, Item, Reject, Rejects, Shard
 from pipeline.api.runtime import Resources, RunContext, Runtime
 from pipeline.config.build import Job

@@ -15,8 +15,7 @@ from pipeline.api.protocols import overrides
 from pipeline.api.runtime import Resources, RunContext
 from pipeline.config.build import Job
 from pipeline.config.config_yaml import changes, origin, to_yaml
-from pipeline.dataflow.executor import Executor
-from pipeline.dataflow.stage import AccountingError
+from pipeline.dataflow.executor import AccountingError, Executor
 from pipeline.monitor.recorder import Recorder
 from pipeline.monitor.run_log import FILE_ONLY, TERMINAL_ONLY
 from pipeline.monitor.snapshot import Snapshot

@@ -9,7 +9,7 @@ from pipeline.api.protocols import MemoryNeed
 from pipeline.dataflow.graph import Graph
 from pipeline.monitor.wording import mib
 from pipeline.settings import JobSettings
-from pipeline.system.memory import free_memory
+from pipeline.system.machine import free_memory
 
 REMEDIES = (
     "use fewer runtime.slots, shorter runtime.max_sequence_tokens, runtime.kv_type=q8_0, or smaller or more quantised"

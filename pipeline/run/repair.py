@@ -12,7 +12,6 @@ from pipeline.api.runtime import Resources
 from pipeline.config.build import Job, build_graph
 from pipeline.config.config_yaml import in_original_environment, settings_from
 from pipeline.config.fingerprint import differences
-from pipeline.config.keys import schemas
 from pipeline.dataflow.graph import Graph
 from pipeline.monitor.run_log import run_log
 from pipeline.publish.uploader import destination_of, publishing
@@ -95,7 +94,7 @@ def _with_job(directory: Path, state: RunState | None, do: Callable[[Job, Resour
 def _settings(directory: Path) -> JobSettings:
     path = directory / CONFIG
     try:
-        return settings_from(path.read_text(encoding="utf-8"), directory, schemas())
+        return settings_from(path.read_text(encoding="utf-8"), directory)
     except (OSError, UnicodeDecodeError, ConfigError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise DamagedError(

@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -35,17 +36,14 @@ def sorted_by_identity(table: pa.Table) -> pa.Table:
     return table.take(pa.array(sorted(range(len(keys)), key=keys.__getitem__), pa.int64()))
 
 
-def write_parquet_shard(table: pa.Table, path: Path, chunk: int, compression: str = "zstd") -> Shard:
+def write_parquet_shard(table: pa.Table, path: Path, chunk: int) -> Shard:
     """Write `table` as a Parquet shard; see `write_table_shard`."""
-    return write_table_shard(table, path, chunk, lambda t, f: pq.write_table(t, f, compression=compression))
+    return write_table_shard(table, path, chunk, partial(pq.write_table, compression="zstd"))
 
 
 def write_table_shard(table: pa.Table, path: Path, chunk: int, write: Callable[[pa.Table, BinaryIO], object]) -> Shard:
-    """Write `table` with `write` to a temporary file beside `path`, and fsync it.
-
-    Raises:
-        StorageError: the disk is full or the directory cannot be written; the temporary file is removed.
-    """
+    """Write `table` with `write` to a temporary file beside `path`, and fsync it. On failure remove it and raise
+    StorageError."""
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     with writing(path), removed_on_failure(temporary):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,27 +61,24 @@ def write_table_shard(table: pa.Table, path: Path, chunk: int, write: Callable[[
 
 
 def rename_shards(shards: Sequence[Shard]) -> None:
-    """Rename every shard to its final name and make the renames durable.
-
-    Raises:
-        StorageError: a rename failed.
-    """
+    """Rename every shard to its final name and make the renames durable."""
     for shard in shards:
         with writing(shard.path):
             shard.temporary.replace(shard.path)
         reached(Failpoint.SHARD_RENAMED)
     for directory in {shard.path.parent for shard in shards}:
         with writing(directory):
-            fsync_directory(directory)
+            handle = os.open(directory, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
         reached(Failpoint.DIRECTORY_FSYNCED)
 
 
 def write_atomically(path: Path, text: str | Iterable[str]) -> None:
-    """Replace the content of `path` by `text`, or by its concatenated pieces, atomically.
-
-    Raises:
-        StorageError: the file cannot be written; `path` is unchanged.
-    """
+    """Replace the content of `path` by `text`, or by its concatenated pieces, atomically: after a StorageError it is
+    unchanged."""
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     with writing(path), removed_on_failure(temporary):
         with temporary.open("w", encoding="utf-8") as file:
@@ -109,12 +104,3 @@ def sha256_of(path: Path) -> str:
     """Return the hex digest of the file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def fsync_directory(directory: Path) -> None:
-    """Make renames in `directory` durable."""
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -7,7 +7,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pipeline.api.errors import DamagedError, StorageError
@@ -42,16 +42,11 @@ def storage_error(path: Path, error: OSError | sqlite3.Error) -> StorageError:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn disk errors inside the block into a StorageError that names `path`.
-
-    Raises:
-        StorageError: the block raised an OSError, or a sqlite3.Error that means a disk error.
-    """
+    """Turn an OSError inside the block, or a sqlite3.Error that means a disk error, into a StorageError that names
+    `path`."""
     try:
         yield
-    except OSError as error:
-        raise storage_error(path, error) from error
-    except sqlite3.Error as error:
+    except (OSError, sqlite3.Error) as error:
         if not is_of_disk(error):
             raise
         raise storage_error(path, error) from error
@@ -59,12 +54,7 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def using_database(path: Path) -> Iterator[None]:
-    """Like `writing`, for state.sqlite; a damaged database raises an error with the command that repairs it.
-
-    Raises:
-        StorageError: as `writing`.
-        DamagedError: SQLite reports that the file is corrupt.
-    """
+    """Like `writing`, for state.sqlite; a corrupt database raises a DamagedError with the command that repairs it."""
     try:
         with writing(path):
             yield
@@ -77,27 +67,21 @@ def using_database(path: Path) -> Iterator[None]:
         ) from error
 
 
-def is_of_disk(error: sqlite3.Error) -> bool:
-    """Return True if `error` means a disk error and not, for example, a wrong statement."""
-    return _number(error) is not None
+def is_of_disk(error: OSError | sqlite3.Error) -> bool:
+    """Return True if `error` means a disk error and not, for example, a wrong SQL statement."""
+    return isinstance(error, OSError) or _number(error) is not None
 
 
 def explained(error: BaseException, directory: Path) -> BaseException:
-    """Return the StorageError for a disk error that an operator raised; any other error as it is.
-
-    Args:
-        directory: of the run, named if the error does not name a file.
-    """
-    if isinstance(error, OSError) and error.errno in (*_FULL, errno.EROFS):
-        named = isinstance(error.filename, str | bytes)
-        return storage_error(Path(os.fsdecode(error.filename)) if named else directory, error)
-    if isinstance(error, sqlite3.Error) and _number(error) in (*_FULL, errno.EROFS):
-        return storage_error(directory, error)
+    """Return the StorageError for a disk error that an operator raised, any other error as it is. `directory`: of the
+    run, named if the error does not name a file."""
+    if isinstance(error, OSError | sqlite3.Error) and _number(error) in (*_FULL, errno.EROFS):
+        named = getattr(error, "filename", None)
+        return storage_error(Path(os.fsdecode(named)) if isinstance(named, str | bytes) else directory, error)
     return error
 
 
 def _number(error: OSError | sqlite3.Error) -> int | None:
-    """Return the errno of `error`, or the one that its SQLite code corresponds to."""
     if isinstance(error, OSError):
         return error.errno
     code = getattr(error, "sqlite_errorcode", None)  # the module's own errors have none
@@ -106,9 +90,7 @@ def _number(error: OSError | sqlite3.Error) -> int | None:
 
 def _free_bytes(path: Path) -> int | None:
     """Return the free space of the file system of `path`, or of its nearest parent that exists."""
-    for place in (path.parent, *path.parent.parents):
-        try:
+    for place in path.parents:
+        with suppress(OSError):
             return shutil.disk_usage(place).free
-        except OSError:
-            continue
     return None

@@ -14,7 +14,8 @@ import os
 import re
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from pipeline.system.signals import signals_received
@@ -68,26 +69,19 @@ class Failpoint(StrEnum):
     MANIFEST_UPLOADED = "manifest-uploaded"
 
 
+@dataclass
 class Trigger:
-    """Sends signals to this process when it reaches a failpoint for the nth time.
+    """Sends `signals` to this process when it reaches `point` for the nth time, counted from 1. Each signal waits until
+    the one before it was handled."""
 
-    Args:
-        point: name of the failpoint.
-        nth: counted from 1.
-        signals: sent one after the other; each one waits until the signal before it was handled.
-    """
-
-    def __init__(self, point: str, nth: int = 1, signals: Sequence[signal.Signals] = (signal.SIGKILL,)) -> None:
-        self._point, self._nth, self._signals = point, nth, signals
-        self._count = itertools.count(1)
+    point: str
+    nth: int = 1
+    signals: Sequence[signal.Signals] = (signal.SIGKILL,)
+    _count: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     @classmethod
     def parse(cls, text: str) -> Trigger:
-        """Parse `name[:nth][=SIGNAL+SIGNAL]`.
-
-        Raises:
-            ValueError: `text` does not have this form.
-        """
+        """Parse `name[:nth][=SIGNAL+SIGNAL]`; raises ValueError."""
         found = _SYNTAX.fullmatch(text)
         if found is None:
             raise ValueError(f"'{text}' names no failpoint; write name, name:2 or name:2=TERM")
@@ -96,8 +90,8 @@ class Trigger:
 
     def reached(self, point: str) -> None:
         """Send the signals if `point` is the one and this is its nth time."""
-        if point == self._point and next(self._count) == self._nth:
-            for number in self._signals:
+        if point == self.point and next(self._count) == self.nth:
+            for number in self.signals:
                 before = signals_received()
                 os.kill(os.getpid(), number)
                 while signals_received() == before:  # another thread answers

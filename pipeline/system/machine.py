@@ -1,14 +1,15 @@
-"""Software versions and machine of a run, and the schema of metrics/run.parquet, which records them."""
+"""Software versions, machine and free memory, and the schema of metrics/run.parquet, which records the first two."""
 
 from __future__ import annotations
 
 import os
 import platform
 import tomllib
-from collections.abc import Callable
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
+import psutil
 import pyarrow as pa
 
 from pipeline import PROJECT
@@ -45,9 +46,17 @@ def versions() -> dict[str, str]:
 
 def machine() -> dict[str, str | int]:
     """Return the number of cores that this process may use, the platform and the CPU model."""
-    affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)  # not on macOS
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return {"cores": cores, "platform": platform.platform(), "cpu": _cpu_model()}
+
+
+def free_memory() -> int:
+    """Return the bytes that this process can still allocate: available memory, bounded by its cgroup's limit."""
+    available: int = psutil.virtual_memory().available
+    with suppress(OSError, ValueError):  # there is no cgroup, or its limit is `max`
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        available = min(available, limit - int(Path("/sys/fs/cgroup/memory.current").read_text()))
+    return max(available, 0)
 
 
 def _version(package: str) -> str:

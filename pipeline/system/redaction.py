@@ -23,13 +23,16 @@ _QUERY = re.compile(r"(https?://[^\s?'\"]+)\?[^\s'\"]+")
 """Queries of http(s) URLs; elsewhere `?` is part of a glob."""
 
 
-def for_keeping(value: Any) -> Any:
-    """Return `value` (mappings, lists and scalars) without credentials."""
+def for_keeping(value: Any, key: object = None, *, is_option: bool = False) -> Any:
+    """Return `value` (mappings, lists and scalars) without credentials. `key`: of the value. `is_option`: it is below
+    `storage_options`."""
     if isinstance(value, Mapping):
-        return {k: _options(v) if k == STORAGE_OPTIONS else for_keeping(v) for k, v in value.items()}
+        return {k: for_keeping(v, k, is_option=is_option or k == STORAGE_OPTIONS) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [for_keeping(v) for v in value]
-    return clean_url(value) if isinstance(value, str) else value
+        return [for_keeping(v, key, is_option=is_option) for v in value]
+    if not isinstance(value, str):
+        return value
+    return LEFT_OUT if is_option and key not in HARMLESS else clean_url(value)
 
 
 def clean_url(text: str) -> str:
@@ -38,11 +41,8 @@ def clean_url(text: str) -> str:
 
 
 def refuse_noted_credentials(arguments: Sequence[str]) -> None:
-    """Refuse credentials on the command line of a sweep, which Hydra writes to a file.
-
-    Raises:
-        ConfigError: a `storage_options` argument has a value that is not an environment variable.
-    """
+    """Refuse credentials on the command line of a sweep, which Hydra writes to a file: a `storage_options` argument
+    there names an environment variable."""
     if {"-m", "--multirun"} & set(arguments):
         for key, _, value in (argument.partition("=") for argument in arguments):
             if STORAGE_OPTIONS in key.lstrip("+").split(".") and "${oc.env:" not in value:
@@ -70,16 +70,6 @@ def without_redacted(options: Any) -> Any:
     if isinstance(options, Mapping):
         return {k: without_redacted(v) for k, v in options.items() if v != LEFT_OUT}
     return options
-
-
-def _options(value: Any, key: object = None) -> Any:
-    if isinstance(value, Mapping):
-        return {k: _options(v, k) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_options(v, key) for v in value]
-    if not isinstance(value, str):
-        return value
-    return clean_url(value) if key in HARMLESS else LEFT_OUT
 
 
 def _secrets(options: Any, key: object = None) -> Iterator[str]:

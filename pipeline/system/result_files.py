@@ -13,16 +13,11 @@ SCANS: Mapping[str, Callable[[list[Path]], pl.LazyFrame]] = {
     ".jsonl": partial(pl.scan_ndjson, infer_schema_length=None),
     ".arrow": pl.scan_ipc,
 }
-"""Reader by file suffix, which one of COMPRESSED may follow."""
-COMPRESSED = ("", ".gz", ".zst")
+"""Reader by file suffix, which .gz or .zst may follow."""
 
 
 def scan(files: list[Path]) -> pl.LazyFrame | None:
     """Scan `files`, all of one format; None if there are none or the format is unknown."""
-    formats = {_format(path.name) for path in files}
-    known = formats.pop() if len(formats) == 1 else None
-    return None if known is None else SCANS[known](files)
-
-
-def _format(name: str) -> str | None:
-    return next((end for end in SCANS if name.endswith(tuple(end + packed for packed in COMPRESSED))), None)
+    formats = {Path(path.name.removesuffix(".gz").removesuffix(".zst")).suffix for path in files}
+    reader = SCANS.get(formats.pop()) if len(formats) == 1 else None
+    return None if reader is None else reader(files)

@@ -21,7 +21,6 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STEP = "finishing the step; the same command resumes. Press Ctrl-C again to leave at once"
 RECORDS = "recording the results, which is short. Press Ctrl-C again to leave at once"
 NOTHING_RUNS = "the same command begins or resumes the run"
-_SECOND = "left at once; what was committed is safe, and the same command resumes"
 
 _blocks: list[tuple[Callable[[], None], str]] = []
 """Callback and message of each open block of `stopped_by_signals`, innermost last. Global, as signal handlers are."""
@@ -110,7 +109,7 @@ def _answer(pipe: int) -> None:
             _say(f"stopping: {what}")
             interrupt()
         elif data[0] == signal.SIGINT:
-            _say(_SECOND)
+            _say("left at once; what was committed is safe, and the same command resumes")
             leave()
 
 

@@ -8,8 +8,7 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from pipeline.api.list_inbox import ListInbox
-from pipeline.api.protocols import overrides
+from pipeline.api.protocols import ListInbox, overrides
 from pipeline.api.records import Batch, ChunkEnd, Item, Rejects
 
 Row = dict[str, Any]

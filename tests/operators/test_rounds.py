@@ -12,7 +12,7 @@ from operators.sources import ReadPrompts
 from pipeline.api.meter import StageMeter
 from pipeline.api.records import Batch, ChunkEnd, Rejects
 from pipeline.dataflow.inbox import Inbox
-from pipeline.dataflow.rounds import Rounds
+from pipeline.dataflow.target import Rounds
 from pipeline.dataflow.target_progress import Budget, TargetProgress
 from pipeline.settings import TargetSettings
 

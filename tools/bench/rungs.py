@@ -35,8 +35,8 @@ from operators.generation.wiring import decode_strategy
 from operators.settings import DecodeSettings
 from operators.settings.block_diffusion import BlockDiffusionSettings
 from operators.settings.runtime import EngineSettings
-from pipeline.api.list_inbox import ListInbox
 from pipeline.api.meter import StageMeter
+from pipeline.api.protocols import ListInbox
 from pipeline.api.records import ROW, Batch
 from tools.bench.figures import Figures, of_steps
 from tools.bench.spec import Spec

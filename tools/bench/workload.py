@@ -16,7 +16,7 @@ from operators.prompts.template import Template
 from operators.settings import DataSettings, ModelSettings
 from operators.sources.read_prompts import ReadPrompts
 from pipeline.api.errors import SchemaError
-from pipeline.api.list_inbox import ListInbox
+from pipeline.api.protocols import ListInbox
 from pipeline.api.records import Batch
 from tools.bench.settings import BenchSettings
 

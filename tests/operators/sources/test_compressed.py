@@ -15,7 +15,7 @@ from operators.sources.files import find_files
 from operators.sources.input_file import CODECS, InputFile
 from operators.sources.jsonl import JsonlReader
 from pipeline.api.errors import InputError
-from pipeline.api.list_inbox import ListInbox
+from pipeline.api.protocols import ListInbox
 from pipeline.api.records import Batch
 from tests.operators.sources.reading import drain, read
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.user_code import code_of
+from pipeline.config.fingerprint import code_of
 
 
 @pytest.fixture

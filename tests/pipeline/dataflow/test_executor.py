@@ -15,9 +15,8 @@ from pipeline.api.meter import StageMeter
 from pipeline.api.records import ChunkEnd
 from pipeline.api.runtime import Resources, RunContext
 from pipeline.dataflow import executor
-from pipeline.dataflow.executor import Executor
+from pipeline.dataflow.executor import AccountingError, Executor
 from pipeline.dataflow.graph import Graph, Node
-from pipeline.dataflow.stage import AccountingError
 from pipeline.run_dir.chunk_record import ChunkRecord
 from pipeline.run_dir.metrics_table import MetricsTables
 from pipeline.system.atomic_files import rename_shards

@@ -88,12 +88,12 @@ def test_a_full_channel_blocks_its_writer_on_the_writers_clock():
     thread, result = in_thread(lambda: put(channel, rows(0, 3, 4), writer))
     writer.waits.wait()
     clock.now += 5
-    assert inbox.queued_rows() == 2
+    assert reader.queue_rows() == 2
     assert isinstance(inbox.poll(), Batch)
     thread.join()
     assert result == [True]
     assert writer.clock.seconds() == {"busy_s": 0, "starved_s": 0, "blocked_s": 5, "wall_s": 5}
-    assert (reader.rows_in, reader.batches, inbox.queued_rows()) == (2, 1, 2)
+    assert (reader.rows_in, reader.batches, reader.queue_rows()) == (2, 1, 2)
 
 
 def test_an_empty_inbox_starves_its_reader_on_the_readers_clock():
@@ -151,8 +151,8 @@ def test_an_input_that_has_ended_holds_nobody_up():
 
 
 def test_a_reader_that_leaves_releases_its_writer():
-    writer = Signalling(StageState.BLOCKED, FakeClock())
-    inbox = Inbox(StageMeter("reader"))
+    reader, writer = StageMeter("reader"), Signalling(StageState.BLOCKED, FakeClock())
+    inbox = Inbox(reader)
     channel = inbox.connect(1)
     put(channel, rows(0, 1), writer)
     thread, result = in_thread(lambda: put(channel, rows(0, 2), writer))
@@ -160,7 +160,7 @@ def test_a_reader_that_leaves_releases_its_writer():
     inbox.leave()
     thread.join()
     assert result == [False]
-    assert inbox.queued_rows() == 0
+    assert reader.queue_rows() == 0
 
 
 def test_a_cancel_ends_every_wait():
@@ -172,8 +172,8 @@ def test_a_cancel_ends_every_wait():
     threads = [in_thread(empty.wait), in_thread(lambda: put(channel, rows(0, 2), writer))]
     reader.waits.wait()
     writer.waits.wait()
-    empty.cancel()
-    full.cancel()
+    empty.stop(Cancelled)
+    full.stop(Cancelled)
     for thread, result in threads:
         thread.join()
         assert isinstance(result[0], Cancelled)

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.api.errors import ConfigError, ExitCode
-from pipeline.api.list_inbox import ListInbox
 from pipeline.api.meter import StageMeter
+from pipeline.api.protocols import ListInbox
 from pipeline.api.records import LINEAGE, ROW, Batch, ChunkEnd, Rejects
 from pipeline.api.runtime import Resources, RunContext, Runtime
 from pipeline.cli.main import main

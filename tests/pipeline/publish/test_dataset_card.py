@@ -94,7 +94,5 @@ def test_a_card_that_is_none_is_refused(card):
 
 def test_the_settings_of_a_card_come_back_from_config_yaml(tmp_path):
     run(with_card(tmp_path / "out", license="mit", text="Mine."))
-    again = settings_from(
-        (tmp_path / "out/config.yaml").read_text(), tmp_path / "out", {"output": {"s": OutputSettings}}
-    )
+    again = settings_from((tmp_path / "out/config.yaml").read_text(), tmp_path / "out")
     assert (again.output.card.license, again.output.card.text) == ("mit", "Mine.")

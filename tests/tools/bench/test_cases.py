@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from pipeline.api.errors import ConfigError
-from pipeline.api.list_inbox import ListInbox
+from pipeline.api.protocols import ListInbox
 from pipeline.api.records import Batch, ChunkEnd
 from tools.bench.cases import EmitCases, cases
 from tools.bench.contenders import Job
