@@ -32,7 +32,7 @@ class Watchdog:
         self._executor = executor
         self._leave = leave
         self._clock = clock
-        self._seen: list[tuple[int, ...]] = []
+        self._seen: list[object] = []
         self._since = clock()
         self._stalled_at: float | None = None
 
@@ -41,7 +41,7 @@ class Watchdog:
         if self._timeout_s is None:
             return
         now = self._clock()
-        seen = [
+        seen: list[object] = [
             (m.rows_in, m.rows_out, m.rejected, m.batches, m.tokens_in, m.tokens_out) for m in self._executor.meters
         ]
         if self._stalled_at is not None:
