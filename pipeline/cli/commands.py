@@ -1,6 +1,6 @@
 """The table of commands, used by dispatch, help and completion.
 
-To add a command, write a module with `main(arguments) -> exit code` and add a line here.
+To add a command, write a function `arguments -> exit code` and add a line here.
 """
 
 from __future__ import annotations
@@ -15,24 +15,26 @@ PROGRAM = "python -m pipeline"
 
 
 class Command(NamedTuple):
-    """A command: its arguments, a description, and the module with its `main`, imported when the command is run."""
+    """A command: its arguments, a description, and its module and function, imported when the command is run."""
 
     usage: str
     about: str
     module: str
+    function: str = "main"
 
 
 COMMANDS = {
-    "compare": Command("outputs/A outputs/B", "compare two runs", "pipeline.cli.compare"),
+    "compare": Command("outputs/A outputs/B", "compare two runs", "pipeline.cli.results", "compare"),
     "completion": Command(
         "[--config-dir DIR]",
         "print a script for bash: source <(python -m pipeline completion)",
-        "pipeline.cli.completion",
+        "pipeline.cli.jobs",
+        "completion",
     ),
     "doctor": Command("[--json]", "check that this machine is set up", "tools.build.doctor"),
     "jobs": Command("[--config-dir DIR]", "list the jobs", "pipeline.cli.jobs"),
     "operators": Command("[NAME ...]", "list or explain what jobs are made of", "operators.catalog"),
-    "report": Command("outputs/NAME ...", "make report.html again", "pipeline.cli.report"),
+    "report": Command("outputs/NAME ...", "make report.html again", "pipeline.cli.results", "report"),
     "status": Command("outputs/NAME [--json]", "show how far a run is; --json for programs", "pipeline.cli.status"),
     "verify": Command("outputs/NAME [repair=true]", "check results; repair=true mends them", "pipeline.cli.verify"),
 }

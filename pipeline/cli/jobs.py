@@ -1,17 +1,64 @@
-"""`python -m pipeline jobs`: list the jobs."""
+"""`python -m pipeline jobs`: list the jobs. `completion`: print a script that completes the arguments in bash.
+
+The script contains all words, so a Tab starts no Python. Hydra's own completion works only for a program with a name of
+its own, not for `python -m pipeline`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from pipeline.api.errors import ExitCode
-from pipeline.cli.commands import config_dir, parser_of
-from pipeline.config.jobs import jobs_table
+from pipeline.cli.commands import COMMANDS, config_dir, parser_of
+from pipeline.config.jobs import jobs_table, list_jobs
+from pipeline.config.keys import CONF, known_keys
+
+SCRIPT = """\
+# Bash completion for `python -m pipeline`, made by `python -m pipeline completion`.
+_pipeline_words='
+{words}
+'
+_pipeline() {{
+    COMPREPLY=()
+    [[ ${{COMP_WORDS[1]}} == -m && ${{COMP_WORDS[2]}} == pipeline ]] || return 0
+    local line=${{COMP_LINE:0:COMP_POINT}} IFS=$'\\n' begun=''
+    local word=${{line##*[[:space:]]}}
+    COMPREPLY=($(compgen -W "$_pipeline_words" -- "$word"))
+    [[ $word == *=* && $COMP_WORDBREAKS == *=* ]] && begun=${{word%%=*}}= # bash replaces what is behind it
+    COMPREPLY=("${{COMPREPLY[@]#"$begun"}}")
+    [[ ${{#COMPREPLY[@]}} == 1 && ${{COMPREPLY[0]}} == *= ]] && compopt -o nospace 2>/dev/null
+    return 0
+}}
+complete -o default -F _pipeline python python3
+"""
 
 
 def main(arguments: Sequence[str]) -> ExitCode:
     """Print the list of jobs."""
-    parser = parser_of("jobs")
-    parser.add_argument("--config-dir", "-cd", action="append", default=[], type=config_dir)
-    print(jobs_table(parser.parse_args(arguments).config_dir))
+    print(jobs_table(_config_dirs("jobs", arguments)))
     return ExitCode.DONE
+
+
+def completion(arguments: Sequence[str]) -> ExitCode:
+    """Print the script."""
+    print(SCRIPT.format(words="\n".join(_words(_config_dirs("completion", arguments)))), end="")
+    return ExitCode.DONE
+
+
+def _config_dirs(command: str, arguments: Sequence[str]) -> list[Path]:
+    parser = parser_of(command)
+    parser.add_argument("--config-dir", "-cd", action="append", default=[], type=config_dir)
+    found: list[Path] = parser.parse_args(arguments).config_dir
+    return found
+
+
+def _words(folders: Sequence[Path]) -> Iterator[str]:
+    """Yield commands, jobs, options of config groups, and `key=` for each setting. `folders`: of `--config-dir`."""
+    yield from COMMANDS
+    yield from (f"job={job.name}" for job in list_jobs(folders))
+    for option in sorted(path for folder in (CONF, *folders) for path in folder.glob("*/*.yaml")):
+        if option.parent.name != "job":
+            yield f"{option.parent.name}={option.stem}"
+    yield from (f"{key}=" for key in known_keys())
+    yield from ("dry_run=true", "dry_run=plan", "overwrite=true", "show=graph", "--config-dir", "--help", "-m")

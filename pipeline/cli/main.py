@@ -69,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _dispatch(arguments: list[str]) -> int:
     first = arguments[0] if arguments else ""
     if first in COMMANDS:
-        return int(importlib.import_module(COMMANDS[first].module).main(arguments[1:]))
+        command = COMMANDS[first]
+        return int(getattr(importlib.import_module(command.module), command.function)(arguments[1:]))
     dirs = config_dirs_of(arguments)
     if first and "=" not in first and not first.startswith("-"):
         raise ConfigError(f"unknown command '{first}'{_suggestion(arguments, dirs)}")

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +20,11 @@ from omegaconf import DictConfig, OmegaConf
 from pipeline.api.errors import ConfigError, ExitCode, PipelineError
 from pipeline.api.runtime import Resources
 from pipeline.cli.commands import PROGRAM, config_dir
-from pipeline.cli.usage import notes, refuse_dashes
 from pipeline.config.build import Job, build_graph
 from pipeline.config.compose import COMPOSITION_ERRORS, overrides_given, register, register_job, settings_of
 from pipeline.config.explain import explain
 from pipeline.config.jobs import find_job, jobs_table
-from pipeline.config.keys import CONF
+from pipeline.config.keys import CONF, known_keys
 from pipeline.dry_run.estimate import estimate
 from pipeline.dry_run.plan import plan_lines
 from pipeline.monitor.prometheus import check_prometheus_file
@@ -41,6 +40,9 @@ from pipeline.system.terminal import say
 
 _SEVERITY = (ExitCode.DONE, ExitCode.BUDGET, ExitCode.REJECTS, ExitCode.INTERRUPTED, ExitCode.CONFIG, ExitCode.FAILED)
 _JOB_ARGUMENT = re.compile(r"(\+{0,2}job=)(.+)")
+_TEXTS = ("stop", "bad_words", "system", "template")
+_IN_TEMPLATE = re.compile(r"\{[{%].*?[}%]\}", re.DOTALL)
+"""Parts of a template in which `\\n` is a line break."""
 
 
 @dataclass(frozen=True)
@@ -81,11 +83,7 @@ def print_error(error: Exception) -> ExitCode:
 
 
 def config_dirs_of(arguments: Sequence[str]) -> list[Path]:
-    """Return the values of `--config-dir` in the arguments of a job, which Hydra parses later.
-
-    Raises:
-        ConfigError: a directory does not exist.
-    """
+    """Return the values of `--config-dir` in the arguments of a job, which Hydra parses later."""
     given = [a.partition("=")[2] for a in arguments if a.startswith("--config-dir=")]
     given += [b for a, b in itertools.pairwise(arguments) if a in ("--config-dir", "-cd")]
     return [config_dir(folder) for folder in given]
@@ -94,13 +92,10 @@ def config_dirs_of(arguments: Sequence[str]) -> list[Path]:
 def run_jobs(arguments: Sequence[str], dirs: Sequence[Path]) -> ExitCode:
     """Compose and run the job in `arguments`, or all jobs of a sweep. Returns the most severe exit code.
 
-    Args:
-        dirs: values of `--config-dir`.
-
     Raises:
         ConfigError: no job is named, or it cannot be composed.
     """
-    refuse_dashes(arguments)
+    _refuse_dashes(arguments)
     arguments = _with_jobs(arguments, dirs)
     refuse_noted_credentials(arguments)
     register()
@@ -140,6 +135,16 @@ def _compose_and_call(task: Callable[[DictConfig], None]) -> None:
             GlobalHydra.instance().hydra.run("config", task, sys.argv[1:])  # type: ignore[union-attr]
             return
     hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)()
+
+
+def _refuse_dashes(arguments: Sequence[str]) -> None:
+    """Refuse a setting written like an option: `--seed=3`, `--dry-run`."""
+    for argument in arguments:
+        option = re.fullmatch(r"-{1,2}([A-Za-z][\w.-]*)(?:=(.*))?", argument, re.DOTALL)
+        key = option[1].replace("-", "_") if option else ""
+        if option and len(key) > 1 and key in known_keys():
+            value = "VALUE" if option[2] is None else option[2]
+            raise ConfigError(f"{argument}: settings have no dashes; write {key}={value}")
 
 
 def _with_jobs(arguments: Sequence[str], dirs: Sequence[Path]) -> list[str]:
@@ -184,13 +189,28 @@ def _run_one(config: DictConfig, overrides: tuple[str, ...], process: Resources)
     directory = None
     try:
         settings = settings_of(config)
-        for note in notes(OmegaConf.to_container(config)):
+        for note in _notes(OmegaConf.to_container(config)):
             print(note, file=sys.stderr)
         directory = settings.directory
         code = _show(settings, process) if settings.show or settings.dry_run else run_job(settings, process)
     except Exception as error:
         code = print_error(error)
     return SweptJob(overrides, code, directory)
+
+
+def _notes(settings: object, key: str = "") -> Iterator[str]:
+    """Yield a note for each prompt text or stop string with a literal `\\n`, which may be meant as a line break."""
+    if isinstance(settings, Mapping):
+        for name, inside in settings.items():
+            yield from _notes(inside, f"{key}.{name}" if key else str(name))
+        return
+    texts = settings if isinstance(settings, list) else [settings]
+    written = [_IN_TEMPLATE.sub("", text) for text in texts if isinstance(text, str)]
+    if key.rpartition(".")[2] in _TEXTS and any("\\n" in text for text in written):
+        yield (
+            f"note: {key}: \\n is a backslash and an n here; for a line break write $'{key}=...\\n...' (in bash and"
+            ' zsh), or in a job file "...\\n..." in double quotes'
+        )
 
 
 def _show(settings: JobSettings, process: Resources) -> ExitCode:

@@ -38,11 +38,7 @@ _ENDED: Mapping[str, tuple[str, str]] = {
 
 
 def main(arguments: Sequence[str]) -> ExitCode:
-    """Print the progress.
-
-    Raises:
-        ConfigError: there is no run.
-    """
+    """Print the progress."""
     parser = parser_of("status")
     parser.add_argument("directory", type=Path, metavar="outputs/NAME", help="directory of a run")
     parser.add_argument("--json", action="store_true", help="print status.json as it is")

@@ -16,11 +16,7 @@ from pipeline.run_dir.state import STATE_FILE, RunState, RunStatus
 
 
 def main(arguments: Sequence[str]) -> ExitCode:
-    """Examine a run, and repair it with repair=true. Returns DONE if no file is damaged, else FAILED.
-
-    Raises:
-        ConfigError: the directory is not a run directory, a run is using it, or repair is impossible.
-    """
+    """Examine a run, and repair it with repair=true. Returns DONE if no file is damaged, else FAILED."""
     parser = parser_of("verify")
     parser.add_argument("directory", type=Path, metavar="outputs/NAME", help="directory of a run")
     repairs = ("repair=true", "repair=false")

@@ -54,18 +54,13 @@ def admit(job: Job, state: RunState) -> Admission:
 
 @dataclass(frozen=True)
 class Standing:
-    """The progress of a run, for a dry run.
-
-    Args:
-        admission: what a run of the job would do.
-        chunks, rows: committed ones that the run would keep; 0 if it would begin anew.
-        holder: process that holds the lock of the directory; None if none does.
-    """
+    """The progress of a run, for a dry run. `chunks`, `rows`: committed ones that a run would keep. `holder`: of the
+    lock of its directory."""
 
     admission: Admission
-    chunks: int = 0
-    rows: int = 0
-    holder: Holder | None = None
+    chunks: int
+    rows: int
+    holder: Holder | None
 
 
 def standing(job: Job) -> Standing:
@@ -111,11 +106,6 @@ def standing_lines(standing: Standing) -> Iterator[str]:
 
 
 def _check_same_job(job: Job, state: RunState) -> None:
-    """Check that the job has the fingerprint of the run.
-
-    Raises:
-        ConfigError: it differs and the run has committed chunks, or its results are invalid; without `overwrite`.
-    """
     if job.settings.overwrite:
         return
     if state.defect is not None:
@@ -133,11 +123,7 @@ def _check_same_job(job: Job, state: RunState) -> None:
 
 
 def _check_no_orphans(job: Job) -> None:
-    """Check that a directory with an empty state has no results: a run writes its state first, so it must be lost.
-
-    Raises:
-        DamagedError: there are results.
-    """
+    """Check that a directory with an empty state has no results: a run writes its state first, so it must be lost."""
     found = parts(job.directory)
     if found and not job.settings.overwrite:
         raise DamagedError(
@@ -147,11 +133,7 @@ def _check_no_orphans(job: Job) -> None:
 
 
 def _check_whole(directory: Path, state: RunState) -> None:
-    """Check existence and size of the committed files; only `verify` reads them.
-
-    Raises:
-        DamagedError: a file is missing or has another size.
-    """
+    """Check existence and size of the committed files; only `verify` reads them."""
     found = missing_or_cut(directory, state.shards())
     if found:
         named = [f"  {path} {what}" for path, what in list(found.items())[:MAX_NAMED]]

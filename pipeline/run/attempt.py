@@ -21,8 +21,7 @@ from pipeline.monitor.run_log import FILE_ONLY, TERMINAL_ONLY
 from pipeline.monitor.snapshot import Snapshot
 from pipeline.monitor.summary import Outcome, closing_lines, full_lines, report_lines, summary_lines
 from pipeline.results.report.write import report_of_attempt
-from pipeline.run.ending import exit_code_of, recorded, run_row, settled, show
-from pipeline.run.final_files import conclude, remove_concluded
+from pipeline.run.ending import exit_code_of, recorded, remove_concluded, run_row, settled, show
 from pipeline.run.watchdog import Watchdog
 from pipeline.run_dir.chunk_record import ChunkRecord, RejectCounts
 from pipeline.run_dir.manifest import write_manifest
@@ -53,43 +52,27 @@ class Attempt:
         StorageError: the attempt cannot be recorded.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        state: RunState,
-        process: Resources,
-        committed: Callable[[], None] | None = None,
-    ) -> None:
-        self._settings, self._graph, self._directory = settings, graph, directory = (
-            job.settings,
-            job.graph,
-            job.directory,
-        )
+    def __init__(self, job: Job, state: RunState, process: Resources, committed: Callable[[], None]) -> None:
         self._job = job
+        self._settings, self._graph, self._directory = job.settings, job.graph, job.directory
         self._state = state
         self._committed = committed
-        first_chunk = state.committed_chunks
-        states = state.operator_states()
-        if first_chunk:
+        first, states = state.committed_chunks, state.operator_states()
+        if first:
             self._check_resumable(states.keys())
-        self._started_at = started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
         self._rows_before, self._rejects_before = state.committed_rows, state.rejects()
-        attempt = state.start_attempt(started_at)
-        self._tables = MetricsTables(directory, attempt)
-        self._context = RunContext(directory, process, self._tables.get, attempt, state.run_id)
+        attempt = state.start_attempt(self._started_at)
+        self._tables = MetricsTables(job.directory, attempt)
+        self._context = context = RunContext(job.directory, process, self._tables.get, attempt, state.run_id)
         reached(Failpoint.ATTEMPT_STARTED)
+        open_chunks = job.settings.max_open_chunks
         self._executor = Executor(
-            graph,
-            self._context,
-            self._commit,
-            max_open_chunks=settings.max_open_chunks,
-            first_chunk=first_chunk,
-            states=states,
+            job.graph, context, self._commit, max_open_chunks=open_chunks, first_chunk=first, states=states
         )
-        self._recorder = Recorder(job, state, self._context, self._tables, self._executor, started_at)
-        self._watchdog = Watchdog(
-            getattr(settings.runtime, "stall_timeout_s", None), self._executor, self._abandon, self._context.clock
-        )
+        self._recorder = Recorder(job, state, context, self._tables, self._executor, self._started_at)
+        stall_timeout_s = getattr(job.settings.runtime, "stall_timeout_s", None)
+        self._watchdog = Watchdog(stall_timeout_s, self._executor, self._abandon, context.clock)
 
     def run(self) -> Outcome:
         """Execute the graph, record the outcome, and print the summary."""
@@ -118,11 +101,13 @@ class Attempt:
             with stopped_by_signals(self._executor.interrupt):
                 self._prepare()
                 self._executor.run(self._tick)
-                ended = self._came_to()
+                target = self._graph.target
+                ended = RunStatus.DONE if target is None or target.reached else RunStatus.BUDGET
                 # Rejects may have been written for chunks that no sink ended, if a node left early.
                 self._clear(temporary_only=ended is not RunStatus.DONE or not self._state.salvaged)
                 if ended is RunStatus.DONE:
-                    conclude(self._graph, self._directory)
+                    for node in self._graph.nodes.values():
+                        node.op.conclude(self._directory)
         except Interrupted as error:
             return RunStatus.INTERRUPTED, error
         except BaseException as error:
@@ -184,11 +169,6 @@ class Attempt:
         )
         return outcome if error is None else outcome.failed(error)
 
-    def _came_to(self) -> RunStatus:
-        """Return the status of a run whose graph has ended without an error."""
-        target = self._graph.target
-        return RunStatus.DONE if target is None or target.reached else RunStatus.BUDGET
-
     def _abandon(self) -> None:
         """End the process although threads are stuck. Committed chunks and stored completions are safe."""
         self._state.end_attempt(self._context.attempt, RunStatus.FAILED)
@@ -218,15 +198,10 @@ class Attempt:
         """Rename the files of a chunk, then record it: in this order every recorded file exists."""
         rename_shards(record.shards)
         self._state.commit(self._context.attempt, record)
-        if self._committed is not None:
-            self._committed()
+        self._committed()
 
     def _check_resumable(self, kept: Set[str]) -> None:
-        """Check that all operators can resume. `kept`: names of the nodes with a committed state.
-
-        Raises:
-            GraphError: the source cannot seek, or `kept` differs from the nodes that keep a state now.
-        """
+        """Check that all operators can resume. `kept`: names of the nodes with a committed state."""
         nodes, there = self._graph.nodes, self._directory
         source = nodes[self._graph.source].op
         stateful = {name for name, node in nodes.items() if overrides(node.op, "state")}

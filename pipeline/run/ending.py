@@ -1,4 +1,7 @@
-"""The end of an attempt: exit code, final counts, row of metrics/run.parquet, and writing on a full disk."""
+"""The end of an attempt: exit code, final counts, row of metrics/run.parquet, final files, and writing on a full disk.
+
+Final files are made by operators from all results when a run is done (`BaseOperator.concluded`).
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,19 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from pipeline.api.errors import ExitCode, StorageError
+from pipeline.api.meter import RowCounts
+from pipeline.dataflow.graph import Graph
 from pipeline.dataflow.target import NODE as TARGET
 from pipeline.monitor.run_log import FILE_ONLY
 from pipeline.monitor.snapshot import Snapshot
 from pipeline.monitor.summary import Outcome, too_many_errors
 from pipeline.run_dir.manifest import digest
 from pipeline.run_dir.state import RunState, RunStatus
+from pipeline.system.disk_errors import writing
 from pipeline.system.machine import RUN_SCHEMA, machine, versions
 from pipeline.system.terminal import say
 
@@ -50,21 +57,12 @@ def settled(shot: Snapshot, state: RunState, status: RunStatus) -> Snapshot:
     rejects, rows = state.rejects(), state.committed_rows
     done = status is RunStatus.DONE
     total = rows if done and shot.wanted is None else shot.rows_total
-    shot = replace(
-        shot,
-        rows=rows,
-        rows_total=total,
-        rows_total_exact=done or shot.rows_total_exact,
-        fraction=rows / total if total else None,
-        errors=rejects.errors,
-        filtered=rejects.filtered,
-        eta_s=None,
-        eta_unknown="",
-    )
+    exact, fraction = done or shot.rows_total_exact, rows / total if total else None
+    shot = replace(shot, rows=rows, rows_total=total, rows_total_exact=exact, fraction=fraction)
+    shot = replace(shot, errors=rejects.errors, filtered=rejects.filtered, eta_s=None, eta_unknown="")
     if shot.wanted is None:
         return shot
-    accounts = state.accounts()
-    accepted = accounts[TARGET].rows_out if TARGET in accounts else 0
+    accepted = state.accounts().get(TARGET, RowCounts()).rows_out
     return replace(shot, accepted=accepted, fraction=accepted / shot.wanted)
 
 
@@ -95,3 +93,21 @@ def show(lines: Sequence[str]) -> None:
     for line in lines:
         log.info("%s", line, extra=FILE_ONLY)
     say(lines)
+
+
+def conclude_missing(graph: Graph, directory: Path) -> list[str]:
+    """Make missing final files of a finished run again. Returns their names."""
+    lost: list[str] = []
+    for node in graph.nodes.values():
+        gone = [name for name in node.op.concluded if not (directory / name).exists()]
+        if gone:
+            node.op.conclude(directory)
+        lost += gone
+    return lost
+
+
+def remove_concluded(graph: Graph, directory: Path) -> None:
+    """Remove the final files of an earlier attempt: they would not fit the results of this one."""
+    for path in (directory / name for node in graph.nodes.values() for name in node.op.concluded):
+        with writing(path):
+            path.unlink(missing_ok=True)

@@ -17,8 +17,7 @@ from pipeline.publish.dataset_card import keep_card, remove_card
 from pipeline.publish.uploader import Publisher, destination_of, publishing
 from pipeline.run.admission import Admission, admit
 from pipeline.run.attempt import Attempt
-from pipeline.run.ending import exit_code_of
-from pipeline.run.final_files import conclude_missing, remove_concluded
+from pipeline.run.ending import conclude_missing, exit_code_of, remove_concluded
 from pipeline.run.memory_check import check_memory, memory_warning
 from pipeline.run.on_finish import tell
 from pipeline.run_dir.lock import locked
@@ -71,7 +70,7 @@ def run_locked(job: Job, process: Resources) -> ExitCode:
             log.info("resuming: %d rows (%d chunk%s) are committed already", rows, chunks, "s" if chunks > 1 else "")
         if (warning := memory_warning(settings, job.graph)) is not None:
             log.warning("%s", warning)
-        attempt = Attempt(job, state, process, None if publisher is None else publisher.committed)
+        attempt = Attempt(job, state, process, publisher.committed if publisher else lambda: None)
         with stopped_by_signals(lambda: None, RECORDS):
             outcome = attempt.run()
         return _after(job, state, publisher, outcome)
@@ -105,11 +104,7 @@ def _completed(job: Job, state: RunState, publisher: Publisher | None, code: Exi
 
 @contextlib.contextmanager
 def _admitted(job: Job) -> Iterator[tuple[RunState, Admission]]:
-    """Open the state of the run, begun anew if there is none or it is replaced, and yield it with the decision.
-
-    Raises:
-        ConfigError, DamagedError: as `admit`.
-    """
+    """Open the state of the run, begun anew if there is none or it is replaced, and yield it with the decision."""
     path = job.directory / STATE_FILE
     state = RunState(path)
     try:
@@ -129,11 +124,7 @@ def _admitted(job: Job) -> Iterator[tuple[RunState, Admission]]:
 
 
 def _already_done(job: Job, state: RunState) -> ExitCode:
-    """Print that the run is finished. Returns the exit code under the present max_error_rate.
-
-    Raises:
-        StorageError: a missing final file cannot be written.
-    """
+    """Print that the run is finished. Returns the exit code under the present max_error_rate."""
     limit = job.settings.max_error_rate
     if lost := conclude_missing(job.graph, job.directory):
         say([f"{' and '.join(lost)} had gone, and {'is' if len(lost) == 1 else 'are'} made again"])

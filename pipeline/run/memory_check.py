@@ -27,51 +27,44 @@ def check_memory(settings: JobSettings, graph: Graph) -> None:
         ConfigError: it needs more. The message lists the needs and the remedies.
     """
     limit = _limit(settings)
-    needs = needs_of(graph)
-    total = sum(need.size_bytes for need in needs)
+    total, lines = _needs(graph)
     if limit is not None and total > limit:
         raise ConfigError(
             f"the graph takes at least {mib(total)} of memory, and runtime.memory_limit is {mib(limit)}:\n"
-            + "\n".join(_lines(needs))
+            + "\n".join(lines)
             + f"\n{REMEDIES[0].upper()}{REMEDIES[1:]}, or raise runtime.memory_limit"
         )
 
 
 def memory_warning(settings: JobSettings, graph: Graph) -> str | None:
     """Return a warning if there is no limit and the graph needs more memory than is free, else None."""
-    needs = needs_of(graph)
-    total, free = sum(need.size_bytes for need in needs), free_memory()
+    (total, lines), free = _needs(graph), free_memory()
     if _limit(settings) is not None or total <= free:
         return None
     return (
         f"the graph takes at least {mib(total)} of memory and {mib(free)} are free; if it fails or becomes slow,"
-        f" {REMEDIES}:\n" + "\n".join(_lines(needs))
+        f" {REMEDIES}:\n" + "\n".join(lines)
     )
 
 
 def memory_lines(settings: JobSettings, graph: Graph) -> list[str]:
     """Return the lines on memory of a dry run's plan; none if no node has needs."""
-    needs = needs_of(graph)
-    if not needs:
-        return []
+    total, lines = _needs(graph)
     limit = _limit(settings)
     of = f"{mib(free_memory())} free" if limit is None else f"runtime.memory_limit={mib(limit)}"
-    return [f"memory, at least: {mib(sum(need.size_bytes for need in needs))} ({of})", *_lines(needs)]
+    return [f"memory, at least: {mib(total)} ({of})", *lines] if lines else []
 
 
-def needs_of(graph: Graph) -> list[MemoryNeed]:
-    """Return the memory needs of all nodes; shared memory counts once."""
+def _needs(graph: Graph) -> tuple[int, list[str]]:
+    """Return the bytes that all nodes need together, and a line per need; shared memory counts once."""
     found: dict[Hashable, MemoryNeed] = {}
     for name in graph.order:
         for need in graph.nodes[name].op.memory_needs():
             found.setdefault(need.key, need)
-    return list(found.values())
+    lines = [f"  {mib(need.size_bytes):>11}  {need.what}" for need in found.values()]
+    return sum(need.size_bytes for need in found.values()), lines
 
 
 def _limit(settings: JobSettings) -> int | None:
     # The class of `runtime` belongs to the operators and need not have this property.
     return getattr(settings.runtime, "memory_limit_bytes", None)
-
-
-def _lines(needs: list[MemoryNeed]) -> list[str]:
-    return [f"  {mib(need.size_bytes):>11}  {need.what}" for need in needs]

@@ -27,13 +27,9 @@ _IN_ENVIRONMENT = ("job", "state", "exit_code", "directory", "run_id", "attempt"
 log = logging.getLogger(__name__)
 
 
-def summary_of(outcome: Outcome) -> dict[str, Any]:
+def _summary_of(outcome: Outcome) -> dict[str, Any]:
     """Return the summary as JSON values. Counts are of the run; tokens and wall_s of the attempt."""
     error = outcome.error
-    rejects = [
-        {"node": node, "kind": kind, "reason": reason, "rows": rows}
-        for (node, kind, reason), rows in outcome.rejects.items()
-    ]
     return {
         "job": outcome.job,
         "state": outcome.status.value,
@@ -43,7 +39,7 @@ def summary_of(outcome: Outcome) -> dict[str, Any]:
         "attempt": outcome.attempt,
         "rows": outcome.rows,
         "data_rows": outcome.data_rows,
-        "rejects": rejects,
+        "rejects": outcome.rejects.listed(),
         "tokens_in": outcome.tokens_in,
         "tokens_out": outcome.tokens_out,
         "wall_s": round(outcome.wall_s, 3),
@@ -53,16 +49,15 @@ def summary_of(outcome: Outcome) -> dict[str, Any]:
 
 def tell(settings: HookSettings, outcome: Outcome) -> None:
     """Run the command, then POST to the URL. Failures are logged as warnings."""
-    summary = summary_of(outcome)
+    summary = _summary_of(outcome)
     body = (json.dumps(summary, ensure_ascii=False) + "\n").encode()  # a line, so that `cat >> FILE` makes JSON lines
     environment = {**os.environ, **{f"PIPELINE_{key.upper()}": str(summary[key]) for key in _IN_ENVIRONMENT}}
-    calls: list[tuple[str, Callable[[], str]]] = []
+    calls: dict[str, Callable[[], str]] = {}
     if settings.command:
-        run = partial(_run, settings.command, body, environment, settings.timeout_s)
-        calls.append((f"command {settings.command[0]}", run))
+        calls[f"command {settings.command[0]}"] = partial(_run, settings.command, body, environment, settings.timeout_s)
     if settings.url is not None:
-        calls.append((f"url {shown_url(settings.url)}", partial(_post, settings.url, body, settings.timeout_s)))
-    for what, call in calls:
+        calls[f"url {shown_url(settings.url)}"] = partial(_post, settings.url, body, settings.timeout_s)
+    for what, call in calls.items():
         try:
             fault = call()
         except (OSError, ValueError) as error:
@@ -105,17 +100,12 @@ def _run(command: Sequence[str], body: bytes, environment: Mapping[str, str], ti
 
 def _post(url: str, body: bytes, timeout_s: float) -> str:
     """POST `body` as JSON. Returns the failure as text, empty if there is none."""
-    fault = f"there was no answer within on_finish.timeout_s={timeout_s:g} s"
-
-    def send() -> None:
-        nonlocal fault
-        fault = _sent(url, body)
-
+    faults: list[str] = []
     # In a thread, since urllib's timeout does not bound name resolution or a slow answer.
-    thread = threading.Thread(target=send, name="on_finish", daemon=True)
+    thread = threading.Thread(target=lambda: faults.append(_sent(url, body)), name="on_finish", daemon=True)
     thread.start()
     thread.join(timeout_s)
-    return fault
+    return faults[0] if faults else f"there was no answer within on_finish.timeout_s={timeout_s:g} s"
 
 
 def _sent(url: str, body: bytes) -> str:

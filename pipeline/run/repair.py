@@ -1,30 +1,33 @@
-"""Repair: restore the damaged files of a run directory."""
+"""Repair: restore the damaged files of a run directory, and compute committed chunks again where files are lost."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import closing
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
-from pipeline.api.errors import ConfigError, DamagedError, ExitCode
-from pipeline.api.runtime import Resources
+from pipeline.api.errors import ConfigError, DamagedError, ExitCode, PipelineError
+from pipeline.api.protocols import overrides
+from pipeline.api.runtime import Resources, RunContext
 from pipeline.config.build import Job, build_graph
 from pipeline.config.config_yaml import in_original_environment, settings_from
 from pipeline.config.fingerprint import differences
-from pipeline.dataflow.graph import Graph
+from pipeline.dataflow.executor import Executor
 from pipeline.monitor.run_log import run_log
 from pipeline.publish.uploader import destination_of, publishing
 from pipeline.run.job import run_locked
-from pipeline.run.remake_chunks import remake
+from pipeline.run_dir.chunk_record import ChunkRecord
 from pipeline.run_dir.integrity import Findings, Kind
 from pipeline.run_dir.manifest import read_manifest, write_manifest
+from pipeline.run_dir.metrics_table import MetricsTables
 from pipeline.run_dir.names import COMPLETIONS, CONFIG, set_aside
-from pipeline.run_dir.state import STATE_FILE, RunState, RunStatus
-from pipeline.settings import JobSettings
-from pipeline.system.atomic_files import write_atomically
+from pipeline.run_dir.state import STATE_FILE, RunState, RunStatus, ShardRecord
+from pipeline.system.atomic_files import rename_shards, write_atomically
+from pipeline.system.signals import stopped_by_signals
 
-T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 def repair(directory: Path, found: Findings) -> ExitCode:
@@ -36,7 +39,8 @@ def repair(directory: Path, found: Findings) -> ExitCode:
 
     Raises:
         ConfigError: repair is impossible: the settings are lost, or the input or model has changed.
-        NodeFailed, StorageError, Interrupted: as a run.
+        PipelineError: a chunk was computed again and its files differ from those that were committed.
+        NodeFailed, StorageError, Interrupted: as a run. Files of chunks before the failure are kept.
     """
     directory = directory.absolute()
     for damage in [*found.of(Kind.COMPLETIONS), *found.of(Kind.METRICS)]:
@@ -49,15 +53,62 @@ def repair(directory: Path, found: Findings) -> ExitCode:
             write_atomically(directory / CONFIG, state.config)
         chunks = sorted({damage.chunk for damage in found.of(Kind.SHARD) if damage.chunk is not None})
         if chunks:
-            ended = _with_job(directory, state, lambda job, shared: _remade(job, shared, state, chunks))
+            with _original_job(directory, state) as (job, process):
+                _remake(job, state, chunks, process)
+                ended = _publish_again(job, state, chunks)
         if found.of(Kind.MANIFEST):
             write_manifest(directory, state, state.status)
     return ended
 
 
-def _remade(job: Job, process: Resources, state: RunState, chunks: Sequence[int]) -> ExitCode:
-    """Compute `chunks` again. If the run is done, publish them again; otherwise the resumed run will do so."""
-    remake(job, state, chunks, process)
+def _begin_anew(directory: Path) -> ExitCode:
+    """Move the damaged state aside and run the whole job again. Old files stay until they are written again."""
+    with _original_job(directory, None) as (job, process):
+        set_aside(directory / STATE_FILE)
+        with closing(RunState(directory / STATE_FILE)) as state:
+            state.begin(job.fingerprint, job.settings.name, salvaged=True)
+        return run_locked(job, process)
+
+
+@contextmanager
+def _original_job(directory: Path, state: RunState | None) -> Iterator[tuple[Job, Resources]]:
+    """Build the job from config.yaml, in the environment of the run, and check that its fingerprint is the same."""
+    origin = {} if state is None else state.origin
+    with closing(Resources()) as process, in_original_environment(origin):
+        job = _job(directory)
+        before = read_manifest(directory).get("fingerprint", {}).get("keys") if state is None else state.fingerprint
+        if before and before != job.fingerprint:
+            changed = "\n".join(f"  {line}" for line in differences(before, job.fingerprint))
+            raise ConfigError(
+                f"what {directory} was made from is not what it was, so the same rows cannot be made again:\n{changed}"
+                "\nPut it back and repeat the command, or run the job with overwrite=true"
+            )
+        yield job, process
+
+
+def _job(directory: Path) -> Job:
+    path = directory / CONFIG
+    try:
+        settings = settings_from(path.read_text(encoding="utf-8"), directory)
+    except (OSError, UnicodeDecodeError, ConfigError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise DamagedError(
+            f"{path} cannot be used ({why}), so the job cannot be run from here: run the command that made"
+            f" {directory} again, with overwrite=true. It keeps {COMPLETIONS}"
+        ) from error
+    try:
+        graph = build_graph(settings)
+    except ConfigError as error:
+        raise ConfigError(
+            f"the job that made {directory} cannot be built any more: {error}\n"
+            "Where another version of this program made it, run its command again: with overwrite=true, which keeps"
+            f" {COMPLETIONS}, or, if {STATE_FILE} is lost, with another output_dir="
+        ) from error
+    return Job.of(settings, graph)
+
+
+def _publish_again(job: Job, state: RunState, chunks: Sequence[int]) -> ExitCode:
+    """Publish the files of `chunks` again if the run is done; otherwise the resumed run will do so."""
     state.forget_published([shard.path for shard in state.shards() if shard.chunk in chunks])
     place = destination_of(job.settings)
     if place is None or state.status is not RunStatus.DONE:
@@ -66,59 +117,61 @@ def _remade(job: Job, process: Resources, state: RunState, chunks: Sequence[int]
         return ExitCode.DONE if publisher is None else publisher.finish()
 
 
-def _begin_anew(directory: Path) -> ExitCode:
-    """Move the damaged state aside and run the whole job again. Old files stay until they are written again."""
+def _remake(job: Job, state: RunState, chunks: Sequence[int], process: Resources) -> None:
+    """Compute the files of `chunks` (ascending) again.
 
-    def run(job: Job, process: Resources) -> ExitCode:
-        set_aside(directory / STATE_FILE)
-        with closing(RunState(directory / STATE_FILE)) as state:
-            state.begin(job.fingerprint, job.settings.name, salvaged=True)
-        return run_locked(job, process)
-
-    return _with_job(directory, None, run)
-
-
-def _with_job(directory: Path, state: RunState | None, do: Callable[[Job, Resources], T]) -> T:
-    """Rebuild the job from config.yaml, check that its fingerprint is unchanged, and call `do`."""
-    process = Resources()
-    try:
-        with in_original_environment({} if state is None else state.origin):
-            settings = _settings(directory)
-            job = Job.of(settings, _graph(directory, settings))
-            _refuse_changed(job, state)
-            return do(job, process)
-    finally:
-        process.close()
+    If an operator keeps state, of which only the last one is stored, or if the source cannot seek, all chunks from 0 on
+    are computed, and only the files of `chunks` are kept.
+    """
+    whole = any(overrides(node.op, "state") for node in job.graph.nodes.values())
+    whole = whole or not overrides(job.graph.nodes[job.graph.source].op, "seek")
+    spans = [(0, chunks[-1])] if whole else _spans(chunks)
+    wanted: dict[int, dict[str, ShardRecord]] = {chunk: {} for chunk in chunks}
+    for shard in state.shards():
+        if shard.chunk in wanted:
+            wanted[shard.chunk][shard.path] = shard
+    with run_log(job.directory, "none"):
+        for first, last in spans:
+            log.info("making chunks %d to %d again", first, last)
+            context = RunContext(job.directory, process, MetricsTables(job.directory).get, run_id=state.run_id)
+            _remake_span(job, first, last, wanted, context)
 
 
-def _settings(directory: Path) -> JobSettings:
-    path = directory / CONFIG
-    try:
-        return settings_from(path.read_text(encoding="utf-8"), directory)
-    except (OSError, UnicodeDecodeError, ConfigError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise DamagedError(
-            f"{path} cannot be used ({why}), so the job cannot be run from here: run the command that made"
-            f" {directory} again, with overwrite=true. It keeps {COMPLETIONS}"
-        ) from error
+def _spans(chunks: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the ranges of consecutive numbers as (first, last)."""
+    there = set(chunks)
+    firsts = [chunk for chunk in chunks if chunk - 1 not in there]
+    lasts = [chunk for chunk in chunks if chunk + 1 not in there]
+    return list(zip(firsts, lasts, strict=True))
 
 
-def _graph(directory: Path, settings: JobSettings) -> Graph:
-    try:
-        return build_graph(settings)
-    except ConfigError as error:
-        raise ConfigError(
-            f"the job that made {directory} cannot be built any more: {error}\n"
-            "Where another version of this program made it, run its command again: with overwrite=true, which keeps"
-            f" {COMPLETIONS}, or, if {STATE_FILE} is lost, with another output_dir="
-        ) from error
+def _remake_span(
+    job: Job, first: int, last: int, wanted: Mapping[int, Mapping[str, ShardRecord]], context: RunContext
+) -> None:
+    """Compute the chunks `first` to `last`. Keep the files of those in `wanted` that have the same bytes as before."""
+    differing: list[str] = []
 
+    def commit(record: ChunkRecord) -> None:
+        known = wanted.get(record.chunk, {})
+        made = {s.path: s for s in (ShardRecord.of(shard, context.output_dir) for shard in record.shards)}
+        if known and known == made:
+            rename_shards(record.shards)
+            return
+        if known:
+            differing.extend(sorted(p for p in known.keys() | made.keys() if known.get(p) != made.get(p)))
+        for shard in record.shards:
+            shard.temporary.unlink()
 
-def _refuse_changed(job: Job, state: RunState | None) -> None:
-    before = read_manifest(job.directory).get("fingerprint", {}).get("keys") if state is None else state.fingerprint
-    if before and before != job.fingerprint:
-        changed = "\n".join(f"  {line}" for line in differences(before, job.fingerprint))
-        raise ConfigError(
-            f"what {job.directory} was made from is not what it was, so the same rows cannot be made again:\n{changed}"
-            "\nPut it back and repeat the command, or run the job with overwrite=true"
+    # Budgets of tokens and minutes would end the run early.
+    target = replace(job.settings.target, max_tokens=None, max_minutes=None)
+    graph, open_chunks = build_graph(replace(job.settings, target=target)), job.settings.max_open_chunks
+    executor = Executor(graph, context, commit, max_open_chunks=open_chunks, first_chunk=first, last_chunk=last)
+    with stopped_by_signals(executor.interrupt):
+        executor.run()
+    if differing:
+        raise PipelineError(
+            f"made again, these have other bytes than before: {', '.join(differing)}. They are left as they were found."
+            " Other versions of pyarrow or llama.cpp, another CPU, or runtime.deterministic=false can do that"
+            " (metrics/run.parquet names the versions); with overwrite=true the job makes all files anew, from the"
+            " stored completions where it has them"
         )

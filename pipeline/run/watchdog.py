@@ -9,22 +9,12 @@ import traceback
 from collections.abc import Callable
 
 from pipeline.api.errors import PipelineError
-from pipeline.api.meter import Clock, StageMeter
+from pipeline.api.meter import Clock
 from pipeline.dataflow.executor import Executor
 
 LEAVE_S = 15.0
 """Seconds after which the process ends if a stalled run was stopped and its threads do not end."""
 log = logging.getLogger(__name__)
-
-
-class Stalled(PipelineError):
-    """The run made no progress for `runtime.stall_timeout_s`. It can be resumed."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__(
-            f"nothing has moved for {seconds:g} s; run.log says where every thread and every channel stood."
-            " Run the same command again to resume; if steps do take that long, raise runtime.stall_timeout_s"
-        )
 
 
 class Watchdog:
@@ -37,13 +27,7 @@ class Watchdog:
         clock: in seconds.
     """
 
-    def __init__(
-        self,
-        timeout_s: float | None,
-        executor: Executor,
-        leave: Callable[[], None],
-        clock: Clock,
-    ) -> None:
+    def __init__(self, timeout_s: float | None, executor: Executor, leave: Callable[[], None], clock: Clock) -> None:
         self._timeout_s = timeout_s
         self._executor = executor
         self._leave = leave
@@ -57,7 +41,9 @@ class Watchdog:
         if self._timeout_s is None:
             return
         now = self._clock()
-        seen: list[object] = [_counts(meter) for meter in self._executor.meters]
+        seen: list[object] = [
+            (m.rows_in, m.rows_out, m.rejected, m.batches, m.tokens_in, m.tokens_out) for m in self._executor.meters
+        ]
         if self._stalled_at is not None:
             if now - self._stalled_at >= LEAVE_S:
                 self._leave()
@@ -67,7 +53,11 @@ class Watchdog:
             self._stalled_at = now
             nodes = "\n".join(self._executor.describe())
             log.error("nothing has moved for %g s\n%s\n\n%s", now - self._since, nodes, stacks())
-            self._executor.stop(Stalled(self._timeout_s))
+            why = (
+                f"nothing has moved for {self._timeout_s:g} s; run.log says where every thread and every channel stood."
+                " Run the same command again to resume; if steps do take that long, raise runtime.stall_timeout_s"
+            )
+            self._executor.stop(PipelineError(why))
 
 
 def stacks() -> str:
@@ -77,7 +67,3 @@ def stacks() -> str:
         f"thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
         for ident, frame in sys._current_frames().items()  # the only way to another thread's stack
     )
-
-
-def _counts(meter: StageMeter) -> tuple[int, ...]:
-    return (meter.rows_in, meter.rows_out, meter.rejected, meter.batches, meter.tokens_in, meter.tokens_out)

@@ -23,6 +23,10 @@ class RejectCounts(Counter[tuple[str, str, str]]):
         """Rows that an operator filtered out."""
         return self.total() - self.errors
 
+    def listed(self) -> list[dict[str, object]]:
+        """Return them as JSON values, as in manifest.json."""
+        return [{"node": node, "kind": kind, "reason": why, "rows": n} for (node, kind, why), n in self.items()]
+
 
 class OperatorState(NamedTuple):
     """State of an operator after a chunk. `append`: keep the states of earlier chunks too."""

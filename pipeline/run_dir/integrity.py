@@ -71,15 +71,8 @@ def missing_or_cut(directory: Path, shards: Sequence[ShardRecord]) -> dict[str, 
     return found
 
 
-def database_damage(path: Path, application_id: int | None = None) -> str | None:
-    """Return the damage of a SQLite database; None if it is intact.
-
-    Args:
-        application_id: expected `PRAGMA application_id`; None for any.
-
-    Raises:
-        ConfigError: another process holds it locked.
-    """
+def _database_damage(path: Path, application_id: int | None = None) -> str | None:
+    """Return the damage of a SQLite database; None if it is intact. `application_id`: expected one; None for any."""
     if not path.exists():
         return "is missing"
     try:
@@ -99,8 +92,12 @@ def database_damage(path: Path, application_id: int | None = None) -> str | None
 
 
 def state_damage(directory: Path) -> str | None:
-    """Return the damage of the state.sqlite in `directory`; None if it is intact."""
-    return database_damage(directory / STATE_FILE, APPLICATION_ID)
+    """Return the damage of the state.sqlite in `directory`; None if it is intact.
+
+    Raises:
+        ConfigError: another process holds it locked.
+    """
+    return _database_damage(directory / STATE_FILE, APPLICATION_ID)
 
 
 def examine(directory: Path, state: RunState | None) -> Findings:
@@ -111,7 +108,11 @@ def examine(directory: Path, state: RunState | None) -> Findings:
         _examine_shards(directory, state.shards(), found)
         _examine_manifest(directory, state, found)
     _examine_config(directory, state, found)
-    _examine_completions(directory, found)
+    if (directory / COMPLETIONS).exists():
+        if what := _database_damage(directory / COMPLETIONS):
+            found.damaged.append(Damage(COMPLETIONS, what, Kind.COMPLETIONS))
+        else:
+            found.whole.append(COMPLETIONS)
     _examine_metrics(directory, found)
     return found
 
@@ -177,15 +178,6 @@ def _parsed(path: Path, parse: Callable[[str], Any]) -> tuple[Any, str | None]:
         return None, "is missing"
     except (OSError, ValueError, yaml.YAMLError) as error:
         return None, f"cannot be read: {error}"
-
-
-def _examine_completions(directory: Path, found: Findings) -> None:
-    if not (directory / COMPLETIONS).exists():
-        return
-    if what := database_damage(directory / COMPLETIONS):
-        found.damaged.append(Damage(COMPLETIONS, what, Kind.COMPLETIONS))
-    else:
-        found.whole.append(COMPLETIONS)
 
 
 def _examine_metrics(directory: Path, found: Findings) -> None:

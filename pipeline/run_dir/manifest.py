@@ -32,7 +32,7 @@ def manifest(state: RunState, status: RunStatus) -> dict[str, Any]:
             "error_rejects": rejects.errors,
             "filtered_rejects": rejects.filtered,
         },
-        "rejects": [{"node": n, "kind": k, "reason": r, "rows": c} for (n, k, r), c in rejects.items()],
+        "rejects": rejects.listed(),
         "schema": state.schemas(),
         "shards": [dataclasses.asdict(s) for s in shards],
     }

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow.dataset import dataset
+from pyarrow.dataset import Dataset, dataset
 
-from pipeline.api.meter import StageMeter
+from pipeline.api.meter import CLOCKS, StageMeter
 from pipeline.run_dir.names import METRICS
 from pipeline.system.atomic_files import TEMPORARY_SUFFIX, removed_on_failure
 from pipeline.system.disk_errors import writing
@@ -28,24 +28,11 @@ ATTEMPT = pa.field("attempt", pa.int32(), nullable=False)
 MERGED_PARTS = b"merged_parts"
 """Metadata key of a merged file: JSON list of the part files of its last merge."""
 
+_COUNTS = ("rows_in", "rows_out", "expanded", "rejected", "batches", "tokens_in", "tokens_out", "queue_rows")
 STAGES_SCHEMA = pa.schema(
-    [
-        pa.field("t_s", pa.float64()),
-        pa.field("interval_s", pa.float64()),
-        pa.field("node", pa.string()),
-        pa.field("rows_in", pa.int64()),
-        pa.field("rows_out", pa.int64()),
-        pa.field("expanded", pa.int64()),
-        pa.field("rejected", pa.int64()),
-        pa.field("batches", pa.int64()),
-        pa.field("tokens_in", pa.int64()),
-        pa.field("tokens_out", pa.int64()),
-        pa.field("queue_rows", pa.int64()),
-        pa.field("busy_s", pa.float64()),
-        pa.field("starved_s", pa.float64()),
-        pa.field("blocked_s", pa.float64()),
-        pa.field("wall_s", pa.float64()),
-    ]
+    {"t_s": pa.float64(), "interval_s": pa.float64(), "node": pa.string()}
+    | dict.fromkeys(_COUNTS, pa.int64())
+    | dict.fromkeys((*CLOCKS, "wall_s"), pa.float64())
 )
 
 
@@ -78,9 +65,9 @@ class MetricsTable:
 
     def extend(self, columns: Sequence[Sequence[object]]) -> None:
         """Add several rows at once, as columns of equal length in the order of the schema."""
-        arrays = [pa.array(c, type=f.type) for c, f in zip(columns, self._own, strict=True)]
+        batch = self._batch(columns)
         with self._lock:
-            self._batches.append(pa.record_batch(arrays, schema=self._own))
+            self._batches.append(batch)
 
     def flush(self) -> None:
         """Write the rows since the last flush as a part file.
@@ -92,19 +79,17 @@ class MetricsTable:
             rows, self._rows = self._rows, []
             batches, self._batches = self._batches, []
         if rows:
-            columns = zip(*rows, strict=True)
-            arrays = [pa.array(c, type=f.type) for c, f in zip(columns, self._own, strict=True)]
-            batches.append(pa.record_batch(arrays, schema=self._own))
+            batches.append(self._batch(list(zip(*rows, strict=True))))
         if not batches:
             return
         table = pa.Table.from_batches(batches, self._own)
-        attempt = pa.repeat(pa.scalar(self._attempt, ATTEMPT.type), len(table))
+        table = table.add_column(0, ATTEMPT, pa.repeat(pa.scalar(self._attempt, ATTEMPT.type), len(table)))
         path = self._parts / f"part-{self._attempt:04d}-{self._written:06d}.parquet"
         temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
         with writing(path), removed_on_failure(temporary):
             self._parts.mkdir(parents=True, exist_ok=True)
             with temporary.open("wb") as file:  # given a path, Arrow keeps the file, and its space, open after an error
-                pq.write_table(pa.table([attempt, *table.columns], schema=self._schema), file)
+                pq.write_table(table, file)
             reached(Failpoint.METRICS_PART_WRITTEN)
             temporary.replace(path)
         reached(Failpoint.METRICS_PART_RENAMED)
@@ -141,34 +126,34 @@ class MetricsTable:
         schema = self._schema.with_metadata({MERGED_PARTS: json.dumps([part.name for part in parts])})
         with to.open("wb") as file, pq.ParquetWriter(file, schema) as writer:
             if self._merged.exists():
-                for batch in self._read(self._merged):
+                for batch in self._read(self._merged).to_batches():
                     writer.write_batch(batch)
-            for part in parts:
-                if part.name in merged:
-                    continue
+            for part in (part for part in parts if part.name not in merged):
                 try:
-                    batches = list(self._read(part))
+                    table = self._read(part).to_table()
                 except (pa.ArrowException, OSError) as error:
                     log.warning("%s cannot be read (%s): its rows are missing from the metrics", part, error)
-                    continue
-                for batch in batches:
-                    writer.write_batch(batch)
+                else:
+                    writer.write_table(table)
 
     def _last_merged(self) -> frozenset[str]:
         """Return the parts that the merged file contains. A damaged file is moved aside."""
-        if not self._merged.exists():
-            return frozenset()
         try:
             return merged_parts(self._merged)
+        except FileNotFoundError:
+            return frozenset()
         except (pa.ArrowException, OSError) as error:
             log.warning("%s cannot be read (%s): it is begun anew", self._merged, error)
             self._merged.replace(self._merged.with_name(f"{self._merged.name}.damaged"))
             return frozenset()
 
-    def _read(self, path: Path) -> Iterator[pa.RecordBatch]:
-        """Iterate over the batches of a file; columns that it does not have are null."""
-        batches: Iterator[pa.RecordBatch] = dataset(path, self._schema, "parquet").to_batches()
-        return batches
+    def _read(self, path: Path) -> Dataset:
+        """Open a file; columns that it does not have are null."""
+        return dataset(path, self._schema, "parquet")
+
+    def _batch(self, columns: Sequence[Sequence[object]]) -> pa.RecordBatch:
+        arrays = [pa.array(c, type=f.type) for c, f in zip(columns, self._own, strict=True)]
+        return pa.record_batch(arrays, schema=self._own)
 
 
 class MetricsTables:

@@ -1,4 +1,5 @@
-"""Names of the files in an output directory, and functions that remove them."""
+"""Names of the files in an output directory, and functions that remove them. These raise StorageError where the
+directory cannot be written."""
 
 from __future__ import annotations
 
@@ -74,11 +75,7 @@ def is_headless(names: Collection[str]) -> bool:
 
 
 def set_aside(path: Path) -> None:
-    """Rename a damaged file, and the log files of a database, to `<name>.damaged`, replacing an older one.
-
-    Raises:
-        StorageError: the directory cannot be written.
-    """
+    """Rename a damaged file, and the log files of a database, to `<name>.damaged`, replacing an older one."""
     for end in _WITH_DATABASE:
         part, aside = path.with_name(path.name + end), path.with_name(f"{path.name}.damaged{end}")
         with writing(part):
@@ -88,11 +85,7 @@ def set_aside(path: Path) -> None:
 
 
 def wipe(directory: Path) -> None:
-    """Remove the files of a run, except the completion store: it is keyed by content and stays valid.
-
-    Raises:
-        StorageError: a file cannot be removed.
-    """
+    """Remove the files of a run, except the completion store: it is keyed by content and stays valid."""
     remove_parts(directory, keep=())
     shutil.rmtree(directory / METRICS, ignore_errors=True)
     for name in _OURS:
@@ -103,23 +96,16 @@ def wipe(directory: Path) -> None:
 def remove_parts(directory: Path, keep: Collection[str], *, temporary_only: bool = False) -> int:
     """Remove the shards that are not in `keep` (paths relative to `directory`). Returns their number.
 
-    A killed run leaves shards under temporary names, or renamed and not committed.
-
-    Args:
-        temporary_only: remove only shards under temporary names.
-
-    Raises:
-        StorageError: a shard cannot be removed.
+    A killed run leaves shards under temporary names, or renamed and not committed; `temporary_only` removes the former.
     """
     gone = 0
     for path in parts(directory):
-        if path.relative_to(directory).as_posix() not in keep:
-            if temporary_only and path.suffix != TEMPORARY_SUFFIX:
-                continue
-            with writing(path):
-                path.unlink()
-            gone += 1
-            reached(Failpoint.LEFTOVER_REMOVED)
+        if path.relative_to(directory).as_posix() in keep or (temporary_only and path.suffix != TEMPORARY_SUFFIX):
+            continue
+        with writing(path):
+            path.unlink()
+        gone += 1
+        reached(Failpoint.LEFTOVER_REMOVED)
     return gone
 
 

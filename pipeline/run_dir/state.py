@@ -8,10 +8,10 @@ import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 from pipeline.api.errors import ConfigError, StorageError
 from pipeline.api.meter import RowCounts
@@ -21,6 +21,7 @@ from pipeline.run_dir.state_schema import set_up
 from pipeline.system.disk_errors import using_database
 from pipeline.system.failpoints import Failpoint, reached
 
+T = TypeVar("T")
 STATE_FILE = "state.sqlite"
 _NEXT_CHUNK = "SELECT COALESCE(MAX(chunk) + 1, 0) FROM chunks"
 _UNPUBLISHED = """
@@ -106,7 +107,7 @@ class RunState:
     def salvaged(self) -> bool:
         """True if the state replaces a damaged one. Files of the run before stay in data/ until this run has written
         them again."""
-        return bool(self._get("salvaged"))
+        return self._get("salvaged", False)
 
     def note_config(self, text: str, origin: Mapping[str, Any]) -> None:
         """Record the text of config.yaml and the environment of the start (see pipeline.config.config_yaml.origin)."""
@@ -117,26 +118,22 @@ class RunState:
     @property
     def config(self) -> str | None:
         """Text of config.yaml; None before the first attempt."""
-        found: str | None = self._get("config")
-        return found
+        return self._get("config", None)
 
     @property
     def origin(self) -> dict[str, Any]:
         """Directory and import path of the last start; empty if unknown."""
-        found: dict[str, Any] = self._get("origin") or {}
-        return found
+        return self._get("origin", {})
 
     @property
     def fingerprint(self) -> dict[str, Any] | None:
         """Fingerprint of the run; None before it has begun."""
-        found: dict[str, Any] | None = self._get("fingerprint")
-        return found
+        return self._get("fingerprint", None)
 
     @property
     def defect(self) -> str | None:
         """Reason why the committed results are invalid (row counts that do not balance); None if they are valid."""
-        found: str | None = self._get("defect")
-        return found
+        return self._get("defect", None)
 
     def note_defect(self, why: str) -> None:
         """Record that the committed results are invalid."""
@@ -146,12 +143,12 @@ class RunState:
     @property
     def run_id(self) -> str:
         """Identifies the run; the same for all its attempts."""
-        return str(self._get("run_id") or "")
+        return self._get("run_id", "")
 
     @property
     def job(self) -> str:
         """Name of the job."""
-        return str(self._get("job") or "")
+        return self._get("job", "")
 
     @property
     def status(self) -> RunStatus:
@@ -185,8 +182,7 @@ class RunState:
             self._db.execute("INSERT INTO chunks VALUES (?, ?, ?)", (chunk, attempt, record.rows))
             for shard in record.shards:
                 s = ShardRecord.of(shard, directory)
-                row = (s.path, s.chunk, s.rows, s.size_bytes, s.sha256)
-                self._db.execute("INSERT OR REPLACE INTO shards VALUES (?, ?, ?, ?, ?)", row)
+                self._db.execute("INSERT OR REPLACE INTO shards VALUES (?, ?, ?, ?, ?)", astuple(s))
                 key = f"schema:{PurePosixPath(s.path).parent}"
                 if self._db.execute("SELECT 1 FROM meta WHERE key = ?", (key,)).fetchone() is None:
                     self._set(key, {field.name: str(field.type) for field in shard.schema})
@@ -227,7 +223,7 @@ class RunState:
     @property
     def committed_rows(self) -> int:
         """Number of source rows in the committed chunks."""
-        return int((self._one("SELECT COALESCE(SUM(rows), 0) FROM chunks") or (0,))[0])
+        return int(self._one("SELECT COALESCE(SUM(rows), 0) FROM chunks")[0])
 
     def shards(self) -> list[ShardRecord]:
         """Return all committed files, sorted by path."""
@@ -282,9 +278,10 @@ class RunState:
         text = json.dumps(value, ensure_ascii=False, sort_keys=not key.startswith("schema:"))
         self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, text))
 
-    def _get(self, key: str) -> Any:
+    def _get(self, key: str, default: T) -> T:
         row = self._one("SELECT value FROM meta WHERE key = ?", key)
-        return None if row is None else json.loads(row[0])
+        value: T = default if row is None else json.loads(row[0])
+        return value
 
     def _one(self, query: str, *values: object) -> Any:
         with self._lock, using_database(self._path):

@@ -40,11 +40,7 @@ COMMIT;
 
 
 def set_up(db: sqlite3.Connection, path: Path) -> None:
-    """Check `db`, opened from `path`, and create the tables in a new file.
-
-    Raises:
-        ConfigError: the file belongs to another program or version.
-    """
+    """Check that `db`, opened from `path`, is ours and of this version, and create the tables in a new file."""
     db.execute("PRAGMA busy_timeout = 10000")
     tables = db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
     ours = db.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 from pipeline.api.errors import PipelineError
 from pipeline.api.meter import StageMeter
-from pipeline.run.watchdog import LEAVE_S, Stalled, Watchdog, stacks
+from pipeline.run.watchdog import LEAVE_S, Watchdog, stacks
 
 ROOT = Path(__file__).parents[3]
 
@@ -48,7 +48,6 @@ def test_it_stops_the_run_once_and_logs_threads_and_channels(caplog):
     for now in (0.0, 59.0, 60.0, 61.0):
         run.at(now)
     (why,) = run.stopped
-    assert isinstance(why, Stalled)
     assert "nothing has moved for 60 s" in str(why)
     assert "runtime.stall_timeout_s" in str(why)
     assert "decode: busy" in caplog.text

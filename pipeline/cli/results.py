@@ -1,6 +1,7 @@
-"""`python -m pipeline compare A B`: compare settings, rows, speed, lengths and texts of two runs.
+"""`python -m pipeline compare A B`: compare settings, rows, speed, lengths and texts of two runs. `report DIR ...`:
+write report.html again, also of a run that is running or was killed.
 
-The exit code is 0 also if they differ, and 2 if one is not a run directory.
+The exit code is 0 also if the two differ, and 2 if a directory is not a run directory.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pipeline.results.compare import (
 )
 from pipeline.results.reader import Results, read_results
 from pipeline.results.report.rows import shown
+from pipeline.results.report.write import write_report
 
 MOST_LINES = 40
 LONGEST_VALUE = 200
@@ -31,23 +33,28 @@ CONTEXT = 20
 """Characters that are shown before the first difference of two texts."""
 
 
-def main(arguments: Sequence[str]) -> ExitCode:
-    """Print the comparison.
+def report(arguments: Sequence[str]) -> ExitCode:
+    """Write the reports."""
+    parser = parser_of("report")
+    parser.add_argument("directories", nargs="+", type=Path, metavar="outputs/NAME", help="directories of runs")
+    for directory in parser.parse_args(arguments).directories:
+        print(write_report(directory))
+    return ExitCode.DONE
 
-    Raises:
-        ConfigError: a directory is not a run directory.
-    """
+
+def compare(arguments: Sequence[str]) -> ExitCode:
+    """Print the comparison."""
     parser = parser_of("compare")
     parser.add_argument("a", metavar="outputs/A", help="directory of a run")
     parser.add_argument("b", metavar="outputs/B", help="directory of another run")
     given = parser.parse_args(arguments)
     a, b = read_results(Path(given.a)), read_results(Path(given.b))
-    for section in sections(a, b, (given.a, given.b)):
+    for section in _sections(a, b, (given.a, given.b)):
         print("\n".join(section), end="\n\n")
     return ExitCode.DONE
 
 
-def sections(a: Results, b: Results, names: tuple[str, str]) -> Iterator[list[str]]:
+def _sections(a: Results, b: Results, names: tuple[str, str]) -> Iterator[list[str]]:
     """Yield the sections to print, each a list of lines."""
     yield lines(figures(a, b), names)
     yield ["busy, and of its time", *_indented(lines(stages(a, b)))]
@@ -68,13 +75,12 @@ def _listed(what: str, differences: Sequence[str]) -> list[str]:
 
 
 def _rejects(a: Results, b: Results) -> list[str]:
-    sides = [
+    in_a, in_b = (
         {f"{r['kind']} at {r['node']}: {r['reason']}": r["rows"] for r in run.manifest.get("rejects", [])}
         for run in (a, b)
-    ]
-    keys = [key for key in dict.fromkeys([*sides[0], *sides[1]]) if sides[0].get(key) != sides[1].get(key)]
-    counts = [" ".join(f"{side.get(key, 0):9,}" for side in sides) for key in keys]
-    return [f"{count}  {key[:LONGEST_SETTING]}" for count, key in zip(counts, keys, strict=True)][:MOST_LINES]
+    )
+    keys = [key for key in in_a | in_b if in_a.get(key) != in_b.get(key)]
+    return [f"{in_a.get(key, 0):9,} {in_b.get(key, 0):9,}  {key[:LONGEST_SETTING]}" for key in keys[:MOST_LINES]]
 
 
 def _rows(folder: str, found: Joined | None) -> list[str]:
