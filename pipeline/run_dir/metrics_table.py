@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow.dataset import Dataset, dataset
 
 from pipeline.api.meter import CLOCKS, StageMeter
 from pipeline.run_dir.names import METRICS
@@ -126,11 +125,11 @@ class MetricsTable:
         schema = self._schema.with_metadata({MERGED_PARTS: json.dumps([part.name for part in parts])})
         with to.open("wb") as file, pq.ParquetWriter(file, schema) as writer:
             if self._merged.exists():
-                for batch in self._read(self._merged).to_batches():
+                for batch in self._read(self._merged):
                     writer.write_batch(batch)
             for part in (part for part in parts if part.name not in merged):
                 try:
-                    table = self._read(part).to_table()
+                    table = pa.Table.from_batches(self._read(part), self._schema)
                 except (pa.ArrowException, OSError) as error:
                     log.warning("%s cannot be read (%s): its rows are missing from the metrics", part, error)
                 else:
@@ -147,9 +146,17 @@ class MetricsTable:
             self._merged.replace(self._merged.with_name(f"{self._merged.name}.damaged"))
             return frozenset()
 
-    def _read(self, path: Path) -> Dataset:
-        """Open a file; columns that it does not have are null."""
-        return dataset(path, self._schema, "parquet")
+    def _read(self, path: Path) -> Iterator[pa.RecordBatch]:
+        """Iterate over the batches of a file; columns that it does not have are null."""
+        # Not with pyarrow.dataset: where pandas is installed it imports that, which takes half a second.
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches():
+                there = {name: batch.column(name) for name in batch.schema.names}
+                columns = [
+                    there[f.name].cast(f.type) if f.name in there else pa.nulls(len(batch), f.type)
+                    for f in self._schema
+                ]
+                yield pa.record_batch(columns, schema=self._schema)
 
     def _batch(self, columns: Sequence[Sequence[object]]) -> pa.RecordBatch:
         arrays = [pa.array(c, type=f.type) for c, f in zip(columns, self._own, strict=True)]
