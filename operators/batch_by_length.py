@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from operators.rows.token_lists import PROMPT_IDS
 from operators.settings.runtime import EngineSettings
 from pipeline.api.protocols import BaseOperator, Inbox
 from pipeline.api.records import ROW, Batch, ChunkEnd, Item, require_column
 
-PROMPT_IDS = "prompt_ids"
 MIN_BATCH_ROWS = 64
 
 
@@ -42,16 +42,10 @@ class BatchByLength(BaseOperator):
         self._window: list[Batch] = []
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
-        """Leaves the columns as they are.
-
-        Raises:
-            SchemaError: there is no `prompt_ids` of type list<int32>.
-        """
-        require_column(schema, PROMPT_IDS, [pa.list_(pa.int32())])
+        require_column(schema, PROMPT_IDS.name, [PROMPT_IDS.type])
         return schema
 
     def run(self, inbox: Inbox) -> Iterator[Item]:
-        """Collect rows into windows, and emit each window sorted."""
         while True:
             item = inbox.poll()
             if isinstance(item, Batch):
@@ -66,14 +60,13 @@ class BatchByLength(BaseOperator):
                 inbox.wait()
 
     def _add(self, batch: Batch) -> Iterator[Batch]:
-        start = 0
-        while start < batch.num_rows:
+        left = batch.data
+        while left.num_rows:
             room = self._lookahead_rows - sum(b.num_rows for b in self._window)
-            part = batch.data.slice(start, room)
-            self._window.append(batch.with_data(part))
-            start += part.num_rows
-            if part.num_rows == room:
+            self._window.append(batch.with_data(left.slice(0, room)))
+            if left.num_rows >= room:
                 yield from self._flush()
+            left = left.slice(room)
 
     def _flush(self) -> Iterator[Batch]:
         window, self._window = self._window, []
@@ -87,12 +80,12 @@ class BatchByLength(BaseOperator):
     def _order(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
         if self._shuffle is not None:
             return self._shuffle.permutation(rows.num_rows)
-        return np.lexsort((rows.column(ROW.name).to_numpy(), -list_lengths(rows.column(PROMPT_IDS))))
+        return np.lexsort((rows.column(ROW.name).to_numpy(), -list_lengths(rows.column(PROMPT_IDS.name))))
 
 
 def prompt_lengths(batches: Iterable[pa.RecordBatch]) -> list[int]:
     """Return the number of tokens of each prompt."""
-    return [n for data in batches for n in list_lengths(data.column(PROMPT_IDS)).tolist()]
+    return [n for data in batches for n in list_lengths(data.column(PROMPT_IDS.name)).tolist()]
 
 
 def list_lengths(column: pa.ListArray) -> npt.NDArray[np.int32]:

@@ -45,11 +45,6 @@ class BestOf(BaseOperator):
         self._held = HeldRows()
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
-        """Leaves the columns as they are.
-
-        Raises:
-            SchemaError: there is no lineage, or the column does not exist or holds no numbers.
-        """
         if LINEAGE.name not in schema.names:
             raise SchemaError("there are no samples to choose from; sampling.n=2 or more makes several of each prompt")
         kind = require_column(schema, self._by).type

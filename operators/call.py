@@ -64,11 +64,6 @@ class Call(BaseOperator):
         self._many = many
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
-        """Return the columns with those that the function adds, and with `many` a lineage.
-
-        Raises:
-            SchemaError: there is no `row`.
-        """
         require_column(schema, ROW.name, [ROW.type])
         added = dict(self._declared)
         fields = [f.with_type(added.pop(f.name, f.type)) for f in schema]
@@ -101,12 +96,7 @@ class Call(BaseOperator):
         return [self._checked(one, identity) for one in (result if self._many else [result])]
 
     def _checked(self, result: object, identity: Row) -> Row:
-        """Return a copy of `result`.
-
-        Raises:
-            TypeError: it is no dict.
-            ValueError: it has a key that is no column, or another `row` or `lineage`.
-        """
+        """Return a copy of `result`, a dict of columns that leaves `row` and `lineage` as they are."""
         if not isinstance(result, Mapping):
             more = "; to return several rows write many: true" if isinstance(result, list | tuple) else ""
             raise TypeError(f"{self._name} returned {type(result).__name__}; it returns a dict or None{more}")
@@ -123,32 +113,31 @@ class Call(BaseOperator):
     def _data(self, kept: pa.RecordBatch, made: list[Row], numbers: npt.NDArray[np.int32]) -> pa.RecordBatch:
         """Make the output columns. `kept` has, for each new row, the row it was made from. Columns that the function
         did not return are taken from `kept` unchanged: not every Arrow value survives a round trip through Python."""
-        returned = {name for row in made for name in row}
-        as_before = {f.name for f in kept.schema if f in self._schema and f.name not in returned}
-        columns = {
-            f.name: kept.column(f.name) if f.name in as_before else self._column(f, kept, made)
-            for f in self._schema
-            if f.name not in IDENTITY
-        }
-        columns |= {name: kept.column(name) for name in IDENTITY if name in kept.schema.names}
-        if self._many:
-            columns[LINEAGE.name] = append_to_lineage(columns.get(LINEAGE.name), numbers)
-        return pa.record_batch([columns[name] for name in self._schema.names], schema=self._schema)
+        returned = {name for row in made for name in row}.difference(IDENTITY)
+        columns = []
+        for field in self._schema:
+            before = kept.column(field.name) if field.name in kept.schema.names else None
+            if field.name == LINEAGE.name and self._many:
+                columns.append(append_to_lineage(before, numbers))
+            elif before is not None and before.type == field.type and field.name not in returned:
+                columns.append(before)
+            else:
+                columns.append(self._column(field, before, made))
+        return pa.record_batch(columns, schema=self._schema)
 
-    def _column(self, field: pa.Field, kept: pa.RecordBatch, made: list[Row]) -> pa.Array:
-        """Make a column of the returned values; rows for which none was returned keep their old value."""
+    def _column(self, field: pa.Field, before: pa.Array | None, made: list[Row]) -> pa.Array:
+        """Make a column of the returned values; rows for which none was returned keep their value of `before`."""
         name = field.name
-        some_had = name in kept.schema.names and not all(name in row for row in made)
-        before = kept.column(name).to_pylist() if some_had else [None] * len(made)
-        values = [row.get(name, had) for row, had in zip(made, before, strict=True)]
+        had = [None] * len(made) if before is None or all(name in row for row in made) else before.to_pylist()
+        values = [row.get(name, old) for row, old in zip(made, had, strict=True)]
         try:
             if (fraction := _fraction(values, pa.list_(field.type))) is not None:
                 raise ValueError(f"{fraction!r} is no whole number")  # Arrow would truncate it
             return pa.array(values, field.type)
         except UnicodeEncodeError as error:
-            raise ValueError(f"{self._name}: column '{field.name}' has {HALF_A_CHARACTER}") from error
+            raise ValueError(f"{self._name}: column '{name}' has {HALF_A_CHARACTER}") from error
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            raise ValueError(f"{self._name}: column '{field.name}' is {field.type}: {error}") from error
+            raise ValueError(f"{self._name}: column '{name}' is {field.type}: {error}") from error
 
 
 def _fraction(value: Any, kind: pa.DataType) -> float | None:

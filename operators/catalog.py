@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import keyword
 import pydoc
 import re
@@ -46,21 +47,15 @@ class Argument(NamedTuple):
 
 
 class Entry:
-    """The parsed docstring of an operator.
-
-    Args:
-        path: of its class, below `operators.`.
-    """
+    """The parsed docstring of an operator. `path`: of its class, below `operators.`."""
 
     def __init__(self, path: str) -> None:
         self.target = f"operators.{path}"
         self.name = path.rpartition(".")[2]
         self.operator: Any = pydoc.locate(self.target)
-        parts = _SECTION.split(inspect.getdoc(self.operator) or "")
-        sections = {
-            title: textwrap.dedent(text.strip("\n")) for title, text in zip(parts[1::2], parts[2::2], strict=True)
-        }
-        self.text = parts[0].strip()
+        text, *parts = _SECTION.split(inspect.getdoc(self.operator) or "")
+        sections = {title: textwrap.dedent(body.strip("\n")) for title, body in _pairs(parts)}
+        self.text = text.strip()
         self.summary = " ".join(self.text.split("\n\n")[0].split()).split(". ")[0].rstrip(".") + "."
         self.example = sections.get("Example", "").strip("\n")
         self.arguments = list(self._arguments(sections.get("Args", "")))
@@ -68,8 +63,7 @@ class Entry:
     def _arguments(self, text: str) -> Iterator[Argument]:
         parameters = inspect.signature(self.operator).parameters.values()
         defaults = {_as_written(p.name): None if p.default is p.empty else _in_yaml(p.default) for p in parameters}
-        parts = _ARGUMENT.split(text)
-        for names, body in zip(parts[1::2], parts[2::2], strict=True):
+        for names, body in _pairs(_ARGUMENT.split(text)[1:]):
             written = map(_as_written, names.split(", "))
             yield Argument({name: defaults.get(name) for name in written}, " ".join(body.split()))
 
@@ -94,11 +88,7 @@ def listing() -> str:
 
 
 def described(name: str) -> str:
-    """Return the docstring of the operator `name` as text.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Return the docstring of the operator `name` as text; a ConfigError if there is none."""
     paths = {path.rpartition(".")[2]: path for members in CATALOG.values() for path in members}
     path = next((path for known, path in paths.items() if known.lower() == name.lower()), None)
     if path is None:
@@ -140,11 +130,7 @@ def markdown() -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command `operators`: list the operators, or explain those that are named.
-
-    Raises:
-        ConfigError: an operator that does not exist is asked for.
-    """
+    """Run the command `operators`: list the operators, or explain those that are named."""
     parser = ArgumentParser(prog="python -m pipeline operators", description="list or explain what jobs are made of")
     parser.add_argument("names", nargs="*", metavar="NAME", help="of an operator to explain")
     parser.add_argument("--markdown", action="store_true", help="print docs/operators.md")
@@ -158,14 +144,14 @@ def main(arguments: Sequence[str]) -> int:
     return ExitCode.DONE
 
 
+def _pairs(items: Sequence[str]) -> Iterator[tuple[str, str]]:
+    return zip(items[::2], items[1::2], strict=True)
+
+
 def _as_written(name: str) -> str:
     """Return the name of an argument in a job: `as` for `as_`."""
     return name[:-1] if name.endswith("_") and keyword.iskeyword(name[:-1]) else name
 
 
 def _in_yaml(value: object) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, str):
-        return value or "''"
-    return str(list(value) if isinstance(value, tuple) else value)
+    return (value or "''") if isinstance(value, str) else json.dumps(value)

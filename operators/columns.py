@@ -39,11 +39,6 @@ class Select(BaseOperator):
         self._drop = drop or []
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
-        """Return the columns that stay.
-
-        Raises:
-            SchemaError: a name is no column.
-        """
         for name in self._keep or self._drop:
             require_column(schema, name)
         chosen = [n for n in schema.names if n not in self._drop] if self._keep is None else self._keep
@@ -82,11 +77,6 @@ class Rename(BaseOperator):
         self._names = dict(columns)
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
-        """Return the columns under their new names.
-
-        Raises:
-            SchemaError: a name is no column, or a new one is taken.
-        """
         for old, new in self._names.items():
             require_column(schema, old)
             if new in schema.names and new not in self._names:

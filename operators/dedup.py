@@ -16,13 +16,11 @@ from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import BaseOperator
 from pipeline.api.records import ROW, Batch, Output, require_column
 
-TEXTS = (pa.string(),)
-
 
 class Dedup(BaseOperator):
     """Keeps the first of rows that are equal, or nearly so, over the whole run; the others become rejects of kind
-    `filtered`. First is who has the smallest (row, lineage), not who comes first: rows are held back until their chunk
-    ends. A row is compared with rows that are kept, and with no others.
+    `filtered`. The first is the one with the smallest (row, lineage), not the one that arrives first: rows are held
+    back until their chunk ends. A row is compared with rows that are kept, and with no others.
 
     What it remembers is committed with each chunk, and only what the chunk adds is written. Memory grows with the rows
     that are kept: 16 bytes each for `columns`, and about 5 kB each for `near` (128 permutations). Columns are kept as
@@ -60,16 +58,11 @@ class Dedup(BaseOperator):
         self._added: dict[int, bytes] = {}
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
-        """Leaves the columns as they are.
-
-        Raises:
-            SchemaError: a column is not there, or that of `near` holds no texts.
-        """
         require_column(schema, ROW.name, [ROW.type])
         for name in self._columns:
             require_column(schema, name)
         if self._near_column is not None:
-            require_column(schema, self._near_column, TEXTS)
+            require_column(schema, self._near_column, [pa.string()])
         return schema
 
     def process(self, batch: Batch) -> Iterable[Output]:

@@ -11,7 +11,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from operators.engine.backend.interface import Logits, TokenIds, Wanted, inspect_model
-from operators.estimate.texts import forecast_texts
 from operators.rows.row_condition import Where, passed_by
 from operators.scoring.text_batches import Part
 from operators.scoring.text_reader import ReadsTexts, Text
@@ -19,7 +18,6 @@ from operators.settings import ModelSettings
 from operators.settings.checks import check_one_of
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import Cancelled, ConfigError
-from pipeline.api.forecast import Forecast, Task
 from pipeline.api.protocols import Runtime
 from pipeline.api.records import Batch, Output, add_columns
 
@@ -38,7 +36,7 @@ class Embed(ReadsTexts):
     """Adds `embedding`, a list of float32 of the model's fixed size.
 
     It is pooled from the embeddings of the tokens: of all of them (`mean`), of the first (`cls`) or of the last one
-    (`last`). What a model was made for stands in its card. A text that is null, empty or longer than
+    (`last`); a model's card says for which it was made. A text that is null, empty or longer than
     `runtime.max_sequence_tokens` is a reject.
 
     Args:
@@ -88,11 +86,6 @@ class Embed(ReadsTexts):
         self._name = f"{as_}_{EMBEDDING}" if as_ else EMBEDDING
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
-        """Adds the column.
-
-        Raises:
-            ConfigError: the model's file does not say how long its embeddings are.
-        """
         self._check(schema)
         self._where.plan(schema)
         size = inspect_model(self._model).n_embd
@@ -103,7 +96,6 @@ class Embed(ReadsTexts):
         return self._schema
 
     def open(self, runtime: Runtime) -> None:
-        """Load the model, if no other node has, and take a context, unless `where` may leave nothing to do."""
         super().open(runtime)
         found = self._loaded.n_embd
         if found != self._size:
@@ -111,11 +103,6 @@ class Embed(ReadsTexts):
         self._closing = np.array(self._loaded.closing_ids, np.int32)
         if self._all_rows:
             self._take_context()
-
-    def forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
-        """Embed some of the rows, to estimate the cost of all."""
-        with self._opened(runtime) as prepare_s:
-            return forecast_texts(self.process, self._token_counts, self._columns, batches, task, prepare_s)
 
     def process(self, batch: Batch) -> Iterable[Output]:
         batch, others = self._where.split(batch)
@@ -129,8 +116,9 @@ class Embed(ReadsTexts):
         yield from self._outputs(batch)
 
     def _texts(self, data: pa.RecordBatch) -> list[Text | str]:
-        own = self._bos(data.schema.field(self._text).type)
-        return [self._one(ids, own) for ids in self._ids(data, self._text, begins=True)]
+        column = data.column(self._text)
+        own = self._bos(column)
+        return [self._one(ids, own) for ids in self._ids(column, begins=True)]
 
     def _one(self, ids: TokenIds | None, own: int) -> Text | str:
         if ids is None:
@@ -144,14 +132,10 @@ class Embed(ReadsTexts):
         begun: dict[int, list[Logits]] = {}
 
         def take(number: int, part: Part) -> None:
-            whole = part.start + len(part.rows) == len(texts[number].ids)
-            if whole and not part.start:
-                vectors[number] = self._vector(part.rows)
-                return
-            parts = begun.setdefault(number, [])
-            parts.append(part.rows.copy())
-            if whole:
-                vectors[number] = self._vector(np.concatenate(begun.pop(number)))
+            if part.start + len(part.rows) < len(texts[number].ids):
+                begun.setdefault(number, []).append(part.rows.copy())
+            else:
+                vectors[number] = self._vector(np.concatenate([*begun.pop(number, []), part.rows]))
 
         self._read([text.ids for text in texts], [0] * len(texts), take)
         return vectors

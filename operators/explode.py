@@ -16,8 +16,8 @@ from pipeline.api.records import LINEAGE, ROW, Batch, Output, RejectKind, add_co
 
 
 class Explode(BaseOperator):
-    """Makes of each row as many as its list has elements. The other columns are repeated, and the position of the
-    element, from 0, is appended to `lineage`, which comes to stand after `row`.
+    """Makes a row of each element of a list. The other columns are repeated, and the position of the element, from 0,
+    is appended to `lineage`, which comes after `row`.
 
     Args:
         column: a column of lists.
@@ -42,11 +42,6 @@ class Explode(BaseOperator):
         self._keep_empty = empty == "keep"
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
-        """Return the columns with the element in place of the list, and `lineage`.
-
-        Raises:
-            SchemaError: the column is not there or holds no lists, or there is a column of the new name.
-        """
         kind = require_column(schema, self._column).type
         if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
             raise SchemaError(f"column '{self._column}' has type {kind}; it must be a list")
@@ -65,24 +60,15 @@ class Explode(BaseOperator):
             yield batch.reject(empty.tolist(), f"the list '{self._column}' is empty", RejectKind.FILTERED)
         kept = batch.num_rows if self._keep_empty else batch.num_rows - len(empty)
         if kept:
-            data = self._exploded(batch.data, lists, lengths)
+            parents, positions = repeated(np.maximum(lengths, 1) if self._keep_empty else lengths)
+            has_element = lengths[parents] > 0  # an empty list that is kept has none, and gets null
+            places = pa.array(np.cumsum(has_element) - 1, pa.int64(), mask=~has_element)
+            rows = batch.data.take(pa.array(parents))
+            before = rows.column(LINEAGE.name) if LINEAGE.name in rows.schema.names else None
+            made = {
+                LINEAGE.name: append_to_lineage(before, positions),
+                self._name: pc.list_flatten(lists).take(places),
+            }
+            columns = [made[f.name] if f.name in made else rows.column(f.name) for f in self._schema]
+            data = pa.record_batch(columns, schema=self._schema)
             yield batch.with_data(data, expanded=data.num_rows - kept)
-
-    def _exploded(self, data: pa.RecordBatch, lists: pa.Array, lengths: np.ndarray) -> pa.RecordBatch:
-        parents, positions = repeated(np.maximum(lengths, 1) if self._keep_empty else lengths)
-        rows = data.take(pa.array(parents))
-        before = rows.column(LINEAGE.name) if LINEAGE.name in data.schema.names else None
-        made = {
-            LINEAGE.name: append_to_lineage(before, positions),
-            self._name: _elements(lists, lengths, parents),
-        }
-        columns = [made[f.name] if f.name in made else rows.column(f.name) for f in self._schema]
-        return pa.record_batch(columns, schema=self._schema)
-
-
-def _elements(lists: pa.Array, lengths: np.ndarray, parents: np.ndarray) -> pa.Array:
-    """Return the element of each row; null where an empty list was kept."""
-    elements = pc.list_flatten(lists)  # leaves out the elements of null lists
-    has = lengths[parents] > 0
-    places = np.cumsum(has) - 1
-    return elements.take(pa.array(places, pa.int64(), mask=~has))

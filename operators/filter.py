@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import polars as pl
 import pyarrow as pa
 
-from operators.rows.batches import split
-from operators.rows.sql import RowExpression
+from operators.rows.row_condition import Where
 from pipeline.api.protocols import BaseOperator
-from pipeline.api.records import Batch, Output
+from pipeline.api.records import Batch, Output, RejectKind
 
 
 class Filter(BaseOperator):
@@ -31,20 +29,16 @@ class Filter(BaseOperator):
     """
 
     def __init__(self, where: str) -> None:
-        self._where = where
-        self._condition = RowExpression("where", where)
+        self._reason = f"where: {where}"
+        self._where = Where(where)
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
-        """Leaves the columns as they are.
-
-        Raises:
-            ConfigError: the condition is not SQL.
-            SchemaError: it names an unknown column, does not fit the types, or is not true or false.
-        """
-        wanted = "true or false; compare it with something"
-        self._condition.plan(schema, lambda kind: kind == pl.Boolean, wanted)
+        self._where.plan(schema)
         return schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
-        keep = self._condition.values(batch.data).fill_null(False).to_numpy()
-        yield from split(batch, keep, f"where: {self._where}")
+        kept, others = self._where.split(batch)
+        if others.num_rows:
+            yield others.reject(range(others.num_rows), self._reason, RejectKind.FILTERED)
+        if kept.num_rows or not others.num_rows:
+            yield kept

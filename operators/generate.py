@@ -110,7 +110,6 @@ class Generate(BaseOperator):
         self._priority = None if runtime.priority is None else RowExpression("runtime.priority", runtime.priority)
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
-        """Adds the columns of the completion."""
         check_room(self._model_settings, self._engine_settings)
         decode_strategy(self._decode).check(self._sampling, self._engine_settings)
         self._where.plan(schema)
@@ -124,8 +123,6 @@ class Generate(BaseOperator):
         return self._schema
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return the model's content, the settings that can change the last bits where these matter, and the content of
-        a schema or grammar file."""
         form = structured_form(self._sampling.structured)
         constraint = {} if form is None else {"structured": form.digest}
         model = inspect_model(self._model_settings).fingerprint
@@ -135,13 +132,10 @@ class Generate(BaseOperator):
         return {"model": model, **runtime.exactness(), **room, **constraint}
 
     def memory_needs(self) -> Iterable[MemoryNeed]:
-        """Return the memory of the model, and of the contexts of the engine, which nodes with the same settings
-        share."""
         key = repr((self._model_settings, self._engine_settings, self._decode))
         return model_memory(self._model_settings, self._engine_settings, key)
 
     def open(self, runtime: Runtime) -> None:
-        """Load the model and take a context, unless another node has."""
         self._load(runtime)
         shared_store(runtime, self._store_settings)  # an unusable store ends the run before anything is computed
         self._lookup: StoreLookup | None = None
@@ -154,7 +148,6 @@ class Generate(BaseOperator):
         runtime.totals(lambda: {f"{runtime.node}/identical": float(self._duplicates.served)})
 
     def forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
-        """Generate some of the rows, to estimate the cost of all."""
         return self._where.forecast(
             batches,
             task,
@@ -187,7 +180,6 @@ class Generate(BaseOperator):
         return replace(found, memory=memory, notes=[*([] if before else [assumed]), *found.notes])
 
     def run(self, inbox: Inbox) -> Iterator[Item]:
-        """Submit rows to the engine, collect those that it has finished, and emit them."""
         if self._engine_settings.open_keys():
             self._take_engine(self._chosen(inbox))
         settings = self._engine_settings
@@ -213,12 +205,10 @@ class Generate(BaseOperator):
             self._noted(self._client.leave())
 
     def report(self, directory: Path) -> Iterable[str]:
-        """Report the cost of constraints, over all attempts."""
         if self._sampling.structured.kind is not None:
             yield from cost_lines(self._runtime.node, directory)
 
     def close(self) -> None:
-        """Log the use of the store, and warn of repeated ids. The engine and the store are closed with the run."""
         id_column = None if SEED in self._sampling.per_row else self._id_column
         if (warning := self._repeated.warning(id_column)) is not None:
             self._runtime.log.warning("%s: %s", self._runtime.node, warning)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 import jinja2
 import polars as pl
@@ -58,12 +57,6 @@ class Map(BaseOperator):
         self._made |= {n: _Text(f"templates.{n}", text) for n, text in sources.items()}
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
-        """Return the columns with those that are made.
-
-        Raises:
-            ConfigError: an expression is not SQL.
-            SchemaError: an expression or template names an unknown column, or does not fit the types.
-        """
         made = {name: pa.field(name, column.plan(schema)) for name, column in self._made.items()}
         self._schema = pa.schema([*(made.pop(f.name, f) for f in schema), *made.values()])
         return self._schema
@@ -106,13 +99,12 @@ class _Text:
 
     def values(self, data: pa.RecordBatch, failed: dict[int, str]) -> pa.Array:
         rows = data.select(self._columns).to_pylist() if self._columns else [{}] * data.num_rows
-        return pa.array([self._rendered(row, i, failed) for i, row in enumerate(rows)], pa.string())
-
-    def _rendered(self, row: Mapping[str, Any], index: int, failed: dict[int, str]) -> str | None:
-        try:
-            return self._template.render(dict(row))
-        except jinja2.TemplateError as error:
-            failed.setdefault(index, f"{self._template.name}: {error.message}")
-        except Exception as error:  # an expression of the template may raise anything
-            failed.setdefault(index, f"{self._template.name}: {type(error).__name__}: {error}")
-        return None
+        texts: list[str | None] = [None] * data.num_rows
+        for i, row in enumerate(rows):
+            try:
+                texts[i] = self._template.render(row)
+            except jinja2.TemplateError as error:
+                failed.setdefault(i, f"{self._template.name}: {error.message}")
+            except Exception as error:  # an expression of the template may raise anything
+                failed.setdefault(i, f"{self._template.name}: {type(error).__name__}: {error}")
+        return pa.array(texts, pa.string())

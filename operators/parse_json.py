@@ -72,17 +72,11 @@ class ParseJson(BaseOperator):
         self._kind = RejectKind(invalid)
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
-        """Adds the columns.
-
-        Raises:
-            SchemaError: there is no such column of texts, or a column of the name of a field.
-        """
         require_column(schema, self._column, [pa.string()])
         self._schema = add_columns(schema, *(pa.field(f.name, f.type) for f in self._fields))
         return self._schema
 
     def fingerprint(self) -> dict[str, Any]:
-        """The content of the schema, which may be a file."""
         text = json.dumps(self._schema_given, sort_keys=True)
         return {"json_schema": hashlib.sha256(text.encode()).hexdigest()}
 
@@ -105,21 +99,18 @@ class ParseJson(BaseOperator):
     def _parsed(self, text: str | None) -> dict[str, Any]:
         if text is None:
             raise Misfit("it is null")
-        found = self._loaded(text)
+        try:
+            found = _load(text)
+        except Misfit:
+            block = _FENCED.search(text) if self._fenced else None
+            if block is None:
+                raise
+            found = _load(block[1])
         if (breach := self._breach(found)) is not None:
             raise Misfit(breach)
         if not isinstance(found, Mapping):
             raise Misfit("$ is no object")
         return {field.name: field.value(found) for field in self._fields}
-
-    def _loaded(self, text: str) -> Any:
-        try:
-            return _load(text)
-        except Misfit:
-            block = _FENCED.search(text) if self._fenced else None
-            if block is None:
-                raise
-            return _load(block[1])
 
 
 def _load(text: str) -> Any:
@@ -136,11 +127,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _validator(schema: Any) -> Validate:
-    """Return a function that describes the most relevant error that jsonschema finds in a value, or returns None.
-
-    Raises:
-        ConfigError: jsonschema is not installed, or `schema` is no JSON schema.
-    """
+    """Return a function that describes the most relevant error that jsonschema finds in a value, or returns None."""
     try:
         import jsonschema
         from referencing import Registry

@@ -5,8 +5,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Iterable
 from typing import Any
 
 import jinja2
@@ -14,7 +13,7 @@ import pyarrow as pa
 from jinja2.exceptions import SecurityError
 
 from operators.engine.backend.interface import load_model
-from operators.prompts.messages import conversation, require_messages
+from operators.prompts.messages import NoPrompt, conversation, require_messages
 from operators.prompts.template import Template, columns_of, used_columns
 from operators.settings import DataSettings, ModelSettings
 from operators.settings.checks import read_text
@@ -25,7 +24,6 @@ from pipeline.api.records import Batch, Output, add_columns, require_column
 PROMPT_TEXT = pa.field("prompt_text", pa.string())
 SPECIAL = ("bos_token", "eos_token")
 CHAT_KEY = "model.chat_template"
-PROBE: tuple[Mapping[str, str], ...] = ({"role": "user", "content": "x"},)
 BYPASSED = (
     "the model has a chat template, and nodes.%s.op.%s bypasses it: a chat model answers worse without its turns. To"
     " keep them make the prompt with Map (templates: {prompt: ...}) before this node; for a base model all is well"
@@ -44,8 +42,7 @@ class Render(BaseOperator):
     A template is given to the model as it is, without the turns that a chat model has learnt. For one of those, make
     the prompt with Map before this node: `templates: {prompt: "..."}`.
 
-    BOS never twice: where the tokenizer puts a BOS first (`add_bos`) and the text begins with the BOS token's text,
-    that is taken off here.
+    A BOS never comes twice: where the tokenizer puts one first (`add_bos`), that of the text is taken off.
 
     Args:
         model: its chat template, unless `model.chat_template` names a file; its special tokens.
@@ -82,16 +79,8 @@ class Render(BaseOperator):
         self._file = template_file
         self._raw_column = raw_column
         self._date = _parse_date(date)
-        self._text: Callable[[tuple[Any, ...]], str]
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
-        """Adds `prompt_text`.
-
-        Raises:
-            SchemaError: a column that the template or `data` names is missing or of another type.
-            ConfigError: a template does not compile, or `model.system` is set, which a template over columns ignores.
-            InputError: a template file cannot be read.
-        """
         self._row_template = self._user_template()
         path = self._model.chat_template
         self._chat = None if path is None else self._chat_template(read_text(path, CHAT_KEY), f"{CHAT_KEY} {path}")
@@ -109,45 +98,29 @@ class Render(BaseOperator):
         return self._schema
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return the content of the template files."""
         files = {"template_file": self._file, "chat_template": self._model.chat_template}
         texts = {key: read_text(path, key) for key, path in files.items() if path is not None}
         return {key: hashlib.sha256(text.encode()).hexdigest() for key, text in texts.items()}
 
     def open(self, runtime: Runtime) -> None:
-        """Load the model for its chat template and special tokens.
-
-        Raises:
-            ConfigError: there is no chat template and one is needed, or it does not compile.
-        """
         model = load_model(runtime, self._model)
         self._special = {"bos_token": model.bos_token, "eos_token": model.eos_token}
         self._bos = model.bos_token if model.add_bos else ""
-        if self._chat is None and self._row_template is None and model.chat_template is not None:
-            self._chat = self._chat_template(model.chat_template, "the model's chat template")
+        self._unproved: Template | None = None
         if self._row_template is not None:
             if (self._chat or model.chat_template) is not None:
                 runtime.log.warning(BYPASSED, runtime.node, "template" if self._file is None else "template_file")
-            self._text = partial(self._from_columns, self._row_template)
-        elif self._chat is not None:
-            self._text = partial(self._from_chat, self._chat)
-        elif self._raw_column is not None:
-            self._text = _no_template
-        else:
+            return
+        if self._chat is None and model.chat_template is not None:
+            self._chat = self._chat_template(model.chat_template, "the model's chat template")
+        if self._chat is None and self._raw_column is None:
             self._check_no_chat_is_needed()
-            column = self._columns[0]
-            runtime.log.info("the model has no chat template: '%s' is given to it as it is", column)
-            self._text = lambda values: _prompt(values[0], column)
-        self._unproved = None if self._row_template is not None else self._chat
+            runtime.log.info("the model has no chat template: '%s' is given to it as it is", self._columns[0])
+        self._unproved = self._chat
 
     def process(self, batch: Batch) -> Iterable[Output]:
-        """Render each row.
-
-        Raises:
-            ConfigError: the chat template cannot work.
-        """
         if self._unproved is not None:  # not in `open`: here the watchdog can end a template that loops forever
-            _probe(self._unproved, self._chat_values(PROBE))
+            _probe(self._unproved, self._chat_values([{"role": "user", "content": "x"}]))
             self._unproved = None
         columns = [batch.data.column(name).to_pylist() for name in self._columns]
         raw: list[Any] = [None] * batch.num_rows
@@ -158,7 +131,7 @@ class Render(BaseOperator):
         for i, values in enumerate(zip(*columns, strict=True) if columns else [()] * batch.num_rows):
             try:
                 texts.append((self._text(values) if raw[i] is None else raw[i]).removeprefix(self._bos))
-            except _NoPrompt as error:
+            except NoPrompt as error:
                 failed[i] = str(error)
             except jinja2.TemplateError as error:
                 failed[i] = f"template: {error.message}"
@@ -172,21 +145,28 @@ class Render(BaseOperator):
             made = pa.array(texts, pa.string())
             yield batch.with_data(pa.record_batch([*data.columns, made], schema=self._schema))
 
-    def _from_columns(self, template: Template, values: tuple[Any, ...]) -> str:
-        return template.render({**self._special, **dict(zip(self._columns, values, strict=True))})
+    def _text(self, values: tuple[Any, ...]) -> str:
+        """Return the text of a row with these `values` of the columns that are read."""
+        if self._row_template is not None:
+            return self._row_template.render({**self._special, **dict(zip(self._columns, values, strict=True))})
+        if self._chat is not None:
+            return self._chat.render(self._chat_values(self._messages(values[0])))
+        if self._raw_column is not None:
+            raise NoPrompt(
+                "the model has no chat template, so it can only continue texts; name a template with"
+                " model.chat_template="
+            )
+        return _prompt(values[0], self._columns[0])
 
-    def _from_chat(self, template: Template, values: tuple[Any, ...]) -> str:
-        return template.render(self._chat_values(self._messages(values[0])))
-
-    def _chat_values(self, messages: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-        return {"messages": list(messages), "add_generation_prompt": True, **self._special}
+    def _chat_values(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"messages": messages, "add_generation_prompt": True, **self._special}
 
     def _messages(self, value: Any) -> list[dict[str, Any]]:
         column = self._columns[0]
         if self._data.messages_column is None:
             messages = [{"role": "user", "content": _prompt(value, column)}]
         else:
-            messages = _conversation(value, column)
+            messages = conversation(value, column)
         if self._model.system is not None and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": self._model.system})
         return messages
@@ -242,29 +222,10 @@ def _require_prompt(schema: pa.Schema, name: str) -> str:
     return name
 
 
-class _NoPrompt(Exception):
-    """A row has no prompt; the message says why."""
-
-
 def _prompt(value: str | None, column: str) -> str:
     if not value:
-        raise _NoPrompt(f"column '{column}' is {'null' if value is None else 'empty'}; give it a text or drop the row")
+        raise NoPrompt(f"column '{column}' is {'null' if value is None else 'empty'}; give it a text or drop the row")
     return value
-
-
-def _conversation(value: Any, column: str) -> list[dict[str, Any]]:
-    if value is None:
-        raise _NoPrompt(f"column '{column}' is null; give it messages or drop the row")
-    try:
-        return conversation(value, column)
-    except ValueError as error:
-        raise _NoPrompt(str(error)) from error
-
-
-def _no_template(values: tuple[Any, ...]) -> str:
-    raise _NoPrompt(
-        "the model has no chat template, so it can only continue texts; name a template with model.chat_template="
-    )
 
 
 def _probe(template: Template, values: dict[str, Any]) -> None:
@@ -283,7 +244,7 @@ def _probe(template: Template, values: dict[str, Any]) -> None:
                 " fix a date with nodes.render.op.date=2026-01-31"
             ) from error
     except Exception:  # it may accept other conversations (one with a system message, say)
-        return
+        pass
 
 
 def _parse_date(date: str | None) -> datetime.date | None:

@@ -19,8 +19,8 @@ from pipeline.api.records import ROW, Batch, Output, require_column
 class Sample(BaseOperator):
     """Keeps a share of the rows, or some of each chunk; the others become rejects of kind `filtered`.
 
-    Every row has a number that follows from `seed`, `row` and `lineage` alone. Kept are the rows whose number is small:
-    so the same rows, whatever the order in which they come, and with a larger `fraction` the same ones and more.
+    Every row has a number that follows from `seed`, `row` and `lineage` alone. The rows with the smallest numbers are
+    kept: the same ones in whatever order they arrive, and with a larger `fraction` the same ones and more.
 
     Args:
         fraction: the share that is kept, above 0 and up to 1; of 1,000 rows about 100 for 0.1.
@@ -53,11 +53,6 @@ class Sample(BaseOperator):
         self._held = HeldRows()
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
-        """Leaves the columns as they are.
-
-        Raises:
-            SchemaError: there is no `row`.
-        """
         require_column(schema, ROW.name, [ROW.type])
         return schema
 
@@ -69,7 +64,6 @@ class Sample(BaseOperator):
         yield from split(batch, keep, f"not in the sample of fraction={self._fraction}")
 
     def finish(self, chunk: int) -> Iterable[Output]:
-        """Emit the rows of the chunk with the smallest hashes; the earlier of equal ones."""
         batch = self._held.take(chunk)
         if batch is None or self._per_chunk is None:
             return

@@ -12,13 +12,11 @@ import pyarrow as pa
 from operators.engine.backend.interface import TokenIds, Wanted
 from operators.engine.sampling.logprobs import score
 from operators.engine.sampling.vocabulary_blocks import Layout, Scratch
-from operators.estimate.texts import forecast_texts
 from operators.generation.logprobs import LOGPROBS
 from operators.scoring.text_batches import Part
 from operators.scoring.text_reader import ReadsTexts, Text
 from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings
-from pipeline.api.forecast import Forecast, Task
 from pipeline.api.protocols import Runtime
 from pipeline.api.records import Batch, Output, add_columns
 
@@ -74,32 +72,25 @@ class Score(ReadsTexts):
         self._fields = [f.with_name(f"{as_}_{f.name}") if as_ else f for f in FIELDS]
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
-        """Adds the columns."""
         self._check(schema)
         self._schema = add_columns(schema, *self._fields)
         return self._schema
 
     def open(self, runtime: Runtime) -> None:
-        """Load the model, if no other node has, and take a context."""
         super().open(runtime)
         self._take_context()
         self._scratch = Scratch(Layout(self._loaded.n_vocab))
-
-    def forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
-        """Score some of the rows, to estimate the cost of all."""
-        with self._opened(runtime) as prepare_s:
-            return forecast_texts(self.process, self._token_counts, self._columns, batches, task, prepare_s)
 
     def process(self, batch: Batch) -> Iterable[Output]:
         return self._outputs(batch)
 
     def _texts(self, data: pa.RecordBatch) -> list[Text | str]:
-        texts = self._ids(data, self._text, begins=self._given is None)
+        texts = self._ids(data.column(self._text), begins=self._given is None)
         if self._given is None:
             before: Iterable[TokenIds | None] = [np.empty(0, np.int32)] * data.num_rows
-            own = self._bos(data.schema.field(self._text).type)
+            own = self._bos(data.column(self._text))
         else:
-            before, own = self._ids(data, self._given, begins=True), 0
+            before, own = self._ids(data.column(self._given), begins=True), 0
         return [self._one(*pair, own) for pair in zip(before, texts, strict=True)]
 
     def _one(self, before: TokenIds | None, text: TokenIds | None, own: int) -> Text | str:
@@ -120,17 +111,15 @@ class Score(ReadsTexts):
         logprobs = [np.empty(len(text.ids) - text.start, np.float32) for text in texts]
 
         def take(number: int, part: Part) -> None:
-            self._take(texts[number], part, logprobs[number])
+            """Score the tokens whose logits are in `part`: the logits after a token predict the next one."""
+            text = texts[number]
+            for position, logits in enumerate(part.rows, part.start):
+                if text.start - 1 <= position < len(text.ids) - 1:
+                    scored = score(logits, int(text.ids[position + 1]), 0, self._scratch)
+                    logprobs[number][position + 1 - text.start] = scored.logprob
 
         self._read([text.ids for text in texts], [text.start - 1 for text in texts], take)
         return [None if np.isnan(found).any() else found for found in logprobs]
-
-    def _take(self, text: Text, part: Part, logprobs: Logprobs) -> None:
-        """Score the tokens whose logits are in `part`: the logits after a token predict the next one."""
-        for position, logits in enumerate(part.rows, part.start):
-            if text.start - 1 <= position < len(text.ids) - 1:
-                scored = score(logits, int(text.ids[position + 1]), 0, self._scratch)
-                logprobs[position + 1 - text.start] = scored.logprob
 
     def _arrays(self, results: Sequence[Logprobs]) -> list[pa.Array]:
         totals = [math.fsum(logprobs.tolist()) for logprobs in results]

@@ -38,7 +38,6 @@ class Tokenize(BaseOperator):
         self._ids_column = ids_column
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
-        """Adds `prompt_ids`."""
         inspect_model(self._settings)
         require_column(schema, PROMPT_TEXT, [pa.string()])
         if self._ids_column is not None:
@@ -47,41 +46,33 @@ class Tokenize(BaseOperator):
         return self._schema
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return the model's content."""
         return {"model": inspect_model(self._settings).fingerprint}
 
     def open(self, runtime: Runtime) -> None:
-        """Load the model, unless another node has."""
         self._model = load_model(runtime, self._settings)
 
     def process(self, batch: Batch) -> Iterable[Output]:
-        unknown = self._unknown(batch)
         data = batch.data
-        if unknown:
+        if unknown := self._unknown(data):
             yield batch.reject(list(unknown), list(unknown.values()))
             data = data.take(pa.array([i for i in range(batch.num_rows) if i not in unknown], pa.int64()))
         texts = data.column(PROMPT_TEXT).cast(pa.binary()).to_pylist()
         ids, offsets = self._model.tokenize([text or b"" for text in texts])
-        column = self._with_given(list_column(ids, offsets), data)
+        column = list_column(ids, offsets)
+        if self._ids_column is not None and data.column(self._ids_column).null_count < data.num_rows:
+            pairs = zip(list_views(column), data.column(self._ids_column).to_pylist(), strict=True)
+            column = pa.array([made if given is None else given for made, given in pairs], PROMPT_IDS.type)
         yield batch.with_data(pa.record_batch([*data.columns, column], schema=self._schema))
 
-    def _with_given(self, made: pa.ListArray, data: pa.RecordBatch) -> pa.ListArray:
-        """Replace the ids of rows that have ids of their own."""
-        if self._ids_column is None or data.column(self._ids_column).null_count == data.num_rows:
-            return made
-        given = data.column(self._ids_column).to_pylist()
-        pairs = zip(list_views(made), given, strict=True)
-        return pa.array([own if ids is None else ids for own, ids in pairs], PROMPT_IDS.type)
-
-    def _unknown(self, batch: Batch) -> dict[int, str]:
+    def _unknown(self, data: pa.RecordBatch) -> dict[int, str]:
         """Return, by index, the reason for each row that has an id outside the vocabulary."""
         if self._ids_column is None:
             return {}
         known = range(self._model.n_vocab)
         found: dict[int, str] = {}
-        for i, ids in enumerate(batch.data.column(self._ids_column).to_pylist()):
+        for i, ids in enumerate(data.column(self._ids_column).to_pylist()):
             wrong = [token for token in ids or () if token not in known]
             if wrong:
-                had = f"column '{self._ids_column}' has the token id {wrong[0]}"
-                found[i] = f"{had}; the model's ids are 0 to {known[-1]}"
+                has = f"has the token id {wrong[0]}; the model's ids are 0 to {known[-1]}"
+                found[i] = f"column '{self._ids_column}' {has}"
         return found

@@ -1,4 +1,4 @@
-"""Union: merges several inputs. Rows of input i get i appended to their lineage."""
+"""Union: merges several inputs; rows of input i get i appended to their lineage."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.api.records import LINEAGE, ROW, Batch, Output
 class Union(BaseOperator):
     """Passes on the rows of all its inputs, which must have the same columns (in any order; lineage aside).
 
-    The branches of one row come together again with one `row` each, told apart by lineage. Its place: after `row`.
+    Rows that branches made of one source row have the same `row`; `lineage`, which comes after it, tells them apart.
 
     Example:
         both:
@@ -26,11 +26,6 @@ class Union(BaseOperator):
     """
 
     def plan(self, *inputs: pa.Schema) -> pa.Schema:
-        """Return the columns of the first input, with `lineage`.
-
-        Raises:
-            SchemaError: fewer than two inputs, or one has other columns than the first.
-        """
         if len(inputs) < 2:
             raise SchemaError(f"joins two or more inputs; it has {len(inputs)}")
         for port, schema in enumerate(inputs):
@@ -39,11 +34,10 @@ class Union(BaseOperator):
         return self._schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
-        columns = {name: batch.data.column(name) for name in batch.data.schema.names}
-        before = columns.get(LINEAGE.name)
-        ports = np.full(batch.num_rows, batch.port, np.int32)
-        columns[LINEAGE.name] = append_to_lineage(before, ports)
-        yield batch.with_data(pa.record_batch([columns[n] for n in self._schema.names], schema=self._schema))
+        before = batch.data.column(LINEAGE.name) if LINEAGE.name in batch.data.schema.names else None
+        lineage = append_to_lineage(before, np.full(batch.num_rows, batch.port, np.int32))
+        columns = [lineage if name == LINEAGE.name else batch.data.column(name) for name in self._schema.names]
+        yield batch.with_data(pa.record_batch(columns, schema=self._schema))
 
 
 def _check_equal(first: pa.Schema, other: pa.Schema, port: int) -> None:

@@ -34,11 +34,7 @@ class Compiler:
         self._compile = functools.lru_cache(MOST_KEPT)(functools.partial(LlgConstraint, tokenizer, model.n_vocab))
 
     def constraint(self, form: Form, *, skip_forced: bool) -> LlgConstraint:
-        """Return the constraint of this form, compiled or from the cache.
-
-        Raises:
-            ConfigError: llguidance finds it too complex.
-        """
+        """Return the constraint of this form, compiled or from the cache; a ConfigError if it is too complex."""
         return self._compile(form, skip_forced=skip_forced)
 
 

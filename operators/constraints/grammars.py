@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ from typing import Any
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
-from operators.constraints.schema_pointer import place_of
 from operators.settings.checks import read_text
 from operators.settings.structured import StructuredSettings, read_schema
 from pipeline.api.errors import ConfigError
@@ -27,6 +27,13 @@ _WHITESPACE: dict[str, dict[str, Any]] = {
 }
 _STRICT: dict[str, Any] = {"lenient": False, "coerce_one_of": False}
 """Nothing is left out and nothing is approximated, so that what was completed validates."""
+
+_NAMED = ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas")
+"""Keywords whose value maps names to schemas. Definitions come first: a fault is where it stands, not where it is
+used."""
+_LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SINGLE = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
+_DEFINITIONS = ("$schema", "$defs", "definitions")
 
 
 @dataclass(frozen=True)
@@ -86,7 +93,7 @@ def _json_schema(settings: StructuredSettings) -> Form:
             return "it is nested too deeply"
 
     if (reason := fault(schema)) is not None:
-        raise ConfigError(f"{key} cannot be compiled at {place_of(schema, fault)}: {reason}")
+        raise ConfigError(f"{key} cannot be compiled at {_place_of(schema, fault)}: {reason}")
     return Form("JSON", grammar(schema))
 
 
@@ -114,3 +121,36 @@ def _fault(grammar: str) -> str | None:
     """Return llguidance's messages if it cannot compile `grammar`."""
     broken, messages = LLMatcher.validate_grammar_with_warnings(grammar)
     return "; ".join(messages) if broken else None
+
+
+def _place_of(schema: Any, fault: Callable[[Any], str | None]) -> str:
+    """Return a JSON pointer to the smallest part of `schema` that cannot be compiled for the same reason as the whole:
+    llguidance says what is wrong, not where. `fault`: returns the reason, None for a schema that can be compiled."""
+    reason = fault(schema)
+    shared = {key: schema[key] for key in _DEFINITIONS if key in schema} if isinstance(schema, Mapping) else {}
+    pointer, part = "#", schema
+    while True:
+        # A part is compiled beside the definitions of the whole, to which it may refer. A reference to anything else is
+        # a fault of its own there, and so leads nowhere.
+        for step, child in _children(part):
+            if fault({**shared, **child} if isinstance(child, Mapping) else child) == reason:
+                pointer, part = pointer + step, child
+                break
+        else:
+            return pointer
+
+
+def _children(schema: Any) -> Iterator[tuple[str, Any]]:
+    """Iterate the schemas inside a schema, each with its step of the pointer."""
+    if not isinstance(schema, Mapping):
+        return
+    for key in _NAMED:
+        named = schema.get(key)
+        if isinstance(named, Mapping):
+            for name, child in named.items():
+                yield f"/{key}/" + str(name).replace("~", "~0").replace("/", "~1"), child  # RFC 6901, section 3
+    for key in _LISTED:
+        listed = schema.get(key)
+        if isinstance(listed, Sequence) and not isinstance(listed, str):
+            yield from ((f"/{key}/{i}", child) for i, child in enumerate(listed))
+    yield from ((f"/{key}", schema[key]) for key in _SINGLE if isinstance(schema.get(key), Mapping))

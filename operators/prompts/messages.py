@@ -18,12 +18,12 @@ BETWEEN_PARTS = "\n"
 """The separator between text parts, as in llama-server and vLLM, for chat templates that take only texts."""
 
 
-def require_messages(schema: pa.Schema, name: str) -> None:
-    """Check that a column can hold conversations.
+class NoPrompt(ValueError):
+    """A row has no prompt; the message says why."""
 
-    Raises:
-        SchemaError: it is not there, or of another type.
-    """
+
+def require_messages(schema: pa.Schema, name: str) -> None:
+    """Raise SchemaError unless there is a column `name`, of a type that can hold conversations."""
     if name not in schema.names:
         raise SchemaError(f"data.messages_column={name} is no column; the input has {', '.join(schema.names)}")
     kind = schema.field(name).type
@@ -39,17 +39,19 @@ def conversation(value: object, column: str) -> list[dict[str, Any]]:
     """Return the messages of a row, each with its content as text, without keys that only other rows' messages have.
 
     Args:
-        value: the row's value in the messages column, not null.
+        value: the row's value in the messages column.
         column: the name of that column.
 
     Raises:
-        ValueError: it holds no conversation that can be written out as text; says which message and why.
+        NoPrompt: it holds no conversation that can be written out as text; says which message and why.
     """
+    if value is None:
+        raise NoPrompt(f"column '{column}' is null; give it messages or drop the row")
     messages = _parsed(value, column) if isinstance(value, str) else value
     if not isinstance(messages, list):
-        raise ValueError(f"column '{column}' holds {noun(messages)}; messages are a list")
+        raise NoPrompt(f"column '{column}' holds {noun(messages)}; messages are a list")
     if not messages:
-        raise ValueError(f"column '{column}' has no messages; give it one or drop the row")
+        raise NoPrompt(f"column '{column}' has no messages; give it one or drop the row")
     return [_message(message, f"message {i} of column '{column}'") for i, message in enumerate(messages)]
 
 
@@ -57,23 +59,23 @@ def _parsed(text: str, column: str) -> object:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(
+        raise NoPrompt(
             f"column '{column}' is text that is not JSON ({error.msg} at character {error.pos + 1}); write the list of"
             " messages as JSON, or name the column with data.prompt_column="
         ) from error
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits, thousands of brackets
-        raise ValueError(f"column '{column}' is JSON that cannot be read: {error}") from error
+        raise NoPrompt(f"column '{column}' is JSON that cannot be read: {error}") from error
 
 
 def _message(given: object, where: str) -> dict[str, Any]:
     if given is not None and not isinstance(given, Mapping):
-        raise ValueError(f"{where} is {noun(given)}; a message has a role and a content")
+        raise NoPrompt(f"{where} is {noun(given)}; a message has a role and a content")
     message = {k: v for k, v in (given or {}).items() if v is not None}
     lacks = [key for key in ("role", "content") if key not in message]
     if lacks and not (lacks == ["content"] and "tool_calls" in message):
-        raise ValueError(f"{where} has no {lacks[0]}")
+        raise NoPrompt(f"{where} has no {lacks[0]}")
     if not isinstance(message["role"], str):
-        raise ValueError(f"{where} has a role that is {noun(message['role'])}; roles are texts")
+        raise NoPrompt(f"{where} has a role that is {noun(message['role'])}; roles are texts")
     return message if lacks else {**message, "content": _text(message["content"], where)}
 
 
@@ -81,7 +83,7 @@ def _text(content: object, where: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise ValueError(f"{where} has a content that is {noun(content)}; it is a text or a list of parts")
+        raise NoPrompt(f"{where} has a content that is {noun(content)}; it is a text or a list of parts")
     return BETWEEN_PARTS.join(_part(part, where) for part in content if part is not None)
 
 
@@ -93,4 +95,4 @@ def _part(part: object, where: str) -> str:
     if isinstance(text, str) and (kind is None or kind in TEXT_PARTS):
         return text
     named = f"of type '{kind}'" if kind else f"that is {noun(part)}"
-    raise ValueError(f"{where} has a part {named}, and only text can be read; drop the part or the row")
+    raise NoPrompt(f"{where} has a part {named}, and only text can be read; drop the part or the row")

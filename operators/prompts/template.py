@@ -99,14 +99,8 @@ def columns_of(schema: pa.Schema) -> str:
 
 
 def used_columns(template: Template, schema: pa.Schema, given: Iterable[str] = ()) -> list[str]:
-    """Return the columns of `schema` that `template` names, in their order.
-
-    Args:
-        given: names that it may use besides.
-
-    Raises:
-        SchemaError: it names something else.
-    """
+    """Return the columns of `schema` that `template` names, in their order; a SchemaError if it names anything else
+    that is not `given`."""
     unknown = sorted(template.unknown - set(schema.names) - set(given))
     if unknown:
         hint = did_you_mean(unknown[0], schema.names)
@@ -223,11 +217,7 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
     """Write JSON as transformers does: without the HTML escapes of Jinja's own filter."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,4 +1,4 @@
-"""`where` of Generate and Embed: selects the rows to process; the others pass by."""
+"""`where` of Filter, Generate and Embed: selects the rows to keep or to process."""
 
 from __future__ import annotations
 

@@ -39,11 +39,7 @@ class Part:
 
 
 class Reader:
-    """Reads texts with a decoder that gives outputs for any token (Wanted.EVERY or Wanted.EMBEDDINGS).
-
-    Args:
-        decoder: with the settings that `reading_settings` gives.
-    """
+    """Reads texts with a decoder that has the settings of `reading_settings`, and Wanted.EVERY or EMBEDDINGS."""
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
@@ -63,9 +59,6 @@ class Reader:
 
         A text of one token gets a second one after it, which does not affect the first and whose output is dropped: the
         backend computes a lone token with other kernels.
-
-        Raises:
-            DecodeFailed: the backend refused a call.
         """
         decoder = self._decoder
         decoder.clear()

@@ -6,20 +6,21 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
-from operators.engine.backend.interface import Model, TokenIds, Wanted, inspect_model, load_model, max_sequence_tokens
+from operators.engine.backend.interface import TokenIds, Wanted, inspect_model, load_model, max_sequence_tokens
+from operators.estimate.texts import forecast_texts
 from operators.generation.memory_need import model_memory
 from operators.generation.wiring import check_room, engine_threads, warn_unless_exact
 from operators.scoring.text_batches import Part, Reader, reading_settings
 from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import Cancelled
+from pipeline.api.forecast import Forecast, Task
 from pipeline.api.protocols import BaseOperator, MemoryNeed, Runtime
 from pipeline.api.records import Batch, Output, require_column
 
@@ -36,12 +37,8 @@ class Text:
 
 
 class ReadsTexts(BaseOperator):
-    """Base of operators that compute columns from texts, with a context of their own.
-
-    Args:
-        model, settings: the config groups `model` and `runtime`.
-        columns: the columns whose texts are joined into one.
-    """
+    """Base of operators that compute columns from texts, with a context of their own. `columns`: those whose texts are
+    joined into one."""
 
     wanted: ClassVar[Wanted]
     """Outputs to ask of the decoder: logits or embeddings."""
@@ -68,28 +65,20 @@ class ReadsTexts(BaseOperator):
         """Return the new columns."""
 
     def _check(self, schema: pa.Schema) -> None:
-        """Check the columns to read and, before loading, the model.
-
-        Raises:
-            ConfigError: the model cannot work, or `runtime.max_sequence_tokens` is more than it was trained for.
-            SchemaError: a column is not there, or holds no texts.
-        """
+        """Check the columns to read and, before loading, the model."""
         check_room(self._model, self._settings)
         for name in self._columns:
             require_column(schema, name, TEXT_TYPES)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return the model's content, and the settings that can change the last bits where these matter."""
         return {"model": inspect_model(self._model).fingerprint, **self._settings.exactness()}
 
     def memory_needs(self) -> Iterable[MemoryNeed]:
-        """Return the memory of the model, and of a context of its own."""
         if (sizes := inspect_model(self._model).sizes) is not None:
             settings = reading_settings(self._settings, sizes.n_vocab)
             yield from model_memory(self._model, settings, id(self), self.wanted)
 
     def open(self, runtime: Runtime) -> None:
-        """Load the model, unless another node has."""
         self._runtime = runtime
         self._loaded = load_model(runtime, self._model)
         self._room = max_sequence_tokens(self._settings, self._loaded.n_ctx_train)
@@ -97,6 +86,15 @@ class ReadsTexts(BaseOperator):
     def close(self) -> None:
         if self._give_back is not None:
             self._give_back()
+
+    def forecast(self, runtime: Runtime, batches: Seq[Batch], task: Task) -> Forecast:
+        began = time.perf_counter()
+        self.open(runtime)
+        try:
+            prepare_s = time.perf_counter() - began
+            return forecast_texts(self.process, self._token_counts, self._columns, batches, task, prepare_s)
+        finally:
+            self.close()
 
     def _outputs(self, batch: Batch) -> Iterable[Output]:
         found = self._texts(batch.data)
@@ -126,14 +124,8 @@ class ReadsTexts(BaseOperator):
         runtime.totals(lambda: {f"{node}/groups": float(self._groups), f"{node}/read_s": self._seconds})
 
     def _read(self, texts: Seq[TokenIds], first: Seq[int], take: Callable[[int, Part], None]) -> None:
-        """Read `texts`, each from position `first` or earlier, and have the engine's thread `take` the outputs.
-
-        `take` is called with the index of a text and its parts, in order; another text may come between.
-
-        Raises:
-            DecodeFailed: the backend refused a call.
-            Cancelled: the run is being cancelled.
-        """
+        """Read `texts`, each from position `first` or earlier, and have the engine's thread `take` the outputs: the
+        index of a text and its parts, in order; another text may come between."""
         for group in self._reader.groups([len(ids) for ids in texts]):
             if self._runtime.cancelled:
                 raise Cancelled
@@ -148,12 +140,25 @@ class ReadsTexts(BaseOperator):
             self._groups += 1
             self._runtime.meter.tokens_in += sum(len(texts[i]) for i in group)
 
-    def _ids(self, data: pa.RecordBatch, name: str, *, begins: bool) -> Iterator[TokenIds | None]:
-        return text_ids(data.column(name), self._loaded, begins=begins)
+    def _ids(self, column: pa.Array, *, begins: bool) -> Iterator[TokenIds | None]:
+        """Yield the int32 token ids of each text of `column`, None for null. Lists of ids are passed on; a null in one
+        becomes -1.
 
-    def _bos(self, kind: pa.DataType) -> int:
-        """Return the number of BOS tokens that were put before a text in a column of type `kind`: 0 or 1."""
-        return int(pa.types.is_string(kind) and self._loaded.add_bos)
+        Special tokens in a text are parsed. `begins`: a BOS is put first where the model wants one.
+        """
+        if pa.types.is_list(column.type):
+            for ids in column.to_pylist():
+                yield None if ids is None else np.array([-1 if i is None else i for i in ids], np.int32)
+            return
+        texts = column.cast(pa.binary()).to_pylist()
+        flat, offsets = self._loaded.tokenize([text or b"" for text in texts])
+        skipped = 1 if self._loaded.add_bos and not begins else 0
+        for text, start, end in zip(texts, offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+            yield None if text is None else flat[start + skipped : end]
+
+    def _bos(self, column: pa.Array) -> int:
+        """Return the number of BOS tokens that were put before each text of `column`: 0 or 1."""
+        return int(pa.types.is_string(column.type) and self._loaded.add_bos)
 
     def _readable(self, text: Text) -> Text | str:
         """Return `text`, or the reason why the model cannot read it."""
@@ -168,30 +173,3 @@ class ReadsTexts(BaseOperator):
     def _token_counts(self, data: pa.RecordBatch) -> list[int | None]:
         """Return the number of tokens to read for each row; None if it is rejected."""
         return [None if isinstance(text, str) else len(text.ids) for text in self._texts(data)]
-
-    @contextmanager
-    def _opened(self, runtime: Runtime) -> Iterator[float]:
-        """Open for a forecast, and close afterwards; yields the seconds that opening took."""
-        began = time.perf_counter()
-        self.open(runtime)
-        try:
-            yield time.perf_counter() - began
-        finally:
-            self.close()
-
-
-def text_ids(column: pa.Array, model: Model, *, begins: bool) -> Iterator[TokenIds | None]:
-    """Yield the int32 token ids of each text of `column`, None for null. Lists of ids are passed on; a null in one
-    becomes -1.
-
-    Special tokens in a text are parsed. `begins`: a BOS is put first where the model wants one.
-    """
-    if pa.types.is_list(column.type):
-        for ids in column.to_pylist():
-            yield None if ids is None else np.array([-1 if i is None else i for i in ids], np.int32)
-        return
-    texts = column.cast(pa.binary()).to_pylist()
-    flat, offsets = model.tokenize([text or b"" for text in texts])
-    skipped = 1 if model.add_bos and not begins else 0
-    for text, start, end in zip(texts, offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
-        yield None if text is None else flat[start + skipped : end]

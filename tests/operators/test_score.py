@@ -134,10 +134,13 @@ def test_columns_and_sizes_that_cannot_work(tmp_path):
 
 def test_an_interrupted_run_leaves_after_the_texts_that_it_is_at(tmp_path):
     class Interrupting(Score):
-        def _take(self, *args):
-            super()._take(*args)
-            run.executor.interrupt()
-            assert run.context.cancelled.wait(10)
+        def _read(self, texts, first, take):
+            def interrupting(number, part):
+                take(number, part)
+                run.executor.interrupt()
+                assert run.context.cancelled.wait(10)
+
+            super()._read(texts, first, interrupting)
 
     op = Interrupting(FAKE, EngineSettings(slots=4, max_sequence_tokens=128))
     run = flow(tmp_path, texts(40), op)

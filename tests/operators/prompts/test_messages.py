@@ -12,7 +12,7 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
-from operators.prompts.messages import conversation, require_messages
+from operators.prompts.messages import NoPrompt, conversation, require_messages
 from pipeline.api.errors import ExitCode, SchemaError
 from pipeline.cli.main import main
 from tests.operators.sources.reading import read
@@ -42,6 +42,7 @@ def test_what_a_conversation_may_be(value: Any, wanted: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "says"),
     [
+        (None, "column 'm' is null; give it messages or drop the row"),
         ([], "column 'm' has no messages"),
         ("hello", "column 'm' is text that is not JSON (Expecting value at character 1); write the list"),
         ('{"role": "user"}', "column 'm' holds an object; messages are a list"),
@@ -57,7 +58,7 @@ def test_what_a_conversation_may_be(value: Any, wanted: Any) -> None:
     ],
 )
 def test_what_is_none_is_refused_with_the_message_and_the_reason(value: Any, says: str) -> None:
-    with pytest.raises(ValueError, match=r"^\w") as caught:
+    with pytest.raises(NoPrompt, match=r"^\w") as caught:
         conversation(value, "m")
     assert says in str(caught.value)
 
