@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -22,14 +21,10 @@ from operators.engine.backend.interface import (
     check_options,
     decoder_shape,
 )
-from operators.llama.abort import AbortFlag
-from operators.llama.architectures import doubt
-from operators.llama.context import LlamaContext
-from operators.llama.header import read_header
-from operators.llama.kernels import K_QUANTS, keep_rows_apart, lone_tokens, repacks
+from operators.llama.context import ContextPool, LlamaContext
+from operators.llama.header import parts_of, read_header
+from operators.llama.kernels import K_QUANTS, doubt, keep_rows_apart, lone_tokens, repacks
 from operators.llama.library import initialise, last_errors
-from operators.llama.pool import ContextPool
-from operators.llama.split import parts_of
 from operators.rows.content import content_id
 from operators.settings import ModelSettings
 from operators.settings.checks import check, usable_cores
@@ -115,10 +110,8 @@ class LlamaModel:
         if not self._model:
             raise InputError(f"model.path={settings.path} could not be loaded: {last_errors()}")
         self._vocab = llama_cpp.llama_model_get_vocab(self._model)
-        self._pool = ContextPool()
-        self._abort = AbortFlag()
-        self._scratch = (ctypes.c_int * 4096)()
-        self._scratch_free = threading.Lock()  # a constraint asks for tokens on the engine's thread
+        self.contexts = ContextPool()
+        self._abort = ctypes.create_string_buffer(2)
         self._read_vocabulary()
 
     def _read_vocabulary(self) -> None:
@@ -141,25 +134,14 @@ class LlamaModel:
         is_end = llama_cpp.llama_vocab_is_eog
         self.end_ids = frozenset(i for i in range(self.n_vocab) if is_end(vocab, i))
 
-    @property
-    def contexts_made(self) -> int:
-        """The number of contexts created so far, by all runs of this process."""
-        return len(self._pool.made)
-
     def fingerprint(self) -> str:
         """Content id of the file."""
         return facts_of(self._path).fingerprint
 
     def tokenize(self, texts: Sequence[bytes]) -> tuple[TokenIds, npt.NDArray[np.int32]]:
         """Tokenize, with a BOS at the start of each text if the model wants one."""
-        prefix = [self.bos_id] if self.add_bos else []
-        parts: list[TokenIds] = []
-        offsets = np.zeros(len(texts) + 1, np.int32)
-        for i, text in enumerate(texts):
-            with self._scratch_free:
-                count = self._tokenize_one(text)
-                parts.append(np.array([*prefix, *self._scratch[:count]], np.int32))
-            offsets[i + 1] = offsets[i] + len(prefix) + count
+        parts = [self._tokens(text, len(text) + 1) for text in texts]  # rarely more than a token a byte
+        offsets = np.cumsum([0, *map(len, parts)], dtype=np.int32)
         return (np.concatenate(parts) if parts else np.empty(0, np.int32)), offsets
 
     def pieces(self) -> Sequence[bytes]:
@@ -168,11 +150,11 @@ class LlamaModel:
     def lease(
         self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT, block: int = 0
     ) -> tuple[LlamaContext, Callable[[], None]]:
-        self._abort.clear()
+        self._abort.value = b""
         threads = settings.threads or usable_cores()
         shape = decoder_shape(settings, self.n_ctx_train, wanted, block)
         signature = (shape, threads, settings.flash_attention, settings.kv_type)
-        return self._pool.lease(signature, functools.partial(self._context, settings, shape))
+        return self.contexts.lease(signature, functools.partial(self._context, settings, shape))
 
     def lease_apart(self, settings: EngineSettings) -> tuple[LlamaContext, Callable[[], None]]:
         context = self._context(settings, decoder_shape(settings, self.n_ctx_train))
@@ -185,35 +167,25 @@ class LlamaModel:
         longest = shape.max_sequence_tokens
         lone = lone_tokens(self._file_type, flash_attention=flash, longest=longest) if self.is_cpu else 0
         return LlamaContext(
-            self._model,
-            self.n_vocab,
-            shape,
-            lone_tokens=lone,
-            threads=settings.threads or usable_cores(),
-            flash_attention=flash,
-            kv_type=settings.kv_type,
-            on_cpu=self.is_cpu,
-            abort=self._abort,
+            self._model, self.n_vocab, shape, settings, lone_tokens=lone, on_cpu=self.is_cpu, abort=self._abort
         )
 
     def abort(self) -> None:
-        self._abort.set()
+        self._abort.value = b"!"
 
     def close(self) -> None:
         """Free the contexts and the model."""
-        self._pool.close()
+        self.contexts.close()
         if self._model:
             llama_cpp.llama_model_free(self._model)
             self._model = None
 
-    def _tokenize_one(self, text: bytes) -> int:
-        """Tokenize into the scratch buffer, growing it as needed; returns the count."""
-        while True:
-            size = len(self._scratch)
-            count: int = llama_cpp.llama_tokenize(self._vocab, text, len(text), self._scratch, size, False, True)
-            if count >= 0:
-                return count
-            self._scratch = (ctypes.c_int * (2 * -count))()
+    def _tokens(self, text: bytes, most: int) -> TokenIds:
+        bos = int(self.add_bos)
+        ids = np.full(bos + most, self.bos_id, np.int32)
+        behind_bos = ids[bos:].ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+        count: int = llama_cpp.llama_tokenize(self._vocab, text, len(text), behind_bos, most, False, True)
+        return ids[: bos + count].copy() if count >= 0 else self._tokens(text, -count)
 
     def _text_of(self, token: int) -> str:
         text = llama_cpp.llama_vocab_get_text(self._vocab, token) if token >= 0 else None
