@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -112,6 +113,8 @@ class LlamaModel:
         self._vocab = llama_cpp.llama_model_get_vocab(self._model)
         self.contexts = ContextPool()
         self._abort = ctypes.create_string_buffer(2)
+        self._scratch = (ctypes.c_int * 4096)()
+        self._scratch_free = threading.Lock()  # a constraint asks for tokens on the engine's thread
         self._read_vocabulary()
 
     def _read_vocabulary(self) -> None:
@@ -140,8 +143,14 @@ class LlamaModel:
 
     def tokenize(self, texts: Sequence[bytes]) -> tuple[TokenIds, npt.NDArray[np.int32]]:
         """Tokenize, with a BOS at the start of each text if the model wants one."""
-        parts = [self._tokens(text, len(text) + 1) for text in texts]  # rarely more than a token a byte
-        offsets = np.cumsum([0, *map(len, parts)], dtype=np.int32)
+        prefix = [self.bos_id] if self.add_bos else []
+        parts: list[TokenIds] = []
+        offsets = np.zeros(len(texts) + 1, np.int32)
+        for i, text in enumerate(texts):
+            with self._scratch_free:
+                count = self._tokenize_one(text)
+                parts.append(np.array([*prefix, *self._scratch[:count]], np.int32))
+            offsets[i + 1] = offsets[i] + len(prefix) + count
         return (np.concatenate(parts) if parts else np.empty(0, np.int32)), offsets
 
     def pieces(self) -> Sequence[bytes]:
@@ -180,12 +189,14 @@ class LlamaModel:
             llama_cpp.llama_model_free(self._model)
             self._model = None
 
-    def _tokens(self, text: bytes, most: int) -> TokenIds:
-        bos = int(self.add_bos)
-        ids = np.full(bos + most, self.bos_id, np.int32)
-        behind_bos = ids[bos:].ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
-        count: int = llama_cpp.llama_tokenize(self._vocab, text, len(text), behind_bos, most, False, True)
-        return ids[: bos + count].copy() if count >= 0 else self._tokens(text, -count)
+    def _tokenize_one(self, text: bytes) -> int:
+        """Tokenize into the scratch buffer, growing it as needed; returns the count."""
+        while True:
+            size = len(self._scratch)
+            count: int = llama_cpp.llama_tokenize(self._vocab, text, len(text), self._scratch, size, False, True)
+            if count >= 0:
+                return count
+            self._scratch = (ctypes.c_int * (2 * -count))()
 
     def _text_of(self, token: int) -> str:
         text = llama_cpp.llama_vocab_get_text(self._vocab, token) if token >= 0 else None
