@@ -15,13 +15,10 @@ from operators.engine.backend.interface import inspect_model, load_model
 from operators.engine.sequence import Sequence as Row
 from operators.estimate.node import Generating, memory_of
 from operators.estimate.trial import Device
-from operators.generation.completions import Completions, OpenChunks, completion_fields
+from operators.generation.completions import LOGPROBS, Completions, OpenChunks, completion_fields
 from operators.generation.duplicates import Duplicates, RepeatedDraws
-from operators.generation.logprobs import LOGPROBS
-from operators.generation.memory_need import model_memory
-from operators.generation.requests import Requests, require_columns
+from operators.generation.requests import Requests, Samples, require_columns
 from operators.generation.row_metrics import RowMetrics, cost_lines
-from operators.generation.samples import Samples
 from operators.generation.sampling_params import structured_form
 from operators.generation.store_lookup import StoreLookup
 from operators.generation.wiring import (
@@ -29,6 +26,7 @@ from operators.generation.wiring import (
     chosen_settings,
     completion_keys,
     decode_strategy,
+    model_memory,
     shared_engine,
     shared_store,
     store_lookup,
@@ -261,15 +259,16 @@ class Generate(BaseOperator):
             yield passed_by(others, self._kept, self._schema)
         if not batch.num_rows:
             return
-        made = self._requests.of(batch)
-        self._runtime.meter.count(batch.chunk, expanded=made.expanded)
-        yield from made.rejects
+        rows, rejects = self._requests.of(batch)
+        rejected = sum(some.num_rows for some in rejects)
+        self._runtime.meter.count(batch.chunk, expanded=len(rows) + rejected - batch.num_rows)
+        yield from rejects
         if self._id_column is not None or SEED in self._sampling.per_row:
-            self._repeated.note(made.rows)
-        known = [] if self._lookup is None else self._lookup.complete(made.rows)
+            self._repeated.note(rows)
+        known = [] if self._lookup is None else self._lookup.complete(rows)
         self._metrics.reused(known, from_store=True)
-        self._chunks.begin(batch.chunk, len(made.rows))
-        new = [row for row in made.rows if row.finish_reason is None]
+        self._chunks.begin(batch.chunk, len(rows))
+        new = [row for row in rows if row.finish_reason is None]
         self._client.submit([row for row in new if not self._duplicates.joins(row)])
         yield from self._emit(known)
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 from operators.engine.backend.interface import TokenIds, Wanted
 from operators.engine.sampling.logprobs import score
 from operators.engine.sampling.vocabulary_blocks import Layout, Scratch
-from operators.generation.logprobs import LOGPROBS
+from operators.generation.completions import LOGPROBS
 from operators.scoring.text_batches import Part
 from operators.scoring.text_reader import ReadsTexts, Text
 from operators.settings import ModelSettings

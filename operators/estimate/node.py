@@ -17,10 +17,10 @@ from operators.estimate.generation import Generated, generated
 from operators.estimate.trial import Device
 from operators.generation.completions import Completions
 from operators.generation.duplicates import Duplicates
-from operators.generation.memory_need import model_memory
 from operators.generation.requests import Requests, place_of
 from operators.generation.store import unusable
 from operators.generation.store_lookup import CompletionKeys
+from operators.generation.wiring import model_memory
 from operators.settings import ModelSettings, SamplingSettings, StoreSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.forecast import Forecast, Range, Task, share
@@ -95,9 +95,9 @@ class Generating:
         rejects: list[Rejects] = []
         rows: list[Sequence] = []
         for batch in batches:
-            made = self.requests.of(batch)
-            rejects += made.rejects
-            rows += made.rows
+            made, refused = self.requests.of(batch)
+            rejects += refused
+            rows += made
         return rejects, rows
 
     def _to_generate(self, rows: Seq[Sequence]) -> tuple[list[Sequence], list[str]]:

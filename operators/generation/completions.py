@@ -11,7 +11,6 @@ import pyarrow as pa
 from operators.engine.sampling.logprobs import Scored
 from operators.engine.sequence import FinishReason
 from operators.engine.sequence import Sequence as Row
-from operators.generation.logprobs import LOGPROBS, TOP_LOGPROBS, logprob_fields
 from operators.generation.requests import place_of
 from operators.settings import SamplingSettings
 from pipeline.api.records import Batch, ChunkEnd, Rejects
@@ -25,11 +24,17 @@ _FIELDS = (
     pa.field("seed", pa.int64()),
 )
 _IDS_FIELD = pa.field("completion_ids", pa.list_(pa.int32()))
+LOGPROBS = pa.field("logprobs", pa.list_(pa.float32()))
+_ENTRY = pa.struct([pa.field("id", pa.int32()), pa.field("logprob", pa.float32())])
+TOP_LOGPROBS = pa.field("top_logprobs", pa.list_(pa.list_(_ENTRY)))
 
 
 def completion_fields(sampling: SamplingSettings, *, keep_ids: bool) -> list[pa.Field]:
     """Return the columns of a completion."""
-    return [*_FIELDS, *([_IDS_FIELD] if keep_ids else []), *logprob_fields(sampling)]
+    by_row = LOGPROBS.name in sampling.per_row
+    scored = [LOGPROBS] if by_row or sampling.logprobs is not None else []
+    ranked = [TOP_LOGPROBS] if by_row or sampling.logprobs else []
+    return [*_FIELDS, *([_IDS_FIELD] if keep_ids else []), *scored, *ranked]
 
 
 class Completions:
@@ -37,7 +42,7 @@ class Completions:
 
     Args:
         kept: the columns of their batch that are passed on.
-        fields: the columns of the completion, as `completion_fields` has them.
+        fields: the columns of the completion, of `completion_fields`.
         schema: all of them, under the names that they get.
         pieces: the bytes of each token of the vocabulary.
     """

@@ -1,10 +1,11 @@
-"""Turn rows into sequences: sampling values, seeds, and rejects for rows that cannot be generated."""
+"""Turn rows into sequences: samples, sampling values, seeds, and rejects for rows that cannot be generated."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -12,25 +13,19 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from operators.engine.backend.interface import Model, TokenIds
-from operators.engine.sampling.params import SamplingParams
 from operators.engine.sampling.stop_strings import StopWatcher
 from operators.engine.sequence import Sequence
-from operators.generation.samples import Samples
-from operators.generation.sampling_params import ParamsMaker, structured_form, token_ids
-from operators.rows.lineage import hash_of, mix, row_hashes
+from operators.generation.sampling_params import Drawings, structured_form, token_ids
+from operators.rows.lineage import append_to_lineage, hash_of, mix, repeated, row_hashes
 from operators.rows.sql import RowExpression
 from operators.rows.token_lists import PROMPT_IDS, list_views
 from operators.settings import SamplingSettings
-from operators.settings.sampling import misfits, per_row_types, plain_value
-from operators.settings.structured import StructuredSettings, parse_schema
-from pipeline.api.errors import ConfigError
-from pipeline.api.records import ROW, Batch, Rejects, require_column
+from operators.settings.sampling import MOST_SAMPLES, per_row_types
+from pipeline.api.records import LINEAGE, ROW, Batch, Rejects, require_column
 
 SEED_BITS = 63
-MOST_DRAWINGS = 10_000
-"""Combinations of column values to cache at most."""
-MOST_SCHEMAS = 256
-"""The same if each has a compiled schema, which takes some 100 kB."""
+SAMPLES = "n"
+"""Column with the number of completions of its row, if `sampling.per_row` names it."""
 
 
 @dataclass(slots=True)  # not frozen: one is made for every row, and freezing doubles the cost
@@ -45,38 +40,51 @@ class Place:
 
 
 def place_of(row: Sequence) -> Place:
-    """Return the position of a row that Requests has made.
-
-    Raises:
-        TypeError: another node has made it.
-    """
+    """Return the position of a row that Requests has made."""
     if not isinstance(row.handle, Place):
         raise TypeError(f"a row of another node came back: {row.handle!r}")
     return row.handle
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
-    """The sequences made from a batch.
+class Samples:
+    """Repeats each row as often as `sampling.n`, or a column of that name, says.
 
-    Args:
-        rows: the sequences, `sampling.n` per row.
-        rejects: for the others.
-        expanded: how many rows there are more than before.
+    Attributes:
+        each: rows for each row; None if they say it themselves.
     """
 
-    rows: list[Sequence]
-    rejects: list[Rejects]
-    expanded: int
+    def __init__(self, sampling: SamplingSettings) -> None:
+        self._n = sampling.n
+        self.each = None if SAMPLES in sampling.per_row else sampling.n
+
+    def schema(self, before: pa.Schema) -> pa.Schema:
+        """Return the schema of the repeated rows: `lineage` comes last."""
+        if self.each == 1:
+            return before
+        return pa.schema([field for field in before if field.name != LINEAGE.name]).append(LINEAGE)
+
+    def of(self, batch: Batch) -> tuple[Batch, dict[int, str]]:
+        """Return the repeated rows of `batch`, copies of a row adjacent and numbered at the end of their lineage; and
+        by index the reason for each row with an invalid number."""
+        if self.each == 1:
+            return batch, {}
+        asked = batch.data.column(SAMPLES).to_pylist() if self.each is None else [self.each] * batch.num_rows
+        refused = {
+            i: f"column '{SAMPLES}' has {n!r}; allowed: a whole number, 1 to {MOST_SAMPLES}"
+            for i, n in enumerate(asked)
+            if not _can_be(n)
+        }
+        counts = [0 if i in refused else self._n if n is None else int(n) for i, n in enumerate(asked)]
+        parents, numbers = repeated(np.array(counts, np.int64))
+        data = batch.data.take(pa.array(parents))
+        before = data.column(LINEAGE.name) if LINEAGE.name in data.schema.names else None
+        if before is not None:
+            data = data.drop_columns([LINEAGE.name])
+        return batch.with_data(data.append_column(LINEAGE, append_to_lineage(before, numbers))), refused
 
 
-@dataclass(frozen=True, slots=True)
-class Drawing:
-    """The sampling values of a row, converted for its sequence."""
-
-    params: SamplingParams
-    stops: Seq[bytes]
-    keep_stop: bool
+def _can_be(n: object) -> bool:
+    return n is None or (isinstance(n, int | float) and 1 <= n <= MOST_SAMPLES and n == int(n))
 
 
 class Requests:
@@ -96,7 +104,7 @@ class Requests:
         priority: an expression for the priority of a waiting row; null counts as 0.
 
     Raises:
-        ConfigError: a token id of the job's values is not in the vocabulary, or a text has no tokens.
+        ConfigError: see Drawings.
     """
 
     def __init__(
@@ -122,12 +130,8 @@ class Requests:
         self._id_column = id_column
         self._model = model
         self._pieces = model.pieces()
-        self._maker = ParamsMaker(model)
         self.samples = Samples(sampling)
-        self._schema_column = sampling.structured.json_schema_column
-        self._columns = [*sampling.per_row, *([self._schema_column] if self._schema_column is not None else [])]
-        self._drawings: dict[str, Drawing | str] = {}
-        self._plain = self._drawing(vars(sampling))
+        self._drawings = Drawings(sampling, model)
 
     def too_short(self) -> str | None:
         """Return a warning if not even the shortest of `sampling.structured.choices` fits into `max_tokens`."""
@@ -139,38 +143,34 @@ class Requests:
             return None
         return f"sampling.max_tokens={most} is too few: the shortest of sampling.structured.choices has {least} tokens"
 
-    def of(self, batch: Batch) -> Made:
-        """Make the sequences of `batch`."""
+    def of(self, batch: Batch) -> tuple[list[Sequence], list[Rejects]]:
+        """Return the sequences of `batch`, `sampling.n` per row, and rejects for rows that cannot be generated."""
         expanded, refused = self.samples.of(batch)
-        more = expanded.num_rows - (batch.num_rows - len(refused))
         rejects = [batch.reject(list(refused), list(refused.values()))] if refused else []
         made = self._sequences(expanded)
         refused = {i: reason for i, reason in enumerate(made) if isinstance(reason, str)}
         if refused:
             rejects.append(expanded.reject(list(refused), list(refused.values())))
         rows = [row for row in made if not isinstance(row, str)]
-        self._rank(rows, expanded)
-        return Made(rows, rejects, more)
-
-    def _rank(self, rows: Seq[Sequence], batch: Batch) -> None:
         for row in rows:
             row.chunk = batch.chunk
         if self._priority is not None:
-            priorities = self._priority.values(batch.data).cast(float).fill_null(0.0).to_list()
+            priorities = self._priority.values(expanded.data).cast(float).fill_null(0.0).to_list()
             for row in rows:
                 row.priority = priorities[place_of(row).index]
+        return rows, rejects
 
     def _sequences(self, batch: Batch) -> list[Sequence | str]:
         """Return a sequence for each row of `batch`, or the reason why there is none."""
         prompts = list_views(batch.data.column(PROMPT_IDS.name))
-        overrides = [batch.data.column(name).to_pylist() for name in self._columns]
-        each = zip(*overrides, strict=True) if overrides else iter([()] * len(prompts))
+        overrides = [batch.data.column(name).to_pylist() for name in self._drawings.columns]
+        each = zip(*overrides, strict=True) if overrides else repeat(())
         numbers = batch.data.column(ROW.name).to_pylist()
         places = [Place(batch, i, number) for i, number in enumerate(numbers)]
         return list(map(self._sequence, places, prompts, each, self._seeds(batch.data)))
 
     def _sequence(self, place: Place, prompt: TokenIds, values: tuple[Any, ...], seed: int | None) -> Sequence | str:
-        drawing = self._drawing_of(values)
+        drawing = self._drawings.of(values)
         room = self._room - len(prompt)
         if isinstance(drawing, str):
             return drawing
@@ -185,52 +185,6 @@ class Requests:
             )
         stops = StopWatcher(drawing.stops, self._pieces, drawing.keep_stop) if drawing.stops else None
         return self._make(place, prompt, drawing.params, seed, min(drawing.params.max_tokens, room), stops)
-
-    def _drawing_of(self, values: tuple[Any, ...]) -> Drawing | str:
-        """Return the job's values with `overrides`, or the reason why they are invalid; cached, since combinations
-        repeat."""
-        if not values:
-            return self._plain
-        named = dict(zip(self._sampling.per_row, values, strict=False))
-        named.pop("seed", None)
-        named.pop("n", None)
-        schema = None if self._schema_column is None else values[-1]
-        key = repr((*named.values(), schema))
-        if key not in self._drawings:
-            if len(self._drawings) >= (MOST_DRAWINGS if self._schema_column is None else MOST_SCHEMAS):
-                self._drawings.clear()
-            self._drawings[key] = self._overridden({k: v for k, v in named.items() if v is not None}, schema)
-        return self._drawings[key]
-
-    def _overridden(self, overrides: dict[str, Any], schema: str | None) -> Drawing | str:
-        """Return the job's values with `overrides` and the row's JSON `schema`, or the reason why they are invalid."""
-        try:
-            values = vars(self._sampling) | {k: plain_value(k, v) for k, v in overrides.items()}
-            if self._schema_column is not None:
-                values["structured"] = self._of_row(self._schema_column, schema)
-            broken = misfits(values)
-            if not broken:
-                return self._drawing(values)
-        except ConfigError as error:
-            return str(error) if schema is None else f"column '{self._schema_column}': {error}"
-        except (TypeError, ValueError, AttributeError):
-            return f"the columns {overrides!r} have values of a type that cannot be used"
-        name, allowed = next(iter(broken.items()))
-        where = f"column '{name}' has" if name in overrides else f"under its columns the row has {name}"
-        return f"{where} {values[name]!r}; allowed: {allowed}"
-
-    def _of_row(self, column: str, schema: str | None) -> StructuredSettings:
-        """Return the constraint of a row with `schema` in its `column`."""
-        if schema is None and self._sampling.structured.optional:
-            return StructuredSettings()
-        if schema is None:
-            raise ConfigError(f"column '{column}' is null; it has to hold the JSON schema of the row")
-        parsed = parse_schema(schema, "its value")
-        return replace(self._sampling.structured, json_schema=parsed, json_schema_column=None, optional=False)
-
-    def _drawing(self, values: Mapping[str, Any]) -> Drawing:
-        stops = [stop.encode() for stop in values["stop"]]
-        return Drawing(self._maker.make(values), stops, values["keep_stop"])
 
     def _seeds(self, data: pa.RecordBatch) -> Seq[int | None]:
         """Return the seed of each row: from its `seed` column, else a hash of job seed, node, id and lineage; None if

@@ -1,61 +1,126 @@
-"""Make SamplingParams from settings: texts become token ids of a model."""
+"""The sampling values of rows: settings, overridden by columns, become SamplingParams in the token ids of a model."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from operators.engine.backend.interface import Model
 from operators.engine.sampling.constraint import Constraint
 from operators.engine.sampling.dry import Breakers
 from operators.engine.sampling.params import SamplingParams
-from operators.settings.structured import StructuredSettings
+from operators.settings import SamplingSettings
+from operators.settings.sampling import misfits, plain_value
+from operators.settings.structured import StructuredSettings, parse_schema
 from pipeline.api.errors import ConfigError, install
 
 if TYPE_CHECKING:
     from operators.constraints.compiler import Compiler
     from operators.constraints.grammars import Form
 
+MOST_DRAWINGS = 10_000
+"""Combinations of column values to cache at most."""
+MOST_SCHEMAS = 256
+"""The same if each has a compiled schema, which takes some 100 kB."""
 _BREAKER_BYTES = 40
 _TAIL_TOKENS = 20
 """Tokens of a DRY breaker that llama.cpp looks at."""
 
 
-class ParamsMaker:
-    """Makes SamplingParams for a model.
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """The sampling values of a row, converted for its sequence."""
+
+    params: SamplingParams
+    stops: Sequence[bytes]
+    keep_stop: bool
+
+
+class Drawings:
+    """Converts the sampling values of rows: the job's, or those with which its columns override them.
 
     Args:
+        sampling: the job's values.
         model: whose tokens.
+
+    Attributes:
+        columns: the columns that may override, and that of the row's JSON schema.
+
+    Raises:
+        ConfigError: a token id of the job's values is not in the vocabulary, a text has no tokens, or the constraint
+            cannot be compiled.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, sampling: SamplingSettings, model: Model) -> None:
+        self._sampling = sampling
         self._model = model
+        self._schema_column = sampling.structured.json_schema_column
+        self.columns = [*sampling.per_row, *([] if self._schema_column is None else [self._schema_column])]
         self._breakers: dict[tuple[str, ...], Breakers] = {}
         self._compiler: Compiler | None = None
+        self._known: dict[str, Drawing | str] = {}
+        self._plain = self._drawing(vars(sampling))
 
-    def make(self, values: Mapping[str, Any]) -> SamplingParams:
-        """Return the parameters for checked values, which are named as in SamplingSettings.
+    def of(self, values: tuple[Any, ...]) -> Drawing | str:
+        """Convert the values of a row with these `values` of its `columns`, or return the reason why they are invalid;
+        cached, since combinations repeat."""
+        if not values:
+            return self._plain
+        named = dict(zip(self._sampling.per_row, values, strict=False))
+        named.pop("seed", None)
+        named.pop("n", None)
+        schema = None if self._schema_column is None else values[-1]
+        key = repr((*named.values(), schema))
+        if key not in self._known:
+            if len(self._known) >= (MOST_DRAWINGS if self._schema_column is None else MOST_SCHEMAS):
+                self._known.clear()
+            self._known[key] = self._overridden({k: v for k, v in named.items() if v is not None}, schema)
+        return self._known[key]
 
-        Raises:
-            ConfigError: a token id is not in the vocabulary, a text has no tokens, or a constraint cannot be compiled.
-        """
+    def _overridden(self, overrides: dict[str, Any], schema: str | None) -> Drawing | str:
+        try:
+            values = vars(self._sampling) | {k: plain_value(k, v) for k, v in overrides.items()}
+            if self._schema_column is not None:
+                values["structured"] = self._of_row(self._schema_column, schema)
+            broken = misfits(values)
+            if not broken:
+                return self._drawing(values)
+        except ConfigError as error:
+            return str(error) if schema is None else f"column '{self._schema_column}': {error}"
+        except (TypeError, ValueError, AttributeError):
+            return f"the columns {overrides!r} have values of a type that cannot be used"
+        name, allowed = next(iter(broken.items()))
+        where = f"column '{name}' has" if name in overrides else f"under its columns the row has {name}"
+        return f"{where} {values[name]!r}; allowed: {allowed}"
+
+    def _of_row(self, column: str, schema: str | None) -> StructuredSettings:
+        """Return the constraint of a row with `schema` in its `column`."""
+        if schema is None and self._sampling.structured.optional:
+            return StructuredSettings()
+        if schema is None:
+            raise ConfigError(f"column '{column}' is null; it has to hold the JSON schema of the row")
+        parsed = parse_schema(schema, "its value")
+        return replace(self._sampling.structured, json_schema=parsed, json_schema_column=None, optional=False)
+
+    def _drawing(self, values: Mapping[str, Any]) -> Drawing:
+        """Convert checked values, which are named as in SamplingSettings."""
         own = frozenset(self._token("stop_token_ids", t) for t in values["stop_token_ids"])
-        stops = own | (frozenset() if values["ignore_eos"] else self._model.end_ids)
-        as_they_stand = {f.name: values[f.name] for f in fields(SamplingParams) if f.name in values}
-        in_token_ids = {
+        ends = self._model.end_ids
+        bad_words = (ids for word in values["bad_words"] for ids in self._bad_word(word))
+        converted = {
             "logit_bias": tuple(self._biases(values["logit_bias"] or {})),
-            "bad_words": tuple(dict.fromkeys(ids for word in values["bad_words"] for ids in self._bad_word(word))),
+            "bad_words": tuple(dict.fromkeys(bad_words)),
             "order": tuple(values["order"]),
+            "stop_ids": own if values["ignore_eos"] else own | ends,
+            "kept_stop_ids": own if values["keep_stop"] else frozenset(),
+            "end_ids": own | ends,
+            "dry_breakers": self._dry_breakers(values),
+            "constraint": self._constraint(values["structured"]),
         }
-        return SamplingParams(
-            **(as_they_stand | in_token_ids),
-            stop_ids=stops,
-            kept_stop_ids=own if values["keep_stop"] else frozenset(),
-            end_ids=own | self._model.end_ids,
-            dry_breakers=self._dry_breakers(values),
-            constraint=self._constraint(values["structured"]),
-        )
+        as_they_stand = {f.name: values[f.name] for f in fields(SamplingParams) if f.name in values}
+        stops = [stop.encode() for stop in values["stop"]]
+        return Drawing(SamplingParams(**(as_they_stand | converted)), stops, values["keep_stop"])
 
     def _constraint(self, settings: StructuredSettings) -> Constraint | None:
         form = structured_form(settings)

@@ -7,13 +7,13 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 from operators.engine.backend.interface import TokenIds
 from operators.engine.sampling.logprobs import Scored
-from operators.generation.logprobs import from_bytes, to_bytes
 from pipeline.api.errors import InputError, PipelineError
 from pipeline.system.disk_errors import is_of_disk, storage_error
 from pipeline.system.failpoints import Failpoint, reached
@@ -31,8 +31,6 @@ CREATE TABLE IF NOT EXISTS completions (
 CREATE TABLE IF NOT EXISTS logprobs (key BLOB PRIMARY KEY, scores BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS settings (digest BLOB PRIMARY KEY) WITHOUT ROWID;
 """
-
-Completions = Mapping[bytes, "StoredCompletion"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +107,7 @@ class CompletionStore:
                 found.setdefault(key, stored)
         return found
 
-    def put(self, completions: Completions) -> None:
+    def put(self, completions: Mapping[bytes, StoredCompletion]) -> None:
         """Keep `completions`.
 
         Raises:
@@ -181,7 +179,7 @@ class CompletionStore:
         with self._changed:
             self._writing = {}
 
-    def _transact(self, completions: Completions, new_settings: set[bytes]) -> None:
+    def _transact(self, completions: Mapping[bytes, StoredCompletion], new_settings: set[bytes]) -> None:
         rows = [
             (key, np.asarray(c.ids, np.int32).tobytes(), c.text, c.finish_reason, c.least, c.run)
             for key, c in completions.items()
@@ -203,6 +201,28 @@ class CompletionStore:
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
+
+
+def to_bytes(scores: Sequence[Scored]) -> bytes:
+    """Encode, little-endian: the number of top entries (int32) of each token, its logprob (float32), their ids and
+    logprobs."""
+    counts = np.array([len(s.top) for s in scores], "<i4")
+    own = np.array([s.logprob for s in scores], "<f4")
+    ids = np.array([token for s in scores for token, _ in s.top], "<i4")
+    tops = np.array([logprob for s in scores for _, logprob in s.top], "<f4")
+    return b"".join([np.array([len(scores)], "<i4").tobytes(), *(a.tobytes() for a in (counts, own, ids, tops))])
+
+
+def from_bytes(content: bytes) -> list[Scored]:
+    """Decode the result of `to_bytes`; logprobs are float32."""
+    count = int(np.frombuffer(content, "<i4", 1)[0])
+    counts = np.frombuffer(content, "<i4", count, 4)
+    own = np.frombuffer(content, "<f4", count, 4 + 4 * count).tolist()
+    start, entries = 4 + 8 * count, int(counts.sum())
+    ids = np.frombuffer(content, "<i4", entries, start).tolist()
+    tops = np.frombuffer(content, "<f4", entries, start + 4 * entries).tolist()
+    pairs = zip(ids, tops, strict=True)
+    return [Scored(logprob, tuple(islice(pairs, n))) for logprob, n in zip(own, counts.tolist(), strict=True)]
 
 
 def unusable(path: Path, error: sqlite3.Error | OSError, *, opening: bool = False) -> PipelineError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
-from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -41,42 +40,30 @@ class CompletionKeys:
 
     def key(self, parameters: bytes, prompt: TokenIds) -> bytes:
         """Return a 16-byte key of a row. `parameters`: its sampling values, with the seed unless it is greedy."""
-        digest = self._base.copy()
-        digest.update(len(parameters).to_bytes(4, "little"))
-        digest.update(parameters)
-        digest.update(np.ascontiguousarray(prompt).data)
-        return digest.digest()
+        return self._digest(len(parameters).to_bytes(4, "little") + parameters + prompt.tobytes())
 
     def settings(self, parameters: bytes) -> bytes:
         """Return a 16-byte digest of the settings of a row, without its prompt and seed."""
+        return self._digest(b"settings" + parameters)
+
+    def _digest(self, content: bytes) -> bytes:
         digest = self._base.copy()
-        digest.update(b"settings")
-        digest.update(parameters)
+        digest.update(content)
         return digest.digest()
 
 
-@dataclass
-class Hits:
-    """Counts of hits by the run that made the completion, and of misses by reason."""
-
-    found_resumed: int = 0
-    """Hits: made by an earlier attempt of this run, or for another row of it."""
-    found_earlier: int = 0
-    """Hits: made by an earlier run, of this job (before overwrite=true) or of another."""
-    missed_new: int = 0
-    """Misses: the store has these settings, but not this row; or it was empty at the start."""
-    missed_settings: int = 0
-    """Misses: the store has completions, but none with these settings: another model, template, sampling or
-    arithmetic."""
-    missed_cut: int = 0
-    """Misses: stored, but cut at fewer tokens than this row may have."""
-    missed_retry: int = 0
-    """Misses: stored, but `store.retry` asks to generate it again."""
-
-    @property
-    def found(self) -> int:
-        """All hits."""
-        return self.found_resumed + self.found_earlier
+HITS = ("found_resumed", "found_earlier")
+"""Counts of hits: made by an earlier attempt of this run, or for another row of it; made by an earlier run, of this job
+(before overwrite=true) or of another."""
+MISSES = {
+    "missed_new": "new",
+    "missed_settings": "no entry with these settings",
+    "missed_cut": "cut too early",
+    "missed_retry": "to be retried",
+}
+"""Counts of misses, and their reasons: the store has these settings, but not this row (or it was empty at the start);
+it has none with these settings (another model, template, sampling or arithmetic); it has the row, cut at fewer tokens
+than it may have now; `store.retry` asks to generate it again."""
 
 
 class StoreLookup:
@@ -104,7 +91,7 @@ class StoreLookup:
         self._run = run
         self._begun = bool(store.settings)
         self._seen: dict[bytes, bool] = {}
-        self.hits = Hits()
+        self.counts = dict.fromkeys((*HITS, *MISSES), 0)
 
     def complete(self, rows: Seq[Sequence]) -> list[Sequence]:
         """Complete those of `rows` that are in the store, and return them. Sets the keys of all `rows`."""
@@ -132,53 +119,46 @@ class StoreLookup:
 
     def totals(self, node: str) -> dict[str, float]:
         """Return the counts as totals of the run."""
-        counts = {"from_store": self.hits.found, **asdict(self.hits)}
-        return {f"{node}/{key}": float(count) for key, count in counts.items()}
+        return {f"{node}/{key}": float(count) for key, count in {"from_store": self.found, **self.counts}.items()}
+
+    @property
+    def found(self) -> int:
+        """All hits."""
+        return sum(self.counts[key] for key in HITS)
 
     def summary(self) -> str | None:
         """Return the counts in words; None if the store had none of the rows."""
-        h = self.hits
-        missed = h.missed_new + h.missed_settings + h.missed_cut + h.missed_retry
-        if h.found + h.missed_cut + h.missed_retry == 0:
+        counts = self.counts
+        if self.found + counts["missed_cut"] + counts["missed_retry"] == 0:
             return None
-        why = {
-            "new": h.missed_new,
-            "no entry with these settings": h.missed_settings,
-            "cut too early": h.missed_cut,
-            "to be retried": h.missed_retry,
-        }
-        reasons = ", ".join(f"{n:,} {reason}" for reason, n in why.items() if n)
-        owners = f"{h.found_resumed:,} of this run, {h.found_earlier:,} of earlier runs"
-        return f"completion store: {h.found:,} hits ({owners}), {missed:,} misses{f' ({reasons})' if missed else ''}"
+        missed = sum(counts[key] for key in MISSES)
+        reasons = ", ".join(f"{counts[key]:,} {reason}" for key, reason in MISSES.items() if counts[key])
+        owners = f"{counts['found_resumed']:,} of this run, {counts['found_earlier']:,} of earlier runs"
+        return f"completion store: {self.found:,} hits ({owners}), {missed:,} misses{f' ({reasons})' if missed else ''}"
 
     def _as_for(self, row: Sequence, known: StoredCompletion) -> StoredCompletion | None:
         """Return the stored completion `known`, cut for `row`; None if the row must be generated again."""
         own = known.run == self._run
         if known.finish_reason in self._retry and not own:
-            self.hits.missed_retry += 1
+            self.counts["missed_retry"] += 1
             return None
         if known.finish_reason == FinishReason.LENGTH and len(known.ids) < row.max_tokens:
-            self.hits.missed_cut += 1
+            self.counts["missed_cut"] += 1
             return None
-        self.hits.found_resumed += own
-        self.hits.found_earlier += not own
-        return known if known.least <= row.max_tokens else self._cut(known, row.max_tokens)
-
-    def _cut(self, known: StoredCompletion, max_tokens: int) -> StoredCompletion:
-        ids = known.ids[:max_tokens]
+        self.counts["found_resumed" if own else "found_earlier"] += 1
+        if known.least <= row.max_tokens:
+            return known
+        ids = known.ids[: row.max_tokens]
         text = b"".join([self._pieces[token] for token in ids]).decode("utf-8", "replace")
-        scores = None if known.scores is None else known.scores[:max_tokens]
-        return StoredCompletion(ids, text, FinishReason.LENGTH.value, scores, max_tokens, known.run)
+        scores = None if known.scores is None else known.scores[: row.max_tokens]
+        return StoredCompletion(ids, text, FinishReason.LENGTH.value, scores)
 
     def _count_unknown(self, settings: bytes) -> None:
         if settings not in self._seen:
             digest = self._keys.settings(settings)
             self._seen[settings] = digest in self._store.settings
             self._store.note_settings({digest})
-        if self._seen[settings] or not self._begun:
-            self.hits.missed_new += 1
-        else:
-            self.hits.missed_settings += 1
+        self.counts["missed_new" if self._seen[settings] or not self._begun else "missed_settings"] += 1
 
 
 def _finish(row: Sequence, stored: StoredCompletion) -> None:

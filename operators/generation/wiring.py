@@ -1,14 +1,23 @@
-"""The parts that nodes of a run share: engines, engine threads and the completion store."""
+"""The parts that nodes of a run share: engines, their memory, engine threads and the completion store."""
 
 from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
 
-from operators.engine.backend.interface import Model, inspect_model, max_sequence_tokens
+from operators.engine.backend.interface import (
+    Model,
+    Wanted,
+    decoder_shape,
+    inspect_model,
+    max_sequence_tokens,
+    model_key,
+)
 from operators.engine.loop.engine import Engine
 from operators.engine.loop.step_log import STEPS_SCHEMA
 from operators.engine.loop.threads import EngineThreads
@@ -17,15 +26,12 @@ from operators.engine.strategies.base import Strategy
 from operators.generation.store import CompletionStore
 from operators.generation.store_lookup import CompletionKeys, StoreLookup
 from operators.settings import DecodeSettings, ModelSettings, StoreSettings
-from operators.settings.checks import not_in_data, usable_cores
-from operators.settings.runtime import EngineSettings
+from operators.settings.checks import usable_cores
+from operators.settings.runtime import KV_TYPES, EngineSettings
 from operators.tuning.choices import tuned
 from operators.tuning.machine_load import SharedCores
 from pipeline.api.errors import ConfigError
-from pipeline.api.protocols import Runtime
-
-STORE_FILE = "completions.sqlite"
-"""Name in the output directory, unless `store.path` names another file."""
+from pipeline.api.protocols import MemoryNeed, Runtime
 
 
 def check_room(model: ModelSettings, settings: EngineSettings) -> None:
@@ -37,6 +43,33 @@ def check_room(model: ModelSettings, settings: EngineSettings) -> None:
     facts = inspect_model(model)
     if facts.n_ctx_train is not None:
         max_sequence_tokens(settings, facts.n_ctx_train)
+
+
+def model_memory(
+    model: ModelSettings, settings: EngineSettings, key: Hashable, wanted: Wanted = Wanted.NEXT
+) -> Iterator[MemoryNeed]:
+    """Yield the memory of the weights of `model`, and of its contexts with `settings`, by the header of its file.
+
+    A lower bound: buffers for computing are left out, and a KV cache whose size is not in the header. Gives nothing for
+    models on a GPU.
+
+    Args:
+        key: equal for nodes that share the contexts.
+        wanted: the outputs of the contexts.
+    """
+    facts = inspect_model(model)
+    if facts.sizes is None or facts.n_ctx_train is None or model.gpu_layers:
+        return
+    name = model.path or model.file or model.loader
+    yield MemoryNeed(model_key(model), f"the weights of {name}", facts.sizes.weights_bytes)
+    usual = settings.with_defaults()
+    shape = decoder_shape(usual, facts.n_ctx_train, wanted)
+    kv = int(shape.kv_cells * (facts.sizes.kv_values or 0) * KV_TYPES[usual.kv_type] / 8)
+    outputs = shape.streams if wanted is Wanted.NEXT else shape.n_batch
+    width = facts.n_embd or 0 if wanted is Wanted.EMBEDDINGS else facts.sizes.n_vocab
+    each = f"{shape.slots} slots x {shape.max_sequence_tokens} tokens"
+    size = usual.contexts * (kv + 4 * outputs * width)
+    yield MemoryNeed(("context", key), f"{usual.contexts} context(s) of {name}: KV cache of {each}, outputs", size)
 
 
 def engine_threads(runtime: Runtime) -> EngineThreads:
@@ -62,43 +95,35 @@ def decode_strategy(settings: DecodeSettings) -> Strategy:
 
 def shared_engine(runtime: Runtime, model: Model, settings: EngineSettings, decode: DecodeSettings) -> Engine:
     """Return the engine for `model` with these settings: made for the first node that asks, closed with the run."""
-
-    def make() -> tuple[Engine, list[Callable[[], None]]]:
-        return _make_engine(runtime, model, settings, decode)
-
-    def close(made: tuple[Engine, list[Callable[[], None]]]) -> None:
-        engine, give_back = made
-        engine.close()
-        for back in give_back:
-            back()
-
     key = ("engine", model.fingerprint(), repr(settings), repr(decode))
-    return runtime.resource(key, make, close)[0]
+    made = runtime.resource(key, lambda: _make_engine(runtime, model, settings, decode), lambda made: made[1].close())
+    return made[0]
 
 
 def _make_engine(
     runtime: Runtime, model: Model, settings: EngineSettings, decode: DecodeSettings
-) -> tuple[Engine, list[Callable[[], None]]]:
-    """Make an engine with its contexts; also return the functions that give these back."""
+) -> tuple[Engine, ExitStack]:
+    """Make an engine with its contexts, and a stack that closes it and then gives these back."""
     strategies = [decode_strategy(decode) for _ in range(settings.contexts)]
     queue = strategies[0].queue(settings)
     workers: list[Worker] = []
-    give_back: list[Callable[[], None]] = []
+    closing = ExitStack()
     cores = max(1, (settings.threads or usable_cores()) // settings.contexts)
     for number, strategy in enumerate(strategies):
         decoder, back = model.lease(replace(settings, threads=cores), block=strategy.block)
-        give_back.append(back)
+        closing.callback(back)
         suffix = f".{number + 1}" if number else ""
         meters = (runtime.part(f"decode{suffix}"), runtime.part(f"sample{suffix}"))
         workers.append(Worker(strategy.bind(decoder, model), queue, settings, meters, lambda: runtime.cancelled))
     number = next(runtime.resource(("engine numbers",), itertools.count))
     engine = Engine(workers, queue, runtime.table("steps", STEPS_SCHEMA), engine_threads(runtime), number)
+    closing.callback(engine.close)
     runtime.when_stuck(model.abort)
     kept = warn_unless_exact(runtime, settings, model)
     runtime.totals(lambda: engine.totals() | {"engines": 1.0, "engines_deterministic": float(kept)})
     runtime.status(engine.active_slots)
     runtime.status(SharedCores(runtime.log.warning, cores * settings.contexts).look)
-    return engine, give_back
+    return engine, closing
 
 
 def warn_unless_exact(runtime: Runtime, settings: EngineSettings, model: Model) -> bool:
@@ -106,8 +131,9 @@ def warn_unless_exact(runtime: Runtime, settings: EngineSettings, model: Model) 
     if settings.deterministic and model.doubt:
         warning = (
             f"runtime.deterministic is not proven for this model ({model.doubt}): what a row gets may depend on its"
+            " neighbours; see docs/models.md"
         )
-        runtime.resource(("warned", warning), lambda: runtime.log.warning(warning + " neighbours; see docs/models.md"))
+        runtime.resource(("warned", warning), lambda: runtime.log.warning(warning))
     return settings.deterministic and not model.doubt
 
 
@@ -135,12 +161,12 @@ def store_lookup(
 
 def store_path(settings: StoreSettings, directory: Path) -> Path:
     """Return the store's file for a run in `directory`."""
-    return Path(settings.path).expanduser() if settings.path else directory / STORE_FILE
+    return Path(settings.path).expanduser() if settings.path else directory / "completions.sqlite"
 
 
 def completion_keys(model: Model, decode: DecodeSettings, settings: EngineSettings) -> CompletionKeys:
     """Return the maker of content keys. They cover all `settings` that can change a bit of a row's logits."""
-    kept = {k: v for k, v in asdict(settings).items() if k not in not_in_data(EngineSettings)}
+    kept = {f.name: getattr(settings, f.name) for f in fields(settings) if f.metadata.get("fingerprint", True)}
     return CompletionKeys(model.fingerprint(), asdict(decode), kept | settings.exactness())
 
 
@@ -154,9 +180,6 @@ def chosen_settings(
         max_tokens: of their completions.
         rows: how many rows there are in all, where these are few.
     """
-
-    def choose() -> EngineSettings:
-        return tuned(settings, model, lengths, max_tokens, runtime.output_dir, runtime.log, rows)
-
+    choose = partial(tuned, settings, model, lengths, max_tokens, runtime.output_dir, runtime.log, rows)
     key = ("tuned", model.fingerprint(), repr(settings))
     return runtime.resource(key, lambda: engine_threads(runtime).call(choose))

@@ -1,26 +1,29 @@
-"""A llama.cpp context as a Decoder: the batch is filled in place, the logits are viewed in place."""
+"""A llama.cpp context as a Decoder, its batch and logits used in place; and the pool of a model's contexts."""
 
 from __future__ import annotations
 
 import ctypes
+import functools
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Hashable
 
 import llama_cpp
 import numpy as np
 
 from operators.engine.backend.batch import BatchBuffer, DecodeFailed
 from operators.engine.backend.interface import DecoderShape, Logits, Wanted
-from operators.llama.abort import AbortFlag
 from operators.llama.library import last_errors
+from operators.settings.checks import usable_cores
+from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError
 
-KV_TYPES = {"f16": llama_cpp.GGML_TYPE_F16, "f32": llama_cpp.GGML_TYPE_F32, "q8_0": llama_cpp.GGML_TYPE_Q8_0}
-
 _MALFORMED = -1
-_CODES = {
-    1: "there is no room in the KV cache",
-    2: "it was aborted",
-    _MALFORMED: "the batch is malformed",
-}
+_CODES = {1: "there is no room in the KV cache", 2: "it was aborted", _MALFORMED: "the batch is malformed"}
+# llama.cpp asks between any two operations of a call whether to go on. A Python function would be asked a thousand
+# times a step and need the interpreter each time, beside threads that compute in it. The C library has a function that
+# says of a byte whether it is set: strlen, of the text that begins there.
+_IS_SET = llama_cpp.ggml_abort_callback(ctypes.cast(ctypes.CDLL(None).strlen, ctypes.c_void_p).value)
 
 
 class LlamaContext:
@@ -29,13 +32,11 @@ class LlamaContext:
     Args:
         model: handle of a loaded llama_model.
         n_vocab: words of its vocabulary.
-        shape: the sizes.
+        shape: the sizes, as `settings` give them.
         lone_tokens: see Decoder.lone_tokens.
-        threads: CPU threads.
-        flash_attention: let llama.cpp use its flash attention kernels.
-        kv_type: how the KV cache is stored, a key of KV_TYPES.
         on_cpu: keep every operation on the CPU.
-        abort: ends the running call and all later ones while it is set.
+        abort: while this text is not empty, the running call and all later ones fail with code 2. It must outlive the
+            context.
 
     Raises:
         ConfigError: there is not enough memory, the model's attention is not causal, or the blocks of all rows do not
@@ -47,13 +48,11 @@ class LlamaContext:
         model: ctypes.c_void_p,
         n_vocab: int,
         shape: DecoderShape,
+        settings: EngineSettings,
         *,
         lone_tokens: int,
-        threads: int,
-        flash_attention: bool,
-        kv_type: str,
         on_cpu: bool,
-        abort: AbortFlag,
+        abort: ctypes.Array[ctypes.c_char],
     ) -> None:
         if shape.slots * shape.block > shape.call_tokens:  # llama.cpp would end the process
             raise ConfigError(
@@ -66,17 +65,15 @@ class LlamaContext:
         self.batch = BatchBuffer(shape.call_tokens)
         self._llama_batch = _LlamaBatch(self.batch)
         self._width: int = llama_cpp.llama_model_n_embd_out(model) if shape.wanted is Wanted.EMBEDDINGS else n_vocab
-        params = _context_params(shape, threads, flash_attention, on_cpu)
-        params.type_k = params.type_v = KV_TYPES[kv_type]
         recurrent = llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model)
         self.partial = not recurrent
-        self._context = _new_context(model, params)
+        self._context = _new_context(model, _context_params(shape, settings, on_cpu))
         if not self._context:
             raise ConfigError(
                 f"no context for runtime.slots={shape.slots} x max_sequence_tokens={shape.max_sequence_tokens}"
                 f" could be made ({last_errors()}); use fewer slots or shorter sequences"
             )
-        abort.watch(self._context)
+        llama_cpp.llama_set_abort_callback(self._context, _IS_SET, ctypes.cast(abort, ctypes.c_void_p))
         self._memory = llama_cpp.llama_get_memory(self._context)
         if not self._memory or not llama_cpp.llama_get_causal_attn(self._context):
             self.close()
@@ -196,9 +193,7 @@ def _new_context(model: ctypes.c_void_p, params: llama_cpp.llama_context_params)
     return context
 
 
-def _context_params(
-    shape: DecoderShape, threads: int, flash_attention: bool, on_cpu: bool
-) -> llama_cpp.llama_context_params:
+def _context_params(shape: DecoderShape, settings: EngineSettings, on_cpu: bool) -> llama_cpp.llama_context_params:
     params = llama_cpp.llama_context_default_params()
     params.n_ctx = shape.kv_cells
     params.swa_full = True  # what a window of attention no longer sees must still be there for a row that shares it
@@ -210,10 +205,41 @@ def _context_params(
     params.n_outputs_max = last if shape.wanted is Wanted.NEXT else shape.n_batch
     if shape.wanted is Wanted.EMBEDDINGS:
         params.embeddings = True
-    params.n_threads = params.n_threads_batch = threads
+    params.n_threads = params.n_threads_batch = settings.threads or usable_cores()
+    params.type_k = params.type_v = getattr(llama_cpp, f"GGML_TYPE_{settings.kv_type.upper()}")
     params.kv_unified = not shape.per_sequence
-    params.flash_attn_type = (
-        llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO if flash_attention else llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    )
+    flash = settings.flash_attention is not False
+    params.flash_attn_type = getattr(llama_cpp, f"LLAMA_FLASH_ATTN_TYPE_{'AUTO' if flash else 'DISABLED'}")
     params.offload_kqv = params.op_offload = not on_cpu
     return params
+
+
+class ContextPool:
+    """The contexts of one model by signature, used again: clearing one costs microseconds, making one up to a second.
+
+    Attributes:
+        made: all contexts that were created.
+    """
+
+    def __init__(self) -> None:
+        self.made: list[LlamaContext] = []
+        self._making = threading.Lock()
+        self._free: defaultdict[Hashable, list[LlamaContext]] = defaultdict(list)
+
+    def lease(self, signature: Hashable, make: Callable[[], LlamaContext]) -> tuple[LlamaContext, Callable[[], None]]:
+        """Return an empty context, and a function that gives it back."""
+        with self._making:
+            free = self._free[signature]
+            if not free:
+                free.append(make())
+                self.made.append(free[-1])
+            context = free.pop()
+        context.clear()
+        return context, functools.partial(free.append, context)
+
+    def close(self) -> None:
+        """Free all contexts; none may be in use."""
+        for context in self.made:
+            context.close()
+        self.made.clear()
+        self._free.clear()

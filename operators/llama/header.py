@@ -1,21 +1,37 @@
-"""The metadata of a GGUF file, read without its weights."""
+"""The files of a model and the metadata in their headers, read without the weights.
+
+llama.cpp splits NAME.gguf into NAME-00001-of-00003.gguf and so on, and loads them by the first.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import functools
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import llama_cpp
 
-from operators.llama.architectures import REFUSED
 from operators.llama.gguf_check import check_gguf
 from operators.llama.library import forget_errors, initialise, last_errors
-from operators.llama.split import parts_of
 from pipeline.api.errors import InputError
 
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+_DIFFUSION = "is a diffusion model of a kind that is not supported (decode=block_diffusion takes models such as SDAR)"
+_ENCODERS = (
+    *("bert", "eurobert", "gemma-embedding", "jina-bert-v2", "jina-bert-v3", "modern-bert"),
+    *("neo-bert", "nomic-bert", "nomic-bert-moe", "t5encoder"),
+)
+REFUSED = {
+    **dict.fromkeys(_ENCODERS, "is an encoder"),
+    "t5": "has an encoder and a decoder",
+    **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), _DIFFUSION),
+    **dict.fromkeys(("dflash", "eagle3", "gemma4-assistant"), "only guesses tokens for another model"),
+    **dict.fromkeys(("clip", "wavtokenizer-dec"), "makes or reads sounds or images, as a part of another model"),
+}
+"""Architectures that llama.cpp loads and that cannot complete prompts here, and why; docs/models.md has the same."""
 _OTHER_CACHES = (
     "ssm.state_size",
     "ssm.conv_kernel",
@@ -29,23 +45,43 @@ _OTHER_CACHES = (
 
 @dataclass(frozen=True)
 class Header:
-    """Facts of a GGUF file; None if it does not say.
-
-    Args:
-        architecture: `general.architecture`.
-        file_type: `general.file_type`, one of llama.cpp's LLAMA_FTYPE numbers.
-        n_ctx_train: tokens of context that the model was trained for.
-        n_embd: numbers in an embedding.
-        n_vocab: tokens in the vocabulary.
-        kv_values: numbers in the KV cache for a token, in all layers.
-    """
+    """Facts of a GGUF file; None if it does not say. ModelFacts and ModelSizes explain the numbers."""
 
     architecture: str | None
     file_type: int | None
+    """One of llama.cpp's LLAMA_FTYPE numbers."""
     n_ctx_train: int | None
     n_embd: int | None
     n_vocab: int = 0
     kv_values: int | None = None
+
+
+def part_names(name: str) -> list[str]:
+    """List the names of all parts of the model whose first part is `name`; of a model in one file just `name`.
+
+    Raises:
+        InputError: it is a part, and not the first.
+    """
+    found = _PART.fullmatch(name)
+    if found is None:
+        return [name]
+    names = [f"{found[1]}-{number:05}-of-{found[3]}.gguf" for number in range(1, int(found[3]) + 1)]
+    if name not in names[:1]:
+        raise InputError(f"{name} is a part of a split model; give the first: {found[1]}-00001-of-{found[3]}.gguf")
+    return names
+
+
+def parts_of(path: Path) -> list[Path]:
+    """List all files of the model whose first part is `path`.
+
+    Raises:
+        InputError: `path` is a part and not the first, or another part is missing.
+    """
+    parts = [path.with_name(name) for name in part_names(path.name)]
+    for part in parts[1:]:
+        if not part.is_file():
+            raise InputError(f"{part} is missing: {path.name} needs all {len(parts)} parts of its model beside it")
+    return parts
 
 
 def read_header(path: Path) -> Header:
@@ -55,7 +91,7 @@ def read_header(path: Path) -> Header:
         InputError: a file of it is damaged or cut off, or it is of an architecture that llama.cpp does not know or
             that is refused here.
     """
-    found = [part.stat() for part in parts_of(path)]
+    found = map(Path.stat, parts_of(path))
     return _read(path, tuple((status.st_size, status.st_mtime_ns) for status in found))
 
 

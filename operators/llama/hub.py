@@ -9,8 +9,8 @@ from inspect import signature
 from pathlib import Path
 
 from operators.engine.backend.interface import ModelFacts, check_options
+from operators.llama.header import part_names, parts_of
 from operators.llama.model import LlamaModel, check_gpu, facts_of
-from operators.llama.split import part_names, parts_of
 from operators.settings import ModelSettings
 from pipeline.api.errors import ConfigError, InputError, install
 from pipeline.system.atomic_files import sha256_of

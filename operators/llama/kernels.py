@@ -1,4 +1,5 @@
-"""The choice of llama.cpp's CPU kernels, where its own choice costs speed or lets bits differ.
+"""The choice of llama.cpp's CPU kernels, where its own choice costs speed or lets bits differ, and the models whose
+bits tests prove (docs/models.md has the same table; tests/families/test_architectures.py compares).
 
 For K-quants llama.cpp (as vendored by llama-cpp-python 0.3.36) has three ways to multiply on x86:
 
@@ -24,12 +25,26 @@ import llama_cpp
 TILED_ALWAYS = "GGML_CPU_TILED_MM_FORCE"
 """Read by llama.cpp once, at its first multiplication."""
 
+_X86 = ("x86_64", "amd64")
 K_QUANTS = frozenset(
     getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{name}")
     for name in ("Q2_K", "Q2_K_S", "Q3_K_S", "Q3_K_M", "Q3_K_L", "Q4_K_S", "Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6_K")
 )
-_LONE_ANYWHERE = K_QUANTS | {llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0, llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0}
+_QUANTS = K_QUANTS | {llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0, llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0}
 _LONE_WITH_AMX = frozenset({llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0})
+_FLOATS = frozenset({llama_cpp.LLAMA_FTYPE_ALL_F32, llama_cpp.LLAMA_FTYPE_MOSTLY_BF16})
+CLASSES = {
+    **dict.fromkeys(("llama", "olmo2", "qwen2", "qwen3"), "dense"),
+    "qwen3moe": "experts",
+    "gemma3": "sliding window",
+    "gpt-oss": "experts, sliding window",
+    **dict.fromkeys(("falcon-h1", "lfm2", "qwen35"), "hybrid"),
+    **dict.fromkeys(("mamba", "mamba2"), "recurrent"),
+}
+"""The class of each architecture (`general.architecture` of a GGUF) that tests run; tests/families, tests/llama."""
+PROVEN = dict.fromkeys(CLASSES.values(), _FLOATS) | {"dense": _FLOATS | _QUANTS | {llama_cpp.LLAMA_FTYPE_MOSTLY_F16}}
+"""File types whose logits were found to be the same to the bit in any company, by class
+(tests/operators/llama/test_decoding.py, tests/families/test_exact.py)."""
 _SPLIT_FROM = 512
 """Cells from which flash attention splits a lone row among the threads (ggml-cpu/ops.cpp); cells are counted in steps
 of 256."""
@@ -45,10 +60,30 @@ def lone_tokens(file_type: int | None, *, flash_attention: bool, longest: int) -
     Returns:
         tokens; 0: never alone; `longest`: at any depth.
     """
-    known = _LONE_WITH_AMX if has_amx() else _LONE_ANYWHERE
-    if platform.machine().lower() not in ("x86_64", "amd64") or file_type not in known:
+    known = _LONE_WITH_AMX if has_amx() else _QUANTS
+    if platform.machine().lower() not in _X86 or file_type not in known:
         return 0
     return _SPLIT_FROM - _CELL_STEP if flash_attention else longest
+
+
+def doubt(architecture: str | None, file_type: int | None, machine: str | None = None) -> str | None:
+    """Say why a row's bits may depend on its neighbours; None: a test proves that they do not.
+
+    Args:
+        architecture, file_type: of the model file.
+        machine: the processor's kind, as `platform.machine` has it; default: this one's.
+    """
+    machine = machine or platform.machine()
+    kind = CLASSES.get(architecture or "")
+    if machine.lower() not in _X86:
+        return f"no test ran on a processor of this kind, {machine}"
+    if kind is None:
+        return f"no test ran a model of its architecture, {architecture}"
+    if file_type not in PROVEN[kind]:
+        return f"its file type is not tested with its architecture, {architecture} ({kind})"
+    if file_type in K_QUANTS and has_amx():
+        return "K-quants on a processor with AMX"
+    return None
 
 
 def has_amx() -> bool:

@@ -22,14 +22,10 @@ from operators.engine.backend.interface import (
     check_options,
     decoder_shape,
 )
-from operators.llama.abort import AbortFlag
-from operators.llama.architectures import doubt
-from operators.llama.context import LlamaContext
-from operators.llama.header import read_header
-from operators.llama.kernels import K_QUANTS, keep_rows_apart, lone_tokens, repacks
+from operators.llama.context import ContextPool, LlamaContext
+from operators.llama.header import parts_of, read_header
+from operators.llama.kernels import K_QUANTS, doubt, keep_rows_apart, lone_tokens, repacks
 from operators.llama.library import initialise, last_errors
-from operators.llama.pool import ContextPool
-from operators.llama.split import parts_of
 from operators.rows.content import content_id
 from operators.settings import ModelSettings
 from operators.settings.checks import check, usable_cores
@@ -115,8 +111,8 @@ class LlamaModel:
         if not self._model:
             raise InputError(f"model.path={settings.path} could not be loaded: {last_errors()}")
         self._vocab = llama_cpp.llama_model_get_vocab(self._model)
-        self._pool = ContextPool()
-        self._abort = AbortFlag()
+        self.contexts = ContextPool()
+        self._abort = ctypes.create_string_buffer(2)
         self._scratch = (ctypes.c_int * 4096)()
         self._scratch_free = threading.Lock()  # a constraint asks for tokens on the engine's thread
         self._read_vocabulary()
@@ -141,11 +137,6 @@ class LlamaModel:
         is_end = llama_cpp.llama_vocab_is_eog
         self.end_ids = frozenset(i for i in range(self.n_vocab) if is_end(vocab, i))
 
-    @property
-    def contexts_made(self) -> int:
-        """The number of contexts created so far, by all runs of this process."""
-        return len(self._pool.made)
-
     def fingerprint(self) -> str:
         """Content id of the file."""
         return facts_of(self._path).fingerprint
@@ -168,11 +159,11 @@ class LlamaModel:
     def lease(
         self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT, block: int = 0
     ) -> tuple[LlamaContext, Callable[[], None]]:
-        self._abort.clear()
+        self._abort.value = b""
         threads = settings.threads or usable_cores()
         shape = decoder_shape(settings, self.n_ctx_train, wanted, block)
         signature = (shape, threads, settings.flash_attention, settings.kv_type)
-        return self._pool.lease(signature, functools.partial(self._context, settings, shape))
+        return self.contexts.lease(signature, functools.partial(self._context, settings, shape))
 
     def lease_apart(self, settings: EngineSettings) -> tuple[LlamaContext, Callable[[], None]]:
         context = self._context(settings, decoder_shape(settings, self.n_ctx_train))
@@ -185,23 +176,15 @@ class LlamaModel:
         longest = shape.max_sequence_tokens
         lone = lone_tokens(self._file_type, flash_attention=flash, longest=longest) if self.is_cpu else 0
         return LlamaContext(
-            self._model,
-            self.n_vocab,
-            shape,
-            lone_tokens=lone,
-            threads=settings.threads or usable_cores(),
-            flash_attention=flash,
-            kv_type=settings.kv_type,
-            on_cpu=self.is_cpu,
-            abort=self._abort,
+            self._model, self.n_vocab, shape, settings, lone_tokens=lone, on_cpu=self.is_cpu, abort=self._abort
         )
 
     def abort(self) -> None:
-        self._abort.set()
+        self._abort.value = b"!"
 
     def close(self) -> None:
         """Free the contexts and the model."""
-        self._pool.close()
+        self.contexts.close()
         if self._model:
             llama_cpp.llama_model_free(self._model)
             self._model = None

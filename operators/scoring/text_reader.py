@@ -14,8 +14,7 @@ import pyarrow as pa
 
 from operators.engine.backend.interface import TokenIds, Wanted, inspect_model, load_model, max_sequence_tokens
 from operators.estimate.texts import forecast_texts
-from operators.generation.memory_need import model_memory
-from operators.generation.wiring import check_room, engine_threads, warn_unless_exact
+from operators.generation.wiring import check_room, engine_threads, model_memory, warn_unless_exact
 from operators.scoring.text_batches import Part, Reader, reading_settings
 from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings

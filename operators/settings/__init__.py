@@ -5,9 +5,15 @@ work is refused before anything is loaded. A field whose metadata says `fingerpr
 attempts of one run, because it cannot change a byte of data/.
 """
 
-from operators.settings.data import DataSettings
+from operators.settings.files import (
+    FINISH_REASONS,
+    CardSettings,
+    DataSettings,
+    OutputSettings,
+    RetrySettings,
+    StoreSettings,
+)
 from operators.settings.model import DecodeSettings, ModelSettings
-from operators.settings.output import FINISH_REASONS, CardSettings, OutputSettings, RetrySettings, StoreSettings
 from operators.settings.sampling import SamplingSettings
 
 __all__ = [

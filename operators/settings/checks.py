@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +46,6 @@ def read_text(path: str, key: str) -> str:
         raise InputError(f"{key}={path} is not a text file in UTF-8") from error
     except (OSError, ValueError) as error:
         raise InputError(f"{key}={path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-
-
-def not_in_data(settings: type) -> set[str]:
-    """Return the fields of a settings class that cannot change a byte of data/."""
-    return {f.name for f in fields(settings) if f.metadata.get("fingerprint") is False}
 
 
 def usable_cores() -> int:

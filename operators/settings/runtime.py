@@ -10,7 +10,8 @@ from typing import Any
 from operators.settings.checks import NOT_IN_DATA, check, check_one_of, usable_cores
 
 KV_LAYOUTS = ("per_sequence", "unified")
-KV_TYPES = ("f16", "f32", "q8_0")
+KV_TYPES = {"f16": 16.0, "f32": 32.0, "q8_0": 8.5}
+"""Types of the KV cache, and their bits per number."""
 ADMISSIONS = ("reserve", "optimistic")
 MAX_SLOTS = 255
 THREADS_PER_CORE = 2
@@ -18,14 +19,7 @@ THREADS_PER_CORE = 2
 DEFAULT_SEQUENCE_TOKENS = 1024
 _UNITS = {"": 1, "b": 1, "mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 _BYTES = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(|b|[mgt]i?b)\s*", re.IGNORECASE)
-OPEN: dict[str, Any] = {
-    "slots": 0,
-    "threads": 0,
-    "kv": "auto",
-    "n_batch": 0,
-    "n_ubatch": 0,
-    "flash_attention": None,
-}
+OPEN: dict[str, Any] = {"slots": 0, "threads": 0, "kv": "auto", "n_batch": 0, "n_ubatch": 0, "flash_attention": None}
 """Values of EngineSettings that leave their key open, for a calibration to choose."""
 KERNEL_TOKENS = 64
 """CPU flash attention uses another kernel from this many tokens of a row on."""

@@ -13,17 +13,7 @@ from operators.settings.checks import check
 from operators.settings.structured import StructuredSettings
 from pipeline.api.errors import did_you_mean
 
-STEP_ORDER = (
-    "penalties",
-    "dry",
-    "top_n_sigma",
-    "top_k",
-    "typical_p",
-    "top_p",
-    "min_p",
-    "xtc",
-    "temperature",
-)
+STEP_ORDER = ("penalties", "dry", "top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc", "temperature")
 """The steps in llama.cpp's default order."""
 MOST_SAMPLES = 10_000
 """Most completions per prompt: a batch of rows is repeated that often in memory."""
@@ -53,9 +43,12 @@ def _is_bias(value: object) -> bool:
     )
 
 
-def _rule(allowed: str, holds: Callable[[Any], bool]) -> Mapping[str, Any]:
-    """Return the metadata of a field: the check of its value, and the allowed values in words."""
-    return {"allowed": allowed, "holds": holds}
+def _ruled(default: Any, allowed: str, holds: Callable[[Any], bool]) -> Any:
+    """Return a field with a check of its value, and the allowed values in words. A list as `default` is copied."""
+    rule = {"allowed": allowed, "holds": holds}
+    if isinstance(default, list):
+        return field(default_factory=default.copy, metadata=rule)
+    return field(default=default, metadata=rule)
 
 
 @dataclass
@@ -93,59 +86,49 @@ class SamplingSettings:
         per_row: names of columns that override the setting of the same name for their row (null: no override).
     """
 
-    temperature: float = field(default=0.0, metadata=_rule("0 (greedy) to 100", lambda v: 0 <= v <= 100))
-    top_k: int = field(default=40, metadata=_rule("0 (off) or more", lambda v: v >= 0))
-    top_p: float = field(default=0.95, metadata=_rule("above 0, up to 1 (1 is off)", lambda v: 0 < v <= 1))
-    min_p: float = field(default=0.05, metadata=_rule("0 (off) up to, not including, 1", lambda v: 0 <= v < 1))
-    typical_p: float = field(default=1.0, metadata=_rule("above 0, up to 1 (1 is off)", lambda v: 0 < v <= 1))
-    top_n_sigma: float = field(default=0.0, metadata=_rule("0 (off) to 1000", lambda v: 0 <= v <= 1000))
-    dynatemp_range: float = field(default=0.0, metadata=_rule("0 (off) to 100", lambda v: 0 <= v <= 100))
-    dynatemp_exponent: float = field(default=1.0, metadata=_rule("above 0, up to 100", lambda v: 0 < v <= 100))
-    repetition_penalty: float = field(default=1.0, metadata=_rule("0.01 to 100; 1 is off", lambda v: 0.01 <= v <= 100))
-    presence_penalty: float = field(default=0.0, metadata=_rule("-100 to 100; 0 is off", lambda v: -100 <= v <= 100))
-    frequency_penalty: float = field(default=0.0, metadata=_rule("-100 to 100; 0 is off", lambda v: -100 <= v <= 100))
-    penalty_last_n: int | None = field(default=64, metadata=_rule(_WINDOW, lambda v: v is None or v >= 0))
-    dry_multiplier: float = field(default=0.0, metadata=_rule("0 (off) to 100", lambda v: 0 <= v <= 100))
-    dry_base: float = field(default=1.75, metadata=_rule("1 to 100", lambda v: 1 <= v <= 100))
-    dry_allowed_length: int = field(default=2, metadata=_rule("0 or more", lambda v: v >= 0))
-    dry_penalty_last_n: int | None = field(default=64, metadata=_rule(_WINDOW, lambda v: v is None or v >= 0))
-    dry_sequence_breakers: list[str] = field(
-        default_factory=lambda: ["\n", ":", '"', "*"], metadata=_rule(_TEXTS_ALLOWED, lambda v: all(map(_is_text, v)))
-    )
-    xtc_probability: float = field(default=0.0, metadata=_rule("0 (off) to 1", lambda v: 0 <= v <= 1))
-    xtc_threshold: float = field(
-        default=0.1, metadata=_rule("above 0, up to 1; above 0.5 it has no effect", lambda v: 0 < v <= 1)
-    )
-    mirostat: int = field(default=0, metadata=_rule("0 (off) or 2", lambda v: v in (0, 2)))
-    mirostat_tau: float = field(default=5.0, metadata=_rule("above 0, up to 100", lambda v: 0 < v <= 100))
-    mirostat_eta: float = field(default=0.1, metadata=_rule("above 0, up to 100", lambda v: 0 < v <= 100))
+    temperature: float = _ruled(0.0, "0 (greedy) to 100", lambda v: 0 <= v <= 100)
+    top_k: int = _ruled(40, "0 (off) or more", lambda v: v >= 0)
+    top_p: float = _ruled(0.95, "above 0, up to 1 (1 is off)", lambda v: 0 < v <= 1)
+    min_p: float = _ruled(0.05, "0 (off) up to, not including, 1", lambda v: 0 <= v < 1)
+    typical_p: float = _ruled(1.0, "above 0, up to 1 (1 is off)", lambda v: 0 < v <= 1)
+    top_n_sigma: float = _ruled(0.0, "0 (off) to 1000", lambda v: 0 <= v <= 1000)
+    dynatemp_range: float = _ruled(0.0, "0 (off) to 100", lambda v: 0 <= v <= 100)
+    dynatemp_exponent: float = _ruled(1.0, "above 0, up to 100", lambda v: 0 < v <= 100)
+    repetition_penalty: float = _ruled(1.0, "0.01 to 100; 1 is off", lambda v: 0.01 <= v <= 100)
+    presence_penalty: float = _ruled(0.0, "-100 to 100; 0 is off", lambda v: -100 <= v <= 100)
+    frequency_penalty: float = _ruled(0.0, "-100 to 100; 0 is off", lambda v: -100 <= v <= 100)
+    penalty_last_n: int | None = _ruled(64, _WINDOW, lambda v: v is None or v >= 0)
+    dry_multiplier: float = _ruled(0.0, "0 (off) to 100", lambda v: 0 <= v <= 100)
+    dry_base: float = _ruled(1.75, "1 to 100", lambda v: 1 <= v <= 100)
+    dry_allowed_length: int = _ruled(2, "0 or more", lambda v: v >= 0)
+    dry_penalty_last_n: int | None = _ruled(64, _WINDOW, lambda v: v is None or v >= 0)
+    dry_sequence_breakers: list[str] = _ruled(["\n", ":", '"', "*"], _TEXTS_ALLOWED, lambda v: all(map(_is_text, v)))
+    xtc_probability: float = _ruled(0.0, "0 (off) to 1", lambda v: 0 <= v <= 1)
+    xtc_threshold: float = _ruled(0.1, "above 0, up to 1; above 0.5 it has no effect", lambda v: 0 < v <= 1)
+    mirostat: int = _ruled(0, "0 (off) or 2", lambda v: v in (0, 2))
+    mirostat_tau: float = _ruled(5.0, "above 0, up to 100", lambda v: 0 < v <= 100)
+    mirostat_eta: float = _ruled(0.1, "above 0, up to 100", lambda v: 0 < v <= 100)
     # A mapping; declared as one it could not be set on the command line (OmegaConf 2.3).
-    logit_bias: Any = field(
-        default=None,
-        metadata=_rule("a mapping of token ids (numbers) or strings, each to a number from -inf to 1000", _is_bias),
+    logit_bias: Any = _ruled(
+        None, "a mapping of token ids (numbers) or strings, each to a number from -inf to 1000", _is_bias
     )
-    bad_words: list[Any] = field(
-        default_factory=list,
-        metadata=_rule("strings, token ids, or lists of token ids, none empty", lambda v: all(map(_is_bad_word, v))),
+    bad_words: list[Any] = _ruled(
+        [], "strings, token ids, or lists of token ids, none empty", lambda v: all(map(_is_bad_word, v))
     )
-    order: list[str] = field(
-        default_factory=lambda: list(STEP_ORDER),
-        metadata=_rule(
-            f"each at most once: {', '.join(STEP_ORDER)}; temperature may be left out where it is 1",
-            lambda v: len(set(v)) == len(v) and set(v) <= set(STEP_ORDER),
-        ),
+    order: list[str] = _ruled(
+        list(STEP_ORDER),
+        f"each at most once: {', '.join(STEP_ORDER)}; temperature may be left out where it is 1",
+        lambda v: len(set(v)) == len(v) and set(v) <= set(STEP_ORDER),
     )
-    max_tokens: int = field(default=256, metadata=_rule("1 or more", lambda v: v >= 1))
-    n: int = field(default=1, metadata=_rule(f"1 to {MOST_SAMPLES}", lambda v: 1 <= v <= MOST_SAMPLES))
+    max_tokens: int = _ruled(256, "1 or more", lambda v: v >= 1)
+    n: int = _ruled(1, f"1 to {MOST_SAMPLES}", lambda v: 1 <= v <= MOST_SAMPLES)
     min_tokens: int = 0
-    stop: list[str] = field(default_factory=list, metadata=_rule(_TEXTS_ALLOWED, lambda v: all(map(_is_text, v))))
-    stop_token_ids: list[int] = field(
-        default_factory=list, metadata=_rule("token ids, 0 or more", lambda v: all(map(_is_id, v)))
-    )
+    stop: list[str] = _ruled([], _TEXTS_ALLOWED, lambda v: all(map(_is_text, v)))
+    stop_token_ids: list[int] = _ruled([], "token ids, 0 or more", lambda v: all(map(_is_id, v)))
     keep_stop: bool = False
     ignore_eos: bool = False
-    logprobs: int | None = field(
-        default=None, metadata=_rule("null (off), or 0 to 1000 likeliest tokens", lambda v: v is None or 0 <= v <= 1000)
+    logprobs: int | None = _ruled(
+        None, "null (off), or 0 to 1000 likeliest tokens", lambda v: v is None or 0 <= v <= 1000
     )
     structured: StructuredSettings = field(default_factory=StructuredSettings)
     per_row: list[str] = field(default_factory=list)

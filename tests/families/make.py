@@ -9,7 +9,7 @@ what `transformers` says greedily in float32 to the prompts of `PROMPTS`, token 
 
 To add a family, add its configuration to `FAMILIES`: a class of `transformers` and the values that make it small
 (500 KB at most). Run the script with its name, add the two files it wrote to git, its class to
-operators/llama/architectures.py and its row to docs/models.md. The tests take every file that is there.
+operators/llama/kernels.py and its row to docs/models.md. The tests take every file that is there.
 """
 
 from __future__ import annotations

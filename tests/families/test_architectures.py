@@ -9,7 +9,8 @@ import llama_cpp
 import pytest
 from gguf import GGUFWriter, LlamaFileType
 
-from operators.llama.architectures import CLASSES, PROVEN, REFUSED, doubt
+from operators.llama.header import REFUSED
+from operators.llama.kernels import CLASSES, PROVEN, doubt
 from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from operators.engine.sampling.params import SamplingParams
-from operators.llama.architectures import CLASSES
 from operators.llama.header import read_header
+from operators.llama.kernels import CLASSES
 from operators.llama.model import LlamaModel
 from operators.settings import ModelSettings
 from tests.families.test_families import FAMILIES, HERE

@@ -106,10 +106,10 @@ def _sequences(rows: pa.Table, requests: Requests, runtime: EngineSettings) -> l
     made: list[Sequence] = []
     for batch in BatchByLength(runtime).run(ListInbox(Batch(0, data) for data in numbered)):
         if isinstance(batch, Batch):
-            requested = requests.of(batch)
-            if requested.rejects:
-                raise ValueError(requested.rejects[0].rows[0].reason)
-            made += requested.rows
+            requested, rejects = requests.of(batch)
+            if rejects:
+                raise ValueError(rejects[0].rows[0].reason)
+            made += requested
     return made
 
 

@@ -15,6 +15,7 @@ from operators.engine.backend.fake import FakeModel
 from operators.engine.sequence import Sequence
 from operators.generation.completions import completion_text
 from operators.generation.requests import Requests
+from operators.generation.sampling_params import Drawings
 from operators.generation.store_lookup import CompletionKeys
 from operators.rows.sql import RowExpression
 from operators.settings import SamplingSettings
@@ -40,9 +41,9 @@ def rows(
     requests = Requests(
         SamplingSettings(**sampling), FakeModel(), 64, seed, node, id_column, round_of=lambda rows: rows // round_rows
     )
-    made = requests.of(Batch(0, batch))
-    refused[:] = [row.reason for rejects in made.rejects for row in rejects.rows]
-    return made.rows
+    made, rejected = requests.of(Batch(0, batch))
+    refused[:] = [row.reason for rejects in rejected for row in rejects.rows]
+    return made
 
 
 refused: list[str] = []
@@ -117,9 +118,9 @@ def test_each_row_has_its_chunk_and_its_priority_also_as_one_of_several():
     requests = Requests(SamplingSettings(n=2), FakeModel(), 64, 0, "generate", None, priority=rank)
     ids = pa.array([[1], [], [3], [4]], pa.list_(pa.int32()))
     batch = pa.RecordBatch.from_pydict({"row": [0, 1, 2, 3], "rank": [5, 6, None, 8], "prompt_ids": ids})
-    made = requests.of(Batch(7, batch))
-    assert [(row.chunk, row.priority) for row in made.rows] == [(7, p) for p in (10.0, 10.0, 0.0, 0.0, 16.0, 16.0)]
-    assert made.expanded == 4
+    made, rejected = requests.of(Batch(7, batch))
+    assert [(row.chunk, row.priority) for row in made] == [(7, p) for p in (10.0, 10.0, 0.0, 0.0, 16.0, 16.0)]
+    assert [rejects.num_rows for rejects in rejected] == [2]
 
 
 CHANGES: list[dict[str, Any]] = [
@@ -264,6 +265,6 @@ def test_a_stop_token_is_kept_or_dropped(keep, text):
 def test_a_step_that_is_left_out_of_the_order_does_not_act():
     (one,) = rows(numbers=range(1), temperature=1.0)
     assert [type(s).__name__ for s in one.params.chain.steps] == ["TopK", "TopP"]  # with min_p as its floor
-    made = Requests(SamplingSettings(temperature=0.7, order=["temperature"]), FakeModel(), 64, 0, "n", None)
-    drawing = made._plain
+    drawing = Drawings(SamplingSettings(temperature=0.7, order=["temperature"]), FakeModel()).of(())
+    assert not isinstance(drawing, str)
     assert [type(s).__name__ for s in drawing.params.chain.steps] == ["Temperature"]

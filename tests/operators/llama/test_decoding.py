@@ -134,10 +134,10 @@ def test_batched_ids_equal_those_of_llama_cpp_python_one_by_one(model_file, mode
 
 
 def test_contexts_are_made_once(model):
-    before = model.contexts_made
+    before = len(model.contexts.made)
     for _ in range(3):
         complete(model, texts(3), range(3), SamplingParams(), slots=5)
-    assert model.contexts_made == before + 1
+    assert len(model.contexts.made) == before + 1
 
 
 def test_a_batch_that_is_too_large_is_an_error_not_an_abort(model):

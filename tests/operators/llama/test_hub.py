@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from operators.generation.memory_need import model_memory
+from operators.generation.wiring import model_memory
 from operators.llama.hub import fetch, inspect, load
 from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings

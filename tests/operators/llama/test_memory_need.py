@@ -10,7 +10,7 @@ import pytest
 from operators.embed import Embed
 from operators.engine.backend.interface import Wanted, inspect_model
 from operators.generate import Generate
-from operators.generation.memory_need import model_memory
+from operators.generation.wiring import model_memory
 from operators.llama.model import LlamaModel
 from operators.score import Score
 from operators.settings import DecodeSettings, ModelSettings, SamplingSettings, StoreSettings

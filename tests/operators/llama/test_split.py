@@ -9,7 +9,7 @@ import pytest
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
 from operators.engine.backend.interface import inspect_model
-from operators.generation.memory_need import model_memory
+from operators.generation.wiring import model_memory
 from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings
 from pipeline import PROJECT

@@ -177,7 +177,7 @@ def test_a_type_that_no_file_of_the_format_can_have_is_refused_with_one_that_can
         ({"format": "jsonl", "compression": "snappy"}, "with output.format=jsonl it is one of none, gzip, zstd"),
         ({"compression_level": 23}, "zstd has levels 1 to 22"),
         ({"compression": "snappy", "compression_level": 1}, "snappy has no levels"),
-        ({"publish": "bucket/prefix"}, "it is an URL: s3://bucket/prefix"),
+        ({"publish": "bucket/prefix"}, "it is a URL: s3://bucket/prefix"),
         ({"publish": "ftp://me:hunter2@host/x"}, "output.publish has a password in it"),
     ],
 )
