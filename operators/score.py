@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from operators.engine.backend.interface import TokenIds, Wanted
 from operators.engine.sampling.logprobs import score
-from operators.engine.sampling.vocabulary_blocks import Layout, Scratch
+from operators.engine.sampling.whole_vocabulary import Scratch
 from operators.estimate.texts import forecast_texts
 from operators.generation.logprobs import LOGPROBS
 from operators.scoring.text_batches import Part
@@ -83,7 +83,7 @@ class Score(ReadsTexts):
         """Load the model, if no other node has, and take a context."""
         super().open(runtime)
         self._take_context()
-        self._scratch = Scratch(Layout(self._loaded.n_vocab))
+        self._scratch = Scratch(self._loaded.n_vocab)
 
     def forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
         """Score some of the rows, to estimate the cost of all."""

@@ -13,8 +13,7 @@ import pyarrow as pa
 
 from operators.engine.backend.interface import Model, TokenIds
 from operators.engine.sampling.params import SamplingParams
-from operators.engine.sampling.stop_strings import StopWatcher
-from operators.engine.sequence import Sequence
+from operators.engine.sequence import Sequence, StopWatcher
 from operators.generation.samples import Samples
 from operators.generation.sampling_params import ParamsMaker, structured_form, token_ids
 from operators.rows.row_hash import hash_of, mix, row_hashes
