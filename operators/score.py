@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from operators.engine.backend.interface import TokenIds, Wanted
 from operators.engine.sampling.logprobs import score
-from operators.engine.sampling.vocabulary_blocks import Layout, Scratch
+from operators.engine.sampling.whole_vocabulary import Scratch
 from operators.generation.completions import LOGPROBS
 from operators.scoring.text_batches import Part
 from operators.scoring.text_reader import ReadsTexts, Text
@@ -79,7 +79,7 @@ class Score(ReadsTexts):
     def open(self, runtime: Runtime) -> None:
         super().open(runtime)
         self._take_context()
-        self._scratch = Scratch(Layout(self._loaded.n_vocab))
+        self._scratch = Scratch(self._loaded.n_vocab)
 
     def process(self, batch: Batch) -> Iterable[Output]:
         return self._outputs(batch)

@@ -13,8 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from operators.engine.backend.interface import Model, TokenIds
-from operators.engine.sampling.stop_strings import StopWatcher
-from operators.engine.sequence import Sequence
+from operators.engine.sequence import Sequence, StopWatcher
 from operators.generation.sampling_params import Drawings, structured_form, token_ids
 from operators.rows.lineage import append_to_lineage, hash_of, mix, repeated, row_hashes
 from operators.rows.sql import RowExpression

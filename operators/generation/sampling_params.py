@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from operators.engine.backend.interface import Model
 from operators.engine.sampling.constraint import Constraint
-from operators.engine.sampling.dry import Breakers
 from operators.engine.sampling.params import SamplingParams
+from operators.engine.sampling.penalties import Breakers
 from operators.settings import SamplingSettings
 from operators.settings.sampling import misfits, plain_value
 from operators.settings.structured import StructuredSettings, parse_schema

@@ -1,7 +1,7 @@
 """Compute the model's outputs at every token of whole texts, several texts per call.
 
 Nothing is sampled or kept: texts of equal length are computed together, in the slots from 0 on, and cleared. The bits
-of a text depend on the text alone, by the rules of operators/engine/scheduler/chunking.py: only equal pieces share a
+of a text depend on the text alone, by the rules of operators/engine/scheduler/step_batch.py: only equal pieces share a
 call, no piece has a single token, and all pieces are computed by the kernel for the whole text.
 """
 

@@ -25,8 +25,8 @@ from operators.engine.backend.interface import Logits, close_model, loader
 from operators.engine.loop.engine import Engine
 from operators.engine.loop.step_log import STEPS_SCHEMA
 from operators.engine.loop.worker import Worker
+from operators.engine.sampling.row_state import SampledRow
 from operators.engine.sampling.sampler import Sampler
-from operators.engine.sampling.step import SampledRow
 from operators.engine.sequence import Sequence
 from operators.engine.strategies.autoregressive import Autoregressive
 from operators.engine.strategies.base import Strategy

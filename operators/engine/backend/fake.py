@@ -26,6 +26,7 @@ from operators.engine.backend.interface import (
 from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings
 
+Hashes = npt.NDArray[np.uint64]
 N_VOCAB = 320
 N_EMBD = 8
 END_ID = 257
@@ -50,9 +51,6 @@ class FakeDecoder:
     def __init__(self, shape: DecoderShape, fail: Callable[[BatchBuffer], int] = lambda _: 0) -> None:
         self.shape = shape
         self.batch = BatchBuffer(shape.call_tokens)
-        self.calls: list[tuple[int, ...]] = []
-        """The slots of each call, in the order of its tokens, without repeats; if `keep_calls`."""
-        self.keep_calls = False
         self.lone_tokens = 0
         self._fail = fail
         # The hash after each token: [s, n] is that of slot s after n tokens.
@@ -71,9 +69,12 @@ class FakeDecoder:
         used = int(self._length.sum()) + n
         if not self.shape.per_sequence and used > self.shape.cells:
             raise DecodeFailed(1, f"{used} tokens are more than the {self.shape.cells} that fit")
-        if self.keep_calls:
-            self.calls.append(tuple(dict.fromkeys(slots.tolist())))
-        hashes = self._computed(slots, positions)
+        if self.shape.block:
+            hashes = self._blocks(slots, positions)
+        elif (np.diff(slots) > 0).all():
+            hashes = self._one_each(slots, positions)
+        else:
+            hashes = self._spans(slots, positions)
         kinds = (hashes[self.batch.output[:n] != 0] >> np.uint64(33)) % np.uint64(_KINDS)
         logits: Logits = self._table[kinds]
         return logits
@@ -101,29 +102,20 @@ class FakeDecoder:
         self._length[:] = 0
 
     def _check_length(self, slot: int, length: int) -> None:
-        """Raise DecodeFailed unless `slot` can be truncated to `length` tokens."""
         held = int(self._length[slot])
         if held < length or (not self.partial and length not in (0, held)):
             raise DecodeFailed(-1, f"slot {slot} has {held} tokens and cannot have the first {length} of them")
 
-    def _computed(self, slots: npt.NDArray[np.int32], positions: npt.NDArray[np.int32]) -> npt.NDArray[np.uint64]:
-        if self.shape.block:
-            return self._blocks(slots, positions)
-        return self._one_each(slots, positions) if self._is_decode(slots) else self._spans(slots, positions)
-
-    def _is_decode(self, slots: npt.NDArray[np.int32]) -> bool:
-        return bool((np.diff(slots) > 0).all())
-
-    def _one_each(self, slots: npt.NDArray[np.int32], positions: npt.NDArray[np.int32]) -> npt.NDArray[np.uint64]:
+    def _one_each(self, slots: TokenIds, positions: TokenIds) -> Hashes:
         if (self._length[slots] != positions).any():
             raise DecodeFailed(-1, f"positions {positions} do not follow {self._length[slots]} in slots {slots}")
         tokens = self.batch.token[: self.batch.n_tokens].astype(np.uint64)
-        hashes: npt.NDArray[np.uint64] = self._hashes[slots, positions] * _MULTIPLIER + tokens + np.uint64(1)
+        hashes: Hashes = self._hashes[slots, positions] * _MULTIPLIER + tokens + np.uint64(1)
         self._length[slots] += 1
         self._hashes[slots, positions + 1] = hashes
         return hashes
 
-    def _spans(self, slots: npt.NDArray[np.int32], positions: npt.NDArray[np.int32]) -> npt.NDArray[np.uint64]:
+    def _spans(self, slots: TokenIds, positions: TokenIds) -> Hashes:
         starts = np.flatnonzero(np.diff(slots, prepend=-1))
         counts = np.diff(starts, append=len(slots))
         rows = slots[starts]
@@ -140,7 +132,7 @@ class FakeDecoder:
         self._length[rows] += counts
         return hashes
 
-    def _blocks(self, slots: npt.NDArray[np.int32], positions: npt.NDArray[np.int32]) -> npt.NDArray[np.uint64]:
+    def _blocks(self, slots: TokenIds, positions: TokenIds) -> Hashes:
         """Compute blocks: every token of a row sees the whole block, and the contents of its slot."""
         hashes = np.empty(len(slots), np.uint64)
         starts = np.flatnonzero(np.diff(slots, prepend=-1)).tolist()
@@ -203,12 +195,11 @@ class FakeModel:
 
 
 def load(settings: ModelSettings) -> FakeModel:
-    """Return the FakeModel, for `model=fake`."""
+    """Load `model=fake`."""
     return FakeModel()
 
 
 def inspect(settings: ModelSettings) -> ModelFacts:
-    """Return the facts of the FakeModel."""
     check_options(settings, ())
     return ModelFacts("fake-1", FakeModel.n_ctx_train, N_EMBD)
 

@@ -101,37 +101,22 @@ class Decoder(Protocol):
     """A row of fewer tokens has bit-identical logits alone and beside others; 0: no row has."""
 
     def decode(self) -> Logits:
-        """Compute `batch`; returns float32 [outputs, n_vocab] in batch order, a view that is valid until the next call.
-
-        With Wanted.EMBEDDINGS it is [outputs, n_embd].
-
-        Raises:
-            DecodeFailed: the backend refused the batch.
-        """
+        """Compute `batch`; returns float32 [outputs, n_vocab] in batch order, a view that is valid until the next call;
+        with Wanted.EMBEDDINGS [outputs, n_embd]. Raises DecodeFailed if the backend refuses the batch."""
 
     def truncate(self, slot: int, length: int) -> None:
-        """Keep the first `length` tokens of `slot`.
-
-        Raises:
-            DecodeFailed: it is not `partial`, and more tokens are there; 0 always works.
-        """
+        """Keep the first `length` tokens of `slot`. Raises DecodeFailed if it is not `partial` and there are more; 0
+        always works."""
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Replace the contents of slot `target` by the first `length` tokens of `source`.
-
-        Raises:
-            DecodeFailed: it is not `partial`, and `source` has more tokens.
-        """
+        """Replace the contents of slot `target` by the first `length` tokens of `source`. Raises DecodeFailed if it is
+        not `partial` and `source` has more."""
 
     def save(self, slot: int) -> bytes:
         """Return the contents of `slot`, for `restore`."""
 
     def restore(self, slot: int, saved: bytes) -> None:
-        """Put saved contents into the empty `slot`.
-
-        Raises:
-            DecodeFailed: there is no room for it.
-        """
+        """Put saved contents into the empty `slot`. Raises DecodeFailed if there is no room."""
 
     def clear(self) -> None:
         """Clear all slots."""
@@ -144,6 +129,7 @@ class Model(Protocol):
     n_embd: int
     """Length of an embedding."""
     n_ctx_train: int
+    """Tokens of the context that it was trained for."""
     add_bos: bool
     closing_ids: tuple[int, ...]
     """Tokens that the model wants at the end of a text to embed."""
@@ -180,11 +166,7 @@ class Model(Protocol):
 
 def max_sequence_tokens(settings: EngineSettings, n_ctx_train: int) -> int:
     """Return the most tokens of a row: as configured, else 1024, or the context that the model was trained for if that
-    is less.
-
-    Raises:
-        ConfigError: more was asked for than the model was trained for.
-    """
+    is less. Raises ConfigError if more was asked for than the model was trained for."""
     if settings.max_sequence_tokens is None:
         return min(DEFAULT_SEQUENCE_TOKENS, n_ctx_train)
     if settings.max_sequence_tokens > n_ctx_train:
@@ -224,14 +206,8 @@ def decoder_shape(
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """Sizes of a model in memory.
-
-    Args:
-        weights_bytes: of the weights.
-        n_vocab: tokens of its vocabulary.
-        kv_values: numbers in the KV cache for a token, in all layers; None: unknown (recurrent layers, compressed
-            caches).
-    """
+    """Sizes of a model in memory. `kv_values`: numbers in the KV cache for a token, in all layers; None: unknown
+    (recurrent layers, compressed caches)."""
 
     weights_bytes: int
     n_vocab: int
@@ -240,14 +216,7 @@ class ModelSizes:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Facts about a model that is not loaded; None: not known yet.
-
-    Args:
-        fingerprint: see Model.fingerprint.
-        n_ctx_train: tokens that it was trained for.
-        n_embd: numbers of an embedding.
-        sizes: in memory; None also where there are no weights.
-    """
+    """Facts about a model that is not loaded, see `Model`; None: not known yet, or there are no weights."""
 
     fingerprint: str
     n_ctx_train: int | None
@@ -256,11 +225,8 @@ class ModelFacts:
 
 
 def inspect_model(settings: ModelSettings) -> ModelFacts:
-    """Run the checks that need no loading, with the function `inspect` of the loader's module.
-
-    Raises:
-        ConfigError: the loader or the model file cannot work.
-    """
+    """Run the checks that need no loading, with the function `inspect` of the loader's module. Raises ConfigError if
+    the loader or the model file cannot work."""
     module = sys.modules.get(getattr(loader(settings), "__module__", None) or "")
     inspect: Callable[[ModelSettings], ModelFacts] | None = getattr(module, "inspect", None)
     if not callable(inspect):
@@ -281,11 +247,7 @@ def check_options(settings: ModelSettings, known: Iterable[str]) -> None:
 
 
 def loader(settings: ModelSettings) -> Callable[[ModelSettings], Model]:
-    """Return the function that `settings.loader` names.
-
-    Raises:
-        ConfigError: there is no such module or function.
-    """
+    """Return the function that `settings.loader` names; raise ConfigError if there is none."""
     module, _, name = settings.loader.partition(":")
     try:
         found: Callable[[ModelSettings], Model] = getattr(importlib.import_module(module), name)

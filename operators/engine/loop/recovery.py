@@ -29,7 +29,6 @@ class Recovery:
     """Repeats failed calls in smaller parts, on one decoder.
 
     Args:
-        scheduler, strategy: those of the calls.
         stopping: returns whether the run is being stopped; aborted calls are then not repeated.
     """
 
@@ -52,7 +51,7 @@ class Recovery:
         if failure.code == NO_ROOM and self._scheduler.shrink_budget():
             self._count_futile(failure)
             return
-        for part in self._parts(batch) or [batch]:
+        for part in self._scheduler.halves(batch) or [batch]:
             self._attempt(part)
 
     def succeeded(self) -> None:
@@ -65,7 +64,7 @@ class Recovery:
             logits = batch.decode(self._decoder)
         except DecodeFailed as failure:
             self._undo(batch, failure)
-            parts = self._parts(batch)
+            parts = self._scheduler.halves(batch)
             if not parts:
                 self._judge(batch, failure)
             for part in parts:
@@ -73,9 +72,6 @@ class Recovery:
         else:
             self.succeeded()
             self._strategy.advance(batch, logits)
-
-    def _parts(self, batch: StepBatch) -> list[StepBatch]:
-        return self._scheduler.halves(batch) if len(batch.sequences) > 1 else []
 
     def _undo(self, batch: StepBatch, failure: DecodeFailed) -> None:
         if not self._decoder.partial or (failure.code == ABORTED and self._stopping()):

@@ -15,19 +15,12 @@ from pipeline.api.protocols import Table
 
 STEPS_SCHEMA = pa.schema(
     [
-        pa.field("t_s", pa.float64()),
-        pa.field("engine", pa.int32()),
-        pa.field("context", pa.int32()),
-        pa.field("rows", pa.int32()),
-        pa.field("prefill_tokens", pa.int32()),
-        pa.field("decode_tokens", pa.int32()),
-        pa.field("form_s", pa.float64()),
-        pa.field("decode_s", pa.float64()),
-        pa.field("sample_s", pa.float64()),
-        pa.field("kv_tokens", pa.int64()),
-        pa.field("shared_tokens", pa.int32()),
-        pa.field("moves", pa.int32()),
-        *(pa.field(f"unfilled_{reason.value}", pa.int32()) for reason in IdleReason),
+        ("t_s", pa.float64()),
+        *((name, pa.int32()) for name in ("engine", "context", "rows", "prefill_tokens", "decode_tokens")),
+        *((name, pa.float64()) for name in ("form_s", "decode_s", "sample_s")),
+        ("kv_tokens", pa.int64()),
+        *((name, pa.int32()) for name in ("shared_tokens", "moves")),
+        *((f"unfilled_{reason.value}", pa.int32()) for reason in IdleReason),
     ]
 )
 
@@ -50,12 +43,9 @@ class StepLog:
 
     Args:
         table: metrics/steps.parquet; shared by the contexts of all engines.
-        engine: number of the engine.
-        context: number of the context.
-        scheduler: of the context.
+        engine, context: their numbers.
         meters: of decode and of sample.
-        clock: seconds.
-        began: when the first engine began, on that clock.
+        began: when the first engine began, on `clock`, in seconds.
     """
 
     def __init__(
@@ -88,13 +78,7 @@ class StepLog:
         self._seconds[phase] = self.clock() - began
 
     def record(self, batch: StepBatch, tokens: int, began: float) -> None:
-        """Write the step that was just made.
-
-        Args:
-            batch: the work of the step.
-            tokens: in the batch of the backend.
-            began: when, on the clock.
-        """
+        """Write the step of `batch` that was just made, with `tokens` in the buffer of the backend."""
         sequences = batch.sequences
         prefill_tokens = sum(chunk.count for chunk in batch.chunks)
         decode_tokens = tokens - prefill_tokens - (batch.dummy is not None)

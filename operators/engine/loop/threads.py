@@ -39,11 +39,7 @@ class Closed(PipelineError):
 
 
 class _EngineThread(threading.Thread):
-    """A thread, and the workers whose steps it runs.
-
-    Args:
-        number: 0 for the thread that runs the jobs.
-        run: the thread's function; its argument is this object.
+    """A thread, and the workers whose steps it runs; number 0 runs the jobs.
 
     Attributes:
         current: the worker whose step it runs.
@@ -71,11 +67,7 @@ class _EngineThread(threading.Thread):
 
 
 class EngineThreads:
-    """The compute threads, started on demand and ended by `close`.
-
-    Args:
-        clock: seconds.
-    """
+    """The compute threads, started on demand and ended by `close`."""
 
     def __init__(self, clock: Clock = time.perf_counter) -> None:
         self.changed = threading.Condition()
@@ -149,11 +141,11 @@ class EngineThreads:
     def _run(self, thread: _EngineThread) -> None:
         try:
             while self._wait_for_work(thread):
-                if thread.number == 0:
+                if thread.number == 0 and self._jobs:
                     self._do_next_job()
                 if thread.current is not None:
                     thread.current.step()
-        except BaseException as error:  # reaches the nodes through Engine.raise_failure
+        except BaseException as error:  # reaches the nodes through Client.collect
             with self.changed:
                 self.failure = self.failure or error
                 self._closing = True
@@ -182,8 +174,6 @@ class EngineThreads:
                 self.changed.wait()
 
     def _do_next_job(self) -> None:
-        if not self._jobs:
-            return
         job, work = self._jobs.popleft()
         try:
             job.set_result(work())

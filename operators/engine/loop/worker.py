@@ -25,20 +25,15 @@ class Worker:
     """One context: its slots, and the steps on it.
 
     Args:
-        strategy: fills the batch and uses the logits; bound to the context.
-        queue: the waiting sequences.
-        settings: of the scheduler.
+        strategy: bound to the context.
         meters: of decode and of sample.
         stopping: returns whether the run is being stopped.
-
-    Attributes:
-        scheduler: chooses the work of each step.
-        log: times and records the steps; made by the Engine.
-        on_stop: called when the steps stop.
     """
 
     log: StepLog
+    """Times and records the steps. Set by the Engine, as `on_stop` is."""
     on_stop: Callable[[], None]
+    """Called when the steps stop."""
 
     def __init__(
         self,
@@ -72,7 +67,6 @@ class Worker:
         _hand_over(self.scheduler.finish(self.log.clock()))
 
     def start(self) -> None:
-        """Start the meters."""
         for meter in self.meters:
             meter.clock.start(StageState.STARVED)
 
@@ -89,12 +83,8 @@ class Worker:
 
     def _decode_or_recover(self, batch: StepBatch) -> Logits | None:
         """Return the logits of `batch`; None if the call failed and its sequences were computed in smaller calls or
-        rejected.
-
-        Raises:
-            DecodeFailed: it failed, and no sequence is to blame.
-        """
-        if not batch.needs_call:
+        rejected."""
+        if not (batch.decoding or batch.chunks):
             return _NO_LOGITS
         try:
             logits = batch.decode(self.decoder)
@@ -105,12 +95,9 @@ class Worker:
         return logits
 
 
-def _hand_over(rows: list[Sequence]) -> None:
-    """Give finished sequences to the nodes that submitted them."""
-    owners = dict.fromkeys(row.owner for row in rows)
-    for row in rows:
-        if row.owner is not None:
-            row.owner.finish(row)
-    for owner in owners:
-        if owner is not None:
-            owner.wake()
+def _hand_over(finished: list[Sequence]) -> None:
+    owned = [(row.owner, row) for row in finished if row.owner is not None]
+    for owner, row in owned:
+        owner.finish(row)
+    for owner in dict.fromkeys(owner for owner, _ in owned):
+        owner.wake()

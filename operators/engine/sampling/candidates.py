@@ -8,9 +8,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from operators.engine.sampling.vocabulary_blocks import Floats, Ids
-
+Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
+Ids = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 Keys = npt.NDArray[np.uint64]
 _SIGN = np.uint32(0x80000000)
 _LOW = np.uint64(0xFFFFFFFF)
@@ -29,7 +30,7 @@ class Few:
         size: int64 [rows]; candidates as llama.cpp counts them: it keeps impossible ones (-inf) until a cut drops them.
     """
 
-    def __init__(self, ids: Ids, logits: Floats, size: npt.NDArray[np.int64]) -> None:
+    def __init__(self, ids: Ids, logits: Floats, size: Ids) -> None:
         self.ids = ids
         self.logits = logits
         self.size = size
@@ -46,9 +47,9 @@ class Few:
         return top
 
     @property
-    def possible(self) -> npt.NDArray[np.bool_]:
+    def possible(self) -> Flags:
         """bool [rows, n]: the mask of those that are still candidates."""
-        possible: npt.NDArray[np.bool_] = self.logits > -np.inf
+        possible: Flags = self.logits > -np.inf
         return possible
 
     def distances(self) -> Doubles:
@@ -60,11 +61,10 @@ class Few:
         return np.exp(self.distances())
 
     def probabilities(self) -> Doubles:
-        """Return float64 [rows, n]."""
         weights = self.weights()
         return weights / row_sums(weights)
 
-    def keep(self, kept: npt.NDArray[np.bool_]) -> None:
+    def keep(self, kept: Flags) -> None:
         """Drop the candidates outside `kept`, bool [rows, n]."""
         self.logits[~kept] = -np.inf
         self.size = np.count_nonzero(self.logits > -np.inf, axis=1)

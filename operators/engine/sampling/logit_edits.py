@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from operators.engine.sampling.vocabulary_blocks import Floats, Ids
+from operators.engine.backend.interface import TokenIds
+from operators.engine.sampling.candidates import Flags, Floats, Ids
 
 if TYPE_CHECKING:
-    from operators.engine.sampling.step import SampledRow
+    from operators.engine.sampling.row_state import SampledRow
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,13 +63,13 @@ class Patch:
         values[found] = self.values[at[found]]
 
 
-def find(rising: Ids, wanted: Ids) -> tuple[Ids, np.typing.NDArray[np.bool_]]:
+def find(rising: Ids, wanted: Ids) -> tuple[Ids, Flags]:
     """Return the index in `rising` (not empty) of each of `wanted`, and a mask of those that are there."""
     at = np.minimum(np.searchsorted(rising, wanted), len(rising) - 1)
     return at, rising[at] == wanted
 
 
-def history(row: SampledRow, last: int | None) -> np.typing.NDArray[np.int32]:
+def history(row: SampledRow, last: int | None) -> TokenIds:
     """Return the last tokens of prompt and completion, oldest first; None: all."""
     made = np.array(row.tokens if last is None else row.tokens[-last:], np.int32)
     room = len(row.prompt) if last is None else min(len(row.prompt), last - len(made))

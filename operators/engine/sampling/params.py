@@ -1,17 +1,62 @@
-"""SamplingParams: the settings of the sampler, in token ids and numbers."""
+"""SamplingParams: the settings of the sampler, in token ids and numbers; Chain: the steps that they ask for."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 
-from operators.engine.sampling.chain import Chain, chain_of
+from operators.engine.sampling.candidates import Few
 from operators.engine.sampling.constraint import Constraint
-from operators.engine.sampling.dry import Breakers
 from operators.engine.sampling.logit_edits import Change
+from operators.engine.sampling.penalties import Breakers, Dry, HistoryStep, Penalties
+from operators.engine.sampling.row_state import SampledRow
+from operators.engine.sampling.temperature import DynamicTemperature, Mirostat, Temperature
+from operators.engine.sampling.truncation import MinP, TopK, TopNSigma, TopP, TypicalP, Xtc
+from operators.engine.sampling.whole_vocabulary import Full
 from operators.settings.sampling import STEP_ORDER
+
+
+class Step(Protocol):
+    """A step of the chain: changes logits or drops candidates. Both forms leave the same candidates with the same
+    logits. Its `repr` names it and everything that it does: content keys are made of it."""
+
+    def few(self, few: Few, rows: Seq[SampledRow]) -> None:
+        """Change the few candidates that are left of `rows`, in that order."""
+
+    def full(self, full: Full, row: SampledRow) -> None:
+        """Change the candidates of `row`, which may be the whole vocabulary."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The steps of a row, without those that do nothing.
+
+    Args:
+        edits: the penalties that lead the chain: they change the logits of a few tokens.
+        steps: the others.
+        greedy: take the likeliest token after the edits; then there are no steps.
+    """
+
+    edits: tuple[HistoryStep, ...]
+    steps: tuple[Step, ...]
+    greedy: bool = False
+
+    @property
+    def top_k(self) -> int:
+        """The k of a top-k that comes first; else 0."""
+        first = self.steps[0] if self.steps else None
+        return first.k if isinstance(first, TopK) else 0
+
+    @property
+    def random(self) -> bool:
+        """True if the seed can change a token."""
+        cold = any(isinstance(step, Temperature) and step.t == 0 for step in self.steps)
+        return not self.greedy and (not cold or any(isinstance(step, Xtc) for step in self.steps))
 
 
 @dataclass(frozen=True)
@@ -104,3 +149,72 @@ class SamplingParams:
         stops = (sorted(self.stop_ids), sorted(self.kept_stop_ids))
         parts = (stops, least, edits, self.chain, self.logprobs)
         return repr(parts if self.constraint is None else (*parts, self.constraint.identity))
+
+
+def chain_of(params: SamplingParams) -> Chain:
+    """Make the steps that `params` ask for, in order. Mirostat replaces all but the temperature, as in llama.cpp."""
+    if params.mirostat:
+        return Chain((), (Temperature(params.temperature), Mirostat(params.mirostat_tau, params.mirostat_eta)))
+    made = [step for name in params.order if (step := STEPS[name](params)) is not None]
+    edits = _leading_edits(made)
+    steps = made[len(edits) :]
+    # All other steps only cut by falling probability, which keeps the likeliest.
+    if params.temperature == 0 and not any(isinstance(step, TypicalP | Xtc | HistoryStep) for step in steps):
+        return Chain(tuple(edits), (), greedy=True)
+    return Chain(tuple(edits), tuple(_with_floors(steps)))
+
+
+def _leading_edits(steps: list[Step]) -> list[HistoryStep]:
+    edits: list[HistoryStep] = []
+    for step in steps:
+        if not isinstance(step, HistoryStep):
+            break
+        edits.append(step)
+    return edits
+
+
+def _with_floors(steps: list[Step]) -> list[Step]:
+    """Turn a min-p right after a top-p into its floor."""
+    joined: list[Step] = []
+    for step in steps:
+        if isinstance(step, MinP) and joined and isinstance(joined[-1], TopP) and not joined[-1].floor:
+            joined[-1] = TopP(joined[-1].p, step.p)
+        else:
+            joined.append(step)
+    return joined
+
+
+def _temperature(p: SamplingParams) -> Step | None:
+    if p.dynatemp_range > 0 and p.temperature > 0:
+        return DynamicTemperature(p.temperature, p.dynatemp_range, p.dynatemp_exponent)
+    return Temperature(p.temperature) if p.temperature != 1 else None
+
+
+def _penalties(p: SamplingParams) -> Step | None:
+    values = (p.repetition_penalty, p.presence_penalty, p.frequency_penalty)
+    return None if p.penalty_last_n == 0 or values == (1, 0, 0) else Penalties(p.penalty_last_n, *values)
+
+
+def _dry(p: SamplingParams) -> Step | None:
+    if p.dry_multiplier == 0 or p.dry_penalty_last_n == 0:
+        return None
+    return Dry(p.dry_multiplier, p.dry_base, p.dry_allowed_length, p.dry_penalty_last_n, p.dry_breakers)
+
+
+def _xtc(p: SamplingParams) -> Step | None:
+    works = p.xtc_probability > 0 and p.xtc_threshold <= 0.5
+    return Xtc(p.xtc_probability, p.xtc_threshold) if works else None
+
+
+STEPS: dict[str, Callable[[SamplingParams], Step | None]] = {
+    "penalties": _penalties,
+    "dry": _dry,
+    "top_n_sigma": lambda p: TopNSigma(p.top_n_sigma) if p.top_n_sigma > 0 else None,
+    "top_k": lambda p: TopK(p.top_k) if p.top_k > 0 else None,
+    "typical_p": lambda p: TypicalP(p.typical_p) if p.typical_p < 1 else None,
+    "top_p": lambda p: TopP(p.top_p) if p.top_p < 1 else None,
+    "min_p": lambda p: MinP(p.min_p) if p.min_p > 0 else None,
+    "xtc": _xtc,
+    "temperature": _temperature,
+}
+"""The steps that `sampling.order` can name."""

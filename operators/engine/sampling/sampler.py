@@ -19,12 +19,11 @@ from operators.engine.backend.interface import Logits
 from operators.engine.sampling.candidates import Few
 from operators.engine.sampling.logit_edits import Patch, changes_of
 from operators.engine.sampling.logprobs import score
-from operators.engine.sampling.mirostat import Mirostat
-from operators.engine.sampling.random_numbers import AGAIN, DRAW
-from operators.engine.sampling.step import SampledRow, Step
+from operators.engine.sampling.params import Step
+from operators.engine.sampling.row_state import AGAIN, DRAW, SampledRow
+from operators.engine.sampling.temperature import Mirostat
 from operators.engine.sampling.top_k import block_maxima, fits, largest, patch_maxima, top_tokens
-from operators.engine.sampling.vocabulary_blocks import Layout, Scratch
-from operators.engine.sampling.whole_vocabulary import Full
+from operators.engine.sampling.whole_vocabulary import Full, Scratch
 
 Drawn = tuple[int, float] | None
 """A token and its probability among the candidates that were left; None where there was no distribution."""
@@ -83,8 +82,8 @@ class Sampler:
         return masked
 
     def _scratch_for(self, n_vocab: int) -> Scratch:
-        if self._scratch is None or self._scratch.layout.n_vocab != n_vocab:
-            self._scratch = Scratch(Layout(n_vocab))
+        if self._scratch is None or self._scratch.n_vocab != n_vocab:
+            self._scratch = Scratch(n_vocab)
         return self._scratch
 
 

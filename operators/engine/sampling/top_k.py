@@ -1,9 +1,9 @@
 """The k likeliest tokens of several rows at once, exactly, without a sort of the vocabulary.
 
-The row is cut into strided blocks (vocabulary_blocks.py). Let t be the k-th largest of some block maxima, taken over
-groups of blocks that do not overlap. The k groups at or above t hold k different tokens that are not below t, so the
-k-th largest logit is at least t, and every one of the top k tokens, also among ties, lies in a block whose maximum is
-at least t. So only the tokens of these blocks are looked at, and only those at or above t are sorted.
+The row is cut into strided blocks (`Scratch`). Let t be the k-th largest of some block maxima, taken over groups of
+blocks that do not overlap. The k groups at or above t hold k different tokens that are not below t, so the k-th largest
+logit is at least t, and every one of the top k tokens, also among ties, lies in a block whose maximum is at least t. So
+only the tokens of these blocks are looked at, and only those at or above t are sorted.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from operators.engine.sampling.candidates import from_keys, to_keys
+from operators.engine.sampling.candidates import Few, Floats, Ids, Keys, from_keys, to_keys
 from operators.engine.sampling.logit_edits import Patch
-from operators.engine.sampling.vocabulary_blocks import Floats, Ids, Scratch
+from operators.engine.sampling.whole_vocabulary import Scratch
 
 _GROUP = 32
 """Blocks in a group at most. The threshold is taken among the maxima of groups, and is a little lower for it."""
@@ -24,7 +24,7 @@ _BLOCKS_PER_TOKEN = 4
 
 def fits(scratch: Scratch, k: int) -> bool:
     """Return whether there are enough blocks to find the top `k` by."""
-    return 0 < 2 * k <= scratch.layout.width
+    return 0 < 2 * k <= scratch.width
 
 
 def block_maxima(logits: Floats, rows: Sequence[int], scratch: Scratch) -> Floats:
@@ -32,15 +32,15 @@ def block_maxima(logits: Floats, rows: Sequence[int], scratch: Scratch) -> Float
     scratch.reserve(len(rows))
     maxima = scratch.maxima[: len(rows)]
     for i, row in enumerate(rows):
-        np.maximum.reduce(scratch.layout.blocks(logits[row]), axis=0, out=maxima[i])
+        np.maximum.reduce(scratch.blocks(logits[row]), axis=0, out=maxima[i])
     return maxima
 
 
 def largest(logits: Floats, rows: Sequence[int], maxima: Floats, scratch: Scratch) -> Floats:
     """Return float32 [len(rows)]: the largest logit of each row from its block maxima; NaN if it has one."""
     tops: Floats = maxima.max(axis=1)
-    if scratch.layout.tail < scratch.layout.n_vocab:
-        tops = np.maximum(tops, logits[rows, scratch.layout.tail :].max(axis=1))
+    if scratch.tail < scratch.n_vocab:
+        tops = np.maximum(tops, logits[rows, scratch.tail :].max(axis=1))
     return tops
 
 
@@ -48,13 +48,12 @@ def patch_maxima(
     logits: Floats, rows: Sequence[int], maxima: Floats, patches: Mapping[int, Patch], scratch: Scratch
 ) -> None:
     """Correct `maxima` for rows with changed logits; `patches`: by index in `rows`."""
-    layout = scratch.layout
     for i, patch in patches.items():
-        inside = patch.ids[patch.ids < layout.tail]
-        blocks = np.unique(inside % layout.width)
-        tokens = layout.offsets[:, None] + blocks
+        inside = patch.ids[patch.ids < scratch.tail]
+        blocks = np.unique(inside % scratch.width)
+        tokens = scratch.offsets[:, None] + blocks
         values = logits[rows[i]].take(tokens)
-        values[inside // layout.width, np.searchsorted(blocks, inside % layout.width)] = patch.values[: len(inside)]
+        values[inside // scratch.width, np.searchsorted(blocks, inside % scratch.width)] = patch.values[: len(inside)]
         maxima[i, blocks] = values.max(axis=0)
 
 
@@ -75,7 +74,6 @@ def top_tokens(
         the indices in `rows` that were done, ids int64 [done, k] and logits float32 [done, k]. The others have too many
         equal maxima to be quick.
     """
-    layout = scratch.layout
     thresholds, place, block = _likely_blocks(maxima, k)
     counts = np.bincount(place, minlength=len(rows))
     sane = (counts <= _BLOCKS_PER_TOKEN * k) & (thresholds > -np.inf)
@@ -86,9 +84,9 @@ def top_tokens(
         block, place = block[sane[place]], (sane.cumsum() - 1)[place[sane[place]]]
         thresholds = thresholds[done]
     which = np.asarray(rows)[done]
-    ids = block[:, None] + layout.offsets
+    ids = block[:, None] + scratch.offsets
     values = _gather(logits, which[place], ids)
-    tail_ids = np.broadcast_to(np.arange(layout.tail, layout.n_vocab), (len(done), layout.n_vocab - layout.tail))
+    tail_ids = np.broadcast_to(np.arange(scratch.tail, scratch.n_vocab), (len(done), scratch.n_vocab - scratch.tail))
     tail = _gather(logits, which, tail_ids)
     for at, i in enumerate(done.tolist()):
         if i in patches:
@@ -101,6 +99,13 @@ def top_tokens(
     keys.sort(axis=1)
     best = from_keys(keys[:, : -k - 1 : -1])
     return done.tolist(), np.ascontiguousarray(best[0]), np.ascontiguousarray(best[1])
+
+
+def top_of_row(logits: Floats, k: int, scratch: Scratch) -> Few | None:
+    """Return the `k` likeliest tokens of one row, float32 [n_vocab]; None if there are too many equal maxima."""
+    row = logits[None, :]
+    done, ids, values = top_tokens(row, [0], block_maxima(row, [0], scratch), k, {}, scratch)
+    return Few.of_row(ids[0], values[0], k) if done else None
 
 
 def _likely_blocks(maxima: Floats, k: int) -> tuple[Floats, Ids, Ids]:
@@ -133,7 +138,7 @@ def _gather(logits: Floats, rows: Ids, ids: Ids) -> Floats:
     return taken
 
 
-def _by_row(place: Ids, ids: Ids, values: Floats, thresholds: Floats) -> np.typing.NDArray[np.uint64]:
+def _by_row(place: Ids, ids: Ids, values: Floats, thresholds: Floats) -> Keys:
     """Return uint64 [rows, longest]: the keys of the tokens that reach their row's threshold, padded with 0.
 
     `place` [n] rises: the row of each line of `ids` and `values`, [n, depth].

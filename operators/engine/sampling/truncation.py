@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from operators.engine.sampling.candidates import Few, by_logit, row_sums
-from operators.engine.sampling.random_numbers import XTC
-from operators.engine.sampling.step import SampledRow
-from operators.engine.sampling.top_k import block_maxima, fits, top_tokens
+from operators.engine.sampling.candidates import Doubles, Few, Floats, by_logit, row_sums
+from operators.engine.sampling.row_state import XTC, SampledRow
+from operators.engine.sampling.top_k import fits, top_of_row
 from operators.engine.sampling.whole_vocabulary import FEW, Full
 
 NUCLEUS = 512
@@ -82,23 +81,16 @@ class TopP:
         return True
 
     def _likeliest_suffice(self, full: Full, total: float) -> bool:
-        if not fits(full.scratch, NUCLEUS):
-            if len(full.values) > FEW:
-                return False
+        if not fits(full.scratch, NUCLEUS):  # a vocabulary of fewer than 1,024 tokens
             full.narrow(np.arange(len(full.values)), full.size)
             return True
-        logits = full.values[None, :]
-        maxima = block_maxima(logits, [0], full.scratch)
-        done, ids, values = top_tokens(logits, [0], maxima, NUCLEUS, {}, full.scratch)
-        if not done:
-            return False
-        few = Few.of_row(ids[0], values[0], NUCLEUS)
-        if row_sums(few.weights())[0, 0] < self.p * total:
+        few = top_of_row(full.values, NUCLEUS, full.scratch)
+        if few is None or row_sums(few.weights())[0, 0] < self.p * total:
             return False
         full.few = few
         return True
 
-    def _keep(self, few: Few, weights: np.typing.NDArray[np.float64], totals: np.typing.NDArray[np.float64]) -> None:
+    def _keep(self, few: Few, weights: Doubles, totals: Doubles) -> None:
         """Cut by `p` of `totals`, float64 [rows, 1], and then by the floor."""
         running = weights.cumsum(axis=1)
         before = running < self.p * totals
@@ -146,9 +138,7 @@ class TypicalP:
 
     def full(self, full: Full, row: SampledRow) -> None:
         if len(full.values) <= FEW:
-            full.narrow(np.arange(len(full.values)), full.size)
-        if full.few is not None:
-            self.few(full.few, [row])
+            self.few(full.narrow(np.arange(len(full.values)), full.size), [row])
             return
         entropy, total = full.entropy()
         scores = full.scratch.scores
@@ -221,6 +211,6 @@ class Xtc:
         return row.sampling.uniforms.at(len(row.tokens), XTC) < self.probability
 
 
-def _floor(top: np.typing.NDArray[np.float32] | np.float32, p: float) -> np.typing.NDArray[np.float32] | np.float32:
+def _floor(top: Floats | np.float32, p: float) -> Floats | np.float32:
     """The logit of `p` times the probability of the largest, rounded as llama.cpp does."""
     return top + np.float32(math.log(p))

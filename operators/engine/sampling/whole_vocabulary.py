@@ -1,15 +1,73 @@
-"""Full: one row over its whole vocabulary, until a step has made the candidates few."""
+"""Full: one row over its whole vocabulary, until a step has made the candidates few; Scratch: the buffers for it."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from operators.engine.sampling.candidates import Few, by_logit
-from operators.engine.sampling.vocabulary_blocks import Floats, Ids, Scratch
+from operators.engine.sampling.candidates import Doubles, Few, Flags, Floats, Ids, by_logit
 
 FEW = 4096
 """Most candidates that are sorted."""
+DEPTH = 32
+"""Tokens in a block, if the vocabulary is large enough for a thousand blocks."""
+_BLOCKS = 1024
 _CHUNK = 65_536
+
+
+class Scratch:
+    """The blocks of a vocabulary, and buffers for one row at a time, so that no step allocates an array of its size.
+
+    Block b of V tokens holds the tokens b, b + width, b + 2 * width ...: NumPy reduces over the first axis of
+    `row.reshape(depth, width)` ten times faster than over contiguous blocks.
+
+    Attributes:
+        depth: tokens in a block.
+        width: number of blocks.
+        tail: the first of the last V % depth tokens, which are in no block.
+        offsets: a block's number plus these are its tokens.
+        values, weights, scores, product: float32 [n_vocab].
+        flags, marks: bool [n_vocab].
+        sums: float32 [width].
+        maxima: float32 [rows, width]; grown by `reserve`.
+    """
+
+    def __init__(self, n_vocab: int) -> None:
+        self.n_vocab = n_vocab
+        self.depth = 1
+        while self.depth < DEPTH and n_vocab // (2 * self.depth) >= _BLOCKS:
+            self.depth *= 2
+        self.width = n_vocab // self.depth
+        self.tail = self.depth * self.width
+        self.offsets = self.width * np.arange(self.depth, dtype=np.int64)
+        self.values, self.weights, self.scores, self.product = np.empty((4, n_vocab), np.float32)
+        self.flags, self.marks = np.empty((2, n_vocab), np.bool_)
+        self.sums = np.empty(self.width, np.float32)
+        self.maxima = np.empty((0, self.width), np.float32)
+
+    def blocks(self, row: Floats) -> Floats:
+        """View a row [n_vocab] as its blocks, [depth, width]."""
+        view: Floats = row[: self.tail].reshape(self.depth, self.width)
+        return view
+
+    def reserve(self, rows: int) -> None:
+        """Make room for the block maxima of `rows` rows."""
+        if len(self.maxima) < rows:
+            self.maxima = np.empty((rows, self.width), np.float32)
+
+    def block_sums(self, values: Floats) -> Doubles:
+        """Return float64 [width + 1]: the sum of each block of `values`, float32 [n_vocab], and of the tail.
+
+        A block is summed in float32 in the order of its tokens; nothing depends on other rows or on memory alignment.
+        """
+        np.add.reduce(self.blocks(values), axis=0, out=self.sums)
+        sums = np.empty(len(self.sums) + 1)
+        sums[:-1] = self.sums
+        sums[-1] = np.add.reduce(values[self.tail :], dtype=np.float64)
+        return sums
+
+    def total(self, values: Floats) -> float:
+        """Sum `values`, float32 [n_vocab], without a check for -inf and NaN."""
+        return float(self.block_sums(values).sum())
 
 
 class Full:
@@ -78,7 +136,7 @@ class Full:
         product = np.multiply(weights, distances, out=scratch.product)
         return float(np.log(total)) - scratch.total(product) / total, total
 
-    def keep(self, flags: np.typing.NDArray[np.bool_], count: int) -> None:
+    def keep(self, flags: Flags, count: int) -> None:
         """Keep only the tokens in the mask `flags`, bool [n_vocab]; `count`: the number of them."""
         if count <= FEW:
             self.narrow(np.flatnonzero(flags))
@@ -86,7 +144,7 @@ class Full:
             self.mask(flags)
             self.size = count
 
-    def mask(self, flags: np.typing.NDArray[np.bool_]) -> None:
+    def mask(self, flags: Flags) -> None:
         """Make all tokens outside the mask `flags`, bool [n_vocab], impossible."""
         # The smaller of a logit and +inf or -inf; NumPy's own masking (putmask) takes five times as long.
         bounds = self.scratch.product
@@ -153,9 +211,9 @@ class Full:
 
     def pick(self, uniform: float) -> tuple[int, float] | None:
         """Draw a token by inversion over the blocks, then inside one, with its probability; `uniform` in [0, 1)."""
-        layout = self.scratch.layout
+        scratch = self.scratch
         weights = self.weights()
-        sums = self.scratch.block_sums(weights)
+        sums = scratch.block_sums(weights)
         running = sums.cumsum()
         total = running[-1]
         if not (np.isfinite(total) and total > 0):
@@ -163,7 +221,7 @@ class Full:
         goal = uniform * total
         # Rounding may put the goal behind the last block, or inside a block behind its last token.
         block = min(int(np.searchsorted(running, goal, side="right")), int(np.flatnonzero(sums)[-1]))
-        ids = layout.offsets + block if block < layout.width else np.arange(layout.tail, layout.n_vocab)
+        ids = scratch.offsets + block if block < scratch.width else np.arange(scratch.tail, scratch.n_vocab)
         before = running[block - 1] if block else 0.0
         inside = weights[ids].astype(np.float64).cumsum() + before
         place = int(np.searchsorted(inside, goal, side="right"))
@@ -172,7 +230,7 @@ class Full:
         return token, float(weights[token] / total)
 
 
-def _first(flags: np.typing.NDArray[np.bool_], count: int) -> Ids:
+def _first(flags: Flags, count: int) -> Ids:
     """Return the first `count` ids in the mask `flags`, without listing all of them."""
     found: list[Ids] = []
     for start in range(0, len(flags), _CHUNK):

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from operators.engine.sequence import Sequence
-from operators.engine.sequence.node_queue import Order
+from operators.engine.sequence.placement import Order
 
 CHUNKS_OF_ONE_AGE = 2
 
@@ -79,26 +79,7 @@ class Kind(Enum):
     """A decode step with as many prompt tokens as fit into the micro-batch."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepState:
-    """The slots before the next step.
-
-    Args:
-        rows: in slots.
-        known_logits: sequences that can sample without a call.
-        prefilling: sequences with a prompt to compute now.
-        per_sequence: each slot has a KV stream of its own; false: the unified layout.
-        block: tokens of a block with block diffusion, where prompts are split into blocks, too; 0: a token at a time.
-    """
-
-    rows: int
-    known_logits: int
-    prefilling: int
-    per_sequence: bool
-    block: int = 0
-
-
-def next_batch(state: StepState) -> Kind | None:
+def next_batch(rows: int, known_logits: int, prefilling: int, *, per_sequence: bool, block: int = 0) -> Kind | None:
     """Return the kind of the next step; None if there is nothing to do.
 
     Sampling first, since it costs nothing and the sequences then decode with the others. Prompts before decoding, since
@@ -106,12 +87,19 @@ def next_batch(state: StepState) -> Kind | None:
     llama.cpp cuts a batch into micro-batches of equal token counts, so a prompt beside decoding sequences would be cut
     where its neighbours are, its bits would depend on them, and nothing would be gained, since each micro-batch streams
     the weights anew. In the unified layout there is one micro-batch, and blocks are all of one length.
+
+    Args:
+        rows: sequences in slots.
+        known_logits: those of them that can sample without a call.
+        prefilling: those with a prompt to compute now.
+        per_sequence: each slot has a KV stream of its own; false: the unified layout.
+        block: tokens of a block with block diffusion, where prompts are split into blocks, too; 0: a token at a time.
     """
-    if state.known_logits:
+    if known_logits:
         return Kind.SAMPLE
-    if state.prefilling:
-        return Kind.PREFILL if state.per_sequence and not state.block else Kind.MIXED
-    return Kind.DECODE if state.rows else None
+    if prefilling:
+        return Kind.PREFILL if per_sequence and not block else Kind.MIXED
+    return Kind.DECODE if rows else None
 
 
 def victim(seqs: Iterable[Sequence]) -> Sequence:

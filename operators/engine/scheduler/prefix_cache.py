@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from operators.engine.scheduler.chunking import Chunking
 from operators.engine.scheduler.radix_tree import BLOCK
-from operators.engine.scheduler.slots import SlotPool
+from operators.engine.scheduler.slots import Counts, SlotPool
+from operators.engine.scheduler.step_batch import Chunking
 from operators.engine.scheduler.waiting_queue import WaitingQueue
 from operators.engine.sequence import Sequence, State
 from operators.engine.sequence.placement import PrefixNode, Slot
@@ -30,24 +30,6 @@ CELLS_PER_TOKEN = 200
 with slow prefill, some 170 with fast (docs/performance.md)."""
 MOST_COMPARED = 4
 """Compare at most this many candidates; they share the same radix node."""
-
-
-@dataclass
-class Counts:
-    """Counts since the engine began."""
-
-    shared_tokens: int = 0
-    """Prompt tokens taken from another slot instead of computed."""
-    copies: int = 0
-    """Rows copied between slots to share a prefix."""
-    moves: int = 0
-    """Rows moved to close a hole."""
-    preempted_saved: int = 0
-    """Preempted sequences that resumed from their saved cache."""
-    preempted_anew: int = 0
-    """Preempted sequences that computed their tokens again."""
-    failed_calls: int = 0
-    """Calls that the backend refused; their rows were computed in smaller ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +49,7 @@ class PrefixCache:
     """The contents of the slots of one decoder, and the sequences that reuse them.
 
     Args:
-        pool: the slots.
         queue: has the radix tree, which is modified under its lock.
-        chunking: the rule for splitting prompts.
         counts: incremented here: shared_tokens and copies.
 
     Attributes:
@@ -151,7 +131,6 @@ class PrefixCache:
         self.release(source)
 
     def clear(self, slot: Slot) -> None:
-        """Clear `slot`."""
         if slot.num_cached:
             slot.truncate(0)
         self._disown(slot)
@@ -216,7 +195,6 @@ class PrefixCache:
             slot.group.owners.add(slot)
 
     def _disown(self, slot: Slot) -> None:
-        """Take the prompt of `slot` out of the tree."""
         with self._queue.lock:  # other contexts iterate over the owners
             self._queue.tree.release(slot, slot.node)
             if slot.group is not None:

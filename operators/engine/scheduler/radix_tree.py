@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from operators.engine.backend.interface import TokenIds
 from operators.engine.sequence import Sequence
-from operators.engine.sequence.node_queue import Order, RowHeap
-from operators.engine.sequence.placement import PrefixNode, Slot
+from operators.engine.sequence.placement import Order, PrefixNode, RowHeap, Slot
 
 BLOCK = 16
 """Tokens of an edge of the tree, and the shortest prefix worth sharing: copying a row of the usual 1,024 cells between
@@ -32,21 +31,12 @@ class RadixTree:
         self.cached: dict[int, dict[PrefixNode, None]] = {}
         self._roots = {False: PrefixNode(None, b""), True: PrefixNode(None, b"")}
 
-    def __len__(self) -> int:
-        nodes, found = list(self._roots.values()), 0
-        while nodes:
-            node = nodes.pop()
-            found += len(node.children)
-            nodes += node.children.values()
-        return found
-
     def add_waiting(self, row: Sequence, order: Order) -> None:
         """Add the prefixes of `row`, which waits in its node queue."""
-        ids = row.prompt
-        if len(ids) <= BLOCK:
+        if len(row.prompt) <= BLOCK:
             return
-        node = self._roots[len(ids) >= self._kernel_tokens]
-        data = ids.tobytes()
+        node = self._roots[len(row.prompt) >= self._kernel_tokens]
+        data = row.prompt.tobytes()
         for start in range(0, len(data) - _BYTES + 1, _BYTES):
             key = data[start : start + _BYTES]
             child = node.children.get(key)
@@ -103,8 +93,9 @@ class RadixTree:
                 del self.cached[node.depth]
 
     def _pruned(self, node: PrefixNode) -> PrefixNode | None:
-        """Remove `node` from the tree if it is unused; return its parent."""
-        if node.unused and node.parent is not None and node.parent.children.get(node.key) is node:
+        """Remove `node` from the tree if no slot, waiting sequence or longer prefix needs it; return its parent."""
+        unused = not (node.waiting or node.owners or node.children)
+        if unused and node.parent is not None and node.parent.children.get(node.key) is node:
             del node.parent.children[node.key]
         return node.parent
 

@@ -9,11 +9,9 @@ from functools import partial
 
 from operators.engine.backend.interface import Decoder
 from operators.engine.scheduler import policy
-from operators.engine.scheduler.chunking import Chunking, PrefillChunk, chunks_within, prefill_group
-from operators.engine.scheduler.kv_budget import KvBudget, Preempted
-from operators.engine.scheduler.prefix_cache import Counts, PrefixCache
-from operators.engine.scheduler.slots import SlotPool
-from operators.engine.scheduler.step_batch import IdleReason, StepBatch
+from operators.engine.scheduler.prefix_cache import PrefixCache
+from operators.engine.scheduler.slots import Counts, KvBudget, Preempted, SlotPool
+from operators.engine.scheduler.step_batch import Chunking, IdleReason, PrefillChunk, StepBatch
 from operators.engine.scheduler.waiting_queue import WaitingQueue
 from operators.engine.sequence import Sequence, State
 from operators.engine.sequence.placement import Slot
@@ -21,14 +19,7 @@ from operators.settings.runtime import EngineSettings
 
 
 class Scheduler:
-    """Continuous batching over the slots of one decoder.
-
-    Args:
-        decoder: has the slots.
-        queue: the waiting sequences.
-        settings: refill, admission, preempt_every, swap_mb, row_timeout_s and optimise are read.
-        chunking: how prompts are cut.
-    """
+    """Continuous batching over the slots of one decoder."""
 
     def __init__(self, decoder: Decoder, queue: WaitingQueue, settings: EngineSettings, chunking: Chunking) -> None:
         self._decoder = decoder
@@ -71,13 +62,13 @@ class Scheduler:
         known = [row for row in rows if row.state is State.SAMPLE]
         prefilling = [row for row in rows if row.state is State.PREFILL and row not in waiting]
         shape = self._shape
-        state = policy.StepState(len(rows), len(known), len(prefilling), shape.per_sequence, block=shape.block)
-        match policy.next_batch(state):
+        counts = len(rows), len(known), len(prefilling)
+        match policy.next_batch(*counts, per_sequence=shape.per_sequence, block=shape.block):
             case policy.Kind.SAMPLE:
                 return StepBatch(known_logits=known)
             case policy.Kind.PREFILL:
                 grouped = self._settings.optimise.grouped_prefill
-                return StepBatch(chunks=prefill_group(prefilling, shape, self._chunking, grouped=grouped))
+                return StepBatch(chunks=self._chunking.group(prefilling, shape, grouped=grouped))
             case policy.Kind.DECODE:
                 return self._decode_batch([], idle)
             case policy.Kind.MIXED:
@@ -86,8 +77,10 @@ class Scheduler:
                 return None
 
     def halves(self, batch: StepBatch) -> list[StepBatch]:
-        """Split `batch`, which has at least two sequences, in two."""
+        """Split `batch` in two; none if it has a single sequence."""
         rows, chunks = batch.decoding, batch.chunks
+        if len(rows) + len(chunks) < 2:
+            return []
         if rows and chunks:
             return [self._batch(rows, []), self._batch([], chunks)]
         n, m = len(rows) // 2, len(chunks) // 2
@@ -102,16 +95,19 @@ class Scheduler:
         return True
 
     def finish(self, now: float) -> list[Sequence]:
-        """Remove the sequences that have ended, or are over the time limit, from their slots, and return them. `now`:
-        seconds."""
-        self._expire(now)
+        """Take the sequences that have ended, or are over the time limit for a slot, out of theirs; return them."""
+        limit = self._settings.row_timeout_s
         ended: list[Sequence] = []
         for row in self.slots.rows():
             if row.tokens and not row.times.first_token:
                 row.times.first_token = now
                 if row.placement.group is not None:
                     self.queue.leave_group(row)
-            if row.finish_reason is not None or row.error is not None:
+            going = row.finish_reason is None and row.error is None
+            if going and limit is not None and now - row.times.admitted - row.times.preempted_s > limit:
+                row.error = f"it took longer than runtime.row_timeout_s={limit:g} and had {len(row.tokens)} tokens then"
+                going = False
+            if not going:
                 row.times.finished = now
                 self._release(row)
                 row.state = State.FINISHED
@@ -132,18 +128,7 @@ class Scheduler:
             if slot.row is None:
                 self._cache.clear(slot)
 
-    def _expire(self, now: float) -> None:
-        """Reject the sequences over the time limit for a slot."""
-        limit = self._settings.row_timeout_s
-        if limit is None:
-            return
-        for row in self.slots.rows():
-            in_slot = now - row.times.admitted - row.times.preempted_s
-            if in_slot > limit and row.finish_reason is None and row.error is None:
-                row.error = f"it took longer than runtime.row_timeout_s={limit:g} and had {len(row.tokens)} tokens then"
-
     def _release(self, row: Sequence) -> None:
-        """Free the slot of a sequence that has ended, or whose node has left."""
         self._budget.finished(row)
         self.queue.leave_group(row)
         self._cache.waiting.pop(row, None)
@@ -194,7 +179,7 @@ class Scheduler:
             tokens = len(decoding) * self._shape.step_tokens
             most = self._shape.n_ubatch if decoding else self._shape.call_tokens
             room = self._budget.left(rows, most) - tokens
-            chunks = chunks_within([row for row in prefilling if row.state is State.PREFILL], room, self._chunking)
+            chunks = self._chunking.within([row for row in prefilling if row.state is State.PREFILL], room)
             if not self._budget.is_shared or (room >= 0 and (decoding or chunks)):
                 break
             self._preempt(always_save=False)
@@ -210,7 +195,6 @@ class Scheduler:
         return replace(batch, dummy=self._dummy_beside(batch.sequences[0])) if alone else batch
 
     def _preempt(self, *, always_save: bool) -> None:
-        """Take a sequence out of its slot, to be resumed later."""
         row = policy.victim(self.slots.rows())
         self._cache.waiting.pop(row, None)
         self._preempted.save(row, always=always_save)
@@ -233,7 +217,6 @@ class Scheduler:
         return neighbour
 
     def _close_holes(self) -> None:
-        """Move the highest sequences into the lowest free slots."""
         while (hole := self.slots.hole()) is not None:
             self._cache.move(*hole)
             self.counts.moves += 1

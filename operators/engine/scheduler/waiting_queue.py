@@ -15,18 +15,12 @@ from operators.engine.backend.interface import Decoder
 from operators.engine.scheduler import policy
 from operators.engine.scheduler.radix_tree import RadixTree
 from operators.engine.sequence import Sequence
-from operators.engine.sequence.node_queue import NodeQueue, Order
-from operators.engine.sequence.placement import PrefixNode, PromptGroup
+from operators.engine.sequence.placement import NodeQueue, Order, PrefixNode, PromptGroup
 from operators.settings.runtime import OptimiseSettings
 
 
 class WaitingQueue:
-    """The queues of all nodes. Safe to use from several threads.
-
-    Args:
-        optimise: says what may be shared and sorted.
-        kernel_tokens: see `RadixTree`.
-    """
+    """The queues of all nodes. Safe to use from several threads."""
 
     def __init__(self, optimise: OptimiseSettings, kernel_tokens: int) -> None:
         self.lock = threading.RLock()
@@ -38,7 +32,7 @@ class WaitingQueue:
 
     @property
     def shares(self) -> bool:
-        """True if sequences may reuse each other's KV cache."""
+        """True if sequences may use each other's KV cache."""
         return self._optimise.prefix_sharing or self._optimise.sample_sharing
 
     def share_nothing(self) -> None:
@@ -70,7 +64,6 @@ class WaitingQueue:
 
     @property
     def waiting(self) -> bool:
-        """True if any sequence waits for a slot."""
         return any(node.waiting for node in self.nodes)
 
     @property
@@ -138,7 +131,7 @@ class WaitingQueue:
             key = row.prompt.tobytes()
             group = self._groups.get(key)
             if group is None or not group.waiting:
-                group = self._groups[key] = PromptGroup(key=key)
+                group = self._groups[key] = PromptGroup(key)
             group.waiting += 1
             row.placement.group = group
 

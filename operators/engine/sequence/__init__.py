@@ -1,5 +1,5 @@
-"""A sequence in the engine, its placement by the scheduler, and its node's queue."""
+"""A sequence in the engine, and its place."""
 
-from operators.engine.sequence.sequence import FinishReason, Sequence, State
+from operators.engine.sequence.sequence import FinishReason, Sequence, State, StopWatcher
 
-__all__ = ["FinishReason", "Sequence", "State"]
+__all__ = ["FinishReason", "Sequence", "State", "StopWatcher"]

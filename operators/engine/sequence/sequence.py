@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 
@@ -9,10 +10,8 @@ import numpy as np
 
 from operators.engine.backend.interface import TokenIds
 from operators.engine.sampling.params import SamplingParams
-from operators.engine.sampling.step import SamplingState
-from operators.engine.sampling.stop_strings import StopWatcher
-from operators.engine.sequence.node_queue import NodeQueue
-from operators.engine.sequence.placement import Placement, Slot
+from operators.engine.sampling.row_state import SamplingState
+from operators.engine.sequence.placement import NodeQueue, Placement, Slot
 from operators.settings.runtime import KERNEL_TOKENS
 
 JUMP_TOKENS = 16
@@ -54,6 +53,38 @@ class Times:
     """Seconds outside of its slot since its admission; undefined while it is outside."""
     first_token: float = 0.0
     finished: float = 0.0
+
+
+class StopWatcher:
+    """Looks for any of `stops` in the bytes of a growing completion: finds also those that are split over tokens.
+
+    Args:
+        stops: strings that end the completion, in UTF-8; none of them empty.
+        pieces: the bytes of every token id.
+        keep: the stop string becomes part of the completion.
+    """
+
+    __slots__ = ("_longest", "_pieces", "cut", "keep", "stops", "text")
+
+    def __init__(self, stops: Seq[bytes], pieces: Seq[bytes], keep: bool = False) -> None:
+        self.stops = stops
+        self.keep = keep
+        self._pieces = pieces
+        self._longest = max(map(len, stops))
+        self.text = bytearray()
+        self.cut: int | None = None
+        """The index in `text` at which the completion ends, once a stop string was found."""
+
+    def feed(self, token: int) -> bool:
+        """Append a token; return True if a stop string is complete. The leftmost counts, of two there the shorter."""
+        piece = self._pieces[token]
+        start = max(0, len(self.text) - self._longest + 1)
+        self.text += piece
+        found = [(at, at + len(stop)) for stop in self.stops if (at := self.text.find(stop, start)) >= 0]
+        if found:
+            at, end = min(found)
+            self.cut = end if self.keep else at
+        return bool(found)
 
 
 @dataclass(slots=True, eq=False)
@@ -110,7 +141,6 @@ class Sequence:
 
     @property
     def next_token(self) -> int:
-        """The first of the tokens to compute."""
         made = self.slot.num_cached - len(self.prompt)
         return self.tokens[made] if made >= 0 else int(self.prompt[made])
 

@@ -9,8 +9,7 @@ import numpy as np
 
 from operators.engine.backend.interface import Logits
 from operators.engine.sampling.sampler import Sampler
-from operators.engine.scheduler.chunking import PrefillChunk
-from operators.engine.scheduler.step_batch import StepBatch
+from operators.engine.scheduler.step_batch import PrefillChunk, StepBatch
 from operators.engine.sequence import Sequence
 from operators.engine.strategies.base import Strategy
 from operators.settings import DecodeSettings, SamplingSettings
@@ -18,12 +17,7 @@ from operators.settings.runtime import EngineSettings
 
 
 class Autoregressive(Strategy):
-    """Token by token.
-
-    Args:
-        settings: the config group `decode`.
-        sampler: draws the tokens; None: the usual one.
-    """
+    """Token by token."""
 
     def __init__(self, settings: DecodeSettings, sampler: Sampler | None = None) -> None:
         super().__init__(settings)

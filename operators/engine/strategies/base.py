@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Self
 
 from operators.engine.backend.interface import Decoder, DecoderShape, Logits, Model, max_sequence_tokens
-from operators.engine.scheduler.chunking import Chunking
-from operators.engine.scheduler.step_batch import StepBatch
+from operators.engine.scheduler.step_batch import Chunking, StepBatch
 from operators.engine.scheduler.waiting_queue import WaitingQueue
 from operators.engine.sequence import Sequence
 from operators.settings import DecodeSettings, SamplingSettings
@@ -20,9 +19,6 @@ class Strategy(ABC):
 
     `decode.strategy` names a subclass. It is made from the config group `decode`, before there is a context; `bind`
     sets the context. The defaults are for sequences that decode one token per step.
-
-    Args:
-        settings: the config group.
 
     Attributes:
         decoder: the context, once bound; its batch is filled in place.
@@ -37,19 +33,11 @@ class Strategy(ABC):
 
     @abstractmethod
     def check(self, sampling: SamplingSettings, runtime: EngineSettings) -> None:
-        """Check everything that needs no loaded model.
-
-        Raises:
-            ConfigError: it cannot work with these settings.
-        """
+        """Check everything that needs no loaded model; raise ConfigError if it cannot work with these settings."""
 
     def room(self, settings: EngineSettings, n_ctx_train: int) -> int:
         """Return the most prompt and completion tokens of a sequence: whole blocks, and in the unified layout at most
-        the KV cache. `n_ctx_train`: tokens that the model was trained for.
-
-        Raises:
-            ConfigError: more was asked for.
-        """
+        the KV cache. Raises ConfigError if more than `n_ctx_train` was asked for."""
         longest = max_sequence_tokens(settings, n_ctx_train)
         longest = longest if settings.n_ctx is None else min(longest, settings.n_ctx)
         return longest - longest % max(self.block, 1)
@@ -67,11 +55,7 @@ class Strategy(ABC):
         return Chunking(KERNEL_TOKENS if shape.deterministic else 0)
 
     def bind(self, decoder: Decoder, model: Model) -> Self:
-        """Set the context: `decoder`, of `model`. Returns itself.
-
-        Raises:
-            ConfigError: it cannot work with the model.
-        """
+        """Set the context, and return itself; raise ConfigError if it cannot work with `model`."""
         self.decoder = decoder
         return self
 

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from operators.engine.backend.fake import END_ID, FakeDecoder, FakeModel
-from operators.engine.backend.interface import Decoder, DecoderShape
+from operators.engine.backend.interface import Decoder, DecoderShape, Logits
 from operators.engine.loop.engine import Engine
 from operators.engine.loop.step_log import STEPS_SCHEMA
 from operators.engine.loop.worker import Worker
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sampling.sampler import Sampler
 from operators.engine.scheduler.scheduler import Scheduler
+from operators.engine.scheduler.slots import SlotPool
 from operators.engine.scheduler.waiting_queue import WaitingQueue
 from operators.engine.sequence import Sequence
 from operators.engine.sequence.placement import Slot
@@ -27,6 +28,19 @@ from pipeline.api.meter import StageMeter
 
 GREEDY = SamplingParams(stop_ids=frozenset({END_ID}))
 WARM = SamplingParams(temperature=1.0, top_k=20, stop_ids=frozenset({END_ID}))
+
+
+class RecordingDecoder(FakeDecoder):
+    """Notes the slots of each call, in the order of its tokens, without repeats."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.calls: list[tuple[int, ...]] = []
+
+    def decode(self) -> Logits:
+        logits = super().decode()
+        self.calls.append(tuple(dict.fromkeys(self.batch.seq_id[: self.batch.n_tokens].tolist())))
+        return logits
 
 
 class Table:
@@ -95,9 +109,15 @@ def worker_on(
     return Worker(Autoregressive(DecodeSettings(), sampler).bind(decoder, FakeModel()), queue, settings, meters)
 
 
+def check_pool(pool: SlotPool) -> None:
+    """No slot is lost or given twice."""
+    assert sorted(pool._free) == [slot.index for slot in pool.slots if slot.row is None]
+    assert all(slot.row is None or slot.row.slot is slot for slot in pool.slots)
+
+
 def check_slots(scheduler: Scheduler) -> None:
     """Slots are whole, and what they say is in the KV cache is there: on the fake, which can be asked."""
-    scheduler.slots.check()
+    check_pool(scheduler.slots)
     decoder = scheduler.slots.decoder
     if isinstance(decoder, FakeDecoder):
         assert [slot.num_cached for slot in scheduler.slots.slots] == decoder._length[: scheduler.slots.size].tolist()
@@ -108,8 +128,7 @@ class Bench:
 
     def __init__(self, sizes: DecoderShape, **settings: Any) -> None:
         self.settings = settings_for(sizes, **settings)
-        self.decoder = FakeDecoder(sizes)
-        self.decoder.keep_calls = True
+        self.decoder = RecordingDecoder(sizes)
         self.queue = queue_for(self.settings)
         self.worker = worker_on(self.decoder, self.settings, self.queue)
         self.scheduler = self.worker.scheduler

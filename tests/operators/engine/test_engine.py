@@ -13,7 +13,17 @@ from operators.engine.loop.threads import EngineThreads
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sequence import Sequence
 from pipeline.api.meter import StageMeter
-from tests.operators.engine.fixtures import Bench, Table, prompts, queue_for, sequences, settings_for, shape, worker_on
+from tests.operators.engine.fixtures import (
+    Bench,
+    RecordingDecoder,
+    Table,
+    prompts,
+    queue_for,
+    sequences,
+    settings_for,
+    shape,
+    worker_on,
+)
 
 pytestmark = pytest.mark.usefixtures("memory")
 
@@ -91,9 +101,7 @@ def test_closing_an_engine_that_never_ran():
 def test_two_contexts_work_on_one_queue():
     texts = prompts(60)
     expected = Bench(shape(4)).run(sequences(texts))
-    decoders = [FakeDecoder(shape(3)), FakeDecoder(shape(3))]
-    for decoder in decoders:
-        decoder.keep_calls = True
+    decoders = [RecordingDecoder(shape(3)), RecordingDecoder(shape(3))]
     engine = engine_on(*decoders)
     woken = threading.Event()
     client = engine.connect(StageMeter("node"), 1, 1000, woken.set)

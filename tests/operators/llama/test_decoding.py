@@ -20,7 +20,7 @@ from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import InputError
 from pipeline.api.meter import StageMeter
-from tests.operators.engine.fixtures import Table, queue_for, worker_on
+from tests.operators.engine.fixtures import Table, check_pool, queue_for, worker_on
 from tools.models.make_model import write_model
 
 LENGTHS = (5, 1, 2, 31, 33, 60, 63, 64, 65, 66, 100, 127, 129, 300, 511, 512, 513, 514, 700)
@@ -86,7 +86,7 @@ def complete(
     client.end()
     while worker.scheduler.runnable:
         worker.step()
-        worker.scheduler.slots.check()
+        check_pool(worker.scheduler.slots)
     COUNTS.clear()
     COUNTS.update(engine.totals())
     tokens = {row.handle: row.tokens for row in client.collect()}

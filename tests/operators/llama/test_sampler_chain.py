@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from operators.engine.sampling.dry import Breakers
 from operators.engine.sampling.logit_edits import Patch, changes_of
 from operators.engine.sampling.params import SamplingParams
-from operators.engine.sampling.vocabulary_blocks import Layout, Scratch
-from operators.engine.sampling.whole_vocabulary import Full
+from operators.engine.sampling.penalties import Breakers
+from operators.engine.sampling.whole_vocabulary import Full, Scratch
 from operators.engine.sequence import Sequence
 from operators.generation.sampling_params import dry_breakers
 from operators.llama.model import LlamaModel
@@ -38,7 +37,7 @@ def warm(values: dict[str, Any]) -> Sequence:
 
 def ours(logits: np.ndarray, row: Sequence) -> dict[int, float]:
     """Token to probability after the chain, by the steps over the whole vocabulary and then over the few."""
-    scratch = Scratch(Layout(len(logits)))
+    scratch = Scratch(len(logits))
     full = Full(logits, scratch)
     if changes := changes_of(row):
         patch = Patch(logits, changes)

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from operators.engine.sampling.params import SamplingParams
-from operators.engine.sampling.stop_strings import StopWatcher
-from operators.engine.sequence import Sequence
+from operators.engine.sequence import Sequence, StopWatcher
 from operators.generation.completions import completion_text
 from operators.llama.model import LlamaModel
 from operators.settings import ModelSettings

@@ -9,46 +9,37 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from operators.engine.backend.interface import Logits, TokenIds
-from operators.engine.scheduler.chunking import Chunking
+from operators.engine.sampling.candidates import Flags
 from operators.engine.scheduler.radix_tree import common_length
+from operators.engine.scheduler.step_batch import Chunking
 from operators.engine.sequence import Sequence, State
 from operators.engine.strategies.block_diffusion.remasking import Confidences
 
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """The block that a sequence is making.
+    """The block that a sequence is making, after `step` denoising steps.
 
     Args:
         ids: int32 [L]; unknown tokens have the mask's id, but only `known` tells which these are.
         known: bool [L]; the tokens that come from the prompt are so from the start.
-
-    Attributes:
-        step: denoising steps so far.
     """
 
     ids: TokenIds
-    known: npt.NDArray[np.bool_]
+    known: Flags
     step: int = field(default=0, init=False)
 
     @property
     def is_complete(self) -> bool:
-        """True if every token is known."""
         return bool(self.known.all())
 
 
 @dataclass(frozen=True, slots=True)
 class Before:
     """The prediction of the token before a block, for models that predict the next position: of the block's first
-    token, the same in each step.
-
-    Args:
-        logits: float32 [n_vocab], a copy.
-        confidences: of this one position.
-    """
+    token, the same in each step. `logits`: float32 [n_vocab], a copy."""
 
     logits: Logits
     confidences: Confidences
@@ -56,11 +47,7 @@ class Before:
 
 @dataclass(slots=True, eq=False)
 class BlockRow(Sequence):
-    """A sequence that grows by whole blocks. Its tokens in the KV cache are always whole blocks.
-
-    Args:
-        block_length: tokens of a block.
-    """
+    """A sequence that grows by whole blocks. Its tokens in the KV cache are always whole blocks."""
 
     block_length: int = 1
     block: Block | None = field(default=None, init=False)
@@ -107,12 +94,11 @@ class BlockRow(Sequence):
 
 
 class BlockChunking(Chunking):
-    """Splits prompts into chunks of one block.
+    """Splits prompts into chunks of one block, of `length` tokens.
 
     Args:
-        length: tokens of a block.
-        shift: whether the last token of a prompt's blocks predicts the first one after them, so that every sequence
-            computes its last block itself.
+        shift: the last token of a prompt's blocks predicts the first one after them, so every sequence computes its
+            last block itself.
     """
 
     def __init__(self, length: int, shift: bool = False) -> None:

@@ -19,9 +19,9 @@ from itertools import pairwise
 from typing import Self, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from operators.engine.backend.interface import Decoder, DecoderShape, Logits, Model, TokenIds
+from operators.engine.sampling.candidates import Flags
 from operators.engine.sampling.sampler import Sampler
 from operators.engine.scheduler.step_batch import StepBatch
 from operators.engine.scheduler.waiting_queue import WaitingQueue
@@ -34,25 +34,18 @@ from operators.settings.block_diffusion import BlockDiffusionSettings, Remasking
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError
 
-Flags = npt.NDArray[np.bool_]
-
 
 @dataclass
 class PassCounts:
-    """Counts of passes; a pass is one block of one row in one call."""
+    """Counts. A pass is one block of one row in one call: of its prompt, of a denoising step, or to store it. Discarded
+    are committed tokens after the end of a text; `output_rows` counts rows of logits."""
 
     prompt_passes: float = 0.0
-    """Blocks of prompts."""
     denoise_passes: float = 0.0
-    """Denoising steps."""
     store_passes: float = 0.0
-    """Complete blocks computed for the KV cache."""
     committed_tokens: float = 0.0
-    """Tokens committed."""
     discarded_tokens: float = 0.0
-    """Committed tokens after the end of a text."""
     output_rows: float = 0.0
-    """Rows of logits."""
 
 
 @dataclass(slots=True)  # not frozen: one is made for every row and call, and freezing doubles the cost
@@ -77,14 +70,7 @@ class Pass:
 
 
 class BlockDiffusion(Strategy):
-    """Makes completions block by block. Overwrites the decoder's logits of the mask token.
-
-    Args:
-        settings: the schedule, and which tokens are committed.
-
-    Raises:
-        ConfigError: these are the settings of another strategy.
-    """
+    """Makes completions block by block. Overwrites the decoder's logits of the mask token."""
 
     settings: BlockDiffusionSettings
 
@@ -119,7 +105,7 @@ class BlockDiffusion(Strategy):
         return super().bind(decoder, model)
 
     def fill(self, step: StepBatch) -> None:
-        """Put the blocks of the sequences of `step` into the decoder's buffer, in slot order."""
+        """Put the blocks of all sequences into the decoder's buffer, in slot order."""
         self._passes = sorted(self._passes_of(step), key=lambda one: one.slot)
         self._outputs = np.stack([one.wanted for one in self._passes])
         slots = [one.slot for one in self._passes]
@@ -127,9 +113,8 @@ class BlockDiffusion(Strategy):
             no_lone_output(self._outputs, slots)
         batch = self.decoder.batch
         batch.clear()
-        batch.add_spans(
-            [one.tokens for one in self._passes], [one.first for one in self._passes], slots, [0] * len(slots)
-        )
+        firsts = [one.first for one in self._passes]
+        batch.add_spans([one.tokens for one in self._passes], firsts, slots, [0] * len(slots))
         batch.output[: batch.n_tokens] = self._outputs.ravel()
 
     def advance(self, step: StepBatch, logits: Logits) -> None:
@@ -235,5 +220,5 @@ def _one_before(unknown: Flags) -> Flags:
 
 
 def _temperature(row: BlockRow | None) -> float:
-    """Return the temperature for confidences: that of the row, or 1 for a greedy row."""
+    """Return the temperature for confidences, which is 1 for a greedy row."""
     return 1.0 if row is None else row.params.temperature or 1.0

@@ -10,15 +10,13 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from operators.engine.backend.interface import Logits
+from operators.engine.sampling.candidates import Floats, Ids
 from operators.settings.block_diffusion import BlockDiffusionSettings, Remasking
 
 _FLOATS_AT_ONCE = 1 << 16
 """Logits processed at a time: 256 KiB, which stays in a core's cache."""
-
-Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ class Confidences:
         entropies: float32 [positions] in nats; None if not asked for.
     """
 
-    tops: npt.NDArray[np.int64]
+    tops: Ids
     maxima: Floats
     sums: Floats
     entropies: Floats | None

@@ -27,10 +27,14 @@ UNUSABLE = {
 
 def check_sampling(sampling: SamplingSettings) -> None:
     """Raise ConfigError for a setting of `sampling` that does not work with blocks."""
+    defaults = SamplingSettings()
     for key, why in UNUSABLE.items():
-        if _is_on(sampling, key):
-            value = sampling.structured.kind if key == "structured" else repr(getattr(sampling, key))
-            raise ConfigError(f"sampling.{key}={value} cannot work with decode=block_diffusion: {why}")
+        structured = key == "structured"
+        value = sampling.structured.kind if structured else getattr(sampling, key)
+        default = None if structured else getattr(defaults, key)
+        if value != default and (value or key == "logprobs"):
+            shown = value if structured else repr(value)
+            raise ConfigError(f"sampling.{key}={shown} cannot work with decode=block_diffusion: {why}")
         if key in sampling.per_row:
             raise ConfigError(f"sampling.per_row: a column '{key}' cannot work with decode=block_diffusion: {why}")
 
@@ -53,11 +57,8 @@ def check_sizes(runtime: EngineSettings, block_length: int) -> None:
 
 
 def mask_of(decoder: Decoder, model: Model, mask_token_id: int | None) -> int:
-    """Return the id of the mask: `mask_token_id`, or if that is None the one in the vocabulary.
-
-    Raises:
-        ConfigError: there is none, or the decoder cannot truncate.
-    """
+    """Return the id of the mask: `mask_token_id`, or if that is None the one in the vocabulary. Raises ConfigError if
+    there is none, or the decoder cannot truncate."""
     if not decoder.partial:
         raise ConfigError("decode=block_diffusion drops the end of what the model keeps of a row; this one cannot")
     mask_id = model.mask_id if mask_token_id is None else mask_token_id
@@ -69,10 +70,3 @@ def mask_of(decoder: Decoder, model: Model, mask_token_id: int | None) -> int:
     if mask_id >= model.n_vocab:
         raise ConfigError(f"decode.mask_token_id={mask_id} cannot work: the model's ids are 0 to {model.n_vocab - 1}")
     return mask_id
-
-
-def _is_on(sampling: SamplingSettings, key: str) -> bool:
-    value = getattr(sampling, key)
-    if key == "structured":
-        return sampling.structured.kind is not None
-    return value is not None if key == "logprobs" else bool(value) and value != getattr(SamplingSettings(), key)

@@ -11,8 +11,7 @@ from operators.engine.backend.interface import Model
 from operators.engine.loop.engine import Engine
 from operators.engine.loop.worker import Worker
 from operators.engine.sampling.params import SamplingParams
-from operators.engine.sampling.stop_strings import StopWatcher
-from operators.engine.sequence import Sequence
+from operators.engine.sequence import Sequence, StopWatcher
 from operators.engine.strategies.block_diffusion.denoise import BlockDiffusion
 from operators.settings.block_diffusion import BlockDiffusionSettings
 from operators.settings.runtime import EngineSettings

@@ -12,7 +12,7 @@ from operators.engine.backend.fake import FakeDecoder
 from operators.engine.loop.threads import Closed, EngineThreads
 from operators.engine.sampling.params import SamplingParams
 from pipeline.api.meter import StageMeter
-from tests.operators.engine.fixtures import Bench, prompts, sequences, shape
+from tests.operators.engine.fixtures import Bench, RecordingDecoder, prompts, sequences, shape
 from tests.operators.engine.test_engine import collect_all, engine_on
 
 
@@ -70,8 +70,7 @@ def test_a_job_waits_for_one_step_and_no_more():
         calls.acquire()
         return 0
 
-    decoder = FakeDecoder(shape(4), fail=gate)
-    decoder.keep_calls = True
+    decoder = RecordingDecoder(shape(4), fail=gate)
     threads, woken = EngineThreads(), threading.Event()
     client = engine_on(decoder, threads=threads).connect(StageMeter("node"), 1, 1000, woken.set)
     client.submit(sequences(texts))

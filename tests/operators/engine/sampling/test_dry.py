@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from operators.engine.sampling.dry import Breakers, Dry
 from operators.engine.sampling.params import SamplingParams
+from operators.engine.sampling.penalties import Breakers, Dry
 from operators.engine.sequence import Sequence
 
 A, B, C, D, X, Y = range(6)

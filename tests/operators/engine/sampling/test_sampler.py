@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from operators.engine.sampling.logit_edits import Patch, forbid
 from operators.engine.sampling.params import SamplingParams
-from operators.engine.sampling.random_numbers import BLOCK, Uniforms
+from operators.engine.sampling.row_state import BLOCK, Uniforms
 from operators.engine.sampling.sampler import Sampler
 from operators.engine.sampling.top_k import block_maxima, fits, patch_maxima, top_tokens
-from operators.engine.sampling.vocabulary_blocks import Layout, Scratch
-from operators.engine.sampling.whole_vocabulary import Full
+from operators.engine.sampling.whole_vocabulary import Full, Scratch
 from operators.engine.sequence import Sequence
 
 REAL = 151_936
@@ -53,7 +52,7 @@ def by_sorting(logits: np.ndarray, k: int) -> list[int]:
 
 def top_of(logits: np.ndarray, k: int, patches: dict[int, Patch]) -> list[list[int]]:
     """The top k of each row by way of the block maxima, or of selection where that gives a row back."""
-    scratch = Scratch(Layout(logits.shape[1]))
+    scratch = Scratch(logits.shape[1])
     found: dict[int, list[int]] = {}
     if fits(scratch, k):
         everyone = range(len(logits))

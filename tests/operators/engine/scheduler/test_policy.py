@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from operators.engine.scheduler import policy
-from operators.engine.scheduler.policy import Kind, KvState, StepState, may_admit, next_batch, order, victim
+from operators.engine.scheduler.policy import Kind, KvState, may_admit, next_batch, order, victim
 from operators.engine.sequence import Sequence
 from tests.operators.engine.fixtures import GREEDY, WARM, Bench, prompts, sequences, shape
 
@@ -40,28 +38,28 @@ def test_a_row_is_admitted_where_it_fits(state, admits):
 
 
 @pytest.mark.parametrize(
-    ("state", "kind"),
+    ("counts", "per_sequence", "block", "kind"),
     [
-        (StepState(3, 1, 1, per_sequence=True), Kind.SAMPLE),
-        (StepState(3, 0, 1, per_sequence=True), Kind.PREFILL),
-        (StepState(3, 0, 1, per_sequence=True, block=4), Kind.MIXED),
-        (StepState(3, 0, 1, per_sequence=False), Kind.MIXED),
-        (StepState(3, 0, 0, per_sequence=False), Kind.DECODE),
-        (StepState(3, 0, 0, per_sequence=True), Kind.DECODE),
-        (StepState(0, 0, 0, per_sequence=True), None),
+        ((3, 1, 1), True, 0, Kind.SAMPLE),
+        ((3, 0, 1), True, 0, Kind.PREFILL),
+        ((3, 0, 1), True, 4, Kind.MIXED),
+        ((3, 0, 1), False, 0, Kind.MIXED),
+        ((3, 0, 0), False, 0, Kind.DECODE),
+        ((3, 0, 0), True, 0, Kind.DECODE),
+        ((0, 0, 0), True, 0, None),
     ],
 )
-def test_sampling_comes_before_prompts_and_prompts_before_decoding(state, kind):
-    assert next_batch(state) is kind
+def test_sampling_comes_before_prompts_and_prompts_before_decoding(counts, per_sequence, block, kind):
+    assert next_batch(*counts, per_sequence=per_sequence, block=block) is kind
 
 
-def mixed_everywhere(state: StepState) -> Kind | None:
+def mixed_everywhere(*counts: int, per_sequence: bool, block: int) -> Kind | None:
     """Prompts beside decoding sequences also where each slot is its own stream."""
-    return next_batch(replace(state, per_sequence=False))
+    return next_batch(*counts, per_sequence=False, block=block)
 
 
-def prompts_before_samples(state: StepState) -> Kind | None:
-    return next_batch(replace(state, known_logits=0) if state.prefilling else state)
+def prompts_before_samples(rows: int, known: int, prefilling: int, *, per_sequence: bool, block: int) -> Kind | None:
+    return next_batch(rows, 0 if prefilling else known, prefilling, per_sequence=per_sequence, block=block)
 
 
 @pytest.mark.parametrize("rule", [mixed_everywhere, prompts_before_samples])

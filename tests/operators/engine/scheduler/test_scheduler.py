@@ -7,7 +7,7 @@ import pytest
 
 from operators.engine.scheduler.step_batch import IdleReason, StepBatch
 from operators.engine.sequence import FinishReason, Sequence, State
-from operators.engine.sequence.node_queue import NodeQueue
+from operators.engine.sequence.placement import NodeQueue
 from pipeline.api.meter import StageMeter
 from tests.operators.engine.fixtures import GREEDY, WARM, Bench, prompts, sequences, shape
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from operators.engine.sampling.stop_strings import StopWatcher
+from operators.engine.sequence import StopWatcher
 
 BYTES = [bytes([i]) for i in range(256)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from operators.engine.sequence import Sequence
-from operators.engine.sequence.node_queue import Order, RowHeap
+from operators.engine.sequence.placement import Order, RowHeap
 from tests.operators.engine.fixtures import prompts, sequences
 
 TEXT = prompts(1)[0]
