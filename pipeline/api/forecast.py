@@ -1,8 +1,7 @@
-"""Estimates for a dry run: ranges, a sample of the input, and the forecast of a node."""
+"""Estimates for a dry run: ranges, and the forecast of a node."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,28 +43,6 @@ class Range:
 
 
 NOTHING = Range.exact(0.0)
-
-
-@dataclass(frozen=True)
-class Sample:
-    """A sample of the input.
-
-    Args:
-        batches: the rows, all of chunk 0, with their true `row`.
-        rejects: sampled rows that could not be read.
-        rows: source rows that the run has to process, unreadable ones included.
-        how: how the sample was taken, for the printed report.
-    """
-
-    batches: Sequence[Batch]
-    rejects: Sequence[Rejects]
-    rows: Range
-    how: str
-
-    @property
-    def taken(self) -> int:
-        """Rows in the sample, unreadable ones included."""
-        return sum(b.num_rows for b in self.batches) + sum(r.num_rows for r in self.rejects)
 
 
 @dataclass(frozen=True)
@@ -118,8 +95,3 @@ class Forecast:
 def share(part: float, whole: float) -> float:
     """Return part / whole, or 1.0 if whole is 0."""
     return part / whole if whole else 1.0
-
-
-def is_unbounded(value: Range) -> bool:
-    """Return whether `value` has no upper bound."""
-    return math.isinf(value.high)
