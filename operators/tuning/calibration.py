@@ -55,11 +55,10 @@ class Choice:
 
 @dataclass
 class Calibration:
-    """Measures a model's calls.
+    """Measures a model's calls, to choose the open keys of `settings`.
 
     Args:
         lease: gives a decoder for settings, and a function that frees it.
-        settings: of the job; their open keys are to be chosen.
         prompt_tokens: lengths of the first prompts.
         new_tokens: length of a completion at most.
         free_bytes: memory that may be used.

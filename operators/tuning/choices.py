@@ -41,7 +41,6 @@ class Tuning:
     Args:
         prompt_tokens: lengths of the first prompts.
         new_tokens: length of a completion at most.
-        output_dir: of the run.
         rows: all that are to be generated, where they are so few that this is known; None for many.
     """
 

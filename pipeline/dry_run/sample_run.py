@@ -60,9 +60,7 @@ class SampleRun:
 
     Args:
         job: its operators cannot be used again; its directory is only read.
-        process: shared resources, which hold the models.
         seconds: time limit of all forecasts together.
-        first_chunk, first_row: start of the run.
     """
 
     job: Job

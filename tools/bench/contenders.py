@@ -53,16 +53,13 @@ class Spec:
 
     @property
     def model_path(self) -> str:
-        """The GGUF file."""
         return str(Path(self.model.path or "").expanduser())
 
     @property
     def threads(self) -> int:
-        """Number of CPU threads that compute."""
         return self.runtime.threads or usable_cores()
 
     def program(self, name: str) -> Path:
-        """Return the path of one of llama.cpp's programs."""
         return Path(self.bench.peers).expanduser() / name
 
     def llama_command(self, name: str) -> list[str]:

@@ -23,7 +23,6 @@ class Figures:
         wall_s: of the whole process.
         work_s: from the first prompt to the last token, without the start of the process and the load of the model.
         cpu_s, peak_rss_mb: of the process that did the work.
-        prompt_tokens, new_tokens: read and generated.
         steps: calls of the model; decode_step_ms: the median one that only generates.
         prefill_s: in calls that compute prompts.
         form_s, decode_s, sample_s: filling batches, in the model, choosing tokens; over all calls.

@@ -43,7 +43,6 @@ class Measure(BaseOperator):
     report is written (tools.bench.report).
 
     Args:
-        bench: the settings of the benchmark.
         data: the prompts.
         model: the model of all contenders; with path null a model with random weights is made.
         sampling: max_tokens caps the lengths of reference answers; the scenarios set the rest that they need.

@@ -1,13 +1,8 @@
 """The engine without the dataflow around it: the layers below the pipeline, and reused against fresh contexts.
 
-| function | what runs |
-|---|---|
-| engine | scheduler, batch filling and decode; a sampler that takes token 0 |
-| sampling | the same with the sampler |
-| context_reused | one call per group of rows that fills the slots, on one context that is cleared between calls |
-| context_fresh | the same with a new context per call |
-| blocks_reused, blocks_fresh | the same two with block diffusion |
-
+`engine`: scheduler, batch filling and decode, with a sampler that takes token 0; `sampling`: with the sampler;
+`context_reused`: one call per group of rows that fills the slots, on one context that is cleared between calls;
+`context_fresh`: with a new context per call; `blocks_reused`, `blocks_fresh`: these two with block diffusion.
 No other file of the benchmark uses the engine's internals.
 """
 

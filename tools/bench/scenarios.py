@@ -18,7 +18,6 @@ class Scenario:
     """Rows, and the contenders that complete them.
 
     Args:
-        about: one line for the report.
         contenders: in the order in which they run; speeds are relative to that of the first.
         sampling: sampling settings that differ from the job's own.
         slots: numbers of slots; empty for those of `bench.slots`.

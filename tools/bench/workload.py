@@ -53,7 +53,6 @@ class Workload:
     Args:
         rows: under ROWS_SCHEMA: a prompt as in a dataset, as a ChatML turn and as tokens, and tokens of its completion.
         n_ctx_train: tokens that the model was trained for.
-        stop: strings that end rows.
     """
 
     rows: pa.Table
