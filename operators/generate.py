@@ -37,8 +37,7 @@ from operators.rows.sql import RowExpression
 from operators.settings import DecodeSettings, ModelSettings, SamplingSettings, StoreSettings
 from operators.settings.runtime import EngineSettings
 from operators.tuning.calibration import FEW_ROWS
-from operators.tuning.choices import tuned_before
-from operators.tuning.look_ahead import LookAhead
+from operators.tuning.choices import LookAhead, Tuning
 from pipeline.api.forecast import Forecast, Task
 from pipeline.api.protocols import BaseOperator, Inbox, MemoryNeed, Runtime
 from pipeline.api.records import Batch, ChunkEnd, Item, add_columns
@@ -159,7 +158,7 @@ class Generate(BaseOperator):
         rows = int(task.rows.likely * (self._samples.each or 1))
         few = rows if rows <= FEW_ROWS else None
         lengths, longest = prompt_lengths(batch.data for batch in batches), self._sampling.max_tokens
-        before = tuned_before(self._engine_settings, self._model, lengths, longest, task.results, few)
+        before = Tuning(self._engine_settings, self._model, lengths, longest, task.results, few).before()
         settings = before or self._engine_settings.with_defaults()
         engine = shared_engine(runtime, self._model, settings, self._decode)
         generating = Generating(

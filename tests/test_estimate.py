@@ -11,9 +11,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.api.forecast import NOTHING, Range
+from pipeline.api.forecast import NOTHING, Forecast, Range
 from pipeline.cli.main import main
-from pipeline.dry_run.estimate import Estimate, estimate_lines, report_costs
+from pipeline.dry_run.estimate import estimate_lines, report_costs
 from pipeline.results.report.write import VARIABLE
 from pipeline.run_dir.lock import locked
 from tests.pipeline.command_line import NODES
@@ -248,7 +248,8 @@ def test_under_a_target_one_round_is_estimated(here, capsys):
 def test_results_that_do_not_fit_are_warned_of(tmp_path):
     def lines(low: float, high: float) -> str:
         rows = Range.exact(1)
-        return "\n".join(estimate_lines(Estimate(rows, disk_bytes=Range(low, low, high)), tmp_path / "not" / "there"))
+        found = Forecast(rows, disk_bytes=Range(low, low, high))
+        return "\n".join(estimate_lines(found, NOTHING, tmp_path / "not" / "there"))
 
     assert "warning" not in lines(1e3, 1e6)
     assert "warning: the results may not fit" in lines(1e3, 1e18)

@@ -65,7 +65,7 @@ STARTS_THREADS = {
     "pipeline/system/signals.py",
     "operators/engine/loop/threads.py",
     "operators/generation/store.py",
-    "tools/bench/server.py",
+    "tools/bench/alternatives.py",
 }
 """Locks are for everybody; a thread of its own, or a pool of them, is not. Clients of llama-server wait in a pool."""
 PLAIN_ENGINE = ("operators/engine/sampling/", "operators/engine/scheduler/", "operators/engine/sequence/")

@@ -12,18 +12,18 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
 from operators.engine.scheduler.radix_tree import BLOCK
 from operators.engine.sequence import Sequence
-from operators.estimate.lengths import Ints, draw, mean_length, survival
-from operators.estimate.ranges import load_notes, mean_of, of_run, total
+from operators.estimate.ranges import Ints, draw, load_notes, mean_length, mean_of, of_run, survival, total
 from operators.estimate.trial import Device, Trial
 from operators.settings.runtime import KERNEL_TOKENS
+from operators.tuning.calibration import StepTimer
 from operators.tuning.machine_load import OtherWork
-from operators.tuning.step_timer import StepTimer
-from pipeline.api.forecast import NOTHING, Range, share
+from pipeline.api.forecast import Forecast, Range, share
 
 _MOST_DRAWN = 4000
 _TRIAL_SHARE = 0.6
@@ -37,28 +37,16 @@ _TOO_SLOW = "no decode step could be made in the time that a dry run takes, so h
 
 
 @dataclass(frozen=True)
-class Generated:
-    """The cost of generating rows.
+class Generated(Forecast):
+    """The cost of generating rows, in about `steps` decode steps. `begun`: the rows of the trial, with the tokens they
+    got."""
 
-    Args:
-        tokens_in, tokens_out: tokens to compute.
-        seconds: of the device; None where no step could be measured.
-        steps: decode steps, about.
-        begun: the rows of the trial, with the tokens they got.
-        notes: on the certainty of the estimate.
-    """
-
-    tokens_in: Range = NOTHING
-    tokens_out: Range = NOTHING
-    seconds: Range | None = NOTHING
     steps: float = 0.0
     begun: Seq[Sequence] = ()
-    notes: Seq[str] = ()
 
 
-@dataclass(frozen=True)
-class _Lengths:
-    """Lengths of completions. `mean`: of all; `each`: a sample, as drawn; `judged`: estimated from the trial."""
+class _Lengths(NamedTuple):
+    """Lengths of completions. `mean`: of all; `each`: a sample; `judged`: estimated from the trial."""
 
     mean: Range
     each: Ints
@@ -71,13 +59,12 @@ def generated(
     """Estimate the cost of `count` rows like `rows`.
 
     Args:
-        rows: some or all of them, none begun; in an order in which any first part is representative.
+        rows: some or (`whole`) all of them, none begun; in an order in which any first part is representative.
         seconds: about the time that this may take.
-        whole: whether they are all.
         fixed_lengths: whether each row gets all of its max_tokens.
     """
     if not rows:
-        return Generated()
+        return Generated(count)
     work, until = OtherWork(), device.engine.now() + seconds
     trial = Trial(device)
     trial.run(rows, _TRIAL_SHARE * seconds)
@@ -99,6 +86,7 @@ def generated(
     taking += (decoded + Range(0.0, 0.5, 1.0).times(idle)).times(token_s or 0.0)
     known = token_s is not None or not decoded.likely
     return Generated(
+        count,
         tokens_in=tokens_in,
         tokens_out=tokens_out,
         seconds=of_run(taking, others).times(1 / device.settings.contexts) if known else None,
@@ -109,8 +97,8 @@ def generated(
 
 
 def computed_share(device: Device, rows: Seq[Sequence]) -> float:
-    """Return the share of the prompt tokens of `rows` that must be computed, if each prompt, in token order, shares a
-    prefix with the one before it. This is the best case of the prefix cache."""
+    """Return the share of the prompt tokens of `rows` that must be computed in the best case of the prefix cache: each
+    prompt, in token order, shares a prefix with the one before it."""
     if not device.decoder.partial:
         return 1.0
     optimise, shape = device.settings.optimise, device.decoder.shape

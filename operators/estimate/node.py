@@ -6,7 +6,7 @@ import json
 import sqlite3
 from collections.abc import Sequence as Seq
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +24,7 @@ from operators.generation.wiring import model_memory
 from operators.settings import ModelSettings, SamplingSettings, StoreSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.forecast import Forecast, Range, Task, share
-from pipeline.api.records import Batch, Rejects
+from pipeline.api.records import Batch
 
 PROMPT_TEXT = "prompt_text"
 PROMPTS = 3
@@ -39,13 +39,7 @@ _METRICS_STEP_BYTES = 50
 
 @dataclass(frozen=True)
 class Generating:
-    """A Generate node, as its forecast needs it.
-
-    Args:
-        device: its engine.
-        sampling, requests, completions, pieces, keys, store: of the node.
-        store_path: of the store, which need not exist yet.
-    """
+    """A Generate node, as its forecast needs it. Nothing need be at `store_path` yet."""
 
     device: Device
     sampling: SamplingSettings
@@ -58,25 +52,18 @@ class Generating:
 
     def forecast(self, batches: Seq[Batch], task: Task, prepare_s: float) -> Forecast:
         """Estimate the cost of all rows from those of `batches`. `prepare_s`: seconds to load the model."""
-        rejects, rows = self._rows(batches)
+        made = [self.requests.of(batch) for batch in batches]
+        rows = [row for each, _ in made for row in each]
         rows_out = task.rows.times(share(len(rows), sum(batch.num_rows for batch in batches)))
         new, notes = self._to_generate(rows)
         count = rows_out.times(share(len(new), len(rows)))
-        found = generated(
-            self.device,
-            in_any_order(new),
-            count,
-            task.seconds,
-            whole=task.whole,
-            fixed_lengths=self._fixed_lengths,
-        )
-        return Forecast(
+        rows_to_try, fixed = in_any_order(new), self._fixed_lengths
+        found = generated(self.device, rows_to_try, count, task.seconds, whole=task.whole, fixed_lengths=fixed)
+        return replace(
+            found,
             rows_out=rows_out,
             output=list(self.completions.batches(self._shown(found.begun))),
-            rejects=rejects,
-            tokens_in=found.tokens_in,
-            tokens_out=found.tokens_out,
-            seconds=found.seconds,
+            rejects=[rejects for _, refused in made for rejects in refused],
             prepare_s=prepare_s,
             disk_bytes=self._disk_bytes(count, found),
             prompts=self._prompts(rows),
@@ -90,15 +77,6 @@ class Generating:
         # A column may set a value that the job does not.
         varied = {"stop", "stop_token_ids", "ignore_eos"} & set(sampling.per_row)
         return sampling.ignore_eos and not ends and not varied
-
-    def _rows(self, batches: Seq[Batch]) -> tuple[list[Rejects], list[Sequence]]:
-        rejects: list[Rejects] = []
-        rows: list[Sequence] = []
-        for batch in batches:
-            made, refused = self.requests.of(batch)
-            rejects += refused
-            rows += made
-        return rejects, rows
 
     def _to_generate(self, rows: Seq[Sequence]) -> tuple[list[Sequence], list[str]]:
         """Return those of `rows` that are neither in the store nor duplicates, and notes on them."""
@@ -126,7 +104,6 @@ class Generating:
         return done or begun
 
     def _disk_bytes(self, count: Range, found: Generated) -> Range:
-        """Return the bytes of the completion store and of the metrics."""
         scores = 0 if self.sampling.logprobs is None else _SCORE_BYTES * (1 + self.sampling.logprobs)
         store = count.times(_STORE_ROW_BYTES) + found.tokens_out.times(_TOKEN_BYTES + scores)
         metrics = count.times(_METRICS_ROW_BYTES) + Range.exact(_METRICS_STEP_BYTES * found.steps)
@@ -154,15 +131,8 @@ def in_any_order(rows: Seq[Sequence]) -> list[Sequence]:
 
 
 def not_stored(path: Path, rows: Seq[Sequence], retry: Seq[str]) -> list[Sequence]:
-    """Return those of `rows` that are not in the store at `path`. Opens the store without writing a byte.
-
-    Args:
-        rows: with their keys.
-        retry: finish reasons of completions to ignore.
-
-    Raises:
-        InputError: the file is no such database.
-    """
+    """Return those of `rows`, which have keys, that are not in the store at `path`, or ended there by one of `retry`.
+    Opens the store without writing a byte."""
     if not path.is_file():
         return list(rows)
     # Without a -wal file nobody writes to it, so SQLite can read it as immutable, without making files of its own.

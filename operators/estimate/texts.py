@@ -12,7 +12,6 @@ import pyarrow as pa
 from operators.estimate.ranges import load_notes, mean_of, of_run, total
 from operators.tuning.machine_load import OtherWork
 from pipeline.api.forecast import Forecast, Task, share
-from pipeline.api.meter import Clock
 from pipeline.api.records import Batch, Output, Rejects
 
 PROMPTS = 3
@@ -28,17 +27,14 @@ def forecast_texts(
     batches: Seq[Batch],
     task: Task,
     prepare_s: float,
-    clock: Clock = time.perf_counter,
 ) -> Forecast:
     """Estimate the cost of an operator whose `process` reads the texts of rows.
 
     Args:
         token_counts: returns the tokens to read for each row, None if it is rejected.
         columns: those whose texts are joined and read.
-
-    The shortest text is read first, then growing groups as long as time allows.
     """
-    work, until = OtherWork(), clock() + task.seconds
+    work, until = OtherWork(), time.perf_counter() + task.seconds
     rows = pa.Table.from_batches([batch.data for batch in batches]).combine_chunks().to_batches() if batches else []
     if not rows:
         return Forecast(task.rows, prepare_s=prepare_s)
@@ -50,13 +46,13 @@ def forecast_texts(
         found.extend(process(Batch(0, rows[0].take(pa.array(some, pa.int64())))))
 
     token_s = 0.0
-    for some in _more_and_more(known):
+    for some in _growing_groups(known):
         tokens = sum(known[i] for i in some)
-        if token_s and clock() + tokens * token_s > until:
+        if token_s and time.perf_counter() + tokens * token_s > until:
             break
-        began = clock()
+        began = time.perf_counter()
         read(some)
-        token_s = (clock() - began) / max(tokens, 1)
+        token_s = (time.perf_counter() - began) / max(tokens, 1)
     if len(known) < len(counts):
         read([i for i in range(len(counts)) if i not in known])
     rows_out, others = task.rows.times(share(len(known), len(counts))), work.share()
@@ -73,7 +69,7 @@ def forecast_texts(
     )
 
 
-def _more_and_more(counts: dict[int, int]) -> Iterable[list[int]]:
+def _growing_groups(counts: dict[int, int]) -> Iterable[list[int]]:
     """Yield groups of rows to read together: first the one with the fewest tokens, then growing random groups."""
     if not counts:
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import NamedTuple
 
 from operators.engine.backend.interface import Decoder
 from operators.engine.loop.engine import Engine
@@ -35,12 +36,10 @@ class Device:
 
     @property
     def decoder(self) -> Decoder:
-        """The first context."""
         return self.worker.decoder
 
 
-@dataclass(frozen=True, slots=True)
-class CallTime:
+class CallTime(NamedTuple):
     """The time of a call: the rows that decoded in it, its tokens, and its seconds."""
 
     rows: int
@@ -73,7 +72,6 @@ class Trial:
 
     @property
     def full_steps(self) -> list[CallTime]:
-        """Return the steps with about the most rows."""
         most = max((step.rows for step in self.steps), default=0)
         return [step for step in self.steps if step.rows >= _FULL * most]
 

@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, fields, replace
-from functools import partial
 from pathlib import Path
 
 from operators.engine.backend.interface import (
@@ -28,7 +27,7 @@ from operators.generation.store_lookup import CompletionKeys, StoreLookup
 from operators.settings import DecodeSettings, ModelSettings, StoreSettings
 from operators.settings.checks import usable_cores
 from operators.settings.runtime import KV_TYPES, EngineSettings
-from operators.tuning.choices import tuned
+from operators.tuning.choices import Tuning
 from operators.tuning.machine_load import SharedCores
 from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import MemoryNeed, Runtime
@@ -173,13 +172,7 @@ def completion_keys(model: Model, decode: DecodeSettings, settings: EngineSettin
 def chosen_settings(
     runtime: Runtime, model: Model, settings: EngineSettings, lengths: Sequence[int], max_tokens: int, rows: int | None
 ) -> EngineSettings:
-    """Choose the open `settings`, once for all nodes that share them.
-
-    Args:
-        lengths: prompt tokens of the first rows.
-        max_tokens: of their completions.
-        rows: how many rows there are in all, where these are few.
-    """
-    choose = partial(tuned, settings, model, lengths, max_tokens, runtime.output_dir, runtime.log, rows)
+    """Choose the open `settings`, once for all nodes that share them; for the arguments see Tuning."""
+    tuning = Tuning(settings, model, lengths, max_tokens, runtime.output_dir, rows)
     key = ("tuned", model.fingerprint(), repr(settings))
-    return runtime.resource(key, lambda: engine_threads(runtime).call(choose))
+    return runtime.resource(key, lambda: engine_threads(runtime).call(lambda: tuning.choose(runtime.log)))

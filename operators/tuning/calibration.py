@@ -1,6 +1,6 @@
-"""Choose slots, n_ubatch and flash attention by a calibration of a few seconds.
+"""Choose slots, n_ubatch and flash attention by timing decoder calls for a few seconds.
 
-Calls on prompts of the job's own lengths are timed, and the least value is chosen that comes within TOLERANCE of the
+The calls are on prompts of the job's own lengths, and the least value is chosen that comes within TOLERANCE of the
 best, because more slots mean a longer tail and more memory. Threads are one a physical core, and each row has its own
 KV stream. A value that the job file gives is never changed.
 """
@@ -21,7 +21,6 @@ import psutil
 from operators.engine.backend.interface import Decoder
 from operators.settings.checks import usable_cores
 from operators.settings.runtime import MAX_SLOTS, EngineSettings
-from operators.tuning.step_timer import LONGEST_CALL_S, StepTimer, faster_of_two, read
 from pipeline.api.meter import Clock
 
 TOLERANCE = 1.04
@@ -36,6 +35,8 @@ _FEW_CORES = 2
 """With up to this many cores all are used, though they may be one physical core: half of them was never faster."""
 _DEPTH = 512
 """Most tokens of a prompt to compute before a decode step is measured."""
+_LONGEST_CALL_S = 1.5
+"""A call that takes longer is neither repeated nor enlarged."""
 
 Lease = Callable[[EngineSettings], tuple[Decoder, Callable[[], None]]]
 
@@ -52,60 +53,51 @@ class Choice:
         return replace(settings, **{key: self.values[key] for key in settings.open_keys()})
 
 
+@dataclass
 class Calibration:
-    """Measures a model's calls.
+    """Measures a model's calls, to choose the open keys of `settings`.
 
     Args:
         lease: gives a decoder for settings, and a function that frees it.
-        settings: of the job; their open keys are to be chosen.
         prompt_tokens: lengths of the first prompts.
         new_tokens: length of a completion at most.
         free_bytes: memory that may be used.
-        clock: seconds.
         rows: number of all rows, if they are few; None for many.
     """
 
-    def __init__(
-        self,
-        lease: Lease,
-        settings: EngineSettings,
-        prompt_tokens: Sequence[int],
-        new_tokens: int,
-        free_bytes: int,
-        clock: Clock = time.perf_counter,
-        rows: int | None = None,
-    ) -> None:
-        self._lease = lease
-        self._settings = settings
-        # A row's average depth is that halfway through its completion.
-        middle = (np.median(prompt_tokens) if len(prompt_tokens) else 64) + new_tokens // 2
-        self._depth = int(np.clip(middle, 2, _DEPTH))
-        self._free_bytes = free_bytes
-        self._clock = clock
-        self._rows = rows
+    lease: Lease
+    settings: EngineSettings
+    prompt_tokens: Sequence[int]
+    new_tokens: int
+    free_bytes: int
+    clock: Clock = time.perf_counter
+    rows: int | None = None
+
+    @property
+    def _depth(self) -> int:
+        """A row's average depth: that halfway through its completion."""
+        middle = (np.median(self.prompt_tokens) if len(self.prompt_tokens) else 64) + self.new_tokens // 2
+        return int(np.clip(middle, 2, _DEPTH))
 
     def choose(self) -> Choice:
         cores = usable_cores()
         physical = psutil.cpu_count(logical=False) or cores
         threads = cores if cores <= _FEW_CORES else min(cores, physical)
-        opened = self._settings.open_keys()
+        opened = self.settings.open_keys()
         choice = Choice({k: v for k, v in (("kv", "per_sequence"), ("threads", threads)) if k in opened})
         steps = {
             "flash_attention": self._choose_attention,
             "n_ubatch": self._choose_prefill,
             "slots": self._choose_slots,
         }
+        usual = self.settings.with_defaults()
         for key, measure in steps.items():
             if key in opened:
-                choice.values[key], reason = measure(self._known(choice))
+                choice.values[key], reason = measure(replace(usual, **choice.values))
                 choice.reasons.append(f"{key}={str(choice.values[key]).lower()}: {reason}")
-        known = self._known(choice)
+        known = replace(usual, **choice.values)
         choice.values["n_batch"] = max(known.n_ubatch, known.slots)
         return choice
-
-    def _known(self, choice: Choice) -> EngineSettings:
-        """Return the job's settings with the choices so far, and the usual values for other open keys."""
-        return replace(self._settings.with_defaults(), **choice.values)
 
     def _choose_attention(self, known: EngineSettings) -> tuple[bool, str]:
         rows = _ATTENTION_ROWS
@@ -122,9 +114,9 @@ class Calibration:
             for size in UBATCHES:
                 if size > min(decoder.shape.max_sequence_tokens, known.n_batch):
                     break
-                if max(took.values(), default=0.0) > LONGEST_CALL_S:
+                if max(took.values(), default=0.0) > _LONGEST_CALL_S:
                     break
-                took[size] = faster_of_two(partial(read, decoder, size), self._clock)
+                took[size] = faster_of_two(partial(read, decoder, size), self.clock)
         each = {size: seconds / size for size, seconds in took.items()}
         best = _least_within({size: seconds for size, seconds in each.items() if size >= known.slots})
         reason = f"a prompt token takes {_milliseconds(each)} in calls of that size"
@@ -132,19 +124,19 @@ class Calibration:
 
     def _choose_slots(self, known: EngineSettings) -> tuple[int, str]:
         row_bytes = self._row_bytes(known)
-        fit = max(1, int(_MEMORY_SHARE * self._free_bytes // row_bytes))
+        fit = max(1, int(_MEMORY_SHARE * self.free_bytes // row_bytes))
         # Never more slots than rows; as many if rows are few, since another round for a few rows costs whole steps.
-        most = min(fit, MAX_SLOTS, self._rows or MAX_SLOTS)
-        sizes = sorted({n for n in (*SLOTS, self._rows or 0) if 0 < n <= min(most, SLOTS[-1])} or {most})
+        most = min(fit, MAX_SLOTS, self.rows or MAX_SLOTS)
+        sizes = sorted({n for n in (*SLOTS, self.rows or 0) if 0 < n <= min(most, SLOTS[-1])} or {most})
         steps = self._step_s(replace(known, slots=sizes[-1]), sizes)
         # Relative to one slot if the number of rows is unknown.
-        rounds = {n: 1 / n if self._rows is None else math.ceil(self._rows / n) for n in steps}
+        rounds = {n: 1 / n if self.rows is None else math.ceil(self.rows / n) for n in steps}
         best = _least_within({n: seconds * rounds[n] for n, seconds in steps.items()})
         reason = (
             f"a token of one row takes {_milliseconds({n: s / n for n, s in steps.items()})} at as many rows;"
             f" {row_bytes / 2**20:.0f} MiB of KV cache a slot, and room for {fit} in half of the free memory"
         )
-        return best, f"{reason}; there are {self._rows} rows" if self._rows else reason
+        return best, f"{reason}; there are {self.rows} rows" if self.rows else reason
 
     def _row_bytes(self, known: EngineSettings) -> int:
         """Return the bytes of KV cache for a row of the greatest length, extrapolated from two short ones: a recurrent
@@ -157,10 +149,8 @@ class Calibration:
             return size[32] + (size[64] - size[32]) // 32 * (decoder.shape.max_sequence_tokens - 32)
 
     def _step_s(self, settings: EngineSettings, sizes: Sequence[int]) -> dict[int, float]:
-        """Return the seconds of a decode step by number of rows, each after a prompt of the job's usual length.
-
-        `sizes` ascend; those after the first that gains nothing are not measured.
-        """
+        """Return the seconds of a decode step by number of rows, each after a prompt of the job's usual length. `sizes`
+        ascend; those after the first that gains nothing are not measured."""
         # A context with only the cells it needs, since making one takes time.
         depth = min(self._depth, (settings.max_sequence_tokens or self._depth + 1) - 1)
         batch = max(settings.n_batch, settings.n_ubatch, depth, max(sizes))
@@ -168,7 +158,7 @@ class Calibration:
         with self._decoder(
             settings, max_sequence_tokens=depth + 1, n_ctx=None, n_batch=batch, n_ubatch=batch
         ) as decoder:
-            timer = StepTimer(decoder, depth, self._clock)
+            timer = StepTimer(decoder, depth, self.clock)
             for rows in sizes:
                 took[rows] = timer.step_s(rows)
                 if len(took) > 1 and took[rows] / rows * TOLERANCE > min(took[n] / n for n in took if n < rows):
@@ -177,7 +167,7 @@ class Calibration:
 
     @contextmanager
     def _decoder(self, settings: EngineSettings, **changes: Any) -> Iterator[Decoder]:
-        decoder, give_back = self._lease(replace(settings, **changes))
+        decoder, give_back = self.lease(replace(settings, **changes))
         try:
             yield decoder
         finally:
@@ -192,3 +182,55 @@ def _least_within(cost: dict[int, float]) -> int:
 
 def _milliseconds(seconds: dict[Any, float]) -> str:
     return ", ".join(f"{value * 1e3:.2f} ms ({key})" for key, value in seconds.items())
+
+
+class StepTimer:
+    """Times decode steps of rows that are `depth` tokens deep. The contents of `decoder` are cleared."""
+
+    def __init__(self, decoder: Decoder, depth: int, clock: Clock) -> None:
+        self._decoder, self._depth, self._clock = decoder, depth, clock
+        read(decoder, depth)
+        self._saved = decoder.save(0)
+        self._filled = 1
+
+    def step_s(self, rows: int) -> float:
+        for slot in range(self._filled, rows):
+            self._decoder.restore(slot, self._saved)
+        self._filled = max(self._filled, rows)
+        return faster_of_two(lambda: self._step(rows), self._clock, lambda: self._rewind(rows))
+
+    def _step(self, rows: int) -> None:
+        self._decoder.batch.clear()
+        self._decoder.batch.add_rows([1] * rows, [self._depth] * rows, list(range(rows)))
+        self._decoder.decode()
+
+    def _rewind(self, rows: int) -> None:
+        for slot in range(rows):
+            self._decoder.truncate(slot, self._depth if self._decoder.partial else 0)
+            if not self._decoder.partial:
+                self._decoder.restore(slot, self._saved)
+
+
+def read(decoder: Decoder, count: int) -> None:
+    """Fill slot 0 with `count` tokens, and clear all others."""
+    decoder.clear()
+    piece = min(decoder.shape.n_batch, decoder.shape.n_ubatch)
+    for first in range(0, count, piece):
+        ids = np.arange(first, min(first + piece, count), dtype=np.int32) % 100
+        decoder.batch.clear()
+        decoder.batch.add_spans([ids], [first], [0], [min(2, len(ids))])
+        decoder.decode()
+
+
+def faster_of_two(call: Callable[[], None], clock: Clock, undo: Callable[[], None] = lambda: None) -> float:
+    """Return the seconds of the faster of two calls, each undone afterwards: the first may touch memory for the first
+    time."""
+    seconds = []
+    for _ in range(2):
+        began = clock()
+        call()
+        seconds.append(clock() - began)
+        undo()
+        if seconds[-1] > _LONGEST_CALL_S:
+            break
+    return min(seconds)

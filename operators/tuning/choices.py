@@ -1,4 +1,5 @@
-"""The choice of open engine settings: made once by a calibration, cached, and repeated by a resumed run."""
+"""The choice of open engine settings by the first rows: made once by a calibration, cached, and repeated by a resumed
+run."""
 
 from __future__ import annotations
 
@@ -7,105 +8,100 @@ import json
 import logging
 import os
 import platform
+import time
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import pyarrow as pa
 
 from operators.engine.backend.interface import Model
 from operators.settings.checks import usable_cores
 from operators.settings.runtime import EngineSettings
 from operators.tuning.calibration import Calibration, Choice
-from operators.tuning.machine_load import OtherWork
+from operators.tuning.machine_load import NOISY, OtherWork
+from pipeline.api.protocols import Inbox
+from pipeline.api.records import Batch, Item
 from pipeline.system.machine import free_memory
 
 CHOICE_FILE = "autotune.json"
 """File in the output directory with this run's choice, which a resumed run repeats."""
 CACHE_VARIABLE = "LLAMA_PIPELINE_CACHE"
-_NOISY = 0.15
-"""Share of all cores that other processes may use during a calibration whose result is cached."""
 _GRAIN = 64
 """Runs share a cached choice if their lengths are equal when rounded down to multiples of this many tokens."""
+_PATIENCE_S = 3.0
+"""Seconds to wait for more rows after the first: they may come from a slow model."""
 
 
-def tuned(
-    settings: EngineSettings,
-    model: Model,
-    prompt_tokens: Sequence[int],
-    new_tokens: int,
-    output_dir: Path,
-    log: logging.Logger,
-    rows: int | None = None,
-) -> EngineSettings:
-    """Return `settings` with values for all open keys (0 or `auto`).
-
-    It takes the choice of this run's earlier attempt, or else of an earlier run with the same model, machine and
-    similar lengths, or else calibrates. The choice and its reasons are logged.
+@dataclass
+class Tuning:
+    """Finds values for the open keys (0 or `auto`) of `settings`.
 
     Args:
         prompt_tokens: lengths of the first prompts.
         new_tokens: length of a completion at most.
         rows: all that are to be generated, where they are so few that this is known; None for many.
     """
-    if not settings.open_keys():
-        return settings
-    pinned, cached = output_dir / CHOICE_FILE, _cache_file(settings, model, prompt_tokens, new_tokens, rows)
-    if (choice := _read(pinned, settings)) is not None:
-        log.info("runtime, as in an earlier attempt of this run: %s", choice.values)
-    elif (choice := _read(cached, settings)) is not None:
-        log.info("runtime, as in an earlier run: %s", choice.values)
-    else:
-        log.info("runtime: calibrating %s", ", ".join(settings.open_keys()))
-        others = OtherWork()
-        choice = Calibration(model.lease_apart, settings, prompt_tokens, new_tokens, free_memory(), rows=rows).choose()
-        for reason in choice.reasons:
-            log.info("runtime.%s", reason)
-        if (share := others.share()) > _NOISY:
-            log.warning(
-                "other processes took %.0f%% of the cores meanwhile: the choice is for this run alone", 100 * share
-            )
+
+    settings: EngineSettings
+    model: Model
+    prompt_tokens: Sequence[int]
+    new_tokens: int
+    output_dir: Path
+    rows: int | None = None
+
+    def before(self) -> EngineSettings | None:
+        """Return the settings that were chosen before: by an earlier attempt of this run, or else by an earlier run
+        with the same model, machine and similar lengths."""
+        if not self.settings.open_keys():
+            return self.settings
+        choice = self._read(self.output_dir / CHOICE_FILE) or self._read(self._cache_file())
+        return None if choice is None else choice.apply(self.settings)
+
+    def choose(self, log: logging.Logger) -> EngineSettings:
+        """Return the settings that were chosen before, or else calibrate. The choice and its reasons are logged."""
+        if not self.settings.open_keys():
+            return self.settings
+        pinned, cached = self.output_dir / CHOICE_FILE, self._cache_file()
+        if (choice := self._read(pinned)) is not None:
+            log.info("runtime, as in an earlier attempt of this run: %s", choice.values)
+        elif (choice := self._read(cached)) is not None:
+            log.info("runtime, as in an earlier run: %s", choice.values)
         else:
-            _write(cached, choice, log)
-    _write(pinned, choice, log)
-    return choice.apply(settings)
+            log.info("runtime: calibrating %s", ", ".join(self.settings.open_keys()))
+            others, lengths = OtherWork(), (self.prompt_tokens, self.new_tokens)
+            lease = self.model.lease_apart
+            choice = Calibration(lease, self.settings, *lengths, free_memory(), rows=self.rows).choose()
+            for reason in choice.reasons:
+                log.info("runtime.%s", reason)
+            if (share := others.share()) > NOISY:
+                said = "other processes took %.0f%% of the cores meanwhile: the choice is for this run alone"
+                log.warning(said, 100 * share)
+            else:
+                _write(cached, choice, log)
+        _write(pinned, choice, log)
+        return choice.apply(self.settings)
 
+    def _cache_file(self) -> Path:
+        """Return the cache file for runs like this one on this machine, in $LLAMA_PIPELINE_CACHE or a folder of the
+        user's cache."""
+        middle = sorted(self.prompt_tokens)[len(self.prompt_tokens) // 2] if len(self.prompt_tokens) else 0
+        lengths = (middle // _GRAIN, self.new_tokens // _GRAIN, self.rows)
+        run = (asdict(self.settings), self.model.fingerprint(), *lengths)
+        machine = (platform.machine(), platform.processor(), platform.node(), usable_cores())
+        digest = hashlib.sha256(repr((run, machine)).encode()).hexdigest()[:16]
+        home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        folder = os.environ.get(CACHE_VARIABLE) or f"{home}/llama-pipeline"
+        return Path(folder).expanduser() / f"autotune-{digest}.json"
 
-def tuned_before(
-    settings: EngineSettings,
-    model: Model,
-    prompt_tokens: Sequence[int],
-    new_tokens: int,
-    output_dir: Path,
-    rows: int | None = None,
-) -> EngineSettings | None:
-    """Return the settings that `tuned` would find without a calibration; None if there are none."""
-    if not settings.open_keys():
-        return settings
-    cached = _cache_file(settings, model, prompt_tokens, new_tokens, rows)
-    choice = _read(output_dir / CHOICE_FILE, settings) or _read(cached, settings)
-    return None if choice is None else choice.apply(settings)
-
-
-def _cache_file(
-    settings: EngineSettings, model: Model, prompt_tokens: Sequence[int], new_tokens: int, rows: int | None
-) -> Path:
-    """Return the cache file for runs like this one on this machine, in $LLAMA_PIPELINE_CACHE or a folder of the user's
-    cache."""
-    middle = sorted(prompt_tokens)[len(prompt_tokens) // 2] if len(prompt_tokens) else 0
-    run = (asdict(settings), model.fingerprint(), middle // _GRAIN, new_tokens // _GRAIN, rows)
-    machine = (platform.machine(), platform.processor(), platform.node(), usable_cores())
-    digest = hashlib.sha256(repr((run, machine)).encode()).hexdigest()[:16]
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    folder = os.environ.get(CACHE_VARIABLE) or f"{home}/llama-pipeline"
-    return Path(folder).expanduser() / f"autotune-{digest}.json"
-
-
-def _read(path: Path, settings: EngineSettings) -> Choice | None:
-    try:
-        choice = Choice(json.loads(path.read_text(encoding="utf-8"))["values"])
-        choice.apply(settings)
-    except (OSError, ValueError, KeyError, TypeError):  # absent, damaged, or for other keys: choose anew
-        return None
-    return choice
+    def _read(self, path: Path) -> Choice | None:
+        try:
+            choice = Choice(json.loads(path.read_text(encoding="utf-8"))["values"])
+            choice.apply(self.settings)
+        except (OSError, ValueError, KeyError, TypeError):  # absent, damaged, or for other keys: choose anew
+            return None
+        return choice
 
 
 def _write(path: Path, choice: Choice, log: logging.Logger) -> None:
@@ -116,3 +112,41 @@ def _write(path: Path, choice: Choice, log: logging.Logger) -> None:
         temporary.replace(path)
     except OSError as error:
         log.warning("%s cannot be written: %s", path, error.strerror)
+
+
+class LookAhead:
+    """A queue before an inbox, which lets a node look at its first items before it begins."""
+
+    def __init__(self) -> None:
+        self._items: deque[Item] = deque()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def poll(self, inbox: Inbox) -> Item | None:
+        """Return the next item; None if there is none yet."""
+        return self._items.popleft() if self._items else inbox.poll()
+
+    def data(self) -> list[pa.RecordBatch]:
+        """Return the rows that were looked at."""
+        return [item.data for item in self._items if isinstance(item, Batch)]
+
+    def gather(self, inbox: Inbox, enough: int) -> int | None:
+        """Take items until there are more than `enough` rows or no more come; return their number if these are all that
+        come, else None. Waits for the first rows without limit, and a little for more."""
+        rows, until = 0, None
+        while rows <= enough:
+            item = inbox.poll()
+            if item is not None:
+                self._items.append(item)
+                rows += item.num_rows if isinstance(item, Batch) else 0
+                until = time.monotonic() + _PATIENCE_S if rows and until is None else until
+            elif inbox.exhausted:
+                return rows
+            elif until is None:
+                inbox.wait()
+            elif (left := until - time.monotonic()) > 0:
+                inbox.wait(timeout_s=left)
+            else:
+                break
+        return None

@@ -9,13 +9,15 @@ from collections.abc import Callable, Sequence
 import psutil
 
 WINDOW_S = 5.0
+NOISY = 0.15
+"""Share of the cores that other processes may use while something is measured."""
 MUCH = 0.3
 """Average share of the cores over a window above which other work is reported."""
 
 
 def cpu_seconds() -> Sequence[float]:
-    """Return the busy and the total (busy or idle) seconds of the cores that this process may use since boot, and the
-    CPU seconds of this process. Time stolen by a hypervisor counts as busy."""
+    """Return the busy and the total seconds of this process's cores since boot (time stolen by a hypervisor is busy),
+    and the CPU seconds of this process."""
     cores = psutil.cpu_times(percpu=True)
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(cores))
     times = [cores[core]._asdict() for core in usable]
@@ -26,30 +28,20 @@ def cpu_seconds() -> Sequence[float]:
 
 
 class OtherWork:
-    """Measures the CPU time of other processes since it was made.
-
-    Args:
-        read: a function like `cpu_seconds`.
-    """
+    """Measures the CPU time of other processes since it was made."""
 
     def __init__(self, read: Callable[[], Sequence[float]] = cpu_seconds) -> None:
         self._read = read
         self._before = read()
 
     def share(self) -> float:
-        """Return the share of the cores that other processes have used since then, 0 to 1."""
+        """Return the share of the cores that other processes used, 0 to 1."""
         busy, total, own = (now - before for now, before in zip(self._read(), self._before, strict=True))
         return min(max((busy - own) / total, 0.0), 1.0) if total else 0.0
 
 
 class SharedCores:
-    """Warns once if other processes use much of the cores while this one computes.
-
-    Args:
-        warn: called with the warning.
-        threads: that compute.
-        read, clock: for tests.
-    """
+    """Warns once if other processes use much of the cores while `threads` of this one compute."""
 
     def __init__(
         self,

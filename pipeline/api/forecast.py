@@ -1,4 +1,4 @@
-"""Estimates for a dry run: ranges, a sample of the input, and the forecast of a node."""
+"""Estimates for a dry run: ranges, and the forecast of a node."""
 
 from __future__ import annotations
 
@@ -43,28 +43,6 @@ class Range:
 
 
 NOTHING = Range.exact(0.0)
-
-
-@dataclass(frozen=True)
-class Sample:
-    """A sample of the input.
-
-    Args:
-        batches: the rows, all of chunk 0, with their true `row`.
-        rejects: sampled rows that could not be read.
-        rows: source rows that the run has to process, unreadable ones included.
-        how: how the sample was taken, for the printed report.
-    """
-
-    batches: Sequence[Batch]
-    rejects: Sequence[Rejects]
-    rows: Range
-    how: str
-
-    @property
-    def taken(self) -> int:
-        """Rows in the sample, unreadable ones included."""
-        return sum(b.num_rows for b in self.batches) + sum(r.num_rows for r in self.rejects)
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,7 @@ from pipeline.config.compose import COMPOSITION_ERRORS, overrides_given, registe
 from pipeline.config.explain import explain
 from pipeline.config.jobs import find_job, jobs_table
 from pipeline.config.keys import CONF, known_keys
-from pipeline.dry_run.estimate import estimate
-from pipeline.dry_run.plan import plan_lines
+from pipeline.dry_run.estimate import estimate, plan_lines
 from pipeline.monitor.prometheus import check_prometheus_file
 from pipeline.publish.uploader import destination_of
 from pipeline.run.admission import standing, standing_lines

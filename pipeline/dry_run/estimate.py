@@ -1,4 +1,5 @@
-"""`dry_run=true`: estimate rows, tokens, time, memory and disk of a run on a sample of its input, and print them."""
+"""The lines of a dry run: the plan of a job (`dry_run=plan`), and, for `dry_run=true`, rows, tokens, time, memory and
+disk of the run, estimated on a sample of its input."""
 
 from __future__ import annotations
 
@@ -9,8 +10,10 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
+
+import pyarrow as pa
 
 from pipeline.api.errors import ConfigError
 from pipeline.api.forecast import NOTHING, Forecast, Range
@@ -18,10 +21,12 @@ from pipeline.api.records import RejectKind
 from pipeline.api.runtime import Resources
 from pipeline.config.build import Job, build_graph
 from pipeline.dataflow.graph import Graph
+from pipeline.dataflow.target_progress import Budget
 from pipeline.dry_run.sample_run import NodeResult, SampleRun
 from pipeline.monitor.wording import bytes_text, quoted, time_text
 from pipeline.results.report.write import is_written
 from pipeline.run.admission import Admission, standing, standing_lines
+from pipeline.run.memory_check import memory_lines
 from pipeline.settings import JobSettings, TargetSettings
 
 CALIBRATION_S = 30.0
@@ -42,38 +47,11 @@ TARGET_NOTE = (
     "target.accepted_rows is set: how many rows it takes until so many are accepted is not known."
     " The estimate is for one round over the whole input"
 )
+_COUNT = "{:,.0f}".format
 _LEFT_OUT = {RejectKind.ERROR: "rejected", RejectKind.FILTERED: "left out"}
 
 
-@dataclass
-class Estimate:
-    """Estimate of a run.
-
-    Args:
-        rows: source rows that are left to process.
-        tokens_in, tokens_out: tokens that models compute.
-        seconds: duration; None if it could not be measured.
-        prepare_s: part of the duration: loading models and creating contexts.
-        memory_bytes: peak memory.
-        parts: of the memory, by purpose.
-        disk_bytes: bytes written to the disk.
-        notes: remarks for the user.
-    """
-
-    rows: Range
-    tokens_in: Range = NOTHING
-    tokens_out: Range = NOTHING
-    seconds: Range | None = NOTHING
-    prepare_s: float = 0.0
-    memory_bytes: Range = NOTHING
-    parts: Mapping[str, float] = field(default_factory=dict)
-    disk_bytes: Range = NOTHING
-    notes: tuple[str, ...] = ()
-
-
-def estimate(
-    settings: JobSettings, graph: Graph, process: Resources, calibration_s: float = CALIBRATION_S
-) -> Iterator[str]:
+def estimate(settings: JobSettings, graph: Graph, process: Resources) -> Iterator[str]:
     """Yield the lines to print, each as soon as it is known. Writes nothing to the output directory; takes no lock.
 
     Raises:
@@ -89,38 +67,36 @@ def estimate(
     if graph.target is not None:  # one round, from its first row
         job = replace(job, graph=build_graph(replace(settings, target=TargetSettings())))
         begins = 0, 0
-    tried = SampleRun(job, process, calibration_s, *begins)
-    for _ in tried.run():
-        if tried.sample is not None and len(tried.nodes) == 1:
-            yield f"sample: {tried.sample.taken:,} rows ({tried.sample.how})"
+    tried = SampleRun(job, process, CALIBRATION_S, *begins)
+    yield from tried.run()
     yield from _reject_lines(tried.nodes)
     yield from _prompt_lines(tried.nodes)
-    whole = combined(settings, tried.nodes, peak_bytes())
-    yield from [f"note: {note}" for note in whole.notes]
-    yield from estimate_lines(whole, job.directory)
-
-
-def combined(settings: JobSettings, nodes: Mapping[str, NodeResult], memory: float) -> Estimate:
-    """Combine the forecasts of all nodes. `memory`: peak bytes of this process during the sample run."""
-    forecasts = {name: node.forecast for name, node in nodes.items() if node.forecast is not None}
     report_memory, report_file = report_costs(wanted=settings.report)
-    fixed = Range(STAGES_BYTES, 2 * STAGES_BYTES, 10 * STAGES_BYTES) + report_file
+    rows = next(iter(tried.nodes.values())).rows
+    whole = _combined(rows, tried.nodes, report_file)
     notes = [TARGET_NOTE] if settings.target.accepted_rows else []
-    parts: Counter[str] = Counter()
+    yield from (f"note: {note}" for note in [*notes, *whole.notes])
+    memory = _memory(min(rows.likely, settings.chunk_rows * settings.max_open_chunks), tried.nodes) + report_memory
+    yield from estimate_lines(whole, memory, job.directory)
+
+
+def _combined(rows: Range, nodes: Mapping[str, NodeResult], report_file: Range) -> Forecast:
+    """Combine the forecasts of all nodes to one of a run over `rows`. `report_file`: bytes of the report."""
+    forecasts = {name: node.forecast for name, node in nodes.items() if node.forecast is not None}
+    memory: Counter[str] = Counter()
     for forecast in forecasts.values():
-        parts |= Counter(forecast.memory)  # nodes share a model: the larger of two counts
+        memory |= Counter(forecast.memory)  # nodes share a model: the larger of two counts
     prepare_s = sum(forecast.prepare_s for forecast in forecasts.values())
     written = [*(node.sink_bytes for node in nodes.values()), *(f.disk_bytes for f in forecasts.values())]
-    return Estimate(
-        rows=next(iter(nodes.values())).rows,
+    return Forecast(
+        rows,
         tokens_in=sum((f.tokens_in for f in forecasts.values()), NOTHING),
         tokens_out=sum((f.tokens_out for f in forecasts.values()), NOTHING),
         seconds=_seconds(nodes, list(forecasts.values()), prepare_s),
         prepare_s=prepare_s,
-        memory_bytes=_memory(settings, nodes, memory) + report_memory,
-        parts=dict(parts),
-        disk_bytes=sum(written, fixed),
-        notes=(*notes, *(f"{name}: {note}" for name, f in forecasts.items() for note in f.notes)),
+        memory=dict(memory),
+        disk_bytes=sum(written, Range(STAGES_BYTES, 2 * STAGES_BYTES, 10 * STAGES_BYTES) + report_file),
+        notes=[f"{name}: {note}" for name, forecast in forecasts.items() for note in forecast.notes],
     )
 
 
@@ -131,23 +107,23 @@ def report_costs(*, wanted: bool) -> tuple[Range, Range]:
     return DRAWING_BYTES if importlib.util.find_spec("matplotlib") else NOTHING, REPORT_BYTES
 
 
-def estimate_lines(found: Estimate, directory: Path) -> Iterator[str]:
-    """Yield the estimate as a table, and warnings."""
+def estimate_lines(found: Forecast, memory: Range, directory: Path) -> Iterator[str]:
+    """Yield the estimate of a run as a table, and warnings. `memory`: peak bytes, of which `found` names parts."""
     there = next(path for path in (directory, *directory.parents) if path.exists())
     free_disk = shutil.disk_usage(there).free
-    rest = found.memory_bytes.likely - sum(found.parts.values())
-    parts = {**found.parts, "everything else": rest} if found.parts and rest > 0 else {}
+    rest = memory.likely - sum(found.memory.values())
+    parts = {**found.memory, "everything else": rest} if found.memory and rest > 0 else {}
     inside = ", ".join(f"{what} {bytes_text(size)}" for what, size in parts.items())
     seconds = "unknown" if found.seconds is None else _text(found.seconds, time_text)
     loading = f", of which {time_text(found.prepare_s)} to load the model" if found.prepare_s >= 0.5 else ""
     yield "estimate: what is likely, and in brackets between what it lies nine times of ten"
-    yield f"  rows         {_text(found.rows, _count_text)}"
+    yield f"  rows         {_text(found.rows_out, _COUNT)}"
     if found.tokens_in.high:
-        yield f"  tokens in    {_text(found.tokens_in, _count_text)}"
+        yield f"  tokens in    {_text(found.tokens_in, _COUNT)}"
     if found.tokens_out.high:
-        yield f"  tokens out   {_text(found.tokens_out, _count_text)}"
+        yield f"  tokens out   {_text(found.tokens_out, _COUNT)}"
     yield f"  time         {seconds}{loading}"
-    yield f"  peak memory  {_text(found.memory_bytes, bytes_text)}{f': {inside}' if inside else ''}"
+    yield f"  peak memory  {_text(memory, bytes_text)}{f': {inside}' if inside else ''}"
     yield f"  disk         {_text(found.disk_bytes, bytes_text)}; {bytes_text(free_disk)} free"
     if found.disk_bytes.low > free_disk or free_disk < found.disk_bytes.high < math.inf:
         surely = "will not" if found.disk_bytes.low > free_disk else "may not"
@@ -161,11 +137,7 @@ def peak_bytes() -> float:
 
 
 def _reject_lines(nodes: Mapping[str, NodeResult]) -> Iterator[str]:
-    """Yield a line on the rejected rows of each node, by reason.
-
-    Raises:
-        ConfigError: a node rejects all of its rows as errors.
-    """
+    """Yield a line on the rejected rows of each node, by reason. All of a node, as errors, are a ConfigError."""
     for name, node in nodes.items():
         for kind, word in _LEFT_OUT.items():
             reasons = Counter(reject.reason for reject in node.rejects if reject.kind is kind)
@@ -198,14 +170,13 @@ def _seconds(nodes: Mapping[str, NodeResult], forecasts: Sequence[Forecast], pre
     return device.bounded(slowest) + Range(0.5 * prepare_s, prepare_s, 2 * prepare_s) + OUTSIDE_S
 
 
-def _memory(settings: JobSettings, nodes: Mapping[str, NodeResult], memory: float) -> Range:
-    """Return the peak memory: that of the sample run, of threads, and of rows in open chunks."""
-    rows = min(next(iter(nodes.values())).rows.likely, settings.chunk_rows * settings.max_open_chunks)
-    waiting = 0.0
+def _memory(open_rows: float, nodes: Mapping[str, NodeResult]) -> Range:
+    """Return the peak memory: that of the sample run (this process), of threads, and of `open_rows` in open chunks."""
+    memory, waiting = peak_bytes(), 0.0
     for node in nodes.values():
         if made := sum(batch.num_rows for batch in node.output):
             size = sum(batch.data.get_total_buffer_size() for batch in node.output)
-            waiting = max(waiting, rows * size / made)
+            waiting = max(waiting, open_rows * size / made)
     return Range(0.85 * memory, memory, 1.2 * memory) + THREADS_BYTES + Range(0, waiting, 2 * waiting)
 
 
@@ -217,5 +188,34 @@ def _text(value: Range, form: Callable[[float], str]) -> str:
     return f"{form(value.likely)} ({form(value.low)} to {form(value.high)})"
 
 
-def _count_text(value: float) -> str:
-    return f"{round(value):,}"
+def plan_lines(settings: JobSettings, graph: Graph) -> list[str]:
+    """Return a line per node with its operator and column changes, then memory needs and the place of the results."""
+    rows = settings.chunk_rows if graph.target is None else settings.target.rows_of_chunk(settings.chunk_rows)
+    lines = [f"job {settings.name}: {len(graph.nodes)} nodes, chunks of {rows} rows, seed {settings.seed}"]
+    width = max(len(name) for name in graph.order)
+    for name in graph.order:
+        node, schema = graph.nodes[name], graph.schemas[name]
+        source = f" <- {', '.join(node.inputs)}" if node.inputs else ""
+        first = graph.schemas[node.inputs[0]] if node.inputs else None
+        lines.append(f"  {name:{width}}  {node.op.title}{source}: {_columns(first, schema)}")
+    lines += [] if graph.target is None else [_target_line(settings.target)]
+    url = getattr(settings.output, "publish", None)
+    where = f"results would go to {settings.directory}" + (f" and {url}" if url else "")
+    return [*lines, *memory_lines(settings, graph), where]
+
+
+def _columns(given: pa.Schema | None, gives: pa.Schema | None) -> str:
+    """Describe the columns of a source, or those that another node adds, changes or drops."""
+    if gives is None:
+        return "writes the rows"
+    before = {} if given is None else {f.name: f.type for f in given}
+    new = ", ".join(f"{f.name}: {f.type}" for f in gives if before.get(f.name) != f.type)
+    gone = [name for name in before if name not in gives.names]
+    told = [*([f"adds {new}" if before else new] if new else []), *([f"drops {', '.join(gone)}"] if gone else [])]
+    return "; ".join(told) or "the same columns"
+
+
+def _target_line(target: TargetSettings) -> str:
+    limits = [budget.text(target) for budget in Budget if budget.limit(target) is not None]
+    until = f", or until {' or '.join(limits)} is spent" if limits else ""
+    return f"rows are made until {target.accepted_rows} have passed all nodes{until}"

@@ -13,9 +13,9 @@ import pytest
 from operators.settings import DataSettings
 from operators.sources.read_prompts import ReadPrompts
 from pipeline.api.errors import ConfigError
-from pipeline.api.forecast import Range, Sample
+from pipeline.api.forecast import Range
 from pipeline.api.protocols import BaseOperator
-from pipeline.dry_run.sample import PLACES, ROWS, sample_of
+from pipeline.dry_run.sample import PLACES, ROWS, Sample, sample_of
 
 CHUNK = 64
 

@@ -12,6 +12,7 @@ import ctypes
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import llama_cpp
@@ -23,14 +24,11 @@ from operators.engine.sampling.params import SamplingParams
 from operators.engine.sampling.sampler import Sampler
 from operators.engine.sequence import Sequence as Row
 
+_USUAL = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
 CASES = {
     "greedy": SamplingParams(),
-    "temperature 0.8, top-k 40, top-p 0.95, min-p 0.05": SamplingParams(
-        temperature=0.8, top_k=40, top_p=0.95, min_p=0.05
-    ),
-    "the same, repetition penalty 1.1, DRY 0.8": SamplingParams(
-        temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, repetition_penalty=1.1, dry_multiplier=0.8
-    ),
+    "temperature 0.8, top-k 40, top-p 0.95, min-p 0.05": _USUAL,
+    "the same, repetition penalty 1.1, DRY 0.8": replace(_USUAL, repetition_penalty=1.1, dry_multiplier=0.8),
     "temperature 0.8, top-p 0.95, min-p 0.05, no top-k": SamplingParams(temperature=0.8, top_p=0.95, min_p=0.05),
     "temperature 0.8 alone": SamplingParams(temperature=0.8),
 }
@@ -53,7 +51,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _medians(rows: int, n_vocab: int, rounds: int) -> dict[str, float]:
-    """Return the milliseconds per step, by case."""
     random = np.random.default_rng(0)
     logits = random.normal(0, 2, (rows, n_vocab)).astype(np.float32)
     history = random.integers(0, n_vocab, (rows, 100)).astype(np.int32)

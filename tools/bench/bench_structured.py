@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _measured(compiler: Compiler, settings: StructuredSettings, tokens: Sequence[int], rounds: int) -> list[str]:
-    """Measure one schema; return the cells of its line."""
+    """Return the cells of a line."""
     form = form_of(settings)
     if form is None:
         raise ValueError(f"{settings} ask for nothing")

@@ -1,5 +1,4 @@
-"""EmitCases, the source of a benchmark: each row is a case, one run of a contender on a scenario. And Discard, a
-sink."""
+"""EmitCases, the source of a benchmark: each row is a case, one run of a contender on a scenario. Discard, a sink."""
 
 from __future__ import annotations
 
@@ -32,11 +31,7 @@ class Case:
 
 
 def cases(bench: BenchSettings) -> list[Case]:
-    """Return all cases. Within a scenario and a number of slots the contenders alternate, A B A B: machines drift.
-
-    Raises:
-        ConfigError: there is no such scenario or optimisation, or `bench.contenders` leaves nothing to measure.
-    """
+    """Return all cases. Within a scenario and a number of slots the contenders alternate, A B A B: machines drift."""
     asked = (("scenarios", bench.scenarios, tuple(SCENARIOS)), ("toggle", bench.toggle, TOGGLES))
     for key, given, known in asked:
         unknown = [name for name in given if name not in known]
@@ -66,7 +61,6 @@ class EmitCases(BaseOperator):
     """Emits the cases of a benchmark, in the order in which they are to be measured.
 
     Args:
-        bench: the settings of the benchmark.
         chunk_rows: cases per chunk; a resumed benchmark does not repeat committed chunks.
     """
 

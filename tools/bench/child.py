@@ -11,8 +11,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 _ROOT = Path(__file__).resolve().parents[2]
 _POLL_S = 0.02
@@ -22,11 +22,10 @@ RSS_UNITS_IN_MIB = 1 << (20 if sys.platform == "darwin" else 10)
 
 
 class ChildFailed(Exception):
-    """A child failed, took too long or was cancelled; the message says which."""
+    """A child cannot be started, failed, took too long or was cancelled; the message says which."""
 
 
-@dataclass(frozen=True)
-class Done:
+class Done(NamedTuple):
     """Output and cost of a process: `cpu_s` is user and system time, `peak_rss_mb` its peak memory in MiB."""
 
     output: str
@@ -36,11 +35,7 @@ class Done:
 
 
 def run_child(command: Sequence[str], timeout_s: float, cancelled: Callable[[], bool] = lambda: False) -> Done:
-    """Run `command` to its end; it finds our modules wherever it runs.
-
-    Raises:
-        ChildFailed: it cannot be started, failed, took longer than `timeout_s`, or `cancelled` came true.
-    """
+    """Run `command` to its end, or until `timeout_s` are over or `cancelled` comes true, which is a failure."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         out, err = Path(folder) / "stdout", Path(folder) / "stderr"
         began, peak = time.perf_counter(), 0.0
@@ -66,11 +61,7 @@ def run_child(command: Sequence[str], timeout_s: float, cancelled: Callable[[], 
 
 
 def start(command: Sequence[str], out: Path, err: Path, *, start_new_session: bool = False) -> subprocess.Popen[bytes]:
-    """Start a process that can import our modules, with its output in files.
-
-    Raises:
-        ChildFailed: it cannot be started.
-    """
+    """Start a process that can import our modules, with its output in files."""
     ours = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(_ROOT))))
     with out.open("wb") as stdout, err.open("wb") as stderr:
         try:
@@ -92,7 +83,7 @@ def last_words(path: Path, lines: int = 5) -> str:
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Terminate a process and its children, and kill them if they do not end."""
+    """Terminate a process and its children; kill them if they do not end."""
     for kind, patience_s in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, None)):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, kind)

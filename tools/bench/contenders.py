@@ -1,21 +1,31 @@
-"""The contenders of a benchmark: each knows its command, the reasons to skip it, and how to read its figures."""
+"""The contenders of a benchmark: each knows its command, the reasons to skip it, and how to read its figures.
+
+`python -m tools.bench.contenders MODULE:FUNCTION FOLDER` measures the pickled Spec in a folder with a function.
+"""
 
 from __future__ import annotations
 
 import json
 import pickle
+import pkgutil
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import KW_ONLY, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+import yaml
+
+from operators.settings import ModelSettings, SamplingSettings
+from operators.settings.checks import usable_cores
+from operators.settings.runtime import EngineSettings
+from pipeline.api.errors import PipelineError
+from tools.bench.child import ChildFailed
 from tools.bench.figures import Figures, of_job
-from tools.bench.spec import Spec, overrides_of, written
+from tools.bench.settings import BenchSettings
 from tools.bench.workload import CHATML, Workload
 
-BLOCK_DIFFUSION = "decode=block_diffusion"
-"""Override of a job that selects block diffusion."""
 CELLS = 256
 """The KV cache of a row is a multiple of this."""
 SPEC, FIGURES = "spec.pickle", "figures.pickle"
@@ -23,17 +33,59 @@ SPEC, FIGURES = "spec.pickle", "figures.pickle"
 _MOST_STEPS = 64
 
 
+@dataclass
+class Spec:
+    """One case of the benchmark.
+
+    Args:
+        folder: an empty folder for the files of the case.
+        model, runtime, sampling, bench: the settings groups; `runtime` has the slots and row length of the case.
+        share_prefix: whether llama-server may use its prompt cache.
+    """
+
+    workload: Workload
+    folder: Path
+    model: ModelSettings
+    runtime: EngineSettings
+    sampling: SamplingSettings
+    bench: BenchSettings
+    share_prefix: bool = False
+
+    @property
+    def model_path(self) -> str:
+        return str(Path(self.model.path or "").expanduser())
+
+    @property
+    def threads(self) -> int:
+        return self.runtime.threads or usable_cores()
+
+    def program(self, name: str) -> Path:
+        return Path(self.bench.peers).expanduser() / name
+
+    def llama_command(self, name: str) -> list[str]:
+        """Return the start of a command for a program of llama.cpp: the common options for sizes."""
+        runtime = self.runtime
+        return [
+            str(self.program(name)),
+            *("--model", self.model_path, "--offline", "--threads", str(self.threads)),
+            *("--batch-size", str(runtime.n_batch), "--ubatch-size", str(runtime.n_ubatch)),
+            *("--flash-attn", "auto" if runtime.flash_attention else "off"),
+            *("--cache-type-k", runtime.kv_type, "--cache-type-v", runtime.kv_type),
+            *("--n-gpu-layers", str(self.model.gpu_layers)),
+        ]
+
+
 @dataclass(frozen=True)
 class Contender(ABC):
     """A way to do the work of a scenario.
 
     Args:
-        name: its name in the results.
         copies: number of rows with the same prompt.
         once: runs only in the first repeat, since it takes long.
         against: the contender that the report compares its speed with; empty: the first of the scenario.
         row_tokens: KV cache per row, in tokens; None: as much as the rows need.
         makes_blocks: completes rows by block diffusion, which needs a mask token.
+        needs_file: reads the model from a GGUF file.
     """
 
     name: str
@@ -43,6 +95,7 @@ class Contender(ABC):
     against: str = ""
     row_tokens: int | None = None
     makes_blocks: bool = False
+    needs_file: bool = False
 
     def reason_to_skip(self, spec: Spec) -> str | None:
         """Return the reason why it cannot be measured here; None if it can."""
@@ -51,43 +104,40 @@ class Contender(ABC):
             return f"rows of {needed} tokens are needed and the model was trained for {n_ctx_train}"
         if self.makes_blocks and spec.bench.mask_token_id is None and not spec.workload.has_mask:
             return "the model's vocabulary names no mask token; give one with bench.mask_token_id="
-        return None
+        return "it needs a GGUF file (model.path)" if self.needs_file and not spec.model.path else None
 
     @abstractmethod
     def command(self, spec: Spec) -> list[str]:
-        """Return the command of its process; writes its input into the folder of the case."""
+        """Write its input into the folder of the case, and return the command of its process."""
 
     @abstractmethod
     def figures(self, spec: Spec, output: str) -> Figures:
-        """Read the figures of its process from its files and `output`.
-
-        Raises:
-            ValueError: it measured nothing.
-        """
+        """Read the figures of its process from its files and `output`. Raises ValueError if it measured nothing."""
 
 
 @dataclass(frozen=True)
 class Job(Contender):
-    """`python -m pipeline job=generate`, with settings (`key=value`) of this contender."""
+    """A job like `job=generate`, in a job file of its own, with the overrides (`key=value`) of this contender."""
 
     overrides: tuple[str, ...] = ()
 
     def command(self, spec: Spec) -> list[str]:
-        data, template = spec.folder / "prompts.jsonl", spec.folder / "chatml.jinja"
+        job, data, template = (spec.folder / name for name in ("job.yaml", "prompts.jsonl", "chatml.jinja"))
         rows = spec.workload.rows.select(["prompt", "max_tokens"]).to_pylist()
         data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         template.write_text(CHATML, encoding="utf-8")
         mask = spec.bench.mask_token_id
+        settings = {
+            "defaults": [{"override /flow": "generate"}, {"override /model": "gguf"}],
+            "report": False,  # drawing is not measured
+            "output_dir": str(spec.folder / "out"),
+            "data": {"path": str(data)},
+            "nodes": {"render": {"op": {"template_file": str(template)}}},
+            **{group: asdict(getattr(spec, group)) for group in ("model", "sampling", "runtime")},
+        }
+        job.write_text(yaml.safe_dump(settings), encoding="utf-8")
         return [
-            *(sys.executable, "-m", "pipeline", "job=generate"),
-            *("progress=none", "report=false"),  # drawing is not measured
-            f"output_dir={written(str(spec.folder / 'out'))}",
-            f"data.path={written(str(data))}",
-            f"nodes.render.op.template_file={written(str(template))}",
-            *overrides_of("model", spec.model),
-            *overrides_of("sampling", spec.sampling),
-            *overrides_of("runtime", spec.runtime),
-            *self.overrides,
+            *(sys.executable, "-m", "pipeline", f"job={job}", "progress=none", *self.overrides),
             *([f"decode.mask_token_id={mask}"] if self.makes_blocks and mask is not None else []),
         ]
 
@@ -97,7 +147,7 @@ class Job(Contender):
 
 @dataclass(frozen=True)
 class Function(Contender):
-    """A `module:function` that measures a Spec in a process of its own: a part of our engine, or another library."""
+    """A `module:function` that measures a Spec in a process of its own: a part of our engine, or an alternative."""
 
     function: str = ""
 
@@ -105,7 +155,7 @@ class Function(Contender):
         room = self.row_tokens or spec.runtime.max_sequence_tokens
         given = replace(spec, runtime=replace(spec.runtime, max_sequence_tokens=room))
         (spec.folder / SPEC).write_bytes(pickle.dumps(given))
-        return [sys.executable, "-m", "tools.bench", self.function, str(spec.folder)]
+        return [sys.executable, "-m", "tools.bench.contenders", self.function, str(spec.folder)]
 
     def figures(self, spec: Spec, output: str) -> Figures:
         figures: Figures = pickle.loads((spec.folder / FIGURES).read_bytes())
@@ -113,16 +163,10 @@ class Function(Contender):
 
 
 @dataclass(frozen=True)
-class CreateCompletion(Function):
-    """llama-cpp-python's `Llama.create_completion` in a loop."""
-
-    def reason_to_skip(self, spec: Spec) -> str | None:
-        return super().reason_to_skip(spec) or (None if spec.model.path else "it needs a GGUF file (model.path)")
-
-
-@dataclass(frozen=True)
-class Program(CreateCompletion):
+class Program(Function):
     """One of llama.cpp's own programs, which `make peers` builds; its name is that of the file."""
+
+    needs_file: bool = field(default=True, kw_only=True)
 
     def reason_to_skip(self, spec: Spec) -> str | None:
         reason = super().reason_to_skip(spec)
@@ -207,3 +251,19 @@ def _json_lines(output: str) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
             except ValueError:
                 continue
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the Figures of a Function. Returns 0, or an exit code with the reason on stderr."""
+    function, folder = arguments[0], Path(arguments[1])
+    try:
+        figures = pkgutil.resolve_name(function)(pickle.loads((folder / SPEC).read_bytes()))
+        (folder / FIGURES).write_bytes(pickle.dumps(figures))
+    except (PipelineError, ChildFailed, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return int(getattr(error, "exit_code", 1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

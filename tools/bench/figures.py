@@ -23,15 +23,12 @@ class Figures:
         wall_s: of the whole process.
         work_s: from the first prompt to the last token, without the start of the process and the load of the model.
         cpu_s, peak_rss_mb: of the process that did the work.
-        prompt_tokens, new_tokens: read and generated.
-        steps: calls of the model.
-        decode_step_ms: the median call that only generates.
+        steps: calls of the model; decode_step_ms: the median one that only generates.
         prefill_s: in calls that compute prompts.
         form_s, decode_s, sample_s: filling batches, in the model, choosing tokens; over all calls.
         calls_per_block: of a row with block diffusion; a call that stores a block and begins the next one counts once.
         tokens_per_pass: committed in a denoising step of a block.
         texts: a digest of the completions, equal for equal texts of equal rows.
-        note: a remark for the report.
     """
 
     load_before: float | None = None
@@ -85,23 +82,18 @@ def of_steps(steps: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def of_job(directory: Path) -> Figures:
-    """Return the figures of a finished job, from its metrics.
+    """Return the figures of a job, from its metrics. Raises ValueError if it has not ended well.
 
     `work_s` begins when all nodes are open, so that model and context are loaded, and ends when the last chunk is
     committed: it is the longest wall time of any node.
-
-    Raises:
-        ValueError: the job has not ended well.
     """
     (run,) = pq.read_table(directory / "metrics/run.parquet").to_pylist()
     if run["state"] != "done" or run["rejects_error"]:
         raise ValueError(f"the job ended as {run['state']} with {run['rejects_error']} rows rejected as errors")
-    walls: dict[str, float] = {}
-    for stage in pq.read_table(directory / "metrics/stages.parquet").to_pylist():
-        walls[stage["node"]] = walls.get(stage["node"], 0.0) + stage["wall_s"]
+    walls = pq.read_table(directory / "metrics/stages.parquet").group_by("node").aggregate([("wall_s", "sum")])
     steps = pq.read_table(directory / "metrics/steps.parquet").to_pylist()
     return Figures(
-        work_s=max(walls.values()),
+        work_s=max(walls["wall_s_sum"].to_pylist()),
         prompt_tokens=run["tokens_in"],
         new_tokens=run["tokens_out"],
         texts=_digest(directory / "data"),
@@ -111,8 +103,7 @@ def of_job(directory: Path) -> Figures:
 
 
 def _of_blocks(totals: Mapping[str, float], rows: int) -> dict[str, Any]:
-    """Return the fields of Figures for block diffusion, none for another strategy. The last block of each of `rows`
-    rows is not stored."""
+    """Return the fields of Figures for block diffusion. The last block of each of `rows` rows is not stored."""
     if "denoise_passes" not in totals:
         return {}
     passes = totals["denoise_passes"] + totals["store_passes"]
@@ -123,7 +114,6 @@ def _of_blocks(totals: Mapping[str, float], rows: int) -> dict[str, Any]:
 
 
 def _digest(data: Path) -> str | None:
-    """Return a digest of the completions in a folder of shards; None if there are none."""
     digest = hashlib.sha256()
     shards = sorted(data.glob("*.parquet"))
     for shard in shards:

@@ -23,12 +23,11 @@ from pipeline.api.forecast import Forecast, Task
 from pipeline.api.protocols import BaseOperator, Runtime
 from pipeline.api.records import Batch, Output, add_columns
 from tools.bench.child import ChildFailed, run_child
-from tools.bench.contenders import CELLS
+from tools.bench.contenders import CELLS, Spec
 from tools.bench.figures import COLUMNS
-from tools.bench.report import REPORT, write_report
+from tools.bench.report import REPORT, report
 from tools.bench.scenarios import ALL
 from tools.bench.settings import BenchSettings
-from tools.bench.spec import Spec
 from tools.bench.workload import Recipe, Workload, make
 
 _WATCH_S = 0.5
@@ -44,7 +43,6 @@ class Measure(BaseOperator):
     report is written (tools.bench.report).
 
     Args:
-        bench: the settings of the benchmark.
         data: the prompts.
         model: the model of all contenders; with path null a model with random weights is made.
         sampling: max_tokens caps the lengths of reference answers; the scenarios set the rest that they need.
@@ -70,11 +68,7 @@ class Measure(BaseOperator):
             )
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
-        """Adds the figures.
-
-        Raises:
-            InputError: data, model or vocabulary is not there.
-        """
+        """Adds the figures; checks that data, model and vocabulary are there."""
         find_files(self._data)
         if not self._made:
             inspect_model(self._model)
@@ -95,11 +89,7 @@ class Measure(BaseOperator):
         return {"data": [file.content_id(file.stamp()) for file in find_files(self._data)], "model": model}
 
     def open(self, runtime: Runtime) -> None:
-        """Make the model if none is given and it is not there yet.
-
-        Raises:
-            ConfigError: it cannot be made.
-        """
+        """Make the model if none is given and it is not there yet."""
         self._run = runtime
         (runtime.output_dir / REPORT).unlink(missing_ok=True)  # it would speak of an earlier run until this one ends
         if not self._made or Path(self._model.path or "").exists():
@@ -133,17 +123,14 @@ class Measure(BaseOperator):
 
     def report(self, directory: Path) -> Iterable[str]:
         """Write report.md, and return its path in a line."""
-        return [f"report      {write_report(directory)}", ""]
+        (directory / REPORT).write_text(report(directory), encoding="utf-8")
+        return [f"report      {directory / REPORT}", ""]
 
     def _cancelled(self) -> bool:
         return self._run.cancelled
 
     def _case(self, case: dict[str, Any]) -> dict[str, Any]:
-        """Return the values of COLUMNS for one case.
-
-        Raises:
-            ChildFailed, ValueError: it failed.
-        """
+        """Return the values of COLUMNS for one case."""
         plan = ALL[case["scenario"]]
         contender = next(c for c in plan.contenders if c.name == case["contender"])
         workload = self._workload(plan.recipe, case["rows"], contender.copies)
@@ -179,8 +166,7 @@ class Measure(BaseOperator):
         """Return the rows of a recipe, made once per run."""
         key = recipe, rows, copies
         if key not in self._workloads:
-            cap = self._sampling.max_tokens
-            self._workloads[key] = make(*key, data=self._data, model=self._model, bench=self._bench, cap=cap)
+            self._workloads[key] = make(*key, self._data, self._model, self._bench, self._sampling.max_tokens)
         return self._workloads[key]
 
 

@@ -1,4 +1,4 @@
-"""The report of a benchmark: Markdown tables made from its rows. `python -m tools.bench.report OUTPUT_DIR` prints it.
+"""The report of a benchmark: Markdown tables made from its rows.
 
 A figure is the median over the repeats, with minimum and maximum. A ratio is taken within each repeat, where
 both sides ran next to each other, and is then the median: machines drift between repeats.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,13 +37,6 @@ _OF_BLOCKS = (
 """Columns of a scenario in which blocks are made."""
 
 
-def write_report(directory: Path) -> Path:
-    """Write report.md into an output directory; return its path."""
-    path = directory / REPORT
-    path.write_text(report(directory), encoding="utf-8")
-    return path
-
-
 def report(directory: Path) -> str:
     """Return the report of the benchmark in `directory`."""
     rows = pl.read_parquet(directory / "data/*.parquet").sort("row").to_dicts()
@@ -60,7 +52,6 @@ def report(directory: Path) -> str:
 
 
 def _group(name: str, slots: int, of_scenario: Sequence[Row]) -> Iterator[str]:
-    """Yield the table of a scenario at one number of slots, and notes."""
     rows = [row for row in of_scenario if row["slots"] == slots]
     names = list(dict.fromkeys(row["contender"] for row in rows))
     measured = [n for n in names if any(r["tokens_per_s"] for r in rows if r["contender"] == n)]
@@ -79,8 +70,6 @@ def _group(name: str, slots: int, of_scenario: Sequence[Row]) -> Iterator[str]:
 
 
 def _table(name: str, measured: Sequence[str], rows: Sequence[Row], of_scenario: Sequence[Row]) -> Iterator[str]:
-    """Yield a line for each contender: its speed, ratio and figures, with those of block diffusion if blocks are
-    made."""
     against = {c.name: c.against for c in ALL[name].contenders if c.against}
     blocks = any(row["calls_per_block"] for row in rows)
     few, slots = min(row["slots"] for row in of_scenario), rows[0]["slots"]
@@ -128,15 +117,13 @@ def spread(rows: Iterable[Row], key: str, form: str = ",.1f") -> str:
 
 
 def paired_ratio(rows: Sequence[Row], one: str, other: str) -> float | None:
-    """Return the ratio of tokens_per_s of `one` and `other`: the median over the repeats that have both; None if there
-    is none."""
+    """Return the ratio of tokens_per_s of `one` and `other`: the median over the repeats that have both."""
     speeds = {(row["contender"], row["repeat"]): row["tokens_per_s"] for row in rows if row["tokens_per_s"]}
     ratios = [speed / speeds[other, r] for (name, r), speed in speeds.items() if name == one and (other, r) in speeds]
     return statistics.median(ratios) if ratios else None
 
 
 def _origin(directory: Path) -> Iterator[str]:
-    """Yield lines on machine and versions."""
     path = directory / "metrics/run.parquet"
     for run in pl.read_parquet(path).to_dicts()[-1:] if path.exists() else []:
         machine, versions = json.loads(run["machine"]), json.loads(run["versions"])
@@ -163,17 +150,3 @@ def _rejects(directory: Path) -> Iterator[str]:
         case = json.loads(row["record"] or "{}")
         where = f"{case.get('slots')} slots, repeat {case.get('repeat')}"
         yield f"{case.get('contender')} of {case.get('scenario')}, {where}: {row['reason']}"
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Print the report of OUTPUT_DIR. Returns 0, or 2 with the reason on stderr."""
-    directory = Path(arguments[0])
-    if not list((directory / "data").glob("*.parquet")):
-        print(f"error: {directory} has no data/*.parquet; give the output directory of job=bench", file=sys.stderr)
-        return 2
-    print(report(directory), end="")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,13 +1,8 @@
 """The engine without the dataflow around it: the layers below the pipeline, and reused against fresh contexts.
 
-| function | what runs |
-|---|---|
-| engine | scheduler, batch filling and decode; a sampler that takes token 0 |
-| sampling | the same with the sampler |
-| context_reused | one call per group of rows that fills the slots, on one context that is cleared between calls |
-| context_fresh | the same with a new context per call |
-| blocks_reused, blocks_fresh | the same two with block diffusion |
-
+`engine`: scheduler, batch filling and decode, with a sampler that takes token 0; `sampling`: with the sampler;
+`context_reused`: one call per group of rows that fills the slots, on one context that is cleared between calls;
+`context_fresh`: with a new context per call; `blocks_reused`, `blocks_fresh`: these two with block diffusion.
 No other file of the benchmark uses the engine's internals.
 """
 
@@ -38,8 +33,8 @@ from operators.settings.runtime import EngineSettings
 from pipeline.api.meter import StageMeter
 from pipeline.api.protocols import ListInbox
 from pipeline.api.records import ROW, Batch
+from tools.bench.contenders import Spec
 from tools.bench.figures import Figures, of_steps
-from tools.bench.spec import Spec
 
 
 class NoSampler(Sampler):
@@ -53,11 +48,7 @@ def _measure(
     spec: Spec, *, sampler: type[Sampler] = Sampler, blocks: bool = False, by_calls: bool = False, fresh: bool = False
 ) -> Figures:
     """Complete the rows of `spec`: all together, or (`by_calls`) in groups that fill the slots, each (`fresh`) on a new
-    context.
-
-    Raises:
-        ValueError: a row cannot be generated.
-    """
+    context."""
     model, runtime, table = loader(spec.model)(spec.model), spec.runtime, spec.workload.rows
 
     def make() -> Strategy:
@@ -97,11 +88,7 @@ blocks_fresh = partial(_measure, blocks=True, by_calls=True, fresh=True)
 
 
 def _sequences(rows: pa.Table, requests: Requests, runtime: EngineSettings) -> list[Sequence]:
-    """Return the sequences that Generate would make from `rows`, in the order of BatchByLength.
-
-    Raises:
-        ValueError: a row cannot be generated.
-    """
+    """Return the sequences that Generate would make from `rows`, in the order of BatchByLength."""
     numbered = rows.append_column(ROW, pa.array(range(len(rows)), ROW.type)).combine_chunks().to_batches()
     made: list[Sequence] = []
     for batch in BatchByLength(runtime).run(ListInbox(Batch(0, data) for data in numbered)):

@@ -9,16 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tools.bench.contenders import (
-    BLOCK_DIFFUSION,
-    BatchedBench,
-    Contender,
-    CreateCompletion,
-    Function,
-    Job,
-    LlamaBench,
-    Program,
-)
+from tools.bench.contenders import BatchedBench, Contender, Function, Job, LlamaBench, Program
 from tools.bench.workload import Recipe
 
 
@@ -27,13 +18,11 @@ class Scenario:
     """Rows, and the contenders that complete them.
 
     Args:
-        about: one line for the report.
         contenders: in the order in which they run; speeds are relative to that of the first.
-        recipe: the rows.
         sampling: sampling settings that differ from the job's own.
-        slots: its own numbers of slots; empty for those of `bench.slots`.
-        rows: its own number of rows; None for `rows_per_slot` per slot.
-        rows_per_slot: its own; None for `bench.rows_per_slot`.
+        slots: numbers of slots; empty for those of `bench.slots`.
+        rows: None for `rows_per_slot` per slot.
+        rows_per_slot: None for `bench.rows_per_slot`.
         share_prefix: whether llama-server may use its prompt cache.
     """
 
@@ -52,7 +41,7 @@ EXACT_LENGTHS: Mapping[str, Any] = {"per_row": ["max_tokens"], "ignore_eos": Tru
 
 RUNGS = "tools.bench.rungs"
 JOB = Job("job")
-SERVER = Program("llama-server", "tools.bench.server:measure")
+SERVER = Program("llama-server", "tools.bench.alternatives:server")
 LADDER = (
     Function("engine", f"{RUNGS}:engine"),
     Function("sampling", f"{RUNGS}:sampling"),
@@ -64,7 +53,7 @@ PEERS = (
     SERVER,
     BatchedBench("llama-batched-bench"),
     LlamaBench("llama-bench", once=True),
-    CreateCompletion("create_completion", "tools.bench.create_completion:measure", once=True),
+    Function("create_completion", "tools.bench.alternatives:create_completion", once=True, needs_file=True),
 )
 
 
@@ -83,7 +72,7 @@ def _outputs(low: int, high: int) -> Scenario:
 
 
 def _blocks(name: str, length: int, steps: int, *more: str) -> Job:
-    overrides = (BLOCK_DIFFUSION, f"decode.block_length={length}", f"decode.denoising_steps={steps}", *more)
+    overrides = ("decode=block_diffusion", f"decode.block_length={length}", f"decode.denoising_steps={steps}", *more)
     return Job(name, overrides, makes_blocks=True)
 
 
@@ -102,10 +91,7 @@ FEW_SHOT = Scenario(
     (
         JOB,
         Job("job, no flash attention", ("runtime.flash_attention=false",)),
-        Job(
-            "job, unified KV",
-            ("runtime.flash_attention=false", "runtime.kv=unified", "runtime.deterministic=false"),
-        ),
+        Job("job, unified KV", ("runtime.flash_attention=false", "runtime.kv=unified", "runtime.deterministic=false")),
         SERVER,
     ),
     Recipe(few_shot=True),
@@ -141,10 +127,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         " tokens above a threshold with which a step commits about two",
         (
             JOB,
-            *(
-                _blocks(f"{length}/{steps}", length, steps)
-                for length, steps in ((1, 1), (2, 2), (4, 4), (4, 2), (4, 1))
-            ),
+            *(_blocks(f"{size}/{steps}", size, steps) for size, steps in ((1, 1), (2, 2), (4, 4), (4, 2), (4, 1))),
             DYNAMIC,
         ),
         Recipe(128, 128, words=4),
@@ -161,23 +144,13 @@ SCENARIOS: Mapping[str, Scenario] = {
     ),
     "contexts": Scenario(
         "one context, cleared between calls of a slot's worth of rows, against a new one a call",
-        (
-            Function("context-reused", f"{RUNGS}:context_reused"),
-            Function("context-fresh", f"{RUNGS}:context_fresh"),
-        ),
+        tuple(Function(f"context-{word}", f"{RUNGS}:context_{word}") for word in ("reused", "fresh")),
         Recipe(8, 8, words=4),
         rows=320,
     ),
 }
 
-TOGGLES = (
-    "compaction",
-    "grouped_prefill",
-    "prefix_sharing",
-    "sample_sharing",
-    "longest_first",
-    "identical_rows",
-)
+TOGGLES = ("compaction", "grouped_prefill", "prefix_sharing", "sample_sharing", "longest_first", "identical_rows")
 """Optimisations that can be switched off: `runtime.optimise.NAME=false`."""
 
 _COPIES = 4

@@ -22,12 +22,7 @@ from tools.bench.settings import BenchSettings
 
 CHATML = "<|im_start|>user\n{{ prompt }}<|im_end|>\n<|im_start|>assistant{{ '\\n' }}"  # Jinja drops a last line end
 ROWS_SCHEMA = pa.schema(
-    [
-        pa.field("prompt", pa.string()),
-        pa.field("prompt_text", pa.string()),
-        pa.field("prompt_ids", pa.list_(pa.int32())),
-        pa.field("max_tokens", pa.int32()),
-    ]
+    {"prompt": pa.string(), "prompt_text": pa.string(), "prompt_ids": pa.list_(pa.int32()), "max_tokens": pa.int32()}
 )
 _STOP_EVERY = 50
 """Average number of tokens before a random model's row reaches its stop string."""
@@ -38,8 +33,7 @@ class Recipe:
     """The rule for making the rows of a scenario from the data.
 
     Args:
-        low, high: completion tokens of a row are drawn from this range; None: those of the reference answer, at most
-            sampling.max_tokens.
+        low, high: range of a row's completion tokens; None: as many as the reference answer, at most max_tokens.
         words: number of the prompt's words to keep; None keeps all.
         few_shot: put worked examples before each question.
         stops: choose a stop string from the vocabulary.
@@ -59,8 +53,6 @@ class Workload:
     Args:
         rows: under ROWS_SCHEMA: a prompt as in a dataset, as a ChatML turn and as tokens, and tokens of its completion.
         n_ctx_train: tokens that the model was trained for.
-        stop: strings that end rows.
-        has_mask: whether the model's vocabulary names a mask token.
     """
 
     rows: pa.Table
@@ -70,12 +62,10 @@ class Workload:
 
     @property
     def prompt_tokens(self) -> int:
-        """Total tokens of all prompts."""
         return int(self._tokens()[0].sum())
 
     @property
     def new_tokens(self) -> int:
-        """Total tokens of all completions, if every row reaches its length."""
         return int(self._tokens()[1].sum())
 
     @property
@@ -92,20 +82,14 @@ class Workload:
         return float((new * prompt + new * (new - 1) / 2).sum() / new.sum())
 
     def _tokens(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Prompt and completion tokens of each row."""
         prompt = pc.list_value_length(self.rows["prompt_ids"])
         return prompt.to_numpy().astype(np.int64), self.rows["max_tokens"].to_numpy().astype(np.int64)
 
 
 def make(
-    recipe: Recipe, rows: int, copies: int, *, data: DataSettings, model: ModelSettings, bench: BenchSettings, cap: int
+    recipe: Recipe, rows: int, copies: int, data: DataSettings, model: ModelSettings, bench: BenchSettings, cap: int
 ) -> Workload:
-    """Make the rows of a recipe: `rows` prompts, each `copies` times, whose completions have at most `cap` tokens.
-
-    Raises:
-        SchemaError: the data has no column of that name, or no prompt in it.
-        InputError: data or model cannot be read.
-    """
+    """Make the rows of a recipe: `rows` prompts, each `copies` times, whose completions have at most `cap` tokens."""
     found = _read(data, bench.answer_column)
     texts = _texts(recipe, rows, found, bench.shots)
     template = Template(CHATML, "the benchmark's template", strict=True)
@@ -118,9 +102,8 @@ def make(
         n_ctx_train, has_mask = loaded.n_ctx_train, loaded.mask_id is not None
     finally:
         close_model(loaded)
-    arrays = [pa.array(c, f.type) for c, f in zip((texts, rendered, ids, lengths), ROWS_SCHEMA, strict=True)]
-    copied = pa.table(arrays, ROWS_SCHEMA).take(np.repeat(np.arange(rows), copies))
-    return Workload(copied, n_ctx_train, list(stop), has_mask)
+    table = pa.table(dict(zip(ROWS_SCHEMA.names, (texts, rendered, ids, lengths), strict=True)), ROWS_SCHEMA)
+    return Workload(table.take(np.repeat(np.arange(rows), copies)), n_ctx_train, list(stop), has_mask)
 
 
 def _read(data: DataSettings, answer_column: str | None) -> list[tuple[str, str | None]]:
@@ -159,7 +142,6 @@ def _texts(recipe: Recipe, rows: int, found: Sequence[tuple[str, str | None]], s
 def _lengths(
     recipe: Recipe, rows: int, answers: Sequence[str | None], cap: int, model: Model
 ) -> npt.NDArray[np.integer[Any]]:
-    """Return the completion tokens of each row."""
     random = np.random.default_rng(0)
     if recipe.stops:
         return np.full(rows, cap)

@@ -1,13 +1,11 @@
 """Build llama-cpp-python for this machine and install it: `.venv/bin/python tools/build/build.py`.
 
-It goes into the environment of the Python that runs this. Standard library only, and runs before anything is
-installed. A build takes minutes, so wheels are kept in
-`.cache/wheels/<key>/` (or under $LLAMA_WHEEL_CACHE). The key holds all that decides what comes out: version, Python,
-machine, compiler, flags and CPU features, because the code is compiled for exactly this CPU. pip's own cache knows
-nothing of those and is not used.
+It goes into the environment of the Python that runs this. Standard library only: it runs before anything is installed.
+A build takes minutes, so wheels are kept in `.cache/wheels/<key>/` (or under $LLAMA_WHEEL_CACHE). The key holds all
+that decides what comes out: version, Python, machine, compiler, flags and CPU features, because the code is compiled
+for exactly this CPU. pip's own cache knows nothing of those and is not used.
 
-CC, CXX, CFLAGS, CXXFLAGS, LDFLAGS and CMAKE_ARGS are honoured. Python's headers are not needed: the bindings are
-ctypes.
+CC, CXX, CFLAGS, CXXFLAGS, LDFLAGS and CMAKE_ARGS are honoured.
 """
 
 import argparse
@@ -72,8 +70,7 @@ def build_env(compiler: Compiler, host: Host, env: Mapping[str, str]) -> dict[st
 
 
 def build_key(words: Sequence[str], host: Host, compiler: Compiler, env: Mapping[str, str], *more: str) -> str:
-    """Return a readable key for a build of `words` with `env` (from `build_env`), different for every difference that
-    matters."""
+    """Return a readable key for a build of `words` with `env` (from `build_env`): another for every difference."""
     flags = [compiler.cc, str(compiler.openmp), *(env.get(name, "") for name in _USER_FLAGS), *more]
     words = [*words, host.system, host.machine, f"{compiler.family}{compiler.version}"]
     return "-".join([*words, f"f{_digest(flags)}", f"c{_digest(sorted(host.cpu_flags))}"]).lower()
@@ -157,8 +154,7 @@ def read_stamp(stamp: Path) -> dict[str, Any]:
 
 
 def record() -> str:
-    """Return a digest of the installed package's file list and hashes, different for each build; '' if it is
-    missing."""
+    """Return a digest of the installed package's file list and hashes; '' if it is missing."""
     found = sorted(Path(sys.prefix).glob("lib/python3*/site-packages/llama_cpp_python-*.dist-info/RECORD"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in found)).hexdigest() if found else ""
 

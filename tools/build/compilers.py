@@ -43,11 +43,6 @@ class Host:
         """True for 64-bit x86, except Macs."""
         return self.machine.lower() in ("x86_64", "amd64") and self.system != "Darwin"
 
-    @property
-    def has_amx(self) -> bool:
-        """True if the CPU has AMX units, which ggml has kernels for."""
-        return self.takes_x86_flags and {"amx_tile", "amx_int8"} <= self.cpu_flags
-
 
 @dataclass(frozen=True)
 class Compiler:
@@ -72,7 +67,7 @@ class Compiler:
         said = f"{'with' if self.openmp else 'without'} OpenMP"
         if self.flags(host):
             said += f", AMX switched off as GCC below {SOUND_GCC} gets it wrong"
-        without_amx = host.has_amx and self.flags(host)
+        without_amx = self.flags(host) and {"amx_tile", "amx_int8"} <= host.cpu_flags
         if without_amx or (host.system != "Darwin" and not self.openmp):
             gain = f"with AMX {WITH_AMX}" if without_amx else "faster"
             said += f"; {gain}: install {GOOD_CLANG}, then `make llama`"
@@ -91,11 +86,7 @@ def this_host() -> Host:
 
 def find_compiler(host: Host, env: Mapping[str, str]) -> Compiler:
     """Return the user's CC and CXX, else the first installed compiler that works with OpenMP, else the first that
-    works.
-
-    Raises:
-        NoCompilerError: there is none, or the user named one that does not work.
-    """
+    works. Raises NoCompilerError if there is none, or the user named one that does not work."""
     cc, cxx = env.get("CC", ""), env.get("CXX", "")
     if bool(cc) != bool(cxx):
         raise NoCompilerError(f"CC={cc} CXX={cxx}: name both compilers, such as CC=gcc-13 CXX=g++-13, or neither")
@@ -136,8 +127,7 @@ def try_compiler(cc: str, cxx: str, openmp: bool) -> Compiler | None:
 
 
 def _output(command: Sequence[str], failed: str = "") -> str:
-    """Return the output of a short command; `failed` if it cannot be started, hangs or exits with a code other than
-    0."""
+    """Return the output of a short command; `failed` if it cannot be started, hangs or fails."""
     english = {**os.environ, "LC_ALL": "C"}
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True, env=english)

@@ -55,7 +55,7 @@ def ask(command: Sequence[str], timeout_s: float = _CHILD_TIMEOUT_S) -> dict[str
 
 
 def features(host: Host, system_info: str) -> dict[str, str]:
-    """Return the state of each CPU feature that matters for speed: if the CPU has it, and if the build uses it."""
+    """Return for each CPU feature that matters for speed if the CPU has it, and if the build uses it."""
     if host.machine.lower() in ("aarch64", "arm64"):
         return {"NEON": "used" if " NEON = 1 " in system_info else _UNUSED}
     found = {}
@@ -68,15 +68,7 @@ def features(host: Host, system_info: str) -> dict[str, str]:
 
 
 def examine(child: Sequence[str], host: Host) -> dict[str, Any]:
-    """Ask the children and collect the findings; the installation is fine if there are no `problems`.
-
-    Args:
-        child: the command of the child processes; CHILD by default.
-        host: the machine.
-
-    Returns:
-        versions, machine, llama, build, features, proofs: what was found; notes: losses of speed; problems: faults.
-    """
+    """Ask children, started with `child`, and collect the findings: `notes` are losses of speed, `problems` faults."""
     llama: dict[str, Any] = {}
     problems, proofs = [], {}
     try:
@@ -117,7 +109,6 @@ def _notes(build: dict[str, Any], found: dict[str, str]) -> list[str]:
 
 
 def _text(report: dict[str, Any]) -> str:
-    """Format the report for people."""
     build = report["build"]
     told = report["versions"] | report["machine"] | report["llama"]
     if build:
@@ -131,7 +122,7 @@ def _text(report: dict[str, Any]) -> str:
 
 
 def main(argv: list[str], child: Sequence[str] = CHILD) -> int:
-    """Print the report. Returns 0 if llama.cpp works, 1 if not. `child` is replaced in tests."""
+    """Print the report. Returns 0 if llama.cpp works, 1 if not."""
     parser = argparse.ArgumentParser(prog="python -m pipeline doctor", description="prove that this set-up works")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args(argv)

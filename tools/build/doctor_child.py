@@ -41,11 +41,8 @@ def info() -> dict[str, Any]:
 
 
 def decode(file_type: str, folder: Path) -> dict[str, Any]:
-    """Write a tiny model and decode with it, batched and token by token. Frees nothing, as the process ends soon.
-
-    Raises:
-        RuntimeError: the results are no numbers or differ.
-    """
+    """Write a tiny model and decode with it, batched and token by token. Raises RuntimeError if the results are no
+    numbers or differ. Frees nothing, as the process ends soon."""
     path = write_model(folder / "tiny.gguf", file_type=file_type).path
     model = LlamaModel(ModelSettings(path=str(path)))
     context, _ = model.lease(EngineSettings(slots=len(ROWS), max_sequence_tokens=64))

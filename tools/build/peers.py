@@ -24,7 +24,6 @@ from tools.build.build import (
     PACKAGE,
     PIP,
     BuildError,
-    Locked,
     build_env,
     build_key,
     chosen_compiler,
@@ -54,12 +53,7 @@ Run = Callable[[Sequence[str], Mapping[str, str], Path, str], None]
 
 
 def make_peers(cache: Path, env: Mapping[str, str], run: Run = run_with_progress) -> None:
-    """Build the programs into `cache`/bin, all or none, unless they are there.
-
-    Raises:
-        BuildError: a download, cmake or a compiler fails.
-        NoCompilerError: there is no compiler.
-    """
+    """Build the programs into `cache`/bin, all or none, unless they are there. Raises BuildError or NoCompilerError."""
     locked, host = locked_version(ROOT / "requirements.lock"), this_host()
     compiler = chosen_compiler(host, env)
     compiling = build_env(compiler, host, env)
@@ -69,13 +63,22 @@ def make_peers(cache: Path, env: Mapping[str, str], run: Run = run_with_progress
         return
     ignored_folder(cache)
     with tempfile.TemporaryDirectory(dir=cache, prefix="building-") as temporary:
-        made, log = Path(temporary) / "build", cache / "build.log"
-        source = _source(Path(temporary), locked, compiling, run, log)
-        compiling, tools = _tools(Path(temporary) / "tools", compiling, run, log)
-        configure = [tools["cmake"], "-S", str(source), "-B", str(made), "-G", "Ninja"]
-        configure += [f"-DCMAKE_MAKE_PROGRAM={tools['ninja']}", *CMAKE_OPTIONS]
-        run([*configure, *shlex.split(compiling["CMAKE_ARGS"])], compiling, log, "configuring llama.cpp")
-        command = [tools["cmake"], "--build", str(made), "--target", *PROGRAMS]
+        made, tools, log = Path(temporary) / "build", f"{temporary}/tools", cache / "build.log"
+        (Path(temporary) / "requirements.txt").write_text(locked.requirement)
+        options = ["--no-deps", "--no-binary", PACKAGE, "--require-hashes", "--dest", temporary]
+        command = [*PIP, "download", *options, "-r", f"{temporary}/requirements.txt"]
+        run(command, compiling, log, f"downloading the source of {PACKAGE} {locked.version}")
+        (archive,) = Path(temporary).glob("*.tar.gz")
+        shutil.unpack_archive(archive, f"{temporary}/source")  # trusted: its hash was checked against the lock
+        (source,) = Path(temporary).glob("source/*/vendor/llama.cpp")
+        command = [*PIP, "install", "--quiet", "--target", tools, "cmake", "ninja"]
+        run(command, compiling, log, "installing cmake and ninja for this build")
+        compiling |= {"PYTHONPATH": tools}  # what pip installs of them are scripts that need their own packages
+        cmake, ninja = f"{tools}/bin/cmake", f"{tools}/bin/ninja"
+        configure = [cmake, "-S", str(source), "-B", str(made), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
+        options = [*CMAKE_OPTIONS, *shlex.split(compiling["CMAKE_ARGS"])]
+        run([*configure, *options], compiling, log, "configuring llama.cpp")
+        command = [cmake, "--build", str(made), "--target", *PROGRAMS]
         run(command, compiling, log, f"building {', '.join(PROGRAMS)} with {compiler}")
         if absent := _absent(made / "bin"):
             raise BuildError(f"the build made no {', '.join(absent)}; its log is {log}")
@@ -87,35 +90,6 @@ def make_peers(cache: Path, env: Mapping[str, str], run: Run = run_with_progress
 
 def _absent(folder: Path) -> list[str]:
     return [name for name in PROGRAMS if not (folder / name).is_file()]
-
-
-def _source(folder: Path, locked: Locked, env: Mapping[str, str], run: Run, log: Path) -> Path:
-    """Download the locked version, with the lock's hashes, and unpack it; returns the folder of llama.cpp."""
-    (folder / "requirements.txt").write_text(locked.requirement)
-    options = ["--no-deps", "--no-binary", PACKAGE, "--require-hashes", "--dest", str(folder)]
-    command = [*PIP, "download", *options, "-r", str(folder / "requirements.txt")]
-    run(command, env, log, f"downloading the source of {PACKAGE} {locked.version}")
-    (archive,) = folder.glob("*.tar.gz")
-    shutil.unpack_archive(archive, folder / "source")  # its hash was checked against the lock, so it can be trusted
-    return next((folder / "source").iterdir()) / "vendor" / "llama.cpp"
-
-
-def _tools(folder: Path, env: Mapping[str, str], run: Run, log: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the environment for cmake and ninja, and their paths: from PATH, or installed from the package index into
-    `folder`."""
-    names = ("cmake", "ninja")
-    if missing := [name for name in names if shutil.which(name, path=env.get("PATH", "")) is None]:
-        command = [*PIP, "install", "--quiet", "--target", str(folder), *missing]
-        try:
-            run(command, env, log, f"installing {' and '.join(missing)}")
-        except BuildError as error:
-            raise BuildError(
-                f"{error}\nOr install them yourself (Debian, Ubuntu: apt-get install cmake ninja-build)"
-            ) from error
-        # What pip installs of them are scripts that need their own packages.
-        path = os.pathsep.join([env.get("PATH", ""), str(folder / "bin")])
-        env = {**env, "PATH": path, "PYTHONPATH": str(folder)}
-    return dict(env), {name: shutil.which(name, path=env.get("PATH", "")) or name for name in names}
 
 
 def main(argv: Sequence[str]) -> int:

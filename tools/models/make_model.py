@@ -4,8 +4,8 @@
     python -m tools.models.make_model --shape qwen3-0.6b --vocab vocab.gguf --type q8_0 --out bench.gguf
 
 A random model computes the same operations as a trained one of its shape, so it serves for measurements of speed,
-memory and determinism. Weights depend on the seed, the tensor's name and its size, and not on the
-file type: an F32 and a Q8_0 file of one seed are the same model at two precisions.
+memory and determinism. Weights depend on the seed, the tensor's name and its size, and not on the file type: an F32 and
+a Q8_0 file of one seed are the same model at two precisions.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import ctypes
 import os
 import sys
 from collections import Counter
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import llama_cpp
 import numpy as np
@@ -39,24 +40,12 @@ _DRAWN_AT_ONCE = 1 << 22  # weights held in F32: 16 MiB, however large the tenso
 _K_BLOCK = 256  # weights in a super-block of every K-quant
 
 
-@dataclass(frozen=True)
-class Summary:
-    """A model written by `write_model`. `tensor_types` counts tensors by GGML type, such as {"F32": 9, "Q8_0": 15}."""
+class Summary(NamedTuple):
+    """A model written by `write_model`, and a line about it."""
 
     path: Path
     n_params: int
-    n_vocab: int
-    tensor_types: dict[str, int]
-    shape: Shape
-    file_type: str
-    seed: int
-
-    def __str__(self) -> str:
-        types = ", ".join(f"{count} {name}" for name, count in self.tensor_types.items())
-        return (
-            f"{self.path}: {self.path.stat().st_size / 1e6:,.1f} MB, {self.n_params:,} parameters, {self.shape.arch}"
-            f" with {self.shape.n_layer} layers, {self.n_vocab:,} tokens, {self.file_type} ({types}), seed {self.seed}"
-        )
+    about: str
 
 
 def write_model(
@@ -96,7 +85,12 @@ def write_model(
         with unfinished.open("rb") as file:
             os.fsync(file.fileno())
         unfinished.replace(path)
-    return Summary(path, n_params, vocabulary.n_tokens, dict(types), shape, file_type, seed)
+    kinds = ", ".join(f"{count} {name}" for name, count in types.items())
+    about = (
+        f"{path}: {path.stat().st_size / 1e6:,.1f} MB, {n_params:,} parameters, {shape.arch} with {shape.n_layer}"
+        f" layers, {vocabulary.n_tokens:,} tokens, {file_type} ({kinds}), seed {seed}"
+    )
+    return Summary(path, n_params, about)
 
 
 def _check(path: Path, shape: Shape, file_type: str, seed: int) -> None:
@@ -134,10 +128,8 @@ def _write(path: Path, shape: Shape, stored: DTypeLike, vocab: Vocabulary, seed:
 
 
 def _draw_weights(spec: TensorSpec, seed: int, stored: DTypeLike) -> NDArray[np.floating]:
-    """Draw the weights of one tensor; those of several experts one after the other.
-
-    The generator is seeded by `seed` and the tensor's name, so a tensor does not depend on those written before it.
-    """
+    """Draw the weights of one tensor, with a generator seeded by `seed` and its name: it does not depend on those
+    written before it."""
     rng = np.random.Generator(np.random.PCG64([seed, *spec.name.encode()]))
     n_rows, n_columns = prod(spec.dims[:-1]), spec.dims[-1]
     made = np.empty((n_rows, n_columns), stored)
@@ -175,10 +167,8 @@ def _add_metadata(writer: GGUFWriter, shape: Shape, kind: LlamaFileType, vocabul
 
 
 def quantize_file(source: Path, target: Path, file_type: str) -> None:
-    """Write the F16 model at `source` to `target` in `file_type`, with llama.cpp's own quantiser.
-
-    Raises RuntimeError with what llama.cpp says if it fails.
-    """
+    """Write the F16 model at `source` to `target` in `file_type`, with llama.cpp's own quantiser. Raises RuntimeError
+    with what llama.cpp says if it fails."""
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype = int(LlamaFileType[f"MOSTLY_{file_type.upper()}"])
     params.pure = file_type in UNIFORM_TYPES
@@ -224,7 +214,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (OSError, RuntimeError) as error:
         print(f"could not write {path}: {error}", file=sys.stderr)
         return 1
-    print(summary)
+    print(summary.about)
     return 0
 
 

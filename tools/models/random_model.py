@@ -21,22 +21,14 @@ def load(settings: ModelSettings) -> LlamaModel:
 
 
 def inspect(settings: ModelSettings) -> ModelFacts:
-    """Return the facts of the model's file.
-
-    Raises:
-        ConfigError: see `written` and `check_gpu`.
-    """
+    """Return the facts of the model's file; makes it if needed."""
     check_gpu(settings)
     return facts_of(written(settings))
 
 
 def written(settings: ModelSettings) -> Path:
     """Return the model of `settings.options` (shape, file_type, seed; see `write_model`) in the folder `settings.path`;
-    make it if it is not there.
-
-    Raises:
-        ConfigError: no folder is given, an option is unknown, there can be no such model, or it cannot be written.
-    """
+    make it if it is not there."""
     if not settings.path:
         raise ConfigError("model.path is not set; model=random needs the folder in which the model is kept")
     check_options(settings, OPTIONS)

@@ -88,12 +88,12 @@ class Shape:
 
     @property
     def q_dim(self) -> int:
-        """Width of all query heads together."""
+        """Width of all query heads."""
         return self.n_head * self.head_dim
 
     @property
     def kv_dim(self) -> int:
-        """Width of all key (or value) heads together."""
+        """Width of all key (or value) heads."""
         return self.n_head_kv * self.head_dim
 
     @property
@@ -173,11 +173,8 @@ def _feed_forward(shape: Shape, block: str) -> Iterator[TensorSpec]:
     yield _norm(block + "ffn_norm.weight", shape.n_embd)
     if experts:
         yield _matrix(block + _ROUTER, shape.n_expert, shape.n_embd)
-    for name, n_out, n_in in (
-        ("gate", shape.n_ff, shape.n_embd),
-        ("up", shape.n_ff, shape.n_embd),
-        ("down", shape.n_embd, shape.n_ff),
-    ):
+    sizes = (("gate", shape.n_ff, shape.n_embd), ("up", shape.n_ff, shape.n_embd), ("down", shape.n_embd, shape.n_ff))
+    for name, n_out, n_in in sizes:
         yield TensorSpec(f"{block}ffn_{name}{end}", (*of_each, n_out, n_in), 0.0, 1 / sqrt(n_in))
 
 

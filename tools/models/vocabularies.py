@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from gguf import GGUFReader, GGUFValueType, GGUFWriter, Keys, ReaderField, TokenType
 
-END_OF_TEXT = "<|endoftext|>"
-IM_START = "<|im_start|>"
-IM_END = "<|im_end|>"
-MASK = "<|MASK|>"
+END_OF_TEXT, IM_START, IM_END, MASK = "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|MASK|>"
 SPECIAL_TOKENS = (END_OF_TEXT, IM_START, IM_END, MASK)
 
 CHATML_TEMPLATE = (
@@ -30,8 +27,7 @@ _MERGED_WORDS = (
 )
 
 
-@dataclass(frozen=True)
-class MetaValue:
+class MetaValue(NamedTuple):
     """A key of a GGUF file's metadata. Strings may be raw bytes; only arrays have an `item_type`."""
 
     key: str
@@ -40,17 +36,15 @@ class MetaValue:
     item_type: GGUFValueType | None = None
 
 
-@dataclass(frozen=True)
-class Vocabulary:
+class Vocabulary(NamedTuple):
     """All `tokenizer.*` metadata of a model, and its number of tokens."""
 
     n_tokens: int
     values: tuple[MetaValue, ...]
 
     def add_to(self, writer: GGUFWriter) -> None:
-        """Add every key to `writer`, with its type."""
         for meta in self.values:
-            writer.add_key_value(meta.key, meta.value, meta.value_type, meta.item_type)
+            writer.add_key_value(*meta)
 
 
 def builtin_vocabulary() -> Vocabulary:
@@ -63,17 +57,15 @@ def builtin_vocabulary() -> Vocabulary:
     merges = _merges(alphabet[ord(" ")])
     tokens = [*alphabet, *(pair.replace(" ", "") for pair in merges), *SPECIAL_TOKENS]
     types = [TokenType.NORMAL] * (len(tokens) - len(SPECIAL_TOKENS)) + [TokenType.CONTROL] * len(SPECIAL_TOKENS)
-    keys, ids = Keys.Tokenizer, {"EOS_ID": IM_END, "EOT_ID": IM_END, "BOS_ID": END_OF_TEXT, "PAD_ID": END_OF_TEXT}
+    keys = Keys.Tokenizer
+    ids = {"EOS_ID": IM_END, "EOT_ID": IM_END, "BOS_ID": END_OF_TEXT, "PAD_ID": END_OF_TEXT, "MASK_ID": MASK}
     values = [
         _string(keys.MODEL, "gpt2"),
         _string(keys.PRE, "qwen2"),
         MetaValue(keys.LIST, tokens, GGUFValueType.ARRAY, GGUFValueType.STRING),
         MetaValue(keys.TOKEN_TYPE, [int(kind) for kind in types], GGUFValueType.ARRAY, GGUFValueType.INT32),
         MetaValue(keys.MERGES, merges, GGUFValueType.ARRAY, GGUFValueType.STRING),
-        *(
-            MetaValue(getattr(keys, name), tokens.index(token), GGUFValueType.UINT32)
-            for name, token in (ids | {"MASK_ID": MASK}).items()
-        ),
+        *(MetaValue(getattr(keys, name), tokens.index(token), GGUFValueType.UINT32) for name, token in ids.items()),
         MetaValue(keys.ADD_BOS, False, GGUFValueType.BOOL),
         _string(keys.CHAT_TEMPLATE, CHATML_TEMPLATE),
     ]
@@ -113,10 +105,8 @@ def _string(key: str, value: str | bytes) -> MetaValue:
 
 
 def _byte_alphabet() -> list[str]:
-    """Return the character for each byte, by byte value (GPT-2's `bytes_to_unicode`).
-
-    Printable Latin-1 characters stand for themselves, the other bytes for the characters from 256 up.
-    """
+    """Return the character for each byte (GPT-2's `bytes_to_unicode`): printable Latin-1 characters stand for
+    themselves, the other bytes for the characters from 256 up."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     stand_ins = iter(range(256, 512))
     return [chr(byte if byte in printable else next(stand_ins)) for byte in range(256)]

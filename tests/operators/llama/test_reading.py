@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +162,7 @@ def framed(tmp_path_factory) -> Path:
     values += [MetaValue(key, True, GGUFValueType.BOOL) for key in (Keys.Tokenizer.ADD_BOS, Keys.Tokenizer.ADD_EOS)]
     values.append(MetaValue(Keys.LLM.POOLING_TYPE.format(arch="qwen3"), 3, GGUFValueType.UINT32))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(make_model, "builtin_vocabulary", lambda: replace(plain, values=tuple(values)))
+        patch.setattr(make_model, "builtin_vocabulary", lambda: plain._replace(values=tuple(values)))
         make_model.write_model(path)
     return path
 

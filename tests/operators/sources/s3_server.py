@@ -13,8 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from moto.server import ThreadedMotoServer
 
-from tools.bench.spec import written
-
 SECRET = "s3cr3t-4711"
 
 
@@ -46,4 +44,5 @@ def serving(rows: int) -> Iterator[dict[str, Any]]:
 
 def arguments(options: dict[str, Any], path: str, out: Path, *settings: str) -> list[str]:
     fixed = ["job=generate", "model=fake", f"data.path={path}", f"output_dir={out}", "progress=none"]
-    return [*fixed, f"data.storage_options={written(options)}", "chunk_rows=10", "sampling.max_tokens=2", *settings]
+    given = ",".join(f"{key}:'{value}'" for key, value in options.items())
+    return [*fixed, f"data.storage_options={{{given}}}", "chunk_rows=10", "sampling.max_tokens=2", *settings]

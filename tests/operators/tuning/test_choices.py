@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from operators.engine.backend.fake import FakeModel
 from operators.settings.runtime import OPEN, EngineSettings, OptimiseSettings
-from operators.tuning import choices as tuning
 from operators.tuning.calibration import FEW_ROWS, Calibration, Choice
+from operators.tuning.choices import CACHE_VARIABLE, CHOICE_FILE, Tuning
 from operators.tuning.machine_load import OtherWork
 from pipeline.api.errors import ConfigError
 from pipeline.run_dir.names import CHOICES, wipe
@@ -21,9 +22,13 @@ AUTO = EngineSettings(**OPEN, max_sequence_tokens=256)
 LOG = logging.getLogger("test")
 
 
+def choose(settings: EngineSettings, prompt_tokens: list[int], folder: Path) -> EngineSettings:
+    return Tuning(settings, FakeModel(), prompt_tokens, 20, folder).choose(LOG)
+
+
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv(tuning.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
@@ -46,64 +51,64 @@ def calibrations(monkeypatch):
 
 
 def test_a_resumed_run_does_what_its_first_attempt_did(tmp_path, cache, calibrations):
-    first = tuning.tuned(AUTO, FakeModel(), [60], 20, tmp_path, LOG)
+    first = choose(AUTO, [60], tmp_path)
     for file in cache.iterdir():
         file.unlink()
-    pinned = json.loads((tmp_path / tuning.CHOICE_FILE).read_text())
+    pinned = json.loads((tmp_path / CHOICE_FILE).read_text())
     pinned["values"]["slots"] = 3
-    (tmp_path / tuning.CHOICE_FILE).write_text(json.dumps(pinned))
-    assert tuning.tuned(AUTO, FakeModel(), [900], 20, tmp_path, LOG).slots == 3
+    (tmp_path / CHOICE_FILE).write_text(json.dumps(pinned))
+    assert choose(AUTO, [900], tmp_path).slots == 3
     assert len(calibrations) == 1
     assert not first.open_keys()
 
 
 def test_threads_of_a_larger_machine_are_refused_on_a_resume(tmp_path):
-    tuning.tuned(AUTO, FakeModel(), [60], 20, tmp_path, LOG)
-    pinned = json.loads((tmp_path / tuning.CHOICE_FILE).read_text())
+    choose(AUTO, [60], tmp_path)
+    pinned = json.loads((tmp_path / CHOICE_FILE).read_text())
     pinned["values"]["threads"] = 999
-    (tmp_path / tuning.CHOICE_FILE).write_text(json.dumps(pinned))
+    (tmp_path / CHOICE_FILE).write_text(json.dumps(pinned))
     with pytest.raises(ConfigError, match=r"runtime\.threads=999 .* runtime\.threads=null"):
-        tuning.tuned(AUTO, FakeModel(), [60], 20, tmp_path, LOG)
+        choose(AUTO, [60], tmp_path)
     given = replace(AUTO, threads=None)
-    assert tuning.tuned(given, FakeModel(), [60], 20, tmp_path, LOG).threads is None
+    assert choose(given, [60], tmp_path).threads is None
 
 
 def test_the_next_run_with_like_prompts_needs_no_calibration(tmp_path, calibrations):
-    first = tuning.tuned(AUTO, FakeModel(), [60], 20, tmp_path / "a", LOG)
-    assert tuning.tuned(AUTO, FakeModel(), [63], 20, tmp_path / "b", LOG) == first
+    first = choose(AUTO, [60], tmp_path / "a")
+    assert choose(AUTO, [63], tmp_path / "b") == first
     assert len(calibrations) == 1
-    tuning.tuned(AUTO, FakeModel(), [600], 20, tmp_path / "c", LOG)
+    choose(AUTO, [600], tmp_path / "c")
     assert len(calibrations) == 2
 
 
 def test_a_choice_made_beside_other_work_is_for_that_run_alone(tmp_path, cache, calibrations, monkeypatch, caplog):
     monkeypatch.setattr(OtherWork, "share", lambda self: 0.5)
-    tuning.tuned(AUTO, FakeModel(), [60], 20, tmp_path / "a", LOG)
+    choose(AUTO, [60], tmp_path / "a")
     assert "for this run alone" in caplog.text
-    tuning.tuned(AUTO, FakeModel(), [60], 20, tmp_path / "b", LOG)
+    choose(AUTO, [60], tmp_path / "b")
     assert len(calibrations) == 2
-    tuning.tuned(AUTO, FakeModel(), [60], 20, tmp_path / "a", LOG)
+    choose(AUTO, [60], tmp_path / "a")
     assert len(calibrations) == 2
 
 
 def test_a_damaged_file_is_no_choice(tmp_path, cache, calibrations):
-    tuning.tuned(AUTO, FakeModel(), [60], 20, tmp_path / "a", LOG)
+    choose(AUTO, [60], tmp_path / "a")
     for file in cache.iterdir():
         file.write_text('{"values": {"slots": 16')
-    tuning.tuned(AUTO, FakeModel(), [60], 20, tmp_path / "b", LOG)
+    choose(AUTO, [60], tmp_path / "b")
     assert len(calibrations) == 2
 
 
 def test_a_cache_that_cannot_be_written_is_no_failure(tmp_path, monkeypatch, caplog):
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv(tuning.CACHE_VARIABLE, str(tmp_path / "file" / "cache"))
-    assert not tuning.tuned(AUTO, FakeModel(), [60], 20, tmp_path, LOG).open_keys()
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file" / "cache"))
+    assert not choose(AUTO, [60], tmp_path).open_keys()
     assert "cannot be written" in caplog.text
 
 
 def test_nothing_is_done_where_nothing_is_open(tmp_path, calibrations):
     settings = EngineSettings()
-    assert tuning.tuned(settings, FakeModel(), [60], 20, tmp_path, LOG) is settings
+    assert choose(settings, [60], tmp_path) is settings
     assert not calibrations
 
 
@@ -112,7 +117,7 @@ def test_a_job_that_leaves_all_open_gives_the_same_rows(tmp_path):
     op = generate(runtime=dict(OPEN))
     assert [row["completion"] for row in flow(tmp_path / "b", prompts(30), op).run()] == expected
     assert not op._engine_settings.open_keys()
-    assert (tmp_path / "b" / tuning.CHOICE_FILE).exists()
+    assert (tmp_path / "b" / CHOICE_FILE).exists()
 
 
 @pytest.mark.parametrize(("rows", "samples", "most"), [(3, 1, 3), (5, 2, 10), (40, 1, 40)])
@@ -120,14 +125,14 @@ def test_no_job_gets_more_slots_than_it_has_rows(tmp_path, rows, samples, most):
     op = generate(runtime=dict(OPEN), sampling={"n": samples, "temperature": 1.0})
     assert len(flow(tmp_path, prompts(rows), op).run()) == rows * samples
     assert 1 <= op._engine_settings.slots <= most
-    reasons = json.loads((tmp_path / tuning.CHOICE_FILE).read_text())["reasons"]
+    reasons = json.loads((tmp_path / CHOICE_FILE).read_text())["reasons"]
     assert any(f"there are {rows * samples} rows" in reason for reason in reasons)
 
 
 def test_many_rows_are_not_counted(tmp_path):
     op = generate(runtime=dict(OPEN))
     assert len(flow(tmp_path, prompts(FEW_ROWS + 1), op).run()) == FEW_ROWS + 1
-    assert "there are" not in (tmp_path / tuning.CHOICE_FILE).read_text()
+    assert "there are" not in (tmp_path / CHOICE_FILE).read_text()
 
 
 def test_an_input_without_rows_is_no_problem(tmp_path):
@@ -136,7 +141,7 @@ def test_an_input_without_rows_is_no_problem(tmp_path):
 
 def test_a_run_that_begins_anew_chooses_anew(tmp_path):
     """The engine, which wipes a directory, and the operator agree on the file's name."""
-    assert tuning.CHOICE_FILE == CHOICES
+    assert CHOICE_FILE == CHOICES
     (tmp_path / CHOICES).write_text("{}")
     wipe(tmp_path)
     assert not (tmp_path / CHOICES).exists()

@@ -21,7 +21,7 @@ from pipeline.config.build import build_graph
 from pipeline.dataflow.graph import Node
 from pipeline.dataflow.target import Target
 from pipeline.dataflow.target_progress import TargetProgress
-from pipeline.dry_run.plan import plan_lines
+from pipeline.dry_run.estimate import plan_lines
 from pipeline.results.report.totals import WORDS
 from pipeline.run.job import run_job
 from pipeline.run_dir.metrics_table import MetricsTables

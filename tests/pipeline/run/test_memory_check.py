@@ -12,7 +12,7 @@ from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.api.protocols import BaseOperator, MemoryNeed
 from pipeline.api.records import Batch
 from pipeline.config.build import build_graph
-from pipeline.dry_run.plan import plan_lines
+from pipeline.dry_run.estimate import plan_lines
 from pipeline.settings import JobSettings, NodeSettings
 from pipeline.system.machine import free_memory
 from tests.pipeline.run.test_job import OPS, job, run

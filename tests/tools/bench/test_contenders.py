@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,9 +19,19 @@ from pipeline.config.compose import register, register_job, settings_of
 from pipeline.config.jobs import find_job
 from pipeline.config.keys import CONF
 from tests.tools.bench.work import FAKE, of_sizes, spec, with_mask
-from tools.bench.contenders import CELLS, SPEC, BatchedBench, Contender, Function, Job, LlamaBench, Program, sizes
+from tools.bench.contenders import (
+    CELLS,
+    SPEC,
+    BatchedBench,
+    Contender,
+    Function,
+    Job,
+    LlamaBench,
+    Program,
+    Spec,
+    sizes,
+)
 from tools.bench.scenarios import ALL, DYNAMIC, JOB, LADDER, PEERS
-from tools.bench.spec import Spec, overrides_of, written
 from tools.bench.workload import Recipe
 
 BATCHED = """\
@@ -74,7 +84,7 @@ def test_what_a_model_cannot_do_is_skipped(made, contender, has_mask, n_ctx_trai
 
 def test_a_function_gets_the_case_with_its_own_row_length(made):
     *start, function, folder = replace(LONG, row_tokens=512).command(made)
-    assert (start[1:], function) == (["-m", "tools.bench"], LONG.function)
+    assert (start[1:], function) == (["-m", "tools.bench.contenders"], LONG.function)
     case = replace(made, runtime=replace(made.runtime, max_sequence_tokens=512))
     assert pickle.loads((Path(folder) / SPEC).read_bytes()) == case
 
@@ -106,53 +116,34 @@ def test_a_mask_may_be_given_for_a_model_that_names_none(tmp_path):
     assert measured(DYNAMIC, made).new_tokens == made.workload.new_tokens
 
 
-@dataclass
-class Inner:
-    fast: bool = True
-
-
-@dataclass
-class Outer:
-    size: int = 1
-    inner: Inner = field(default_factory=Inner)
-
-
-def test_only_what_differs_is_written():
-    assert overrides_of("runtime", Outer()) == []
-    assert overrides_of("runtime", Outer(2, Inner(False))) == ["runtime.size=2", "runtime.inner.fast=false"]
-
-
-def composed(*overrides: str):
+def composed(job: str, *overrides: str):
     with initialize_config_dir(str(CONF), version_base="1.3"):
         register()
-        register_job(find_job("generate"))
-        return compose("config", ["job=generate", *overrides])
-
-
-@pytest.mark.parametrize("value", ["plain", "it's", "a\\b", "a\\'b", "end\\", "x=1, [y] {z}", "", "null"])
-def test_hydra_reads_what_is_written(value):
-    assert composed(f"model.system={written(value)}").model.system == value
+        found = find_job(job)
+        register_job(found)
+        return compose("config", [f"job={found.key}", *overrides])
 
 
 def test_the_settings_of_all_contenders_are_there():
     """A setting that is not fails in Hydra."""
     jobs = [each for plan in ALL.values() for each in plan.contenders if isinstance(each, Job)]
     given = {each.partition("=")[0]: each for job in jobs for each in job.overrides}
-    assert composed(*given.values()).runtime.optimise.compaction is False
+    assert composed("generate", *given.values()).runtime.optimise.compaction is False
 
 
 @pytest.mark.parametrize("contender", [JOB, next(c for c in LADDER if c.name == "dataflow")])
 def test_the_command_of_a_job_composes_to_the_settings_of_the_case(tmp_path, contender):
+    texts = ["plain", "it's", "a\\b", "a\\'b", "end\\", "x=1, [y] {z}", "null", "1", "}"]
     made = replace(
         spec(tmp_path, slots=3),
-        sampling=SamplingSettings(per_row=["max_tokens"], ignore_eos=True, stop=["'", "}"], temperature=0.5),
+        model=replace(FAKE, system="two\nlines: 'a'", options={"seed": 3}),
+        sampling=SamplingSettings(per_row=["max_tokens"], ignore_eos=True, stop=texts, temperature=0.5),
         runtime=EngineSettings(slots=3, max_sequence_tokens=256, threads=2, kv_type="f32"),
     )
     command = contender.command(made)
-    assert command[1:4] == ["-m", "pipeline", "job=generate"]
-    settings = settings_of(composed(*command[4:]))
-    assert (settings.sampling, settings.runtime) == (made.sampling, made.runtime)
-    assert settings.model.loader == made.model.loader
+    assert command[1:3] == ["-m", "pipeline"]
+    settings = settings_of(composed(command[3].removeprefix("job="), *command[4:]))
+    assert (settings.model, settings.sampling, settings.runtime) == (made.model, made.sampling, made.runtime)
     lines = Path(str(settings.data.path)).read_text().splitlines()
     assert [json.loads(line) for line in lines] == made.workload.rows.select(["prompt", "max_tokens"]).to_pylist()
     assert settings.store.enabled is (contender is JOB)

@@ -11,7 +11,7 @@ import pytest
 
 from tools.bench.cases import CASE_SCHEMA
 from tools.bench.figures import COLUMNS
-from tools.bench.report import main, paired_ratio, report, spread
+from tools.bench.report import paired_ratio, report, spread
 
 SCHEMA = pa.schema([*CASE_SCHEMA, *COLUMNS])
 
@@ -123,11 +123,3 @@ def test_what_failed_is_named_with_the_reason(tmp_path):
     failed = pl.DataFrame({"reason": ["it crashed"], "record": [json.dumps(case)]})
     failed.write_parquet(tmp_path / "rejects/part-00000.parquet")
     assert "- llama-server of peers, 16 slots, repeat 1: it crashed" in report(tmp_path)
-
-
-def test_the_command_prints_it(tmp_path, capsys):
-    assert main([str(tmp_path)]) == 2
-    assert "job=bench" in capsys.readouterr().err
-    write(tmp_path, [measured("peers", "job", 0, 10.0)])
-    assert main([str(tmp_path)]) == 0
-    assert "## peers" in capsys.readouterr().out

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from operators.settings import DataSettings, ModelSettings, SamplingSettings
 from operators.settings.runtime import EngineSettings
+from tools.bench.contenders import Spec
 from tools.bench.settings import BenchSettings
-from tools.bench.spec import Spec
 from tools.bench.workload import ROWS_SCHEMA, Recipe, Workload, make
 
 FAKE = ModelSettings(loader="operators.engine.backend.fake:load")
@@ -30,7 +30,7 @@ def workload(
 ) -> Workload:
     data = DataSettings(path=str(write_data(folder)), prompt_column=column)
     settings = BenchSettings(shots=2, **bench)  # type: ignore[arg-type]
-    return make(recipe or Recipe(), rows, copies, data=data, model=FAKE, bench=settings, cap=10)
+    return make(recipe or Recipe(), rows, copies, data, FAKE, settings, cap=10)
 
 
 def of_sizes(prompts: Sequence[int], lengths: Sequence[int]) -> Workload:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +155,7 @@ def _with_bytes(vocabulary: Any) -> Any:
             return [encoded(item) for item in value]
         return value.encode() if isinstance(value, str) else value
 
-    return replace(vocabulary, values=tuple(replace(meta, value=encoded(meta.value)) for meta in vocabulary.values))
+    return vocabulary._replace(values=tuple(meta._replace(value=encoded(meta.value)) for meta in vocabulary.values))
 
 
 @pytest.mark.parametrize(

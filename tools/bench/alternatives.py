@@ -1,7 +1,9 @@
-"""llama-server as a contender: start it, have it complete all rows, stop it.
+"""The alternatives to this project, as contenders: llama-server, and llama-cpp-python's `Llama.create_completion`.
 
-There are twice as many clients as slots, so that a free slot always has a request waiting. The clock runs from the
-first request to the last answer.
+llama-server has twice as many clients as slots, so that a free slot always has a request waiting. The clock runs from
+the first request to the last answer. `create_completion` runs row by row and reuses the KV cache of the prefix that a
+prompt shares with the last one. It cannot be told to ignore the end of text, so a row of a trained model may end early;
+its tokens are counted as they come.
 """
 
 from __future__ import annotations
@@ -21,9 +23,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import llama_cpp
+
 from tools.bench.child import RSS_UNITS_IN_MIB, ChildFailed, last_words, peak_rss_mb, start
+from tools.bench.contenders import Spec
 from tools.bench.figures import Figures
-from tools.bench.spec import Spec
 
 PROGRAM = "llama-server"
 HOST = "127.0.0.1"
@@ -33,27 +37,51 @@ _CLIENTS_PER_SLOT = 2
 _HTTP = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never use a proxy for localhost
 
 
-def measure(spec: Spec) -> Figures:
-    """Start the server, have it complete all rows, and stop it.
+def create_completion(spec: Spec) -> Figures:
+    """Complete all rows with llama-cpp-python, one after the other."""
+    runtime, sampling = spec.runtime, spec.sampling
+    llama = llama_cpp.Llama(
+        spec.model_path,
+        n_ctx=runtime.max_sequence_tokens or 1024,
+        n_batch=runtime.n_batch,
+        n_ubatch=runtime.n_ubatch,
+        n_threads=spec.threads,
+        n_threads_batch=spec.threads,
+        n_gpu_layers=spec.model.gpu_layers,
+        flash_attn=runtime.flash_attention,
+        verbose=False,
+    )
+    same: dict[str, Any] = {key: getattr(sampling, key) for key in ("temperature", "top_k", "top_p", "min_p", "stop")}
+    rows = spec.workload.rows.to_pylist()
+    began = time.perf_counter()
+    usages = [
+        llama.create_completion(row["prompt_text"], max_tokens=row["max_tokens"], seed=i, **same)["usage"]
+        for i, row in enumerate(rows)
+    ]
+    return Figures(
+        work_s=time.perf_counter() - began,
+        prompt_tokens=sum(usage["prompt_tokens"] for usage in usages),
+        new_tokens=sum(usage["completion_tokens"] for usage in usages),
+    )
 
-    Raises:
-        ChildFailed: it cannot be started or does not answer.
-    """
+
+def server(spec: Spec) -> Figures:
+    """Start llama-server, have it complete all rows, and stop it."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave through `finally`, which stops the server
     bodies = requests(spec)
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
     log = spec.folder / "server.log"
-    server = start(command(spec, port), log, log)
+    process = start(server_command(spec, port), log, log)
     try:
-        wait_until_ready(server, port, log)
+        wait_until_ready(process, port, log)
         began = time.perf_counter()
         answers = ask_all(port, bodies, _CLIENTS_PER_SLOT * spec.runtime.slots)
-        took, peak_mb = time.perf_counter() - began, peak_rss_mb(server.pid)
+        took, peak_mb = time.perf_counter() - began, peak_rss_mb(process.pid)
     finally:
-        server.kill()  # it has nothing to keep
-        server.wait()
+        process.kill()  # it has nothing to keep
+        process.wait()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)  # this process has no other child
     return Figures(
         work_s=took,
@@ -64,8 +92,8 @@ def measure(spec: Spec) -> Figures:
     )
 
 
-def command(spec: Spec, port: int) -> list[str]:
-    """Return the command of the server: our sizes, no web page, and its caches only if a prefix is shared."""
+def server_command(spec: Spec, port: int) -> list[str]:
+    """Return the command of llama-server: our sizes, no web page, and its caches only if a prefix is shared."""
     slots, room = spec.runtime.slots, spec.runtime.max_sequence_tokens or 1024
     caches = ["--cache-prompt"] if spec.share_prefix else ["--no-cache-prompt", "--cache-ram", "0"]
     return [
@@ -77,7 +105,6 @@ def command(spec: Spec, port: int) -> list[str]:
 
 
 def requests(spec: Spec) -> list[dict[str, Any]]:
-    """Return the request body for each row."""
     keys = ("temperature", "top_k", "top_p", "min_p", "ignore_eos", "stop")
     same = {key: getattr(spec.sampling, key) for key in keys} | {"cache_prompt": spec.share_prefix}
     rows = spec.workload.rows.to_pylist()
@@ -87,11 +114,8 @@ def requests(spec: Spec) -> list[dict[str, Any]]:
 
 
 def ask_all(port: int, bodies: Sequence[Mapping[str, Any]], clients: int) -> list[Any]:
-    """Send every body to /completion, `clients` at a time; return the answers in the order of the bodies.
-
-    Raises:
-        ChildFailed: one was not answered.
-    """
+    """Send every body to /completion, `clients` at a time; return the answers in order. Raises ChildFailed if one was
+    not answered."""
     pool = ThreadPoolExecutor(clients)
     try:
         return list(pool.map(lambda body: json.loads(_ask(port, "/completion", _ANSWER_S, body)), bodies))
@@ -112,15 +136,11 @@ def _ask(port: int, path: str, timeout_s: float, body: Mapping[str, Any] | None 
         raise ChildFailed(f"a request was not answered: {type(error).__name__}: {error}") from error
 
 
-def wait_until_ready(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    """Return when the server has loaded its model.
-
-    Raises:
-        ChildFailed: it ended, or took too long.
-    """
+def wait_until_ready(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    """Return when the server has loaded its model. Raises ChildFailed if it ended, or took too long."""
     deadline = time.monotonic() + _START_S
     while time.monotonic() < deadline:
-        if (code := server.poll()) is not None:
+        if (code := process.poll()) is not None:
             raise ChildFailed(f"{PROGRAM} ended with {code}: {last_words(log)}")
         try:
             _ask(port, "/health", timeout_s=5)

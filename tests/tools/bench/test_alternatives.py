@@ -12,9 +12,10 @@ import pytest
 
 from tests.tools.bench import fake_server
 from tests.tools.bench.work import spec
+from tools.bench import alternatives
+from tools.bench.alternatives import ask_all, requests, server_command, wait_until_ready
 from tools.bench.child import ChildFailed, run_child, start
 from tools.bench.scenarios import SERVER
-from tools.bench.server import ask_all, command, measure, requests, wait_until_ready
 
 
 @pytest.fixture
@@ -75,19 +76,19 @@ def test_a_server_that_ends_says_why(tmp_path):
 
 def test_it_is_given_our_sizes(tmp_path):
     made = spec(tmp_path, slots=8)
-    words = command(made, 1234)
+    words = server_command(made, 1234)
     for option, value in {"--parallel": "8", "--ctx-size": str(8 * 256), "--ubatch-size": "512"}.items():
         assert words[words.index(option) + 1] == value
     assert "--no-cache-prompt" in words
     made.share_prefix = True
-    assert "--cache-prompt" in command(made, 1234)
+    assert "--cache-prompt" in server_command(made, 1234)
 
 
 def test_a_whole_measurement(tmp_path):
     made = spec(tmp_path, rows=7)
     program(tmp_path, Path(fake_server.__file__).read_text())
     made.model.path = "any.gguf"
-    figures = measure(made)
+    figures = alternatives.server(made)
     assert figures.new_tokens == made.workload.new_tokens
     assert figures.work_s > 0
     assert (figures.cpu_s or 0) > 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from operators.estimate.lengths import draw, mean_length, survival
+from operators.estimate.ranges import draw, mean_length, survival
 
 
 def mean(tokens, ended, most):
