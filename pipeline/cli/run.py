@@ -22,7 +22,7 @@ from pipeline.api.runtime import Resources
 from pipeline.cli.commands import PROGRAM, config_dir
 from pipeline.config.build import Job, build_graph
 from pipeline.config.compose import COMPOSITION_ERRORS, overrides_given, register, register_job, settings_of
-from pipeline.config.explain import explain
+from pipeline.config.explain import PARSER, explain
 from pipeline.config.jobs import find_job, jobs_table
 from pipeline.config.keys import CONF, known_keys
 from pipeline.dry_run.estimate import estimate, plan_lines
@@ -127,11 +127,14 @@ def _compose_and_call(task: Callable[[DictConfig], None]) -> None:
     """Have Hydra compose the jobs in sys.argv and call `task` with each.
 
     `hydra.main` composes a job twice, at first to learn whether it is a sweep. Here one that is none is composed once;
-    sweeps, options and errors are left to `hydra.main`.
+    sweeps and options are left to `hydra.main`.
     """
-    if not any(argument.startswith("-") for argument in sys.argv[1:]):
-        with suppress(AssertionError, *COMPOSITION_ERRORS), initialize_config_dir(str(CONF), version_base="1.3"):
-            GlobalHydra.instance().hydra.run("config", task, sys.argv[1:])  # type: ignore[union-attr]
+    given = sys.argv[1:]
+    options = any(argument.startswith("-") for argument in given)
+    if not options and not any(override.is_sweep_override() for override in PARSER.parse_overrides(given)):
+        # A job that sets hydra.mode=MULTIRUN is a sweep too: Hydra asserts that it is none.
+        with suppress(AssertionError), initialize_config_dir(str(CONF), version_base="1.3"):
+            GlobalHydra.instance().hydra.run("config", task, given)  # type: ignore[union-attr]
             return
     hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)()
 

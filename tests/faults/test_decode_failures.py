@@ -38,7 +38,7 @@ def rows(place: Path, out: str, folder: str = "data") -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("code", [1, 2, -1, -3])
-@pytest.mark.parametrize("kind", ["greedy", "warm"])
+@pytest.mark.parametrize("kind", ["greedy", pytest.param("warm", marks=pytest.mark.faults)])
 def test_the_guilty_rows_become_rejects_and_the_others_do_not_change(place, code, kind, matrix):
     settings = ["sampling.temperature=1"] if kind == "warm" else []
     if kind == "warm":
@@ -53,7 +53,7 @@ def test_the_guilty_rows_become_rejects_and_the_others_do_not_change(place, code
     matrix.saw(rows=ROWS, rejects=len(rejects), rows_lost=0, texts_changed=0)
 
 
-@pytest.mark.parametrize("code", [1, 2, -1, -3])
+@pytest.mark.parametrize("code", [1, -3, *(pytest.param(code, marks=pytest.mark.faults) for code in (2, -1))])
 def test_failures_that_pass_change_no_byte(place, code, matrix):
     out = f"passing{code}"
     assert run(place, out, LOADER, f"+model.options.code={code}", "+model.options.every=5") == ExitCode.DONE

@@ -18,7 +18,7 @@ SHORT = settings(
     deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck), print_blob=False
 )
 FILES = ("parquet", "arrow", "arrows", "jsonl", "csv", "gguf")
-EXAMPLES = {"job": 12}
+EXAMPLES = {"job": 6}
 LONG_EXAMPLES = {"job": 300}
 CHILD = """
 import sys
@@ -47,7 +47,7 @@ def test_a_run_ends_with_a_code_and_a_reason(kind, folder, monkeypatch):
     monkeypatch.chdir(folder)
     seed = seeds(folder).get(kind)
 
-    @settings(SHORT, max_examples=EXAMPLES.get(kind, 3))
+    @settings(SHORT, max_examples=EXAMPLES.get(kind, 2))
     @given(st.randoms(use_true_random=False))
     def holds(random: Random) -> None:
         broken = broken_law(arguments_of(kind, random, folder, seed))

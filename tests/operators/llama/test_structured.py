@@ -41,7 +41,9 @@ def text_of(model: LlamaModel, tokens: list[int]) -> str:
 
 
 @pytest.mark.parametrize("values", [{}, {"temperature": 1.0}], ids=["greedy", "warm"])
-@pytest.mark.parametrize("skip", [True, False], ids=["skip", "draw"])
+@pytest.mark.parametrize(
+    "skip", [pytest.param(True, id="skip"), pytest.param(False, id="draw", marks=pytest.mark.faults)]
+)
 def test_bits_and_texts_are_the_same_in_any_company(model, skip, values):
     prompts = texts(19)
     params = constrained(model, skip=skip, **values)
