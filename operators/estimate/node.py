@@ -17,7 +17,7 @@ from operators.estimate.generation import Generated, generated
 from operators.estimate.trial import Device
 from operators.generation.completions import Completions
 from operators.generation.duplicates import Duplicates
-from operators.generation.requests import Requests, place_of
+from operators.generation.requests import Requests, batch_row
 from operators.generation.store import unusable
 from operators.generation.store_lookup import CompletionKeys
 from operators.generation.wiring import model_memory
@@ -99,7 +99,7 @@ class Generating:
         done = [row for row in begun if row.finish_reason is not None]
         each = self.requests.samples.each
         if each is not None and each > 1:
-            places = [place_of(row).row for row in done]
+            places = [batch_row(row).row for row in done]
             done = [row for row, place in zip(done, places, strict=True) if places.count(place) == each]
         return done or begun
 
@@ -112,12 +112,12 @@ class Generating:
 
     def _prompts(self, rows: Seq[Sequence]) -> list[tuple[str, int]]:
         """Return the first few prompts, as the model gets them."""
-        first = {place_of(row).row: row for row in reversed(rows)}
+        first = {batch_row(row).row: row for row in reversed(rows)}
         shown = [first[number] for number in sorted(first)[:PROMPTS]]
         return [(self._text(row), len(row.prompt)) for row in shown]
 
     def _text(self, row: Sequence) -> str:
-        place = place_of(row)
+        place = batch_row(row)
         if PROMPT_TEXT in place.batch.data.schema.names:
             return str(place.batch.data.column(PROMPT_TEXT)[place.index].as_py())
         return b"".join(self.pieces[token] for token in row.prompt.tolist()).decode("utf-8", "replace")
@@ -125,9 +125,9 @@ class Generating:
 
 def in_any_order(rows: Seq[Sequence]) -> list[Sequence]:
     """Shuffle `rows` so that any first part is representative. Rows of one source row stay together."""
-    numbers = list(dict.fromkeys(place_of(row).row for row in rows))
+    numbers = list(dict.fromkeys(batch_row(row).row for row in rows))
     order = dict(zip(numbers, np.random.default_rng(0).permutation(len(numbers)).tolist(), strict=True))
-    return sorted(rows, key=lambda row: order[place_of(row).row])
+    return sorted(rows, key=lambda row: order[batch_row(row).row])
 
 
 def not_stored(path: Path, rows: Seq[Sequence], retry: Seq[str]) -> list[Sequence]:

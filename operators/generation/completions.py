@@ -11,7 +11,7 @@ import pyarrow as pa
 from operators.engine.sampling.logprobs import Scored
 from operators.engine.sequence import FinishReason
 from operators.engine.sequence import Sequence as Row
-from operators.generation.requests import place_of
+from operators.generation.requests import batch_row
 from operators.settings import SamplingSettings
 from pipeline.api.records import Batch, ChunkEnd, Rejects
 
@@ -71,7 +71,7 @@ class Completions:
         """Yield rejects for rows that failed or do not satisfy their constraint, then `batches` of the others."""
         done: list[Row] = []
         for row in rows:
-            place = place_of(row)
+            place = batch_row(row)
             if row.error is not None or row.finish_reason is None:
                 yield place.batch.reject([place.index], row.error or "it was not finished")
             elif (reason := misfit(row)) is not None:
@@ -86,15 +86,15 @@ class Completions:
         """Yield `rows` with their completions, one batch for each input batch."""
         groups: dict[int, list[Row]] = {}
         for row in rows:
-            groups.setdefault(id(place_of(row).batch), []).append(row)
+            groups.setdefault(id(batch_row(row).batch), []).append(row)
         for group in groups.values():
-            source = place_of(group[0]).batch
-            kept = source.data.select(self._kept).take(pa.array([place_of(row).index for row in group], pa.int64()))
+            source = batch_row(group[0]).batch
+            kept = source.data.select(self._kept).take(pa.array([batch_row(row).index for row in group], pa.int64()))
             made = [pa.array([self._values[f.name](row) for row in group], f.type) for f in self._fields]
             yield source.with_data(pa.record_batch([*kept.columns, *made], schema=self._schema))
 
     def _text(self, row: Row) -> str:
-        text = place_of(row).text
+        text = batch_row(row).text
         return completion_text(row, self._pieces) if text is None else text
 
 

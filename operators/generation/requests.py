@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from operators.engine.backend.interface import Model, TokenIds
 from operators.engine.sequence import Sequence, StopWatcher
-from operators.generation.sampling_params import Drawings, structured_form, token_ids
+from operators.generation.sampling_params import RowParams, structured_form, token_ids
 from operators.rows.lineage import append_to_lineage, hash_of, mix, repeated, row_hashes
 from operators.rows.sql import RowExpression
 from operators.rows.token_lists import PROMPT_IDS, list_views
@@ -28,7 +28,7 @@ SAMPLES = "n"
 
 
 @dataclass(slots=True)  # not frozen: one is made for every row, and freezing doubles the cost
-class Place:
+class BatchRow:
     """The position of a row: row `index` of `batch`, number `row` of the source."""
 
     batch: Batch
@@ -38,9 +38,9 @@ class Place:
     """Its completion, once decoded to text."""
 
 
-def place_of(row: Sequence) -> Place:
+def batch_row(row: Sequence) -> BatchRow:
     """Return the position of a row that Requests has made."""
-    if not isinstance(row.handle, Place):
+    if not isinstance(row.handle, BatchRow):
         raise TypeError(f"a row of another node came back: {row.handle!r}")
     return row.handle
 
@@ -103,7 +103,7 @@ class Requests:
         priority: an expression for the priority of a waiting row; null counts as 0.
 
     Raises:
-        ConfigError: see Drawings.
+        ConfigError: see RowParams.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Requests:
         self._model = model
         self._pieces = model.pieces()
         self.samples = Samples(sampling)
-        self._drawings = Drawings(sampling, model)
+        self._row_params = RowParams(sampling, model)
 
     def too_short(self) -> str | None:
         """Return a warning if not even the shortest of `sampling.structured.choices` fits into `max_tokens`."""
@@ -156,20 +156,20 @@ class Requests:
         if self._priority is not None:
             priorities = self._priority.values(expanded.data).cast(float).fill_null(0.0).to_list()
             for row in rows:
-                row.priority = priorities[place_of(row).index]
+                row.priority = priorities[batch_row(row).index]
         return rows, rejects
 
     def _sequences(self, batch: Batch) -> list[Sequence | str]:
         """Return a sequence for each row of `batch`, or the reason why there is none."""
         prompts = list_views(batch.data.column(PROMPT_IDS.name))
-        overrides = [batch.data.column(name).to_pylist() for name in self._drawings.columns]
+        overrides = [batch.data.column(name).to_pylist() for name in self._row_params.columns]
         each = zip(*overrides, strict=True) if overrides else repeat(())
         numbers = batch.data.column(ROW.name).to_pylist()
-        places = [Place(batch, i, number) for i, number in enumerate(numbers)]
+        places = [BatchRow(batch, i, number) for i, number in enumerate(numbers)]
         return list(map(self._sequence, places, prompts, each, self._seeds(batch.data)))
 
-    def _sequence(self, place: Place, prompt: TokenIds, values: tuple[Any, ...], seed: int | None) -> Sequence | str:
-        drawing = self._drawings.of(values)
+    def _sequence(self, place: BatchRow, prompt: TokenIds, values: tuple[Any, ...], seed: int | None) -> Sequence | str:
+        drawing = self._row_params.of(values)
         room = self._room - len(prompt)
         if isinstance(drawing, str):
             return drawing

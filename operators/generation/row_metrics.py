@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from operators.engine.sampling.constraint import Costs
 from operators.engine.sequence import Sequence
-from operators.generation.requests import place_of
+from operators.generation.requests import batch_row
 from pipeline.api.meter import Completed
 from pipeline.api.protocols import Runtime
 
@@ -78,7 +78,7 @@ class RowMetrics:
         firsts = [row.times.first_token or row.times.finished for row in rows]
         columns: tuple[Seq[object], ...] = (
             [self._node] * len(rows),
-            [place_of(row).row for row in rows],
+            [batch_row(row).row for row in rows],
             [len(row.prompt) for row in rows],
             [len(row.tokens) for row in rows],
             [row.times.admitted - row.times.queued for row in rows],

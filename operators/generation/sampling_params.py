@@ -37,7 +37,7 @@ class Drawing:
     keep_stop: bool
 
 
-class Drawings:
+class RowParams:
     """Converts the sampling values of rows: the job's, or those with which its columns override them.
 
     Args:

@@ -11,7 +11,7 @@ import numpy as np
 from operators.engine.backend.interface import TokenIds
 from operators.engine.sequence import FinishReason, Sequence
 from operators.generation.completions import completion_text
-from operators.generation.requests import place_of
+from operators.generation.requests import batch_row
 from operators.generation.store import CompletionStore, StoredCompletion
 
 
@@ -111,7 +111,7 @@ class StoreLookup:
         """Store a finished `row`. Called by the engine's thread as soon as the row ends, so that it is durable even if
         the node waits for a slow reader."""
         if row.finish_reason is not None and row.error is None:
-            text = place_of(row).text = completion_text(row, self._pieces)
+            text = batch_row(row).text = completion_text(row, self._pieces)
             scores = None if row.params.logprobs is None else row.sampling.scores
             least = len(row.tokens) + row.dropped
             stored = StoredCompletion(row.tokens, text, row.finish_reason.value, scores, least, self._run)
@@ -165,6 +165,6 @@ def _finish(row: Sequence, stored: StoredCompletion) -> None:
     row.tokens = np.asarray(stored.ids, np.int32).tolist()
     row.finish_reason = FinishReason(stored.finish_reason)
     row.sampling.scores = list(stored.scores or ())
-    place_of(row).text = stored.text
+    batch_row(row).text = stored.text
     if row.finish_reason == FinishReason.LENGTH:
         row.refit()

@@ -17,7 +17,7 @@ from operators.settings import DataSettings
 from operators.settings.checks import check_one_of
 from operators.sources.columnar import ArrowReader, ParquetReader
 from operators.sources.csv import CsvReader
-from operators.sources.input_file import CODECS, InputFile, Place, unreadable
+from operators.sources.input_file import CODECS, InputFile, Storage, unreadable
 from operators.sources.jsonl import JsonlReader, LinesReader
 from operators.sources.remote import remote
 from pipeline.api.errors import ConfigError, InputError, PipelineError, SourceError, did_you_mean, install
@@ -67,27 +67,27 @@ def find_files(data: DataSettings) -> list[InputFile]:
 
 
 def _files_of(path: str, data: DataSettings) -> list[InputFile]:
-    place = Place()
+    storage = Storage()
     if URL.match(path) and not path.startswith(ON_DISK):
-        place, path = remote(path, data.storage_options or {})
+        storage, path = remote(path, data.storage_options or {})
     else:
         prefix = next((p for p in ON_DISK if path.startswith(p)), "")
         path = str(Path(path.removeprefix(prefix)).expanduser())
     try:
-        found = _files_at(place, path, data.format)
+        found = _files_at(storage, path, data.format)
     except OSError as error:
-        raise unreadable(place.shown(path), error) from error
+        raise unreadable(storage.shown(path), error) from error
     for file in found:
         if file.codec and not READERS[file.format].packable:
             raise InputError(f"{file} is compressed as a whole, which {file.format} files do inside; unpack it")
     return found
 
 
-def _files_at(place: Place, path: str, wanted: str) -> list[InputFile]:
-    shown = place.shown(path)
-    kind = place.kind(path)
+def _files_at(storage: Storage, path: str, wanted: str) -> list[InputFile]:
+    shown = storage.shown(path)
+    kind = storage.kind(path)
     if kind == "file":
-        file = InputFile(path, place)
+        file = InputFile(path, storage)
         if wanted == "auto" and file.suffix not in EXTENSIONS:
             raise InputError(
                 f"{file} has none of the extensions {', '.join(EXTENSIONS)}; it begins like {file.looks_like()}:"
@@ -96,19 +96,21 @@ def _files_at(place: Place, path: str, wanted: str) -> list[InputFile]:
         return [replace(file, format=EXTENSIONS[file.suffix] if wanted == "auto" else wanted)]
     if kind == "directory":
         trusted = wanted == LinesReader.format
-        return _of_several(place, place.listing(path), f"the directory {shown}", wanted, trusted=trusted)
+        return _of_several(storage, storage.listing(path), f"the directory {shown}", wanted, trusted=trusted)
     if kind is not None:
         raise InputError(f"data.path={shown} is no regular file; write what it gives into a file first")
     if glob.has_magic(path.partition("?")[0] if WEB.match(path) else path):
-        return _of_several(place, place.matches(path), f"the pattern {shown}", wanted, trusted=wanted != "auto")
-    raise InputError(f"data.path={shown} does not exist{_near(place, path)}")
+        return _of_several(storage, storage.matches(path), f"the pattern {shown}", wanted, trusted=wanted != "auto")
+    raise InputError(f"data.path={shown} does not exist{_near(storage, path)}")
 
 
-def _of_several(place: Place, found: Mapping[str, bool], where: str, wanted: str, *, trusted: bool) -> list[InputFile]:
+def _of_several(
+    storage: Storage, found: Mapping[str, bool], where: str, wanted: str, *, trusted: bool
+) -> list[InputFile]:
     """Return the input files among `found`; if `trusted`, all of them have the format `wanted`."""
     chosen = []
     for path in _in_order(path for path, is_regular in found.items() if is_regular):
-        file = InputFile(path, place)
+        file = InputFile(path, storage)
         kind = wanted if trusted else _format(file, wanted)
         hidden = file.name.startswith((".", "_")) or file.name.endswith(".tmp")
         if kind is not None and not hidden:
@@ -143,17 +145,17 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") if names else "nothing"
 
 
-def _near(place: Place, path: str) -> str:
-    parent = str(Path(path).parent) if place.local(path) is not None else path.rpartition("/")[0]
+def _near(storage: Storage, path: str) -> str:
+    parent = str(Path(path).parent) if storage.local(path) is not None else path.rpartition("/")[0]
     if not parent:
         return ""
-    if place.kind(parent) != "directory":
-        return f"; nor does the directory {place.shown(parent)}"
-    names = [PurePosixPath(p).name for p in _in_order(place.listing(parent))]
+    if storage.kind(parent) != "directory":
+        return f"; nor does the directory {storage.shown(parent)}"
+    names = [PurePosixPath(p).name for p in _in_order(storage.listing(parent))]
     names = [name for name in names if not name.startswith(".")]
     own = PurePosixPath(path).name
-    hint = did_you_mean(own, names, f"data.path={place.shown(path).removesuffix(own)}")
-    return f"; the directory {place.shown(parent)} has {_some(names)}{hint}"
+    hint = did_you_mean(own, names, f"data.path={storage.shown(path).removesuffix(own)}")
+    return f"; the directory {storage.shown(parent)} has {_some(names)}{hint}"
 
 
 def _files_of_dataset(data: DataSettings) -> tuple[list[str], DataSettings]:

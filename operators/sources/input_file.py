@@ -1,4 +1,4 @@
-"""One input file, and the place that has it: the local disks here, object stores and the web in remote.py.
+"""One input file, and the storage that has it: the local disks here, object stores and the web in remote.py.
 
 Local files do not go through fsspec: it would become a dependency of every run, it makes relative paths absolute (they
 stand in rejects/ and in messages as they were given), and its globs match files in hidden directories.
@@ -46,8 +46,8 @@ class Stamp(NamedTuple):
     tag: str
 
 
-class Place:
-    """The local disks. A subclass is another place.
+class Storage:
+    """The local disks; a subclass is an object store or a server.
 
     Every method may raise InputError, and SourceError where a network is in between.
     """
@@ -111,14 +111,14 @@ def unreadable(shown: object, error: OSError) -> InputError:
 
 @dataclass(frozen=True)
 class InputFile:
-    """An input file: its path in the place that has it, and its format (parquet, jsonl, csv, arrow or lines)."""
+    """An input file: its path in its storage, and its format (parquet, jsonl, csv, arrow or lines)."""
 
     path: str
-    place: Place = field(default_factory=Place, compare=False)
+    storage: Storage = field(default_factory=Storage, compare=False)
     format: str = ""
 
     def __str__(self) -> str:
-        return self.place.shown(self.path)
+        return self.storage.shown(self.path)
 
     @property
     def name(self) -> str:
@@ -139,11 +139,11 @@ class InputFile:
 
     @property
     def local(self) -> Path | None:
-        return self.place.local(self.path)
+        return self.storage.local(self.path)
 
     def open(self) -> io.BufferedReader:
         """Open the raw bytes."""
-        return self.place.open(self.path)
+        return self.storage.open(self.path)
 
     @contextmanager
     def unpacked(self) -> Iterator[tuple[io.BufferedReader, io.BufferedReader]]:
@@ -170,10 +170,10 @@ class InputFile:
                 ) from error
 
     def stamp(self) -> Stamp:
-        return self.place.stamp(self.path)
+        return self.storage.stamp(self.path)
 
     def content_id(self, stamp: Stamp) -> str:
-        return self.place.content_id(self.path, stamp)
+        return self.storage.content_id(self.path, stamp)
 
     def looks_like(self) -> str:
         """Guess the kind of file by its first bytes, for error messages."""

@@ -117,7 +117,7 @@ class ReadPrompts(BaseOperator):
         return self._known_rows
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return for each file, in order, its name without directory, its size and `Place.content_id`."""
+        """Return for each file, in order, its name without directory, its size and `Storage.content_id`."""
         return {
             f"files.{i}": f"{file.name}, {stamp.size_bytes} bytes, {file.content_id(stamp)}"
             for i, (file, stamp) in enumerate(self._stamps.items())

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from operators.sources.input_file import BUFFER_BYTES, Place, Stamp
+from operators.sources.input_file import BUFFER_BYTES, Stamp, Storage
 from pipeline.api.errors import ConfigError, InputError, PipelineError, SourceError, install
 from pipeline.system.redaction import clean_url, has_password, without_redacted, without_secrets
 
@@ -36,8 +36,8 @@ REFUSED = {
 """Errors that another try does not mend, by the names of their classes: the libraries may not be installed."""
 
 
-def remote(url: str, options: Mapping[str, Any]) -> tuple[RemotePlace, str]:
-    """Return the place that `url` names, and the path of `url` there; open the archive of a chain (zip://a::b.zip).
+def remote(url: str, options: Mapping[str, Any]) -> tuple[RemoteStorage, str]:
+    """Return the storage that `url` names, and the path of `url` there; open the archive of a chain (zip://a::b.zip).
 
     Raises:
         ConfigError: nothing that is installed reads such URLs, or it does not take these `storage_options`.
@@ -64,10 +64,10 @@ def remote(url: str, options: Mapping[str, Any]) -> tuple[RemotePlace, str]:
         if isinstance(error, FileNotFoundError):
             raise InputError(f"{name} does not exist: {why}; see to its name") from None
         raise _explained(name, error, options) from None
-    return RemotePlace(fs, options), path
+    return RemoteStorage(fs, options), path
 
 
-class RemotePlace(Place):
+class RemoteStorage(Storage):
     """A file system of fsspec. Messages never show the values of its `storage_options`."""
 
     def __init__(self, fs: Any, options: Mapping[str, Any]) -> None:
@@ -151,10 +151,10 @@ def _explained(shown: str, error: Exception, options: Mapping[str, Any]) -> Pipe
 class _Remote(io.RawIOBase):
     """An open file of fsspec whose errors name the file and the remedy."""
 
-    def __init__(self, file: Any, place: RemotePlace, path: str) -> None:
+    def __init__(self, file: Any, storage: RemoteStorage, path: str) -> None:
         super().__init__()
         self._file = file
-        self._explaining = partial(place.explaining, path)
+        self._explaining = partial(storage.explaining, path)
 
     def readable(self) -> bool:
         return True

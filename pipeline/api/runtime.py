@@ -66,7 +66,7 @@ class RunContext:
         process: resources shared by all runs of this process.
         table: returns the metrics table of a name and schema.
         run_id: identifies the run; the same for all its attempts.
-        enough, round_rows: set by the executor; see Runtime.enough and Runtime.round_of.
+        stop_after_chunk, round_rows: set by the executor; see Runtime.stop_after_chunk and Runtime.round_of.
     """
 
     output_dir: Path
@@ -81,7 +81,7 @@ class RunContext:
     totals: list[Callable[[], dict[str, float]]] = field(default_factory=list)
     statuses: list[Callable[[], str]] = field(default_factory=list)
     when_stuck: list[Callable[[], None]] = field(default_factory=list)
-    enough: Callable[[int], None] = lambda chunk: None
+    stop_after_chunk: Callable[[int], None] = lambda chunk: None
     round_rows: Callable[[], int | None] = lambda: None
 
 
@@ -140,10 +140,10 @@ class Runtime:
         """Register `cut_off`, which aborts long calls. Any thread may call it when a stopped run does not end soon."""
         self.context.when_stuck.append(cut_off)
 
-    def enough(self, chunk: int) -> None:
+    def stop_after_chunk(self, chunk: int) -> None:
         """End the run once `chunk` is committed (-1: without another commit) and discard work on later chunks. To be
         called while no later chunk can be committed: before the end of `chunk` is sent, or at the end of the input."""
-        self.context.enough(chunk)
+        self.context.stop_after_chunk(chunk)
 
     def round_of(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the round, from 0, that each of `rows` (column `row`) belongs to. All are 0 in a job without a target,

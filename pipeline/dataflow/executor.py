@@ -93,7 +93,7 @@ class Executor:
         self._stages = self._build()
         if first_chunk:
             graph.nodes[graph.source].op.seek(first_chunk)
-        context.enough = self._committer.stop_after
+        context.stop_after_chunk = self._committer.stop_after
         if graph.target is not None:
             target = graph.target
             target.measure(context.clock, lambda: sum(m.tokens_out for m in self.meters))

@@ -23,7 +23,7 @@ NODE = "target"
 
 
 @dataclass
-class Place:
+class Position:
     """A position in the rounds.
 
     Args:
@@ -53,7 +53,7 @@ class Rounds(BaseOperator):
         self._source = source
         self._target = target
         self._chunk_rows = chunk_rows
-        self._place = Place()
+        self._position = Position()
         self._chunk = 0
         self._used = 0
         """Rows of the current chunk that were sent."""
@@ -82,17 +82,17 @@ class Rounds(BaseOperator):
 
     def restore(self, states: Iterable[bytes]) -> None:
         (state,) = states
-        self._place = Place(**json.loads(state))
-        self._target.round_rows = self._place.round_rows
+        self._position = Position(**json.loads(state))
+        self._target.round_rows = self._position.round_rows
 
     def state(self, chunk: int) -> bytes:
         """Return the position after the rows sent so far: the end of `chunk`, since it is called then."""
-        return json.dumps(asdict(self._place)).encode()
+        return json.dumps(asdict(self._position)).encode()
 
     def run(self, inbox: Inbox) -> Iterator[Item | Shard]:
         while self._more and self._target.round_rows != 0:
             yield from self._round(inbox)
-        self._target.source_ended(self._place.row)
+        self._target.source_ended(self._position.row)
         if self._used or (self._chunk == 0 and self._target.round_rows == 0):
             yield self._end()
 
@@ -100,35 +100,35 @@ class Rounds(BaseOperator):
     def _more(self) -> bool:
         """True if another row may be sent. The target and its token and time budgets are checked between chunks."""
         last = self._target.last_row
-        return (last is None or self._place.row < last) and not (self._used == 0 and self._target.check())
+        return (last is None or self._position.row < last) and not (self._used == 0 and self._target.check())
 
     def _round(self, inbox: Inbox) -> Iterator[Item]:
         """Yield the rest of the current round."""
-        place = self._place
-        first_row = place.round * (place.round_rows or 0)
-        self._source.seek(place.source_chunk)
+        position = self._position
+        first_row = position.round * (position.round_rows or 0)
+        self._source.seek(position.source_chunk)
         held: list[Batch | Rejects] = []
         for item in self._source.run(inbox):
             if isinstance(item, Batch | Rejects):
                 held.append(item)
             elif isinstance(item, ChunkEnd):
-                stop = first_row + place.source_row + item.rows
+                stop = first_row + position.source_row + item.rows
                 yield from self._cut([_moved(one, first_row) for one in held], stop)
-                if place.row < stop:
+                if position.row < stop:
                     return
                 held.clear()
-                place.source_chunk, place.source_row = item.chunk + 1, place.source_row + item.rows
-        self._target.round_rows = place.round_rows = place.source_row
-        place.round, place.source_chunk, place.source_row = place.round + 1, 0, 0
+                position.source_chunk, position.source_row = item.chunk + 1, position.source_row + item.rows
+        self._target.round_rows = position.round_rows = position.source_row
+        position.round, position.source_chunk, position.source_row = position.round + 1, 0, 0
 
     def _cut(self, items: list[Batch | Rejects], stop: int) -> Iterator[Item]:
         """Yield the rows of `items` from the current one up to `stop`, regrouped into chunks."""
-        place = self._place
-        while place.row < stop and self._more:
-            last = min(stop, place.row + self._chunk_rows - self._used, self._target.last_row or stop)
-            yield from (part for item in items if (part := _part(item, self._chunk, place.row, last)).num_rows)
-            self._used += last - place.row
-            place.row = last
+        position = self._position
+        while position.row < stop and self._more:
+            last = min(stop, position.row + self._chunk_rows - self._used, self._target.last_row or stop)
+            yield from (part for item in items if (part := _part(item, self._chunk, position.row, last)).num_rows)
+            self._used += last - position.row
+            position.row = last
             if self._used == self._chunk_rows:
                 yield self._end()
 
@@ -179,9 +179,9 @@ class Target(BaseOperator):
                 last = item.chunk
                 yield from self._first(held.pop(last, []))
                 if self._progress.check():
-                    self._runtime.enough(last)
+                    self._runtime.stop_after_chunk(last)
                 yield item
-        self._runtime.enough(last)
+        self._runtime.stop_after_chunk(last)
 
     def _first(self, batches: list[Batch]) -> Iterator[Batch | Rejects]:
         """Yield the first rows of a chunk, as many as are needed, and reject the others."""

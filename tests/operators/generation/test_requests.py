@@ -15,7 +15,7 @@ from operators.engine.backend.fake import FakeModel
 from operators.engine.sequence import Sequence
 from operators.generation.completions import completion_text
 from operators.generation.requests import Requests
-from operators.generation.sampling_params import Drawings
+from operators.generation.sampling_params import RowParams
 from operators.generation.store_lookup import CompletionKeys
 from operators.rows.sql import RowExpression
 from operators.settings import SamplingSettings
@@ -265,6 +265,6 @@ def test_a_stop_token_is_kept_or_dropped(keep, text):
 def test_a_step_that_is_left_out_of_the_order_does_not_act():
     (one,) = rows(numbers=range(1), temperature=1.0)
     assert [type(s).__name__ for s in one.params.chain.steps] == ["TopK", "TopP"]  # with min_p as its floor
-    drawing = Drawings(SamplingSettings(temperature=0.7, order=["temperature"]), FakeModel()).of(())
+    drawing = RowParams(SamplingSettings(temperature=0.7, order=["temperature"]), FakeModel()).of(())
     assert not isinstance(drawing, str)
     assert [type(s).__name__ for s in drawing.params.chain.steps] == ["Temperature"]

@@ -231,7 +231,7 @@ def test_the_cut_goes_by_row_and_lineage_and_not_by_arrival(tmp_path):
         return Batch(0, pa.record_batch([pa.array(rows, pa.int64()), pa.array(lineages, LINEAGE.type)], schema=schema))
 
     told: list[int] = []
-    context = RunContext(tmp_path, Resources(), MetricsTables(tmp_path).get, enough=told.append)
+    context = RunContext(tmp_path, Resources(), MetricsTables(tmp_path).get, stop_after_chunk=told.append)
     target.open(Runtime(context, "target", 1, StageMeter("target")))
     rows = [batch((4, [1]), (2, [1])), batch((2, [0]), (9, []), (3, [0, 1]))]
     out = list(target.run(ListInbox([*rows, ChunkEnd(0, 5)])))
