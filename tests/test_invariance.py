@@ -40,6 +40,16 @@ WAYS = {
 }
 
 
+OFTEN = (
+    "two slots",
+    "seven slots, shuffled",
+    "two contexts",
+    "rows that give up their slot",
+    "nothing shared",
+    "a calibration",
+)
+
+
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory) -> Path:
     """Prompts of 5 to 400 tokens: strangers, two families, and some that are there twice."""
@@ -82,7 +92,7 @@ def expected(request, bytes_of) -> tuple[tuple[str, ...], str]:
     return sampling, bytes_of("runtime.slots=4", *sampling)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [way if way in OFTEN else pytest.param(way, marks=pytest.mark.faults) for way in WAYS])
 def test_the_same_bytes(expected, bytes_of, way, tmp_path, monkeypatch):
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     sampling, digest = expected

@@ -27,6 +27,7 @@ def rows(folder: Path) -> pl.DataFrame:
     return pl.read_parquet(folder / "out/data/*.parquet").sort("row")
 
 
+@pytest.mark.faults
 def test_the_ladder_does_the_same_work_on_every_rung(bench, tmp_path):
     assert bench("bench.scenarios=[ladder]") == ExitCode.DONE
     found = rows(tmp_path)
