@@ -5,6 +5,7 @@ Keys that are not in the schema are ignored, missing ones are null; NaN and Infi
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,7 +46,14 @@ class LinesReader(TextReader):
         path = self.file.local
         if path is None or self.file.codec or path.stat().st_size > COUNT_UP_TO_BYTES:
             return None
-        return sum(map(len, self.batches()))
+        rows, rest = 0, b""
+        with path.open("rb") as file:
+            beginning = file.read(len(BOM)).removeprefix(BOM)
+            for block in itertools.chain([beginning], iter(lambda: file.read(BUFFER_BYTES), b"")):
+                *lines, rest = (rest + block).split(b"\n")
+                rows += sum(map(bool, [line.strip(JSON_SPACE) for line in lines]))
+                rest = b"." if rest.strip(JSON_SPACE) else b""  # of a line without end only this is kept
+        return rows + len(rest)
 
     def rows(self, file: IO[Any]) -> Iterator[Row]:
         """Yield the lines that are not blank; only the beginning of one that is too long."""
