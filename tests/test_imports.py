@@ -139,9 +139,6 @@ RULES: dict[str, Callable[[Path], object]] = {
     "llguidance stays in its folder": not_at_home("llguidance", "operators/constraints/", "tools/"),
     "matplotlib is imported by what draws": not_at_home("matplotlib", "pipeline/results/report/drawing.py"),
     "and only when it does": lambda path: any("matplotlib" in statement for statement in at_the_top(path)),
-    "pyarrow.dataset is imported by none: it imports pandas where that is, half a second": lambda path: {
-        name for name in imports(path) if name.startswith("pyarrow.dataset")
-    },
     "threads stay where they belong": lambda path: (
         name_of(path) not in STARTS_THREADS
         and ("Thread(" in path.read_text(encoding="utf-8") or packages(path) & {"concurrent", "multiprocessing"})

@@ -148,7 +148,6 @@ class MetricsTable:
 
     def _read(self, path: Path) -> Iterator[pa.RecordBatch]:
         """Iterate over the batches of a file; columns that it does not have are null."""
-        # Not with pyarrow.dataset: where pandas is installed it imports that, which takes half a second.
         with pq.ParquetFile(path) as file:
             for batch in file.iter_batches():
                 there = {name: batch.column(name) for name in batch.schema.names}
