@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from pipeline.api.by_batch import OnError
 from pipeline.api.errors import ConfigError
@@ -61,9 +62,18 @@ class HookSettings:
     timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
-        scheme = (self.url or "https://").partition("://")[0]
+        url = self.url or "https://host"
+        scheme = url.partition("://")[0]
         if scheme not in ("http", "https"):  # the rest of the URL may be secret
             raise ConfigError(f"on_finish.url='{scheme}...' cannot work: it begins with https:// or http://")
+        try:
+            whole = bool(urlsplit(url).hostname) and urlsplit(url).port != 0
+        except ValueError:
+            whole = False
+        if not whole:
+            raise ConfigError(
+                f"on_finish.url='{scheme}://...' cannot work: write {scheme}://HOST/PATH or HOST:PORT/PATH"
+            )
         _check(self, "on_finish.timeout_s", self.timeout_s > 0, "it is above 0 seconds")
         _check(self, "on_finish.command", "" not in self.command[:1], "its first element is a program")
 

@@ -140,7 +140,8 @@ def _account_lines(accounts: Mapping[str, RowCounts]) -> list[str]:
         made = f"{c.expanded:+,}" if c.expanded else "0"
         lines.append(f"{name:{width}}  {c.rows_in:11,} {made:>9} {c.rejected:9,} {c.rows_out:11,}")
     left = len(accounts) - len(shown)
-    return lines + ([f"{'':{width}}  the other {left} nodes dropped nothing"] if left else [])
+    others = "node" if left == 1 else f"{left} nodes"
+    return lines + ([f"{'':{width}}  the other {others} dropped nothing"] if left else [])
 
 
 def _reject_lines(rejects: RejectCounts) -> list[str]:

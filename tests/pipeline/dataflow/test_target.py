@@ -139,7 +139,7 @@ def test_the_accounts_of_all_attempts_add_up(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "input       160 rows done (3.6 rounds of 45); output 60 of 60 rows\n" in shown
     assert "picky               160         0        96          64\n" in shown
-    assert "            the other 1 nodes dropped nothing\n" in shown
+    assert "            the other node dropped nothing\n" in shown
     assert "\nfails      " not in shown.partition("\ntime")[0]
     assert "4  filtered at target: target of 60 rows was reached" in shown
 

@@ -215,10 +215,14 @@ def test_a_repair_tells_nobody(tmp_path):
     assert not Path(f"{tmp_path / 'note'}.json").exists()
 
 
+NO_URLS = ("https://user:secret", "https://host:99999/x", "https://[::1", "https:///path")
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
         ({"url": "ftp://user:pass@host/x"}, "on_finish.url='ftp...' cannot work"),
+        *(({"url": url}, r"on_finish.url='https://...' cannot work: write") for url in NO_URLS),
         ({"timeout_s": 0}, "on_finish.timeout_s=0 cannot work"),
         ({"command": [""]}, "its first element is a program"),
     ],
