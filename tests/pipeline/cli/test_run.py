@@ -7,9 +7,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import yaml
+from hydra._internal.hydra import Hydra
 
 from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
@@ -91,6 +93,21 @@ def test_a_sweep_gives_each_job_its_own_directory_and_ends_with_the_worst_code(h
     assert sorted(Path(line.split()[-1]).name for line in lines) == [n for n in found if n.startswith("squares-")]
     assert main([*arguments, "max_error_rate=1"]) == ExitCode.DONE
     assert sorted(p.name for p in here.iterdir()) == ["outputs", "squares.yaml"]
+
+
+def test_a_job_is_composed_once(here, monkeypatch):
+    compose = Mock(wraps=Hydra.compose_config)
+    monkeypatch.setattr(Hydra, "compose_config", lambda *a, **k: compose(*a, **k))
+    assert main(["job=squares.yaml"]) == ExitCode.DONE
+    assert compose.call_count == 1
+
+
+def test_a_job_file_may_be_a_sweep(here):
+    job = yaml.safe_load((here / "squares.yaml").read_text())
+    job["hydra"] = {"mode": "MULTIRUN", "sweeper": {"params": {"seed": "1,2"}}}
+    (here / "squares.yaml").write_text(yaml.safe_dump(job))
+    assert main(["job=squares.yaml"]) == ExitCode.DONE
+    assert len(list((here / "outputs").glob("squares-*"))) == 2
 
 
 def test_where_a_sweep_is_published_does_not_change_where_it_runs(here, capsys):
