@@ -82,7 +82,8 @@ class Rename(BaseOperator):
             if new in schema.names and new not in self._names:
                 raise SchemaError(
                     f"'{old}' cannot become '{new}': there is such a column already; rename that one too"
-                    f" ({new}: another_name), or drop it before (operators.columns.Select, drop: [{new}])"
+                    f" ({new}: another_name), drop it before (operators.columns.Select, drop: [{new}]), or choose"
+                    " another name"
                 )
         self._schema = pa.schema([f.with_name(self._names.get(f.name, f.name)) for f in schema])
         return self._schema

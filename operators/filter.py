@@ -16,6 +16,7 @@ class Filter(BaseOperator):
 
     Args:
         where: a condition on one row, in the SQL of polars: `length(completion) > 3 AND finish_reason = 'stop'`.
+        reason: what the rejects say, instead of the condition.
 
     Raises:
         ConfigError: `where` looks beyond its row.
@@ -28,8 +29,8 @@ class Filter(BaseOperator):
             where: length(completion) > 20 AND finish_reason = 'stop'
     """
 
-    def __init__(self, where: str) -> None:
-        self._reason = f"where: {where}"
+    def __init__(self, where: str, reason: str | None = None) -> None:
+        self._reason = reason or f"where: {where}"
         self._where = Where(where)
 
     def plan(self, schema: pa.Schema) -> pa.Schema:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import jinja2
 import polars as pl
@@ -17,6 +19,8 @@ from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import BaseOperator
 from pipeline.api.records import Batch, Output
 
+_NUMBER = re.compile(r"(?<![\d.])(-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)(?:\s*(?:/|out of)\s*\d+(?:\.\d+)?)?")
+
 
 class Map(BaseOperator):
     """Adds columns, or replaces those of the same name in their place. Each is made of the columns of its row as they
@@ -28,10 +32,12 @@ class Map(BaseOperator):
     Args:
         columns: name to an expression in the SQL of polars, about one row.
         templates: name to a Jinja template over the columns, which gives a text.
+        numbers: name to {template, least, most}: the last number in the text that the template gives (of `4/5` and
+            `4 out of 5` the 4), as a double. A row without one between `least` and `most` is a reject.
 
     Raises:
-        ConfigError: neither is given, both give a column, a column is `row` or `lineage`, an expression looks beyond
-            its row, or a template does not compile.
+        ConfigError: none of them is given, two give a column, a column is `row` or `lineage`, an expression looks
+            beyond its row, or a template does not compile.
 
     Example:
         shape:
@@ -45,16 +51,22 @@ class Map(BaseOperator):
               prompt: "Translate from {{ language }}: {{ text }}"
     """
 
-    def __init__(self, columns: dict[str, str] | None = None, templates: dict[str, str] | None = None) -> None:
-        expressions, sources = columns or {}, templates or {}
-        check(bool(expressions or sources), "columns", columns, "give columns, templates or both")
-        for name in expressions.keys() & sources.keys():
-            raise ConfigError(f"'{name}' is in columns and in templates; keep one of them")
-        refuse_identity((*expressions, *sources), "made; use another name")
+    def __init__(
+        self,
+        columns: dict[str, str] | None = None,
+        templates: dict[str, str] | None = None,
+        numbers: dict[str, dict[str, Any]] | None = None,
+    ) -> None:
+        names = [*(columns or {}), *(templates or {}), *(numbers or {})]
+        check(bool(names), "columns", columns, "give columns, templates or numbers")
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ConfigError(f"'{twice[0]}' is made twice: in columns, templates or numbers; keep one of them")
+        refuse_identity(names, "made; use another name")
         self._made: dict[str, _Expression | _Text] = {
-            n: _Expression(f"columns.{n}", text) for n, text in expressions.items()
+            n: _Expression(f"columns.{n}", text) for n, text in (columns or {}).items()
         }
-        self._made |= {n: _Text(f"templates.{n}", text) for n, text in sources.items()}
+        self._made |= {n: _Text(f"templates.{n}", text) for n, text in (templates or {}).items()}
+        self._made |= {n: _Number(f"numbers.{n}", given) for n, given in (numbers or {}).items()}
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
         made = {name: pa.field(name, column.plan(schema)) for name, column in self._made.items()}
@@ -108,3 +120,28 @@ class _Text:
             except Exception as error:  # an expression of the template may raise anything
                 failed.setdefault(i, f"{self._template.name}: {type(error).__name__}: {error}")
         return pa.array(texts, pa.string())
+
+
+class _Number(_Text):
+    """A column of the last number in the text of a template, double."""
+
+    def __init__(self, key: str, given: Mapping[str, Any]) -> None:
+        if set(given) != {"template", "least", "most"}:
+            raise ConfigError(f"{key} has the keys {', '.join(given)}; write {{template: '...', least: 1, most: 5}}")
+        super().__init__(key, given["template"])
+        self._least, self._most = float(given["least"]), float(given["most"])
+
+    def plan(self, schema: pa.Schema) -> pa.DataType:
+        super().plan(schema)
+        return pa.float64()
+
+    def values(self, data: pa.RecordBatch, failed: dict[int, str]) -> pa.Array:
+        numbers = [None if text is None else self._last(text) for text in super().values(data, failed).to_pylist()]
+        for i, number in enumerate(numbers):
+            if number is None:
+                failed.setdefault(i, f"{self._template.name}: no number between {self._least:g} and {self._most:g}")
+        return pa.array(numbers, pa.float64())
+
+    def _last(self, text: str) -> float | None:
+        found = [float(number.replace(",", "")) for number in _NUMBER.findall(text)[-1:]]
+        return next((number for number in found if self._least <= number <= self._most), None)

@@ -36,6 +36,7 @@ class ParseJson(BaseOperator):
             properties are the columns. Needs the extra `json`.
         fenced: where the text as a whole is no JSON, take the first block between ``` fences.
         invalid: the kind of the rejects: error (they count against max_error_rate) or filtered.
+        as_: prefix of the new columns (`as` in a job file).
 
     Raises:
         ConfigError: neither `fields` nor `schema` is given, a type is misspelt, the schema is none or leaves the type
@@ -60,6 +61,7 @@ class ParseJson(BaseOperator):
         schema: dict[str, Any] | str | None = None,
         fenced: bool = True,
         invalid: str = "error",
+        as_: str | None = None,
     ) -> None:
         if not fields and schema is None:
             raise ConfigError("give fields or schema; fields: {name: string, age: int64} adds two columns")
@@ -70,10 +72,11 @@ class ParseJson(BaseOperator):
         self._fields = declared_fields(fields, optional or []) if fields else schema_fields(self._schema_given)
         self._fenced = fenced
         self._kind = RejectKind(invalid)
+        self._prefix = f"{as_}_" if as_ else ""
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
         require_column(schema, self._column, [pa.string()])
-        self._schema = add_columns(schema, *(pa.field(f.name, f.type) for f in self._fields))
+        self._schema = add_columns(schema, *(pa.field(self._prefix + f.name, f.type) for f in self._fields))
         return self._schema
 
     def fingerprint(self) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,10 +12,19 @@ import pyarrow as pa
 from jinja2.exceptions import SecurityError
 
 from operators.engine.backend.interface import load_model
-from operators.prompts.messages import NoPrompt, conversation, require_messages
+from operators.prompts.conversations import (
+    SYSTEM,
+    USER,
+    Conversations,
+    Messages,
+    MessagesColumn,
+    MessageTemplates,
+    PromptColumn,
+)
+from operators.prompts.messages import NoPrompt
 from operators.prompts.template import Template, columns_of, used_columns
 from operators.settings import DataSettings, ModelSettings
-from operators.settings.checks import read_text
+from operators.settings.checks import check_one_of, read_text
 from pipeline.api.errors import ConfigError, SchemaError, did_you_mean
 from pipeline.api.protocols import BaseOperator, Runtime
 from pipeline.api.records import Batch, Output, add_columns, require_column
@@ -26,21 +34,23 @@ SPECIAL = ("bos_token", "eos_token")
 CHAT_KEY = "model.chat_template"
 BYPASSED = (
     "the model has a chat template, and nodes.%s.op.%s bypasses it: a chat model answers worse without its turns. To"
-    " keep them make the prompt with Map (templates: {prompt: ...}) before this node; for a base model all is well"
+    " keep them use data.prompt_template (or messages, or a step) instead; for a base model all is well"
 )
+_TURN = "the-user-writes-here"
+"""Stands for the content of a message, to find where the chat template would put it."""
 
 
 class Render(BaseOperator):
     """Makes the text of each row's prompt: adds `prompt_text` (string).
 
-    With `template` or `template_file` it is that Jinja template over the row's columns (and `bos_token`, `eos_token`).
-    Else it is the model's chat template over `data.messages_column` (`operators.prompts.messages` says what that may
-    hold), or over one user message from `data.prompt_column`, after `model.system` where a conversation has no system
-    message. A model without a chat template is given the prompt column as it is. A row that cannot be rendered (a
-    prompt that is null or empty, a conversation without messages, `raise_exception`) is a reject.
+    It is the model's chat template over a conversation: over `messages`, or one user message that
+    `data.prompt_template` makes, or `data.messages_column` (`operators.prompts.messages` says what that may hold), or
+    one user message from `data.prompt_column`. `model.system` comes first where a conversation has no system message.
+    A model without a chat template is given a single user message as it is. A row that cannot be rendered (a prompt
+    that is null or empty, a conversation without messages, `raise_exception`) is a reject.
 
-    A template is given to the model as it is, without the turns that a chat model has learnt. For one of those, make
-    the prompt with Map before this node: `templates: {prompt: "..."}`.
+    With `template` or `template_file` the text is that Jinja template over the row's columns (and `bos_token`,
+    `eos_token`), given to the model as it is, without the turns that a chat model has learnt.
 
     A BOS never comes twice: where the tokenizer puts one first (`add_bos`), that of the text is taken off.
 
@@ -50,6 +60,10 @@ class Render(BaseOperator):
         template, template_file: a template over the columns, as text or as a file; at most one.
         raw_column: a column of texts that, where one is not null, are given to the model as they are: for rows that
             continue a text beside rows that are conversations.
+        messages: a list of {role, content}, each content a template over the columns; role is system, user or
+            assistant.
+        writes: the role whose message the model writes: assistant, or user (then the prompt ends where the user's next
+            message begins, as Magpie has it).
         date: ISO date that a chat template gets when it asks for today's. None: it is told that there is none.
 
     Example:
@@ -59,7 +73,9 @@ class Render(BaseOperator):
             _target_: operators.render.Render
             model: ${model}
             data: ${data}
-            template: "Summarise in one sentence: {{ text }}"
+            messages:
+              - {role: system, content: You write for children.}
+              - {role: user, content: "Summarise in one sentence: {{ text }}"}
     """
 
     def __init__(
@@ -69,15 +85,21 @@ class Render(BaseOperator):
         template: str | None = None,
         template_file: str | None = None,
         raw_column: str | None = None,
+        messages: list[dict[str, str]] | None = None,
+        writes: str = "assistant",
         date: str | None = None,
     ) -> None:
-        if template is not None and template_file is not None:
-            raise ConfigError("both template and template_file are set; keep one")
+        given = {"template": template, "template_file": template_file, "messages": messages}
+        if len(several := [key for key, value in given.items() if value is not None]) > 1:
+            raise ConfigError(f"both {several[0]} and {several[1]} are set; keep one")
+        check_one_of("writes", writes, ("assistant", USER))
         self._model = model
         self._data = data
         self._source = template
         self._file = template_file
         self._raw_column = raw_column
+        self._conversations = _conversations(data, messages)
+        self._user_writes = writes == USER
         self._date = _parse_date(date)
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
@@ -87,11 +109,8 @@ class Render(BaseOperator):
         if self._row_template is not None:
             self._refuse_ignored(self._row_template.name, schema)
             self._columns = used_columns(self._row_template, schema, SPECIAL)
-        elif self._data.messages_column is not None:
-            require_messages(schema, self._data.messages_column)
-            self._columns = [self._data.messages_column]
         else:
-            self._columns = [_require_prompt(schema, self._data.prompt_column)]
+            self._columns = self._conversations.plan(schema)
         if self._raw_column is not None:
             require_column(schema, self._raw_column, [pa.string()])
         self._schema = add_columns(schema, PROMPT_TEXT)
@@ -115,7 +134,7 @@ class Render(BaseOperator):
             self._chat = self._chat_template(model.chat_template, "the model's chat template")
         if self._chat is None and self._raw_column is None:
             self._check_no_chat_is_needed()
-            runtime.log.info("the model has no chat template: '%s' is given to it as it is", self._columns[0])
+            runtime.log.info("the model has no chat template: the prompt is given to it as it is")
         self._unproved = self._chat
 
     def process(self, batch: Batch) -> Iterable[Output]:
@@ -147,45 +166,51 @@ class Render(BaseOperator):
 
     def _text(self, values: tuple[Any, ...]) -> str:
         """Return the text of a row with these `values` of the columns that are read."""
+        row = dict(zip(self._columns, values, strict=True))
         if self._row_template is not None:
-            return self._row_template.render({**self._special, **dict(zip(self._columns, values, strict=True))})
-        if self._chat is not None:
-            return self._chat.render(self._chat_values(self._messages(values[0])))
-        if self._raw_column is not None:
+            return self._row_template.render({**self._special, **row})
+        if self._chat is None and self._raw_column is not None:
             raise NoPrompt(
                 "the model has no chat template, so it can only continue texts; name a template with"
                 " model.chat_template="
             )
-        return _prompt(values[0], self._columns[0])
+        messages = self._conversations.of(row)
+        if self._chat is None:
+            return str(messages[0]["content"])
+        if self._model.system is not None and (not messages or messages[0]["role"] != SYSTEM):
+            messages.insert(0, {"role": SYSTEM, "content": self._model.system})
+        return self._chat_text(self._chat, messages)
 
-    def _chat_values(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
+    def _chat_text(self, chat: Template, messages: Messages) -> str:
+        if not self._user_writes:
+            return chat.render(self._chat_values(messages))
+        values = self._chat_values([*messages, {"role": USER, "content": _TURN}])
+        before, found, _ = chat.render({**values, "add_generation_prompt": False}).partition(_TURN)
+        if not found:
+            raise NoPrompt("the chat template does not print the content of a last user message, so none can be begun")
+        return before
+
+    def _chat_values(self, messages: Messages) -> dict[str, Any]:
         return {"messages": messages, "add_generation_prompt": True, **self._special}
 
-    def _messages(self, value: Any) -> list[dict[str, Any]]:
-        column = self._columns[0]
-        if self._data.messages_column is None:
-            messages = [{"role": "user", "content": _prompt(value, column)}]
-        else:
-            messages = conversation(value, column)
-        if self._model.system is not None and messages[0]["role"] != "system":
-            messages.insert(0, {"role": "system", "content": self._model.system})
-        return messages
-
     def _check_no_chat_is_needed(self) -> None:
-        for what, value in (("data.messages_column", self._data.messages_column), ("model.system", self._model.system)):
-            if value is not None:
-                raise ConfigError(
-                    f"{what}={value!r} needs a chat template and the model has none; name a file with"
-                    " model.chat_template=, or write a template over the columns"
-                )
+        system = None if self._model.system is None else f"model.system={self._model.system!r}"
+        writes = "writes=user" if self._user_writes else None
+        if (what := self._conversations.needs_chat or system or writes) is not None:
+            raise ConfigError(
+                f"{what} needs a chat template and the model has none; name a file with"
+                " model.chat_template=, or write a template over the columns"
+            )
 
     def _refuse_ignored(self, template: str, schema: pa.Schema) -> None:
         """Raise for settings about prompts that a template over the columns would ignore."""
         if self._model.system is not None:
             raise ConfigError(
                 f"model.system={self._model.system!r} has no effect where {template.split()[0]} is set; write it into"
-                " the template and leave model.system out, or make the prompt with Map and leave the template out"
+                " the template and leave model.system out, or write data.prompt_template instead of the template"
             )
+        if self._data.prompt_template is not None:
+            raise ConfigError(f"data.prompt_template has no effect where {template.split()[0]} is set; keep one")
         defaults = DataSettings()
         for key in ("prompt_column", "messages_column"):
             name = getattr(self._data, key)
@@ -204,28 +229,14 @@ class Render(BaseOperator):
         return Template(source, name, strict=False, date=self._date)
 
 
-def _require_prompt(schema: pa.Schema, name: str) -> str:
-    if name not in schema.names:
-        several = next((column for column in schema.names if name in re.split(r"[;|\t]", column)), None)
-        hint = f"; '{several}' looks like several columns: CSV has commas between them" if several else ""
-        raise SchemaError(
-            f"there is no column '{name}'; {columns_of(schema)}:"
-            " name the one that holds the prompt with data.prompt_column=, or write a template"
-            + (hint or did_you_mean(name, schema.names, "data.prompt_column="))
-        )
-    kind = schema.field(name).type
-    if kind != pa.string():
-        raise SchemaError(
-            f"column '{name}' has type {kind}, and a prompt is a string; write a template, which makes a text of it"
-            f" ('nodes.render.op.template=\"{{{{ {name} }}}}\"')"
-        )
-    return name
-
-
-def _prompt(value: str | None, column: str) -> str:
-    if not value:
-        raise NoPrompt(f"column '{column}' is {'null' if value is None else 'empty'}; give it a text or drop the row")
-    return value
+def _conversations(data: DataSettings, messages: list[dict[str, str]] | None) -> Conversations:
+    if messages is not None:
+        return MessageTemplates(messages)
+    if data.prompt_template is not None:
+        return MessageTemplates([{"role": USER, "content": data.prompt_template}], "data.prompt_template")
+    if data.messages_column is not None:
+        return MessagesColumn(data.messages_column)
+    return PromptColumn(data.prompt_column)
 
 
 def _probe(template: Template, values: dict[str, Any]) -> None:

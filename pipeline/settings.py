@@ -32,12 +32,14 @@ class NodeSettings:
         inputs: name of the node that it reads, or a list of names; empty for the source.
         capacity_rows: rows that may wait on each input.
         on_error: fail (an exception of the operator ends the run) or reject (the rows that cause it are rejected).
+        step: name of the step that it was made for; null for a node of the job's own.
     """
 
     op: dict[str, Any] = field(default_factory=dict)
     inputs: Any = field(default_factory=list)
     capacity_rows: int = 1024
     on_error: str = OnError.FAIL.value
+    step: str | None = None
 
     def __post_init__(self) -> None:
         _check(self, "on_error", self.on_error in list(OnError), f"it is one of {', '.join(OnError)}")
@@ -124,6 +126,7 @@ class JobSettings:
 
     Args:
         name: of the job; its results go to outputs/<name> unless output_dir is set.
+        steps: what is asked of a model, by name; operators.steps.step.Step says what each may have. They become nodes.
         nodes: the graph.
         data, model, sampling, decode, runtime, output, store, bench: the config groups, for `${...}` in nodes.
         seed: random seed.
@@ -147,6 +150,7 @@ class JobSettings:
     """
 
     name: str = "job"
+    steps: dict[str, Any] = field(default_factory=dict)
     nodes: dict[str, NodeSettings] = field(default_factory=dict)
     data: Any = None
     model: Any = None

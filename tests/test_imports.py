@@ -52,6 +52,7 @@ ORDER = [
     "operators.sources",
     "operators.sinks",
     "operators.openai",
+    "operators.steps",
     "operators.*",
     # Nothing that a run imports.
     "tools",

@@ -32,6 +32,8 @@ class DataSettings:
         format: parquet, jsonl, csv, arrow, or lines (each line of a text file as the column `text`); auto goes by the
             file's extension.
         prompt_column: column with the text of the prompt.
+        prompt_template: a Jinja template over the columns that makes the prompt, instead of a prompt column: the
+            user's message, inside the model's chat template.
         messages_column: column with a list of {role, content}, instead of a prompt column.
         id_column: column whose value, rather than the row's position, seeds the row's random numbers. A null leaves it
             to the position.
@@ -49,6 +51,7 @@ class DataSettings:
     revision: str | None = field(default=None, metadata=NOT_IN_DATA)
     format: str = "auto"
     prompt_column: str = "prompt"
+    prompt_template: str | None = None
     messages_column: str | None = None
     id_column: str | None = None
     schema: Any = None
@@ -59,6 +62,8 @@ class DataSettings:
         paths = self.path if isinstance(self.path, list) else [self.path]
         fit = self.path is None or (paths and all(isinstance(path, str) and path for path in paths))
         check(bool(fit), "data.path", self.path, "it is a path, a URL, or a list of these")
+        both = self.prompt_template is not None and self.messages_column is not None
+        check(not both, "data.prompt_template", self.prompt_template, "data.messages_column is set, too; keep one")
         check(_texts(self.schema), "data.schema", self.schema, "it maps names of columns to types, or is null")
         check(_texts(self.rename), "data.rename", self.rename, "it maps names in the files to others, or is null")
         options = isinstance(self.storage_options, dict | None)  # its value may be a secret: messages leave it out

@@ -32,6 +32,8 @@ class ConfigError(PipelineError):
     """Invalid configuration or input. The message says what was found and what to write instead."""
 
     exit_code = ExitCode.CONFIG
+    node: str | None = None
+    """The node that it is about."""
 
 
 class GraphError(ConfigError):
@@ -39,6 +41,7 @@ class GraphError(ConfigError):
 
     def __init__(self, node: str, rule: str) -> None:
         super().__init__(f"node '{node}': {rule}")
+        self.node = node
 
 
 class SchemaError(ConfigError):

@@ -79,5 +79,7 @@ def in_words(hint: object) -> str:
         return "null"
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return f"a mapping with keys of {', '.join(f.name for f in dataclasses.fields(hint))}"
+    if typing.get_origin(hint) in (dict, Mapping):
+        return "a mapping"
     named: dict[object, str] = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
     return named.get(hint) or str(hint).replace("collections.abc.", "")

@@ -43,10 +43,16 @@ class Job:
 def build_graph(settings: JobSettings) -> Graph:
     """Build and check the graph of a job. Loads no model and reads no more data than a source's schema needs. Raises
     GraphError or another ConfigError that names the node."""
-    nodes = {name: _node(name, node) for name, node in settings.nodes.items()}
+    try:
+        nodes = {name: _node(name, node) for name, node in settings.nodes.items()}
+        graph = Graph(nodes)  # before a target: errors are to speak of the graph as the user wrote it
+    except ConfigError as error:
+        step = getattr(settings.nodes.get(error.node or ""), "step", None)
+        if step is not None:
+            error.args = (f"step '{step}', {error}",)
+        raise
     if settings.target.accepted_rows is None:
-        return Graph(nodes)
-    Graph(nodes)  # check the graph as the user wrote it first, so that errors do not speak of added nodes
+        return graph
     return with_target(nodes, settings.target, settings.target.rows_of_chunk(settings.chunk_rows))
 
 
@@ -88,7 +94,7 @@ def convert(key: str, value: object, hint: object) -> Any:
     if unknown := [k for k in value if k not in names]:
         near = did_you_mean(unknown[0], names) or f"; its keys are {', '.join(names)}"
         raise ConfigError(f"{key} has no key '{unknown[0]}'{near}")
-    hints = _hints(wanted)
+    hints = hints_of(wanted)
     return _call(key, wanted, {k: convert(f"{key}.{k}", v, hints.get(k)) for k, v in value.items()})
 
 
@@ -116,8 +122,7 @@ def _operator(op: object) -> tuple[BaseOperator, tuple[str, ...]]:
         raise ConfigError(f"'{target}' is a {type(factory).__name__}, not a class")
     arguments = {f"{key}_" if keyword.iskeyword(key) else key: value for key, value in op.items() if key != TARGET}
     _check_names(target, factory, arguments)
-    constructor: Any = factory
-    hints = _hints(constructor.__init__ if isinstance(factory, type) else constructor)
+    hints = hints_of(factory)
     operator = _call(target, factory, {key: convert(key, value, hints.get(key)) for key, value in arguments.items()})
     has_work = isinstance(operator, BaseOperator) and (overrides(operator, "process") or overrides(operator, "run"))
     if not isinstance(operator, BaseOperator) or not has_work or not hasattr(operator, "plan"):
@@ -165,7 +170,10 @@ def _function(key: str, target: str) -> object:
     return found
 
 
-def _hints(annotated: Any) -> dict[str, Any]:
+def hints_of(factory: Any) -> dict[str, Any]:
+    """Return the annotations of a function's parameters, of a dataclass's fields or of a constructor's parameters."""
+    is_plain = isinstance(factory, type) and not dataclasses.is_dataclass(factory)
+    annotated: Any = factory.__init__ if is_plain else factory
     try:
         return typing.get_type_hints(annotated)
     except (NameError, TypeError, AttributeError):  # annotations that exist only for a type checker

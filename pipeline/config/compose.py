@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from pipeline import PROJECT
 from pipeline.api.errors import ConfigError
+from pipeline.config.expand import expanded
 from pipeline.config.explain import NO_TEXT, PARSER, explain, job_files, unreadable_yaml
 from pipeline.config.jobs import JobFile
 from pipeline.config.keys import SCHEMA, schemas, unknown_key, unknown_keys
@@ -42,7 +43,9 @@ _as_omegaconf_has_it = StringNode._validate_and_convert_impl
 def register() -> None:
     """Register the schemas of all config groups and the resolver `project`, and make our modules importable."""
     store = ConfigStore.instance()
-    store.store(name=SCHEMA, node=JobSettings)
+    schema = OmegaConf.structured(JobSettings)
+    schema.steps._set_flag("struct", False)  # `steps.answer.n=3` needs no +; `expand` knows the keys of a step
+    store.store(name=SCHEMA, node=schema)
     for group, options in schemas().items():
         for name, schema in options.items():
             store.store(group=group, name=name, node=schema)
@@ -84,14 +87,14 @@ def settings_of(config: DictConfig) -> JobSettings:
         raise ConfigError(unknown_key(unknown))
     settings = _at(config, _START)
     if "${now:" not in str(OmegaConf.to_container(config)):
-        return settings
+        return expanded(settings)
     if settings.now is not None:
-        return _at(config, datetime.fromisoformat(settings.now))
+        return expanded(_at(config, datetime.fromisoformat(settings.now)))
     # A resumed run uses the time of its first attempt.
     first = None if settings.overwrite else _first_time(settings.directory / CONFIG)
     if first is not None:
         settings = dataclasses.replace(_at(config, first), output_dir=settings.output_dir)
-    return dataclasses.replace(settings, now=(first or _START).isoformat())
+    return expanded(dataclasses.replace(settings, now=(first or _START).isoformat()))
 
 
 def _at(config: DictConfig, time: datetime) -> JobSettings:
@@ -99,8 +102,8 @@ def _at(config: DictConfig, time: datetime) -> JobSettings:
     # Hydra registers its own `now`, which reads the clock for every pattern.
     OmegaConf.register_new_resolver("now", lambda pattern: time.strftime(pattern), replace=True)
     try:
-        # `to_object` does not raise for a `???` below `nodes`.
-        OmegaConf.to_container(config.nodes, resolve=True, throw_on_missing=True)
+        for free in (config.nodes, config.steps):  # `to_object` does not raise for a `???` below them
+            OmegaConf.to_container(free, resolve=True, throw_on_missing=True)
         settings = OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
         raise explain(error) from error

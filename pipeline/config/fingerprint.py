@@ -55,9 +55,23 @@ def fingerprint_of(settings: JobSettings, graph: Graph) -> dict[str, Any]:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return `key: old -> new` for every key that differs."""
+    """Return `key: old -> new` for every key that differs, and one line each for nodes that came and that went."""
     keys = sorted(k for k in {**before, **now} if before.get(k, ABSENT) != now.get(k, ABSENT))
-    return [_difference(k, before.get(k, ABSENT), now.get(k, ABSENT)) for k in keys]
+    came, went = _nodes(now) - _nodes(before), _nodes(before) - _nodes(now)
+    lines = [
+        f"nodes that are {what}: {', '.join(sorted(them))}" for what, them in (("new", came), ("gone", went)) if them
+    ]
+    of_both = [k for k in keys if _node(k) not in came | went]
+    return [*lines, *(_difference(k, before.get(k, ABSENT), now.get(k, ABSENT)) for k in of_both)]
+
+
+def _nodes(values: Mapping[str, Any]) -> set[str]:
+    return {node for key in values if (node := _node(key))}
+
+
+def _node(key: str) -> str:
+    """Return the name of the node that a key is about; an empty text for none."""
+    return key.removeprefix(".").removeprefix("nodes.").partition(".")[0] if ".nodes." in f".{key}" else ""
 
 
 def _difference(key: str, before: object, now: object) -> str:

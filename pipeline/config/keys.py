@@ -37,7 +37,7 @@ def known_keys() -> list[str]:
     of_groups = (
         key for group, options in schemas().items() for cls in options.values() for key in _keys_of(cls, f"{group}.")
     )
-    own = (key for key in _keys_of(JobSettings) if key not in (*GROUPS, "nodes"))
+    own = (key for key in _keys_of(JobSettings) if key not in (*GROUPS, "nodes", "steps"))
     return list(dict.fromkeys([*of_groups, *own]))
 
 
@@ -59,6 +59,8 @@ def unknown_key(key: str) -> str:
     """Return the error message for the unknown `key`, with the one that may be meant."""
     if key.startswith("nodes."):
         return _unknown_in_graph(*key.removeprefix("nodes.").partition(".")[::2])
+    if key.startswith("steps."):
+        return f"unknown key '{key}' in the job's steps; to add it write +{key}=..."
     if free := next((f for f in FREE_FORM if key.startswith(f"{f}.")), None):
         return f"{free} has no '{key.removeprefix(f'{free}.')}' yet; to add it write +{key}=..."
     known = known_keys()

@@ -125,7 +125,9 @@ def _plan(nodes: Mapping[str, Node], order: tuple[str, ...]) -> dict[str, pa.Sch
         except GraphError:
             raise
         except ConfigError as error:
-            raise type(error)(f"node '{name}': {error}") from error
+            told = type(error)(f"node '{name}': {error}")
+            told.node = name
+            raise told from error
         except Exception as error:  # a user's operator: the traceback has the line, this note the node
             error.add_note(f"raised by {type(node.op).__name__}.plan, at node '{name}'")
             raise

@@ -92,10 +92,34 @@ def test_an_expression_that_fails_names_itself_and_honours_on_error(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("4", 4.0),
+        ("I give it 3.5 of them.", 3.5),
+        ("First 2, then 5", 5.0),
+        ("Score: 4/5", 4.0),
+        ("3 out of 5.", 3.0),
+        ("from 1-5", 5.0),
+        ("4,000", None),
+        ("-1", None),
+        ("none", None),
+        ("", None),
+    ],
+)
+def test_a_number_is_the_last_one_of_the_text_if_it_is_in_range(tmp_path: Path, text: str, number: float | None):
+    op = Map(numbers={"score": {"template": "{{ text }}", "least": 1, "most": 5}})
+    flow = Flow(tmp_path, chain(Rows([{"text": text, "n": 1}], SCHEMA), map=op))
+    assert [r["score"] for r in flow.run()] == ([] if number is None else [number])
+    reasons = [reason for _, _, reason in flow.tally.by_reason]
+    assert reasons == ([] if number is not None else ["numbers.score: no number between N and N"])
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "give columns, templates or both"),
-        ({"columns": {"a": "n"}, "templates": {"a": "x"}}, "'a' is in columns and in templates"),
+        ({"numbers": {"a": {"template": "x"}}}, "numbers.a has the keys template; write {template"),
+        ({}, "give columns, templates or numbers"),
+        ({"columns": {"a": "n"}, "templates": {"a": "x"}}, "'a' is made twice"),
         ({"columns": {"row": "n"}}, "'row' says which row it is"),
         ({"columns": {"a": "max(n)"}}, "columns.a='max.n.' looks beyond its row"),
         ({"columns": {"a": "UNNEST(x)"}}, "looks beyond its row"),

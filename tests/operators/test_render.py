@@ -123,10 +123,20 @@ def test_half_a_character_costs_its_row(tmp_path: Path) -> None:
         assert reason.startswith(begins)
 
 
-@pytest.mark.parametrize(("settings", "data"), [(chat_model(), CHAT), (chat_model(system="s"), DataSettings())])
-def test_what_needs_a_chat_template_says_so(tmp_path: Path, settings: ModelSettings, data: DataSettings) -> None:
+@pytest.mark.parametrize(
+    ("settings", "data", "arguments"),
+    [
+        (chat_model(), CHAT, {}),
+        (chat_model(system="s"), DataSettings(), {}),
+        (chat_model(), DataSettings(), {"messages": [user("{{ prompt }}"), user("x")]}),
+        (chat_model(), DataSettings(), {"writes": "user"}),
+    ],
+)
+def test_what_needs_a_chat_template_says_so(
+    tmp_path: Path, settings: ModelSettings, data: DataSettings, arguments: dict[str, Any]
+) -> None:
     schema = pa.schema([*PROMPT, *MESSAGES])
-    flow = Flow(tmp_path, chain(Rows([], schema), render=Render(settings, data)))
+    flow = Flow(tmp_path, chain(Rows([], schema), render=Render(settings, data, **arguments)))
     with pytest.raises(NodeFailed, match="needs a chat template") as failure:
         flow.run()
     assert failure.value.exit_code == 2
@@ -171,7 +181,7 @@ def test_wrong_types_are_schema_errors(kind: pa.DataType) -> None:
         Render(chat_model(), CHAT).plan(pa.schema([("chat", kind)]))
     with pytest.raises(SchemaError, match=r"no column 'prompt'; .*data.prompt_column="):
         Render(chat_model(), DataSettings()).plan(pa.schema([("question", pa.string())]))
-    with pytest.raises(SchemaError, match="has type int64, and a prompt is a string; write a template"):
+    with pytest.raises(SchemaError, match="has type int64, and a prompt is a string; make a text of it"):
         Render(chat_model(), DataSettings()).plan(pa.schema([("prompt", pa.int64())]))
 
 
@@ -217,7 +227,7 @@ def test_a_missing_prompt_column_is_answered_with_what_may_be_meant(columns: lis
     schema = pa.schema([(column, pa.string()) for column in columns])
     with pytest.raises(SchemaError) as refused:
         Render(chat_model(), DataSettings(prompt_column=name)).plan(schema)
-    assert str(refused.value).partition("write a template")[2].startswith(says)
+    assert str(refused.value).partition("data.prompt_template=")[2].startswith(says)
 
 
 def test_a_misspelt_column_of_a_template_is_answered_with_what_may_be_meant() -> None:
@@ -235,6 +245,62 @@ def test_a_prompt_that_is_no_text_is_answered_with_a_template_that_works() -> No
     schema = pa.schema([("nr", pa.int64())])
     with pytest.raises(SchemaError) as refused:
         Render(chat_model(), DataSettings(prompt_column="nr")).plan(schema)
-    written = re.search(r"template=\"(.*)\"", str(refused.value))
+    written = re.search(r"data.prompt_template=\"(.*)\"", str(refused.value))
     assert written is not None
-    Render(chat_model(), DataSettings(), template=written[1]).plan(schema)
+    Render(chat_model(), DataSettings(prompt_template=written[1])).plan(schema)
+
+
+ASKED: list[dict[str, Any]] = [{"question": "why?", "context": "sky"}, {"question": "", "context": None}]
+TWICE = [
+    {"role": "system", "content": "About {{ context or 'nothing' }}."},
+    {"role": "user", "content": "2 + 2?"},
+    {"role": "assistant", "content": "4"},
+    {"role": "user", "content": "{{ question }}"},
+]
+
+
+def test_templates_of_messages_lie_inside_the_chat_template(tmp_path: Path) -> None:
+    op = Render(chat_model(TURNS, system="not used"), DataSettings(), messages=TWICE)
+    text = "[system]About sky.[user]2 + 2?[assistant]4[user]why?[assistant]"
+    assert render(tmp_path, ASKED, TWO, op) == ([text], ["message N (user) gives an empty text"])
+
+
+@pytest.mark.parametrize("system", [None, "be brief"])
+@pytest.mark.parametrize("template", [None, TURNS])
+def test_a_prompt_template_makes_the_users_message(tmp_path: Path, template: str | None, system: str | None) -> None:
+    data = DataSettings(prompt_template="{{ context }}: {{ question }}")
+    if template is None and system is not None:
+        return  # refused; see test_what_needs_a_chat_template_says_so
+    texts, _ = render(tmp_path, ASKED[:1], TWO, Render(chat_model(template, system), data))
+    turns = f"{'[system]be brief' if system else ''}[user]sky: why?[assistant]"
+    assert texts == [turns if template else "sky: why?"]
+
+
+@pytest.mark.parametrize(("messages", "before"), [([], ""), (TWICE[1:3], "[user]2 + 2?[assistant]4")])
+def test_where_the_user_writes_the_prompt_ends_where_his_message_begins(
+    tmp_path: Path, messages: list[dict[str, str]], before: str
+) -> None:
+    op = Render(chat_model(TURNS, "be kind"), DataSettings(), messages=messages, writes="user")
+    assert render(tmp_path, [{"prompt": "x"}], PROMPT, op) == ([f"[system]be kind{before}[user]"], [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"messages": [{"role": "user"}]}, "a message is {role: user, content"),
+        ({"messages": [{"role": "human", "content": "x"}]}, "the role 'human' is unknown; it is one of system, user"),
+        ({"messages": [{"role": "user", "content": "{{ x"}]}, "the user message, line 1"),
+        ({"messages": [], "template": "x"}, "both template and messages are set; keep one"),
+        ({"writes": "system"}, "writes='system' cannot work"),
+    ],
+)
+def test_messages_that_cannot_work_are_refused(arguments: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        Render(chat_model(TURNS), DataSettings(), **arguments)
+
+
+def test_a_prompt_template_beside_another_source_of_prompts_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"data.messages_column is set, too; keep one"):
+        DataSettings(prompt_template="x", messages_column="chat")
+    with pytest.raises(ConfigError, match=r"data.prompt_template has no effect where template is set"):
+        Render(chat_model(TURNS), DataSettings(prompt_template="x"), template="y").plan(PROMPT)

@@ -1,0 +1,125 @@
+"""Make the conversation of each row: from a column of prompts, a column of messages, or templates over the columns."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from operators.prompts.messages import NoPrompt, conversation, require_messages
+from operators.prompts.template import Template, columns_of, used_columns
+from pipeline.api.errors import ConfigError, SchemaError, did_you_mean
+
+USER, SYSTEM = "user", "system"
+ROLES = (SYSTEM, USER, "assistant")
+Messages = list[dict[str, Any]]
+
+
+class Conversations(ABC):
+    """The conversation that each row begins with. `needs_chat`: the setting that only a chat template can serve, for an
+    error; None if a text alone would do."""
+
+    needs_chat: str | None = None
+
+    @abstractmethod
+    def plan(self, schema: pa.Schema) -> list[str]:
+        """Return the columns that are read; raises SchemaError if one is missing or has another type."""
+
+    @abstractmethod
+    def of(self, row: Mapping[str, Any]) -> Messages:
+        """Return the messages, of one at least, for the values of these columns; raises NoPrompt, or what a template
+        raises."""
+
+
+class PromptColumn(Conversations):
+    """One user message from a column."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def plan(self, schema: pa.Schema) -> list[str]:
+        if self._name not in schema.names:
+            raise SchemaError(_no_prompt(schema, self._name))
+        kind = schema.field(self._name).type
+        if kind != pa.string():
+            raise SchemaError(
+                f"column '{self._name}' has type {kind}, and a prompt is a string; make a text of it"
+                f" ('data.prompt_template=\"{{{{ {self._name} }}}}\"')"
+            )
+        return [self._name]
+
+    def of(self, row: Mapping[str, Any]) -> Messages:
+        if not (text := row[self._name]):
+            what = "null" if text is None else "empty"
+            raise NoPrompt(f"column '{self._name}' is {what}; give it a text or drop the row")
+        return [{"role": USER, "content": text}]
+
+
+class MessagesColumn(Conversations):
+    """A column of whole conversations; `operators.prompts.messages` says what it may hold."""
+
+    def __init__(self, name: str) -> None:
+        self.needs_chat = f"data.messages_column={name!r}"
+        self._name = name
+
+    def plan(self, schema: pa.Schema) -> list[str]:
+        require_messages(schema, self._name)
+        return [self._name]
+
+    def of(self, row: Mapping[str, Any]) -> Messages:
+        return conversation(row[self._name], self._name)
+
+
+class MessageTemplates(Conversations):
+    """Messages whose contents are templates over the columns.
+
+    Args:
+        messages: {role, content} of each, in their order; empty is no conversation yet.
+        key: the setting that they come from.
+
+    Raises:
+        ConfigError: one has other keys or an unknown role, or its content does not compile.
+    """
+
+    def __init__(self, messages: Sequence[Mapping[str, str]], key: str = "messages") -> None:
+        if lone := [message for message in messages if set(message) != {"role", "content"}]:
+            raise ConfigError(f"{key} has {dict(lone[0])}; a message is {{role: user, content: '...'}}")
+        roles = [message["role"] for message in messages]
+        if other := [role for role in roles if role not in ROLES]:
+            raise ConfigError(f"{key}: the role '{other[0]}' is unknown; it is one of {', '.join(ROLES)}")
+        if roles != [USER]:
+            self.needs_chat = f"{key} with more than one user message"
+        often = Counter(roles)
+        self._messages = [
+            (role, Template(message["content"], _named(role, i, often) if key == "messages" else key, strict=True))
+            for i, (role, message) in enumerate(zip(roles, messages, strict=True))
+        ]
+
+    def plan(self, schema: pa.Schema) -> list[str]:
+        used = {name for _, template in self._messages for name in used_columns(template, schema)}
+        return [name for name in schema.names if name in used]
+
+    def of(self, row: Mapping[str, Any]) -> Messages:
+        made = [{"role": role, "content": template.render(dict(row))} for role, template in self._messages]
+        for message, (role, template) in zip(made, self._messages, strict=True):
+            if role == USER and not message["content"]:
+                raise NoPrompt(f"{template.name} gives an empty text")
+        return made
+
+
+def _named(role: str, index: int, often: Counter[str]) -> str:
+    return f"the {role} message" if often[role] == 1 else f"message {index + 1} ({role})"
+
+
+def _no_prompt(schema: pa.Schema, name: str) -> str:
+    several = next((column for column in schema.names if name in re.split(r"[;|\t]", column)), None)
+    hint = f"; '{several}' looks like several columns: CSV has commas between them" if several else ""
+    return (
+        f"there is no column '{name}'; {columns_of(schema)}: name the one that holds the prompt with"
+        " data.prompt_column=, or make one of several with data.prompt_template="
+        + (hint or did_you_mean(name, schema.names, "data.prompt_column="))
+    )

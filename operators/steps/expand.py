@@ -1,0 +1,187 @@
+"""Expand steps into the nodes of a graph: render, tokenize, batch, generate, and what becomes of the completion."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from graphlib import CycleError, TopologicalSorter
+from typing import Any
+
+from operators.generation.completions import TEXT, completion_fields
+from operators.settings import SamplingSettings
+from operators.settings.structured import StructuredSettings
+from operators.steps.schema import json_schema
+from operators.steps.step import Step
+from pipeline.api.errors import ConfigError, did_you_mean
+
+SOURCE, SINK = "read", "write"
+READS = {"_target_": "operators.sources.read_prompts.ReadPrompts"}
+WRITES = {"_target_": "operators.sinks.write_rows.WriteRows"}
+PROMPT_TEXT = "prompt_text"
+Node = dict[str, Any]
+"""What a job says of a node: op, inputs, on_error; and `step`, the one that it was made for."""
+Groups = Mapping[str, Any]
+
+
+def expand(steps: Mapping[str, Step], nodes: Mapping[str, Node], groups: Mapping[str, Groups]) -> dict[str, Node]:
+    """Return the nodes of a job with steps: a source, those of the steps, the job's own, and a sink.
+
+    A step reads the one before it, the first one the source. Who reads a step reads the last of its nodes. Without a
+    node `write`, or where that has no inputs, the rows of the last step are written.
+
+    Args:
+        steps: by name, in their order.
+        nodes: the job's own, by name; they may read steps, and steps may read them.
+        groups: the settings of each step: model, sampling, decode, runtime, store, output, seed, id_column.
+
+    Raises:
+        ConfigError: a name is taken, `after` is unknown, or steps form a cycle. The message names the step.
+    """
+    own = {name: dict(node) for name, node in nodes.items()}
+    chains = {name: _chain(name, step, groups[name]) for name, step in steps.items()}
+    made = [node for chain in chains.values() for node in chain]
+    for step, chain in chains.items():
+        if twice := [n for n in chain if n in own or n in (SOURCE, SINK) or made.count(n) > 1]:
+            raise ConfigError(f"step '{step}' makes a node '{twice[0]}', and there is another; rename one of them")
+    source = next((name for name, node in own.items() if not node["inputs"] and name != SINK), SOURCE)
+    own.setdefault(source, {"op": READS, "inputs": []})
+    inputs = _inputs(steps, source, own)
+    final = list(steps)[-1]
+    if not any(final in read for read in inputs.values()):
+        sink = own.setdefault(SINK, {"op": WRITES, "inputs": []})
+        inputs[SINK] = sink["inputs"] = sink["inputs"] or [final]
+    _refuse_cycle(inputs, steps)
+    last = {name: next(reversed(chain)) for name, chain in chains.items()}
+    all_nodes = {source: own[source]}
+    for step, chain in chains.items():
+        read = [last.get(name, name) for name in inputs[step]]
+        for name, node in chain.items():
+            all_nodes[name] = {"inputs": read, "step": step, **node}
+            read = [name]
+    rest = {name: {**node, "inputs": [last.get(i, i) for i in node["inputs"]]} for name, node in own.items()}
+    return {**all_nodes, **{name: node for name, node in rest.items() if name != source}}
+
+
+def _inputs(steps: Mapping[str, Step], source: str, own: Mapping[str, Node]) -> dict[str, list[str]]:
+    """Return the names of the steps and nodes that each step and node reads."""
+    found = {name: node["inputs"] for name, node in own.items()}
+    before = source
+    for name, step in steps.items():
+        after = [step.after] if isinstance(step.after, str) else step.after
+        for other in after or ():
+            if other not in steps and other not in own:
+                hint = did_you_mean(other, [*steps, *own]) or f"; there are {', '.join([*steps, *own])}"
+                raise ConfigError(f"step '{name}': after: {other} is no step and no node{hint}")
+        found[name] = after or [before]
+        before = name
+    return found
+
+
+def _refuse_cycle(inputs: Mapping[str, list[str]], steps: Mapping[str, Step]) -> None:
+    try:
+        TopologicalSorter(inputs).prepare()
+    except CycleError as error:
+        cycle: list[str] = error.args[1]
+        step = next((name for name in cycle if name in steps), None)
+        if step is not None:  # a cycle of nodes alone is an error of the graph
+            raise ConfigError(f"step '{step}' is on a cycle: {' -> '.join(cycle)}; mend `after`") from error
+
+
+def _chain(name: str, step: Step, groups: Groups) -> dict[str, Node]:
+    """Return the nodes of a step, each without its inputs: the node before it."""
+    if not name.isidentifier():
+        raise ConfigError(f"step '{name}': it gives a column its name, so it has letters, digits and _ only")
+    try:
+        if step.op is not None:
+            made = {name: {"op": step.op, "on_error": step.on_error}}
+        else:
+            made = {node: {"op": op} for node, op in _nodes(name, step, groups)}
+    except ConfigError as error:
+        raise ConfigError(f"step '{name}': {error}") from error
+    for key, where in (("keep", step.keep), ("drop", f"({step.drop}) IS NOT TRUE" if step.drop else None)):
+        if where is not None:
+            reason = f"{key}: {getattr(step, key)}"
+            made[f"{name}_{key}"] = {"op": {"_target_": "operators.filter.Filter", "where": where, "reason": reason}}
+    if step.op is None:
+        made[f"{name}_columns"] = {"op": _without_intermediates(name, step, groups)}
+    return made
+
+
+def _nodes(name: str, step: Step, groups: Groups) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield name and op of the nodes that ask the model and make the step's columns."""
+    model, runtime = groups["model"], groups["runtime"]
+    prompt = {"template": step.prompt} if step.raw else {"messages": step.conversation(), "writes": step.writes}
+    yield f"{name}_prompt", {"_target_": "operators.render.Render", "model": model, **prompt}
+    yield f"{name}_tokens", {"_target_": "operators.tokens.Tokenize", "model": model}
+    yield f"{name}_batch", {"_target_": "operators.batch_by_length.BatchByLength", "runtime": runtime}
+    yield (
+        name,
+        {
+            "_target_": "operators.generate.Generate",
+            "sampling": _sampling(step, groups["sampling"]),
+            **{key: groups[key] for key in ("model", "decode", "runtime", "store", "seed", "id_column")},
+            "completion_ids": "completion_ids" in _asked(step, groups),
+            "as": name,
+        },
+    )
+    asked = _asked(step, groups)
+    names = {f"{name}_{TEXT}": name} | ({PROMPT_TEXT: f"{name}_{PROMPT_TEXT}"} if PROMPT_TEXT in asked else {})
+    yield f"{name}_names", {"_target_": "operators.columns.Rename", "columns": names}
+    if step.extract is not None or step.score is not None:
+        yield f"{name}_value", {"_target_": "operators.map.Map", **_value(name, step, asked)}
+    if step.schema is not None:
+        columns = json_schema(step.schema)[1]
+        yield f"{name}_json", {"_target_": "operators.parse_json.ParseJson", "column": name, "as": name, **columns}
+    if step.pick == "best":
+        by = name if step.score is not None else f"{name}_logprobs"
+        yield f"{name}_pick", {"_target_": "operators.best_of.BestOf", "by": by, "losers": "drop"}
+    if step.pick == "majority":
+        majority = {"_target_": "operators.best_of.Majority", "column": name, "as": name, "losers": "drop"}
+        yield f"{name}_pick", majority
+
+
+def _sampling(step: Step, sampling: SamplingSettings) -> SamplingSettings:
+    """Return `sampling` with what the keys of the step ask for."""
+    changes: dict[str, Any] = {} if step.n is None else {"n": step.n}
+    if step.pick == "best" and step.score is None and sampling.logprobs is None:
+        changes["logprobs"] = 0
+    schema = None if step.schema is None else json_schema(step.schema)[0]
+    if any(kind is not None for kind in (schema, step.choices, step.regex)):
+        own = StructuredSettings(json_schema=schema, choices=step.choices, regex=step.regex)
+        whole = sampling.structured
+        changes["structured"] = replace(own, whitespace=whole.whitespace, skip_forced=whole.skip_forced)
+    return replace(sampling, **changes)
+
+
+def _value(name: str, step: Step, asked: Collection[str]) -> dict[str, Any]:
+    """Return the arguments of Map that make the step's value of the completion, which has the step's name."""
+    whole = {f"{name}_{TEXT}": f'"{name}"'} if TEXT in asked else {}
+    text = f"{{% set completion = {name} %}}{step.extract or '{{ completion }}'}"
+    if step.score is None:
+        return {"columns": whole, "templates": {name: text}}
+    least, most = step.score
+    return {"columns": whole, "numbers": {name: {"template": text, "least": least, "most": most}}}
+
+
+def _asked(step: Step, groups: Groups) -> set[str]:
+    """Return the columns of a completion to keep, without the step's prefix."""
+    output = groups["output"]
+    by_job = {PROMPT_TEXT: output.prompt_text, "completion_ids": output.completion_ids}
+    return {*step.columns, *(column for column, wanted in by_job.items() if wanted)}
+
+
+def _without_intermediates(name: str, step: Step, groups: Groups) -> dict[str, Any]:
+    """Return the op that drops what nobody asked for."""
+    asked, sampling = _asked(step, groups), groups["sampling"]
+    if sampling.logprobs is not None:
+        asked |= {"logprobs", "top_logprobs"}
+    made = completion_fields(_sampling(step, sampling), keep_ids="completion_ids" in asked)
+    known = [*(f.name for f in made), PROMPT_TEXT, "completion_ids"]
+    if unknown := [column for column in step.columns if column not in known]:
+        hint = did_you_mean(unknown[0], known) or f"; there are {', '.join(known)}"
+        raise ConfigError(f"step '{name}': columns has '{unknown[0]}', which no completion has{hint}")
+    if TEXT in step.columns and step.extract is None and step.score is None:
+        raise ConfigError(f"step '{name}': columns has '{TEXT}', and that is what the column '{name}' holds")
+    prompt = ["prompt_ids"] if PROMPT_TEXT in asked else [PROMPT_TEXT, "prompt_ids"]
+    drop = [f"{name}_{f.name}" for f in made if f.name not in {*asked, TEXT}]
+    return {"_target_": "operators.columns.Select", "drop": [*prompt, *drop]}

@@ -1,0 +1,118 @@
+"""Step: one entry of `steps` in a job, which asks a model something about each row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from operators.settings.checks import check, check_one_of
+from pipeline.api.errors import ConfigError
+
+PICKS = ("all", "best", "majority")
+OF_ANY_NODE = ("op", "after", "keep", "drop", "on_error")
+PROMPTS = ("prompt", "messages")
+ANSWERS = ("choices", "regex", "schema")
+
+
+@dataclass
+class Step:
+    """One entry of `steps`. It adds a column of its name: the completion, or what `extract`, `score` or `schema` make
+    of it. All texts for the model are Jinja templates over the columns of the row.
+
+    Args:
+        prompt: the user's message, inside the model's chat template.
+        system: the system prompt; null takes `model.system`.
+        examples: answered questions that come before the prompt: a list of {user, assistant}.
+        messages: the whole conversation instead, a list of {role, content}.
+        raw: give `prompt` to the model as it is, without its chat template.
+        writes: the role whose message the model writes: assistant, or user, which needs no prompt.
+        n: completions of each row, which becomes so many rows.
+        pick: what stays of the completions of a row: all; best (the highest `score`, else the highest mean
+            log-probability); majority (the first one with the most frequent value, and `<name>_votes` of
+            `<name>_samples`). The others leave without a reject each. Without `n` it picks among the completions of
+            the step before.
+        choices: the completion is one of these texts.
+        regex: the completion matches it.
+        schema: the completion is JSON: {name: string, age: int, tags: list<string>, mood: [good, bad]}, a JSON schema,
+            or the path of one. Adds a column `<name>_<key>` for each key.
+        extract: a template that makes the column of `completion`, the whole text.
+        score: [least, most]: the last number in the text is the column. A row without one in this range is a reject.
+        keep, drop: conditions in SQL on a row with its new columns. Rows that are not kept become rejects of kind
+            `filtered`.
+        columns: what else to keep as `<name>_...`: completion, finish_reason, seed, prompt_text, prompt_token_count,
+            completion_token_count, completion_ids.
+        after: the step or node that it reads, instead of the step before it.
+        model, sampling, decode, runtime, store: keys of these config groups that differ from the job's.
+        seed: another seed than the job's.
+        op: instead of a prompt, an operator as in `nodes`, in this place of the order; `after`, `keep`, `drop` and
+            `on_error` can stand beside it.
+        on_error: fail or reject, of `op`.
+    """
+
+    prompt: str | None = None
+    system: str | None = None
+    examples: list[dict[str, str]] | None = None
+    messages: list[dict[str, str]] | None = None
+    raw: bool = False
+    writes: str = "assistant"
+    n: int | None = None
+    pick: str = "all"
+    choices: list[str] | None = None
+    regex: str | None = None
+    schema: dict[str, Any] | str | None = None
+    extract: str | None = None
+    score: list[float] | None = None
+    keep: str | None = None
+    drop: str | None = None
+    columns: list[str] = field(default_factory=list)
+    after: str | list[str] | None = None
+    model: dict[str, Any] = field(default_factory=dict)
+    sampling: dict[str, Any] = field(default_factory=dict)
+    decode: dict[str, Any] = field(default_factory=dict)
+    runtime: dict[str, Any] = field(default_factory=dict)
+    store: dict[str, Any] = field(default_factory=dict)
+    seed: int | None = None
+    op: dict[str, Any] | None = None
+    on_error: str = "fail"
+
+    def __post_init__(self) -> None:
+        set_keys = [f.name for f in fields(self) if getattr(self, f.name) not in (f.default, [], {})]
+        if self.op is not None:
+            if asks := [key for key in set_keys if key not in OF_ANY_NODE]:
+                raise ConfigError(f"has op, so {asks[0]} says nothing; beside op go {', '.join(OF_ANY_NODE[1:])}")
+            return
+        self._check_prompt()
+        check_one_of("pick", self.pick, PICKS)
+        given = [key for key in ANSWERS if getattr(self, key) is not None]
+        if len(given) > 1:
+            raise ConfigError(f"has {' and '.join(given)}; keep one of them")
+        if self.schema is not None and (self.extract is not None or self.score is not None):
+            raise ConfigError("has schema, which gives columns of its own; leave extract and score out")
+        check(self.on_error == "fail", "on_error", self.on_error, "it goes beside op")
+        check(isinstance(self.after, str | None), "after", self.after, "it is one step or node; op takes several")
+        if self.score is not None:
+            check(len(self.score) == 2 and self.score[0] < self.score[1], "score", self.score, "it is [least, most]")
+        check(self.n is None or self.n >= 1, "n", self.n, "it is 1 or more")
+
+    def _check_prompt(self) -> None:
+        check_one_of("writes", self.writes, ("assistant", "user"))
+        if self.prompt is not None and self.messages is not None:
+            raise ConfigError("has prompt and messages; keep one")
+        if self.prompt is None and self.messages is None and self.writes == "assistant":
+            raise ConfigError('has neither prompt nor op; write prompt: "... {{ column }} ..."')
+        if self.messages is not None and (self.system is not None or self.examples):
+            raise ConfigError("has messages, which are the whole conversation; write system and examples into them")
+        if self.raw and (self.prompt is None or self.system is not None or self.examples or self.writes == "user"):
+            raise ConfigError("is raw, so the prompt is all that the model gets; write everything into prompt")
+        for example in self.examples or []:
+            check(set(example) == {"user", "assistant"}, "examples", example, "each is {user: ..., assistant: ...}")
+
+    def conversation(self) -> list[dict[str, str]]:
+        """Return the messages before the one that the model writes, as {role, content}."""
+        if self.messages is not None:
+            return self.messages
+        turns = [("system", self.system)]
+        for example in self.examples or []:
+            turns += [("user", example["user"]), ("assistant", example["assistant"])]
+        turns.append(("user", self.prompt))
+        return [{"role": role, "content": text} for role, text in turns if text is not None]

@@ -1,0 +1,75 @@
+"""Expand what a job leaves out: steps become nodes, and nodes are given the settings that their operators name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+from pipeline.api.errors import ConfigError
+from pipeline.config.annotations import fits
+from pipeline.config.build import TARGET, convert, hints_of, load_object
+from pipeline.settings import GROUPS, JobSettings, NodeSettings
+
+STEP, EXPAND = "operators.steps.step:Step", "operators.steps.expand:expand"
+OVERRIDDEN = ("model", "sampling", "decode", "runtime", "store")
+"""Config groups of which a step may have keys of its own."""
+TOP_LEVEL = ("seed", "chunk_rows")
+
+
+def expanded(settings: JobSettings) -> JobSettings:
+    """Return the settings of the same job without `steps`: every node, with all its arguments.
+
+    Raises:
+        ConfigError: an entry of `steps` cannot work; names the step.
+    """
+    nodes = _with_steps(settings) if settings.steps else settings.nodes
+    return replace(settings, steps={}, nodes={name: _filled(node, settings) for name, node in nodes.items()})
+
+
+def _with_steps(settings: JobSettings) -> dict[str, NodeSettings]:
+    steps, groups = {}, {}
+    for name, given in settings.steps.items():
+        key = f"steps.{name}"
+        try:
+            if not isinstance(given, Mapping):
+                raise ConfigError(f'it is {given!r}, and must be a mapping: {{prompt: "..."}}')
+            steps[name] = step = convert(key, given, load_object(STEP))
+            groups[name] = {
+                group: _merged(group, getattr(settings, group), getattr(step, group)) for group in OVERRIDDEN
+            }
+        except ConfigError as error:
+            where = "" if str(error).startswith(key) else f"step '{name}': "
+            raise ConfigError(f"{where}{error}") from error
+        seed = settings.seed if step.seed is None else step.seed
+        groups[name] |= {"output": settings.output, "seed": seed, "id_column": settings.data.id_column}
+    own = {name: {f.name: getattr(node, f.name) for f in fields(node)} for name, node in settings.nodes.items()}
+    return {name: NodeSettings(**node) for name, node in load_object(EXPAND)(steps, own, groups).items()}
+
+
+def _merged(key: str, whole: Any, changes: Mapping[str, Any]) -> Any:
+    """Return the dataclass `whole` with the values of `changes`, a nested mapping."""
+    if not changes:
+        return whole
+    values = {f.name: getattr(whole, f.name) for f in fields(whole)}
+    for name, value in changes.items():
+        inside = values.get(name)
+        nested = is_dataclass(inside) and isinstance(value, Mapping)
+        values[name] = _merged(f"{key}.{name}", inside, value) if nested else value
+    return convert(key, values, type(whole))
+
+
+def _filled(node: object, settings: JobSettings) -> Any:
+    """Return `node` with the settings that its operator has an argument for, by name and type, and that it leaves
+    out. Leave what is no node (an interpolation may yield anything) for `build_graph` to refuse."""
+    if not isinstance(node, NodeSettings):
+        return node
+    try:
+        factory = load_object(node.op[TARGET])
+        named = inspect.signature(factory).parameters.keys() - node.op.keys()
+    except (ConfigError, TypeError, ValueError, LookupError, AttributeError):  # an error of the graph, said there
+        return node
+    hints = hints_of(factory)
+    values = {key: getattr(settings, key) for key in (*GROUPS, *TOP_LEVEL) if key in named}
+    return replace(node, op=node.op | {key: v for key, v in values.items() if fits(v, hints.get(key, Any))})
