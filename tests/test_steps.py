@@ -197,7 +197,7 @@ def test_every_kind_of_answer_has_its_columns_and_steps_mix_with_nodes(tmp_path)
     types = {
         **{"id": pa.string(), "kind": pa.string(), "prompt": pa.string(), "row": pa.int64(), "facts_seed": pa.int64()},
         **{"facts": pa.string(), "facts_prompt_text": pa.string(), "facts_mood": pa.string(), "facts_sure": pa.bool_()},
-        **{"points": pa.float64(), "points_completion": pa.string(), "length": pa.int64(), "short": pa.string()},
+        **{"points": pa.float64(), "points_completion": pa.string(), "length": pa.uint32(), "short": pa.string()},
     }
     assert {f.name: f.type for f in data.schema} == types
     assert (data["row"].to_pylist(), rejects["row"].to_pylist()) == ([1, 3, 5, 7, 9], [0, 2, 4, 6, 8])

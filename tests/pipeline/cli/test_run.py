@@ -43,10 +43,10 @@ def test_the_plan_says_of_each_node_only_what_it_does_to_the_columns(capsys):
     assert main(["job=self_instruct", "dry_run=plan"]) == ExitCode.DONE
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert lines["read"] == "ReadPrompts, in rounds: id: string, kind: string, prompt: string, row: int64"
-    assert lines["ask"] == "Render <- read: adds prompt_text: string"
-    assert lines["distinct"] == "Dedup <- whole: the same columns"
-    assert lines["judge_columns"] == "Select <- question: drops prompt_text, prompt_ids"
-    assert re.match(r"Rename <- columns: adds instruction: string.*; drops instruction_completion", lines["dataset"])
+    assert lines["instruction_prompt"] == "Render <- read: adds prompt_text: string"
+    assert lines["distinct"] == "Dedup <- instruction_columns: the same columns"
+    assert lines["answer_names"] == "Rename <- answer: adds answer: string; drops answer_completion"
+    assert re.match(r"Select <- verdict_keep: drops prompt_text, prompt_ids, verdict_fin", lines["verdict_columns"])
     assert lines["write"] == "WriteRows <- target: writes the rows"
 
 
