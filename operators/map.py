@@ -19,7 +19,7 @@ from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import BaseOperator
 from pipeline.api.records import Batch, Output
 
-_NUMBER = re.compile(r"(?<![\d.])(-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)(?:\s*(?:/|out of)\s*\d+(?:\.\d+)?)?")
+_NUMBER = re.compile(r"(?<![\d.])(-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)(?:\s*(?:/|(?:out )?of)\s*\d+(?:\.\d+)?)?")
 
 
 class Map(BaseOperator):
