@@ -1,4 +1,4 @@
-"""What README.md and four pages of docs/ tell people to type works, and what they say of the files is so."""
+"""What README.md and five pages of docs/ tell people to type works, and what they say of the files is so."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 
 README, OUTPUT = ((PROJECT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/output.md"))
-MORE = ((PROJECT / f"docs/{name}.md").read_text(encoding="utf-8") for name in ("sampling", "performance", "models"))
-RUN_PAGES = (README, OUTPUT, *MORE)
+STEPS, *MORE = (
+    (PROJECT / f"docs/{name}.md").read_text(encoding="utf-8") for name in ("steps", "sampling", "performance", "models")
+)
+RUN_PAGES = (README, OUTPUT, STEPS, *MORE)
 """Pages whose commands are run here; those of docs/jobs.md and docs/data.md are run by tests of their own."""
 PIPELINE = ".venv/bin/python -m pipeline"
 MODEL = PROJECT / "models/tiny/tiny-q8_0.gguf"
@@ -76,7 +78,8 @@ def here(tmp_path, monkeypatch) -> Path:
     prompts.write_parquet("parts/one.parquet")
     messages = [[{"role": "user", "content": text}] for text in questions["question"]]
     pl.DataFrame({"messages": messages}).write_ndjson("chats.jsonl")
-    for block in FENCE.finditer(README):
+    Path("topics.csv").write_text("topic\nrivers\nbread\n", encoding="utf-8")
+    for block in (*FENCE.finditer(README), *FENCE.finditer(STEPS)):
         if block["mark"] and block["mark"].startswith("file: "):
             text = block["text"].replace("/models/my.gguf", str(MODEL))
             Path(block["mark"].removeprefix("file: ")).write_text(text, encoding="utf-8")

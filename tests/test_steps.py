@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from operators.steps.step import Step
 from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
@@ -223,3 +226,9 @@ def test_raw_bypasses_the_chat_template_and_says_so(tmp_path, capsys):
     row = pq.read_table(run(tmp_path, job, "out", "progress=log") / "data").to_pylist()[0]
     assert row["more_prompt_text"] == row["prompt"]
     assert "the model has a chat template, and nodes.more_prompt.op.template bypasses it" in capsys.readouterr().err
+
+
+def test_the_page_explains_every_key_of_a_step():
+    table = (PROJECT / "docs/steps.md").read_text(encoding="utf-8").partition("## Keys")[2].partition("\n\nConstr")[0]
+    named = re.findall(r"`(\w+)`", "".join(line.split(" | ")[0] for line in table.splitlines()))
+    assert sorted(named) == sorted(f.name for f in fields(Step))

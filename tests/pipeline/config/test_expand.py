@@ -1,0 +1,59 @@
+"""What a node leaves out is filled in by name and type, and is part of what the run is recognised by."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from operators.settings import ModelSettings
+from pipeline.api.errors import ConfigError
+from pipeline.api.protocols import BaseOperator
+from pipeline.config.expand import expanded
+from pipeline.settings import JobSettings, NodeSettings
+
+MODEL = ModelSettings(path="a.gguf")
+
+
+class Op(BaseOperator):
+    """An operator with arguments that are named like settings."""
+
+    def __init__(
+        self, model: ModelSettings, data: str = "x", seed: int = 0, chunk_rows: int | None = None, decode: Any = None
+    ) -> None:
+        """Takes them."""
+
+
+def op_of(**given: Any) -> dict[str, Any]:
+    sys.modules["my_ops"] = sys.modules[__name__]
+    node = NodeSettings({"_target_": "my_ops.Op", **given})
+    settings = JobSettings(nodes={"n": node}, model=MODEL, data={"a": 1}, decode={"b": 2}, seed=7, chunk_rows=9)
+    return expanded(settings).nodes["n"].op
+
+
+def test_arguments_that_are_left_out_are_filled_in_where_the_type_fits():
+    filled = {"model": MODEL, "seed": 7, "chunk_rows": 9, "decode": {"b": 2}}  # `data` is a text here
+    assert op_of() == {"_target_": "my_ops.Op", **filled}
+
+
+def test_what_is_given_stays_a_null_too():
+    given = {"model": None, "seed": 3, "chunk_rows": None, "decode": 1}
+    assert op_of(**given) == {"_target_": "my_ops.Op", **given}
+
+
+@pytest.mark.parametrize("node", [NodeSettings({}), NodeSettings({"_target_": "no.such"}), "x"])
+def test_what_is_no_operator_is_left_for_the_graph_to_refuse(node):
+    settings = JobSettings(nodes={"n": node})
+    assert expanded(settings) == settings
+
+
+def test_a_job_without_steps_keeps_its_nodes_and_one_with_steps_has_them_no_more():
+    steps = {"x": {"op": {"_target_": "my_ops.Op"}}}
+    settings = JobSettings(nodes={}, steps=steps, model=MODEL, data=type("Data", (), {"id_column": None})())
+    found = expanded(settings)
+    assert (list(found.nodes), found.steps) == (["read", "x", "write"], {})
+    assert [node.inputs for node in found.nodes.values()] == [[], ["read"], ["x"]]
+    assert [node.step for node in found.nodes.values()] == [None, "x", None]
+    with pytest.raises(ConfigError, match=r"^steps\.x has no key 'opp'; did you mean op\?"):
+        expanded(JobSettings(steps={"x": {"opp": 1}}))
