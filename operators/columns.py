@@ -81,9 +81,8 @@ class Rename(BaseOperator):
             require_column(schema, old)
             if new in schema.names and new not in self._names:
                 raise SchemaError(
-                    f"'{old}' cannot become '{new}': there is such a column already; rename that one too"
-                    f" ({new}: another_name), drop it before (operators.columns.Select, drop: [{new}]), or choose"
-                    " another name"
+                    f"'{old}' cannot become '{new}': there is such a column already; choose another name, rename"
+                    f" that one too ({new}: another_name), or drop it before (operators.columns.Select, drop: [{new}])"
                 )
         self._schema = pa.schema([f.with_name(self._names.get(f.name, f.name)) for f in schema])
         return self._schema

@@ -107,7 +107,7 @@ def _node(name: str, settings: object) -> Node:
     except ConfigError as error:
         raise GraphError(name, str(error)) from error
     operator.on_error = OnError(settings.on_error)
-    return Node(operator, tuple(settings.inputs), settings.capacity_rows, modules)
+    return Node(operator, tuple(settings.inputs), settings.capacity_rows, modules, settings.step)
 
 
 def _operator(op: object) -> tuple[BaseOperator, tuple[str, ...]]:

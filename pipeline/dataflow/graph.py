@@ -23,12 +23,14 @@ class Node:
         inputs: names of the nodes that it reads; empty for the source.
         capacity_rows: rows that may wait on each input.
         modules: modules of the operator and of the functions among its arguments.
+        step: the step of the job that it was made for, if any.
     """
 
     op: BaseOperator
     inputs: tuple[str, ...] = ()
     capacity_rows: int = 1024
     modules: tuple[str, ...] = ()
+    step: str | None = None
 
 
 @dataclass(frozen=True)
@@ -68,15 +70,24 @@ class Graph:
         return 1 + max(self.depth(i) for i in self.nodes[name].inputs) if self.nodes[name].inputs else 0
 
     def to_mermaid(self) -> str:
-        """Return the graph as a Mermaid flowchart."""
-        lines = ["flowchart LR"]
+        """Return the graph as a Mermaid flowchart, the nodes of a step in one box."""
+        boxes: dict[str, list[str]] = {}
         for name in self.order:
-            left, right = ("([", "])") if name == self.source or name in self.sinks else ("[", "]")
-            op = self.nodes[name].op
-            parts = "".join(f"<br/><small>{name}/{part}</small>" for part in op.parts)
-            lines.append(f'    {name}{left}"<b>{name}</b><br/>{op.title}{parts}"{right}')
-        lines += [f"    {src} --> {name}" for name in self.order for src in self.nodes[name].inputs]
+            boxes.setdefault(self._box(name), []).append(name)
+        lines = ["flowchart LR"]
+        for box, names in boxes.items():
+            left, right = ("([", "])") if names[0] in (self.source, *self.sinks) else ("[", "]")
+            titles = ", ".join(self.nodes[name].op.title for name in names)
+            parts = "".join(
+                f"<br/><small>{name}/{part}</small>" for name in names for part in self.nodes[name].op.parts
+            )
+            lines.append(f'    {box}{left}"<b>{box}</b><br/>{titles}{parts}"{right}')
+        edges = [(self._box(src), self._box(name)) for name in self.order for src in self.nodes[name].inputs]
+        lines += [f"    {before} --> {after}" for before, after in edges if before != after]
         return "\n".join(lines)
+
+    def _box(self, name: str) -> str:
+        return self.nodes[name].step or name
 
 
 def _check_names(nodes: Mapping[str, Node]) -> None:
