@@ -1,8 +1,10 @@
-"""BestOf: keeps the best completions of each prompt."""
+"""BestOf and Majority: keep the best completions of each prompt, or the one that most of them agree with."""
 
 from __future__ import annotations
 
+import json
 import math
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,14 +13,19 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from operators.rows.batches import HeldRows, split
-from operators.settings.checks import check
+from operators.rows.lineage import require_samples, samples
+from operators.settings.checks import check, check_one_of
 from pipeline.api.errors import SchemaError
 from pipeline.api.protocols import BaseOperator
-from pipeline.api.records import LINEAGE, ROW, Batch, Output, require_column
+from pipeline.api.records import Batch, Output, RejectKind, add_columns, require_column
+
+LOSERS = ("reject", "drop")
+"""What becomes of the samples that are not kept (argument `losers`)."""
 
 
 class BestOf(BaseOperator):
-    """Of the samples of a prompt keeps those with the highest value; the others become rejects of kind `filtered`.
+    """Of the samples of a prompt keeps those with the highest value. The others become rejects of kind `filtered`, or
+    leave without a trace.
 
     Samples of a prompt are rows that differ in nothing but the last number of their lineage, as `sampling.n` makes
     them. Which are kept is decided when their chunk ends, so it does not depend on the order in which they come. Of
@@ -28,6 +35,8 @@ class BestOf(BaseOperator):
         by: a column of numbers, or of lists of numbers whose mean counts: `logprobs` (with `sampling.logprobs=0`) gives
             the mean log-probability. A value that is null, NaN or an empty list comes last.
         keep: samples of a prompt that are kept.
+        losers: what becomes of the others: reject, or drop (they are in no file, and count as merged into those that
+            are kept).
 
     Example:
         best:
@@ -38,15 +47,16 @@ class BestOf(BaseOperator):
             keep: 1
     """
 
-    def __init__(self, by: str = "logprobs", keep: int = 1) -> None:
+    def __init__(self, by: str = "logprobs", keep: int = 1, losers: str = "reject") -> None:
         check(keep >= 1, "keep", keep, "it is 1 or more")
+        check_one_of("losers", losers, LOSERS)
         self._by = by
         self._keep = keep
+        self._drop = losers == "drop"
         self._held = HeldRows()
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
-        if LINEAGE.name not in schema.names:
-            raise SchemaError("there are no samples to choose from; sampling.n=2 or more makes several of each prompt")
+        require_samples(schema, "choose from")
         kind = require_column(schema, self._by).type
         number = kind.value_type if pa.types.is_list(kind) else kind
         if not (pa.types.is_floating(number) or pa.types.is_integer(number)):
@@ -61,19 +71,84 @@ class BestOf(BaseOperator):
         batch = self._held.take(chunk)
         if batch is not None:
             reason = f"not among the best of its samples by {self._by}; keep={self._keep}"
-            yield from split(batch, self._best(batch.data), reason)
+            yield from split(batch, self._best(batch.data), None if self._drop else reason)
 
     def _best(self, data: pa.RecordBatch) -> npt.NDArray[np.bool_]:
         """Return the rows to keep, bool [rows]. `data` is sorted by (row, lineage)."""
         values = [_value(value) for value in data.column(self._by).to_pylist()]
-        samples: dict[tuple[int, tuple[int, ...]], list[int]] = {}
-        identities = zip(data.column(ROW.name).to_pylist(), data.column(LINEAGE.name).to_pylist(), strict=True)
-        for i, (row, lineage) in enumerate(identities):
-            samples.setdefault((row, tuple((lineage or ())[:-1])), []).append(i)
         keep = np.zeros(data.num_rows, bool)
-        for group in samples.values():
+        for group in samples(data).values():
             keep[sorted(group, key=lambda i: -values[i])[: self._keep]] = True
         return keep
+
+
+class Majority(BaseOperator):
+    """Of the samples of a prompt keeps the first one of the most frequent value: self-consistency (Wang et al. 2022).
+
+    Each sample is a vote for its value in `column`; a null is none. Of values with as many votes the one that came
+    first wins. The vote is held when the chunk ends, so it does not depend on the order in which the samples come. Adds
+    `votes` (int32), how many samples have the value, and `samples` (int32), how many there are, those without a vote
+    among them. The samples of a prompt without a single vote become rejects of kind `filtered`.
+
+    Args:
+        column: the values that are counted, of any type; they are compared as they are, so bring texts into one form
+            before (Map, ParseJson).
+        as_: prefix of the new columns (`as` in a job file): `as: answer` gives `answer_votes` and `answer_samples`.
+        losers: what becomes of the other samples: reject, or drop (they are in no file, and count as merged into the
+            one that is kept).
+
+    Example:
+        vote:
+          inputs: answer
+          op:
+            _target_: operators.best_of.Majority
+            column: answer
+            losers: drop
+    """
+
+    def __init__(self, column: str, as_: str | None = None, losers: str = "reject") -> None:
+        check_one_of("losers", losers, LOSERS)
+        self._column = column
+        self._prefix = f"{as_}_" if as_ else ""
+        self._drop = losers == "drop"
+        self._held = HeldRows()
+
+    def plan(self, schema: pa.Schema) -> pa.Schema:
+        require_samples(schema, "count")
+        require_column(schema, self._column)
+        counts = (pa.field(f"{self._prefix}{name}", pa.int32()) for name in ("votes", "samples"))
+        self._schema = add_columns(schema, *counts)
+        return self._schema
+
+    def process(self, batch: Batch) -> Iterable[Output]:
+        self._held.hold(batch)
+        return ()
+
+    def finish(self, chunk: int) -> Iterable[Output]:
+        batch = self._held.take(chunk)
+        if batch is None:
+            return
+        values = [None if v is None else _comparable(v) for v in batch.data.column(self._column).to_pylist()]
+        counts = np.zeros((2, batch.num_rows), np.int32)
+        keep = np.zeros(batch.num_rows, bool)
+        for group in samples(batch.data).values():
+            votes = Counter(values[i] for i in group if values[i] is not None)
+            if votes:
+                ((value, most),) = votes.most_common(1)  # the first of those with as many
+                counts[:, group] = [[most], [len(group)]]
+                keep[next(i for i in group if values[i] == value)] = True
+        voted = counts[0] > 0
+        if not voted.all():
+            reason = f"none of its samples has a value in {self._column}"
+            yield batch.reject(np.flatnonzero(~voted).tolist(), reason, RejectKind.FILTERED)
+        if voted.any():
+            data = pa.record_batch([*batch.data.columns, *counts], schema=self._schema).filter(pa.array(voted))
+            reason = f"not the first with the most frequent value of {self._column} among its samples"
+            yield from split(batch.with_data(data), keep[voted], None if self._drop else reason)
+
+
+def _comparable(value: Any) -> str:
+    return json.dumps(value, default=repr)
 
 
 def _value(value: Any) -> float:

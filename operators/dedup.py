@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from operators.rows.batches import HeldRows, split
-from operators.rows.duplicates import HASH, HASH_BYTES, SIGNATURE, Near, NearTexts, SeenHashes, Signature
+from operators.rows.duplicates import HASH, HASH_BYTES, SIGNATURE, KeptRows, Near, NearTexts, SeenHashes, Signature
+from operators.rows.lineage import identities
 from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import BaseOperator
 from pipeline.api.records import ROW, Batch, Output, require_column
@@ -20,11 +21,12 @@ from pipeline.api.records import ROW, Batch, Output, require_column
 class Dedup(BaseOperator):
     """Keeps the first of rows that are equal, or nearly so, over the whole run; the others become rejects of kind
     `filtered`. The first is the one with the smallest (row, lineage), not the one that arrives first: rows are held
-    back until their chunk ends. A row is compared with rows that are kept, and with no others.
+    back until their chunk ends. A row is compared with rows that are kept, and with no others. The reason names the
+    kept row, `equal to row 12 in prompt`, or `0.87 like row 12 in completion`: the most similar one.
 
     What it remembers is committed with each chunk, and only what the chunk adds is written. Memory grows with the rows
-    that are kept: 16 bytes each for `columns`, and about 5 kB each for `near` (128 permutations). Columns are kept as
-    hashes of 128 bits, and never as texts.
+    that are kept: some 35 bytes each for `columns` (4 more for each number of a lineage), and about 5 kB each for
+    `near` (128 permutations). Columns are kept as hashes of 128 bits, and never as texts.
 
     Args:
         columns: rows are equal if these columns are. Null equals null.
@@ -49,11 +51,11 @@ class Dedup(BaseOperator):
         if not columns and near is None:
             raise ConfigError("give columns, near or both; columns: [prompt] keeps the first row of each prompt")
         self._columns = columns or []
+        self._near_settings = near
         self._near_column = None if near is None else near.column
         self._texts = None if near is None else NearTexts(near)
         self._seen = SeenHashes()
-        self._hash_bytes = HASH_BYTES if columns else 0
-        self._signature_bytes = 0 if near is None else near.permutations * SIGNATURE.itemsize
+        self._rows = KeptRows()
         self._held = HeldRows()
         self._added: dict[int, bytes] = {}
 
@@ -75,48 +77,61 @@ class Dedup(BaseOperator):
             self._added[chunk] = b""
             return
         keys = self._keys(batch)
-        seen = self._seen.contain(np.array(keys, HASH))
+        seen = self._seen.find(np.array(keys, HASH))
         texts = batch.data.column(self._near_column).to_pylist() if self._near_column is not None else keys
-        kept: dict[bytes, None] = {}  # a set in its order
+        before = self._rows.count
+        kept: list[int] = []
+        numbers: dict[bytes, int] = {}
         signatures: list[Signature] = []
-        reasons: list[str | None] = []
-        for key, is_seen, text in zip(keys, seen.tolist(), texts, strict=True):
-            if is_seen or (key and key in kept):
-                reasons.append(f"equal to an earlier row in {', '.join(self._columns)}")
-            elif self._is_near(text or "", signatures):
-                reasons.append(f"nearly equal to an earlier row in {self._near_column}")
-            else:
-                reasons.append(None)
+        like: list[tuple[int, float | None] | None] = []  # by row, the kept row that it is like, and how near
+        for i, (key, number, text) in enumerate(zip(keys, seen.tolist(), texts, strict=True)):
+            same = number if number >= 0 else numbers.get(key)
+            like.append((same, None) if same is not None else self._near(text or "", signatures))
+            if like[-1] is None:
                 if key:
-                    kept[key] = None
-        hashes = b"".join(kept)
-        self._seen.add(np.frombuffer(hashes, HASH))
-        self._added[chunk] = hashes + b"".join(s.tobytes() for s in signatures)
-        yield from split(batch, np.array([why is None for why in reasons]), [why for why in reasons if why])
+                    numbers[key] = before + len(kept)
+                kept.append(i)
+        hashes = b"".join(numbers)
+        self._seen.add(np.frombuffer(hashes, HASH), before)
+        each = identities(batch.data)
+        rows = self._rows.add([each[i] for i in kept])
+        self._added[chunk] = b"".join([rows, hashes, *(s.tobytes() for s in signatures)])
+        reasons = [self._reason(*found) for found in like if found is not None]
+        yield from split(batch, np.array([found is None for found in like]), reasons)
 
     def state(self, chunk: int) -> bytes:
-        """Return the hashes of the rows of `chunk` that were kept, followed by their signatures."""
+        """Return the rows of `chunk` that were kept, followed by their hashes and their signatures."""
         return self._added.pop(chunk)
 
     def restore(self, states: Iterable[bytes]) -> None:
-        for added in states:
-            rows = len(added) // (self._hash_bytes + self._signature_bytes)
-            hashes = rows * self._hash_bytes
-            self._seen.add(np.frombuffer(added[:hashes], HASH))
+        for added in filter(None, states):
+            before = self._rows.count
+            first = self._rows.restore(added)
+            rows = self._rows.count - before
+            last = first + (rows * HASH_BYTES if self._columns else 0)
+            self._seen.add(np.frombuffer(added[first:last], HASH), before)
             if self._texts is not None and rows:
-                for signature in np.frombuffer(added[hashes:], SIGNATURE).reshape(rows, -1):
+                for signature in np.frombuffer(added[last:], SIGNATURE).reshape(rows, -1):
                     self._texts.keep(signature)
 
-    def _is_near(self, text: Any, signatures: list[Signature]) -> bool:
-        """Return True if a similar text was kept before; else keep this one, and append its signature."""
+    def _near(self, text: str, signatures: list[Signature]) -> tuple[int, float | None] | None:
+        """Return the most similar text that was kept before, if it is a near duplicate; else keep this one, and append
+        its signature."""
         if self._texts is None:
-            return False
+            return None
         signature = self._texts.signature(text)
-        if self._texts.has_like(signature):
-            return True
-        self._texts.keep(signature)
-        signatures.append(signature)
-        return False
+        found = self._texts.nearest(signature)
+        if found is None:
+            self._texts.keep(signature)
+            signatures.append(signature)
+        return found
+
+    def _reason(self, number: int, similarity: float | None) -> str:
+        row = self._rows.name(number)
+        if similarity is None or self._near_settings is None:
+            return f"equal to {row} in {', '.join(self._columns)}"
+        near = self._near_settings
+        return f"{similarity:.2f} like {row} in {near.column} (near duplicates: threshold {near.threshold:g})"
 
     def _keys(self, batch: Batch) -> list[bytes]:
         """Return the hash of each row; empty if only `near` is set."""

@@ -125,6 +125,50 @@ def test_nodes_that_share_an_engine_are_forecast_one_after_the_other(here, capsy
     assert len(re.findall(r"^judge, prompt \d", text, re.MULTILINE)) == 3
 
 
+SAMPLED = ("sampling.n=3", "sampling.temperature=1")
+GATHERED = """
+defaults:
+  - override /flow: generate
+data: {path: rows.jsonl}
+nodes:
+  slim:
+    inputs: generate
+    op: {_target_: operators.columns.Select, columns: [prompt, prompt_ids, completion]}
+  first: {inputs: slim, op: {_target_: operators.dedup.Dedup, columns: [prompt]}}
+  whole: {inputs: slim, op: {_target_: operators.gather.Gather, columns: [completion]}}
+  distinct:
+    inputs: first
+    op: {_target_: operators.sinks.write_rows.WriteRows, output: "${output}", directory: distinct}
+  judge:
+    inputs: whole
+    op:
+      _target_: operators.generate.Generate
+      model: ${model}
+      sampling: {max_tokens: 2, ignore_eos: true}
+      decode: ${decode}
+      runtime: ${runtime}
+      store: ${store}
+      as: judge
+  write:
+    inputs: judge
+"""
+
+
+def test_rows_that_are_merged_are_as_many_fewer_and_rejects_that_name_a_row_one_line(here, capsys):
+    (here / "job.yaml").write_text(GATHERED)
+    text = told(capsys, *FAKE, *SAMPLED, "sampling.ignore_eos=true", "dry_run=true", job="job.yaml")
+    assert figure(text, "tokens out") == f"{35 * (3 * 12 + 2):,}"
+    assert re.search(r"^first: (\d+) of 105 rows of the sample are left out: \1 x \"equal to row N", text, re.MULTILINE)
+
+
+def test_a_gather_that_rejects_everything_says_so_before_anything_runs(here, capsys):
+    wrong = GATHERED.replace("columns: [prompt, prompt_ids, completion]", "drop: [finish_reason]")
+    (here / "job.yaml").write_text(wrong)
+    text = told(capsys, *FAKE, *SAMPLED, "dry_run=true", job="job.yaml", code=2)
+    assert "node 'whole' rejects every row of the sample" in text
+    assert "its samples differ in" in text
+
+
 def test_a_benchmark_is_not_run(here, capsys):
     text = told(capsys, "dry_run=true", job="bench")
     assert figure(text, "time") == "unknown"

@@ -27,12 +27,15 @@ def require_messages(schema: pa.Schema, name: str) -> None:
     if name not in schema.names:
         raise SchemaError(f"data.messages_column={name} is no column; the input has {', '.join(schema.names)}")
     kind = schema.field(name).type
-    if kind == pa.string():
-        return
+    if kind != pa.string() and not holds_messages(kind):
+        raise SchemaError(f"column '{name}' has type {kind}; messages are {WANTED}")
+
+
+def holds_messages(kind: pa.DataType) -> bool:
+    """Return True for lists of structs with a `role` (string) and a `content`."""
     message = kind.value_type if pa.types.is_list(kind) else None
     found = {f.name: f.type for f in message} if message is not None and pa.types.is_struct(message) else {}
-    if found.get("role") != pa.string() or "content" not in found:
-        raise SchemaError(f"column '{name}' has type {kind}; messages are {WANTED}")
+    return found.get("role") == pa.string() and "content" in found
 
 
 def conversation(value: object, column: str) -> list[dict[str, Any]]:

@@ -31,15 +31,18 @@ class HeldRows:
         return Batch(chunk, data)
 
 
-def split(batch: Batch, keep: npt.NDArray[np.bool_], reasons: Sequence[str] | str) -> Iterator[Batch | Rejects]:
+def split(batch: Batch, keep: npt.NDArray[np.bool_], reasons: Sequence[str] | str | None) -> Iterator[Batch | Rejects]:
     """Yield the rows of `batch` for which `keep` (bool [rows]) is true, and rejects of kind `filtered` for the others.
 
-    `reasons`: one for each reject in their order, or one for all.
+    `reasons`: one for each reject in their order, or one for all; None to drop the others without rejects, as rows
+    that were merged into those that are kept (of which there is one at least).
     """
     out = np.flatnonzero(~keep)
     if not len(out):
         yield batch
         return
-    yield batch.reject(out.tolist(), reasons, RejectKind.FILTERED)
+    if reasons is not None:
+        yield batch.reject(out.tolist(), reasons, RejectKind.FILTERED)
     if len(out) < batch.num_rows:
-        yield batch.with_data(batch.data.take(pa.array(np.flatnonzero(keep))))
+        kept = batch.data.take(pa.array(np.flatnonzero(keep)))
+        yield batch.with_data(kept, expanded=0 if reasons is not None else -len(out))

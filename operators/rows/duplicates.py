@@ -1,8 +1,10 @@
-"""The rows that Dedup keeps: hashes to find equal ones, and signatures to find near duplicates."""
+"""The rows that Dedup keeps: hashes to find equal ones, signatures to find near duplicates, and which rows they are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import struct
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +20,17 @@ HASH = np.dtype(f"S{HASH_BYTES}")
 SIGNATURE = np.dtype("<u4")
 """datasketch uses 64 bits per number, but the upper half is always zero."""
 Signature = npt.NDArray[np.uint32]
+Identity = tuple[int, Sequence[int]]
+"""Row and lineage."""
+_Identities = tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8], npt.NDArray[np.int32]]
+"""Rows, the lengths of their lineages, and the numbers of all lineages."""
+_SIZES = struct.Struct("<II")
+"""Before packed identities: the number of rows, and of the numbers in all their lineages."""
 
 
 class SeenHashes:
-    """A set of 128-bit hashes; the chance of a collision among a billion rows is 1 in 10**21.
+    """The numbers of the kept rows by their 128-bit hashes; the chance of a collision among a billion rows is 1 in
+    10**21.
 
     It keeps sorted runs, each at least twice as long as the next one: a new run is merged with those not longer
     (Bentley and Saxe 1980, the logarithmic method). A look-up is a binary search in each. While two long runs are
@@ -29,24 +38,75 @@ class SeenHashes:
     """
 
     def __init__(self) -> None:
-        self._runs: list[npt.NDArray[np.bytes_]] = []
+        self._runs: list[tuple[npt.NDArray[np.bytes_], npt.NDArray[np.int64]]] = []
 
-    def add(self, hashes: npt.NDArray[np.bytes_]) -> None:
-        """Add `hashes` (HASH [n]), none of which may be in the set."""
-        run = np.sort(hashes)
-        while self._runs and len(self._runs[-1]) < 2 * len(run):
-            run = np.concatenate([self._runs.pop(), run])
-            run.sort(kind="stable")  # a stable sort merges two sorted halves
+    def add(self, hashes: npt.NDArray[np.bytes_], first: int) -> None:
+        """Add `hashes` (HASH [n]), none of which may be there, of the kept rows with the numbers from `first` on."""
+        run, numbers = _sorted(hashes, np.arange(first, first + len(hashes)))
+        while self._runs and len(self._runs[-1][0]) < 2 * len(run):
+            longer, others = self._runs.pop()
+            run, numbers = _sorted(np.concatenate([longer, run]), np.concatenate([others, numbers]))
         if len(run):
-            self._runs.append(run)
+            self._runs.append((run, numbers))
 
-    def contain(self, hashes: npt.NDArray[np.bytes_]) -> npt.NDArray[np.bool_]:
-        """Test each of `hashes` (HASH [n]) for membership: bool [n]."""
-        found = np.zeros(len(hashes), bool)
-        for run in self._runs:
+    def find(self, hashes: npt.NDArray[np.bytes_]) -> npt.NDArray[np.int64]:
+        """Return the number of the kept row with each of `hashes` (HASH [n]), or -1: int64 [n]."""
+        found = np.full(len(hashes), -1)
+        for run, numbers in self._runs:
             places = np.minimum(np.searchsorted(run, hashes), len(run) - 1)
-            found |= run[places] == hashes
+            found = np.where(run[places] == hashes, numbers[places], found)
         return found
+
+
+def _sorted(
+    hashes: npt.NDArray[np.bytes_], numbers: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.bytes_], npt.NDArray[np.int64]]:
+    order = np.argsort(hashes, kind="stable")  # a stable sort merges two sorted halves
+    return hashes[order], numbers[order]
+
+
+class KeptRows:
+    """The identities of the kept rows by their numbers, from 0 in the order in which they are kept: 9 bytes each, and 4
+    for each number of a lineage."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._firsts: list[int] = []
+        self._chunks: list[_Identities] = []
+
+    def add(self, identities: Sequence[Identity]) -> bytes:
+        """Add the rows that a chunk adds. Returns them as bytes, for `restore`."""
+        rows = np.array([row for row, _ in identities], "<i8")
+        lengths = np.array([len(lineage) for _, lineage in identities], "u1")
+        numbers = np.array([number for _, lineage in identities for number in lineage], "<i4")
+        packed = b"".join([_SIZES.pack(len(rows), len(numbers)), rows.tobytes(), lengths.tobytes(), numbers.tobytes()])
+        self.restore(packed)
+        return packed
+
+    def restore(self, packed: bytes) -> int:
+        """Add the rows that were packed at the beginning of `packed`. Returns how many bytes they take."""
+        rows, numbers = _SIZES.unpack_from(packed)
+        size = int(_SIZES.size + 9 * rows + 4 * numbers)
+        own = packed[:size]  # a view would keep all of `packed` in memory
+        identities = (
+            np.frombuffer(own, "<i8", rows, _SIZES.size),
+            np.frombuffer(own, "u1", rows, _SIZES.size + 8 * rows),
+            np.frombuffer(own, "<i4", numbers, _SIZES.size + 9 * rows),
+        )
+        if rows:
+            self._firsts.append(self.count)
+            self._chunks.append(identities)
+            self.count += rows
+        return size
+
+    def name(self, number: int) -> str:
+        """Return the identity of a kept row in words: `row 12` or `row 12, lineage [0, 2],`."""
+        chunk = bisect_right(self._firsts, number) - 1
+        i = number - self._firsts[chunk]
+        rows, lengths, numbers = self._chunks[chunk]
+        first = int(lengths[:i].sum())
+        lineage = numbers[first : first + lengths[i]].tolist()
+        return f"row {rows[i]}, lineage {lineage}," if lineage else f"row {rows[i]}"
 
 
 @dataclass
@@ -103,11 +163,12 @@ class NearTexts:
         signature: Signature = minhash.hashvalues.astype(SIGNATURE)
         return signature
 
-    def has_like(self, signature: Signature) -> bool:
-        """Return True if a kept text is a near duplicate: if the estimated similarity of a candidate reaches the
-        threshold."""
-        found = self._index.query(self._minhash(signature))
-        return any(np.mean(self._kept[i] == signature) >= self._near.threshold for i in found)
+    def nearest(self, signature: Signature) -> tuple[int, float] | None:
+        """Return the number of the most similar kept text, the earliest of several, and its estimated similarity; None
+        if it does not reach the threshold."""
+        found = [(float(np.mean(self._kept[i] == signature)), -i) for i in self._index.query(self._minhash(signature))]
+        similarity, number = max(found, default=(0.0, 0))
+        return (-number, similarity) if found and similarity >= self._near.threshold else None
 
     def keep(self, signature: Signature) -> None:
         """Add the signature of a kept text."""

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipeline.api.errors import ConfigError
+from pipeline.api.errors import ConfigError, SchemaError
 from pipeline.api.records import LINEAGE, ROW
 
 IDENTITY = (ROW.name, LINEAGE.name)
@@ -48,6 +48,29 @@ def append_to_lineage(lineage: pa.ListArray | None, numbers: npt.NDArray[np.int3
     joined = np.insert(values, old[1:] - old[0], numbers)
     offsets = old - old[0] + np.arange(rows + 1, dtype=np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(joined, pa.int32()))
+
+
+def identities(data: pa.RecordBatch) -> list[tuple[int, tuple[int, ...]]]:
+    """Return (row, lineage) of each row; the lineage is empty where there is none."""
+    rows = data.column(ROW.name).to_pylist()
+    lineages = data.column(LINEAGE.name).to_pylist() if LINEAGE.name in data.schema.names else [None] * len(rows)
+    return [(row, tuple(lineage or ())) for row, lineage in zip(rows, lineages, strict=True)]
+
+
+def samples(data: pa.RecordBatch) -> dict[tuple[int, tuple[int, ...]], list[int]]:
+    """Group the rows of `data`, sorted by (row, lineage), that differ in nothing but the last number of their lineage:
+    the samples of a prompt, or its branches. Returns the indices of each group in order, by row and the rest of the
+    lineage, which identify the group."""
+    found: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+    for i, (row, lineage) in enumerate(identities(data)):
+        found.setdefault((row, lineage[:-1]), []).append(i)
+    return found
+
+
+def require_samples(schema: pa.Schema, purpose: str) -> None:
+    """Raise SchemaError unless `schema` has a lineage. `purpose`: completes "there are no samples to ..."."""
+    if LINEAGE.name not in schema.names:
+        raise SchemaError(f"there are no samples to {purpose}; sampling.n=2 or more makes several of each prompt")
 
 
 def hash_of(text: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,13 +15,19 @@ from pipeline.api.records import REJECT_SCHEMA, ChunkEnd, Item, Reject, RejectKi
 from pipeline.system.atomic_files import part_name, sorted_by_identity, write_parquet_shard
 
 MAX_REASONS = 100
+OTHER_ROWS = (
+    (r"\brow \d+(?:, lineage \[[\d, ]*\],)?", "row N"),
+    (r"\b\d+(?:\.\d+)? like row N", "N like row N"),
+)
+"""Patterns of another row and of the likeness to it in the reason of a reject (Dedup), each with its placeholder."""
 VALUES_OF_A_ROW = ((r"'[^']*'", "'…'"), (r"\d+(?:,\d{3})*(?:\.\d+)?", "N"), ("UTF-N", "UTF-8"))
 """Patterns of values in the reason of an error, each with its placeholder: reasons are counted without their values.
 The last one restores UTF-8, which the pattern of numbers changes; polars has no look-behind to exclude it there."""
 
 
 class RejectTally:
-    """Counts rejects by node, kind and reason, where reasons that differ only in numbers or quoted values are one."""
+    """Counts rejects by node, kind and reason, where reasons that differ only in another row that they name or, if they
+    are errors, in numbers or quoted values are one."""
 
     def __init__(self) -> None:
         self.by_reason: Counter[tuple[str, str, str]] = Counter()
@@ -37,7 +43,7 @@ class RejectTally:
         self.filtered += rejects.num_rows - errors
         found: Counter[tuple[str, str, str]] = Counter()
         for reject in rejects.rows:
-            key = (rejects.node, reject.kind.value, _without_values(reject))
+            key = (rejects.node, reject.kind.value, _counted_as(reject))
             if key not in self.by_reason and len(self.by_reason) >= MAX_REASONS:
                 key = (rejects.node, reject.kind.value, "(other reasons)")
             self.by_reason[key] += 1
@@ -45,13 +51,21 @@ class RejectTally:
         return found
 
 
-def _without_values(reject: Reject) -> str:
-    """Return the reason with placeholders for its values; that of a filter, which the user wrote, as it is."""
-    reason = reject.reason
-    if reject.kind is RejectKind.ERROR:
-        for pattern, instead in VALUES_OF_A_ROW:
-            reason = re.sub(pattern, instead, reason)
-    return reason
+def without_other_rows(reason: str) -> str:
+    """Return `reason` with placeholders for another row that it names."""
+    return _replaced(reason, OTHER_ROWS)
+
+
+def _counted_as(reject: Reject) -> str:
+    """Return the reason with placeholders for its values; that of a filter, which the user wrote, keeps its own."""
+    reason = without_other_rows(reject.reason)
+    return _replaced(reason, VALUES_OF_A_ROW) if reject.kind is RejectKind.ERROR else reason
+
+
+def _replaced(text: str, patterns: Sequence[tuple[str, str]]) -> str:
+    for pattern, instead in patterns:
+        text = re.sub(pattern, instead, text)
+    return text
 
 
 class RejectWriter(BaseOperator):

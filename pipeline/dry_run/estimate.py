@@ -21,6 +21,7 @@ from pipeline.api.records import RejectKind
 from pipeline.api.runtime import Resources
 from pipeline.config.build import Job, build_graph
 from pipeline.dataflow.graph import Graph
+from pipeline.dataflow.reject_writer import without_other_rows
 from pipeline.dataflow.target_progress import Budget
 from pipeline.dry_run.sample_run import NodeResult, SampleRun
 from pipeline.monitor.wording import bytes_text, quoted, time_text
@@ -140,7 +141,7 @@ def _reject_lines(nodes: Mapping[str, NodeResult]) -> Iterator[str]:
     """Yield a line on the rejected rows of each node, by reason. All of a node, as errors, are a ConfigError."""
     for name, node in nodes.items():
         for kind, word in _LEFT_OUT.items():
-            reasons = Counter(reject.reason for reject in node.rejects if reject.kind is kind)
+            reasons = Counter(without_other_rows(reject.reason) for reject in node.rejects if reject.kind is kind)
             told = "; ".join(
                 f"{count:,} x {quoted(reason, LONGEST_REASON)}" for reason, count in reasons.most_common(PROMPTS)
             )

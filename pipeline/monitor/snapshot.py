@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -35,7 +35,7 @@ class Snapshot:
 
     Args:
         elapsed_s: seconds since the attempt began.
-        rows: finished source rows, earlier attempts included; an estimate if rows are expanded.
+        rows: finished source rows, earlier attempts included; an estimate if rows are expanded or merged.
         rows_total: all source rows; None while unknown.
         rows_total_exact: False if the total is an estimate from the share of the input that was read.
         fraction: finished rows / all rows, 0 to 1; None while unknown.
@@ -112,7 +112,9 @@ class Observer:
     ) -> None:
         self._graph = graph
         # Under a target, rows are counted where they arrive at the node `target`, which holds them until a chunk ends.
-        self._sinks = graph.sinks if graph.target is None else (TARGET,)
+        ends = {i: (TARGET if graph.nodes[i].inputs == (TARGET,) else i) for i in graph.sinks}
+        self._ends = tuple(ends.values())
+        self._readers = Counter(source for node in graph.nodes.values() for source in node.inputs)
         self._target = graph.target
         self._executor = executor
         self._tally = executor.tally
@@ -192,14 +194,15 @@ class Observer:
     def _finished(self, meters: Mapping[str, StageMeter]) -> int:
         """Estimate how many source rows of this attempt have reached a sink or the rejects.
 
-        By the rows that sinks have taken in, since they write only at a chunk's end. If rows are expanded, the count is
-        scaled down by the mean expansion.
+        By the rows that sinks have taken in, since they write only at a chunk's end, as a share of all rows that there
+        are: those read, made (fewer where rows are merged), and copied, where several nodes read one.
         """
-        arrived = max(meters[name].rows_in for name in self._sinks) + self._tally.errors + self._tally.filtered
+        arrived = sum(meters[name].rows_in for name in self._ends) + self._tally.errors + self._tally.filtered
         source = meters[self._graph.source]
         read = source.rows_out + source.rejected
         expanded = sum(m.expanded for m in meters.values())
-        return min(read, arrived * read // (read + expanded)) if read else 0
+        copied = sum(meters[name].rows_out * (readers - 1) for name, readers in self._readers.items())
+        return min(read, arrived * read // max(1, read + expanded + copied))
 
     def _rows_total(self, source: StageMeter) -> tuple[int | None, bool]:
         """Return the number of source rows, and True if it is exact."""

@@ -21,6 +21,8 @@ from pipeline.run_dir.state import RunStatus
 TOP_REASONS = 3
 """Keeps the summary within ten lines."""
 LONGEST_REASON = 160
+_VALUES, _OTHER_ROW = r"\bN\b|'…'", r"\brow N\b"
+"""Placeholders in the counted reasons of errors, and of rows that were filtered out."""
 log = logging.getLogger(__name__)
 
 
@@ -150,7 +152,7 @@ def _reject_lines(rejects: RejectCounts) -> list[str]:
     ranked = sorted(rejects.items(), key=lambda item: (-item[1], item[0]))
     top = ranked[:TOP_REASONS]
     notes = [f"the first {TOP_REASONS} of {len(ranked)} reasons"] if len(ranked) > TOP_REASONS else []
-    if any(kind == RejectKind.ERROR and re.search(r"\bN\b|'…'", reason) for (_, kind, reason), _ in top):
+    if any(re.search(_VALUES if kind == RejectKind.ERROR else _OTHER_ROW, reason) for (_, kind, reason), _ in top):
         notes.append("N and '…' differ from row to row")
     said = f": {'; '.join(notes)}; {REJECTS}/ has all" if notes else ""
     return [

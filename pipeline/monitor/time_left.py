@@ -36,7 +36,7 @@ def work_left(
     passed: dict[str, float] = {}
     for name in graph.order:
         meter, inputs = meters[name], graph.nodes[name].inputs
-        growth = (meter.rows_in + meter.expanded) / meter.rows_in if meter.rows_in else 1.0
+        growth = _growth(meter)
         expected = sum(passed[i] for i in inputs) * growth if inputs else float(source_rows)
         done = meter.rows_out + meter.rejected
         passed[name] = expected * (meter.rows_out / done if done else 1.0)
@@ -54,3 +54,10 @@ def work_left(
                 return None, f"{name} has finished no row yet"
             work += unfinished * meter.tokens_in / done
     return (work if has_tokens else float(source_rows - finished_rows)), ""
+
+
+def _growth(meter: StageMeter) -> float:
+    """Return how many rows a node makes of one. Rows to be merged are held first, so only those count that were."""
+    done = meter.rows_out + meter.rejected
+    taken = meter.rows_in if meter.expanded >= 0 else done - meter.expanded
+    return (taken + meter.expanded) / taken if taken else 1.0

@@ -10,8 +10,9 @@ from pipeline.system.failpoints import Failpoint, reached
 
 APPLICATION_ID = 0x6C6C6270
 """SQLite's application_id of every state.sqlite."""
-FORMAT = 5
-"""Version of the tables (SQLite's user_version); a file of another version is refused."""
+FORMAT = 6
+"""Version of the tables and of what operators keep in them (SQLite's user_version); a file of another version is
+refused."""
 
 _TABLES = f"""
 BEGIN IMMEDIATE;

@@ -1,4 +1,4 @@
-"""SIGKILL on the way to a target: job=self_instruct, killed twice, ends with the bytes of a run that was left alone."""
+"""SIGKILL on the way to a target: a job that is killed twice ends with the bytes of a run that was left alone."""
 
 from __future__ import annotations
 
@@ -20,15 +20,40 @@ RUN = "tests.faults.hooks:command_line"
 SMALL = ("target.accepted_rows=5", "target.chunk_rows=4", "data.limit=3")
 """Five seeds that ask for short texts, so that there are several rounds."""
 LARGE = ("target.accepted_rows=60",)
+PAIRS = """
+defaults:
+  - override /flow: generate
+  - override /model: tiny
+data: {path: "${project:jobs/data/self_instruct_seeds.jsonl}"}
+sampling: {n: 3, temperature: 1.0, max_tokens: 20}
+nodes:
+  score: {inputs: generate, op: {_target_: operators.map.Map, columns: {score: LENGTH(completion)}}}
+  slim: {inputs: score, op: {_target_: operators.columns.Select, columns: [prompt, completion, score]}}
+  write: {inputs: pairs}
+  whole: {inputs: slim, op: {_target_: operators.gather.Gather, columns: [completion, score]}}
+  pairs: {inputs: whole, op: {_target_: operators.gather.Pairs, texts: completion, scores: score}}
+"""
+"""Of three samples the longest is chosen and the shortest rejected; where all are as long there is no pair."""
 CASES = [
-    pytest.param(SMALL, "decode:25", f"{Failpoint.SHARD_RENAMED}:2", id="small"),
-    pytest.param(LARGE, "decode:150", f"{Failpoint.STATE_COMMITTING}:3", id="large", marks=pytest.mark.faults),
-    pytest.param(LARGE, "prefill:60", f"{Failpoint.GRAPH_ENDED}", id="at the end", marks=pytest.mark.faults),
+    pytest.param("self_instruct", SMALL, "decode:25", f"{Failpoint.SHARD_RENAMED}:2", id="small"),
+    pytest.param("pairs", SMALL, "decode:5", f"{Failpoint.STATE_COMMITTING}:2", id="pairs"),
+    pytest.param(
+        "self_instruct", LARGE, "decode:150", f"{Failpoint.STATE_COMMITTING}:3", id="large", marks=pytest.mark.faults
+    ),
+    pytest.param(
+        "self_instruct", LARGE, "prefill:60", f"{Failpoint.GRAPH_ENDED}", id="at the end", marks=pytest.mark.faults
+    ),
 ]
 
 
-def arguments(directory: Path, size: tuple[str, ...], slots: int) -> list[str]:
-    return ["job=self_instruct", f"output_dir={directory}", f"runtime.slots={slots}", "progress=none", *WATCHED, *size]
+@pytest.fixture
+def jobs(tmp_path) -> dict[str, str]:
+    (tmp_path / "pairs.yaml").write_text(PAIRS)
+    return {"self_instruct": "self_instruct", "pairs": str(tmp_path / "pairs.yaml")}
+
+
+def arguments(job: str, directory: Path, size: tuple[str, ...], slots: int) -> list[str]:
+    return [f"job={job}", f"output_dir={directory}", f"runtime.slots={slots}", "progress=none", *WATCHED, *size]
 
 
 def accounts(directory: Path) -> dict[str, RowCounts]:
@@ -36,17 +61,17 @@ def accounts(directory: Path) -> dict[str, RowCounts]:
         return state.accounts()
 
 
-@pytest.mark.parametrize(("size", "first", "second"), CASES)
+@pytest.mark.parametrize(("job", "size", "first", "second"), CASES)
 def test_a_run_that_is_killed_twice_gives_the_same_rows_and_the_same_accounts(
-    size, first, second, forks, matrix, tmp_path
+    job, size, first, second, jobs, forks, matrix, tmp_path
 ):
     whole, out = tmp_path / "whole", tmp_path / "out"
-    ended = forks.run(RUN, *arguments(whole, size, slots=4))
+    ended = forks.run(RUN, *arguments(jobs[job], whole, size, slots=4))
     assert ended.code == ExitCode.DONE, ended.output
     for where in ({AT: first}, {VARIABLE: second}):
-        assert forks.run(RUN, *arguments(out, size, slots=16), **where).code == -signal.SIGKILL
+        assert forks.run(RUN, *arguments(jobs[job], out, size, slots=16), **where).code == -signal.SIGKILL
         matrix.saw(kills=1)
-    ended = forks.run(RUN, *arguments(out, size, slots=7))
+    ended = forks.run(RUN, *arguments(jobs[job], out, size, slots=7))
     assert ended.code == ExitCode.DONE, ended.output
     assert files(out) == files(whole)
     assert nothing_is_left_over(out)

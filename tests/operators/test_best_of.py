@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from operators.best_of import BestOf
+from operators.best_of import BestOf, Majority
 from operators.tokens import Tokenize
 from pipeline.api.errors import ConfigError, SchemaError
-from pipeline.api.records import Batch, ChunkEnd
+from pipeline.api.records import ROW, Batch, ChunkEnd
 from tests.operators.flow import Flow, Rows, chain
 from tests.operators.test_generate import FAKE, TEXT, generate, prompts
 from tests.operators.test_generate import flow as generating
@@ -110,6 +110,68 @@ def test_of_the_samples_that_generate_draws_the_likeliest_stays(tmp_path):
 def test_columns_that_cannot_work(schema, message):
     with pytest.raises(SchemaError, match=message):
         BestOf(by="score").plan(schema)
+
+
+def test_losers_can_be_dropped_without_a_reject_each(tmp_path):
+    kept, run = best(tmp_path, samples(SCORES), NUMBER, losers="drop")
+    assert kept == [(0, [1]), (1, [0]), (2, [0]), (3, [1]), (5, [0])]
+    assert (run.tally.errors, run.tally.filtered) == (0, 0)
+    (meter,) = [meter for meter in run.executor.meters if meter.name == "best"]
+    assert (meter.rows_in, meter.expanded, meter.rejected, meter.rows_out) == (10, -5, 0, 5)
+
+
+VOTES = {
+    (0, 0): "a", (0, 1): "b", (0, 2): "b", (0, 3): None,
+    (1, 0): "b", (1, 1): "a", (1, 2): "a", (1, 3): "b",
+    (2, 0): None, (2, 1): None,
+    (3, 0, 4): "a", (3, 1, 0): "b", (3, 1, 1): "b",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("losers", "filtered"), [("reject", 9), ("drop", 2)])
+def test_the_majority_is_the_first_of_the_most_frequent_value(tmp_path, losers, filtered):
+    for seed in range(4):
+        order = np.random.default_rng(seed).permutation(len(VOTES))
+        rows = [samples(VOTES, "answer")[i] for i in order]
+        source = Samples(rows, pa.schema([LINEAGE, ("answer", pa.string())]))
+        vote = Majority("answer", as_="answer", losers=losers)
+        run = Flow(tmp_path / str(seed), chain(source, vote=vote))
+        assert [tuple(row.values()) for row in run.run()] == [
+            (0, [1], "b", 2, 4),
+            (1, [0], "b", 2, 4),
+            (3, [0, 4], "a", 1, 1),
+            (3, [1, 0], "b", 2, 2),
+        ]
+        assert (run.tally.errors, run.tally.filtered) == (0, filtered)
+        assert run.tally.by_reason["vote", "filtered", "none of its samples has a value in answer"] == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (pa.float64(), [1.0, float("nan"), float("nan")]),
+        (pa.list_(pa.string()), [["a", "b"], ["b", "a"], ["b", "a"]]),
+        (pa.binary(), [b"\xfe", b"\xff", b"\xff"]),
+    ],
+)
+def test_values_of_any_type_are_votes(tmp_path, kind, values):
+    rows = samples({(0, i): value for i, value in enumerate(values)}, "answer")
+    source = Samples(rows, pa.schema([LINEAGE, ("answer", kind)]))
+    ((row),) = Flow(tmp_path, chain(source, vote=Majority("answer"))).run()
+    assert (row["lineage"], row["votes"], row["samples"]) == ([1], 2, 3)
+
+
+def test_a_majority_needs_samples_and_room_for_its_counts():
+    with pytest.raises(SchemaError, match="there are no samples to count"):
+        Majority("answer").plan(pa.schema([ROW, ("answer", pa.string())]))
+    with pytest.raises(SchemaError, match="would write the column 'votes'"):
+        Majority("votes").plan(pa.schema([ROW, LINEAGE, ("votes", pa.string())]))
+
+
+@pytest.mark.parametrize("operator", [BestOf, Majority])
+def test_losers_are_rejected_or_dropped(operator):
+    with pytest.raises(ConfigError, match="losers='keep' cannot work: it is one of reject, drop"):
+        operator("answer", losers="keep")
 
 
 def test_at_least_one_stays():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tracemalloc
 from typing import Any
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 from operators.dedup import Dedup
 from operators.rows.duplicates import HASH_BYTES, Near, NearTexts, shingles
 from pipeline.api.errors import ConfigError, SchemaError
-from pipeline.api.records import ROW
+from pipeline.api.records import LINEAGE, ROW, Reject, RejectKind, Rejects
+from pipeline.dataflow.reject_writer import RejectTally
 from tests.operators.arrivals import Outcome, Row, in_order
 
 SCHEMA = pa.schema([ROW, ("a", pa.string()), ("b", pa.float64()), ("c", pa.list_(pa.binary()))])
@@ -59,12 +61,42 @@ def test_a_row_is_compared_with_rows_that_are_kept_and_no_others():
     assert kept(Dedup(["b"], Near("a")), rows) == [0, 2]
 
 
-def test_the_reasons_say_which_columns():
-    rows: list[Row] = [{"a": SENTENCE}, {"a": SENTENCE}, {"a": SENTENCE.upper() + " "}]
+def test_the_reasons_say_which_columns_of_which_row_and_how_near():
+    rows: list[Row] = [{"a": SENTENCE}, {"a": SENTENCE}, {"a": SENTENCE.upper() + " "}, {"a": "else"}, {"a": "else"}]
     outcome = run(Dedup(["a", "b"], Near("a")), rows)
     assert outcome.rejects == {
-        (1, ()): ("filtered", "equal to an earlier row in a, b"),
-        (2, ()): ("filtered", "nearly equal to an earlier row in a"),
+        (1, ()): ("filtered", "equal to row 0 in a, b"),
+        (2, ()): ("filtered", "1.00 like row 0 in a (near duplicates: threshold 0.8)"),
+        (4, ()): ("filtered", "equal to row 3 in a, b"),
+    }
+
+
+def test_the_row_that_is_named_is_the_most_similar_one_and_has_its_lineage():
+    schema = pa.schema([ROW, LINEAGE, ("a", pa.string())])
+    words = [f"w{i}" for i in range(30)]
+    texts = [" ".join(words[first : first + 20]) for first in (0, 10, 6)]  # the last: 14/26 like the first, 16/24
+    chunks = [[{"row": 5, "lineage": [0, i], "a": text}] for i, text in enumerate(texts)]
+    op = Dedup(near=Near("a", 0.4, words=1, permutations=512))
+    op.plan(schema)
+    outcome = Outcome().take(op, in_order(chunks, schema))
+    ((identity, (_, reason)),) = outcome.rejects.items()
+    assert identity == (5, (0, 2))
+    found = re.fullmatch(r"(0\.\d\d) like row 5, lineage \[0, 1\], in a \(near duplicates: threshold 0\.4\)", reason)
+    assert found
+    assert float(found[1]) == pytest.approx(16 / 24, abs=0.05)
+
+
+def test_reasons_are_counted_without_the_rows_that_they_name():
+    """Else each reject would be a reason of its own, in the state and in the summary."""
+    rows: list[Row] = [{"a": f"{SENTENCE} {'!' * (i % 30)}" if i % 2 else str(i % 30)} for i in range(200)]
+    outcome = run(Dedup(["a"], Near("a", 0.5)), rows)
+    tally = RejectTally()
+    kind = RejectKind.FILTERED
+    tally.add(Rejects(0, tuple(Reject(row, why, kind=kind) for (row, _), (_, why) in outcome.rejects.items()), "d"))
+    assert len({why for _, why in outcome.rejects.values()}) > 15
+    assert set(tally.by_reason) == {
+        ("d", "filtered", "equal to row N in a"),
+        ("d", "filtered", "N like row N in a (near duplicates: threshold 0.5)"),
     }
 
 
@@ -82,9 +114,9 @@ def test_shingles_are_runs_of_words_in_any_case_and_space():
 
 def test_what_is_committed_with_a_chunk_grows_with_the_chunk_and_not_with_the_run():
     outcome = run(Dedup(["a"]), [{"a": str(i // 2)} for i in range(40)], chunk_rows=4)
-    assert {len(added) for added in outcome.states.values()} == {2 * HASH_BYTES}
+    assert {len(added) for added in outcome.states.values()} == {8 + 2 * (9 + HASH_BYTES)}
     near = run(Dedup(near=Near("a", permutations=32)), [{"a": str(i // 2)} for i in range(8)], chunk_rows=4)
-    assert {len(added) for added in near.states.values()} == {2 * 32 * 4}
+    assert {len(added) for added in near.states.values()} == {8 + 2 * (9 + 32 * 4)}
 
 
 def test_texts_are_not_kept():

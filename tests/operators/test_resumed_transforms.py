@@ -1,4 +1,4 @@
-"""Dedup and Limit in a run that breaks off: the same files as one that did not, and whole after a repair."""
+"""Dedup, Limit and Gather in a run that breaks off: the same files as one that did not, and whole after a repair."""
 
 from __future__ import annotations
 
@@ -32,6 +32,22 @@ def job(directory: Path, fail_at: int, broken: Path, max_open_chunks: int) -> Jo
     )
 
 
+def gathered(directory: Path, fail_at: int, broken: Path, max_open_chunks: int) -> JobSettings:
+    """Four samples of each row, of which some are lost, some seen before, and the others put together again."""
+    settings = job(directory, fail_at, broken, max_open_chunks)
+    apart = {"function": f"{OPS}.four_samples", "columns": {"sample": "int64", "tag": "int64"}, "many": True}
+    more = {
+        "apart": NodeSettings({"_target_": "operators.call.Call", **apart}, "key"),
+        "part": NodeSettings({"_target_": "operators.map.Map", "columns": {"part": "sample % 10"}}, "apart"),
+        "whole": NodeSettings({"_target_": "operators.gather.Gather", "columns": ["sample", "part"]}, "distinct"),
+    }
+    settings.nodes |= more
+    settings.nodes["bad"] = NodeSettings({"_target_": "operators.filter.Filter", "where": "sample % 7 <> 4"}, "part")
+    settings.nodes["distinct"].op["columns"] = ["key", "part"]
+    settings.nodes["limit"].inputs = ["whole"]
+    return settings
+
+
 def run(settings: JobSettings) -> ExitCode:
     return run_job(settings, Resources())
 
@@ -42,8 +58,9 @@ def files(directory: Path) -> dict[str, bytes]:
     return {p.relative_to(directory).as_posix(): p.read_bytes() for p in found}
 
 
-@pytest.mark.parametrize(("fail_at", "max_open_chunks"), [(12, 1), (30, 2), (55, 8)])
-def test_a_run_that_broke_off_ends_with_the_same_files(tmp_path, fail_at, max_open_chunks):
+@pytest.mark.parametrize("job", [job, gathered])
+@pytest.mark.parametrize(("fail_at", "max_open_chunks"), [(12, 1), (30, 2), (44, 8)])
+def test_a_run_that_broke_off_ends_with_the_same_files(tmp_path, fail_at, max_open_chunks, job):
     broken, out, whole = tmp_path / "broken", tmp_path / "out", tmp_path / "whole"
     assert run(job(whole, fail_at, broken, 4)) is ExitCode.DONE
     broken.touch()

@@ -12,11 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from operators.best_of import BestOf, Majority
 from operators.call import Call
 from operators.columns import Rename, Select
 from operators.dedup import Dedup
 from operators.explode import Explode
 from operators.filter import Filter
+from operators.gather import Gather, Pairs
 from operators.limit import Limit
 from operators.map import Map
 from operators.parse_json import ParseJson
@@ -25,14 +27,16 @@ from operators.sample_rows import Sample
 from pipeline.api.records import LINEAGE, ROW
 from tests.operators.arrivals import Outcome, Row, in_order, mixed, resumed
 
-SCHEMA = pa.schema([ROW, LINEAGE, ("n", pa.int64()), ("text", pa.string()), ("many", pa.list_(pa.int64()))])
+VALUES = {"n": pa.int64(), "text": pa.string(), "many": pa.list_(pa.int64()), "m": pa.int64(), "other": pa.string()}
+SCHEMA = pa.schema([ROW, LINEAGE, *VALUES.items()])
 TEXTS = ["the quick brown fox jumps over the lazy dog", "The quick brown fox jumps over the lazy cat", "else", None]
 
 
 def row(i: int) -> Row:
     """Number `i`: two of each `row`, few different values, lists of 0 to 2 elements and null."""
     lists: list[Any] = [[i, i + 1], [], None, [i]]
-    return {"row": i // 2, "lineage": [i % 2], "n": i * 7 % 5, "text": TEXTS[i * 3 % 4], "many": lists[i % 4]}
+    values = (i * 7 % 5, TEXTS[i * 3 % 4], lists[i % 4], i // 3 % 2, TEXTS[i // 2 % 3])
+    return {"row": i // 2, "lineage": [i % 2], **dict(zip(VALUES, values, strict=True))}
 
 
 CHUNKS = [[row(i) for i in range(first, min(first + 6, 22))] for first in range(0, 22, 6)]
@@ -48,6 +52,8 @@ def call_many(row: Row) -> list[Row]:
 
 
 TRANSFORMS: Mapping[str, Callable[[], Any]] = {
+    "best": lambda: BestOf("n"),
+    "best-drop": lambda: BestOf("n", losers="drop"),
     "call": lambda: Call(call_once, arguments={"least": 2}),
     "call-many": lambda: Call(call_many, many=True),
     "dedup": lambda: Dedup(["n", "text"]),
@@ -56,9 +62,14 @@ TRANSFORMS: Mapping[str, Callable[[], Any]] = {
     "explode": lambda: Explode("many"),
     "explode-keep": lambda: Explode("many", as_="one", empty="keep"),
     "filter": lambda: Filter("n > 2"),
+    "gather": lambda: Gather(["n", "text", "many", "m"]),
+    "gather-rejects": lambda: Gather(["n", "text", "many"]),
     "limit": lambda: Limit(9),
     "limit-beyond": lambda: Limit(1000),
+    "majority": lambda: Majority("text"),
+    "majority-drop": lambda: Majority("text", losers="drop"),
     "map": lambda: Map({"n": "n + 1", "twice": "n * 2"}, {"line": "{{ n }} {{ text }}"}),
+    "pairs": lambda: Pairs(["text", "other"], ["n", "m"], "other"),
     "parse": lambda: ParseJson("text", {"a": "int64"}),
     "rename": lambda: Rename({"n": "text", "text": "n"}),
     "sample-share": lambda: Sample(fraction=0.4, seed=3),

@@ -89,6 +89,11 @@ class Square(BaseOperator):
         yield batch.with_data(pa.record_batch([*good.columns, y], schema=self.schema))
 
 
+def four_samples(row: dict[str, Any], differ: int = 0) -> list[dict[str, Any]]:
+    """Four samples of a row; the `tag` of those with x < `differ` is not the same."""
+    return [{"sample": 10 * row["x"] + i, "tag": i if row["x"] < differ else 0} for i in range(4)]
+
+
 class Loses(BaseOperator):
     """Loses the first row of every batch."""
 

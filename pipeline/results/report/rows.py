@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 
 from pipeline.api.records import RejectKind
-from pipeline.dataflow.reject_writer import VALUES_OF_A_ROW
+from pipeline.dataflow.reject_writer import OTHER_ROWS, VALUES_OF_A_ROW
 from pipeline.monitor.wording import share, shortened
 from pipeline.results.figures import Lengths, columns_named, counted, lengths, token_columns
 from pipeline.results.reader import Results
@@ -96,19 +96,19 @@ def rejects(results: Results) -> list[Panel]:
 
 
 def _share(results: Results, reject: Mapping[str, Any]) -> str | None:
-    """Return the share of the node's rows, expanded ones included."""
+    """Return the share of the node's rows: of those it made where it expands, of those it took in where it merges."""
     counts = results.accounts.get(reject["node"])
-    return None if counts is None else share(reject["rows"], counts.rows_in + counts.expanded)
+    return None if counts is None else share(reject["rows"], counts.rows_in + max(counts.expanded, 0))
 
 
 def _examples(results: Results, ranked: Sequence[Mapping[str, Any]]) -> list[Card]:
     table = results.rejects()
     if table is None:
         return []
-    plain = pl.col("reason")
-    for pattern, instead in VALUES_OF_A_ROW:
-        plain = plain.str.replace_all(pattern, instead)
-    counted_as = pl.when(pl.col("kind") == RejectKind.ERROR.value).then(plain).otherwise("reason")
+    filtered = _replaced(pl.col("reason"), OTHER_ROWS)
+    counted_as = (
+        pl.when(pl.col("kind") == RejectKind.ERROR.value).then(_replaced(filtered, VALUES_OF_A_ROW)).otherwise(filtered)
+    )
     wanted = [(reject["node"], reject["kind"], reject["reason"]) for reject in ranked]
     here = table.with_columns(counted_as.alias("counted_as"))
     here = here.join(pl.LazyFrame(wanted, schema=list(KEYS), orient="row"), on=KEYS, how="semi")
@@ -116,6 +116,12 @@ def _examples(results: Results, ranked: Sequence[Mapping[str, Any]]) -> list[Car
     found = firsts.collect(engine="streaming").to_dicts()
     cards = {tuple(record[key] for key in KEYS): _example(record) for record in found}
     return [cards[key] for key in wanted if key in cards]
+
+
+def _replaced(text: pl.Expr, patterns: Sequence[tuple[str, str]]) -> pl.Expr:
+    for pattern, instead in patterns:
+        text = text.str.replace_all(pattern, instead)
+    return text
 
 
 def _example(record: Mapping[str, Any]) -> Card:

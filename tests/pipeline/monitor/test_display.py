@@ -11,6 +11,7 @@ from typing import cast
 
 import pytest
 
+from operators.union import Union
 from pipeline.api.meter import Completed, StageMeter, StageState
 from pipeline.api.protocols import BaseOperator
 from pipeline.api.records import Reject, Rejects
@@ -59,6 +60,7 @@ class Run:
         rows_before: int = 0,
         rejects_before: RejectCounts | None = None,
         names: str = "read generate write",
+        union: bool = False,
         target: TargetProgress | None = None,
     ) -> None:
         first, *middle, last = names.split()
@@ -69,6 +71,8 @@ class Run:
         nodes = {first: Node(source)}
         for name in middle:
             nodes[name] = Node(KeepEven(), (next(reversed(nodes)),))
+        if union:  # of the source with itself
+            nodes[middle[0]] = Node(Union(), (first, first))
         nodes[last] = Node(Collect(), (next(reversed(nodes)),))
         self.tally = RejectTally()
         self.executor = SimpleNamespace(source_ended=False, tally=self.tally)
@@ -218,6 +222,41 @@ def test_expanded_rows_are_shared_out():
     run = Run(Source(total=100))
     run.meters["generate"].expanded = 50
     assert run.at(10.0, read=50, written=40).rows == 20
+
+
+def test_rows_that_are_merged_again_are_shared_out_too():
+    """Of 100 rows, 60 are read; three samples of each, and 90 of 180 are merged to 30 rows."""
+    run = Run(Source(total=100), names="read draft whole write")
+    run.generated("draft", 60, 180, mean=10)
+    run.meters["draft"].expanded = 120
+    whole = run.meters["whole"]
+    whole.rows_in, whole.rows_out, whole.expanded = 180, 30, -60
+    assert run.at(10.0, read=60, written=30).rows == 30 * 60 // (60 + 120 - 60)
+    whole.rows_out, whole.expanded = 60, -120
+    assert run.at(20.0, read=60, written=60).rows == 60
+
+
+def test_branches_are_shared_out_and_may_all_be_merged():
+    """A union makes two rows of one, and a Gather one of two: together they make none."""
+    run = Run(Source(total=100), names="read both whole write", union=True)
+    assert run.at(1.0, read=50, written=0).rows == 0
+    run.meters["both"].rows_out = run.meters["whole"].rows_in = 100
+    run.meters["whole"].rows_out, run.meters["whole"].expanded = 40, -40
+    assert run.at(10.0, read=50, written=40).rows == 40 * 50 // (50 + 50 - 40)
+    run.meters["whole"].rows_out, run.meters["whole"].expanded = 50, -50
+    assert run.at(20.0, read=50, written=50).rows == 50
+
+
+def test_rows_that_wait_to_be_merged_do_not_count_as_many():
+    """Two samples of each row; of 80 rows the samples of 20 are merged, of 10 judged."""
+    run = Run(Source(total=100), names="read draft whole judge write")
+    run.generated("draft", 80, 160, mean=10)
+    run.meters["draft"].expanded = 80
+    whole = run.meters["whole"]
+    whole.rows_in, whole.rows_out, whole.expanded = 160, 20, -20
+    run.generated("judge", 20, 10, mean=30)
+    left = 40 * 10 + (100 - 10) * 30
+    assert run.at(10.0, read=80, written=10).eta_s == left / ((1600 + 300) / 10)
 
 
 def test_rates_forget_what_is_older_than_the_window():

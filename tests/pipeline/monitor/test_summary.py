@@ -10,9 +10,9 @@ import polars as pl
 import pytest
 
 from pipeline.api.errors import ExitCode
-from pipeline.api.records import Reject, Rejects
+from pipeline.api.records import Reject, RejectKind, Rejects
 from pipeline.dataflow.graph import Graph, Node
-from pipeline.dataflow.reject_writer import VALUES_OF_A_ROW, RejectTally
+from pipeline.dataflow.reject_writer import OTHER_ROWS, VALUES_OF_A_ROW, RejectTally
 from pipeline.monitor.summary import Outcome, closing_lines, report_lines, summary_lines
 from pipeline.monitor.wording import one_line
 from pipeline.run_dir.chunk_record import RejectCounts
@@ -112,6 +112,7 @@ def test_a_text_on_one_line_is_cut_between_words_where_it_has_any(text, shown):
         ("error", "column '…' is not UTF-8", True),
         ("error", "NaN is no number", False),
         ("filtered", "more than N words", False),
+        ("filtered", "equal to row N in prompt", True),
     ],
 )
 def test_what_stands_for_the_values_of_rows_is_explained_where_it_is_shown(tmp_path, kind, reason, explained):
@@ -146,19 +147,23 @@ def outcome(directory: Path, tokens_in: int, tokens_out: int) -> Outcome:
 
 
 @pytest.mark.parametrize(
-    ("reasons", "counted_as"),
+    ("kind", "reasons", "counted_as"),
     [
-        (["column 'a' is not UTF-8: 'x1'", "column 'b' is not UTF-8: 'y'"], "column '…' is not UTF-8: '…'"),
-        (["has 3 fields", "has 12 fields"], "has N fields"),
-        (["has 67,108,864 bytes, 9 may be", "has 1.5 bytes, 1,234 may be"], "has N bytes, N may be"),
-        (["tokens 7,8 and 1,2.", "tokens 1,2 and 3,4."], "tokens N,N and N,N."),
+        ("error", ["column 'a' is not UTF-8: 'x1'", "column 'b' is not UTF-8: 'y'"], "column '…' is not UTF-8: '…'"),
+        ("error", ["has 3 fields", "has 12 fields"], "has N fields"),
+        ("error", ["has 67,108,864 bytes, 9 may be", "has 1.5 bytes, 1,234 may be"], "has N bytes, N may be"),
+        ("error", ["tokens 7,8 and 1,2.", "tokens 1,2 and 3,4."], "tokens N,N and N,N."),
+        ("error", ["bad beside row 3", "bad beside row 12, lineage [0, 2],"], "bad beside row N"),
+        ("filtered", ["equal to row 3 in b2", "equal to row 12, lineage [0, 2], in b2"], "equal to row N in b2"),
+        ("filtered", ["0.81 like row 3 in a", "1.00 like row 4, lineage [7], in a"], "N like row N in a"),
+        ("filtered", ["where: x > 3 AND y LIKE 'a'"], "where: x > 3 AND y LIKE 'a'"),
     ],
 )
-def test_rows_are_counted_by_reason_without_their_values(reasons, counted_as):
+def test_rows_are_counted_by_reason_without_their_values(kind, reasons, counted_as):
     tally = RejectTally()
-    tally.add(Rejects(0, tuple(Reject(i, reason) for i, reason in enumerate(reasons)), "read"))
-    assert dict(tally.by_reason) == {("read", "error", counted_as): len(reasons)}
+    tally.add(Rejects(0, tuple(Reject(i, why, kind=RejectKind(kind)) for i, why in enumerate(reasons)), "read"))
+    assert dict(tally.by_reason) == {("read", kind, counted_as): len(reasons)}
     column = pl.Series(reasons)  # as the report counts them
-    for pattern, instead in VALUES_OF_A_ROW:
+    for pattern, instead in (*OTHER_ROWS, *(VALUES_OF_A_ROW if kind == "error" else ())):
         column = column.str.replace_all(pattern, instead)
     assert set(column) == {counted_as}

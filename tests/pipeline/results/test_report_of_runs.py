@@ -19,6 +19,7 @@ from pipeline.results.report.panel import Histogram
 from pipeline.results.report.rows import rejects, samples, shown, texts
 from pipeline.results.report.write import VARIABLE, write_report
 from pipeline.run_dir.metrics_table import STAGES_SCHEMA, MetricsTable
+from pipeline.settings import NodeSettings
 from tests.pipeline.pages import Page, headings
 from tests.pipeline.run.test_job import job, run
 
@@ -35,6 +36,36 @@ def test_each_reason_has_the_first_row_that_it_took(tmp_path):
     assert panel.tables[0].rows == [["3", "unlucky number", "error", "square", "6.7 %"]]
     assert [card.title for card in panel.cards] == ["error at square: row 4"]
     assert dict(panel.cards[0].fields)["x"] == "4"
+
+
+def test_rejects_that_name_another_row_are_one_reason_with_an_example(tmp_path):
+    settings = job(tmp_path / "out")
+    key = {"_target_": "operators.map.Map", "columns": {"key": "x % 20"}}
+    distinct = {"_target_": "operators.dedup.Dedup", "columns": ["key"]}
+    settings.nodes |= {"key": NodeSettings(key, "numbers"), "distinct": NodeSettings(distinct, "key")}
+    settings.nodes["square"].inputs = ["distinct"]
+    run(settings)
+    (panel,) = rejects(read_results(tmp_path / "out"))
+    assert panel.tables[0].rows == [["25", "equal to row N in key", "filtered", "distinct", "55.6 %"]]
+    assert [(card.title, dict(card.fields)["reason"]) for card in panel.cards] == [
+        ("filtered at distinct: row 20", "equal to row 0 in key")
+    ]
+
+
+def test_where_rows_are_merged_rejects_are_a_share_of_those_that_came(tmp_path):
+    """Four samples of each row, of which those of rows 0 to 8 differ in a column that is not gathered."""
+    settings = job(tmp_path / "out", max_error_rate=1.0)
+    apart = {"_target_": "operators.call.Call", "function": "tests.pipeline.job_ops.four_samples", "many": True}
+    apart |= {"columns": {"sample": "int64", "tag": "int64"}, "arguments": {"differ": 9}}
+    settings.nodes |= {
+        "apart": NodeSettings(apart, "numbers"),
+        "whole": NodeSettings({"_target_": "operators.gather.Gather", "columns": ["sample"]}, "apart"),
+    }
+    settings.nodes["square"].inputs = ["whole"]
+    run(settings)
+    (panel,) = rejects(read_results(tmp_path / "out"))
+    assert panel.tables[0].rows[0][0] == "36"
+    assert panel.tables[0].rows[0][-1] == "20.0 %"
 
 
 @pytest.mark.parametrize("rows", [0, 1, 9])
