@@ -51,7 +51,7 @@ class Gather(BaseOperator):
 
     def __init__(self, columns: list[str]) -> None:
         check(bool(columns) and len(set(columns)) == len(columns), "columns", columns, "name one or more, each once")
-        refuse_identity(columns, "gathered; it is done with `lineage` by itself")
+        refuse_identity(columns, "gathered; name other columns")
         self._columns = columns
         self._held = HeldRows()
 
