@@ -51,7 +51,7 @@ class Gather(BaseOperator):
 
     def __init__(self, columns: list[str]) -> None:
         check(bool(columns) and len(set(columns)) == len(columns), "columns", columns, "name one or more, each once")
-        refuse_identity(columns, "gathered; it is done with `lineage` by itself")
+        refuse_identity(columns, "gathered; name other columns")
         self._columns = columns
         self._held = HeldRows()
 
@@ -130,11 +130,12 @@ class Pairs(BaseOperator):
     the one with the lowest is rejected.
 
     Of equal scores the text that stands first counts, for both. A text or a score that is null does not take part, nor
-    does NaN; true is 1 and false 0. A row with fewer than two texts that have a score, with equal scores only, or with
-    a difference below `margin` has no pair and becomes a reject of kind `filtered`.
+    does NaN; true is 1 and false 0. A row with fewer than two texts that have a score, with equal scores or texts only,
+    or with a difference below `margin` has no pair and becomes a reject of kind `filtered`; one whose lists differ in
+    length, or without a prompt that can be answered, becomes an error.
 
     `prompt`, `chosen`, `rejected`, `score_chosen` and `score_rejected` (double) take the place of the columns that they
-    are made of, as the last columns; the others stay.
+    are made of, as the last columns; the others stay (with `trl` none may be `messages`, `completion` or `label`).
 
     Args:
         texts: a column of lists of texts, as Gather makes it, or two or more columns of texts.
