@@ -5,7 +5,7 @@ Skipped without distilabel, which is not among the locked dependencies. It has a
 version of Python, that takes everything else from the project's:
 
     python -m venv extra
-    extra/bin/pip install distilabel==1.5.3
+    extra/bin/pip install distilabel==1.5.3 requests # which it imports without asking for it
     export PYTHONPATH=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
     extra/bin/python -m pytest -W default tests/recipes/test_against_distilabel.py # its dependencies warn
 """
@@ -28,6 +28,7 @@ steps = pytest.importorskip("distilabel.steps", reason=REASON)
 LLM: Any = llms.LLM
 Messages = list[dict[str, str]]
 Row = dict[str, Any]
+MUTATIONS: dict[str, str] = tasks.EvolInstruct.model_fields["mutation_templates"].default
 
 
 def key_of(messages: Messages) -> str:
@@ -39,6 +40,7 @@ class Replay(LLM):
     """LLM of distilabel that answers from `completions`, by messages as JSON, and appends the messages to `sent`."""
 
     completions: dict[str, str]
+    structured_output: Any = "as replayed"
     sent: list[Any] = []  # noqa: RUF012 (pydantic copies it for each instance)
 
     @property
@@ -65,32 +67,45 @@ def run_task(name: str, rows: Sequence[Row], completions: Mapping[str, str], **s
     return llm.sent, [{k: v for k, v in row.items() if k != "distilabel_metadata"} for row in found]
 
 
-def ultrafeedback(rows: Sequence[Row], completions: Mapping[str, str], aspect: str = "overall-rating") -> Any:
-    """Run UltraFeedback over rows of `instruction` and `generations`; see run_task."""
-    return run_task("UltraFeedback", rows, completions, aspect=aspect)
+def ultrafeedback(rows: Sequence[Row], completions: Mapping[str, str], **settings: Any) -> Any:
+    """Run UltraFeedback over rows of `instruction` and `generations`; see run_task. `use_default_structured_output`:
+    completions are JSON objects with `ratings`, else texts of the form that the prompt asks for."""
+    return run_task("UltraFeedback", rows, completions, **settings)
 
 
-def evol_instruct(rows: Sequence[Row], completions: Mapping[str, str], rounds: int, seed: int) -> Any:
+def judge_prompt(row: Row) -> Messages:
+    """Return the messages that UltraFeedback sends for `row`, as it makes them itself."""
+    task = tasks.UltraFeedback(llm=Replay(completions={}))
+    task.load()
+    messages: Messages = task.format_input(row)
+    return messages
+
+
+def evol_instruct(
+    rows: Sequence[Row],
+    completions: Mapping[str, str],
+    rounds: int = 1,
+    seed: int = 0,
+    templates: Mapping[str, str] | None = None,
+) -> Any:
     """Run EvolInstruct over rows of `instruction`; see run_task. The rows have the instruction of each round, the first
-    one included, as `evolved_instructions`.
+    one included, as `evolved_instructions`. `templates`: by name, other mutations, with `<PROMPT>` for the instruction.
 
     Its own argument `seed` has no effect in 1.5.3: it draws from NumPy's global generator, which is seeded here.
     """
     np.random.seed(seed)
     settings = {"num_evolutions": rounds, "store_evolutions": True, "include_original_instruction": True}
-    return run_task("EvolInstruct", rows, completions, **settings)
+    return run_task("EvolInstruct", rows, completions, **settings, mutation_templates=dict(templates or MUTATIONS))
 
 
 def mutations(rows: int, rounds: int, seed: int) -> list[list[str]]:
     """Return the names of the mutations that `evol_instruct` draws, by round and row."""
-    names = list(tasks.EvolInstruct.model_fields["mutation_templates"].default)
     generator = np.random.RandomState(seed)
-    return [[str(generator.choice(names)) for _ in range(rows)] for _ in range(rounds)]
+    return [[str(generator.choice(list(MUTATIONS))) for _ in range(rows)] for _ in range(rounds)]
 
 
-def evolving_prompt(mutation: str, instruction: str) -> Messages:
+def evolving_prompt(template: str, instruction: str) -> Messages:
     """Return the messages with which EvolInstruct asks for a mutation of `instruction`."""
-    template = tasks.EvolInstruct.model_fields["mutation_templates"].default[mutation]
     return [{"role": "user", "content": template.replace("<PROMPT>", instruction)}]
 
 
@@ -111,14 +126,6 @@ def verdict(ratings: Sequence[int]) -> str:
     return "\n\n".join(
         f"#### Output for Text {i}\nRating: {r}\nRationale: It is {r}." for i, r in enumerate(ratings, 1)
     )
-
-
-def judge_prompt(row: Row) -> Messages:
-    """Return the messages that UltraFeedback sends for `row`, as it makes them itself."""
-    task = tasks.UltraFeedback(llm=Replay(completions={}))
-    task.load()
-    messages: Messages = task.format_input(row)
-    return messages
 
 
 def test_ultrafeedback_is_asked_about_all_texts_of_a_row_at_once_and_its_ratings_make_pairs():
@@ -147,10 +154,29 @@ def test_evol_instruct_sends_the_drawn_mutation_of_what_came_last_and_eliminates
         # The second row copies the evolving prompt's words, which the paper would eliminate.
         answers = [f"#Rewritten Prompt#:\n Evolved {number} ", f"Bird {number} of the given prompt"]
         for i, (mutation, answer) in enumerate(zip(drawn, answers, strict=True)):
-            completions[key_of(evolving_prompt(mutation, latest[i]))] = answer
+            completions[key_of(evolving_prompt(MUTATIONS[mutation], latest[i]))] = answer
         latest = [f"Evolved {number}", answers[1]]
         for i, text in enumerate(latest):
             expected[i].append(text)
     sent, found = evol_instruct(rows, completions, rounds=3, seed=7)
     assert [key_of(messages) for messages in sent] == list(completions)
     assert [row["evolved_instructions"] for row in found] == expected
+
+
+def test_ultrafeedback_takes_ratings_as_json_of_the_same_prompts():
+    texts = {key_of(judge_prompt(row)): verdict(v) for row, v in zip(JUDGED, VERDICTS, strict=True)}
+    as_json = {k: json.dumps({"ratings": v}) for k, v in zip(texts, VERDICTS, strict=True)}
+    sent, rows = ultrafeedback(JUDGED, as_json, use_default_structured_output=True)
+    assert [key_of(messages) for messages in sent] == list(texts)
+    assert [row["ratings"] for row in rows] == VERDICTS
+
+
+def test_evol_instruct_takes_the_templates_of_others():
+    templates = {"harder": "Make it harder: <PROMPT>"}
+    sent, (row,) = evol_instruct(
+        [{"instruction": "Add 1 and 2."}],
+        {key_of(evolving_prompt(templates["harder"], "Add 1 and 2.")): "Add 1, 2 and 3."},
+        templates=templates,
+    )
+    assert sent == [[{"role": "user", "content": "Make it harder: Add 1 and 2."}]]
+    assert row["evolved_instructions"] == ["Add 1 and 2.", "Add 1, 2 and 3."]
