@@ -4,7 +4,7 @@ Skipped without TRL, which is not among the locked dependencies. It has an envir
 of Python, that takes everything else from the project's:
 
     python -m venv extra
-    extra/bin/pip install trl
+    extra/bin/pip install trl # torch for the CPU is enough
     export PYTHONPATH=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
     extra/bin/python -m pytest -W default tests/recipes/test_against_trl.py # its dependencies warn
 """
