@@ -1,5 +1,5 @@
-"""`python -m pipeline compare A B`: compare settings, rows, speed, lengths and texts of two runs. `report DIR ...`:
-write report.html again, also of a run that is running or was killed.
+"""`python -m pipeline compare A B`: compare settings, rows, speed, texts, booleans and numbers of two runs.
+`report DIR ...`: write report.html again, also of a run that is running or was killed.
 
 The exit code is 0 also if the two differ, and 2 if a directory is not a run directory.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pipeline.api.errors import ExitCode
 from pipeline.cli.commands import parser_of
-from pipeline.monitor.wording import printable, share
+from pipeline.monitor.wording import number, one_line, printable, share
 from pipeline.results.compare import (
     Agreement,
     Joined,
@@ -22,6 +22,7 @@ from pipeline.results.compare import (
     setting_differences,
     stages,
 )
+from pipeline.results.paired import PairedMean, PairedShare
 from pipeline.results.reader import Results, read_results
 from pipeline.results.report.rows import shown
 from pipeline.results.report.write import write_report
@@ -29,6 +30,7 @@ from pipeline.results.report.write import write_report
 MOST_LINES = 40
 LONGEST_VALUE = 200
 LONGEST_SETTING = 160
+SMALLEST_P = 0.0001
 CONTEXT = 20
 """Characters that are shown before the first difference of two texts."""
 
@@ -91,7 +93,13 @@ def _rows(folder: str, found: Joined | None) -> list[str]:
     head = [f"rows of {folder}, joined by {by}: {found.both:,} in both, {alone}"]
     if not found.both:
         return head
-    return [*head, *(line for column in found.columns for line in _column(column, found.both))]
+    listed = {column.column for column in found.columns}
+    return [
+        *head,
+        *(line for column in found.columns for line in _column(column, found.both)),
+        *_indented(_shares(found.shares)),
+        *_indented(_means([m for m in found.means if m.differ or m.column not in listed])),
+    ]
 
 
 def _column(found: Agreement, both: int) -> list[str]:
@@ -99,6 +107,46 @@ def _column(found: Agreement, both: int) -> list[str]:
     for difference in found.first:
         told += [f"    {difference.key}", *(f"      {text}" for text in _from_difference(difference.a, difference.b))]
     return told
+
+
+def _shares(found: Sequence[PairedShare]) -> list[str]:
+    shares = [(share(s.true_a, s.rows), share(s.true_b, s.rows)) for s in found]
+    rows = [
+        (s.column, f"{s.rows:,}", *both, f"{s.only_a:,}", f"{s.only_b:,}", _p_value(s.p))
+        for s, both in zip(found, shares, strict=True)
+    ]
+    return _table(("true", "rows", "A", "B", "A only", "B only", "p"), rows)
+
+
+def _p_value(p: float) -> str:
+    return f"{p:.2g}" if p >= SMALLEST_P else f"<{SMALLEST_P}"
+
+
+def _means(found: Sequence[PairedMean]) -> list[str]:
+    """Return the table of the columns in which rows differ, and a line with the names of the others."""
+    rows = [
+        (m.column, f"{m.rows:,}", *("" if value is None else number(value) for value in m[2:6]), f"{m.differ:,}")
+        for m in found
+        if m.differ
+    ]
+    equal = ", ".join(m.column for m in found if not m.differ)
+    return [
+        *_table(("mean", "rows", "A", "B", "B - A", "std. error", "differ"), rows),
+        *([one_line(f"equal in all rows: {equal}", LONGEST_SETTING)] if equal else []),
+    ]
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return `head` and at most MOST_LINES rows as lines in aligned columns; nothing if there are no rows."""
+    if not rows:
+        return []
+    cells = [head, *((printable(row[0]), *row[1:]) for row in rows[:MOST_LINES])]
+    first, *others = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    more = [f"and {len(rows) - MOST_LINES} more"] if len(rows) > MOST_LINES else []
+    return [
+        *("  ".join([row[0].ljust(first), *map(str.rjust, row[1:], others)]) for row in cells),
+        *more,
+    ]
 
 
 def _from_difference(a: object, b: object) -> list[str]:

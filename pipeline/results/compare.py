@@ -1,6 +1,6 @@
 """Compare two runs: figures, settings and rows.
 
-Rows are joined, and their values compared by hashes: without texts in memory, runs may have millions of rows.
+Rows are joined, and their texts compared by hashes: without texts in memory, runs may have millions of rows.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pipeline.results.figures import (
     step_sums,
     token_columns,
 )
+from pipeline.results.paired import PairedMean, PairedShare, measured, paired
 from pipeline.results.reader import Results
 
 Row = tuple[str, str, str, str]
@@ -65,6 +66,8 @@ class Joined:
     only_a: int
     only_b: int
     columns: Sequence[Agreement]
+    shares: Sequence[PairedShare]
+    means: Sequence[PairedMean]
 
 
 def figures(a: Results, b: Results) -> list[Row]:
@@ -172,18 +175,21 @@ def joined(a: Results, b: Results, folder: str) -> Joined | None:
     keys = _keys(a, b, rows_a, rows_b)
     if not keys:
         return None
-    columns = _compared(rows_a, rows_b, keys)
-    left = _hashed(rows_a, keys, columns).with_columns(pl.lit(True).alias("in_a"))
-    right = _hashed(rows_b, keys, columns).drop("place").with_columns(pl.lit(True).alias("in_b"))
-    pairs = left.join(right, on=_names(keys), how="full", coalesce=True, suffix="_b").collect(engine="streaming")
-    both = pairs.filter(pl.col("in_a") & pl.col("in_b"))
-    same = {c: both[c] == both[f"{c}_b"] for c in columns}
+    booleans, numbers = measured(rows_a, rows_b, keys)
+    columns = _compared(rows_a, rows_b, keys, booleans)
+    hashes, values = [pl.col(c).hash() for c in columns], [pl.col(c) for c in (*booleans, *numbers)]
+    left, right = _side("a", rows_a, keys, hashes).with_row_index("place"), _side("b", rows_b, keys, hashes)
+    pairs = left.join(right, on=_names(keys), how="full", coalesce=True).collect(engine="streaming")
+    both = pairs.filter(pl.col("in a") & pl.col("in b"))
+    same = {c: both[f"a {c}"] == both[f"b {c}"] for c in columns}
+    measures = _side("a", rows_a, keys, values).join(_side("b", rows_b, keys, values), on=_names(keys))
     return Joined(
         keys,
         len(both),
-        pairs["in_b"].null_count(),
-        pairs["in_a"].null_count(),
+        pairs["in b"].null_count(),
+        pairs["in a"].null_count(),
         [Agreement(c, int(same[c].sum()), _first(both.filter(~same[c]), c, rows_a, rows_b, keys)) for c in columns],
+        *paired(measures, booleans, numbers),
     )
 
 
@@ -205,15 +211,19 @@ def _are_unique(rows: pl.LazyFrame, keys: Sequence[str]) -> bool:
     return bool(many == different)
 
 
-def _compared(rows_a: pl.LazyFrame, rows_b: pl.LazyFrame, keys: Sequence[str]) -> list[str]:
-    """Return the columns of generated texts; if there are none, all common columns of equal type."""
+def _compared(rows_a: pl.LazyFrame, rows_b: pl.LazyFrame, keys: Sequence[str], booleans: Sequence[str]) -> list[str]:
+    """Return the columns of generated texts and `booleans`; if there are no such texts, all common columns of equal
+    type."""
     types_a, types_b = rows_a.collect_schema(), rows_b.collect_schema()
     common = [c for c in types_a if types_b.get(c) == types_a[c] and c not in {*keys, ROW.name, LINEAGE.name}]
-    return [c for c in columns_named(rows_a, TEXTS) if c in common] or common
+    texts = [c for c in columns_named(rows_a, TEXTS) if c in common]
+    return [*texts, *booleans] if texts else common
 
 
-def _hashed(rows: pl.LazyFrame, keys: Sequence[str], columns: Sequence[str]) -> pl.LazyFrame:
-    return rows.with_row_index("place").select("place", *map(_key, keys), *(pl.col(c).hash() for c in columns))
+def _side(name: str, rows: pl.LazyFrame, keys: Sequence[str], values: Sequence[pl.Expr]) -> pl.LazyFrame:
+    """Select the keys, `in NAME` (true), and each value as `NAME VALUE`: no two of a join have the same name."""
+    named = [value.name.prefix(f"{name} ") for value in values]
+    return rows.select(*map(_key, keys), pl.lit(True).alias(f"in {name}"), *named)
 
 
 def _key(name: str) -> pl.Expr:

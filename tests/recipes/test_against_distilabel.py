@@ -1,0 +1,182 @@
+"""The same work in distilabel 1.5.3: the prompts that its tasks send, and the rows and pairs that come out, given the
+same completions. No model is used: a stub replays completions by prompt.
+
+Skipped without distilabel, which is not among the locked dependencies. It has an environment of its own, of the same
+version of Python, that takes everything else from the project's:
+
+    python -m venv extra
+    extra/bin/pip install distilabel==1.5.3 requests # which it imports without asking for it
+    export PYTHONPATH=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    extra/bin/python -m pytest -W default tests/recipes/test_against_distilabel.py # its dependencies warn
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+REASON = "needs distilabel 1.5.3 in an extra environment: the docstring of this module has the commands"
+llms = pytest.importorskip("distilabel.models.llms", reason=REASON)
+tasks = pytest.importorskip("distilabel.steps.tasks", reason=REASON)
+steps = pytest.importorskip("distilabel.steps", reason=REASON)
+
+LLM: Any = llms.LLM
+Messages = list[dict[str, str]]
+Row = dict[str, Any]
+MUTATIONS: dict[str, str] = tasks.EvolInstruct.model_fields["mutation_templates"].default
+
+
+def key_of(messages: Messages) -> str:
+    """Return `messages` as JSON, the key of their completion."""
+    return json.dumps([{"role": m["role"], "content": m["content"]} for m in messages], ensure_ascii=False)
+
+
+class Replay(LLM):
+    """LLM of distilabel that answers from `completions`, by messages as JSON, and appends the messages to `sent`."""
+
+    completions: dict[str, str]
+    structured_output: Any = "as replayed"
+    sent: list[Any] = []  # noqa: RUF012 (pydantic copies it for each instance)
+
+    @property
+    def model_name(self) -> str:
+        return "replay"
+
+    def generate(self, inputs: list[Any], num_generations: int = 1, **kwargs: Any) -> list[Any]:
+        self.sent.extend(inputs)
+        unknown = [key_of(messages) for messages in inputs if key_of(messages) not in self.completions]
+        assert not unknown, f"distilabel sent what nothing answers: {unknown[0]}"
+        none = {"input_tokens": [0] * num_generations, "output_tokens": [0] * num_generations}
+        return [
+            {"generations": [self.completions[key_of(messages)]] * num_generations, "statistics": none}
+            for messages in inputs
+        ]
+
+
+def run_task(name: str, rows: Sequence[Row], completions: Mapping[str, str], **settings: Any) -> tuple[Any, list[Row]]:
+    """Run a task of distilabel over `rows`: return the messages that it sent, in order, and the rows that come out."""
+    llm = Replay(completions=dict(completions))
+    task = getattr(tasks, name)(llm=llm, **settings)
+    task.load()
+    (found,) = task.process(copy.deepcopy(list(rows)))
+    return llm.sent, [{k: v for k, v in row.items() if k != "distilabel_metadata"} for row in found]
+
+
+def ultrafeedback(rows: Sequence[Row], completions: Mapping[str, str], **settings: Any) -> Any:
+    """Run UltraFeedback over rows of `instruction` and `generations`; see run_task. `use_default_structured_output`:
+    completions are JSON objects with `ratings`, else texts of the form that the prompt asks for."""
+    return run_task("UltraFeedback", rows, completions, **settings)
+
+
+def judge_prompt(row: Row) -> Messages:
+    """Return the messages that UltraFeedback sends for `row`, as it makes them itself."""
+    task = tasks.UltraFeedback(llm=Replay(completions={}))
+    task.load()
+    messages: Messages = task.format_input(row)
+    return messages
+
+
+def evol_instruct(
+    rows: Sequence[Row],
+    completions: Mapping[str, str],
+    rounds: int = 1,
+    seed: int = 0,
+    templates: Mapping[str, str] | None = None,
+) -> Any:
+    """Run EvolInstruct over rows of `instruction`; see run_task. The rows have the instruction of each round, the first
+    one included, as `evolved_instructions`. `templates`: by name, other mutations, with `<PROMPT>` for the instruction.
+
+    Its own argument `seed` has no effect in 1.5.3: it draws from NumPy's global generator, which is seeded here.
+    """
+    np.random.seed(seed)
+    settings = {"num_evolutions": rounds, "store_evolutions": True, "include_original_instruction": True}
+    return run_task("EvolInstruct", rows, completions, **settings, mutation_templates=dict(templates or MUTATIONS))
+
+
+def mutations(rows: int, rounds: int, seed: int) -> list[list[str]]:
+    """Return the names of the mutations that `evol_instruct` draws, by round and row."""
+    generator = np.random.RandomState(seed)
+    return [[str(generator.choice(list(MUTATIONS))) for _ in range(rows)] for _ in range(rounds)]
+
+
+def evolving_prompt(template: str, instruction: str) -> Messages:
+    """Return the messages with which EvolInstruct asks for a mutation of `instruction`."""
+    return [{"role": "user", "content": template.replace("<PROMPT>", instruction)}]
+
+
+def dpo_pairs(rows: Sequence[Row]) -> list[Row]:
+    """Return the pairs that distilabel makes of rows of `instruction`, `generations` and `ratings`."""
+    (found,) = steps.FormatTextGenerationDPO().process(copy.deepcopy(list(rows)))
+    return [{k: row[k] for k in ("prompt", "chosen", "rejected", "chosen_rating", "rejected_rating")} for row in found]
+
+
+JUDGED = [
+    {"instruction": "How much is 2+2?", "generations": ["4", "5", "four"]},
+    {"instruction": "Name a river.", "generations": ["Paris", "The Rhine", "The Rhône"]},
+]
+VERDICTS = [[5, 1, 5], [1, 5, 4]]
+
+
+def verdict(ratings: Sequence[int]) -> str:
+    return "\n\n".join(
+        f"#### Output for Text {i}\nRating: {r}\nRationale: It is {r}." for i, r in enumerate(ratings, 1)
+    )
+
+
+def test_ultrafeedback_is_asked_about_all_texts_of_a_row_at_once_and_its_ratings_make_pairs():
+    completions = {key_of(judge_prompt(row)): verdict(v) for row, v in zip(JUDGED, VERDICTS, strict=True)}
+    sent, rows = ultrafeedback(JUDGED, completions)
+    assert [key_of(messages) for messages in sent] == list(completions)
+    assert [message["role"] for message in sent[0]] == ["system", "user"]
+    assert "\n<text 1> 4\n<text 2> 5\n<text 3> four\n\n### Output\n" in sent[0][1]["content"]
+    assert [row["ratings"] for row in rows] == VERDICTS
+    first, second = dpo_pairs(rows)
+    # Of equal ratings the first one is taken.
+    assert (first["chosen"][-1]["content"], first["rejected"][-1]["content"]) == ("4", "5")
+    assert second["chosen"] == [
+        {"role": "user", "content": "Name a river."},
+        {"role": "assistant", "content": "The Rhine"},
+    ]
+    assert (second["prompt"], second["chosen_rating"], second["rejected_rating"]) == ("Name a river.", 5, 1)
+
+
+def test_evol_instruct_sends_the_drawn_mutation_of_what_came_last_and_eliminates_nothing():
+    rows = [{"instruction": "Add 1 and 2."}, {"instruction": "Name a bird."}]
+    completions: dict[str, str] = {}
+    latest = [row["instruction"] for row in rows]
+    expected = [[text] for text in latest]
+    for number, drawn in enumerate(mutations(len(rows), rounds=3, seed=7)):
+        # The second row copies the evolving prompt's words, which the paper would eliminate.
+        answers = [f"#Rewritten Prompt#:\n Evolved {number} ", f"Bird {number} of the given prompt"]
+        for i, (mutation, answer) in enumerate(zip(drawn, answers, strict=True)):
+            completions[key_of(evolving_prompt(MUTATIONS[mutation], latest[i]))] = answer
+        latest = [f"Evolved {number}", answers[1]]
+        for i, text in enumerate(latest):
+            expected[i].append(text)
+    sent, found = evol_instruct(rows, completions, rounds=3, seed=7)
+    assert [key_of(messages) for messages in sent] == list(completions)
+    assert [row["evolved_instructions"] for row in found] == expected
+
+
+def test_ultrafeedback_takes_ratings_as_json_of_the_same_prompts():
+    texts = {key_of(judge_prompt(row)): verdict(v) for row, v in zip(JUDGED, VERDICTS, strict=True)}
+    as_json = {k: json.dumps({"ratings": v}) for k, v in zip(texts, VERDICTS, strict=True)}
+    sent, rows = ultrafeedback(JUDGED, as_json, use_default_structured_output=True)
+    assert [key_of(messages) for messages in sent] == list(texts)
+    assert [row["ratings"] for row in rows] == VERDICTS
+
+
+def test_evol_instruct_takes_the_templates_of_others():
+    templates = {"harder": "Make it harder: <PROMPT>"}
+    sent, (row,) = evol_instruct(
+        [{"instruction": "Add 1 and 2."}],
+        {key_of(evolving_prompt(templates["harder"], "Add 1 and 2.")): "Add 1, 2 and 3."},
+        templates=templates,
+    )
+    assert sent == [[{"role": "user", "content": "Make it harder: Add 1 and 2."}]]
+    assert row["evolved_instructions"] == ["Add 1 and 2.", "Add 1, 2 and 3."]
