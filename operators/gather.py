@@ -25,6 +25,10 @@ OTHER_TYPES = ("messages", "completion", "label")
 """Columns by which TRL takes a data set for one of another type than preferences (trl/data_utils.py)."""
 
 
+def _is_number(kind: pa.DataType) -> bool:
+    return any(fits(kind) for fits in (pa.types.is_floating, pa.types.is_integer, pa.types.is_boolean))
+
+
 class Gather(BaseOperator):
     """Puts the samples or branches of a row back into one row: rows that differ in nothing but the last number of their
     `lineage` (as `sampling.n`, Explode and Union make them) become one row.
@@ -50,7 +54,7 @@ class Gather(BaseOperator):
     """
 
     def __init__(self, columns: list[str]) -> None:
-        check(bool(columns) and len(set(columns)) == len(columns), "columns", columns, "name one or more, each once")
+        check(0 < len(columns) == len(set(columns)), "columns", columns, "name one or more, each once")
         refuse_identity(columns, "gathered; name other columns")
         self._columns = columns
         self._held = HeldRows()
@@ -101,8 +105,7 @@ class Gather(BaseOperator):
         return differing
 
     def _merged(self, data: pa.RecordBatch, groups: dict[tuple[int, tuple[int, ...]], list[int]]) -> pa.RecordBatch:
-        sizes = [len(group) for group in groups.values()]
-        offsets = pa.array(np.concatenate([[0], np.cumsum(sizes)]), pa.int32())
+        offsets = pa.array(np.cumsum([0, *map(len, groups.values())]), pa.int32())
         each = pa.array([i for group in groups.values() for i in group], pa.int64())
         first = pa.array([group[0] for group in groups.values()], pa.int64())
         made = {
@@ -182,7 +185,7 @@ class Pairs(BaseOperator):
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
         self._texts.require(schema, pa.types.is_string, "texts")
-        self._scores.require(schema, _is_score, "numbers or booleans")
+        self._scores.require(schema, _is_number, "numbers or booleans")
         kind = require_column(schema, self._prompt).type
         if kind != pa.string() and not (self._as_messages and holds_messages(kind)):
             wanted = " or messages, list<struct<role: string, content: string>>" if self._as_messages else ""
@@ -243,7 +246,8 @@ class Pairs(BaseOperator):
             raise _NoPair(f"the scores lie less than margin={self._margin:g} apart")
         if not self._as_messages:
             return _text(prompt, self._prompt), chosen, rejected, high, low
-        return _messages(prompt, self._prompt), _answer(chosen), _answer(rejected), high, low
+        answers = [[{"role": "assistant", "content": text}] for text in (chosen, rejected)]
+        return _messages(prompt, self._prompt), *answers, high, low
 
 
 class _NoPair(ValueError):
@@ -279,18 +283,10 @@ class _Columns:
         return columns[0] if self._in_lists else list(zip(*columns, strict=True))
 
 
-def _is_score(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind))
-
-
 def _text(prompt: str | None, column: str) -> str:
     if prompt is None:
         raise _NoPair(f"the prompt, column {column}, is null", RejectKind.ERROR)
     return prompt
-
-
-def _answer(text: str) -> list[dict[str, str]]:
-    return [{"role": "assistant", "content": text}]
 
 
 def _messages(prompt: Any, column: str) -> list[dict[str, str]]:
