@@ -17,7 +17,7 @@ from pipeline.api.errors import ConfigError, ExitCode, did_you_mean
 CATALOG = {
     "Sources": ("sources.read_prompts.ReadPrompts",),
     "From rows to token ids": ("render.Render", "tokens.Tokenize", "batch_by_length.BatchByLength"),
-    "With the model": ("generate.Generate", "score.Score", "embed.Embed"),
+    "With the model": ("generate.Generate", "score.Score", "choose.Choose", "embed.Embed"),
     "Columns": ("map.Map", "columns.Select", "columns.Rename", "parse_json.ParseJson"),
     "Rows": (
         "filter.Filter",

@@ -12,8 +12,9 @@ import pyarrow as pa
 
 from operators.engine.backend.interface import Logits, TokenIds, Wanted, inspect_model
 from operators.rows.row_condition import Where, passed_by
+from operators.scoring.prefix_tree import Text
 from operators.scoring.text_batches import Part
-from operators.scoring.text_reader import ReadsTexts, Text
+from operators.scoring.text_reader import ReadsTexts
 from operators.settings import ModelSettings
 from operators.settings.checks import check_one_of
 from operators.settings.runtime import EngineSettings
@@ -125,19 +126,23 @@ class Embed(ReadsTexts):
             return f"column '{self._text}' is null"
         if len(ids) <= own:
             return f"column '{self._text}' is empty; there is nothing to embed"
-        return self._readable(Text(np.concatenate([ids, self._closing])))
+        closed = np.concatenate([ids, self._closing])
+        return self._unreadable(closed) or Text(closed)
 
     def _results(self, texts: Sequence[Text]) -> list[Vector | None]:
         vectors: list[Vector | None] = [None] * len(texts)
         begun: dict[int, list[Logits]] = {}
 
-        def take(number: int, part: Part) -> None:
-            if part.start + len(part.rows) < len(texts[number].ids):
-                begun.setdefault(number, []).append(part.rows.copy())
-            else:
-                vectors[number] = self._vector(np.concatenate([*begun.pop(number, []), part.rows]))
+        def take(part: Part) -> None:
+            rows: Logits | None = None
+            for number in part.texts:
+                if part.end < len(texts[number].ids):
+                    rows = part.rows.copy() if rows is None else rows
+                    begun.setdefault(number, []).append(rows)
+                else:
+                    vectors[number] = self._vector(np.concatenate([*begun.pop(number, []), part.rows]))
 
-        self._read([text.ids for text in texts], [0] * len(texts), take)
+        self._read(texts, take)
         return vectors
 
     def _arrays(self, results: Sequence[Vector]) -> list[pa.Array]:

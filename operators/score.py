@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from operators.engine.backend.interface import TokenIds, Wanted
-from operators.engine.sampling.logprobs import score
-from operators.engine.sampling.whole_vocabulary import Scratch
+from operators.engine.backend.interface import TokenIds
 from operators.generation.completions import LOGPROBS
-from operators.scoring.text_batches import Part
-from operators.scoring.text_reader import ReadsTexts, Text
+from operators.scoring.likelihood import Likelihood, ReadsLikelihoods, any_nan, check_joint
+from operators.scoring.prefix_tree import Text
 from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings
-from pipeline.api.protocols import Runtime
+from pipeline.api.errors import ConfigError
 from pipeline.api.records import Batch, Output, add_columns
 
 FIELDS = (
@@ -25,24 +22,31 @@ FIELDS = (
     pa.field("logprob_sum", pa.float64()),
     pa.field("token_count", pa.int32()),
     pa.field("perplexity", pa.float64()),
+    pa.field("is_greedy", pa.bool_()),
 )
-Logprobs = npt.NDArray[np.float32]
 
 
-class Score(ReadsTexts):
+class Score(ReadsLikelihoods):
     """Adds `logprobs` (of each scored token, natural logarithm, under the model), `logprob_sum`, `token_count` (tokens
-    scored) and `perplexity` (exp of the negative mean).
+    scored), `perplexity` (exp of the negative mean) and `is_greedy` (whether each scored token is the likeliest one at
+    its place).
 
     The first token of a text is scored too if something comes before it: the `given_column`, or the BOS of a model
     that wants one. Else there is nothing to predict it from, and the others are scored.
-    A text that is null, empty or longer than `runtime.max_sequence_tokens` is a reject.
+    A text that is null, empty or longer than `runtime.max_sequence_tokens` is a reject. What texts of a batch begin
+    with in common is computed once.
 
     Args:
         model, runtime: the config groups of those names.
         text_column: texts, or lists of token ids.
         given_column: what comes before the text and is not scored, as text or token ids. The two are tokenized apart,
             as a completion follows its prompt.
+        joint: tokenize the two together, as one text, and take off the tokens that the given text has alone; white
+            space at its end counts as the beginning of the text. Both are then texts.
         as_: prefix of the new columns (`as` in a job file).
+
+    Raises:
+        ConfigError: `joint` without a `given_column`.
 
     Example:
         score:
@@ -55,7 +59,6 @@ class Score(ReadsTexts):
             given_column: prompt_text
     """
 
-    wanted = Wanted.EVERY
     broken = "the model's logits for the text are no distribution (NaN)"
 
     def __init__(
@@ -64,34 +67,44 @@ class Score(ReadsTexts):
         runtime: EngineSettings,
         text_column: str = "text",
         given_column: str | None = None,
+        joint: bool = False,
         as_: str | None = None,
     ) -> None:
+        if joint and given_column is None:
+            raise ConfigError("joint=true tokenizes a text together with what comes before it; add given_column")
         super().__init__(model, runtime, [text_column] if given_column is None else [given_column, text_column])
         self._text = text_column
         self._given = given_column
+        self._joint = joint
         self._fields = [f.with_name(f"{as_}_{f.name}") if as_ else f for f in FIELDS]
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
         self._check(schema)
+        check_joint(schema, self._joint, self._columns)
         self._schema = add_columns(schema, *self._fields)
         return self._schema
-
-    def open(self, runtime: Runtime) -> None:
-        super().open(runtime)
-        self._take_context()
-        self._scratch = Scratch(self._loaded.n_vocab)
 
     def process(self, batch: Batch) -> Iterable[Output]:
         return self._outputs(batch)
 
     def _texts(self, data: pa.RecordBatch) -> list[Text | str]:
-        texts = self._ids(data.column(self._text), begins=self._given is None)
+        text = data.column(self._text)
+        own = self._bos(text) if self._given is None else 0
+        return [self._one(*pair, own) for pair in self._pairs(data, text)]
+
+    def _pairs(self, data: pa.RecordBatch, text: pa.Array) -> Iterator[tuple[TokenIds | None, TokenIds | None]]:
+        """Yield the token ids of what comes before the text of each row, and of the text; None for null."""
         if self._given is None:
-            before: Iterable[TokenIds | None] = [np.empty(0, np.int32)] * data.num_rows
-            own = self._bos(data.column(self._text))
-        else:
-            before, own = self._ids(data.column(self._given), begins=True), 0
-        return [self._one(*pair, own) for pair in zip(before, texts, strict=True)]
+            yield from ((np.empty(0, np.int32), ids) for ids in self._ids(text, begins=True))
+            return
+        given = data.column(self._given)
+        if not self._joint:
+            yield from zip(self._ids(given, begins=True), self._ids(text, begins=False), strict=True)
+            return
+        values = list(zip(given.to_pylist(), text.to_pylist(), strict=True))
+        found = self._tokenized_jointly((before or "", after or "") for before, after in values)
+        for (before, after), ids in zip(values, found, strict=True):
+            yield None if before is None else ids[0], None if after is None else ids[1]
 
     def _one(self, before: TokenIds | None, text: TokenIds | None, own: int) -> Text | str:
         if before is None or text is None:
@@ -105,26 +118,17 @@ class Score(ReadsTexts):
                 f"column '{self._text}' is a single token with nothing before it, so there is nothing to score;"
                 " given_column names what comes before"
             )
-        return self._readable(Text(ids, start))
+        return self._unreadable(ids) or Text(ids, start - 1)
 
-    def _results(self, texts: Sequence[Text]) -> list[Logprobs | None]:
-        logprobs = [np.empty(len(text.ids) - text.start, np.float32) for text in texts]
+    def _results(self, texts: Sequence[Text]) -> list[Likelihood | None]:
+        found = self._likelihoods(texts, [text.ids[text.first + 1 :] for text in texts])
+        return [None if any_nan([likelihood]) else likelihood for likelihood in found]
 
-        def take(number: int, part: Part) -> None:
-            """Score the tokens whose logits are in `part`: the logits after a token predict the next one."""
-            text = texts[number]
-            for position, logits in enumerate(part.rows, part.start):
-                if text.start - 1 <= position < len(text.ids) - 1:
-                    scored = score(logits, int(text.ids[position + 1]), 0, self._scratch)
-                    logprobs[number][position + 1 - text.start] = scored.logprob
-
-        self._read([text.ids for text in texts], [text.start - 1 for text in texts], take)
-        return [None if np.isnan(found).any() else found for found in logprobs]
-
-    def _arrays(self, results: Sequence[Logprobs]) -> list[pa.Array]:
-        totals = [math.fsum(logprobs.tolist()) for logprobs in results]
-        counts = [len(logprobs) for logprobs in results]
+    def _arrays(self, results: Sequence[Likelihood]) -> list[pa.Array]:
+        logprobs = [found.logprobs for found in results]
+        totals = [math.fsum(each.tolist()) for each in logprobs]
+        counts = [len(each) for each in logprobs]
         with np.errstate(over="ignore"):
             perplexities = [float(np.exp(np.float64(-t / n))) for t, n in zip(totals, counts, strict=True)]
-        values = (results, totals, counts, perplexities)
+        values = (logprobs, totals, counts, perplexities, [found.is_greedy for found in results])
         return [pa.array(column, f.type) for column, f in zip(values, self._fields, strict=True)]

@@ -1,1 +1,1 @@
-"""The parts of Score and Embed: batches of whole texts."""
+"""The parts of Score, Choose and Embed: batches of whole texts."""

@@ -1,8 +1,9 @@
 """Compute the model's outputs at every token of whole texts, several texts per call.
 
-Nothing is sampled or kept: texts of equal length are computed together, in the slots from 0 on, and cleared. The bits
-of a text depend on the text alone, by the rules of operators/engine/scheduler/step_batch.py: only equal pieces share a
-call, no piece has a single token, and all pieces are computed by the kernel for the whole text.
+Nothing is sampled or kept. A batch of texts is a tree of pieces (prefix_tree.py). Every slot computes a path of it, the
+deepest piece first, and goes back to the last fork by truncation; a slot without work copies the beginning of another
+one and takes a branch of it. Pieces of equal length share a call, in consecutive slots if possible. The bits of a text
+depend on the text alone, by the rules of operators/engine/scheduler/step_batch.py.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from operators.engine.backend.interface import Decoder, Logits, TokenIds
+from operators.engine.backend.interface import Decoder, Logits
+from operators.scoring.prefix_tree import Cuts, Piece, Text
 from operators.settings.runtime import KERNEL_TOKENS, EngineSettings
 
 OUTPUT_BYTES = 256 << 20
@@ -25,69 +27,106 @@ SLOTS = 16
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The model's outputs for consecutive tokens of a text.
+    """The model's outputs for consecutive tokens of texts.
 
     Args:
-        index: which text.
+        texts: the numbers of the texts that have these tokens, after equal beginnings.
         start: position of the first token.
-        rows: float32 [tokens, n_vocab or n_embd], a view that holds until the next part is asked for.
+        rows: float32 [tokens, n_vocab or n_embd], a view that holds until the next parts are asked for.
     """
 
-    index: int
+    texts: Seq[int]
     start: int
     rows: Logits
 
+    @property
+    def end(self) -> int:
+        return self.start + len(self.rows)
+
 
 class Reader:
-    """Reads texts with a decoder that has the settings of `reading_settings`, and Wanted.EVERY or EMBEDDINGS."""
+    """Reads texts with a decoder that has the settings of `reading_settings`, and Wanted.EVERY or EMBEDDINGS.
 
-    def __init__(self, decoder: Decoder) -> None:
+    Args:
+        sharing: compute what texts begin with in common once, if the decoder can truncate a slot.
+
+    Attributes:
+        decoded: tokens computed so far, each common beginning once.
+    """
+
+    def __init__(self, decoder: Decoder, *, sharing: bool = True) -> None:
         self._decoder = decoder
         self._room = min(decoder.shape.n_batch, decoder.shape.n_ubatch)
-        self._least = KERNEL_TOKENS if decoder.shape.deterministic else 1
+        self._cuts = Cuts(self._room, deterministic=decoder.shape.deterministic, sharing=sharing and decoder.partial)
+        self.decoded = 0
 
-    def groups(self, lengths: Seq[int]) -> Iterator[list[int]]:
-        """Group the indices of texts to read together: texts of equal length, as many as fit into a call."""
-        order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-        for length, same in itertools.groupby(order, lengths.__getitem__):
-            texts = list(same)
-            most = max(1, min(self._decoder.shape.slots, self._room // max(length, 2)))
-            yield from (texts[start : start + most] for start in range(0, len(texts), most))
+    def read(self, texts: Seq[Text]) -> Iterator[list[Part]]:
+        """Make a call for each item that is asked for; yield its outputs, of each text from its `first` or earlier.
 
-    def read(self, texts: Seq[TokenIds], first: Seq[int]) -> Iterator[Part]:
-        """Read a group of texts; yield the outputs of each from position `first` or earlier.
-
-        A text of one token gets a second one after it, which does not affect the first and whose output is dropped: the
-        backend computes a lone token with other kernels.
+        A piece of one token gets a second one after it, which does not affect the first and whose output is dropped:
+        the backend computes a lone token with other kernels.
         """
-        decoder = self._decoder
-        decoder.clear()
-        lone = len(texts[0]) == 1 and decoder.shape.deterministic
-        fed = [np.repeat(ids, 2) for ids in texts] if lone else list(texts)
-        start = 0
-        for count in pieces(len(fed[0]), self._room, self._least):
-            end = start + count
-            # At least two: the backend computes a lone output with other kernels.
-            outputs = [min(count, max(2, end - since)) if end > since else 0 for since in first]
-            decoder.batch.clear()
-            decoder.batch.add_spans([ids[start:end] for ids in fed], [start] * len(fed), list(range(len(fed))), outputs)
-            rows = decoder.decode()
-            row = 0
-            for index, given in enumerate(outputs):
-                if given:
-                    yield Part(index, end - given, rows[row : row + 1] if lone else rows[row : row + given])
-                row += given
-            start = end
+        root = self._cuts.tree(texts)
+        firsts = [text.first for text in texts]
+        self._decoder.clear()
+        paths = [[root] for _ in range(self._decoder.shape.slots)]
+        while taken := self._take(paths):
+            for group in self._groups([(slot, paths[slot][-1]) for slot in taken]):
+                yield self._compute(group, firsts)
+
+    def _take(self, paths: list[list[Piece]]) -> list[int]:
+        """Put the next piece of each slot that has one at the end of its path, and return those slots."""
+        taken = []
+        for slot, path in enumerate(paths):
+            if parent := next((piece for piece in reversed(path) if piece.left), None):
+                self._follow(paths, slot, path, parent)
+                taken.append(slot)
+        for slot in sorted(set(range(len(paths))) - set(taken)):
+            forks = ((len(piece.left), other, piece) for other in taken for piece in paths[other][1:-1] if piece.left)
+            _, other, parent = max(forks, key=lambda fork: fork[:2], default=(0, 0, None))
+            if parent is None:
+                break
+            if parent not in paths[slot]:
+                self._decoder.copy(other, slot, parent.end)
+            self._follow(paths, slot, paths[other], parent)
+            taken.append(slot)
+        return sorted(taken)
+
+    def _follow(self, paths: list[list[Piece]], slot: int, path: list[Piece], parent: Piece) -> None:
+        """Leave in `slot` what it has up to `parent`, which is on `path`, and take the next piece that follows it."""
+        if paths[slot][-1] is not parent:
+            self._decoder.truncate(slot, parent.end)
+        paths[slot] = [*path[: path.index(parent) + 1], parent.left.pop()]
+
+    def _groups(self, work: Seq[tuple[int, Piece]]) -> Iterator[list[tuple[int, Piece]]]:
+        """Group slots and their pieces by the length of the piece, as many as fit into a call."""
+        for length, same in itertools.groupby(sorted(work, key=_length, reverse=True), _length):
+            found = list(same)
+            most = max(1, self._room // max(length, 2))
+            yield from (found[start : start + most] for start in range(0, len(found), most))
+
+    def _compute(self, work: Seq[tuple[int, Piece]], firsts: Seq[int]) -> list[Part]:
+        """Compute pieces of equal length, in slot order; `firsts`: of each text the first output that is wanted."""
+        decoder, length = self._decoder, _length(work[0])
+        lone = length == 1 and decoder.shape.deterministic
+        fed = [np.repeat(piece.ids, 2) if lone else piece.ids for _, piece in work]
+        # At least two: the backend computes a lone output with other kernels.
+        wanted = [piece.end - min(firsts[i] for i in piece.texts) for _, piece in work]
+        outputs = [min(len(ids), max(2, count)) if count > 0 else 0 for ids, count in zip(fed, wanted, strict=True)]
+        decoder.batch.clear()
+        decoder.batch.add_spans(fed, [piece.start for _, piece in work], [slot for slot, _ in work], outputs)
+        rows = decoder.decode()
+        self.decoded += decoder.batch.n_tokens
+        ends = np.cumsum(outputs).tolist()
+        return [
+            Part(piece.texts, max(piece.end - count, piece.start), rows[end - count : end - count + min(count, length)])
+            for (_, piece), count, end in zip(work, outputs, ends, strict=True)
+            if count
+        ]
 
 
-def pieces(length: int, room: int, least: int) -> list[int]:
-    """Return the sizes of the pieces of a text of `length` tokens, each at most `room`, the size of a call, and at
-    least `least`."""
-    found: list[int] = []
-    while length > room:
-        found.append(min(room, length - least))
-        length -= found[-1]
-    return [*found, length]
+def _length(work: tuple[int, Piece]) -> int:
+    return len(work[1].ids)
 
 
 def reading_settings(settings: EngineSettings, n_vocab: int) -> EngineSettings:

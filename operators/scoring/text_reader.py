@@ -1,12 +1,12 @@
-"""ReadsTexts: the base of Score and Embed, with a model, a context of its own, and the engine's thread."""
+"""ReadsTexts: the base of Score, Choose and Embed, with a model, a context of its own, and the engine's thread."""
 
 from __future__ import annotations
 
+import itertools
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,6 +15,7 @@ import pyarrow as pa
 from operators.engine.backend.interface import TokenIds, Wanted, inspect_model, load_model, max_sequence_tokens
 from operators.estimate.texts import forecast_texts
 from operators.generation.wiring import check_room, engine_threads, model_memory, warn_unless_exact
+from operators.scoring.prefix_tree import Text
 from operators.scoring.text_batches import Part, Reader, reading_settings
 from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings
@@ -25,14 +26,6 @@ from pipeline.api.records import Batch, Output, require_column
 
 TEXT_TYPES = (pa.string(), pa.list_(pa.int32()))
 """Types of a column of texts: strings, or lists of token ids."""
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """A text to read. `start`: its first token to score."""
-
-    ids: TokenIds
-    start: int = 0
 
 
 class ReadsTexts(BaseOperator):
@@ -52,12 +45,12 @@ class ReadsTexts(BaseOperator):
         self._give_back: Callable[[], None] | None = None
 
     @abstractmethod
-    def _texts(self, data: pa.RecordBatch) -> list[Text | str]:
-        """Return the text of each row, or the reason why it cannot be read."""
+    def _texts(self, data: pa.RecordBatch) -> Seq[Any | str]:
+        """Return what there is to read of each row, or the reason why it cannot be read."""
 
     @abstractmethod
-    def _results(self, texts: Seq[Text]) -> list[Any]:
-        """Read the texts; return the result of each, or None if it is NaN."""
+    def _results(self, texts: Seq[Any]) -> list[Any]:
+        """Read the texts of rows; return the result of each row, or None if it is NaN."""
 
     @abstractmethod
     def _arrays(self, results: Seq[Any]) -> list[pa.Array]:
@@ -115,29 +108,43 @@ class ReadsTexts(BaseOperator):
         runtime, model = self._runtime, self._loaded
         decoder, self._give_back = model.lease(reading_settings(self._settings, model.n_vocab), self.wanted)
         warn_unless_exact(runtime, self._settings, model)
-        self._reader = Reader(decoder)
+        self._reader = Reader(decoder, sharing=self._settings.optimise.prefix_sharing)
         runtime.when_stuck(model.abort)
         self._threads = engine_threads(runtime)
-        self._groups, self._seconds = 0, 0.0
+        self._calls, self._seconds = 0, 0.0
         node = runtime.node
-        runtime.totals(lambda: {f"{node}/groups": float(self._groups), f"{node}/read_s": self._seconds})
+        runtime.totals(
+            lambda: {
+                f"{node}/groups": float(self._calls),
+                f"{node}/read_s": self._seconds,
+                f"{node}/decoded_tokens": float(self._reader.decoded),
+            }
+        )
 
-    def _read(self, texts: Seq[TokenIds], first: Seq[int], take: Callable[[int, Part], None]) -> None:
-        """Read `texts`, each from position `first` or earlier, and have the engine's thread `take` the outputs: the
-        index of a text and its parts, in order; another text may come between."""
-        for group in self._reader.groups([len(ids) for ids in texts]):
-            if self._runtime.cancelled:
-                raise Cancelled
+    def _read(self, texts: Seq[Text], take: Callable[[Part], None], counts: Seq[int] | None = None) -> None:
+        """Read `texts`, and have the engine's thread `take` the outputs: those of a text come in order; those of
+        another text may come between. `counts`: the tokens that each text adds to the meter; default: all it has."""
+        ends = [len(text.ids) for text in texts]
+        calls = self._reader.read(texts)
 
-            def work(group: Seq[int] = group) -> None:
-                began = time.perf_counter()
-                for part in self._reader.read([texts[i] for i in group], [first[i] for i in group]):
-                    take(group[part.index], part)
-                self._seconds += time.perf_counter() - began
+        def call() -> int | None:
+            """Make a call; return the tokens of the texts that it finished, None if there was nothing left."""
+            began = time.perf_counter()
+            parts = next(calls, None)
+            if parts is None:
+                return None
+            for part in parts:
+                take(part)
+            self._seconds += time.perf_counter() - began
+            return sum((counts or ends)[i] for part in parts for i in part.texts if ends[i] == part.end)
 
-            self._threads.call(work)
-            self._groups += 1
-            self._runtime.meter.tokens_in += sum(len(texts[i]) for i in group)
+        while not self._runtime.cancelled:
+            tokens = self._threads.call(call)
+            if tokens is None:
+                return
+            self._calls += 1
+            self._runtime.meter.tokens_in += tokens
+        raise Cancelled
 
     def _ids(self, column: pa.Array, *, begins: bool) -> Iterator[TokenIds | None]:
         """Yield the int32 token ids of each text of `column`, None for null. Lists of ids are passed on; a null in one
@@ -150,25 +157,35 @@ class ReadsTexts(BaseOperator):
                 yield None if ids is None else np.array([-1 if i is None else i for i in ids], np.int32)
             return
         texts = column.cast(pa.binary()).to_pylist()
-        flat, offsets = self._loaded.tokenize([text or b"" for text in texts])
+        tokenized = self._tokenized([text or b"" for text in texts], begins=begins)
+        for text, ids in zip(texts, tokenized, strict=True):
+            yield None if text is None else ids
+
+    def _tokenized(self, texts: Seq[bytes], *, begins: bool) -> Iterator[TokenIds]:
+        """Yield the int32 token ids of each text. `begins`: see `_ids`."""
+        flat, offsets = self._loaded.tokenize(texts)
         skipped = 1 if self._loaded.add_bos and not begins else 0
-        for text, start, end in zip(texts, offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
-            yield None if text is None else flat[start + skipped : end]
+        for start, end in itertools.pairwise(offsets.tolist()):
+            yield flat[start + skipped : end]
 
     def _bos(self, column: pa.Array) -> int:
         """Return the number of BOS tokens that were put before each text of `column`: 0 or 1."""
         return int(pa.types.is_string(column.type) and self._loaded.add_bos)
 
-    def _readable(self, text: Text) -> Text | str:
-        """Return `text`, or the reason why the model cannot read it."""
-        if len(text.ids) > self._room:
-            return f"the text has {len(text.ids)} tokens, and runtime.max_sequence_tokens is {self._room}"
+    def _unreadable(self, ids: TokenIds) -> str | None:
+        """Return the reason why the model cannot read a text; None if it can."""
+        if len(ids) > self._room:
+            return f"the text has {len(ids)} tokens, and runtime.max_sequence_tokens is {self._room}"
         n_vocab = self._loaded.n_vocab
-        unknown = text.ids[(text.ids < 0) | (text.ids >= n_vocab)]
+        unknown = ids[(ids < 0) | (ids >= n_vocab)]
         if len(unknown):
             return f"token id {unknown[0]} is not in the vocabulary, which has the ids 0 to {n_vocab - 1}"
-        return text
+        return None
 
     def _token_counts(self, data: pa.RecordBatch) -> list[int | None]:
         """Return the number of tokens to read for each row; None if it is rejected."""
-        return [None if isinstance(text, str) else len(text.ids) for text in self._texts(data)]
+        return [None if isinstance(found, str) else self._tokens(found) for found in self._texts(data)]
+
+    def _tokens(self, found: Any) -> int:
+        """Return the number of tokens to read for a row, of what `_texts` found."""
+        return len(found.ids)

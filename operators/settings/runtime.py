@@ -34,7 +34,7 @@ class OptimiseSettings:
     Args:
         compaction: move the highest row into the lowest free slot when rows have ended.
         grouped_prefill: compute prompts of equal length in one call.
-        prefix_sharing: compute what prompts have in common once.
+        prefix_sharing: compute what prompts, or texts to score, have in common once.
         sample_sharing: compute equal prompts once, and draw their first tokens from the same logits.
         identical_rows: generate once what is bound to come out the same (greedy rows with one prompt).
         longest_first: begin with the rows that have the largest max_tokens.

@@ -110,7 +110,38 @@ def test_a_completion_is_scored_as_it_was_drawn(tmp_path):
     rows = run.run()
     assert [row["row"] for row in rows] == list(range(80))
     assert all(row["scored_logprobs"] == row["logprobs"] for row in rows)
+    assert not any(row["scored_is_greedy"] for row in rows if row["scored_token_count"] > 9)
     assert all(row["before_token_count"] == len(row["prompt_text"]) - 1 for row in rows)
+
+
+def test_a_greedy_completion_is_greedy_and_with_another_token_it_is_not(tmp_path):
+    generated = generate({"temperature": 0.0}, completion_ids=True)
+    nodes = chain(Rows(prompts(20), pa.schema([TEXT])), tokenize=Tokenize(FAKE), generate=generated)
+    made = Flow(tmp_path / "a", nodes).run()
+    rows = [{"before": row["prompt_ids"], "ids": row["completion_ids"]} for row in made if row["completion_ids"]]
+    count = len(rows)
+    assert count > 10
+    rows += [{**row, "ids": [*row["ids"][:-1], (row["ids"][-1] + 1) % 256]} for row in rows]
+    schema = pa.schema([IDS, IDS.with_name("before")])
+    out = flow(tmp_path / "b", rows, scorer(text_column="ids", given_column="before"), schema).run()
+    assert [row["is_greedy"] for row in out] == [True] * count + [False] * count
+
+
+def test_texts_are_tokenized_jointly_with_what_is_given(tmp_path):
+    """A token of the fake model is a byte: only the white space that moves to the text tells the two ways apart."""
+    rows: list[dict[str, Any]]
+    rows = [{"before": before, "text": text} for before, text in [("a", " b"), ("a  ", "b"), (" ", "bc"), ("", "bc")]]
+    out = flow(tmp_path / "a", rows, scorer(given_column="before", joint=True), GIVEN).run()
+    assert [row["token_count"] for row in out] == [2, 3, 2, 1]
+    rows = [{"before": "a", "text": None}, {"before": None, "text": "b"}, {"before": "a", "text": ""}]
+    run = flow(tmp_path / "b", rows, scorer(given_column="before", joint=True), GIVEN)
+    assert run.run() == []
+    assert run.tally.errors == 3
+    with pytest.raises(ConfigError, match="add given_column"):
+        scorer(joint=True)
+    both = scorer(text_column="ids", given_column="before", joint=True)
+    with pytest.raises(SchemaError, match="'ids' has type list"):
+        flow(tmp_path / "c", [], both, pa.schema([IDS, pa.field("before", pa.string())]))
 
 
 def test_without_a_generate_there_are_no_steps(tmp_path):
@@ -134,13 +165,13 @@ def test_columns_and_sizes_that_cannot_work(tmp_path):
 
 def test_an_interrupted_run_leaves_after_the_texts_that_it_is_at(tmp_path):
     class Interrupting(Score):
-        def _read(self, texts, first, take):
-            def interrupting(number, part):
-                take(number, part)
+        def _read(self, texts, take, counts=None):
+            def interrupting(part):
+                take(part)
                 run.executor.interrupt()
                 assert run.context.cancelled.wait(10)
 
-            super()._read(texts, first, interrupting)
+            super()._read(texts, interrupting, counts)
 
     op = Interrupting(FAKE, EngineSettings(slots=4, max_sequence_tokens=128))
     run = flow(tmp_path, texts(40), op)

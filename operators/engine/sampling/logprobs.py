@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +29,7 @@ class Scored:
 def score(logits: Floats, token: int, count: int, scratch: Scratch) -> Scored:
     """Score `token` and the `count` likeliest by a log-softmax of `logits`, float32 [n_vocab]."""
     full = Full(logits, scratch)
-    base = float(full.top) + math.log(scratch.total(full.weights()))
+    base = _log_total(full)
     top: list[tuple[int, float]] = []
     if count > 0:
         count = min(count, len(logits))
@@ -36,3 +37,14 @@ def score(logits: Floats, token: int, count: int, scratch: Scratch) -> Scored:
         values = (few.logits[0].astype(np.float64) - base).astype(np.float32)
         top = list(zip(few.ids[0].tolist(), values.tolist(), strict=True))
     return Scored(float(np.float32(float(logits[token]) - base)), tuple(top))
+
+
+def score_each(logits: Floats, tokens: Sequence[int], scratch: Scratch) -> list[float]:
+    """Return the log-probability of each of `tokens`, as `score` does."""
+    base = _log_total(Full(logits, scratch))
+    return [float(np.float32(float(logits[token]) - base)) for token in tokens]
+
+
+def _log_total(full: Full) -> float:
+    """Return the logarithm of the sum of exp of all logits."""
+    return float(full.top) + math.log(full.scratch.total(full.weights()))

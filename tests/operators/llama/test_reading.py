@@ -1,4 +1,4 @@
-"""Score and Embed on real llama.cpp: what llama-cpp-python gives, and the same bits in any company."""
+"""Score, Choose and Embed on real llama.cpp: what llama-cpp-python gives, and the same bits in any company."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ import pyarrow as pa
 import pytest
 from gguf import GGUFValueType, Keys
 
+from operators.choose import Choose
 from operators.embed import POOLING, Embed
 from operators.engine.backend.interface import Wanted
 from operators.generate import Generate
 from operators.llama.model import LlamaModel
 from operators.score import Score
+from operators.scoring.prefix_tree import Text
 from operators.scoring.text_batches import Reader, reading_settings
 from operators.settings import DecodeSettings, ModelSettings, SamplingSettings, StoreSettings
 from operators.settings.runtime import EngineSettings
@@ -59,17 +61,18 @@ def outputs(
     texts: Seq[np.ndarray],
     order: Seq[int],
     first: Seq[int] | None = None,
+    heads: Seq[int] | None = None,
     **settings: Any,
 ) -> dict[int, list[bytes]]:
     """The bytes of the output of each token, by text."""
     how = reading_settings(EngineSettings(max_sequence_tokens=1024, **settings), model.n_vocab)
     decoder, give_back = model.lease(how, wanted)
-    reader = Reader(decoder)
     found: dict[int, list[bytes]] = {}
-    for group in reader.groups([len(texts[i]) for i in order]):
-        members = [order[place] for place in group]
-        for part in reader.read([texts[i] for i in members], [first[i] if first else 0 for i in members]):
-            found.setdefault(members[part.index], []).extend(row.tobytes() for row in part.rows)
+    read = [Text(texts[i], first[i] if first else 0, heads[i] if heads else 0) for i in order]
+    for parts in Reader(decoder).read(read):
+        for part in parts:
+            for number in part.texts:
+                found.setdefault(order[number], []).extend(row.tobytes() for row in part.rows)
     give_back()
     return found
 
@@ -100,6 +103,27 @@ def test_a_beginning_without_outputs_changes_no_bit(model):
     some = outputs(model, Wanted.EVERY, texts, range(7), first=[690, 88, 0, 40, 38, 1, 0], slots=4)
     assert {i: len(rows) for i, rows in some.items()} == {0: 10, 1: 2, 2: 90, 3: 50, 4: 2, 5: 39, 6: 2}
     assert all(rows == every[i][-len(rows) :] for i, rows in some.items())
+
+
+@pytest.mark.parametrize("model_file", EXACT, indirect=True)
+def test_a_shared_beginning_changes_no_bit(model):
+    """Texts that begin alike, with and without a head, give the bits that each gives alone."""
+    random = np.random.default_rng(2)
+    shots = random.integers(0, 300, 333).astype(np.int32)
+    texts, heads = [], []
+    for shared in (40, 64, 333):
+        for more in (2, 5, 64, 129):
+            text = np.concatenate([shots[:shared], random.integers(0, 300, more).astype(np.int32)])
+            texts += [text, text, np.concatenate([text[:-1], text[:4]])]
+            heads += [0, shared, shared]
+    alone: dict[int, list[bytes]] = {}
+    for number, text in enumerate(texts):
+        (alone[number],) = outputs(model, Wanted.EVERY, [text], [0], heads=[heads[number]], slots=1).values()
+    shuffled = random.permutation(len(texts)).tolist()
+    for slots, n_ubatch in [(1, 128), (4, 512), (16, 200)]:
+        together = outputs(model, Wanted.EVERY, texts, shuffled, heads=heads, slots=slots, n_ubatch=n_ubatch)
+        for number, rows in together.items():
+            assert rows == alone[number], (slots, len(texts[number]), heads[number])
 
 
 def column(name: str, values: Seq[str]) -> tuple[list[dict[str, str]], pa.Schema]:
@@ -151,6 +175,92 @@ def their_embeddings(path: Path, pooling: str, *, normalize: bool) -> np.ndarray
     made = np.array([llama.embed(text, normalize=normalize) for text in WORDS])
     llama.close()
     return made
+
+
+ASKED = pa.schema([("prompt_text", pa.string()), ("options", pa.list_(pa.string()))])
+
+
+def asked() -> list[dict[str, Any]]:
+    """Questions of 5 to 300 tokens, with 2 to 5 options of 1 to some 70."""
+    random = np.random.default_rng(4)
+    options = [" yes", " no", " many people", " of the water and the old house", " 7", " the " * 33]
+    rows = []
+    for words in (1, 12, 25, 27, 30, 33, 60, 130):
+        picked = random.permutation(len(options))[: random.integers(2, 6)]
+        text = " ".join(random.choice(["hare", "goose", "lost", "They were tired,", "12 plus 30"], words))
+        rows.append({"prompt_text": f"Sort this: {text}", "options": [options[i] for i in picked]})
+    return rows
+
+
+def choose(directory: Path, process: Resources, rows: Seq[dict[str, Any]], **settings: Any) -> tuple[list[Any], float]:
+    """The rows with their choices, and how many tokens were computed."""
+    op = Choose(ModelSettings(path=str(TINY)), EngineSettings(**settings), options="options")
+    flow = Flow(directory, chain(Rows(rows, ASKED, batch=8), op=op), process)
+    out = flow.run()
+    totals = {k: v for values in flow.context.totals for k, v in values().items()}
+    return out, totals["op/decoded_tokens"]
+
+
+def test_options_are_as_likely_as_llama_cpp_python_finds_them_and_a_question_is_computed_once(tmp_path, process):
+    vocabulary = llama_cpp.Llama(str(TINY), vocab_only=True, verbose=False)
+
+    def tokens(text: str, *, begins: bool = False) -> list[int]:
+        return vocabulary.tokenize(text.encode(), add_bos=begins, special=True)
+
+    distinct = 0
+    rows = asked()
+    out, decoded = choose(tmp_path, process, rows, **PLAIN)
+    for row in out:
+        question = tokens(row["prompt_text"], begins=True)
+        distinct += len(question)
+        for option, logprob in zip(row["options"], row["choice_logprobs"], strict=True):
+            ids = tokens(option)
+            distinct += len(ids)
+            assert abs(logprob - their_logprobs(TINY, [*question, *ids])[len(question) - 1 :].sum()) < 1e-3
+        assert row["choice"] == row["options"][int(np.argmax(row["choice_logprobs"]))]
+    assert len(out) == len(rows)
+    assert decoded <= 1.1 * distinct
+    vocabulary.close()
+
+
+def test_a_choice_has_the_same_bits_in_any_batch_and_order(tmp_path, process):
+    rows = asked()
+    expected, _ = choose(tmp_path / "a", process, rows, slots=16)
+    for number, (slots, n_ubatch) in enumerate([(1, 128), (3, 512)]):
+        order = np.random.default_rng(number).permutation(len(rows)).tolist()
+        mixed = [rows[i] for i in order]
+        for row in mixed[:4]:
+            alone, _ = choose(tmp_path / f"{number}", process, [row], slots=slots, n_ubatch=n_ubatch)
+            assert alone[0]["choice_logprobs"] == expected[rows.index(row)]["choice_logprobs"]
+        out, _ = choose(tmp_path / f"{number}", process, mixed, slots=slots, n_ubatch=n_ubatch)
+        assert [row["choice_logprobs"] for row in out] == [expected[i]["choice_logprobs"] for i in order]
+
+
+def test_joint_tokens_are_those_of_the_whole_behind_those_of_the_beginning(tmp_path, process):
+    """As `_encode_pair` of lm-evaluation-harness has them. Here the pieces of a word become one token."""
+    vocabulary = llama_cpp.Llama(str(TINY), vocab_only=True, verbose=False)
+    rows = [{"text": text, "before": before} for before, text in [("They were ", "tired"), ("many peo", "ple of")]]
+    schema = pa.schema([("text", pa.string()), ("before", pa.string())])
+    settings = ModelSettings(path=str(TINY)), EngineSettings(**PLAIN)
+    joint, apart = (
+        Flow(
+            tmp_path / f"{on}", chain(Rows(rows, schema), op=Score(*settings, given_column="before", joint=on)), process
+        )
+        for on in (True, False)
+    )
+    different = 0
+    for row, other in zip(joint.run(), apart.run(), strict=True):
+        before, whole = (
+            vocabulary.tokenize(text.encode(), add_bos=True, special=True)
+            for text in (row["before"].rstrip(), row["before"] + row["text"])
+        )
+        text = whole[len(before) :]
+        expected = their_logprobs(TINY, [*before, *text])[len(before) - 1 :]
+        assert row["token_count"] == len(text)
+        assert np.abs(np.array(row["logprobs"]) - expected).max() < 1e-4
+        different += row["logprobs"] != other["logprobs"]
+    assert different
+    vocabulary.close()
 
 
 @pytest.fixture(scope="module")

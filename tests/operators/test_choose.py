@@ -1,0 +1,146 @@
+"""Choose, on the fake decoder: columns, the choice, rejects, independence of the batch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from operators.choose import NORMALIZE, Choose, Question
+from operators.score import Score
+from operators.scoring.likelihood import Likelihood
+from operators.settings.runtime import EngineSettings
+from pipeline.api.errors import ConfigError, SchemaError
+from tests.operators.flow import Flow, Rows, chain
+from tests.operators.test_generate import FAKE
+
+ASKED = pa.schema([("prompt_text", pa.string()), ("options", pa.list_(pa.string()))])
+OPTIONS = ["yes", "no", "perhaps", "x", "yet", "no idea at all"]
+
+
+def chooser(options: Any = "options", runtime: dict[str, Any] | None = None, **kwargs: Any) -> Choose:
+    settings = {"slots": 4, "max_sequence_tokens": 256} | (runtime or {})
+    return Choose(FAKE, EngineSettings(**settings), options=options, **kwargs)
+
+
+def questions(count: int) -> list[dict[str, Any]]:
+    random = np.random.default_rng(count)
+    return [
+        {
+            "prompt_text": f"Q{i}" + "?" * int(random.integers(0, 180)),
+            "options": random.permutation(OPTIONS)[: random.integers(1, 6)].tolist(),
+        }
+        for i in range(count)
+    ]
+
+
+def flow(tmp_path, rows, op, schema=ASKED, batch=5) -> Flow:
+    return Flow(tmp_path, chain(Rows(rows, schema, batch=batch), choose=op))
+
+
+def test_an_option_has_the_log_probability_that_score_gives_it(tmp_path):
+    rows = questions(40)
+    out = flow(tmp_path / "a", rows, chooser()).run()
+    each = [{"before": row["prompt_text"], "text": option} for row in rows for option in row["options"]]
+    schema = pa.schema([("before", pa.string()), ("text", pa.string())])
+    score = Score(FAKE, EngineSettings(slots=4, max_sequence_tokens=256), given_column="before")
+    sums = iter(row["logprob_sum"] for row in Flow(tmp_path / "b", chain(Rows(each, schema), op=score)).run())
+    for row in out:
+        logprobs = [next(sums) for _ in row["options"]]
+        assert row["choice_logprobs"] == logprobs
+        assert row["choice_index"] == logprobs.index(max(logprobs))
+        assert row["choice"] == row["options"][row["choice_index"]]
+        shares = np.exp(np.array(logprobs) - max(logprobs))
+        assert row["choice_probability"] == pytest.approx(1 / shares.sum())
+    assert len({row["choice_index"] for row in out}) > 1
+
+
+@pytest.mark.parametrize("normalize", NORMALIZE)
+def test_what_is_compared_is_normalised(tmp_path, normalize):
+    """A byte is a token of the fake model, so an option of two-byte characters tells the two apart from characters."""
+    rows = [{**row, "options": [*row["options"], "naïveté"]} for row in questions(40)]
+    for row in flow(tmp_path, rows, chooser(normalize=normalize)).run():
+        sizes = [1 if normalize == "none" else len(option.encode()) for option in row["options"]]
+        compared = np.array(row["choice_logprobs"]) / sizes
+        assert row["choice_index"] == int(compared.argmax())
+        assert row["choice_probability"] == pytest.approx(1 / np.exp(compared - compared.max()).sum())
+
+
+@pytest.mark.parametrize("batch", [1, 2, 7, 16])
+def test_a_choice_does_not_depend_on_the_batch(tmp_path, batch):
+    rows = questions(50)
+    expected = flow(tmp_path / "a", rows, chooser()).run()
+    assert flow(tmp_path / "b", rows, chooser(runtime={"slots": 16}), batch=batch).run() == expected
+    order = np.random.default_rng(batch).permutation(50).tolist()
+    shuffled = flow(tmp_path / "c", [rows[i] for i in order], chooser(runtime={"slots": 1}), batch=batch).run()
+    assert [row["choice_logprobs"] for row in shuffled] == [expected[i]["choice_logprobs"] for i in order]
+
+
+def test_of_equally_likely_options_the_first_is_chosen(tmp_path):
+    rows = [{"prompt_text": "Q", "options": ["no", "yes", "yes", "no"]}, {"prompt_text": "Q", "options": ["a"]}]
+    first, only = flow(tmp_path, rows, chooser()).run()
+    assert first["choice_index"] in (0, 1)
+    assert first["choice_probability"] < 0.5
+    assert (only["choice"], only["choice_index"], only["choice_probability"]) == ("a", 0, 1.0)
+
+
+def test_fixed_options_and_a_prefix(tmp_path):
+    rows = [{"prompt_ids": [1, 2, 3]}, {"prompt_ids": [4]}]
+    op = chooser(["yes", "no"], question_column="prompt_ids", as_="label")
+    out = flow(tmp_path, rows, op, pa.schema([("prompt_ids", pa.list_(pa.int32()))])).run()
+    assert [len(row["label_choice_logprobs"]) for row in out] == [2, 2]
+    assert {row["label_choice"] for row in out} <= {"yes", "no"}
+
+
+def test_what_cannot_be_answered_is_rejected_with_the_reason(tmp_path):
+    fine = ["a", "b"]
+    rows: list[dict[str, Any]] = [
+        {"prompt_text": None, "options": fine},
+        {"prompt_text": "", "options": fine},
+        {"prompt_text": "Q", "options": None},
+        {"prompt_text": "Q", "options": []},
+        {"prompt_text": "Q", "options": ["a", None]},
+        {"prompt_text": "Q", "options": ["a", ""]},
+        {"prompt_text": "x" * 255, "options": ["a", "bc"]},
+        {"prompt_text": "x" * 255, "options": fine},
+    ]
+    run = flow(tmp_path, rows, chooser())
+    assert [row["row"] for row in run.run()] == [7]
+    told = " | ".join(reason for _, _, reason in run.tally.by_reason)
+    assert run.tally.errors == 7
+    for part in ("is null", "is empty", "an option that is null or empty", "and runtime.max_sequence_tokens is"):
+        assert part in told
+
+
+def test_an_impossible_option_is_not_chosen_and_not_all_can_be_impossible():
+    ids = np.array([1], np.int32)
+    question = Question(ids, [ids, ids], ["a", "b"])
+    impossible, possible, nan = (Likelihood(np.array([p], np.float32)) for p in (-math.inf, -9.0, math.nan))
+    choice = chooser()._choice(question, [impossible, possible])
+    assert choice is not None
+    assert (choice.text, choice.index, choice.probability) == ("b", 1, 1.0)
+    assert chooser()._choice(question, [impossible, impossible]) is None
+    assert chooser()._choice(question, [possible, nan]) is None
+
+
+def test_arguments_and_columns_that_cannot_work(tmp_path):
+    for options, what in [
+        (["a"], "two or more"),
+        (["a", "a"], "none twice"),
+        (["a", ""], "not empty"),
+        ([True, False], "only in quotes"),
+    ]:
+        with pytest.raises(ConfigError, match=what):
+            chooser(options)
+    with pytest.raises(ConfigError, match="one of none, bytes, tokens"):
+        chooser(normalize="length")
+    with pytest.raises(SchemaError, match="needs a column 'others'"):
+        flow(tmp_path, [], chooser("others"))
+    with pytest.raises(SchemaError, match=r"'prompt_text' has type string; it must be list"):
+        flow(tmp_path, [], chooser("prompt_text"))
+    op = chooser(["a", "b"], question_column="ids", joint=True)
+    with pytest.raises(SchemaError, match="'ids' has type list"):
+        flow(tmp_path, [], op, pa.schema([("ids", pa.list_(pa.int32()))]))
