@@ -203,7 +203,8 @@ class Split(BaseOperator):
         firsts = np.append(np.flatnonzero((encoded & 0xC0) != 0x80), len(encoded))  # the first byte of each character
         pieces = self._model.pieces()
         ends = np.cumsum([max(len(pieces[token]), 1) for token in ids.tolist()])
-        return np.searchsorted(firsts, ends * len(encoded) // ends[-1], "right") - 1
+        whole: npt.NDArray[np.int64] = np.searchsorted(firsts, ends * len(encoded) // ends[-1], "right") - 1
+        return whole
 
 
 class _Unsplittable(Exception):

@@ -20,6 +20,7 @@ from operators.settings import ModelSettings
 from operators.tokens import Split
 from pipeline import PROJECT
 from pipeline.api.errors import ConfigError, SchemaError
+from pipeline.api.records import Batch
 from tests.operators.flow import Flow, Rows, chain
 from tests.operators.test_generate import FAKE
 
@@ -53,10 +54,10 @@ def split(text: str, max_tokens: int, model: Any = None) -> list[str]:
     op = Split(FAKE, "text", max_tokens)
     schema = op.plan(TEXTS)
     op.open(SimpleNamespace(shared=lambda *_: FakeModel() if model is None else model))  # type: ignore[arg-type]
-    batch = SimpleNamespace(data=pa.record_batch([[text]], schema=TEXTS), num_rows=1, with_data=lambda data: data)
-    (data,) = op.process(batch)  # type: ignore[arg-type]
-    assert data.schema == schema
-    pieces: list[str] = data.column("text").to_pylist()[0]
+    (batch,) = op.process(Batch(0, pa.record_batch([[text]], schema=TEXTS)))
+    assert isinstance(batch, Batch)
+    assert batch.data.schema == schema
+    pieces: list[str] = batch.data.column("text").to_pylist()[0]
     return pieces
 
 
