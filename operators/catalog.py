@@ -18,7 +18,7 @@ CATALOG = {
     "Sources": ("sources.read_prompts.ReadPrompts",),
     "From rows to token ids": ("render.Render", "tokens.Tokenize", "batch_by_length.BatchByLength"),
     "With the model": ("generate.Generate", "score.Score", "choose.Choose", "embed.Embed"),
-    "Columns": ("map.Map", "columns.Select", "columns.Rename", "parse_json.ParseJson"),
+    "Columns": ("map.Map", "columns.Select", "columns.Rename", "parse_json.ParseJson", "tokens.Split"),
     "Rows": (
         "filter.Filter",
         "dedup.Dedup",

@@ -1,19 +1,33 @@
-"""Tokenize: turns `prompt_text` into `prompt_ids`, a list<int32> column over one NumPy buffer per batch."""
+"""Tokenize: turns `prompt_text` into `prompt_ids`, a list<int32> column over one NumPy buffer per batch. Split: cuts
+texts into pieces of so many tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from operators.engine.backend.interface import inspect_model, load_model
+from operators.rows.lineage import refuse_identity
 from operators.rows.token_lists import PROMPT_IDS, list_column, list_views
 from operators.settings import ModelSettings
+from operators.settings.checks import check
 from pipeline.api.protocols import BaseOperator, Runtime
 from pipeline.api.records import Batch, Output, add_columns, require_column
 
 PROMPT_TEXT = "prompt_text"
+PLACES = (
+    re.compile(r"\n\s*\n"),  # paragraph
+    re.compile(r"\n"),  # line
+    re.compile(r"(?<=[.!?…])[\"'”’)\]]*\s+|(?<=[。！？])[」』”’）]*"),  # noqa: RUF001 - sentence, also of Chinese and Japanese
+    re.compile(r"\s+"),  # word
+)
+"""What ends a piece of a text, the best first. No match begins where another failed, so that searching is linear."""
 
 
 class Tokenize(BaseOperator):
@@ -76,3 +90,133 @@ class Tokenize(BaseOperator):
                 has = f"has the token id {wrong[0]}; the model's ids are 0 to {known[-1]}"
                 found[i] = f"column '{self._ids_column}' {has}"
         return found
+
+
+class Split(BaseOperator):
+    """Cuts texts into pieces of at most `max_tokens` tokens: gives a list of strings, which joined are the text, to the
+    character.
+
+    A piece ends at the best place within its tokens: the last end of a paragraph, else of a line, of a sentence, of a
+    word, else anywhere. White space between two pieces is the end of the first. The tokens are those of the piece
+    alone, without BOS. Null gives null, and an empty text an empty list. A text with a character that has more tokens
+    than `max_tokens` is a reject.
+
+    Explode makes rows of the list, for a step that reads a piece.
+
+    Args:
+        model: whose tokenizer.
+        column: a column of strings.
+        max_tokens: tokens of a piece at most. Piece, prompt around it and completion have to fit into
+            `runtime.max_sequence_tokens`.
+        as_: the name of the list (`as` in a job file); without one it takes the place of the text.
+
+    Raises:
+        ConfigError: `max_tokens` is below 1, or a column is `row` or `lineage`.
+
+    Example:
+        pieces:
+          inputs: read
+          op:
+            _target_: operators.tokens.Split
+            model: ${model}
+            column: text
+            max_tokens: 400
+            as: piece
+    """
+
+    def __init__(self, model: ModelSettings, column: str, max_tokens: int, as_: str | None = None) -> None:
+        check(max_tokens >= 1, "max_tokens", max_tokens, "it is 1 or more")
+        refuse_identity([column, as_ or column], "split; name another one")
+        self._settings = model
+        self._column = column
+        self._max_tokens = max_tokens
+        self._name = as_ or column
+
+    def plan(self, schema: pa.Schema) -> pa.Schema:
+        inspect_model(self._settings)
+        require_column(schema, self._column, [pa.string()])
+        made = pa.field(self._name, pa.list_(pa.string()))
+        if self._name == self._column:
+            self._schema = schema.set(schema.get_field_index(self._name), made)
+        else:
+            self._schema = add_columns(schema, made)
+        return self._schema
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {"model": inspect_model(self._settings).fingerprint}
+
+    def open(self, runtime: Runtime) -> None:
+        self._model = load_model(runtime, self._settings)
+
+    def process(self, batch: Batch) -> Iterable[Output]:
+        texts = batch.data.column(self._column).to_pylist()
+        pieces: list[list[str] | None] = [None] * len(texts)
+        failed: dict[int, str] = {}
+        for i, text in enumerate(texts):
+            try:
+                pieces[i] = None if text is None else self._pieces(text)
+            except _Unsplittable as error:
+                failed[i] = f"column '{self._column}': {error}"
+        made = pa.array(pieces, pa.list_(pa.string()))
+        columns = [made if f.name == self._name else batch.data.column(f.name) for f in self._schema]
+        data = pa.record_batch(columns, schema=self._schema)
+        if failed:
+            yield batch.reject(list(failed), list(failed.values()))
+            data = data.take(pa.array([i for i in range(batch.num_rows) if i not in failed], pa.int64()))
+        yield batch.with_data(data)
+
+    def _pieces(self, text: str) -> list[str]:
+        """Cut `text`. Where its tokens end says how far a piece may reach; a piece that has more alone is shortened."""
+        ids = self._ids(text)
+        if len(ids) <= self._max_tokens:
+            return [text] if text else []
+        reach = self._reach(text, ids)
+        places = [[place.end() for place in kind.finditer(text)] for kind in PLACES]
+        pieces: list[str] = []
+        start = 0
+        while start < len(text):
+            before = int(np.searchsorted(reach, start, "right"))
+            limit = int(reach[min(before + self._max_tokens, len(reach)) - 1])
+            while True:
+                end = _best_place(places, start, max(limit, start + 1), len(text))
+                count = len(self._ids(text[start:end]))
+                if count <= self._max_tokens:
+                    break
+                if end == start + 1:
+                    raise _Unsplittable(f"{text[start]!r} alone has {count} tokens, and max_tokens={self._max_tokens}")
+                limit = start + (end - start) * self._max_tokens // count
+            pieces.append(text[start:end])
+            start = end
+        return pieces
+
+    def _ids(self, text: str) -> npt.NDArray[np.int32]:
+        """Return the tokens of `text` without BOS: int32 [tokens]."""
+        return self._model.tokenize([text.encode()])[0][int(self._model.add_bos) :]
+
+    def _reach(self, text: str, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+        """Return how many characters of `text` are whole after each of its tokens `ids`: int64 [tokens].
+
+        It is exact where the bytes of the tokens are those of the text, and an estimate where they are not, as with
+        special tokens, which have none.
+        """
+        encoded = np.frombuffer(text.encode(), np.uint8)
+        firsts = np.append(np.flatnonzero((encoded & 0xC0) != 0x80), len(encoded))  # the first byte of each character
+        pieces = self._model.pieces()
+        ends = np.cumsum([max(len(pieces[token]), 1) for token in ids.tolist()])
+        whole: npt.NDArray[np.int64] = np.searchsorted(firsts, ends * len(encoded) // ends[-1], "right") - 1
+        return whole
+
+
+class _Unsplittable(Exception):
+    """A single character has too many tokens."""
+
+
+def _best_place(places: Sequence[Sequence[int]], start: int, limit: int, end: int) -> int:
+    """Return where a piece of a text of `end` characters ends that begins at `start` and has to end by `limit`."""
+    if limit >= end:
+        return end
+    for kind in places:
+        last = bisect_right(kind, limit)
+        if last and kind[last - 1] > start:
+            return kind[last - 1]
+    return limit
