@@ -12,7 +12,7 @@ from operators.explode import Explode
 from operators.gather import Gather, Pairs
 from operators.union import Union
 from pipeline.api.errors import ConfigError, SchemaError
-from pipeline.api.records import LINEAGE, ROW, Batch
+from pipeline.api.records import LINEAGE, ROW, Batch, Rejects
 from pipeline.dataflow.graph import Node
 from tests.operators.arrivals import Outcome, Row, in_order
 from tests.operators.flow import Flow, Rows, chain
@@ -240,7 +240,7 @@ def test_texts_in_columns_may_have_their_scores_in_a_list():
     rows = [{"row": i, "prompt": "p", "x": "X", "y": "Y", "s": s} for i, s in enumerate(([1, 5], [2], None))]
     outputs = list(op.process(Batch(0, pa.RecordBatch.from_pylist(rows, schema))))
     kept = [r for o in outputs if isinstance(o, Batch) for r in o.data.to_pylist()]
-    reasons = {r.row: r.reason for o in outputs if not isinstance(o, Batch) for r in o.rows}
+    reasons = {r.row: r.reason for o in outputs if isinstance(o, Rejects) for r in o.rows}
     assert [(r["chosen"], r["rejected"], r["score_chosen"]) for r in kept] == [("Y", "X", 5.0)]
     assert reasons == {1: "x, y has 2 texts and s 1 scores", 2: "x, y has 2 texts and s 0 scores"}
 
