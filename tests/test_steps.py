@@ -213,6 +213,50 @@ def test_every_kind_of_answer_has_its_columns_and_steps_mix_with_nodes(tmp_path)
         assert '"points": "' in reject["record"]
 
 
+PICKS = {
+    "best": '{prompt: "{{ prompt }}", n: 4, pick: best, sampling: {temperature: 1.0}}',
+    "majority": '{prompt: "{{ prompt }}", n: 4, pick: majority, sampling: {temperature: 1.0}}',
+    "all": '{prompt: "{{ prompt }}", n: 4, sampling: {temperature: 1.0, logprobs: 0}}',
+}
+
+
+@pytest.fixture(scope="module", params=["best", "majority"])
+def picked(request, tmp_path_factory) -> tuple[str, list[dict[str, Any]], list[dict[str, Any]]]:
+    """What was picked of four samples, and all of them."""
+    folder = tmp_path_factory.mktemp("picked")
+    outs = [run(folder, f"steps: {{x: {PICKS[pick]}}}", pick) for pick in (request.param, "all")]
+    assert not (outs[0] / "rejects").exists() or not pq.read_table(outs[0] / "rejects").num_rows
+    return request.param, *(pq.read_table(out / "data").to_pylist() for out in outs)
+
+
+def test_one_of_several_samples_stays_without_a_reject_for_each_other(picked):
+    pick, rows, every = picked
+    assert [row["row"] for row in rows] == list(range(10))
+    for row in rows:
+        samples = [other for other in every if other["row"] == row["row"]]
+        assert len(samples) == 4
+        texts = [other["x"] for other in samples]
+        if pick == "majority":
+            most = max(map(texts.count, texts))
+            assert row["x"] == next(text for text in texts if texts.count(text) == most)
+            assert (row["x_votes"], row["x_samples"]) == (most, 4)
+        else:
+            means = [sum(other["x_logprobs"]) / len(other["x_logprobs"]) for other in samples]
+            assert row["x"] == texts[means.index(max(means))]
+            assert "x_logprobs" not in row  # it served the choice, and nobody asked for it
+
+
+def test_a_later_step_picks_by_its_score_among_the_samples_of_an_earlier_one(tmp_path):
+    job = """
+steps:
+  reply: {prompt: "{{ prompt }}", examples: [{user: "2 + 2?", assistant: "4"}], n: 3, sampling: {temperature: 1.0}}
+  points: {prompt: "{{ reply }}", choices: ["1", "5"], extract: "{{ lineage[0] % 2 * 3 + 1 }}", score: [1, 5],
+           pick: best}
+"""
+    rows = pq.read_table(run(tmp_path, job, "out") / "data").to_pylist()
+    assert [(row["row"], row["lineage"], row["points"]) for row in rows] == [(i, [1], 4.0) for i in range(10)]
+
+
 def test_what_was_cut_before_it_fitted_is_a_reject_with_its_text(tmp_path):
     job = 'steps: {facts: {prompt: "{{ prompt }}", schema: {name: string}, sampling: {max_tokens: 4}}}'
     out = run(tmp_path, job, "out", "max_error_rate=1")
