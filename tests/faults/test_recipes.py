@@ -1,4 +1,4 @@
-"""SIGKILL in a recipe: magpie and rephrase, killed twice, end with the bytes of runs that were left alone."""
+"""SIGKILL in a recipe: killed twice, it ends with the bytes of a run that was left alone."""
 
 from __future__ import annotations
 
@@ -13,13 +13,19 @@ from tests.faults.hooks import AT, WATCHED
 from tests.faults.results import files, nothing_is_left_over
 
 RUN = "tests.faults.hooks:command_line"
+TARGET = ("target.accepted_rows=6", "target.chunk_rows=4")
 RECIPES = {
-    "magpie": ("target.accepted_rows=6", "target.chunk_rows=4", "data.limit=5"),
+    "magpie": (*TARGET, "data.limit=5"),
     "rephrase": ("chunk_rows=4", "data.limit=12"),
+    "ultrafeedback": (*TARGET, "data.limit=8"),
+    "evol_instruct": (*TARGET, "data.limit=8"),
+    "judge": (*TARGET, "data.limit=8"),
+    "self_consistency": ("chunk_rows=8", "data.limit=48", "steps.completion.n=6"),
 }
+OFTEN = ("magpie", "rephrase")
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", [pytest.param(n, marks=() if n in OFTEN else pytest.mark.faults) for n in RECIPES])
 def test_a_recipe_that_is_killed_twice_gives_the_same_files(recipe, forks, matrix, tmp_path):
     def run(name: str, slots: int, **where: str) -> int:
         job = (f"job={recipe}", f"output_dir={tmp_path / name}", f"runtime.slots={slots}", "progress=none")
