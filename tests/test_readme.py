@@ -116,10 +116,12 @@ def test_a_make_target_of_the_readme_is_there(target):
     assert re.search(rf"^{name}:", (PROJECT / "Makefile").read_text(encoding="utf-8"), re.M), name
 
 
-def test_what_make_installs_has_all_extras_but_those_for_training():
+def test_what_make_installs_has_all_extras_but_those_for_training_and_evaluation():
     extras = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     locked = set(re.findall(r"^([\w.-]+)==", (PROJECT / "requirements.lock").read_text(encoding="utf-8"), re.M))
-    wanted = {package for name, packages in extras.items() if name not in ("dev", "train") for package in packages}
+    wanted = {
+        package for name, packages in extras.items() if name not in ("dev", "eval", "train") for package in packages
+    }
     names = {re.split(r"[\[<>=]", package)[0].replace("_", "-") for package in wanted}
     assert names
     assert names <= locked

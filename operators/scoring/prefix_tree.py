@@ -2,7 +2,8 @@
 
 The bits of a text may not depend on the texts that share its beginning. So texts are cut by the rules of
 operators/engine/scheduler/step_batch.py alone: a part of KERNEL_TOKENS or more has no piece below that, and a shorter
-part none of a single token. What two texts have in common beyond that is computed again.
+part none of a single token. Without flash attention there is one kernel only, and no piece of any part has a single
+token (tests/operators/llama/test_reading.py). What two texts have in common beyond that is computed again.
 """
 
 from __future__ import annotations
@@ -77,11 +78,13 @@ class Cuts:
     Args:
         room: most tokens of a piece.
         deterministic: cut only where no bit changes.
+        flash_attention: whether the backend uses it.
         sharing: compute common beginnings once. Off for models whose state cannot be truncated.
     """
 
-    def __init__(self, room: int, *, deterministic: bool, sharing: bool) -> None:
-        self._room, self._deterministic, self._sharing = room, deterministic, sharing
+    def __init__(self, room: int, *, deterministic: bool, flash_attention: bool, sharing: bool) -> None:
+        self._room, self._sharing = room, sharing
+        self._deterministic, self._flash_attention = deterministic, flash_attention
 
     def tree(self, texts: Seq[Text]) -> Piece:
         """Return the root, an empty piece, of the tree of `texts`; each is a path from it."""
@@ -140,7 +143,7 @@ class Cuts:
         """Return the fewest tokens of a piece of a part of `length` tokens."""
         if not self._deterministic:
             return 1
-        return KERNEL_TOKENS if length >= KERNEL_TOKENS else 2
+        return KERNEL_TOKENS if self._flash_attention and length >= KERNEL_TOKENS else 2
 
 
 def pieces(length: int, room: int, least: int) -> Iterator[int]:

@@ -48,16 +48,22 @@ class Reader:
     """Reads texts with a decoder that has the settings of `reading_settings`, and Wanted.EVERY or EMBEDDINGS.
 
     Args:
+        flash_attention: whether the decoder uses it.
         sharing: compute what texts begin with in common once, if the decoder can truncate a slot.
 
     Attributes:
         decoded: tokens computed so far, each common beginning once.
     """
 
-    def __init__(self, decoder: Decoder, *, sharing: bool = True) -> None:
+    def __init__(self, decoder: Decoder, *, flash_attention: bool = True, sharing: bool = True) -> None:
         self._decoder = decoder
         self._room = min(decoder.shape.n_batch, decoder.shape.n_ubatch)
-        self._cuts = Cuts(self._room, deterministic=decoder.shape.deterministic, sharing=sharing and decoder.partial)
+        self._cuts = Cuts(
+            self._room,
+            deterministic=decoder.shape.deterministic,
+            flash_attention=flash_attention,
+            sharing=sharing and decoder.partial,
+        )
         self.decoded = 0
 
     def read(self, texts: Seq[Text]) -> Iterator[list[Part]]:

@@ -108,7 +108,8 @@ class ReadsTexts(BaseOperator):
         runtime, model = self._runtime, self._loaded
         decoder, self._give_back = model.lease(reading_settings(self._settings, model.n_vocab), self.wanted)
         warn_unless_exact(runtime, self._settings, model)
-        self._reader = Reader(decoder, sharing=self._settings.optimise.prefix_sharing)
+        flash, sharing = self._settings.flash_attention is not False, self._settings.optimise.prefix_sharing
+        self._reader = Reader(decoder, flash_attention=flash, sharing=sharing)
         runtime.when_stuck(model.abort)
         self._threads = engine_threads(runtime)
         self._calls, self._seconds = 0, 0.0

@@ -69,7 +69,7 @@ def outputs(
     decoder, give_back = model.lease(how, wanted)
     found: dict[int, list[bytes]] = {}
     read = [Text(texts[i], first[i] if first else 0, heads[i] if heads else 0) for i in order]
-    for parts in Reader(decoder).read(read):
+    for parts in Reader(decoder, flash_attention=settings.get("flash_attention", True)).read(read):
         for part in parts:
             for number in part.texts:
                 found.setdefault(order[number], []).extend(row.tobytes() for row in part.rows)
@@ -105,9 +105,11 @@ def test_a_beginning_without_outputs_changes_no_bit(model):
     assert all(rows == every[i][-len(rows) :] for i, rows in some.items())
 
 
+@pytest.mark.parametrize("flash_attention", [True, False])
 @pytest.mark.parametrize("model_file", EXACT, indirect=True)
-def test_a_shared_beginning_changes_no_bit(model):
+def test_a_shared_beginning_changes_no_bit(model, flash_attention):
     """Texts that begin alike, with and without a head, give the bits that each gives alone."""
+    how: dict[str, Any] = {"flash_attention": flash_attention}
     random = np.random.default_rng(2)
     shots = random.integers(0, 300, 333).astype(np.int32)
     texts, heads = [], []
@@ -118,10 +120,10 @@ def test_a_shared_beginning_changes_no_bit(model):
             heads += [0, shared, shared]
     alone: dict[int, list[bytes]] = {}
     for number, text in enumerate(texts):
-        (alone[number],) = outputs(model, Wanted.EVERY, [text], [0], heads=[heads[number]], slots=1).values()
+        (alone[number],) = outputs(model, Wanted.EVERY, [text], [0], heads=[heads[number]], slots=1, **how).values()
     shuffled = random.permutation(len(texts)).tolist()
     for slots, n_ubatch in [(1, 128), (4, 512), (16, 200)]:
-        together = outputs(model, Wanted.EVERY, texts, shuffled, heads=heads, slots=slots, n_ubatch=n_ubatch)
+        together = outputs(model, Wanted.EVERY, texts, shuffled, heads=heads, slots=slots, n_ubatch=n_ubatch, **how)
         for number, rows in together.items():
             assert rows == alone[number], (slots, len(texts[number]), heads[number])
 
