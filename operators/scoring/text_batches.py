@@ -8,7 +8,6 @@ depend on the text alone, by the rules of operators/engine/scheduler/step_batch.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
@@ -76,44 +75,45 @@ class Reader:
         firsts = [text.first for text in texts]
         self._decoder.clear()
         paths = [[root] for _ in range(self._decoder.shape.slots)]
-        while taken := self._take(paths):
-            for group in self._groups([(slot, paths[slot][-1]) for slot in taken]):
-                yield self._compute(group, firsts)
+        work: dict[int, Piece] = {}
+        while self._take(paths, work):
+            group = self._next(work)
+            yield self._compute(group, firsts)
+            for slot, _ in group:
+                del work[slot]
 
-    def _take(self, paths: list[list[Piece]]) -> list[int]:
-        """Put the next piece of each slot that has one at the end of its path, and return those slots."""
-        taken = []
+    def _take(self, paths: list[list[Piece]], work: dict[int, Piece]) -> bool:
+        """Put the next piece of each slot without `work` at the end of its path; return whether there is any work."""
         for slot, path in enumerate(paths):
-            if parent := next((piece for piece in reversed(path) if piece.left), None):
-                self._follow(paths, slot, path, parent)
-                taken.append(slot)
-        for slot in sorted(set(range(len(paths))) - set(taken)):
+            if slot not in work and (parent := next((piece for piece in reversed(path) if piece.left), None)):
+                work[slot] = self._follow(paths, slot, path, parent)
+        taken = sorted(work)
+        for slot in sorted(set(range(len(paths))) - work.keys()):
             forks = ((len(piece.left), other, piece) for other in taken for piece in paths[other][1:-1] if piece.left)
             _, other, parent = max(forks, key=lambda fork: fork[:2], default=(0, 0, None))
             if parent is None:
                 break
             if parent not in paths[slot]:
                 self._decoder.copy(other, slot, parent.end)
-            self._follow(paths, slot, paths[other], parent)
-            taken.append(slot)
-        return sorted(taken)
+            work[slot] = self._follow(paths, slot, paths[other], parent)
+        return bool(work)
 
-    def _follow(self, paths: list[list[Piece]], slot: int, path: list[Piece], parent: Piece) -> None:
-        """Leave in `slot` what it has up to `parent`, which is on `path`, and take the next piece that follows it."""
+    def _follow(self, paths: list[list[Piece]], slot: int, path: list[Piece], parent: Piece) -> Piece:
+        """Leave in `slot` what it has up to `parent`, which is on `path`; return the next piece that follows it."""
         if paths[slot][-1] is not parent:
             self._decoder.truncate(slot, parent.end)
         paths[slot] = [*path[: path.index(parent) + 1], parent.left.pop()]
+        return paths[slot][-1]
 
-    def _groups(self, work: Seq[tuple[int, Piece]]) -> Iterator[list[tuple[int, Piece]]]:
-        """Group slots and their pieces by the length of the piece, as many as fit into a call."""
-        for length, same in itertools.groupby(sorted(work, key=_length, reverse=True), _length):
-            found = list(same)
-            most = max(1, self._room // max(length, 2))
-            yield from (found[start : start + most] for start in range(0, len(found), most))
+    def _next(self, work: dict[int, Piece]) -> list[tuple[int, Piece]]:
+        """Return the slots, in order, with the longest pieces: as many as fit into a call, those that wait longest."""
+        length = max(len(piece.ids) for piece in work.values())
+        longest = [(slot, piece) for slot, piece in work.items() if len(piece.ids) == length]
+        return sorted(longest[: max(1, self._room // max(length, 2))], key=lambda each: each[0])
 
     def _compute(self, work: Seq[tuple[int, Piece]], firsts: Seq[int]) -> list[Part]:
         """Compute pieces of equal length, in slot order; `firsts`: of each text the first output that is wanted."""
-        decoder, length = self._decoder, _length(work[0])
+        decoder, length = self._decoder, len(work[0][1].ids)
         lone = length == 1 and decoder.shape.deterministic
         fed = [np.repeat(piece.ids, 2) if lone else piece.ids for _, piece in work]
         # At least two: the backend computes a lone output with other kernels.
@@ -129,10 +129,6 @@ class Reader:
             for (_, piece), count, end in zip(work, outputs, ends, strict=True)
             if count
         ]
-
-
-def _length(work: tuple[int, Piece]) -> int:
-    return len(work[1].ids)
 
 
 def reading_settings(settings: EngineSettings, n_vocab: int) -> EngineSettings:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from operators.score import Score
-from operators.settings.runtime import EngineSettings
+from operators.settings.runtime import EngineSettings, OptimiseSettings
 from operators.tokens import Tokenize
 from pipeline.api.errors import ConfigError, Interrupted, SchemaError
 from pipeline.dataflow.graph import Node
@@ -150,6 +150,24 @@ def test_without_a_generate_there_are_no_steps(tmp_path):
     assert "steps" not in [table.name for table in run.tables]
     totals = {k: v for values in run.context.totals for k, v in values().items()}
     assert 1 <= totals["score/groups"] <= 20
+
+
+def test_common_beginnings_are_computed_once_unless_switched_off(tmp_path):
+    rows = [{"before": "shots " * 20, "text": f"text {i}" + "." * 70} for i in range(16)]
+    found = []
+    for on in (True, False):
+        runtime = {"max_sequence_tokens": 256, "optimise": OptimiseSettings(prefix_sharing=on)}
+        run = flow(tmp_path / f"{on}", rows, scorer(runtime, given_column="before"), GIVEN, batch=16)
+        logprobs = [row["logprobs"] for row in run.run()]
+        totals = {k: v for values in run.context.totals for k, v in values().items()}
+        assert next(m.tokens_in for m in run.executor.meters if m.name == "score") == sum(
+            len(row["before"] + row["text"]) for row in rows
+        )
+        found.append((logprobs, totals["score/decoded_tokens"]))
+    (shared, few), (alone, many) = found
+    assert shared == alone
+    assert many == sum(len(row["before"] + row["text"]) for row in rows)
+    assert few < 0.5 * many
 
 
 def test_columns_and_sizes_that_cannot_work(tmp_path):

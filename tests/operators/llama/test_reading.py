@@ -1,4 +1,4 @@
-"""Score, Choose and Embed on real llama.cpp: what llama-cpp-python gives, and the same bits in any company."""
+"""Score and Embed on real llama.cpp: what llama-cpp-python gives, and the same bits in any company."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pyarrow as pa
 import pytest
 from gguf import GGUFValueType, Keys
 
-from operators.choose import Choose
 from operators.embed import POOLING, Embed
 from operators.engine.backend.interface import Wanted
 from operators.generate import Generate
@@ -177,65 +176,6 @@ def their_embeddings(path: Path, pooling: str, *, normalize: bool) -> np.ndarray
     made = np.array([llama.embed(text, normalize=normalize) for text in WORDS])
     llama.close()
     return made
-
-
-ASKED = pa.schema([("prompt_text", pa.string()), ("options", pa.list_(pa.string()))])
-
-
-def asked() -> list[dict[str, Any]]:
-    """Questions of 5 to 300 tokens, with 2 to 5 options of 1 to some 70."""
-    random = np.random.default_rng(4)
-    options = [" yes", " no", " many people", " of the water and the old house", " 7", " the " * 33]
-    rows = []
-    for words in (1, 12, 25, 27, 30, 33, 60, 130):
-        picked = random.permutation(len(options))[: random.integers(2, 6)]
-        text = " ".join(random.choice(["hare", "goose", "lost", "They were tired,", "12 plus 30"], words))
-        rows.append({"prompt_text": f"Sort this: {text}", "options": [options[i] for i in picked]})
-    return rows
-
-
-def choose(directory: Path, process: Resources, rows: Seq[dict[str, Any]], **settings: Any) -> tuple[list[Any], float]:
-    """The rows with their choices, and how many tokens were computed."""
-    op = Choose(ModelSettings(path=str(TINY)), EngineSettings(**settings), options="options")
-    flow = Flow(directory, chain(Rows(rows, ASKED, batch=8), op=op), process)
-    out = flow.run()
-    totals = {k: v for values in flow.context.totals for k, v in values().items()}
-    return out, totals["op/decoded_tokens"]
-
-
-def test_options_are_as_likely_as_llama_cpp_python_finds_them_and_a_question_is_computed_once(tmp_path, process):
-    vocabulary = llama_cpp.Llama(str(TINY), vocab_only=True, verbose=False)
-
-    def tokens(text: str, *, begins: bool = False) -> list[int]:
-        return vocabulary.tokenize(text.encode(), add_bos=begins, special=True)
-
-    distinct = 0
-    rows = asked()
-    out, decoded = choose(tmp_path, process, rows, **PLAIN)
-    for row in out:
-        question = tokens(row["prompt_text"], begins=True)
-        distinct += len(question)
-        for option, logprob in zip(row["options"], row["choice_logprobs"], strict=True):
-            ids = tokens(option)
-            distinct += len(ids)
-            assert abs(logprob - their_logprobs(TINY, [*question, *ids])[len(question) - 1 :].sum()) < 1e-3
-        assert row["choice"] == row["options"][int(np.argmax(row["choice_logprobs"]))]
-    assert len(out) == len(rows)
-    assert decoded <= 1.1 * distinct
-    vocabulary.close()
-
-
-def test_a_choice_has_the_same_bits_in_any_batch_and_order(tmp_path, process):
-    rows = asked()
-    expected, _ = choose(tmp_path / "a", process, rows, slots=16)
-    for number, (slots, n_ubatch) in enumerate([(1, 128), (3, 512)]):
-        order = np.random.default_rng(number).permutation(len(rows)).tolist()
-        mixed = [rows[i] for i in order]
-        for row in mixed[:4]:
-            alone, _ = choose(tmp_path / f"{number}", process, [row], slots=slots, n_ubatch=n_ubatch)
-            assert alone[0]["choice_logprobs"] == expected[rows.index(row)]["choice_logprobs"]
-        out, _ = choose(tmp_path / f"{number}", process, mixed, slots=slots, n_ubatch=n_ubatch)
-        assert [row["choice_logprobs"] for row in out] == [expected[i]["choice_logprobs"] for i in order]
 
 
 def test_joint_tokens_are_those_of_the_whole_behind_those_of_the_beginning(tmp_path, process):
