@@ -55,9 +55,10 @@ class Rename(BaseOperator):
 
     Args:
         columns: the name that a column has to the one that it gets.
+        drop: columns that go.
 
     Raises:
-        ConfigError: nothing is renamed, two columns get one name, or `row` or `lineage` is in it.
+        ConfigError: nothing is renamed, two columns get one name, or `row` or `lineage` is renamed or dropped.
 
     Example:
         second_round:
@@ -69,26 +70,32 @@ class Rename(BaseOperator):
               completion: prompt
     """
 
-    def __init__(self, columns: dict[str, str]) -> None:
+    def __init__(self, columns: dict[str, str], drop: list[str] | None = None) -> None:
         if not columns:
             raise ConfigError("columns is empty; write columns: {old_name: new_name}")
         refuse_identity((*columns, *columns.values()), "renamed, nor another column given their name")
+        refuse_identity(drop or (), "dropped")
         _refuse_twice(list(columns.values()))
         self._names = dict(columns)
+        self._drop = drop or []
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
+        for name in self._drop:
+            require_column(schema, name)
+        schema = pa.schema([f for f in schema if f.name not in self._drop])
+        self._kept = schema.names
         for old, new in self._names.items():
             require_column(schema, old)
             if new in schema.names and new not in self._names:
                 raise SchemaError(
-                    f"'{old}' cannot become '{new}': there is such a column already; choose another name, rename"
-                    f" that one too ({new}: another_name), or drop it before (operators.columns.Select, drop: [{new}])"
+                    f"there is a column '{new}' already, so '{old}' cannot become that; give one of the two another name"
+                    f" ({new}: another_name), or drop '{new}' before (operators.columns.Select, drop: [{new}])"
                 )
         self._schema = pa.schema([f.with_name(self._names.get(f.name, f.name)) for f in schema])
         return self._schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
-        yield batch.with_data(pa.record_batch(batch.data.columns, schema=self._schema))
+        yield batch.with_data(pa.record_batch([batch.data.column(n) for n in self._kept], schema=self._schema))
 
 
 def _refuse_twice(names: Sequence[str]) -> None:

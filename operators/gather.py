@@ -185,7 +185,7 @@ class Pairs(BaseOperator):
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
         self._texts.require(schema, pa.types.is_string, "texts")
-        self._scores.require(schema, _is_number, "numbers or booleans")
+        self._scores.require(schema, _is_number, "numbers or booleans (Map: good: verdict = 'yes')")
         kind = require_column(schema, self._prompt).type
         if kind != pa.string() and not (self._as_messages and holds_messages(kind)):
             wanted = " or messages, list<struct<role: string, content: string>>" if self._as_messages else ""
@@ -274,7 +274,7 @@ class _Columns:
             kind = require_column(schema, name).type
             inner = kind.value_type if self._in_lists and pa.types.is_list(kind) else None if self._in_lists else kind
             if inner is None or not fits(inner):
-                wanted = f"lists of {what}, as Gather makes them" if self._in_lists else what
+                wanted = f"lists of {what}: put Gather before this node" if self._in_lists else what
                 raise SchemaError(f"column '{name}' has type {kind}; it must hold {wanted}")
 
     def lists(self, data: pa.RecordBatch) -> list[Sequence[Any] | None]:

@@ -70,11 +70,11 @@ def long_form() -> str:
         groups = {key: f"${{{key}}}" for key in ("model", "decode", "runtime", "store", "seed")}
         sampling = {"max_tokens": 96, **SAMPLING[name]}
         add(name, "generate.Generate", **groups, sampling=sampling, id_column="${data.id_column}", **{"as": name})
-        add(f"{name}_names", "columns.Rename", columns={f"{name}_completion": name})
+        drop = ["prompt_ids", "prompt_text"]
+        add(f"{name}_names", "columns.Rename", columns={f"{name}_completion": name}, drop=drop)
         if name == "judge":
             add("judge_keep", "filter.Filter", where="judge = 'yes'", reason="keep: judge = 'yes'")
-        drop = ["prompt_text", "prompt_ids", *(f"{name}_{count}" for count in COUNTS)]
-        add(f"{name}_columns", "columns.Select", drop=drop)
+        add(f"{name}_columns", "columns.Select", drop=[f"{name}_{count}" for count in COUNTS])
     nodes["write"] = {"inputs": before, "op": WRITE}
     return str(yaml.safe_dump({"nodes": nodes}, sort_keys=False))
 
@@ -153,7 +153,7 @@ def test_the_command_line_changes_a_step_and_the_fingerprint_knows(short, tmp_pa
         ),
         ("steps.more={n: 2}", "step 'more': has neither prompt nor op"),
         ("steps.more=2", "step 'more': it is 2, and must be a mapping"),
-        ("steps.kind={prompt: x}", "step 'kind', node 'kind_names': 'kind_completion' cannot become 'kind': there is"),
+        ("steps.kind={prompt: x}", "step 'kind', node 'kind_names': there is a column 'kind' already, so"),
         ("steps.judge_keep={prompt: x}", "step 'judge' makes a node 'judge_keep', and there is another"),
         ("steps.read={prompt: x}", "step 'read' makes a node 'read', and there is another"),
         ("steps.a-b={prompt: x}", "step 'a-b': it gives a column its name"),

@@ -125,8 +125,12 @@ def _nodes(name: str, step: Step, groups: Groups) -> Iterator[tuple[str, dict[st
         },
     )
     asked = _asked(step, groups)
-    names = {f"{name}_{TEXT}": name} | ({PROMPT_TEXT: f"{name}_{PROMPT_TEXT}"} if PROMPT_TEXT in asked else {})
-    yield f"{name}_names", {"_target_": "operators.columns.Rename", "columns": names}
+    names, drop = {f"{name}_{TEXT}": name}, ["prompt_ids"]
+    if PROMPT_TEXT in asked:
+        names[PROMPT_TEXT] = f"{name}_{PROMPT_TEXT}"
+    else:
+        drop.append(PROMPT_TEXT)
+    yield f"{name}_names", {"_target_": "operators.columns.Rename", "columns": names, "drop": drop}
     if step.extract is not None or step.score is not None:
         yield f"{name}_value", {"_target_": "operators.map.Map", **_value(name, step, asked)}
     if step.schema is not None:
@@ -182,6 +186,5 @@ def _without_intermediates(name: str, step: Step, groups: Groups) -> dict[str, A
         raise ConfigError(f"step '{name}': columns has '{unknown[0]}', which no completion has{hint}")
     if TEXT in step.columns and step.extract is None and step.score is None:
         raise ConfigError(f"step '{name}': columns has '{TEXT}', and that is what the column '{name}' holds")
-    prompt = ["prompt_ids"] if PROMPT_TEXT in asked else [PROMPT_TEXT, "prompt_ids"]
     drop = [f"{name}_{f.name}" for f in made if f.name not in {*asked, TEXT}]
-    return {"_target_": "operators.columns.Select", "drop": [*prompt, *drop]}
+    return {"_target_": "operators.columns.Select", "drop": drop}
