@@ -17,6 +17,8 @@ from typing import Any
 import polars as pl
 import pytest
 
+from tests.recipes.shipped import recipe, run
+
 REASON = "needs TRL in an extra environment: the docstring of this module has the commands"
 trl = pytest.importorskip("trl", reason=REASON)
 transformers = pytest.importorskip("transformers", reason=REASON)
@@ -90,8 +92,35 @@ def test_conversations_with_their_prompt_apart_or_in_both(explicit, tmp_path):
     assert dpo_texts(tmp_path / "pairs.parquet", tmp_path / "work") == EXPECTED
 
 
+def test_a_prompt_that_is_a_text_beside_answers_that_are_messages_is_not_taken(tmp_path):
+    """The form in which FormatTextGenerationDPO of distilabel 1.5.3 writes pairs."""
+    asked = message("user", "Name a river.")
+    answers = {name: [asked, message("assistant", name)] for name in ("chosen", "rejected")}
+    pl.DataFrame([{"prompt": "Name a river.", **answers}]).write_parquet(tmp_path / "pairs.parquet")
+    with pytest.raises((AttributeError, TypeError)):  # which one differs with the seed of Python's hashes
+        dpo_texts(tmp_path / "pairs.parquet", tmp_path / "work")
+
+
 def test_texts(tmp_path):
     pair = {"prompt": "Name a river:", "chosen": " The Rhône", "rejected": " Paris"}
     pl.DataFrame([pair]).write_parquet(tmp_path / "pairs.parquet")
     texts = dpo_texts(tmp_path / "pairs.parquet", tmp_path / "work")
     assert texts == [("Name a river:", f" The Rhône{END}", f" Paris{END}")]
+
+
+def test_the_pairs_of_our_ultrafeedback(tmp_path):
+    """The file in data/ as it is, with all of its columns."""
+    job = recipe("ultrafeedback")
+    job["sampling"]["max_tokens"] = 24
+    job["steps"]["ratings"]["sampling"] = {"temperature": 2.0}
+    rows, _ = run(job, tmp_path, rows=10)
+    (path,) = (tmp_path / "out" / "data").glob("*.parquet")
+    assert len(rows) >= 4
+    assert dpo_texts(path, tmp_path / "work") == [
+        (
+            f"<user>{row['prompt'][0]['content']}{END}<assistant>",
+            f"{row['chosen'][0]['content']}{END}",
+            f"{row['rejected'][0]['content']}{END}",
+        )
+        for row in rows
+    ]
