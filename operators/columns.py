@@ -88,8 +88,8 @@ class Rename(BaseOperator):
             require_column(schema, old)
             if new in schema.names and new not in self._names:
                 raise SchemaError(
-                    f"there is a column '{new}' already, so '{old}' cannot become that; give one of the two another name"
-                    f" ({new}: another_name), or drop '{new}' before (operators.columns.Select, drop: [{new}])"
+                    f"there is a column '{new}' already, so '{old}' cannot become that; give one of the two another"
+                    f" name ({new}: another_name), or drop '{new}' before (operators.columns.Select, drop: [{new}])"
                 )
         self._schema = pa.schema([f.with_name(self._names.get(f.name, f.name)) for f in schema])
         return self._schema

@@ -191,8 +191,10 @@ def _time_lines(meters: Sequence[StageMeter]) -> list[str]:
 
 
 def closing_lines(o: Outcome) -> list[str]:
-    """Return the exit code and the next step; empty if the exit code is 0."""
+    """Return the exit code and the next step; empty if the exit code is 0 and there are rows, or none came in."""
     match o.exit_code:
+        case ExitCode.DONE if o.rows and not o.data_rows:
+            return [f"no row reached {DATA}/: the rejects above say at which node they left, and why"]
         case ExitCode.DONE:
             return []
         case ExitCode.REJECTS:

@@ -62,7 +62,7 @@ def test_what_cannot_work_is_refused(make, message):
         (Select(["z"]), "needs a column 'z'; the input has a, b"),
         (Select(drop=["z"]), "needs a column 'z'"),
         (Rename({"z": "y"}), "needs a column 'z'"),
-        (Rename({"a": "b"}), r"'a' cannot become 'b': there is such a column already.*drop: \[b\]"),
+        (Rename({"a": "b"}), r"there is a column 'b' already, so 'a' cannot become that.*drop: \[b\]"),
     ],
 )
 def test_what_does_not_fit_the_columns_is_refused(op, message):

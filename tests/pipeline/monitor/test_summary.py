@@ -83,6 +83,13 @@ def test_a_run_that_failed_says_where_the_whole_error_is(tmp_path):
     assert closing_lines(failed)[-1].endswith(f"the same command resumes; {tmp_path / 'run.log'} has the whole error")
 
 
+@pytest.mark.parametrize(("rows", "data_rows", "told"), [(12, 0, True), (12, 1, False), (0, 0, False)])
+def test_a_run_without_a_row_says_where_to_look(tmp_path, rows, data_rows, told):
+    done = replace(outcome(tmp_path, 5, 5), rows=rows, data_rows=data_rows)
+    says = "no row reached data/: the rejects above say at which node they left, and why"
+    assert closing_lines(done) == ([says] if told else [])
+
+
 def test_a_summary_has_ten_lines_at_most_and_cuts_reasons_between_words(tmp_path):
     rejects = RejectCounts({("node", "error", f"reason {letter} " + "is long " * 40): 9 for letter in "abcde"})
     tokens = {"shared_tokens": 412.0, "slot_steps": 8.0, "slot_steps_used": 6.0}
