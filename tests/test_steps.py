@@ -273,6 +273,8 @@ def test_raw_bypasses_the_chat_template_and_says_so(tmp_path, capsys):
 
 
 def test_the_page_explains_every_key_of_a_step():
-    table = (PROJECT / "docs/steps.md").read_text(encoding="utf-8").partition("## Keys")[2].partition("\n\nConstr")[0]
+    table = (
+        (PROJECT / "docs/steps.md").read_text(encoding="utf-8").partition("## Keys")[2].partition("\n\nThe order")[0]
+    )
     named = re.findall(r"`(\w+)`", "".join(line.split(" | ")[0] for line in table.splitlines()))
     assert sorted(named) == sorted(f.name for f in fields(Step))

@@ -99,5 +99,12 @@ def _node(name: str, values: Any, known: list[tuple[dict[str, Any], object]]) ->
     if not isinstance(values, dict) or not isinstance(values.get("op"), dict):
         raise ConfigError(f"the node '{name}' has no op")
     op = {key: next((whole for raw, whole in known if raw == value), value) for key, value in values["op"].items()}
+    op |= {key: _group(key, value) for key, value in op.items() if key in GROUPS and isinstance(value, dict)}
     node: NodeSettings = convert(name, {**values, "op": op}, NodeSettings)
     return node
+
+
+def _group(key: str, values: dict[str, Any]) -> Any:
+    """Return the dataclass whose every field is in `values`, as a step that changes a group has it; else `values`."""
+    cls = _schema(key, values)
+    return convert(key, values, cls) if {f.name for f in fields(cls)} == values.keys() else values

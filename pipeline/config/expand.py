@@ -15,7 +15,6 @@ from pipeline.settings import GROUPS, JobSettings, NodeSettings
 STEP, EXPAND = "operators.steps.step:Step", "operators.steps.expand:expand"
 OVERRIDDEN = ("model", "sampling", "decode", "runtime", "store")
 """Config groups of which a step may have keys of its own."""
-TOP_LEVEL = ("seed", "chunk_rows")
 
 
 def expanded(settings: JobSettings) -> JobSettings:
@@ -61,15 +60,19 @@ def _merged(key: str, whole: Any, changes: Mapping[str, Any]) -> Any:
 
 
 def _filled(node: object, settings: JobSettings) -> Any:
-    """Return `node` with the settings that its operator has an argument for, by name and type, and that it leaves
-    out. Leave what is no node (an interpolation may yield anything) for `build_graph` to refuse."""
+    """Return `node` with the settings that its operator has an argument for, by name and type, and that it leaves out:
+    config groups, `seed`, and `chunk_rows` where it is required. Leave what is no node (an interpolation may yield
+    anything) for `build_graph` to refuse."""
     if not isinstance(node, NodeSettings):
         return node
     try:
         factory = load_object(node.op[TARGET])
-        named = inspect.signature(factory).parameters.keys() - node.op.keys()
+        missing = {k: p for k, p in inspect.signature(factory).parameters.items() if k not in node.op}
     except (ConfigError, TypeError, ValueError, LookupError, AttributeError):  # an error of the graph, said there
         return node
     hints = hints_of(factory)
-    values = {key: getattr(settings, key) for key in (*GROUPS, *TOP_LEVEL) if key in named}
+    named = [key for key in (*GROUPS, "seed") if key in missing]
+    if "chunk_rows" in missing and missing["chunk_rows"].default is inspect.Parameter.empty:
+        named.append("chunk_rows")
+    values = {key: getattr(settings, key) for key in named}
     return replace(node, op=node.op | {key: v for key, v in values.items() if fits(v, hints.get(key, Any))})

@@ -216,7 +216,7 @@ def with_column(name: str, kind: pa.DataType) -> pa.Schema:
         (
             pairs(),
             with_column("answers", pa.string()),
-            "'answers' has type string; it must hold lists of texts, as Gather",
+            "'answers' has type string; it must hold lists of texts: put Gather",
         ),
         (pairs(), with_column("scores", pa.list_(pa.string())), "it must hold lists of numbers or booleans"),
         (Pairs(["id", "answers"], ["id", "id"]), LISTED, "'answers' has type list<.*>; it must hold texts"),

@@ -25,20 +25,28 @@ class Op(BaseOperator):
         """Takes them."""
 
 
-def op_of(**given: Any) -> dict[str, Any]:
+class Source(BaseOperator):
+    """A source that has to be told its chunks."""
+
+    def __init__(self, chunk_rows: int) -> None:
+        """Takes them."""
+
+
+def op_of(name: str = "Op", **given: Any) -> dict[str, Any]:
     sys.modules["my_ops"] = sys.modules[__name__]
-    node = NodeSettings({"_target_": "my_ops.Op", **given})
+    node = NodeSettings({"_target_": f"my_ops.{name}", **given})
     settings = JobSettings(nodes={"n": node}, model=MODEL, data={"a": 1}, decode={"b": 2}, seed=7, chunk_rows=9)
     return expanded(settings).nodes["n"].op
 
 
 def test_arguments_that_are_left_out_are_filled_in_where_the_type_fits():
-    filled = {"model": MODEL, "seed": 7, "chunk_rows": 9, "decode": {"b": 2}}  # `data` is a text here
+    filled = {"model": MODEL, "seed": 7, "decode": {"b": 2}}  # `data` is a text here, `chunk_rows` has a default
     assert op_of() == {"_target_": "my_ops.Op", **filled}
+    assert op_of("Source") == {"_target_": "my_ops.Source", "chunk_rows": 9}
 
 
 def test_what_is_given_stays_a_null_too():
-    given = {"model": None, "seed": 3, "chunk_rows": None, "decode": 1}
+    given: dict[str, Any] = {"model": None, "seed": 3, "chunk_rows": None, "decode": 1}
     assert op_of(**given) == {"_target_": "my_ops.Op", **given}
 
 
