@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from pipeline.api.errors import ConfigError
+from pipeline.api.errors import ConfigError, GraphError
 from pipeline.config.annotations import fits
 from pipeline.config.build import TARGET, convert, hints_of, load_object
 from pipeline.settings import GROUPS, JobSettings, NodeSettings
@@ -43,6 +43,9 @@ def _with_steps(settings: JobSettings) -> dict[str, NodeSettings]:
             raise ConfigError(f"{where}{error}") from error
         seed = settings.seed if step.seed is None else step.seed
         groups[name] |= {"output": settings.output, "seed": seed, "id_column": settings.data.id_column}
+    for name, node in settings.nodes.items():
+        if not isinstance(node, NodeSettings):  # an interpolation may yield anything
+            raise GraphError(name, f"is {node!r}, and must be a mapping with op and inputs")
     own = {name: {f.name: getattr(node, f.name) for f in fields(node)} for name, node in settings.nodes.items()}
     return {name: NodeSettings(**node) for name, node in load_object(EXPAND)(steps, own, groups).items()}
 

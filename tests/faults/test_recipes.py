@@ -22,10 +22,10 @@ RECIPES = {
     "judge": (*TARGET, "data.limit=8"),
     "self_consistency": ("chunk_rows=8", "data.limit=48", "steps.completion.n=6"),
 }
-OFTEN = ("magpie", "rephrase")
 
 
-@pytest.mark.parametrize("recipe", [pytest.param(n, marks=() if n in OFTEN else pytest.mark.faults) for n in RECIPES])
+@pytest.mark.faults
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_that_is_killed_twice_gives_the_same_files(recipe, forks, matrix, tmp_path):
     def run(name: str, slots: int, **where: str) -> int:
         job = (f"job={recipe}", f"output_dir={tmp_path / name}", f"runtime.slots={slots}", "progress=none")

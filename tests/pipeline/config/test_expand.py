@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from operators.settings import ModelSettings
-from pipeline.api.errors import ConfigError
+from pipeline.api.errors import ConfigError, GraphError
 from pipeline.api.protocols import BaseOperator
 from pipeline.config.expand import expanded
 from pipeline.settings import JobSettings, NodeSettings
@@ -54,6 +54,11 @@ def test_what_is_given_stays_a_null_too():
 def test_what_is_no_operator_is_left_for_the_graph_to_refuse(node):
     settings = JobSettings(nodes={"n": node})
     assert expanded(settings) == settings
+
+
+def test_beside_steps_too():
+    with pytest.raises(GraphError, match="node 'n': is 'x', and must be a mapping with op and inputs"):
+        expanded(JobSettings(nodes={"n": "x"}, steps={"x": {"op": {}}}))  # type: ignore[dict-item]
 
 
 def test_a_job_without_steps_keeps_its_nodes_and_one_with_steps_has_them_no_more():
