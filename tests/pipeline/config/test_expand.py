@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from operators.settings import ModelSettings
+from operators.settings import DataSettings, ModelSettings
 from pipeline.api.errors import ConfigError, GraphError
 from pipeline.api.protocols import BaseOperator
 from pipeline.config.expand import expanded
 from pipeline.settings import JobSettings, NodeSettings
 
 MODEL = ModelSettings(path="a.gguf")
+DATA = DataSettings()
 
 
 class Op(BaseOperator):
@@ -58,12 +59,12 @@ def test_what_is_no_operator_is_left_for_the_graph_to_refuse(node):
 
 def test_beside_steps_too():
     with pytest.raises(GraphError, match="node 'n': is 'x', and must be a mapping with op and inputs"):
-        expanded(JobSettings(nodes={"n": "x"}, steps={"x": {"op": {}}}))  # type: ignore[dict-item]
+        expanded(JobSettings(nodes={"n": "x"}, steps={"x": {"op": {}}}, data=DATA))  # type: ignore[dict-item]
 
 
 def test_a_job_without_steps_keeps_its_nodes_and_one_with_steps_has_them_no_more():
     steps = {"x": {"op": {"_target_": "my_ops.Op"}}}
-    settings = JobSettings(nodes={}, steps=steps, model=MODEL, data=type("Data", (), {"id_column": None})())
+    settings = JobSettings(nodes={}, steps=steps, model=MODEL, data=DATA)
     found = expanded(settings)
     assert (list(found.nodes), found.steps) == (["read", "x", "write"], {})
     assert [node.inputs for node in found.nodes.values()] == [[], ["read"], ["x"]]
