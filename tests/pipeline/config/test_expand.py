@@ -7,10 +7,20 @@ from typing import Any
 
 import pytest
 
-from operators.settings import DataSettings, ModelSettings
+from operators.settings import (
+    DataSettings,
+    DecodeSettings,
+    ModelSettings,
+    OutputSettings,
+    SamplingSettings,
+    StoreSettings,
+)
+from operators.settings.runtime import EngineSettings
+from operators.settings.structured import StructuredSettings
 from pipeline.api.errors import ConfigError, GraphError
 from pipeline.api.protocols import BaseOperator
 from pipeline.config.expand import expanded
+from pipeline.config.fingerprint import differences
 from pipeline.settings import JobSettings, NodeSettings
 
 MODEL = ModelSettings(path="a.gguf")
@@ -71,3 +81,27 @@ def test_a_job_without_steps_keeps_its_nodes_and_one_with_steps_has_them_no_more
     assert [node.step for node in found.nodes.values()] == [None, "x", None]
     with pytest.raises(ConfigError, match=r"^steps\.x has no key 'opp'; did you mean op\?"):
         expanded(JobSettings(steps={"x": {"opp": 1}}))
+
+
+def test_a_step_changes_single_keys_of_a_group_deep_down_too():
+    given = {"prompt": "x", "sampling": {"temperature": 0.5, "structured": {"regex": "a+"}}, "seed": 3}
+    settings = JobSettings(
+        steps={"x": given},
+        model=MODEL,
+        data=DATA,
+        sampling=SamplingSettings(max_tokens=7, structured=StructuredSettings(skip_forced=False)),
+        decode=DecodeSettings(),
+        runtime=EngineSettings(),
+        store=StoreSettings(),
+        output=OutputSettings(),
+    )
+    op = expanded(settings).nodes["x"].op
+    found = op["sampling"]
+    assert (found.temperature, found.max_tokens, op["seed"]) == (0.5, 7, 3)
+    assert found.structured == StructuredSettings(regex="a+", skip_forced=False)
+
+
+def test_nodes_that_came_and_went_are_told_in_a_line_each():
+    before = {"nodes.a.op.x": 1, "nodes.a.inputs": [], "nodes.b.op.x": 1, "seed": 0}
+    now = {"nodes.c.op.x": 1, "nodes.d.op.x": 2, "nodes.b.op.x": 2, "seed": 0}
+    assert differences(before, now) == ["nodes that are new: c, d", "nodes that are gone: a", "nodes.b.op.x: 1 -> 2"]
