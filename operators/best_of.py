@@ -12,18 +12,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from operators.rows.batches import HeldRows, split
+from operators.rows.batches import WholeChunks, split
 from operators.rows.lineage import require_samples, samples
 from operators.settings.checks import check, check_one_of
 from pipeline.api.errors import SchemaError
-from pipeline.api.protocols import BaseOperator
 from pipeline.api.records import Batch, Output, RejectKind, add_columns, require_column
 
 LOSERS = ("reject", "drop")
 """What becomes of the samples that are not kept (argument `losers`)."""
 
 
-class BestOf(BaseOperator):
+class BestOf(WholeChunks):
     """Of the samples of a prompt keeps those with the highest value. The others become rejects of kind `filtered`, or
     leave without a trace.
 
@@ -49,11 +48,11 @@ class BestOf(BaseOperator):
 
     def __init__(self, by: str = "logprobs", keep: int = 1, losers: str = "reject") -> None:
         check(keep >= 1, "keep", keep, "it is 1 or more")
+        super().__init__()
         check_one_of("losers", losers, LOSERS)
         self._by = by
         self._keep = keep
         self._drop = losers == "drop"
-        self._held = HeldRows()
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
         require_samples(schema, "choose from")
@@ -63,15 +62,9 @@ class BestOf(BaseOperator):
             raise SchemaError(f"column '{self._by}' has type {kind}; it must be a number or a list of numbers")
         return schema
 
-    def process(self, batch: Batch) -> Iterable[Output]:
-        self._held.hold(batch)
-        return ()
-
-    def finish(self, chunk: int) -> Iterable[Output]:
-        batch = self._held.take(chunk)
-        if batch is not None:
-            reason = f"not among the best of its samples by {self._by}; keep={self._keep}"
-            yield from split(batch, self._best(batch.data), None if self._drop else reason)
+    def decide(self, batch: Batch) -> Iterable[Output]:
+        reason = f"not among the best of its samples by {self._by}; keep={self._keep}"
+        return split(batch, self._best(batch.data), None if self._drop else reason)
 
     def _best(self, data: pa.RecordBatch) -> npt.NDArray[np.bool_]:
         """Return the rows to keep, bool [rows]. `data` is sorted by (row, lineage)."""
@@ -82,7 +75,7 @@ class BestOf(BaseOperator):
         return keep
 
 
-class Majority(BaseOperator):
+class Majority(WholeChunks):
     """Of the samples of a prompt keeps the first one of the most frequent value: self-consistency (Wang et al. 2022).
 
     Each sample is a vote for its value in `column`; a null is none. Of values with as many votes the one that came
@@ -107,11 +100,11 @@ class Majority(BaseOperator):
     """
 
     def __init__(self, column: str, as_: str | None = None, losers: str = "reject") -> None:
+        super().__init__()
         check_one_of("losers", losers, LOSERS)
         self._column = column
         self._prefix = f"{as_}_" if as_ else ""
         self._drop = losers == "drop"
-        self._held = HeldRows()
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
         require_samples(schema, "count")
@@ -120,14 +113,7 @@ class Majority(BaseOperator):
         self._schema = add_columns(schema, *counts)
         return self._schema
 
-    def process(self, batch: Batch) -> Iterable[Output]:
-        self._held.hold(batch)
-        return ()
-
-    def finish(self, chunk: int) -> Iterable[Output]:
-        batch = self._held.take(chunk)
-        if batch is None:
-            return
+    def decide(self, batch: Batch) -> Iterable[Output]:
         values = [None if v is None else _comparable(v) for v in batch.data.column(self._column).to_pylist()]
         counts = np.zeros((2, batch.num_rows), np.int32)
         keep = np.zeros(batch.num_rows, bool)

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from operators.prompts.messages import NoPrompt, conversation, holds_messages
-from operators.rows.batches import HeldRows
+from operators.rows.batches import WholeChunks
 from operators.rows.lineage import refuse_identity, require_samples, samples
 from operators.settings.checks import check, check_one_of
 from pipeline.api.errors import ConfigError, SchemaError
@@ -29,7 +29,7 @@ def _is_number(kind: pa.DataType) -> bool:
     return any(fits(kind) for fits in (pa.types.is_floating, pa.types.is_integer, pa.types.is_boolean))
 
 
-class Gather(BaseOperator):
+class Gather(WholeChunks):
     """Puts the samples or branches of a row back into one row: rows that differ in nothing but the last number of their
     `lineage` (as `sampling.n`, Explode and Union make them) become one row.
 
@@ -56,8 +56,8 @@ class Gather(BaseOperator):
     def __init__(self, columns: list[str]) -> None:
         check(0 < len(columns) == len(set(columns)), "columns", columns, "name one or more, each once")
         refuse_identity(columns, "gathered; name other columns")
+        super().__init__()
         self._columns = columns
-        self._held = HeldRows()
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
         require_samples(schema, "gather")
@@ -66,14 +66,7 @@ class Gather(BaseOperator):
         self._schema = pa.schema(pa.field(f.name, pa.list_(f.type)) if f.name in self._columns else f for f in schema)
         return self._schema
 
-    def process(self, batch: Batch) -> Iterable[Output]:
-        self._held.hold(batch)
-        return ()
-
-    def finish(self, chunk: int) -> Iterable[Output]:
-        batch = self._held.take(chunk)
-        if batch is None:
-            return
+    def decide(self, batch: Batch) -> Iterable[Output]:
         groups = samples(batch.data)
         differing = self._differing(batch.data, list(groups.values()))
         bad = {i: names for group, names in zip(groups.values(), differing, strict=True) if names for i in group}

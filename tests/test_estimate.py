@@ -105,14 +105,7 @@ data: {path: rows.jsonl}
 nodes:
   judge:
     inputs: generate
-    op:
-      _target_: operators.generate.Generate
-      model: ${model}
-      sampling: {max_tokens: 2, ignore_eos: true}
-      decode: ${decode}
-      runtime: ${runtime}
-      store: ${store}
-      as: judge
+    op: {_target_: operators.generate.Generate, sampling: {max_tokens: 2, ignore_eos: true}, as: judge}
   write:
     inputs: judge
 """
@@ -141,14 +134,7 @@ nodes:
     op: {_target_: operators.sinks.write_rows.WriteRows, output: "${output}", directory: distinct}
   judge:
     inputs: whole
-    op:
-      _target_: operators.generate.Generate
-      model: ${model}
-      sampling: {max_tokens: 2, ignore_eos: true}
-      decode: ${decode}
-      runtime: ${runtime}
-      store: ${store}
-      as: judge
+    op: {_target_: operators.generate.Generate, sampling: {max_tokens: 2, ignore_eos: true}, as: judge}
   write:
     inputs: judge
 """

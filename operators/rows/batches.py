@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipeline.api.records import Batch, RejectKind, Rejects
+from pipeline.api.protocols import BaseOperator
+from pipeline.api.records import Batch, Output, RejectKind, Rejects
 from pipeline.system.atomic_files import sorted_by_identity
 
 
@@ -29,6 +31,25 @@ class HeldRows:
             return None
         (data,) = sorted_by_identity(pa.Table.from_batches(held)).combine_chunks().to_batches()
         return Batch(chunk, data)
+
+
+class WholeChunks(BaseOperator):
+    """Base of operators that decide about the rows of a chunk together, when it ends."""
+
+    def __init__(self) -> None:
+        self._held = HeldRows()
+
+    def process(self, batch: Batch) -> Iterable[Output]:
+        self._held.hold(batch)
+        return ()
+
+    def finish(self, chunk: int) -> Iterable[Output]:
+        batch = self._held.take(chunk)
+        return () if batch is None else self.decide(batch)
+
+    @abstractmethod
+    def decide(self, batch: Batch) -> Iterable[Output]:
+        """Return the output for all rows of a chunk, in the order of (row, lineage), of one at least."""
 
 
 def split(batch: Batch, keep: npt.NDArray[np.bool_], reasons: Sequence[str] | str | None) -> Iterator[Batch | Rejects]:

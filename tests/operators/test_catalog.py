@@ -29,7 +29,7 @@ def operator_classes():
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 methods = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
-                if "plan" in methods and methods & {"process", "run"}:
+                if "plan" in methods and methods & {"process", "run", "decide"}:
                     yield f"{module}.{node.name}"
 
 
