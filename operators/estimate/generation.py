@@ -99,7 +99,7 @@ def generated(
 def computed_share(device: Device, rows: Seq[Sequence]) -> float:
     """Return the share of the prompt tokens of `rows` that must be computed in the best case of the prefix cache: each
     prompt, in token order, shares a prefix with the one before it."""
-    if not device.decoder.partial:
+    if not device.decoder.partial and not device.settings.snapshot_mb:
         return 1.0
     optimise, shape = device.settings.optimise, device.decoder.shape
     chunking, shared = device.worker.strategy.chunking(shape), 0

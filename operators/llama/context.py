@@ -7,12 +7,13 @@ import functools
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 
 import llama_cpp
 import numpy as np
 
 from operators.engine.backend.batch import BatchBuffer, DecodeFailed
-from operators.engine.backend.interface import DecoderShape, Logits, Wanted
+from operators.engine.backend.interface import Buffer, DecoderShape, Logits, Wanted
 from operators.llama.library import last_errors
 from operators.settings.checks import usable_cores
 from operators.settings.runtime import EngineSettings
@@ -60,6 +61,8 @@ class LlamaContext:
                 f" {shape.call_tokens} tokens; raise runtime.n_batch and runtime.n_ubatch, or use fewer slots"
             )
         self._copies_wait = False
+        if llama_cpp.llama_model_is_recurrent(model):
+            shape = replace(shape, flash_attention=False)  # there is no attention
         self.shape = shape
         self.lone_tokens = lone_tokens
         self.batch = BatchBuffer(shape.call_tokens)
@@ -119,17 +122,17 @@ class LlamaContext:
             llama_cpp.llama_memory_seq_rm(self._memory, target, -1, -1)
             llama_cpp.llama_memory_seq_cp(self._memory, source, target, 0, length)
 
-    def save(self, slot: int) -> bytes:
+    def save(self, slot: int) -> Buffer:
         self._finish_copies(slot)
         size = llama_cpp.llama_state_seq_get_size(self._context, slot)
         buffer = (ctypes.c_uint8 * size)()
         written = llama_cpp.llama_state_seq_get_data(self._context, buffer, size, slot)
-        return bytes(memoryview(buffer)[:written])
+        return memoryview(buffer)[:written]
 
-    def restore(self, slot: int, saved: bytes) -> None:
+    def restore(self, slot: int, saved: Buffer) -> None:
         self._finish_copies(slot)
-        buffer = (ctypes.c_uint8 * len(saved)).from_buffer_copy(saved)
-        if not llama_cpp.llama_state_seq_set_data(self._context, buffer, len(saved), slot):
+        first = ctypes.cast(np.frombuffer(saved, np.uint8).ctypes.data, ctypes.POINTER(ctypes.c_uint8))
+        if not llama_cpp.llama_state_seq_set_data(self._context, first, len(saved), slot):
             raise DecodeFailed(1, f"the state of a row ({len(saved)} bytes) could not be restored: {last_errors()}")
 
     def _finish_copies(self, slot: int) -> None:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from operators.engine.backend.batch import BatchBuffer, DecodeFailed
 from operators.engine.backend.interface import (
+    Buffer,
     DecoderShape,
     Logits,
     ModelFacts,
@@ -91,7 +92,7 @@ class FakeDecoder:
     def save(self, slot: int) -> bytes:
         return self._hashes[slot, : self._length[slot] + 1].tobytes()
 
-    def restore(self, slot: int, saved: bytes) -> None:
+    def restore(self, slot: int, saved: Buffer) -> None:
         if self._length[slot]:
             raise DecodeFailed(-1, f"slot {slot} is not empty")
         hashes = np.frombuffer(saved, np.uint64)

@@ -14,12 +14,13 @@ import numpy.typing as npt
 
 from operators.engine.backend.batch import BatchBuffer
 from operators.settings import ModelSettings
-from operators.settings.runtime import DEFAULT_SEQUENCE_TOKENS, EngineSettings
+from operators.settings.runtime import DEFAULT_SEQUENCE_TOKENS, KERNEL_TOKENS, EngineSettings
 from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import Runtime
 
 TokenIds = npt.NDArray[np.int32]
 Logits = npt.NDArray[np.float32]
+Buffer = bytes | memoryview
 CELL_PADDING = 256
 """llama.cpp rounds the cells of a stream up to a multiple of this."""
 
@@ -50,6 +51,7 @@ class DecoderShape:
         wanted: the outputs of `decode`.
         block: tokens that a row brings to each call, and which see each other; 0: as many as there are, and each sees
             those before it (causal attention).
+        flash_attention: the model may compute KERNEL_TOKENS and more tokens of a row by another kernel than fewer.
     """
 
     slots: int
@@ -61,11 +63,20 @@ class DecoderShape:
     n_ctx: int | None = None
     wanted: Wanted = Wanted.NEXT
     block: int = 0
+    flash_attention: bool = True
 
     @property
     def call_tokens(self) -> int:
         """Tokens that fit into one call; with blocks, those computed at once."""
         return min(self.n_batch, self.n_ubatch) if self.block else self.n_batch
+
+    @property
+    def kernel_tokens(self) -> int:
+        """Fewest tokens of a chunk of a prompt that has as many or more, so that the bits do not depend on where it is
+        cut: 64 with flash attention, else 2, since a lone token has a kernel of its own; 0: bits may depend on it."""
+        if not self.deterministic:
+            return 0
+        return KERNEL_TOKENS if self.flash_attention else 2
 
     @property
     def step_tokens(self) -> int:
@@ -112,10 +123,10 @@ class Decoder(Protocol):
         """Replace the contents of slot `target` by the first `length` tokens of `source`. Raises DecodeFailed if it is
         not `partial` and `source` has more."""
 
-    def save(self, slot: int) -> bytes:
+    def save(self, slot: int) -> Buffer:
         """Return the contents of `slot`, for `restore`."""
 
-    def restore(self, slot: int, saved: bytes) -> None:
+    def restore(self, slot: int, saved: Buffer) -> None:
         """Put saved contents into the empty `slot`. Raises DecodeFailed if there is no room."""
 
     def clear(self) -> None:
@@ -201,6 +212,7 @@ def decoder_shape(
         n_ctx=settings.n_ctx,
         wanted=wanted,
         block=block,
+        flash_attention=settings.flash_attention is not False,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -13,13 +13,16 @@ from operators.engine.scheduler.step_batch import IdleReason, StepBatch
 from pipeline.api.meter import Clock, StageMeter, StageState
 from pipeline.api.protocols import Table
 
+_CHANGES = ("shared_tokens", "moves", "snapshots_taken", "snapshots_used", "snapshots_evicted")
+"""Counts of the scheduler whose change since the step before is a column."""
 STEPS_SCHEMA = pa.schema(
     [
         ("t_s", pa.float64()),
         *((name, pa.int32()) for name in ("engine", "context", "rows", "prefill_tokens", "decode_tokens")),
         *((name, pa.float64()) for name in ("form_s", "decode_s", "sample_s")),
         ("kv_tokens", pa.int64()),
-        *((name, pa.int32()) for name in ("shared_tokens", "moves")),
+        *((name, pa.int32()) for name in _CHANGES),
+        ("snapshot_bytes", pa.int64()),
         *((f"unfilled_{reason.value}", pa.int32()) for reason in IdleReason),
     ]
 )
@@ -62,12 +65,13 @@ class StepLog:
         self.totals = StepTotals()
         self._table = table
         self._ids = (engine, context)
+        self._scheduler = scheduler
         self._slots = scheduler.slots.size
         self._counts = scheduler.counts
         self._meters = dict(zip(("decode", "sample"), meters, strict=True))
         self._began = began
         self._seconds: dict[str, float] = {}
-        self._shared_tokens = self._moves = 0
+        self._before = replace(scheduler.counts)
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
@@ -82,7 +86,7 @@ class StepLog:
         sequences = batch.sequences
         prefill_tokens = sum(chunk.count for chunk in batch.chunks)
         decode_tokens = tokens - prefill_tokens - (batch.dummy is not None)
-        seconds, counts, sums = self._seconds, self._counts, self.totals
+        seconds, counts, before, sums = self._seconds, self._counts, self._before, self.totals
         self._table.append(
             began - self._began,
             *self._ids,
@@ -93,11 +97,11 @@ class StepLog:
             seconds["decode"],
             seconds["sample"],
             sum(row.slot.num_cached for row in sequences),
-            counts.shared_tokens - self._shared_tokens,
-            counts.moves - self._moves,
+            *(getattr(counts, name) - getattr(before, name) for name in _CHANGES),
+            self._scheduler.snapshot_bytes,
             *(batch.idle.get(reason, 0) for reason in IdleReason),
         )
-        self._shared_tokens, self._moves = counts.shared_tokens, counts.moves
+        self._before = replace(counts)
         for meter in self._meters.values():
             meter.batches += 1
             meter.rows_in += len(sequences)

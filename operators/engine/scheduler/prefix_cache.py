@@ -8,7 +8,7 @@ There are three ways to reuse a prefix, best first:
 - it waits for an earlier sequence that is computing the prefix.
 
 A sequence with an equal prompt takes all of it, and draws from the same logits. A decoder that cannot truncate
-(`Decoder.partial`) shares nothing: its state includes the tokens after the prefix.
+(`Decoder.partial`) has snapshots instead (snapshots.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from operators.engine.scheduler.slots import Counts, SlotPool
 from operators.engine.scheduler.step_batch import Chunking
 from operators.engine.scheduler.waiting_queue import WaitingQueue
 from operators.engine.sequence import Sequence, State
-from operators.engine.sequence.placement import PrefixNode, Slot
+from operators.engine.sequence.placement import PrefixNode, Slot, Snapshot
 
 CELLS_PER_TOKEN = 200
 """Copying this many cells of a row's stream, used or not, takes as long as computing one prompt token: 450 on machines
@@ -34,15 +34,20 @@ MOST_COMPARED = 4
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """`count` tokens of a prompt that `slot` has, or will have when its sequence is computed."""
+    """`count` tokens of a prompt that `source` has, or will have when its sequence is computed."""
 
-    slot: Slot
+    source: Slot | Snapshot
     count: int
 
     @property
     def ready(self) -> bool:
-        """True if the slot has them already."""
-        return self.slot.num_cached >= self.count
+        """True if the source has them already."""
+        return self.source.num_cached >= self.count
+
+    @property
+    def rank(self) -> tuple[int, bool, int]:
+        """Orders the matches of a sequence, the best last; of equal ones the lowest slot."""
+        return self.count, self.ready, -self.source.index if isinstance(self.source, Slot) else 0
 
 
 class PrefixCache:
@@ -54,15 +59,16 @@ class PrefixCache:
 
     Attributes:
         waiting: sequences in slots that wait for a prefix, and those just admitted.
+        snapshot_bytes: of the snapshots that are kept.
     """
+
+    snapshot_bytes = 0
 
     def __init__(self, pool: SlotPool, queue: WaitingQueue, chunking: Chunking, counts: Counts) -> None:
         self._pool = pool
         self._queue = queue
         self._chunking = chunking
         self._counts = counts
-        if not pool.decoder.partial:
-            queue.share_nothing()
         shape = pool.decoder.shape
         # What is left of a sequence costs nothing where every slot has cells of its own. In the unified layout it would
         # take room that others need, and time of every step; and there cells are shared, not copied.
@@ -92,11 +98,20 @@ class PrefixCache:
                 match = self._lookup(row)
                 if match is None or match.count < self._worth_a_copy:
                     del self.waiting[row]
-                elif match.ready:
+                    self._begins(row)
+                elif match.ready and self._take(row, match):
                     del self.waiting[row]
-                    row.slot.copy(match.slot, match.count)
-                    self._counts.copies += 1
                     self._note_shared(row, match.count)
+                    self._begins(row)
+
+    def save(self, rows: Seq[Sequence]) -> None:
+        """Save what others need of `rows`, which have just been computed: nothing, the slots have it."""
+
+    def forget(self) -> None:
+        """Clear the contents of free slots."""
+        for slot in self._pool.slots:
+            if slot.row is None:
+                self.clear(slot)
 
     def release(self, slot: Slot) -> None:
         """Keep the computed part of the prompt in `slot`, whose sequence has left; or clear it if it cannot serve
@@ -138,14 +153,24 @@ class PrefixCache:
     def _reuse(self, row: Sequence) -> bool:
         """Give `row` a free slot whose last prompt shares its beginning, if there is one."""
         match = self._lookup(row)
-        if match is None or not match.ready or match.slot.row is not None:
+        if match is None or not match.ready or not isinstance(match.source, Slot) or match.source.row is not None:
             return False
-        slot = self._pool.allocate(row, match.slot)
+        slot = self._pool.allocate(row, match.source)
         slot.truncate(match.count)
         self._disown(slot)
         self._insert(slot, row)
         self._note_shared(row, match.count)
         return True
+
+    def _take(self, row: Sequence, match: Match) -> bool:
+        """Put a prefix that is ready into the slot of `row`; return whether that worked."""
+        assert isinstance(match.source, Slot)
+        row.slot.copy(match.source, match.count)
+        self._counts.copies += 1
+        return True
+
+    def _begins(self, row: Sequence) -> None:
+        """Note that `row` waits no longer, and computes what it has not."""
 
     def _note_shared(self, row: Sequence, count: int) -> None:
         row.placement.shared_tokens = count
@@ -158,28 +183,30 @@ class PrefixCache:
         group = row.placement.group
         if group is not None:
             whole = len(row.prompt)
-            matches = [Match(slot, whole) for slot in group.owners if self._may_serve(slot, row)]
+            matches = [Match(owner, whole) for owner in group.owners if self._may_serve(owner, row)]
             # A slot that has the prompt, and whose logits were not kept, is of no more use than any prefix.
             useful = [match for match in matches if group.logits is not None or not match.ready]
             if useful:
-                return max(useful, key=lambda match: (match.ready, -match.slot.index))
+                return max(useful, key=lambda match: match.rank)
         node = row.placement.node
         while node is not None and node.depth:
             found = list(itertools.islice(self._matches(node, row), MOST_COMPARED))
             if found:
-                best = max(found, key=lambda match: (match.count, match.ready, -match.slot.index))
+                best = max(found, key=lambda match: match.rank)
                 return best if best.count >= BLOCK else None
             node = node.parent
         return None
 
     def _matches(self, node: PrefixNode, row: Sequence) -> Iterator[Match]:
-        for slot in node.owners:
-            if slot.prompt is not None and self._may_serve(slot, row):
-                yield Match(slot, self._chunking.shared(row, slot.prompt, node.depth * BLOCK))
+        for owner in node.owners:
+            if owner.prompt is not None and self._may_serve(owner, row):
+                yield Match(owner, self._chunking.shared(row, owner.prompt, node.depth * BLOCK))
 
-    def _may_serve(self, slot: Slot, row: Sequence) -> bool:
-        own = slot.decoder is self._pool.decoder
-        return own and (slot.row is None or slot.row.placement.admission < row.placement.admission)
+    def _may_serve(self, owner: Slot | Snapshot, row: Sequence) -> bool:
+        if owner.decoder is not self._pool.decoder:
+            return False
+        other = owner.row if isinstance(owner, Slot) else None
+        return other is None or other.placement.admission < row.placement.admission
 
     def _insert(self, slot: Slot, row: Sequence) -> None:
         """Enter the prompt of `row`, which has left its node queue, as that of `slot`."""

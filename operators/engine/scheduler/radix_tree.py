@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from operators.engine.backend.interface import TokenIds
 from operators.engine.sequence import Sequence
-from operators.engine.sequence.placement import Order, PrefixNode, RowHeap, Slot
+from operators.engine.sequence.placement import Order, PrefixNode, RowHeap, Slot, Snapshot
 
 BLOCK = 16
 """Tokens of an edge of the tree, and the shortest prefix worth sharing: copying a row of the usual 1,024 cells between
@@ -17,13 +17,13 @@ _BYTES = BLOCK * 4
 
 
 class RadixTree:
-    """The prefixes of all waiting sequences and of all slots.
+    """The prefixes of all waiting sequences, and of all slots and snapshots.
 
     Args:
         kernel_tokens: prompts of fewer tokens share with each other only, as do the others; 0: all share with all.
 
     Attributes:
-        cached: nodes, by depth, for which a sequence waits and whose tokens a slot has.
+        cached: nodes, by depth, for which a sequence waits and whose tokens a slot or snapshot has.
     """
 
     def __init__(self, kernel_tokens: int) -> None:
@@ -63,20 +63,20 @@ class RadixTree:
                     self._forget_cached(node)
             node = self._pruned(node)
 
-    def insert(self, slot: Slot, end: PrefixNode | None) -> None:
-        """Make `slot` an owner of the prefixes that end in `end`."""
+    def insert(self, owner: Slot | Snapshot, end: PrefixNode | None) -> None:
+        """Make `owner` one of the prefixes that end in `end`."""
         node = end
         while node is not None and node.parent is not None:
-            node.owners[slot] = None
+            node.owners[owner] = None
             if node.waiting:
                 self._note_cached(node)
             node = node.parent
 
-    def release(self, slot: Slot, end: PrefixNode | None, depth: int = 0) -> PrefixNode | None:
-        """Reduce `slot` to at most `depth` blocks of the prefixes that end in `end`; return its new end."""
+    def release(self, owner: Slot | Snapshot, end: PrefixNode | None, depth: int = 0) -> PrefixNode | None:
+        """Reduce `owner` to at most `depth` blocks of the prefixes that end in `end`; return its new end."""
         node = end
         while node is not None and node.depth > depth:
-            node.owners.pop(slot, None)
+            node.owners.pop(owner, None)
             if not node.owners:
                 self._forget_cached(node)
             node = self._pruned(node)

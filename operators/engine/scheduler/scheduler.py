@@ -9,8 +9,8 @@ from functools import partial
 
 from operators.engine.backend.interface import Decoder
 from operators.engine.scheduler import policy
-from operators.engine.scheduler.prefix_cache import PrefixCache
 from operators.engine.scheduler.slots import Counts, KvBudget, Preempted, SlotPool
+from operators.engine.scheduler.snapshots import prefix_cache
 from operators.engine.scheduler.step_batch import Chunking, IdleReason, PrefillChunk, StepBatch
 from operators.engine.scheduler.waiting_queue import WaitingQueue
 from operators.engine.sequence import Sequence, State
@@ -32,7 +32,7 @@ class Scheduler:
         self.queue = queue
         self.slots = SlotPool(decoder)
         self.counts = Counts()
-        self._cache = PrefixCache(self.slots, queue, self._chunking, self.counts)
+        self._cache = prefix_cache(self.slots, queue, self._chunking, self.counts, settings)
         self._budget = KvBudget(self._shape, settings.admission == "optimistic")
         self._preempted = Preempted(settings.swap_mb, self.counts)
 
@@ -98,7 +98,9 @@ class Scheduler:
         """Take the sequences that have ended, or are over the time limit for a slot, out of theirs; return them."""
         limit = self._settings.row_timeout_s
         ended: list[Sequence] = []
-        for row in self.slots.rows():
+        rows = self.slots.rows()
+        self._cache.save(rows)
+        for row in rows:
             if row.tokens and not row.times.first_token:
                 row.times.first_token = now
                 if row.placement.group is not None:
@@ -123,10 +125,13 @@ class Scheduler:
             self.queue.leave_group(row)
 
     def clear(self) -> None:
-        """Clear the cached contents of free slots."""
-        for slot in self.slots.slots:
-            if slot.row is None:
-                self._cache.clear(slot)
+        """Clear the cached contents of free slots, and the snapshots."""
+        self._cache.forget()
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """Bytes of the snapshots that are kept."""
+        return self._cache.snapshot_bytes
 
     def _release(self, row: Sequence) -> None:
         self._budget.finished(row)

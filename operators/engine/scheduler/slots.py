@@ -24,6 +24,12 @@ class Counts:
     """Rows copied between slots to share a prefix."""
     moves: int = 0
     """Rows moved to close a hole."""
+    snapshots_taken: int = 0
+    """Snapshots taken of prefixes; only of recurrent and hybrid models."""
+    snapshots_used: int = 0
+    """Sequences that began from a snapshot."""
+    snapshots_evicted: int = 0
+    """Snapshots dropped to make room for others, or because they could not be restored."""
     preempted_saved: int = 0
     """Preempted sequences that resumed from their saved cache."""
     preempted_anew: int = 0

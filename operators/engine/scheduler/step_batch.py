@@ -101,7 +101,7 @@ class Chunking:
 
     Args:
         kernel_tokens: a prompt of that many tokens has no chunk below it, and a shorter one none of a single token;
-            0: prompts may be cut anywhere.
+            2 where there is one kernel for all of them; 0: prompts may be cut anywhere.
     """
 
     def __init__(self, kernel_tokens: int) -> None:
@@ -110,12 +110,14 @@ class Chunking:
     def size(self, row: Sequence, room: int) -> int:
         """Return the tokens of the next chunk of `row` if `room` tokens fit; 0 if no valid chunk fits."""
         left = row.to_compute
+        if row.slot.num_cached < row.placement.stop:
+            left = row.placement.stop - row.slot.num_cached
         if left <= room:
             return left
         if not self._kernel_tokens:
             return room
         # Forced tokens after a prompt are always fewer than kernel_tokens.
-        least = self._least(row) if row.slot.num_cached < len(row.prompt) else 2
+        least = self.least(row) if row.slot.num_cached < len(row.prompt) else 2
         count = min(room, left - least)
         return count if count >= least else 0
 
@@ -126,7 +128,7 @@ class Chunking:
             return min(common_length(row.prompt, prompt, known), len(row.prompt) - 1)
         if (len(prompt) >= self._kernel_tokens) != (len(row.prompt) >= self._kernel_tokens):
             return 0
-        least = self._least(row)
+        least = self.least(row)
         count = min(common_length(row.prompt, prompt, known), len(row.prompt) - least)
         return count if count >= least else 0
 
@@ -154,5 +156,8 @@ class Chunking:
             room -= size
         return chunks
 
-    def _least(self, row: Sequence) -> int:
+    def least(self, row: Sequence) -> int:
+        """Return the fewest tokens of a chunk of the prompt of `row`."""
+        if not self._kernel_tokens:
+            return 1
         return self._kernel_tokens if len(row.prompt) >= self._kernel_tokens else 2

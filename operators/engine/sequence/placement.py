@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from operators.engine.backend.interface import Decoder, Logits, TokenIds
+from operators.engine.backend.interface import Buffer, Decoder, Logits, TokenIds
 from pipeline.api.meter import StageMeter
 
 if TYPE_CHECKING:
@@ -103,19 +103,19 @@ class PromptGroup:
     Attributes:
         key: the prompt's bytes.
         waiting: number of sequences that do not have the prompt in a slot yet.
-        owners: slots with the whole prompt, or whose sequence is computing it.
+        owners: slots with the whole prompt, or whose sequence is computing it; or a snapshot of it.
         logits: float32 [n_vocab] after its last token; kept while sequences wait.
     """
 
     key: bytes
     waiting: int = 0
-    owners: set[Slot] = field(default_factory=set)
+    owners: set[Slot | Snapshot] = field(default_factory=set)
     logits: Logits | None = None
 
 
 class PrefixNode:
-    """A prefix of `depth` blocks. `waiting`: by node queue, the sequences that begin with it; `owners`: slots that
-    begin with it, the oldest first."""
+    """A prefix of `depth` blocks. `waiting`: by node queue, the sequences that begin with it; `owners`: slots and
+    snapshots that begin with it, the oldest first."""
 
     __slots__ = ("children", "depth", "key", "owners", "parent", "waiting")
 
@@ -125,14 +125,14 @@ class PrefixNode:
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.children: dict[bytes, PrefixNode] = {}
         self.waiting: dict[NodeQueue | None, RowHeap] = {}
-        self.owners: dict[Slot, None] = {}
+        self.owners: dict[Slot | Snapshot, None] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class SavedCache:
     """The saved KV cache of a slot, and its number of tokens."""
 
-    data: bytes
+    data: Buffer
     num_cached: int
 
 
@@ -181,6 +181,29 @@ class Slot:
 
 
 @dataclass(eq=False, slots=True)
+class Snapshot:
+    """The saved contents of a slot after `prompt`, the beginning of one or more prompts.
+
+    Attributes:
+        decoder: has made it, and can restore it.
+        prompt: the tokens in it.
+        saved: the contents.
+        node: where `prompt` ends in the radix tree; None if it is shorter than a block.
+        group: the waiting sequences whose whole prompt it is.
+    """
+
+    decoder: Decoder
+    prompt: TokenIds
+    saved: SavedCache
+    node: PrefixNode | None
+    group: PromptGroup | None = None
+
+    @property
+    def num_cached(self) -> int:
+        return self.saved.num_cached
+
+
+@dataclass(eq=False, slots=True)
 class Placement:
     """The scheduler's record of a sequence.
 
@@ -192,6 +215,7 @@ class Placement:
         shared_tokens: prompt tokens that it did not compute but took from another slot.
         preemptions: number of times that it lost its slot.
         saved: the contents of its slot when it was preempted, if they were kept.
+        stop: number of prompt tokens after which a snapshot is taken; 0: none.
     """
 
     queued: bool = False
@@ -201,3 +225,4 @@ class Placement:
     shared_tokens: int = 0
     preemptions: int = 0
     saved: SavedCache | None = None
+    stop: int = 0

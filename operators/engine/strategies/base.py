@@ -48,11 +48,12 @@ class Strategy(ABC):
 
     def queue(self, settings: EngineSettings) -> WaitingQueue:
         """Return the queue for its sequences, set up for the sharing that is possible."""
-        return WaitingQueue(settings.optimise, KERNEL_TOKENS if settings.deterministic else 0)
+        flash_attention = settings.flash_attention is not False
+        return WaitingQueue(settings.optimise, KERNEL_TOKENS if settings.deterministic and flash_attention else 0)
 
     def chunking(self, shape: DecoderShape) -> Chunking:
         """Return the rule for splitting prompts on a decoder of this shape."""
-        return Chunking(KERNEL_TOKENS if shape.deterministic else 0)
+        return Chunking(shape.kernel_tokens)
 
     def bind(self, decoder: Decoder, model: Model) -> Self:
         """Set the context, and return itself; raise ConfigError if it cannot work with `model`."""

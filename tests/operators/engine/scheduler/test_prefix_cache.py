@@ -13,7 +13,7 @@ from operators.engine.scheduler.prefix_cache import CELLS_PER_TOKEN
 from operators.engine.scheduler.radix_tree import BLOCK, RadixTree, common_length
 from operators.engine.scheduler.step_batch import Chunking
 from operators.engine.sequence import Sequence
-from operators.engine.sequence.placement import PromptGroup, Slot
+from operators.engine.sequence.placement import PromptGroup, Slot, Snapshot
 from operators.settings.runtime import KERNEL_TOKENS, OptimiseSettings
 from tests.operators.engine.fixtures import GREEDY, WARM, Bench, in_slot, only, prompts, sequences, shape
 
@@ -55,9 +55,7 @@ def test_with_and_without_sharing_the_tokens_are_the_same(slots, params, per_seq
     sharing = Bench(sizes)
     assert sharing.run(sequences(texts, params)) == plain.run(sequences(texts, params))
     assert plain.scheduler.counts.shared_tokens == 0
-    if not sharing.decoder.partial:
-        assert sharing.scheduler.counts.shared_tokens == sharing.scheduler.counts.copies == 0
-    elif per_sequence or slots > 1:  # in the unified layout nothing is kept of a row that has left
+    if not sharing.decoder.partial or per_sequence or slots > 1:  # unified, nothing is kept of a row that has left
         assert sharing.scheduler.counts.shared_tokens > 500
     assert tokens_computed(sharing) + sharing.scheduler.counts.shared_tokens <= sum(map(len, texts))
 
@@ -198,7 +196,7 @@ def test_what_other_contexts_read_is_written_under_the_lock(monkeypatch):
     """The slots that have a prompt of several samples: all contexts look through them."""
     bench = Bench(shape(4, per_sequence=False, deterministic=False))
 
-    class Guarded(set[Slot]):
+    class Guarded(set[Slot | Snapshot]):
         def discard(self, slot: object) -> None:
             assert bench.queue.lock._is_owned()  # type: ignore[attr-defined]
             super().discard(slot)
