@@ -156,4 +156,6 @@ def memory_of(model: ModelSettings, settings: EngineSettings) -> dict[str, float
     facts = inspect_model(model)
     sizes = [need.size_bytes for need in model_memory(model, settings, "forecast")]
     known = facts.sizes is not None and facts.sizes.kv_values is not None
-    return {what: float(size) for what, size in zip(("model", "KV cache and logits")[: 1 + known], sizes, strict=False)}
+    purposes = ("model", "KV cache and logits", "snapshots")
+    found = {what: float(size) for what, size in zip(purposes, sizes, strict=False)}
+    return {what: size for what, size in found.items() if known or what != purposes[1]}

@@ -49,8 +49,8 @@ def model_memory(
 ) -> Iterator[MemoryNeed]:
     """Yield the memory of the weights of `model`, and of its contexts with `settings`, by the header of its file.
 
-    A lower bound: buffers for computing are left out, and a KV cache whose size is not in the header. Gives nothing for
-    models on a GPU.
+    A lower bound, except for snapshots: buffers for computing are left out, and a KV cache whose size is not in the
+    header. Gives nothing for models on a GPU.
 
     Args:
         key: equal for nodes that share the contexts.
@@ -69,6 +69,9 @@ def model_memory(
     each = f"{shape.slots} slots x {shape.max_sequence_tokens} tokens"
     size = usual.contexts * (kv + 4 * outputs * width)
     yield MemoryNeed(("context", key), f"{usual.contexts} context(s) of {name}: KV cache of {each}, outputs", size)
+    if facts.sizes.recurrent and wanted is Wanted.NEXT and usual.snapshot_mb:
+        most = usual.contexts * usual.snapshot_mb << 20
+        yield MemoryNeed(("snapshots", key), f"snapshots of {name}: up to runtime.snapshot_mb a context", most)
 
 
 def engine_threads(runtime: Runtime) -> EngineThreads:

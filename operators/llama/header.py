@@ -32,14 +32,9 @@ REFUSED = {
     **dict.fromkeys(("clip", "wavtokenizer-dec"), "makes or reads sounds or images, as a part of another model"),
 }
 """Architectures that llama.cpp loads and that cannot complete prompts here, and why; docs/models.md has the same."""
-_OTHER_CACHES = (
-    "ssm.state_size",
-    "ssm.conv_kernel",
-    "wkv.head_size",
-    "shortconv.l_cache",
-    "attention.kv_lora_rank",
-    "attention.shared_kv_layers",
-)
+_RECURRENT = ("ssm.state_size", "ssm.conv_kernel", "wkv.head_size", "shortconv.l_cache")
+"""Keys of architectures with recurrent layers."""
+_OTHER_CACHES = (*_RECURRENT, "attention.kv_lora_rank", "attention.shared_kv_layers")
 """Keys of architectures whose layers do not all keep the keys and values of all heads."""
 
 
@@ -54,6 +49,7 @@ class Header:
     n_embd: int | None
     n_vocab: int = 0
     kv_values: int | None = None
+    recurrent: bool = False
 
 
 def part_names(name: str) -> list[str]:
@@ -117,6 +113,7 @@ def _read(path: Path, states: tuple[tuple[int, int], ...]) -> Header:
             _number(model, f"{architecture}.embedding_length") if n_embd is None else n_embd,
             llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model)),
             _kv_values(model, architecture),
+            any(_value(model, f"{architecture}.{key}") is not None for key in _RECURRENT),
         )
     finally:
         llama_cpp.llama_model_free(model)

@@ -232,9 +232,8 @@ def facts_of(path: Path, fingerprint: str | None = None) -> ModelFacts:
     if fingerprint is None:
         fingerprint = " ".join(_content_id(part, found.st_size, found.st_mtime_ns) for part, found in each)
     size = sum(found.st_size for _, found in each)
-    return ModelFacts(
-        fingerprint, header.n_ctx_train, header.n_embd, ModelSizes(size, header.n_vocab, header.kv_values)
-    )
+    sizes = ModelSizes(size, header.n_vocab, header.kv_values, header.recurrent)
+    return ModelFacts(fingerprint, header.n_ctx_train, header.n_embd, sizes)
 
 
 @functools.lru_cache(maxsize=256)

@@ -219,11 +219,12 @@ def decoder_shape(
 @dataclass(frozen=True)
 class ModelSizes:
     """Sizes of a model in memory. `kv_values`: numbers in the KV cache for a token, in all layers; None: unknown
-    (recurrent layers, compressed caches)."""
+    (recurrent layers, compressed caches). `recurrent`: it has recurrent layers, and shares prefixes by snapshots."""
 
     weights_bytes: int
     n_vocab: int
     kv_values: int | None = None
+    recurrent: bool = False
 
 
 @dataclass(frozen=True)

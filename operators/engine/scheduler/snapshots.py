@@ -30,6 +30,7 @@ from operators.settings.runtime import KERNEL_TOKENS, EngineSettings
 WORTH_A_STOP = 64
 """Fewest prompt tokens that a snapshot spares all sequences together: a stop costs a call of its own, and each sequence
 a copy of the state."""
+MIB = 1 << 20
 log = logging.getLogger("pipeline.decode")
 
 
@@ -39,7 +40,7 @@ def prefix_cache(
     """Return the prefix cache for the decoder of `pool`."""
     if pool.decoder.partial:
         return PrefixCache(pool, queue, chunking, counts)
-    return SnapshotCache(pool, queue, chunking, counts, settings.snapshot_mb << 20)
+    return SnapshotCache(pool, queue, chunking, counts, settings.snapshot_mb * MIB)
 
 
 class SnapshotCache(PrefixCache):
@@ -83,7 +84,7 @@ class SnapshotCache(PrefixCache):
         if len(saved.data) > self._most_bytes:
             log.warning(
                 "a snapshot of %d tokens takes %d MiB, more than runtime.snapshot_mb=%d; prompts are computed whole",
-                *(length, len(saved.data) >> 20, self._most_bytes >> 20),
+                *(length, len(saved.data) // MIB, self._most_bytes // MIB),
             )
             self._most_bytes = 0
             self._queue.share_nothing()

@@ -95,7 +95,7 @@ def _steps(results: Results) -> Bars | None:
 def reuse(results: Results) -> list[Panel]:
     """Return the panel of prompt tokens and completions from the prefix cache, identical rows or the store."""
     charts = [chart for chart in (_prompts(results), _completions(results)) if chart is not None]
-    tables = _lookups(results)
+    tables = [*_snapshots(results), *_lookups(results)]
     about = "Over all attempts: a completion that a resumed run took from its store counts there too."
     return [Panel("What did not have to be computed", about, charts, tables)] if charts or tables else []
 
@@ -112,6 +112,18 @@ def _prompts(results: Results) -> Bars | None:
     about = "Prompt tokens that the model computed, and those whose keys and values came from another row's prompt."
     pieces = [("computed", "c1", max(0, prompts - shared)), ("prefix cache", "c3", min(shared, prompts))]
     return _whole("Prompt tokens", about, "tokens", pieces)
+
+
+def _snapshots(results: Results) -> list[Table]:
+    """Return a table of the snapshots of a recurrent or hybrid model; none if none was taken."""
+    table = results.metrics("steps")
+    counts = ["snapshots_taken", "snapshots_used", "snapshots_evicted"]
+    if table is None or "snapshot_bytes" not in table.collect_schema().names():
+        return []
+    sums = [pl.col(name).cast(pl.Int64).sum() for name in counts]
+    taken, used, evicted, most = table.select(*sums, pl.col("snapshot_bytes").max()).collect().row(0)
+    columns = ["snapshots of prefixes", "taken", "used", "evicted", "MiB at most"]
+    return [Table(columns, [["", f"{taken:,}", f"{used:,}", f"{evicted:,}", f"{most / 2**20:,.1f}"]])] if taken else []
 
 
 def _completions(results: Results) -> Bars | None:

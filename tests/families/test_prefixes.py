@@ -1,0 +1,39 @@
+"""Prompts with a common beginning on recurrent and hybrid models: computed once, told in the metrics and the report."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.api.errors import ExitCode
+from pipeline.cli.main import main
+from pipeline.results.reader import read_results
+from pipeline.results.report.time_spent import reuse
+from tests.families.test_families import ids, job, reference
+
+
+@pytest.mark.parametrize("family", ["lfm2", "mamba2"])
+def test_a_common_prefix_is_computed_once(family, tmp_path):
+    out = tmp_path / "out"
+    assert main(job(family, out, "runtime.slots=4")) == ExitCode.DONE
+    assert ids(out) == reference(family)["ids"]
+    steps = pq.read_table(out / "metrics" / "steps.parquet")
+    prompts = reference(family)["prompts"]
+    once = sum(map(len, prompts)) - 39 * 70  # forty have 70 tokens in common
+    assert sum(steps["prefill_tokens"].to_pylist()) <= 1.05 * once
+    (totals,) = (json.loads(text) for text in pq.read_table(out / "metrics" / "run.parquet")["totals"].to_pylist())
+    assert totals["snapshots_taken"] == sum(steps["snapshots_taken"].to_pylist()) >= 1
+    assert totals["snapshots_used"] >= 39
+    (panel,) = reuse(read_results(out))
+    assert [table.columns[0] for table in panel.tables] == ["snapshots of prefixes"]
+
+
+def test_snapshots_are_in_the_plan_and_within_the_limit(tmp_path, capfd):
+    assert main([*job("lfm2", tmp_path / "out"), "dry_run=true"]) == ExitCode.DONE
+    assert "snapshots" in capfd.readouterr().out
+    limited = job("lfm2", tmp_path / "other", "runtime.memory_limit=100MiB")
+    assert main(limited) == ExitCode.CONFIG
+    assert "runtime.snapshot_mb" in capfd.readouterr().err
+    assert main([*limited, "runtime.snapshot_mb=10"]) == ExitCode.DONE
