@@ -210,11 +210,12 @@ class HistogramRecorder:
         """Append the increase of each bucket since the last call. `now_s`: seconds since the attempt began."""
         for meter in meters:
             for what, histogram in list(meter.times.items()):
+                # Also without a new duration: parts that a killed attempt left are merged with the tables of this one.
+                table = self._tables.get("histograms", HISTOGRAMS_SCHEMA)
                 for bound, (count, sum_s) in histogram.buckets().items():
                     key = (meter.name, what, bound)
                     count_before, sum_before = self._last.get(key, (0, 0.0))
                     if (count, sum_s) != (count_before, sum_before):
-                        table = self._tables.get("histograms", HISTOGRAMS_SCHEMA)
                         table.append(now_s, *key, count - count_before, sum_s - sum_before)
                         self._last[key] = (count, sum_s)
 
