@@ -17,11 +17,17 @@ from operators.generation.row_metrics import ROWS_SCHEMA
 from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
-from pipeline.run_dir.metrics_table import STAGES_SCHEMA
+from pipeline.run_dir.metrics_table import HISTOGRAMS_SCHEMA, STAGES_SCHEMA
 from pipeline.system.machine import RUN_SCHEMA
 
 PAGE = (PROJECT / "docs/metrics.md").read_text(encoding="utf-8")
-SCHEMAS = {"stages": STAGES_SCHEMA, "steps": STEPS_SCHEMA, "rows": ROWS_SCHEMA, "run": RUN_SCHEMA}
+SCHEMAS = {
+    "stages": STAGES_SCHEMA,
+    "steps": STEPS_SCHEMA,
+    "rows": ROWS_SCHEMA,
+    "histograms": HISTOGRAMS_SCHEMA,
+    "run": RUN_SCHEMA,
+}
 TABLE = re.compile(r"<!-- schema: (\w+) -->\n\|.*\n\|.*\n((?:\|.*\n)+)")
 QUERY = re.compile(r"### (.+?)\n.*?```python\n(.*?)```", re.S)
 QUERIES = dict(QUERY.findall(PAGE))

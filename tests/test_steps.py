@@ -12,10 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from operators.steps.expand import GROUPS
 from operators.steps.step import Step
 from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
+from pipeline.config.expand import OVERRIDDEN, typed_key
 
 HEAD = f"""
 defaults: [override /model: tiny]
@@ -133,7 +135,28 @@ def test_the_command_line_changes_a_step_and_the_fingerprint_knows(short, tmp_pa
     given = [f"job={tmp_path / 'job.yaml'}", f"output_dir={short}", "progress=none"]
     assert main(given) == ExitCode.DONE  # the same job is finished already
     assert main([*given, "steps.answer.n=2"]) == ExitCode.CONFIG
-    assert "nodes.answer.op.sampling.n: 3 -> 2" in capsys.readouterr().err
+    assert "  steps.answer.n: 3 -> 2\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("key", "typed"),
+    [
+        ("nodes.answer.op.sampling.n", "steps.answer.n"),
+        ("nodes.answer.op.sampling.top_p", "steps.answer.sampling.top_p"),
+        ("nodes.answer_batch.op.runtime.slots", "steps.answer.runtime.slots"),
+        ("nodes.answer_prompt.op.messages", "steps.answer.messages"),
+        ("nodes.answer_prompt.inputs", "steps.answer.after"),
+        ("nodes.answer_keep.op.where", "steps.answer.keep"),
+        ("nodes.answer.model", "nodes.answer.model"),
+        ("nodes.longest.op.where", "steps.longest.op.where"),
+        ("nodes.write.op.output.format", "nodes.write.op.output.format"),
+        ("sampling.n", "sampling.n"),
+    ],
+)
+def test_a_key_of_the_fingerprint_is_named_as_a_step_has_it(key, typed):
+    assert set(GROUPS) == set(OVERRIDDEN)
+    nodes = ("answer", "answer_prompt", "answer_batch", "answer_keep")
+    assert typed_key(key, {**dict.fromkeys(nodes, "answer"), "longest": "longest"}) == typed
 
 
 @pytest.mark.parametrize(

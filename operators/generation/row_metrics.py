@@ -1,4 +1,5 @@
-"""Metrics of a node's completions: one row each in metrics/rows.parquet, progress, and the cost of constraints."""
+"""Metrics of a node's completions: one row each in metrics/rows.parquet, progress, hit rates, and the cost of
+constraints."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 from operators.engine.sampling.constraint import Costs
 from operators.engine.sequence import Sequence
 from operators.generation.requests import batch_row
+from pipeline.api.histogram import Histogram
 from pipeline.api.meter import Completed
 from pipeline.api.protocols import Runtime
 
@@ -27,6 +29,7 @@ ROWS_SCHEMA = pa.schema(
         pa.field("prefill_s", pa.float64()),
         pa.field("decode_s", pa.float64()),
         pa.field("shared_tokens", pa.int32()),
+        pa.field("shared_logits", pa.bool_()),
         pa.field("preemptions", pa.int32()),
         pa.field("from_store", pa.bool_()),
         pa.field("identical", pa.bool_()),
@@ -46,6 +49,8 @@ class RowMetrics:
         self._node = runtime.node
         self._table = runtime.table("rows", ROWS_SCHEMA)
         self._completed = runtime.meter.completed = Completed()
+        self._prefixes, self._logits = runtime.cache("prefix"), runtime.cache("prompt_logits")
+        self._first_tokens = runtime.meter.times["first_token"] = Histogram()
         self._costs = Costs()
         if constrained:
             runtime.totals(self._constraint_totals)
@@ -54,6 +59,11 @@ class RowMetrics:
         """Record `rows`, which the engine has finished."""
         for row in rows:
             self._costs.add(row.sampling.costs)
+            self._first_tokens.add(_first_token(row) - row.times.admitted)
+        self._prefixes.queries += sum(len(row.prompt) for row in rows)
+        self._prefixes.hits += sum(row.placement.shared_tokens for row in rows)
+        self._logits.queries += len(rows)
+        self._logits.hits += sum(row.placement.shared_logits for row in rows)
         self._completed.rows += len(rows)
         self._completed.tokens += sum(len(row.tokens) for row in rows)
         self._add(rows)
@@ -75,7 +85,7 @@ class RowMetrics:
     def _add(self, rows: Seq[Sequence], *, from_store: bool = False, identical: bool = False) -> None:
         if not rows:
             return
-        firsts = [row.times.first_token or row.times.finished for row in rows]
+        firsts = [_first_token(row) for row in rows]
         columns: tuple[Seq[object], ...] = (
             [self._node] * len(rows),
             [batch_row(row).row for row in rows],
@@ -85,11 +95,17 @@ class RowMetrics:
             [first - row.times.admitted for row, first in zip(rows, firsts, strict=True)],
             [row.times.finished - first for row, first in zip(rows, firsts, strict=True)],
             [row.placement.shared_tokens for row in rows],
+            [row.placement.shared_logits for row in rows],
             [row.placement.preemptions for row in rows],
             [from_store] * len(rows),
             [identical] * len(rows),
         )
         self._table.extend(columns)
+
+
+def _first_token(row: Sequence) -> float:
+    """Return when the first token of `row` was drawn; when it ended if it has none."""
+    return row.times.first_token or row.times.finished
 
 
 def cost_lines(node: str, directory: Path) -> Iterator[str]:

@@ -13,6 +13,7 @@ from operators.engine.sequence import FinishReason, Sequence
 from operators.generation.completions import completion_text
 from operators.generation.requests import batch_row
 from operators.generation.store import CompletionStore, StoredCompletion
+from pipeline.api.histogram import CacheUse
 
 
 class CompletionKeys:
@@ -79,16 +80,24 @@ class StoreLookup:
         pieces: the bytes of every token.
         retry: finish reasons; completions of other runs that ended so are generated again.
         run: the name of this run.
+        use: incremented here.
     """
 
     def __init__(
-        self, store: CompletionStore, keys: CompletionKeys, pieces: Seq[bytes], retry: Collection[str], run: str
+        self,
+        store: CompletionStore,
+        keys: CompletionKeys,
+        pieces: Seq[bytes],
+        retry: Collection[str],
+        run: str,
+        use: CacheUse,
     ) -> None:
         self._store = store
         self._keys = keys
         self._pieces = pieces
         self._retry = frozenset(retry)
         self._run = run
+        self._use = use
         self._begun = bool(store.settings)
         self._seen: dict[bytes, bool] = {}
         self.counts = dict.fromkeys((*HITS, *MISSES), 0)
@@ -105,6 +114,8 @@ class StoreLookup:
             elif (serves := self._as_for(row, known)) is not None:
                 _finish(row, serves)
                 found.append(row)
+        self._use.queries += len(rows)
+        self._use.hits += len(found)
         return found
 
     def keep(self, row: Sequence) -> None:
@@ -119,7 +130,7 @@ class StoreLookup:
 
     def totals(self, node: str) -> dict[str, float]:
         """Return the counts as totals of the run."""
-        return {f"{node}/{key}": float(count) for key, count in {"from_store": self.found, **self.counts}.items()}
+        return {f"{node}/{key}": float(count) for key, count in self.counts.items()}
 
     @property
     def found(self) -> int:

@@ -156,7 +156,8 @@ def store_lookup(
     if shared is None:
         return None
     keys = completion_keys(model, decode, settings)
-    lookup = StoreLookup(shared, keys, model.pieces(), store.retry.finish_reason, runtime.run_id)
+    use = runtime.cache("store")
+    lookup = StoreLookup(shared, keys, model.pieces(), store.retry.finish_reason, runtime.run_id, use)
     runtime.totals(lambda: lookup.totals(runtime.node))
     return lookup
 

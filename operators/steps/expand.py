@@ -20,6 +20,21 @@ WRITES = {"_target_": "operators.sinks.write_rows.WriteRows"}
 PROMPT_TEXT = "prompt_text"
 Node = dict[str, Any]
 """What a job says of a node: op, inputs, on_error; and `step`, the one that it was made for."""
+KEYS = {
+    "": {
+        "sampling.n": "n",
+        "sampling.structured.choices": "choices",
+        "sampling.structured.regex": "regex",
+        "sampling.structured.json_schema": "schema",
+    },
+    "_prompt": {"messages": "messages", "template": "prompt", "writes": "writes"},
+    "_json": {"columns": "schema"},
+    "_pick": {"by": "pick", "column": "pick"},
+    "_keep": {"where": "keep", "reason": "keep"},
+    "_drop": {"where": "drop", "reason": "drop"},
+}
+"""By the ending of a node's name: the key of a step by the argument that it becomes."""
+GROUPS = ("model", "sampling", "decode", "runtime", "store")
 Groups = Mapping[str, Any]
 
 
@@ -60,6 +75,25 @@ def expand(steps: Mapping[str, Step], nodes: Mapping[str, Node], groups: Mapping
             read = [name]
     rest = {name: {**node, "inputs": [last.get(i, i) for i in node["inputs"]]} for name, node in own.items()}
     return {**all_nodes, **{name: node for name, node in rest.items() if name != source}}
+
+
+def key_of(ending: str, setting: str, *, asks: bool) -> str | None:
+    """Return the key of a step that becomes `setting` of one of its nodes; None if there is none.
+
+    Args:
+        ending: of the node's name, behind the name of the step.
+        setting: `inputs`, `on_error` or an argument as `op.sampling.n`.
+        asks: the step asks a model; otherwise it is an operator.
+    """
+    if setting == "inputs":
+        return "after"
+    argument = setting.removeprefix("op.")
+    if not asks and not ending and setting in ("on_error", f"op.{argument}"):
+        return setting
+    if argument == setting:
+        return None
+    group = argument.partition(".")[0]
+    return KEYS.get(ending, {}).get(argument) or (argument if group in (*GROUPS, "seed") else None)
 
 
 def _inputs(steps: Mapping[str, Step], source: str, own: Mapping[str, Node]) -> dict[str, list[str]]:

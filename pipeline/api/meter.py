@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 
+from pipeline.api.histogram import CacheUse, Histogram
+
 Clock = Callable[[], float]
 
 
@@ -133,6 +135,10 @@ class StageMeter:
         """Capacity of the inbox in rows; 0 for a source."""
         self.completed: Completed | None = None
         """None for a stage that does not generate."""
+        self.caches: dict[str, CacheUse] = {}
+        """Lookups by name of the cache."""
+        self.times: dict[str, Histogram] = {}
+        """Durations by what took them."""
         self._chunks: dict[int, RowCounts] = {}
 
     def count(self, chunk: int, *, rows_in: int = 0, expanded: int = 0, rejected: int = 0, rows_out: int = 0) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pipeline.api.histogram import CacheUse
 from pipeline.api.meter import Clock, StageMeter
 
 T = TypeVar("T")
@@ -131,6 +132,14 @@ class Runtime:
     def totals(self, values: Callable[[], dict[str, float]]) -> None:
         """Register `values`, whose counts and seconds are added to the run's totals at its end."""
         self.context.totals.append(values)
+
+    def cache(self, name: str) -> CacheUse:
+        """Return the count of this node's lookups in the cache `name`. It appears in `status`, for Prometheus, and as
+        `NODE/<name>_queries` and `NODE/<name>_hits` in the run's totals."""
+        use = self.meter.caches[name] = CacheUse()
+        node = self.node
+        self.totals(lambda: {f"{node}/{name}_queries": float(use.queries), f"{node}/{name}_hits": float(use.hits)})
+        return use
 
     def status(self, text: Callable[[], str]) -> None:
         """Register `text`, which is shown in the progress line (for example the active slots)."""

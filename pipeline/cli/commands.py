@@ -35,7 +35,7 @@ COMMANDS = {
     "jobs": Command("[--config-dir DIR]", "list the jobs", "pipeline.cli.jobs"),
     "operators": Command("[NAME ...]", "list or explain what jobs are made of", "operators.catalog"),
     "report": Command("outputs/NAME ...", "make report.html again", "pipeline.cli.results", "report"),
-    "status": Command("outputs/NAME [--json]", "show how far a run is; --json for programs", "pipeline.cli.status"),
+    "status": Command("outputs/NAME [--nodes] [--json]", "show how far a run is", "pipeline.cli.status"),
     "verify": Command("outputs/NAME [repair=true]", "check results; repair=true mends them", "pipeline.cli.verify"),
 }
 

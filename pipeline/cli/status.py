@@ -1,10 +1,11 @@
-"""`python -m pipeline status DIR [--json]`: print the progress of a run, from its files.
+"""`python -m pipeline status DIR [--nodes] [--json]`: print the progress of a run, from its files.
 
 Exit codes: 0 it is running or done, 4 it is neither (the same command resumes it), 2 there is no run.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
@@ -16,7 +17,7 @@ from pipeline.cli.commands import parser_of, usage_of
 from pipeline.monitor.display import left_text, queue_text, rows_text
 from pipeline.monitor.recorder import read_status
 from pipeline.monitor.snapshot import NodeView, Snapshot
-from pipeline.monitor.wording import duration
+from pipeline.monitor.wording import CACHES, duration, share
 from pipeline.run_dir.lock import Holder, holder
 from pipeline.run_dir.manifest import read_manifest
 from pipeline.run_dir.names import MANIFEST, STATUS, near_run
@@ -41,6 +42,7 @@ def main(arguments: Sequence[str]) -> ExitCode:
     """Print the progress."""
     parser = parser_of("status")
     parser.add_argument("directory", type=Path, metavar="outputs/NAME", help="directory of a run")
+    parser.add_argument("--nodes", action="store_true", help="a line for every node, also for those of a step")
     parser.add_argument("--json", action="store_true", help="print status.json as it is")
     given = parser.parse_args(arguments)
     directory = given.directory
@@ -52,13 +54,15 @@ def main(arguments: Sequence[str]) -> ExitCode:
         text = (directory / STATUS).read_text(encoding="utf-8").rstrip() if values is not None else "{}"
         print(text)
     else:
-        print("\n".join(_lines(directory, values, who, datetime.now().astimezone())))
+        print("\n".join(_lines(directory, values, who, datetime.now().astimezone(), all_nodes=given.nodes)))
     state = read_manifest(directory).get("status") if values is None else values["state"]
     done = state == RunStatus.DONE
     return ExitCode.DONE if who or done else ExitCode.INTERRUPTED
 
 
-def _lines(directory: Path, values: Mapping[str, Any] | None, who: Holder | None, now: datetime) -> list[str]:
+def _lines(
+    directory: Path, values: Mapping[str, Any] | None, who: Holder | None, now: datetime, *, all_nodes: bool
+) -> list[str]:
     if values is None:
         return _without_status(directory, who is not None)
     snapshot = _snapshot(values)
@@ -67,7 +71,7 @@ def _lines(directory: Path, values: Mapping[str, Any] | None, who: Holder | None
         *_progress(snapshot, values, who is not None),
         f"rejects   {snapshot.errors:,} errors, {snapshot.filtered:,} filtered",
         f"committed {values['committed_rows']:,} rows in {values['committed_chunks']:,} chunks",
-        *_table(snapshot.nodes, values["accounts"]),
+        *_table(snapshot.nodes, values["accounts"], {} if all_nodes else values["steps"]),
         f"results   {directory}",
     ]
 
@@ -115,22 +119,45 @@ def _progress(s: Snapshot, values: Mapping[str, Any], alive: bool) -> list[str]:
     if tokens_in + tokens_out:
         rates = f" ({s.tokens_in_per_s:,.0f} and {s.tokens_out_per_s:,.0f} tokens/s lately)"
         lines.append(f"tokens    {tokens_in:,.0f} in, {tokens_out:,.0f} out{rates if alive else ''}")
+    lines += _hit_rates(values["caches"])
     lines += [f"cached    {s.recalled:,} rows (from the store, or identical to another row)"] if s.recalled else []
     return lines
 
 
-def _table(nodes: Sequence[NodeView], accounts: Mapping[str, Mapping[str, int]]) -> list[str]:
+def _hit_rates(caches: Mapping[str, Mapping[str, Mapping[str, int]]]) -> list[str]:
+    """Return a line with the hit rates of all caches, over all nodes and attempts; none without a hit."""
+    sums = {cache: Counter[str]() for cache in CACHES}
+    for uses in caches.values():
+        for cache, use in uses.items():
+            sums[cache].update(use)
+    rates = [
+        f"{name} {share(sums[cache]['hits'], sums[cache]['queries'])} of {sums[cache]['queries']:,} {unit}"
+        for cache, (name, unit) in CACHES.items()
+        if sums[cache]["queries"]
+    ]
+    return [f"hits      {', '.join(rates)}"] if any(use["hits"] for use in sums.values()) else []
+
+
+def _table(nodes: Sequence[NodeView], accounts: Mapping[str, Mapping[str, int]], steps: Mapping[str, str]) -> list[str]:
     """Return a line per node: its row counts, and its clocks in the last 20 seconds of the run. Parts of a node have no
-    row counts."""
-    width = max(10, *(len(node.name) for node in nodes))
-    lines = [f"{'node':{width}}  {'rows in':>11} {'rows out':>11} {'rejected':>9} busy starved blocked {'queue':>13}"]
+    row counts. The nodes of one of `steps` (step by node) have one line: rows into the first and out of the last one,
+    the rejects of all, and the clocks of the busiest."""
+    lines_of: dict[str, list[NodeView]] = {}
     for node in nodes:
-        count = accounts.get(node.name, dict.fromkeys(("rows_in", "rows_out", "rejected"), 0))
-        rows = f"{count['rows_in']:11,} {count['rows_out']:11,} {count['rejected']:9,}"
-        rows = f"{'':33}" if "/" in node.name else rows
+        lines_of.setdefault(steps.get(node.name.partition("/")[0], node.name), []).append(node)
+    width = max(10, *map(len, lines_of))
+    lines = [f"{'node':{width}}  {'rows in':>11} {'rows out':>11} {'rejected':>9} busy starved blocked {'queue':>13}"]
+    none = dict.fromkeys(("rows_in", "rows_out", "rejected"), 0)
+    for name, each in lines_of.items():
+        counts = [accounts.get(node.name, none) for node in each if "/" not in node.name]
+        rows = f"{'':33}"
+        if counts:
+            rejected = sum(count["rejected"] for count in counts)
+            rows = f"{counts[0]['rows_in']:11,} {counts[-1]['rows_out']:11,} {rejected:9,}"
+        node = max(each, key=lambda node: node.busy)
         queue = f"{node.queue_rows:,}/{node.queue_capacity:,}" if node.queue_capacity else ""
         clocks = f"{node.busy:4.0%} {node.starved:7.0%} {node.blocked:7.0%}"
-        lines.append(f"{node.name:{width}}  {rows} {clocks} {queue:>13}".rstrip())
+        lines.append(f"{name:{width}}  {rows} {clocks} {queue:>13}".rstrip())
     return lines
 
 

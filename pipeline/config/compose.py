@@ -25,7 +25,7 @@ from pipeline.config.explain import NO_TEXT, PARSER, explain, job_files, unreada
 from pipeline.config.jobs import JobFile
 from pipeline.config.keys import SCHEMA, schemas, unknown_key, unknown_keys
 from pipeline.run_dir.names import CONFIG
-from pipeline.settings import JobSettings
+from pipeline.settings import JobSettings, TargetSettings
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 """Raised by Hydra for a config that cannot be composed; `explain` makes a ConfigError of them."""
@@ -36,6 +36,7 @@ _SAME_RESULTS = (
     *("target.max_tokens", "target.max_minutes"),
 )
 """Keys that may change on a resume: they do not name the directory of a job of a sweep, unless they are swept."""
+NO_TARGET = "target.accepted_rows=null"
 _START = datetime.now()
 _as_omegaconf_has_it = StringNode._validate_and_convert_impl
 
@@ -85,6 +86,8 @@ def settings_of(config: DictConfig) -> JobSettings:
     value that is missing (`???`), of the wrong type or invalid."""
     if unknown := next(unknown_keys(config), None):
         raise ConfigError(unknown_key(unknown))
+    if NO_TARGET in overrides_given():  # and what the job file says of the target with it
+        config.target = OmegaConf.structured(TargetSettings)
     settings = _at(config, _START)
     if "${now:" not in str(OmegaConf.to_container(config)):
         return expanded(settings)
@@ -124,7 +127,10 @@ def _first_time(saved: Path) -> datetime | None:
 
 
 def overrides_given() -> tuple[str, ...]:
-    """Return the overrides of the job being composed, as typed: interpolations are not resolved."""
+    """Return the overrides of the job being composed, as typed: interpolations are not resolved. None outside of
+    Hydra."""
+    if not HydraConfig.initialized():
+        return ()
     given = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
     return tuple(map(str, given)) if isinstance(given, list) else ()
 

@@ -12,7 +12,7 @@ from pipeline.config.annotations import fits
 from pipeline.config.build import TARGET, convert, hints_of, load_object
 from pipeline.settings import GROUPS, JobSettings, NodeSettings
 
-STEP, EXPAND = "operators.steps.step:Step", "operators.steps.expand:expand"
+STEP, EXPAND, KEY_OF = "operators.steps.step:Step", "operators.steps.expand:expand", "operators.steps.expand:key_of"
 OVERRIDDEN = ("model", "sampling", "decode", "runtime", "store")
 """Config groups of which a step may have keys of its own."""
 
@@ -25,6 +25,19 @@ def expanded(settings: JobSettings) -> JobSettings:
     """
     nodes = _with_steps(settings) if settings.steps else settings.nodes
     return replace(settings, steps={}, nodes={name: _filled(node, settings) for name, node in nodes.items()})
+
+
+def typed_key(key: str, steps: Mapping[str, str]) -> str:
+    """Return a key of the fingerprint as the job file has it: `steps.answer.n` for `nodes.answer.op.sampling.n`.
+
+    `steps`: the step of each node that was made for one.
+    """
+    node, _, rest = key.removeprefix("nodes.").partition(".")
+    step = steps.get(node) if key.startswith("nodes.") else None
+    if step is None:
+        return key
+    own: str | None = load_object(KEY_OF)(node.removeprefix(step), rest, asks=f"{step}_prompt" in steps)
+    return key if own is None else f"steps.{step}.{own}"
 
 
 def _with_steps(settings: JobSettings) -> dict[str, NodeSettings]:

@@ -13,7 +13,7 @@ import hashlib
 import json
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,15 +54,18 @@ def fingerprint_of(settings: JobSettings, graph: Graph) -> dict[str, Any]:
     return dict(sorted(found.items()))
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return `key: old -> new` for every key that differs, and one line each for nodes that came and that went."""
+def differences(
+    before: Mapping[str, Any], now: Mapping[str, Any], typed: Callable[[str], str] = lambda key: key
+) -> list[str]:
+    """Return `key: old -> new` for every key that differs, and one line each for nodes that came and that went. `typed`
+    returns a key as users type it."""
     keys = sorted(k for k in {**before, **now} if before.get(k, ABSENT) != now.get(k, ABSENT))
     came, went = _nodes(now) - _nodes(before), _nodes(before) - _nodes(now)
     lines = [
         f"nodes that are {what}: {', '.join(sorted(them))}" for what, them in (("new", came), ("gone", went)) if them
     ]
     of_both = [k for k in keys if _node(k) not in came | went]
-    return [*lines, *(_difference(k, before.get(k, ABSENT), now.get(k, ABSENT)) for k in of_both)]
+    return [*lines, *(_difference(typed(k), before.get(k, ABSENT), now.get(k, ABSENT)) for k in of_both)]
 
 
 def _nodes(values: Mapping[str, Any]) -> set[str]:

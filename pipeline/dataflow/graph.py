@@ -61,6 +61,11 @@ class Graph:
         """Names of the nodes without an output."""
         return tuple(n for n in self.order if self.schemas[n] is None)
 
+    @property
+    def steps(self) -> dict[str, str]:
+        """Name of the step that each node was made for, without nodes of the job's own."""
+        return {name: node.step for name, node in self.nodes.items() if node.step is not None}
+
     def readers(self, name: str) -> tuple[tuple[str, int], ...]:
         """Return (node, port) of every input that reads `name`."""
         return tuple((n, i) for n in self.order for i, src in enumerate(self.nodes[n].inputs) if src == name)

@@ -6,12 +6,14 @@ restart. Format: version 0.0.4 of prometheus.io/docs/instrumenting/exposition_fo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from pipeline.api.errors import ConfigError
+from pipeline.api.histogram import BOUNDS_S
 from pipeline.api.meter import CLOCKS
 from pipeline.run_dir.state import RunStatus
 
@@ -25,8 +27,23 @@ COUNTERS = {
     "tokens_out": ("completion_tokens_total", "Completion tokens drawn."),
 }
 """Metric name and help text by key of the counters in status.json."""
-Samples = list[tuple[dict[str, Any], float]]
-"""Labels and value of each sample of a metric family."""
+CACHES = {
+    "queries": (
+        "cache_queries_total",
+        "Looked up in a cache: prompt tokens (prefix), or completions (the others).",
+    ),
+    "hits": ("cache_hits_total", "What of these was there."),
+}
+"""Metric name and help text by key of the caches in status.json."""
+HISTOGRAMS = {
+    "prefill_call": "Calls of the model that compute prompts.",
+    "decode_call": "Calls of the model that only decode.",
+    "token": "Decode steps, once for each row that drew a token in it.",
+    "first_token": "Time of completions from the slot to the first token.",
+}
+"""Help text by name of the histograms in status.json; the metric is called NAME_seconds."""
+Samples = list[tuple[str, dict[str, Any], float]]
+"""Suffix of the name, labels and value of each sample of a metric family."""
 
 
 def check_prometheus_file(path: str | None) -> None:
@@ -47,9 +64,9 @@ def exposition(status: Mapping[str, Any]) -> str:
     lines = []
     for name, kind, help_, samples in _families(status):
         lines += [f"# HELP {PREFIX}{name} {help_}", f"# TYPE {PREFIX}{name} {kind}"] if samples else []
-        for labels, value in samples:
+        for suffix, labels, value in samples:
             shown = ",".join(f'{key}="{_escaped(str(text))}"' for key, text in labels.items())
-            lines.append(f"{PREFIX}{name}{{{shown}}} {float(value):.15g}")
+            lines.append(f"{PREFIX}{name}{suffix}{{{shown}}} {float(value):.15g}")
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -58,20 +75,39 @@ def _families(status: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Sample
     job = {"job": status["job"]}
     counters = status["counters"]
     for key, (name, help_) in COUNTERS.items():
-        yield name, "counter", help_, [({**job, "node": node}, values[key]) for node, values in counters.items()]
-    seconds = [
-        ({**job, "node": node, "state": clock.removesuffix("_s")}, values[clock])
+        yield name, "counter", help_, [("", {**job, "node": node}, values[key]) for node, values in counters.items()]
+    for key, (name, help_) in CACHES.items():
+        uses = [(node, cache, use[key]) for node, caches in status["caches"].items() for cache, use in caches.items()]
+        samples: Samples = [("", {**job, "node": node, "cache": cache}, value) for node, cache, value in uses]
+        yield name, "counter", help_, samples
+    for what, help_ in HISTOGRAMS.items():
+        found = {node: times[what] for node, times in status["histograms"].items() if what in times}
+        samples = [one for node, times in found.items() for one in _histogram({**job, "node": node}, times)]
+        yield f"{what}_seconds", "histogram", help_, samples
+    seconds: Samples = [
+        ("", {**job, "node": node, "state": clock.removesuffix("_s")}, values[clock])
         for node, values in counters.items()
         for clock in CLOCKS
     ]
     yield "stage_seconds_total", "counter", "Seconds in which a stage worked, starved or was blocked.", seconds
     queues = [({**job, "node": n["name"]}, n) for n in status["nodes"] if n["queue_capacity"]]
     for key, help_ in (("queue_rows", "Rows that wait for a stage."), ("queue_capacity", "Rows that may wait.")):
-        yield key, "gauge", help_, [(labels, node[key]) for labels, node in queues]
-    rejects = [({**job, "kind": kind}, status[key]) for kind, key in (("error", "errors"), ("filtered", "filtered"))]
+        yield key, "gauge", help_, [("", labels, node[key]) for labels, node in queues]
+    kinds = (("error", "errors"), ("filtered", "filtered"))
+    rejects: Samples = [("", {**job, "kind": kind}, status[key]) for kind, key in kinds]
     yield "rows_rejected", "gauge", "Rows of the run that were rejected.", rejects
     for name, help_, value in _gauges(status):
-        yield name, "gauge", help_, [] if value is None else [(job, value)]
+        yield name, "gauge", help_, [] if value is None else [("", job, value)]
+
+
+def _histogram(labels: Mapping[str, Any], times: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], float]]:
+    """Yield the samples of one histogram: cumulative counts by upper bound, sum and count."""
+    count = 0
+    for bound in BOUNDS_S:
+        count += times["buckets"].get(str(bound), 0)
+        yield "_bucket", {**labels, "le": "+Inf" if math.isinf(bound) else bound}, count
+    yield "_sum", {**labels}, times["sum_s"]
+    yield "_count", {**labels}, count
 
 
 def _gauges(status: Mapping[str, Any]) -> Iterator[tuple[str, str, float | None]]:

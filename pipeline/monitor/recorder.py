@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import socket
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
@@ -23,14 +24,14 @@ from pipeline.dataflow.executor import Executor
 from pipeline.monitor.display import make_display
 from pipeline.monitor.prometheus import exposition
 from pipeline.monitor.snapshot import Observer, Snapshot
-from pipeline.run_dir.metrics_table import STAGES_SCHEMA, MetricsTables, StageRecorder
+from pipeline.run_dir.metrics_table import STAGES_SCHEMA, HistogramRecorder, MetricsTables, StageRecorder
 from pipeline.run_dir.names import STATUS
 from pipeline.run_dir.state import RunState, RunStatus
 from pipeline.system.atomic_files import write_atomically
 
 FLUSH_INTERVAL_S = 10.0
 STATUS_INTERVAL_S = 1.0
-_KEYS = {"accounts", "counters", *(field.name for field in fields(Snapshot))}
+_KEYS = {"accounts", "counters", "caches", "histograms", "steps", *(field.name for field in fields(Snapshot))}
 log = logging.getLogger(__name__)
 
 
@@ -48,6 +49,7 @@ class Recorder:
         self._observer = Observer(job.graph, executor, context.statuses, state.committed_rows, state.rejects())
         self._display = make_display(job.settings.progress)
         self._stages = StageRecorder(tables.get("stages", STAGES_SCHEMA))
+        self._histograms = HistogramRecorder(tables)
         self._intervals_s = {
             "metrics": job.settings.metrics_interval_s,
             "flush": FLUSH_INTERVAL_S,
@@ -63,9 +65,10 @@ class Recorder:
             "pid": os.getpid(),
             "host": socket.gethostname(),
             "started_at": started_at,
+            "steps": job.graph.steps,
         }
         before = read_status(job.directory) or {}
-        self._counters_before = before["counters"] if before.get("run_id") == state.run_id else {}
+        self._before = before if before.get("run_id") == state.run_id else {}
         self._accounts_before = state.accounts()
         self._prometheus_file = job.settings.prometheus_file
         self._warned = False
@@ -80,6 +83,7 @@ class Recorder:
         if self._is_due("metrics", now):
             self._stages.record(now, self._executor.meters)
         if self._is_due("flush", now):
+            self._histograms.record(now, self._executor.meters)
             for table in self._tables:
                 table.flush()
         snapshot = self._take(now, ending=self._context.cancelled.is_set())
@@ -91,6 +95,7 @@ class Recorder:
         """Record the last interval. The caller then merges the metrics tables and calls `write_status`."""
         now = self._now_s()
         self._stages.record(now, self._executor.meters)
+        self._histograms.record(now, self._executor.meters)
         snapshot = self._take(now, ending=True)
         self._display.show(snapshot)
         self._display.close()
@@ -116,6 +121,8 @@ class Recorder:
             **asdict(snapshot),
             "accounts": {name: asdict(counts) for name, counts in accounts.items()},
             "counters": self._counters(),
+            "caches": self._caches(),
+            "histograms": self._durations(),
         }
         write_atomically(self._directory / STATUS, json.dumps(values, indent=1) + "\n")
         if self._prometheus_file is None:
@@ -139,13 +146,38 @@ class Recorder:
 
     def _counters(self) -> dict[str, dict[str, float]]:
         """Return counters and clocks by node or part. They continue from status.json of the attempt before, so they
-        never fall; the last second of a killed attempt is not counted."""
-        found = {name: dict(values) for name, values in self._counters_before.items()}
+        never fall; the last second of a killed attempt is not counted. So do caches and histograms."""
+        counters_before = self._before.get("counters", {})
+        found = {name: dict(values) for name, values in counters_before.items()}
         for meter in self._executor.meters:
             values = {**meter.counts(), **meter.clock.seconds()}
             del values["queue_rows"]
-            before = self._counters_before.get(meter.name, {})
+            before = counters_before.get(meter.name, {})
             found[meter.name] = {key: round(before.get(key, 0) + value, 3) for key, value in values.items()}
+        return found
+
+    def _caches(self) -> dict[str, dict[str, dict[str, int]]]:
+        """Return queries and hits by node and cache."""
+        found = {node: dict(caches) for node, caches in self._before.get("caches", {}).items()}
+        for meter in self._executor.meters:
+            for cache, use in list(meter.caches.items()):
+                own = found.setdefault(meter.name, {})
+                before = own.get(cache, {})
+                own[cache] = {key: before.get(key, 0) + count for key, count in asdict(use).items()}
+        return found
+
+    def _durations(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """Return by node and by what took them: durations in each bucket that is not empty, by its upper bound in
+        seconds, and their sum."""
+        found = {node: dict(times) for node, times in self._before.get("histograms", {}).items()}
+        for meter in self._executor.meters:
+            for what, histogram in list(meter.times.items()):
+                own, filled = found.setdefault(meter.name, {}), histogram.buckets()
+                before = own.get(what, {"buckets": {}, "sum_s": 0.0})
+                counts = Counter(before["buckets"])
+                counts.update({str(bound): count for bound, (count, _) in filled.items()})
+                sum_s = before["sum_s"] + sum(sum_s for _, sum_s in filled.values())
+                own[what] = {"buckets": dict(counts), "sum_s": round(sum_s, 6)}
         return found
 
     def _now_s(self) -> float:

@@ -67,8 +67,8 @@ class Outcome:
 
     @property
     def stores(self) -> bool:
-        """True if completions are stored: an operator with a store adds `from_store` to the totals."""
-        return any(key.endswith("/from_store") for key in self.totals)
+        """True if completions are stored: an operator with a store looks its rows up there."""
+        return any(key.endswith("/store_queries") for key in self.totals)
 
     @property
     def spent(self) -> str:
@@ -100,8 +100,8 @@ def summary_lines(o: Outcome) -> list[str]:
     if o.status is RunStatus.BUDGET:
         why = f"budget spent ({o.spent})" if o.spent else "no more rows"
         ended = f"stopped after {duration(o.wall_s)}, {why}"
-    results = f"results     {o.directory / DATA}"
-    return [f"{o.job}: {ended}", _rows_line(o), *_reject_lines(o.rejects), *_token_lines(o), results]
+    results = [f"results     {o.directory / DATA}"] if o.data_rows else []
+    return [f"{o.job}: {ended}", _rows_line(o), *_reject_lines(o.rejects), *_token_lines(o), *results]
 
 
 def full_lines(outcome: Outcome, meters: Sequence[StageMeter]) -> list[str]:
@@ -208,9 +208,10 @@ def closing_lines(o: Outcome) -> list[str]:
         case ExitCode.BUDGET:
             return [_after_budget(o)]
         case _:
-            kept = " and every finished completion" if o.stores else ""
+            kept = f"{o.rows:,} rows are committed" if o.rows > 1 else f"{'one' if o.rows else 'no'} row is committed"
+            kept += ", and every finished completion is in the store" if o.stores else ""
             why = f"; {o.directory / RUN_LOG} has the whole error" if o.exit_code is ExitCode.FAILED else ""
-            return [f"exit code {int(o.exit_code)}: what is committed{kept} is kept; the same command resumes{why}"]
+            return [f"exit code {int(o.exit_code)}: {kept}; the same command resumes{why}"]
 
 
 def _after_budget(o: Outcome) -> str:

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
+
+CACHES: Mapping[str, tuple[str, str]] = {
+    "prefix": ("prefix cache", "prompt tokens"),
+    "prompt_logits": ("logits of equal prompts", "completions"),
+    "store": ("store", "completions"),
+}
+"""Display name and unit of each cache."""
 
 
 def number(value: float) -> str:

@@ -63,6 +63,15 @@ class Figure(NamedTuple):
     text: str
 
 
+class CacheFigures(NamedTuple):
+    """Lookups of `node` in a cache, and how many were hits: prompt tokens (prefix) or completions."""
+
+    node: str
+    cache: str
+    queries: int
+    hits: int
+
+
 class Lengths(NamedTuple):
     """Distribution of lengths: `counts[i]` rows have the length `values[i]`. `values` ascend."""
 
@@ -185,6 +194,39 @@ def step_sums(results: Results) -> list[dict[str, Any]]:
     grouped = steps.group_by(prompts=pl.col("prefill_tokens") > 0)
     found = grouped.agg(pl.len().alias("steps"), tokens.alias("tokens"), pl.col(STEP_PARTS).sum())
     return found.sort("prompts", descending=True).collect().to_dicts()
+
+
+def histogram_sums(results: Results) -> dict[tuple[str, float], int]:
+    """Return how many durations there were, over all nodes and attempts, by what took them and the upper bound of their
+    bucket in seconds."""
+    table = results.metrics("histograms")
+    if table is None:
+        return {}
+    found = table.group_by("what", "up_to_s").agg(pl.col("count").sum()).collect().rows()
+    return {(what, bound): count for what, bound, count in found}
+
+
+def cache_uses(results: Results) -> list[CacheFigures]:
+    """Return the use of each cache by each node that generates, over all attempts."""
+    table = results.metrics("rows")
+    if table is None:
+        return []
+    made = ~pl.col("from_store") & ~pl.col("identical")
+    sums = table.group_by("node").agg(
+        pl.col("prompt_tokens", "shared_tokens").filter(made).cast(pl.Int64).sum(),
+        made.sum().alias("made"),
+        pl.col("shared_logits").filter(made).sum(),
+        pl.len().alias("rows"),
+        pl.col("from_store").sum(),
+    )
+    found = []
+    for node, tokens, shared, generated, logits, rows, stored in sums.sort("node").collect().rows():
+        found += [
+            CacheFigures(node, "prefix", tokens, shared),
+            CacheFigures(node, "prompt_logits", generated, logits),
+            CacheFigures(node, "store", rows, stored),
+        ]
+    return found
 
 
 def columns_named(rows: pl.LazyFrame, names: Sequence[str]) -> list[str]:

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 
 from pipeline.api.errors import ConfigError, DamagedError
 from pipeline.config.build import Job
+from pipeline.config.expand import typed_key
 from pipeline.config.fingerprint import differences
 from pipeline.run_dir.integrity import missing_or_cut
 from pipeline.run_dir.lock import Holder, holder
@@ -115,7 +117,8 @@ def _check_same_job(job: Job, state: RunState) -> None:
         )
     before = state.fingerprint
     if before is not None and before != job.fingerprint and state.committed_chunks:
-        changed = "\n".join(f"  {line}" for line in differences(before, job.fingerprint))
+        found = differences(before, job.fingerprint, partial(typed_key, steps=job.graph.steps))
+        changed = "\n".join(f"  {line}" for line in found)
         raise ConfigError(
             f"{job.directory} holds a run with other settings:\n{changed}\n"
             "To replace its results add overwrite=true; to keep them give another output_dir="

@@ -28,6 +28,16 @@ MERGED_PARTS = b"merged_parts"
 """Metadata key of a merged file: JSON list of the part files of its last merge."""
 
 _COUNTS = ("rows_in", "rows_out", "expanded", "rejected", "batches", "tokens_in", "tokens_out", "queue_rows")
+HISTOGRAMS_SCHEMA = pa.schema(
+    [
+        ("t_s", pa.float64()),
+        ("node", pa.string()),
+        ("what", pa.string()),
+        ("up_to_s", pa.float64()),
+        ("count", pa.int64()),
+        ("sum_s", pa.float64()),
+    ]
+)
 STAGES_SCHEMA = pa.schema(
     {"t_s": pa.float64(), "interval_s": pa.float64(), "node": pa.string()}
     | dict.fromkeys(_COUNTS, pa.int64())
@@ -187,6 +197,27 @@ def merged_parts(merged: Path) -> frozenset[str]:
     """
     metadata = pq.read_schema(merged).metadata or {}
     return frozenset(json.loads(metadata.get(MERGED_PARTS, b"[]")))
+
+
+class HistogramRecorder:
+    """Turns the cumulative histograms of the meters into one row per bucket that grew."""
+
+    def __init__(self, tables: MetricsTables) -> None:
+        self._tables = tables
+        self._last: dict[tuple[str, str, float], tuple[int, float]] = {}
+
+    def record(self, now_s: float, meters: list[StageMeter]) -> None:
+        """Append the increase of each bucket since the last call. `now_s`: seconds since the attempt began."""
+        for meter in meters:
+            for what, histogram in list(meter.times.items()):
+                # Also without a new duration: parts that a killed attempt left are merged with the tables of this one.
+                table = self._tables.get("histograms", HISTOGRAMS_SCHEMA)
+                for bound, (count, sum_s) in histogram.buckets().items():
+                    key = (meter.name, what, bound)
+                    count_before, sum_before = self._last.get(key, (0, 0.0))
+                    if (count, sum_s) != (count_before, sum_before):
+                        table.append(now_s, *key, count - count_before, sum_s - sum_before)
+                        self._last[key] = (count, sum_s)
 
 
 class StageRecorder:

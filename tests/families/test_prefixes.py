@@ -27,7 +27,7 @@ def test_a_common_prefix_is_computed_once(family, tmp_path):
     assert totals["snapshots_taken"] == sum(steps["snapshots_taken"].to_pylist()) >= 1
     assert totals["snapshots_used"] >= 39
     (panel,) = reuse(read_results(out))
-    assert [table.columns[0] for table in panel.tables] == ["snapshots of prefixes"]
+    assert "snapshots of prefixes" in [table.columns[0] for table in panel.tables]
 
 
 def test_snapshots_are_in_the_plan_and_within_the_limit(tmp_path, capfd):

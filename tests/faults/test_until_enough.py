@@ -35,7 +35,9 @@ nodes:
 """
 """Of three samples the longest is chosen and the shortest rejected; where all are as long there is no pair."""
 CASES = [
-    pytest.param("self_instruct", SMALL, "decode:25", f"{Failpoint.SHARD_RENAMED}:2", id="small"),
+    pytest.param(
+        "self_instruct", SMALL, "decode:25", f"{Failpoint.SHARD_RENAMED}:2", id="small", marks=pytest.mark.faults
+    ),
     pytest.param("pairs", SMALL, "decode:5", f"{Failpoint.STATE_COMMITTING}:2", id="pairs"),
     pytest.param(
         "self_instruct", LARGE, "decode:150", f"{Failpoint.STATE_COMMITTING}:3", id="large", marks=pytest.mark.faults

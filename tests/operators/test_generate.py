@@ -211,7 +211,7 @@ def test_finished_rows_are_found_again(tmp_path):
     again = flow(tmp_path / "b", prompts(40), generate(store=store))
     assert again.run()[:30] == first
     totals = {k: v for values in again.context.totals for k, v in values().items()}
-    assert totals["generate/from_store"] == 30
+    assert totals["generate/store_hits"] == 30
 
 
 def test_a_store_that_is_no_database_is_named(tmp_path):
@@ -238,7 +238,7 @@ def test_logprobs_are_columns_when_asked_for_and_come_back_from_the_store(tmp_pa
     again = flow(tmp_path / "b", prompts(30), generate(sampling, store=store, completion_ids=True))
     assert again.run() == made
     totals = {k: v for values in again.context.totals for k, v in values().items()}
-    assert totals["generate/from_store"] == 30
+    assert totals["generate/store_hits"] == 30
 
     plain = flow(tmp_path / "c", prompts(30), generate({"temperature": 1.0}, store=store)).run()
     assert [row["completion"] for row in plain] == [row["completion"] for row in made]

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from operators.engine.scheduler.scheduler import Scheduler
 from operators.engine.scheduler.step_batch import IdleReason, StepBatch
+from pipeline.api.histogram import Histogram
 from pipeline.api.meter import Clock, StageMeter, StageState
 from pipeline.api.protocols import Table
 
@@ -72,6 +73,10 @@ class StepLog:
         self._began = began
         self._seconds: dict[str, float] = {}
         self._before = replace(scheduler.counts)
+        self._prefill_calls, self._decode_calls, self._tokens = Histogram(), Histogram(), Histogram()
+        meters[0].times.update(prefill_call=self._prefill_calls, decode_call=self._decode_calls)
+        if scheduler.slots.decoder.shape.step_tokens == 1:  # a pass over a block draws no token, or several
+            meters[0].times["token"] = self._tokens
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
@@ -111,6 +116,11 @@ class StepLog:
         sums.form_s += seconds["form"]
         sums.decode_s += seconds["decode"]
         sums.sample_s += seconds["sample"]
+        if prefill_tokens:
+            self._prefill_calls.add(seconds["decode"])
+        elif batch.decoding:
+            self._decode_calls.add(seconds["decode"])
         if batch.decoding:
             sums.slot_steps += self._slots
             sums.slot_steps_used += len(batch.decoding)
+            self._tokens.add(seconds["form"] + seconds["decode"] + seconds["sample"], len(batch.decoding))

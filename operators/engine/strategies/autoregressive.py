@@ -55,6 +55,8 @@ class Autoregressive(Strategy):
         for group, samples in itertools.groupby(batch.known_logits, key=lambda row: row.placement.group):
             rows = list(samples)
             if group is not None and group.logits is not None:
+                for row in rows:
+                    row.placement.shared_logits = True
                 self._draw(np.broadcast_to(group.logits, (len(rows), len(group.logits))), rows)
         for row in [*(chunk.row for chunk in batch.chunks), *batch.known_logits]:
             row.update_state()

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 
 import polars as pl
 
 from pipeline.api.meter import CLOCKS, RowCounts
-from pipeline.monitor.wording import number, seconds, share, unit_of_time
-from pipeline.results.figures import STEP_PARTS, attempts, stage_times, step_sums
+from pipeline.monitor.wording import CACHES, number, seconds, share, unit_of_time
+from pipeline.results.figures import STEP_PARTS, attempts, cache_uses, histogram_sums, stage_times, step_sums
 from pipeline.results.reader import Results
 from pipeline.results.report.panel import Bars, Cell, Panel, Series, Table, shares_table
 
 CLOCK_COLOURS = dict(zip(CLOCKS, ("c1", "c7", "c2"), strict=True))
 PARTS = (("filling the batch", "c3"), ("in the model", "c1"), ("choosing tokens", "c2"))
 """Name and colour of each of STEP_PARTS."""
+DURATIONS = {
+    "prefill_call": "prefill calls",
+    "decode_call": "decode calls",
+    "token": "tokens",
+    "first_token": "first tokens",
+}
+"""Display text by name of a histogram."""
 WORTH_DRAWING = 0.02
 """Busy share of a stage below which it is listed in the table, but not drawn."""
 STORED = {
@@ -32,7 +40,7 @@ STORED = {
 def time_spent(results: Results) -> list[Panel]:
     """Return the panel with the time of each stage and of the model's calls, by purpose."""
     charts = [chart for chart in (_stages(results), _steps(results)) if chart is not None]
-    return [Panel("Where the time went", charts=charts)] if charts else []
+    return [Panel("Where the time went", charts=charts, tables=_durations(results))] if charts else []
 
 
 def _stages(results: Results) -> Bars | None:
@@ -92,10 +100,28 @@ def _steps(results: Results) -> Bars | None:
     return Bars("Time of the steps", about, names, series, unit, Table(columns, rows))
 
 
+def _durations(results: Results) -> list[Table]:
+    """Return a table of durations by bucket, with a column for each thing that took them."""
+    counts = histogram_sums(results)
+    kinds = [kind for kind in DURATIONS if any(what == kind for what, _ in counts)]
+    rows: list[list[Cell]] = [
+        [_bound(bound), *(f"{counts[kind, bound]:,}" if (kind, bound) in counts else None for kind in kinds)]
+        for bound in sorted({bound for _, bound in counts})
+    ]
+    caption = "token: a decode step, once for each row in it; first token: from the slot on"
+    return [Table(["up to", *(DURATIONS[kind] for kind in kinds)], rows, caption)] if rows else []
+
+
+def _bound(value: float) -> str:
+    if math.isinf(value):
+        return "longer"
+    return f"{number(value)} s" if value >= 1 else f"{number(1000 * value)} ms"
+
+
 def reuse(results: Results) -> list[Panel]:
     """Return the panel of prompt tokens and completions from the prefix cache, identical rows or the store."""
     charts = [chart for chart in (_prompts(results), _completions(results)) if chart is not None]
-    tables = [*_snapshots(results), *_lookups(results)]
+    tables = [*_hit_rates(results), *_snapshots(results), *_lookups(results)]
     about = "Over all attempts: a completion that a resumed run took from its store counts there too."
     return [Panel("What did not have to be computed", about, charts, tables)] if charts or tables else []
 
@@ -141,6 +167,17 @@ def _completions(results: Results) -> Bars | None:
         ("same as another row", "c4", same),
     ]
     return _whole("Completions", about, "completions", pieces)
+
+
+def _hit_rates(results: Results) -> list[Table]:
+    """Return a table of hit rates by node and cache; none without a hit, and no line for a store without one."""
+    used = [use for use in cache_uses(results) if use.hits or (use.queries and use.cache != "store")]
+    rows: list[list[Cell]] = [
+        [u.node, CACHES[u.cache][0], CACHES[u.cache][1], f"{u.queries:,}", f"{u.hits:,}", share(u.hits, u.queries)]
+        for u in used
+    ]
+    columns = ["node", "cache", "of", "looked up", "there", "hit rate"]
+    return [Table(columns, rows)] if any(use.hits for use in used) else []
 
 
 def _whole(title: str, about: str, unit: str, pieces: list[tuple[str, str, int]]) -> Bars:

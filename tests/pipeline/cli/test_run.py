@@ -93,7 +93,9 @@ def test_a_sweep_gives_each_job_its_own_directory_and_ends_with_the_worst_code(h
         for ids, code in (("[]", ExitCode.DONE), ("[3]", ExitCode.REJECTS))
     ]
     assert sorted(Path(line.split()[-1]).name for line in lines) == [n for n in found if n.startswith("squares-")]
-    assert main([*arguments, "max_error_rate=1"]) == ExitCode.DONE
+    again = ["job=squares.yaml", "-m", "seed=1", "sampling.stop_token_ids=[3]"]
+    assert main([*again, "max_error_rate=1"]) == ExitCode.DONE
+    assert sorted(p.name for p in (here / "outputs").iterdir()) == found
     assert sorted(p.name for p in here.iterdir()) == ["outputs", "squares.yaml"]
 
 

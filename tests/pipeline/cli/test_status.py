@@ -69,6 +69,25 @@ def test_of_a_run_that_is_done(tmp_path, capsys):
     assert square[1:4] == ["45", "44", "1"]
 
 
+def test_a_step_is_one_line_and_its_nodes_are_shown_on_request(tmp_path, capsys):
+    settings = job(tmp_path / "out", square={"bad": [3, 4]}, max_error_rate=0.1)
+    settings.nodes["square"].step = "ask"
+    more = {"_target_": "operators.filter.Filter", "where": "x < 40"}
+    settings.nodes["ask"] = NodeSettings(more, ["square"], step="ask")
+    settings.nodes["write"].inputs = ["ask"]
+    run_job(settings, Resources())
+
+    def shown(*options: str) -> dict[str, list[str]]:
+        capsys.readouterr()
+        assert main(["status", str(tmp_path / "out"), *options]) == ExitCode.DONE
+        lines = capsys.readouterr().out.partition("\nnode ")[2].splitlines()[1:-1]
+        return {line.split()[0]: line.split()[1:4] for line in lines}
+
+    whole = {"numbers": ["45", "45", "0"], "write": ["38", "38", "0"]}
+    assert shown() == {**whole, "ask": ["45", "38", "7"]}
+    assert shown("--nodes") == {**whole, "square": ["45", "43", "2"], "ask": ["43", "38", "5"]}
+
+
 def test_of_a_run_that_failed(tmp_path, capsys):
     broken = tmp_path / "broken"
     broken.touch()

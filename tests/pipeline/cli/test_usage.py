@@ -136,5 +136,5 @@ def test_the_name_of_a_job_in_place_of_its_directory_is_told_the_directory(capsy
 
 def test_a_command_without_its_run_is_told_what_to_write(capsys):
     message = refused(capsys, "status")
-    assert "usage: python -m pipeline status outputs/NAME [--json]" in message
+    assert "usage: python -m pipeline status outputs/NAME [--nodes] [--json]" in message
     assert "required: outputs/NAME" in message

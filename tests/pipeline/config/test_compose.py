@@ -87,6 +87,14 @@ def test_a_wrong_argument(capsys, argument, says):
     assert not Path("outputs").exists()
 
 
+def test_a_target_of_null_switches_off_what_the_job_file_says_of_it(capsys):
+    write_job("aimed", "target: {accepted_rows: 20, max_rounds: 3, max_rows: 90}\n" + NODES)
+    assert main(["job=aimed.yaml", "target.accepted_rows=null"]) == ExitCode.DONE
+    assert yaml.safe_load(Path("outputs/aimed/config.yaml").read_text())["target"]["max_rounds"] == 100
+    write_job("aimless", "target: {max_rounds: 3}\n" + NODES)
+    assert "it needs target.accepted_rows=N" in refused(capsys, "job=aimless.yaml")
+
+
 def test_a_key_of_the_users_own_may_be_a_number():
     schema = "{type: object, properties: {1: {type: integer}, age: {enum: [{2: 3}]}}}"
     write_job("numbered", f"sampling: {{structured: {{json_schema: {schema}}}}}\n" + NODES)

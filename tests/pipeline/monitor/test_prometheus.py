@@ -19,7 +19,7 @@ from tests.pipeline.run.test_job import data, job
 
 NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 HELP = re.compile(rf"# HELP ({NAME}) ((?:[^\\\n]|\\\\|\\n)+)")
-TYPE = re.compile(rf"# TYPE ({NAME}) (counter|gauge)")
+TYPE = re.compile(rf"# TYPE ({NAME}) (counter|gauge|histogram)")
 LABEL = r'[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\\\|\\"|\\n)*"'
 SAMPLE = re.compile(rf"({NAME})\{{({LABEL}(?:,{LABEL})*)\}} (\S+)")
 
@@ -44,11 +44,13 @@ def parsed(text: str) -> tuple[Series, dict[str, str]]:
         else:
             match = SAMPLE.fullmatch(line)
             assert match is not None, line
-            assert match[1] == family
+            suffixes = ("_bucket", "_sum", "_count") if types[family] == "histogram" else ("",)
+            assert match[1] in [family + suffix for suffix in suffixes]
             key = (match[1], match[2])
             assert key not in samples
             samples[key] = float(match[3])
             assert math.isfinite(samples[key])
+            assert (match[1] == f"{family}_bucket") == (re.search(r'(^|,)le="', match[2]) is not None)
     assert all((name.endswith("_total")) == (kind == "counter") for name, kind in types.items())
     return samples, types
 

@@ -72,10 +72,19 @@ def test_an_interrupted_run_does_not_look_as_if_its_finished_rows_were_lost(tmp_
         outcome(tmp_path, 5, 5), status=RunStatus.INTERRUPTED, exit_code=ExitCode.INTERRUPTED, rows=160, uncommitted=16
     )
     assert "input       160 rows committed; output 1 rows" in summary_lines(stopped)
-    assert closing_lines(stopped) == ["exit code 4: what is committed is kept; the same command resumes"]
-    storing = replace(stopped, totals={"generate/from_store": 0.0})
+    assert closing_lines(stopped) == ["exit code 4: 160 rows are committed; the same command resumes"]
+    storing = replace(stopped, totals={"generate/store_queries": 0.0})
     assert "input       160 rows committed (16 more in the store); output 1 rows" in summary_lines(storing)
-    assert "what is committed and every finished completion is kept" in closing_lines(storing)[0]
+    kept = "every finished completion is in the store; the same command resumes"
+    assert closing_lines(storing) == [f"exit code 4: 160 rows are committed, and {kept}"]
+    assert closing_lines(replace(storing, rows=1)) == [f"exit code 4: one row is committed, and {kept}"]
+    assert closing_lines(replace(storing, rows=0)) == [f"exit code 4: no row is committed, and {kept}"]
+
+
+@pytest.mark.parametrize("data_rows", [0, 1])
+def test_results_are_named_once_there_are_any(tmp_path, data_rows):
+    lines = summary_lines(replace(outcome(tmp_path, 5, 5), data_rows=data_rows))
+    assert [line for line in lines if line.startswith("results")] == [f"results     {tmp_path / 'data'}"] * data_rows
 
 
 def test_a_run_that_failed_says_where_the_whole_error_is(tmp_path):

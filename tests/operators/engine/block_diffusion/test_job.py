@@ -123,12 +123,12 @@ def test_what_a_store_has_is_found_and_cut_and_not_found_under_other_settings(tm
     store = f"store.path={tmp_path / 'store.sqlite'}"
     whole = run(tmp_path / "one", store)
     assert run(tmp_path / "two", store) == whole
-    assert totals(tmp_path / "two")["generate/from_store"] == 20
+    assert totals(tmp_path / "two")["generate/store_hits"] == 20
     cut = run(tmp_path / "three", store, "sampling.max_tokens=9")
     assert cut == run(tmp_path / "apart", "sampling.max_tokens=9")
-    assert totals(tmp_path / "three")["generate/from_store"] == 20
+    assert totals(tmp_path / "three")["generate/store_hits"] == 20
     run(tmp_path / "four", store, "decode.denoising_steps=2")
-    assert totals(tmp_path / "four")["generate/from_store"] == 0
+    assert totals(tmp_path / "four")["generate/store_hits"] == 0
 
 
 def test_slots_and_contexts_change_nothing(tmp_path):

@@ -1,0 +1,166 @@
+"""Hit rates and durations of a run that failed and was resumed: tables, status, Prometheus and report say the same."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from pipeline.api.errors import ExitCode
+from pipeline.api.histogram import BOUNDS_S, Histogram
+from pipeline.cli.main import main
+from pipeline.results.figures import cache_uses
+from pipeline.results.reader import read_results
+from pipeline.results.report.time_spent import reuse, time_spent
+from tests.pipeline.monitor.test_prometheus import Series, parsed
+
+JOB = """
+defaults: [{override /flow: generate}, {override /model: fake}]
+data: {path: "${project:prompts.jsonl}"}
+sampling: {max_tokens: 12, n: 2, temperature: 0.8}
+runtime: {slots: 4, contexts: 2}
+chunk_rows: 16
+nodes:
+  fails: {inputs: generate, op: {_target_: tests.pipeline.target_ops.FailAtRow, row: 40, broken: "${project:broken}"}}
+  write: {inputs: fails}
+"""
+STEP_S = pl.sum_horizontal("form_s", "decode_s", "sample_s")
+DECODES = pl.col("decode_tokens") > 0
+PREFILLS = pl.col("prefill_tokens") > 0
+
+
+@pytest.fixture(scope="module")
+def attempts(tmp_path_factory) -> tuple[Path, Series, Series]:
+    """A run, and what Prometheus was told after its first attempt, which failed, and after the second."""
+    here = tmp_path_factory.mktemp("hits")
+    (here / "job.yaml").write_text(JOB.replace("${project:", f"{here}/").replace('}"', '"'))
+    prompts = [f"{'The same beginning of every prompt. ' * 4}{i}" for i in range(60)]
+    (here / "prompts.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    given = [f"job={here}/job.yaml", f"output_dir={here}/out", f"prometheus_file={here}/a.prom", "progress=none"]
+    (here / "broken").touch()
+    assert main(given) == ExitCode.FAILED
+    first, _ = parsed((here / "a.prom").read_text())
+    (here / "broken").unlink()
+    assert main(given) == ExitCode.DONE
+    second, types = parsed((here / "a.prom").read_text())
+    assert [name for name, kind in types.items() if kind == "histogram"] == [
+        f"llama_batch_{what}_seconds" for what in ("prefill_call", "decode_call", "token", "first_token")
+    ]
+    return here / "out", first, second
+
+
+@pytest.fixture(scope="module")
+def table(attempts) -> Callable[[str], pl.DataFrame]:
+    return lambda name: pl.read_parquet(attempts[0] / f"metrics/{name}.parquet")
+
+
+def summed(samples: Series, name: str) -> float:
+    return sum(value for (metric, _), value in samples.items() if metric == f"llama_batch_{name}")
+
+
+def uses(samples: Series) -> dict[str, tuple[int, int]]:
+    def of(name: str, cache: str) -> int:
+        labels = f'job="job",node="generate",cache="{cache}"'
+        return int(samples[f"llama_batch_cache_{name}_total", labels])
+
+    return {cache: (of("queries", cache), of("hits", cache)) for cache in ("prefix", "prompt_logits", "store")}
+
+
+def test_histograms_add_up_to_the_steps_and_the_rows(table):
+    steps, rows = table("steps"), table("rows").filter(~pl.col("from_store"), ~pl.col("identical"))
+    waits = steps.filter(DECODES).select(n=pl.col("decode_tokens"), s=STEP_S * pl.col("decode_tokens"))
+    expected = {
+        "prefill_call": (len(steps.filter(PREFILLS)), steps.filter(PREFILLS)["decode_s"].sum()),
+        "decode_call": (len(steps.filter(DECODES, ~PREFILLS)), steps.filter(DECODES, ~PREFILLS)["decode_s"].sum()),
+        "token": (waits["n"].sum(), waits["s"].sum()),
+        "first_token": (len(rows), rows["prefill_s"].sum()),
+    }
+    assert all(count for count, _ in expected.values())
+    found = table("histograms").group_by("what").agg(pl.col("count", "sum_s").sum())
+    assert {what: (count, pytest.approx(sum_s)) for what, count, sum_s in found.rows()} == expected
+
+
+def test_every_duration_is_in_its_bucket(table):
+    steps, buckets = table("steps").filter(PREFILLS)["decode_s"].to_list(), table("histograms")
+    found = buckets.filter(what="prefill_call").group_by("up_to_s").agg(pl.col("count").sum()).rows()
+    below = [0.0, *BOUNDS_S]
+    counts = {high: sum(low < s <= high for s in steps) for low, high in zip(below, BOUNDS_S, strict=False)}
+    assert dict(found) == {bound: count for bound, count in counts.items() if count}
+
+
+def test_a_duration_on_a_bound_is_below_it():
+    histogram = Histogram()
+    for seconds in (0.0, 0.001, 0.0010001, 1e9):
+        histogram.add(seconds, times=2)
+    assert {b: n for b, (n, _) in histogram.buckets().items()} == {0.0005: 2, 0.001: 2, 0.002: 2, math.inf: 2}
+    assert sum(total_s for _, total_s in histogram.buckets().values()) == pytest.approx(2e9)
+
+
+def test_prometheus_has_the_histograms_of_all_attempts(attempts, table):
+    _, first, second = attempts
+    found = table("histograms").group_by("what").agg(pl.col("count", "sum_s").sum())
+    for what, count, sum_s in found.rows():
+        assert summed(second, f"{what}_seconds_count") == count > summed(first, f"{what}_seconds_count") > 0
+        assert summed(second, f"{what}_seconds_sum") == pytest.approx(sum_s, abs=1e-4)
+        for samples in (first, second):
+            by_node: dict[str, list[tuple[float, float]]] = {}
+            for (name, labels), value in samples.items():
+                if name == f"llama_batch_{what}_seconds_bucket":
+                    others, _, bound = labels.rpartition(",le=")
+                    by_node.setdefault(others, []).append((float(bound.strip('"')), value))
+            for labels, cumulative in by_node.items():
+                assert [bound for bound, _ in cumulative] == list(BOUNDS_S)
+                counts = [count for _, count in cumulative]
+                assert counts == sorted(counts)
+                assert counts[-1] == samples[f"llama_batch_{what}_seconds_count", labels]
+
+
+def test_hit_rates_are_those_of_the_rows_and_the_same_everywhere(attempts, table, capsys):
+    out, first, second = attempts
+    rows = table("rows")
+    made = rows.filter(~pl.col("from_store"), ~pl.col("identical"))
+    expected = {
+        "prefix": (made["prompt_tokens"].sum(), made["shared_tokens"].sum()),
+        "prompt_logits": (len(made), made["shared_logits"].sum()),
+        "store": (len(rows), rows["from_store"].sum()),
+    }
+    assert {cache: (queries, hits) for _, cache, queries, hits in cache_uses(read_results(out))} == expected
+    assert all(0 < hits < queries for queries, hits in expected.values())
+    told, before = uses(second), uses(first)
+    # What was looked up in the store and had not ended when the attempt failed is in the counters alone.
+    assert {**told, "store": expected["store"]} == expected
+    assert told["store"][0] >= expected["store"][0]
+    assert all(told[cache][i] >= before[cache][i] for cache in told for i in (0, 1))
+
+    totals = [json.loads(text) for text in table("run")["totals"]]
+    for cache, counts in told.items():
+        for key, count in zip(("queries", "hits"), counts, strict=True):
+            assert sum(each[f"generate/{cache}_{key}"] for each in totals) == count
+
+    assert main(["status", str(out)]) == ExitCode.DONE
+    queries, hits = told["prefix"]
+    says = f"hits      prefix cache {100 * hits / queries:.1f} % of {queries:,} prompt tokens, logits of equal prompts "
+    assert says in capsys.readouterr().out
+    (panel,) = reuse(read_results(out))
+    assert [row[4] for row in panel.tables[0].rows] == [f"{hits:,}" for _, hits in expected.values()]
+
+
+def test_equal_prompts_share_their_logits_and_no_row_says_so_that_computed_its_own(table):
+    rows = table("rows")
+    shared = rows.filter("shared_logits")
+    assert (shared["shared_tokens"] == shared["prompt_tokens"]).all()
+    own = rows.filter(~pl.col("shared_logits"), ~pl.col("from_store"))
+    assert (own["shared_tokens"] < own["prompt_tokens"]).all()
+
+
+def test_the_report_has_a_line_for_each_bucket(attempts, table):
+    (panel,) = time_spent(read_results(attempts[0]))
+    (durations,) = panel.tables
+    assert durations.columns == ["up to", "prefill calls", "decode calls", "tokens", "first tokens"]
+    assert len(durations.rows) == table("histograms")["up_to_s"].n_unique()
+    calls = sum(int(str(row[1] or "0").replace(",", "")) for row in durations.rows)
+    assert calls == len(table("steps").filter(PREFILLS))
