@@ -237,23 +237,25 @@ def test_every_kind_of_answer_has_its_columns_and_steps_mix_with_nodes(tmp_path)
 
 
 PICKS = {
-    "best": '{prompt: "{{ prompt }}", n: 4, pick: best, sampling: {temperature: 1.0}}',
-    "majority": '{prompt: "{{ prompt }}", n: 4, pick: majority, sampling: {temperature: 1.0}}',
-    "all": '{prompt: "{{ prompt }}", n: 4, sampling: {temperature: 1.0, logprobs: 0}}',
+    "best": '{prompt: "{{ prompt }}", n: 4, pick: best, sampling: {temperature: 1.0, max_tokens: 24}}',
+    "majority": '{prompt: "{{ prompt }}", n: 4, pick: majority, sampling: {temperature: 1.0, max_tokens: 24}}',
+    "all": '{prompt: "{{ prompt }}", n: 4, sampling: {temperature: 1.0, logprobs: 0, max_tokens: 24}}',
 }
 
 
-@pytest.fixture(scope="module", params=["best", "majority"])
-def picked(request, tmp_path_factory) -> tuple[str, list[dict[str, Any]], list[dict[str, Any]]]:
-    """What was picked of four samples, and all of them."""
-    folder = tmp_path_factory.mktemp("picked")
-    outs = [run(folder, f"steps: {{x: {PICKS[pick]}}}", pick) for pick in (request.param, "all")]
-    assert not (outs[0] / "rejects").exists() or not pq.read_table(outs[0] / "rejects").num_rows
-    return request.param, *(pq.read_table(out / "data").to_pylist() for out in outs)
+@pytest.fixture(scope="module")
+def every(tmp_path_factory) -> list[dict[str, Any]]:
+    """All of four samples of each row."""
+    out = run(tmp_path_factory.mktemp("samples"), f"steps: {{x: {PICKS['all']}}}", "out")
+    rows: list[dict[str, Any]] = pq.read_table(out / "data").to_pylist()
+    return rows
 
 
-def test_one_of_several_samples_stays_without_a_reject_for_each_other(picked):
-    pick, rows, every = picked
+@pytest.mark.parametrize("pick", ["best", "majority"])
+def test_one_of_several_samples_stays_without_a_reject_for_each_other(pick, every, tmp_path):
+    out = run(tmp_path, f"steps: {{x: {PICKS[pick]}}}", "out")
+    assert not (out / "rejects").exists() or not pq.read_table(out / "rejects").num_rows
+    rows = pq.read_table(out / "data").to_pylist()
     assert [row["row"] for row in rows] == list(range(10))
     for row in rows:
         samples = [other for other in every if other["row"] == row["row"]]
@@ -272,7 +274,8 @@ def test_one_of_several_samples_stays_without_a_reject_for_each_other(picked):
 def test_a_later_step_picks_by_its_score_among_the_samples_of_an_earlier_one(tmp_path):
     job = """
 steps:
-  reply: {prompt: "{{ prompt }}", examples: [{user: "2 + 2?", assistant: "4"}], n: 3, sampling: {temperature: 1.0}}
+  reply: {prompt: "{{ prompt }}", examples: [{user: "2 + 2?", assistant: "4"}], n: 3,
+          sampling: {temperature: 1.0, max_tokens: 24}}
   points: {prompt: "{{ reply }}", choices: ["1", "5"], extract: "{{ lineage[0] % 2 * 3 + 1 }}", score: [1, 5],
            pick: best}
 """

@@ -126,15 +126,14 @@ def _progress(s: Snapshot, values: Mapping[str, Any], alive: bool) -> list[str]:
 
 def _hit_rates(caches: Mapping[str, Mapping[str, Mapping[str, int]]]) -> list[str]:
     """Return a line with the hit rates of all caches, over all nodes and attempts; none without a hit."""
-    sums = {cache: Counter[str]() for cache in CACHES}
+    sums: dict[str, Counter[str]] = {}
     for uses in caches.values():
         for cache, use in uses.items():
-            sums[cache].update(use)
-    rates = [
-        f"{name} {share(sums[cache]['hits'], sums[cache]['queries'])} of {sums[cache]['queries']:,} {unit}"
-        for cache, (name, unit) in CACHES.items()
-        if sums[cache]["queries"]
-    ]
+            sums.setdefault(cache, Counter()).update(use)
+    rates = []
+    for cache, use in sums.items():
+        name, unit = CACHES.get(cache, (cache, "lookups"))  # of an operator of the user's own
+        rates += [f"{name} {share(use['hits'], use['queries'])} of {use['queries']:,} {unit}"] if use["queries"] else []
     return [f"hits      {', '.join(rates)}"] if any(use["hits"] for use in sums.values()) else []
 
 

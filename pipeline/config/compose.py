@@ -7,6 +7,7 @@ import hashlib
 import json
 import sys
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,15 @@ _as_omegaconf_has_it = StringNode._validate_and_convert_impl
 
 def register() -> None:
     """Register the schemas of all config groups and the resolver `project`, and make our modules importable."""
+    _store_schemas()
+    OmegaConf.register_new_resolver("project", lambda path: str(PROJECT / path), replace=True)
+    StringNode._validate_and_convert_impl = _text  # type: ignore[method-assign]
+    if str(PROJECT) not in sys.path:
+        sys.path.append(str(PROJECT))  # jobs name operators in models/, which is no package that is installed
+
+
+@cache
+def _store_schemas() -> None:
     store = ConfigStore.instance()
     schema = OmegaConf.structured(JobSettings)
     schema.steps._set_flag("struct", False)  # `steps.answer.n=3` needs no +; `expand` knows the keys of a step
@@ -50,10 +60,6 @@ def register() -> None:
     for group, options in schemas().items():
         for name, schema in options.items():
             store.store(group=group, name=name, node=schema)
-    OmegaConf.register_new_resolver("project", lambda path: str(PROJECT / path), replace=True)
-    StringNode._validate_and_convert_impl = _text  # type: ignore[method-assign]
-    if str(PROJECT) not in sys.path:
-        sys.path.append(str(PROJECT))  # jobs name operators in models/, which is no package that is installed
 
 
 def register_job(job: JobFile) -> None:

@@ -55,7 +55,7 @@ def fingerprint_of(settings: JobSettings, graph: Graph) -> dict[str, Any]:
 
 
 def differences(
-    before: Mapping[str, Any], now: Mapping[str, Any], typed: Callable[[str], str] = lambda key: key
+    before: Mapping[str, Any], now: Mapping[str, Any], *, typed: Callable[[str], str] = lambda key: key
 ) -> list[str]:
     """Return `key: old -> new` for every key that differs, and one line each for nodes that came and that went. `typed`
     returns a key as users type it."""

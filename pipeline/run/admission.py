@@ -117,7 +117,7 @@ def _check_same_job(job: Job, state: RunState) -> None:
         )
     before = state.fingerprint
     if before is not None and before != job.fingerprint and state.committed_chunks:
-        found = differences(before, job.fingerprint, partial(typed_key, steps=job.graph.steps))
+        found = differences(before, job.fingerprint, typed=partial(typed_key, steps=job.graph.steps))
         changed = "\n".join(f"  {line}" for line in found)
         raise ConfigError(
             f"{job.directory} holds a run with other settings:\n{changed}\n"

@@ -60,7 +60,7 @@ class Job:
         return f"data/part-{-(-self.rows // self.chunk_rows) - 1:05d}.parquet"
 
 
-SMALL = Job(240, 60, (RUN, RUN))
+SMALL = Job(160, 40, (RUN, RUN))
 LARGE = Job(2000, 250, (START, LATE, START, RUN, RUN, START, RUN, RUN, END, END))
 CASES = [
     pytest.param(SMALL, 0, id="small"),

@@ -52,25 +52,40 @@ def test_an_output_directory_below_a_file(tmp_path, data, capsys):
     assert "give another output_dir=" in shown
 
 
-def test_output_directories_without_permission(tmp_path, data):
+def test_inputs_and_output_directories_without_permission(tmp_path, data):
+    """In one process for both, whose start takes most of the time."""
+    places, inputs = output_directories(tmp_path, data), unreadable(tmp_path, data)
+    out = tmp_path / "out"
+    found = unprivileged(
+        *([*JOB, f"data.path={data}", f"output_dir={place}"] for place in places),
+        *([*JOB, f"data.path={path}", f"output_dir={out}"] for path in inputs),
+    )
+    for place, (code, shown) in zip(places, found[: len(places)], strict=True):
+        assert code == ExitCode.CONFIG, (place, shown)
+        assert f"output directory {place} cannot be " in shown
+        assert "Permission denied" in shown
+        assert "give another output_dir=" in shown
+        assert "Traceback" not in shown
+    for path, (code, shown) in zip(inputs, found[len(places) :], strict=True):
+        assert code == ExitCode.CONFIG, (path, shown)
+        assert f"{path} cannot be read: Permission denied; let this user read it" in shown
+        assert "Traceback" not in shown
+    assert not out.exists()
+
+
+def output_directories(tmp_path: Path, data: Path) -> tuple[Path, ...]:
+    """Directories of which none may be written."""
     for name, mode in (("readonly", 0o555), ("hidden", 0o000), ("made", 0o755)):
         (tmp_path / name).mkdir(mode=mode)
     made = tmp_path / "made" / "out"
     assert main([*JOB, f"data.path={data}", f"output_dir={made}"]) == ExitCode.DONE
     for path in [*made.rglob("*"), made]:
         path.chmod(0o555 if path.is_dir() else 0o444)
-    places = (tmp_path / "readonly", tmp_path / "readonly" / "out", tmp_path / "hidden" / "out", made)
-    for place, (code, shown) in zip(
-        places, unprivileged(*([*JOB, f"data.path={data}", f"output_dir={p}"] for p in places)), strict=True
-    ):
-        assert code == ExitCode.CONFIG, (place, shown)
-        assert f"output directory {place} cannot be " in shown
-        assert "Permission denied" in shown
-        assert "give another output_dir=" in shown
-        assert "Traceback" not in shown
+    return tmp_path / "readonly", tmp_path / "readonly" / "out", tmp_path / "hidden" / "out", made
 
 
-def test_inputs_without_permission(tmp_path, data):
+def unreadable(tmp_path: Path, data: Path) -> tuple[Path, ...]:
+    """Inputs of which none may be read."""
     files = {kind: tmp_path / f"hidden.{kind}" for kind in ("jsonl", "csv", "parquet", "arrow")}
     files["jsonl"].write_bytes(data.read_bytes())
     files["csv"].write_text("prompt\nhello\n")
@@ -80,15 +95,7 @@ def test_inputs_without_permission(tmp_path, data):
     folder.mkdir()
     for path in (*files.values(), folder):
         path.chmod(0o000)
-    inputs = (*files.values(), folder, folder / "rows.jsonl")
-    out = tmp_path / "out"
-    for path, (code, shown) in zip(
-        inputs, unprivileged(*([*JOB, f"data.path={p}", f"output_dir={out}"] for p in inputs)), strict=True
-    ):
-        assert code == ExitCode.CONFIG, (path, shown)
-        assert f"{path} cannot be read: Permission denied; let this user read it" in shown
-        assert "Traceback" not in shown
-    assert not out.exists()
+    return *files.values(), folder, folder / "rows.jsonl"
 
 
 def test_a_file_system_that_is_read_only(tmp_path, data):
