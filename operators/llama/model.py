@@ -176,7 +176,21 @@ class LlamaModel:
         longest = shape.max_sequence_tokens
         lone = lone_tokens(self._file_type, flash_attention=flash, longest=longest) if self.is_cpu else 0
         return LlamaContext(
-            self._model, self.n_vocab, shape, settings, lone_tokens=lone, on_cpu=self.is_cpu, abort=self._abort
+            self._model,
+            self.n_vocab,
+            shape,
+            settings,
+            lone_tokens=lone,
+            state_key=self._state_key(settings, shape),
+            on_cpu=self.is_cpu,
+            abort=self._abort,
+        )
+
+    def _state_key(self, settings: EngineSettings, shape: DecoderShape) -> str:
+        kernels = (llama_cpp.llama_print_system_info(), llama_cpp.__version__, self.is_cpu)
+        threads = settings.threads or usable_cores()
+        return repr(
+            (self.fingerprint(), kernels, threads, settings.kv_type, settings.flash_attention, shape.per_sequence)
         )
 
     def abort(self) -> None:

@@ -48,6 +48,7 @@ class FakeDecoder:
     """
 
     partial = True
+    state_key = "fake"
 
     def __init__(self, shape: DecoderShape, fail: Callable[[BatchBuffer], int] = lambda _: 0) -> None:
         self.shape = shape

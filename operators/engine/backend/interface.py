@@ -108,6 +108,8 @@ class Decoder(Protocol):
     partial: bool
     """True if it can truncate a row, and copy part of one. Recurrent and hybrid models cannot: they keep only the state
     after all tokens."""
+    state_key: str
+    """Equal for decoders that compute the same bits of a row's state: model, kernels, threads, types."""
     lone_tokens: int
     """A row of fewer tokens has bit-identical logits alone and beside others; 0: no row has."""
 

@@ -35,21 +35,28 @@ class RadixTree:
         """Add the prefixes of `row`, which waits in its node queue."""
         if len(row.prompt) <= BLOCK:
             return
-        node = self._roots[len(row.prompt) >= self._kernel_tokens]
-        data = row.prompt.tobytes()
+        end = node = self.node_of(row.prompt)
+        row.placement.node = end
+        while node.parent is not None:
+            heap = node.waiting.get(row.owner)
+            if heap is None:
+                heap = node.waiting[row.owner] = RowHeap()
+            heap.push(order, row)
+            if node.owners:
+                self._note_cached(node)
+            node = node.parent
+
+    def node_of(self, prompt: TokenIds) -> PrefixNode:
+        """Return the node in which the whole blocks of `prompt` end. It must get an owner, or a sequence that waits."""
+        node = self._roots[len(prompt) >= self._kernel_tokens]
+        data = prompt.tobytes()
         for start in range(0, len(data) - _BYTES + 1, _BYTES):
             key = data[start : start + _BYTES]
             child = node.children.get(key)
             if child is None:
                 child = node.children[key] = PrefixNode(node, key)
-            heap = child.waiting.get(row.owner)
-            if heap is None:
-                heap = child.waiting[row.owner] = RowHeap()
-            heap.push(order, row)
-            if child.owners:
-                self._note_cached(child)
             node = child
-        row.placement.node = node
+        return node
 
     def remove_waiting(self, row: Sequence) -> None:
         """Remove `row`, which no longer waits. Its slot must be inserted before."""

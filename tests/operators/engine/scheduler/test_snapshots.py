@@ -177,3 +177,54 @@ def test_nothing_is_left_in_the_tree_but_the_snapshots():
     assert nodes_in(bench.queue.tree) == 0
     assert not bench.queue.tree.cached
     assert not bench.queue._groups
+
+
+def test_a_later_run_begins_from_the_snapshots_on_disk(tmp_path, monkeypatch):
+    texts = family(10, 128)
+    settings = {"flash_attention": False, "state_dir": str(tmp_path / "states")}
+    first = Bench(sizes(3), **settings)
+    expected = first.run(sequences(texts))
+    second = Bench(sizes(3), **settings)
+    assert second.run(sequences(texts)) == expected
+    (file,) = (tmp_path / "states").iterdir()
+    assert first.scheduler.counts.snapshots_taken == 1
+    assert second.scheduler.counts.snapshots_taken == 0
+    assert second.scheduler.counts.snapshots_used == len(texts)
+    assert tokens_computed(first) - tokens_computed(second) == second.scheduler.snapshot_bytes // 8 - 1
+    assert file.exists()
+    monkeypatch.setattr(FakeDecoder, "state_key", "another")  # other bits have states of their own
+    other = Bench(sizes(3), **settings)
+    other.run(sequences(texts))
+    assert other.scheduler.counts.snapshots_taken == 1
+    assert len(list((tmp_path / "states").iterdir())) == 2
+
+
+DAMAGES = {
+    "cut": lambda data: data[:-8],
+    "head": lambda data: data[:30],
+    "bit": lambda data: data[:50] + b"?" + data[51:],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_file_is_removed_and_its_prefix_computed_again(tmp_path, caplog, damage):
+    texts = family(10, 128)
+    settings = {"flash_attention": False, "state_dir": str(tmp_path)}
+    expected = Bench(sizes(3), **settings).run(sequences(texts))
+    (file,) = tmp_path.iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(damage(whole))
+    bench = Bench(sizes(3), **settings)
+    assert bench.run(sequences(texts)) == expected
+    assert bench.scheduler.counts.snapshots_taken == 1
+    assert "is damaged" in caplog.text
+    assert file.read_bytes() == whole
+
+
+def test_files_of_snapshots_that_are_evicted_are_gone(tmp_path, monkeypatch):
+    monkeypatch.setattr("operators.engine.scheduler.snapshots.MIB", 2 * 8 * 129)
+    texts = [text for seed in range(5) for text in family(4, 128, seed=seed)]
+    bench = Bench(sizes(4), flash_attention=False, snapshot_mb=1, state_dir=str(tmp_path))
+    bench.run(sequences(texts))
+    assert bench.scheduler.counts.snapshots_evicted == 3
+    assert len(list(tmp_path.iterdir())) == 2
