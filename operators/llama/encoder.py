@@ -15,8 +15,9 @@ from operators.llama.library import last_errors
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError
 
-MOST_SPANS = 256
-"""Sequence ids that llama.cpp has room for (LLAMA_MAX_SEQ)."""
+MOST_SPANS = 64
+"""Sequence ids of a context. llama.cpp reserves memory for a number of tokens that it rounds up to a multiple of this,
+and does not round up that of the outputs; a head that pools a mean ends the process if the two differ."""
 
 
 class EncoderContext:
@@ -27,7 +28,7 @@ class EncoderContext:
 
     Args:
         model: handle of a loaded llama_model.
-        most_tokens: tokens of a call; they are computed at once, and more would end the process.
+        most_tokens: tokens of a call, a multiple of MOST_SPANS. They are computed at once; more would end the process.
         labels: outputs of the classifier head, for Wanted.HEAD.
         on_cpu, abort: see LlamaContext.
 
@@ -54,7 +55,7 @@ class EncoderContext:
         params = common_params(settings, on_cpu)
         params.n_ctx = -(-most_tokens // CELL_PADDING) * CELL_PADDING
         params.n_batch = params.n_ubatch = params.n_outputs_max = most_tokens
-        params.n_seq_max = self.most_spans = min(MOST_SPANS, most_tokens)
+        params.n_seq_max = self.most_spans = MOST_SPANS
         params.kv_unified = True
         params.embeddings = True
         pooling = "RANK" if self._head else "NONE"

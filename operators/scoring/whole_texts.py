@@ -40,6 +40,11 @@ class Call:
     spans: list[TokenIds] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
 
+    @property
+    def texts(self) -> int:
+        """Number of its texts."""
+        return sum(number >= 0 for number in self.numbers)
+
     def add(self, ids: TokenIds, number: int, room: int) -> None:
         """Add a text, and fill what it leaves of `room` up to the next STEP."""
         self.spans.append(ids)
@@ -95,18 +100,16 @@ class WholeTexts:
         while left:
             call, tiles, longest = Call(), 0, lengths[-1]
             most = max(CALL_TOKENS, -(-longest // TILE) * TILE) // TILE
-            texts_left = self._encoder.most_spans // 2 if self._encoder.packs else 1
-            while tiles < most and texts_left and (number := take((most - tiles) * TILE)) is not None:
+            most_texts = len(texts) if self._encoder.packs else 1
+            while tiles < most and call.texts < most_texts and (number := take((most - tiles) * TILE)) is not None:
                 count = len(texts[number])
                 used = -(-count // TILE)
                 room = used * TILE - count
                 tiles += used
                 call.add(texts[number], number, used * TILE)
-                texts_left -= 1
                 room -= room % STEP
-                while room and texts_left and (number := take(room)) is not None:
+                while room and call.texts < most_texts and (number := take(room)) is not None:
                     call.add(texts[number], number, room)
-                    texts_left -= 1
                     room -= -(-len(texts[number]) // STEP) * STEP
                 call.fill(room)
             if len(call.spans) == 1 and self._head:
@@ -115,8 +118,8 @@ class WholeTexts:
 
 
 def most_tokens(longest: int) -> int:
-    """Return the tokens of a call for texts of at most `longest`, with a filling behind the longest."""
-    return max(CALL_TOKENS, -(-longest // TILE) * TILE) + STEP
+    """Return the tokens of a call for texts of at most `longest`, with room for a filling behind that."""
+    return max(CALL_TOKENS, -(-longest // TILE) * TILE) + TILE
 
 
 def encoder_settings(settings: EngineSettings, longest: int) -> EngineSettings:

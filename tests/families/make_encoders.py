@@ -175,7 +175,9 @@ def _convert(folder: Path, path: Path, name: str) -> None:
     conversion, gguf = importlib.import_module("conversion"), importlib.import_module("gguf")
     hparams = _ORIGINAL | conversion.ModelBase.load_hparams(folder, False)
     kind = conversion.get_model_architecture(hparams, conversion.ModelType.TEXT)
-    writer = conversion.get_model_class(kind)(folder, gguf.LlamaFileType.ALL_F32, path, model_name=name, hparams=hparams)
+    writer = conversion.get_model_class(kind)(
+        folder, gguf.LlamaFileType.ALL_F32, path, model_name=name, hparams=hparams
+    )
     writer.get_vocab_base_pre = lambda tokenizer: "gpt-2"  # it knows pre-tokenizers by a hash of what they make
     writer.write()
 
