@@ -24,7 +24,10 @@ FIELDS = (
     pa.field("rerank_order", pa.list_(pa.int32())),
     pa.field("rerank_scores", pa.list_(pa.float64())),
     pa.field("rerank_documents", pa.list_(pa.string())),
+    pa.field("rerank_tokens", pa.int32()),
 )
+Ranking = tuple[list[int], list[float], list[str], int]
+"""The values of FIELDS in a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ class Pairs:
 
 class Rerank(ReadsHead):
     """Adds `rerank_order` (the places of the documents, from 0, best first), `rerank_scores` and `rerank_documents` (in
-    that order).
+    that order), and `rerank_tokens` (how many were read).
 
     The model is a reranker: query and document are read together, and a classifier head makes one number of them. Of
     equal scores the earlier document comes first. A row whose query or documents are null or empty, or with a document
@@ -148,19 +151,19 @@ class Rerank(ReadsHead):
         fits = bisect_right(range(1, len(document)), self._room, key=lambda length: len(ids(length)))
         return ids(max(fits, 1))
 
-    def _results(self, texts: Sequence[Pairs]) -> list[tuple[list[int], list[float], list[str]] | None]:
+    def _results(self, texts: Sequence[Pairs]) -> list[Ranking | None]:
         outputs = iter(self._heads([text for pairs in texts for text in pairs.texts]))
-        return [self._ranked([next(outputs)[0] for _ in pairs.texts], pairs.documents) for pairs in texts]
+        return [self._ranked([next(outputs)[0] for _ in pairs.texts], pairs) for pairs in texts]
 
-    def _ranked(self, outputs: list[float], documents: list[str]) -> tuple[list[int], list[float], list[str]] | None:
+    def _ranked(self, outputs: list[float], pairs: Pairs) -> Ranking | None:
         if not np.isfinite(outputs).all():
             return None
         as_is = self._head.normalized or not self._normalize
         order = sorted(range(len(outputs)), key=lambda i: -outputs[i])[: self._top_n]
         scores = [outputs[i] if as_is else sigmoid(outputs[i]) for i in order]
-        return order, scores, [documents[i] for i in order]
+        return order, scores, [pairs.documents[i] for i in order], self._tokens(pairs)
 
-    def _arrays(self, results: Sequence[tuple[list[int], list[float], list[str]]]) -> list[pa.Array]:
+    def _arrays(self, results: Sequence[Ranking]) -> list[pa.Array]:
         return [pa.array(column, f.type) for column, f in zip(zip(*results, strict=True), self._fields, strict=True)]
 
     def _tokens(self, found: Pairs) -> int:
