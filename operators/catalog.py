@@ -17,7 +17,14 @@ from pipeline.api.errors import ConfigError, ExitCode, did_you_mean
 CATALOG = {
     "Sources": ("sources.read_prompts.ReadPrompts",),
     "From rows to token ids": ("render.Render", "tokens.Tokenize", "batch_by_length.BatchByLength"),
-    "With the model": ("generate.Generate", "score.Score", "choose.Choose", "embed.Embed"),
+    "With the model": (
+        "generate.Generate",
+        "score.Score",
+        "choose.Choose",
+        "embed.Embed",
+        "rerank.Rerank",
+        "classify.Classify",
+    ),
     "Columns": ("map.Map", "columns.Select", "columns.Rename", "parse_json.ParseJson", "tokens.Split"),
     "Rows": (
         "filter.Filter",

@@ -36,15 +36,17 @@ POOLING: dict[str, Callable[[Logits], npt.NDArray[np.floating[Any]]]] = {
 class Embed(ReadsTexts):
     """Adds `embedding`, a list of float32 of the model's fixed size.
 
-    It is pooled from the embeddings of the tokens: of all of them (`mean`), of the first (`cls`) or of the last one
-    (`last`); a model's card says for which it was made. A text that is null, empty or longer than
-    `runtime.max_sequence_tokens` is a reject.
+    The model is an encoder (BERT, ModernBERT, XLM-RoBERTa, ...), or one that continues texts. The vector is pooled from
+    the embeddings of the tokens: of all of them (`mean`), of the first (`cls`) or of the last one (`last`); a model's
+    card says for which it was made. A text that is null, empty or longer than `runtime.max_sequence_tokens` is a
+    reject.
 
     Args:
         model, runtime: the config groups of those names.
         text_column: texts, or lists of token ids.
-        pooling: mean, cls or last.
+        pooling: mean, cls or last. null: what the model's file says, and mean where it says nothing.
         normalize: scale every embedding to length 1.
+        truncate: cut a text that is too long, instead of rejecting it; the tokens that close a text stay.
         as_: prefix of the new column (`as` in a job file).
         where: a condition in SQL on a row's columns. Rows for which it is false or null pass by as they are, with null
             in the new column. The context, which can be as large as that of a Generate, is then taken when the first
@@ -61,7 +63,6 @@ class Embed(ReadsTexts):
             model: ${model}
             runtime: ${runtime}
             text_column: prompt
-            pooling: mean
     """
 
     wanted = Wanted.EMBEDDINGS
@@ -72,18 +73,21 @@ class Embed(ReadsTexts):
         model: ModelSettings,
         runtime: EngineSettings,
         text_column: str = "text",
-        pooling: str = "mean",
+        pooling: str | None = None,
         normalize: bool = True,
+        truncate: bool = False,
         as_: str | None = None,
         where: str | None = None,
     ) -> None:
-        check_one_of("pooling", pooling, POOLING)
+        if pooling is not None:
+            check_one_of("pooling", pooling, POOLING)
         super().__init__(model, runtime, [text_column])
         self._where = Where(where)
         self._all_rows = where is None
         self._text = text_column
-        self._pool = POOLING[pooling]
+        self._pooling = pooling
         self._normalize = normalize
+        self.truncate = truncate
         self._name = f"{as_}_{EMBEDDING}" if as_ else EMBEDDING
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
@@ -101,7 +105,7 @@ class Embed(ReadsTexts):
         found = self._loaded.n_embd
         if found != self._size:
             raise ConfigError(f"the model's embeddings have {found} numbers, and its file says {self._size}")
-        self._closing = np.array(self._loaded.closing_ids, np.int32)
+        self._pool = POOLING[self._pooling or self._loaded.pooling or "mean"]
         if self._all_rows:
             self._take_context()
 
@@ -126,7 +130,7 @@ class Embed(ReadsTexts):
             return f"column '{self._text}' is null"
         if len(ids) <= own:
             return f"column '{self._text}' is empty; there is nothing to embed"
-        closed = np.concatenate([ids, self._closing])
+        closed = self._closed(ids)
         return self._unreadable(closed) or Text(closed)
 
     def _results(self, texts: Sequence[Text]) -> list[Vector | None]:

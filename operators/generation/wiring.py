@@ -33,13 +33,21 @@ from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import MemoryNeed, Runtime
 
 
-def check_room(model: ModelSettings, settings: EngineSettings) -> None:
+def check_room(model: ModelSettings, settings: EngineSettings, *, continues: bool = True) -> None:
     """Check the model and its row length before loading.
+
+    Args:
+        continues: whether it has to be a model that continues texts.
 
     Raises:
         ConfigError: the model cannot work, or `runtime.max_sequence_tokens` is more than it was trained for.
     """
     facts = inspect_model(model)
+    if continues and facts.encoder is not None:
+        raise ConfigError(
+            f"{model.path or model.file}: {facts.encoder}; take one that continues texts (docs/models.md has a list),"
+            " or give it to Embed, Rerank or Classify"
+        )
     if facts.n_ctx_train is not None:
         max_sequence_tokens(settings, facts.n_ctx_train)
 
@@ -65,7 +73,7 @@ def model_memory(
     shape = decoder_shape(usual, facts.n_ctx_train, wanted)
     kv = int(shape.kv_cells * (facts.sizes.kv_values or 0) * KV_TYPES[usual.kv_type] / 8)
     outputs = shape.streams if wanted is Wanted.NEXT else shape.n_batch
-    width = facts.n_embd or 0 if wanted is Wanted.EMBEDDINGS else facts.sizes.n_vocab
+    width = facts.n_embd or 0 if wanted in (Wanted.EMBEDDINGS, Wanted.HEAD) else facts.sizes.n_vocab
     each = f"{shape.slots} slots x {shape.max_sequence_tokens} tokens"
     size = usual.contexts * (kv + 4 * outputs * width)
     yield MemoryNeed(("context", key), f"{usual.contexts} context(s) of {name}: KV cache of {each}, outputs", size)

@@ -8,6 +8,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Hashable
 from dataclasses import replace
+from typing import Generic, Protocol, TypeVar
 
 import llama_cpp
 import numpy as np
@@ -20,11 +21,11 @@ from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError
 
 _MALFORMED = -1
-_CODES = {1: "there is no room in the KV cache", 2: "it was aborted", _MALFORMED: "the batch is malformed"}
+CODES = {1: "there is no room in the KV cache", 2: "it was aborted", _MALFORMED: "the batch is malformed"}
 # llama.cpp asks between any two operations of a call whether to go on. A Python function would be asked a thousand
 # times a step and need the interpreter each time, beside threads that compute in it. The C library has a function that
 # says of a byte whether it is set: strlen, of the text that begins there.
-_IS_SET = llama_cpp.ggml_abort_callback(ctypes.cast(ctypes.CDLL(None).strlen, ctypes.c_void_p).value)
+IS_SET = llama_cpp.ggml_abort_callback(ctypes.cast(ctypes.CDLL(None).strlen, ctypes.c_void_p).value)
 
 
 class LlamaContext:
@@ -68,7 +69,7 @@ class LlamaContext:
         self.lone_tokens = lone_tokens
         self.state_key = state_key
         self.batch = BatchBuffer(shape.call_tokens)
-        self._llama_batch = _LlamaBatch(self.batch)
+        self._llama_batch = LlamaBatch(self.batch)
         self._width: int = llama_cpp.llama_model_n_embd_out(model) if shape.wanted is Wanted.EMBEDDINGS else n_vocab
         recurrent = llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model)
         self.partial = not recurrent
@@ -78,13 +79,13 @@ class LlamaContext:
                 f"no context for runtime.slots={shape.slots} x max_sequence_tokens={shape.max_sequence_tokens}"
                 f" could be made ({last_errors()}); use fewer slots or shorter sequences"
             )
-        llama_cpp.llama_set_abort_callback(self._context, _IS_SET, ctypes.cast(abort, ctypes.c_void_p))
+        llama_cpp.llama_set_abort_callback(self._context, IS_SET, ctypes.cast(abort, ctypes.c_void_p))
         self._memory = llama_cpp.llama_get_memory(self._context)
         if not self._memory or not llama_cpp.llama_get_causal_attn(self._context):
             self.close()
             raise ConfigError(
                 "the model's architecture keeps no KV cache, or its attention is not causal (an encoder such as BERT, a"
-                " diffusion model?); it can neither complete prompts nor score or embed texts here"
+                " diffusion model?); it can neither complete prompts nor score texts here"
             )
 
         if shape.block:
@@ -96,7 +97,7 @@ class LlamaContext:
         if code != _MALFORMED:  # then nothing was done at all
             self._copies_wait = False
         if code:
-            raise DecodeFailed(code, f"llama_decode failed with {code}: {_CODES.get(code, last_errors())}")
+            raise DecodeFailed(code, f"llama_decode failed with {code}: {CODES.get(code, last_errors())}")
         if not outputs:
             return np.empty((0, self._width), np.float32)
         embeds = self.shape.wanted is Wanted.EMBEDDINGS
@@ -164,7 +165,7 @@ class LlamaContext:
             self._context = None
 
 
-class _LlamaBatch:
+class LlamaBatch:
     """A llama_batch over the arrays of `buffer`, which must outlive it."""
 
     def __init__(self, buffer: BatchBuffer) -> None:
@@ -199,7 +200,7 @@ def _new_context(model: ctypes.c_void_p, params: llama_cpp.llama_context_params)
 
 
 def _context_params(shape: DecoderShape, settings: EngineSettings, on_cpu: bool) -> llama_cpp.llama_context_params:
-    params = llama_cpp.llama_context_default_params()
+    params = common_params(settings, on_cpu)
     params.n_ctx = shape.kv_cells
     params.swa_full = True  # what a window of attention no longer sees must still be there for a row that shares it
     params.n_seq_max = shape.streams
@@ -210,16 +211,35 @@ def _context_params(shape: DecoderShape, settings: EngineSettings, on_cpu: bool)
     params.n_outputs_max = last if shape.wanted is Wanted.NEXT else shape.n_batch
     if shape.wanted is Wanted.EMBEDDINGS:
         params.embeddings = True
+    params.kv_unified = not shape.per_sequence
+    return params
+
+
+def common_params(settings: EngineSettings, on_cpu: bool) -> llama_cpp.llama_context_params:
+    """Return the parameters that any context has, by `settings`."""
+    params = llama_cpp.llama_context_default_params()
     params.n_threads = params.n_threads_batch = settings.threads or usable_cores()
     params.type_k = params.type_v = getattr(llama_cpp, f"GGML_TYPE_{settings.kv_type.upper()}")
-    params.kv_unified = not shape.per_sequence
     flash = settings.flash_attention is not False
     params.flash_attn_type = getattr(llama_cpp, f"LLAMA_FLASH_ATTN_TYPE_{'AUTO' if flash else 'DISABLED'}")
     params.offload_kqv = params.op_offload = not on_cpu
     return params
 
 
-class ContextPool:
+class Context(Protocol):
+    """What a pool asks of a context."""
+
+    def clear(self) -> None:
+        """Forget all rows."""
+
+    def close(self) -> None:
+        """Free it."""
+
+
+C = TypeVar("C", bound=Context)
+
+
+class ContextPool(Generic[C]):
     """The contexts of one model by signature, used again: clearing one costs microseconds, making one up to a second.
 
     Attributes:
@@ -227,11 +247,11 @@ class ContextPool:
     """
 
     def __init__(self) -> None:
-        self.made: list[LlamaContext] = []
+        self.made: list[C] = []
         self._making = threading.Lock()
-        self._free: defaultdict[Hashable, list[LlamaContext]] = defaultdict(list)
+        self._free: defaultdict[Hashable, list[C]] = defaultdict(list)
 
-    def lease(self, signature: Hashable, make: Callable[[], LlamaContext]) -> tuple[LlamaContext, Callable[[], None]]:
+    def lease(self, signature: Hashable, make: Callable[[], C]) -> tuple[C, Callable[[], None]]:
         """Return an empty context, and a function that gives it back."""
         with self._making:
             free = self._free[signature]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.api.errors import InputError
@@ -38,8 +39,16 @@ ONE_A_TOKEN = (b"tokenizer.ggml.scores", b"tokenizer.ggml.token_type")
 _U32, _U64, _COUNTS = struct.Struct("<I"), struct.Struct("<Q"), struct.Struct("<IQQ")
 
 
-def check_gguf(path: Path) -> None:
-    """Check that everything which the header of the file claims is in the file.
+@dataclass(frozen=True)
+class Contents:
+    """Names of tensors in a file, and of arrays in its metadata with the number of their items."""
+
+    tensors: frozenset[bytes]
+    arrays: Mapping[bytes, int]
+
+
+def check_gguf(path: Path) -> Contents:
+    """Check that everything which the header of the file claims is in the file; return what it has.
 
     Raises:
         InputError: it is cut off, damaged, or of a version that llama.cpp does not read.
@@ -47,7 +56,7 @@ def check_gguf(path: Path) -> None:
     if path.stat().st_size < HEADER_BYTES:
         raise InputError(f"{path} ends inside its header; it was not copied or fetched whole")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        _Walk(path, data).whole()
+        return _Walk(path, data).whole()
 
 
 class _Walk:
@@ -59,7 +68,7 @@ class _Walk:
         self._at = 4
         self._counts: dict[bytes, int] = {}
 
-    def whole(self) -> None:
+    def whole(self) -> Contents:
         """Keys and values, then the descriptions of the tensors."""
         version, tensors, keys = _COUNTS.unpack_from(self._data, self._at)
         self._at += _COUNTS.size
@@ -75,8 +84,7 @@ class _Walk:
             tokens = self._counts.get(b"tokenizer.ggml.tokens")
             if key in self._counts and self._counts[key] != tokens:
                 raise self._damaged(f"{key.decode()} has {self._counts[key]} values for {tokens} tokens")
-        for _ in range(tensors):
-            self._tensor()
+        return Contents(frozenset([self._tensor() for _ in range(tensors)]), self._counts)
 
     def _pair(self) -> None:
         key = self._key()
@@ -126,11 +134,12 @@ class _Walk:
         self._skip(0)
         return count
 
-    def _tensor(self) -> None:
-        self._key()
+    def _tensor(self) -> bytes:
+        name = self._key()
         dimensions = self._number(_U32)
         self._limit(dimensions, MOST_DIMENSIONS, "dimensions of a tensor")
         self._skip(8 * dimensions + 4 + 8)
+        return name
 
     def _number(self, form: struct.Struct) -> int:
         start = self._at

@@ -20,18 +20,21 @@ from pipeline.api.errors import InputError
 
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _DIFFUSION = "is a diffusion model of a kind that is not supported (decode=block_diffusion takes models such as SDAR)"
-_ENCODERS = (
+ENCODERS = (
     *("bert", "eurobert", "gemma-embedding", "jina-bert-v2", "jina-bert-v3", "modern-bert"),
     *("neo-bert", "nomic-bert", "nomic-bert-moe", "t5encoder"),
 )
+"""Architectures that read texts and continue none: for Embed, Rerank and Classify."""
 REFUSED = {
-    **dict.fromkeys(_ENCODERS, "is an encoder"),
     "t5": "has an encoder and a decoder",
     **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), _DIFFUSION),
     **dict.fromkeys(("dflash", "eagle3", "gemma4-assistant"), "only guesses tokens for another model"),
     **dict.fromkeys(("clip", "wavtokenizer-dec"), "makes or reads sounds or images, as a part of another model"),
 }
-"""Architectures that llama.cpp loads and that cannot complete prompts here, and why; docs/models.md has the same."""
+"""Architectures that llama.cpp loads and that nothing here can run, and why; docs/models.md has the same."""
+HEAD_TENSORS = frozenset((b"cls.weight", b"cls.output.weight"))
+POOLING = {"1": "mean", "2": "cls", "3": "last"}
+"""Of llama.cpp's LLAMA_POOLING_TYPE numbers those that make a vector."""
 _RECURRENT = ("ssm.state_size", "ssm.conv_kernel", "wkv.head_size", "shortconv.l_cache")
 """Keys of architectures with recurrent layers."""
 _OTHER_CACHES = (*_RECURRENT, "attention.kv_lora_rank", "attention.shared_kv_layers")
@@ -50,6 +53,9 @@ class Header:
     n_vocab: int = 0
     kv_values: int | None = None
     recurrent: bool = False
+    encoder: str | None = None
+    outputs: int = 0
+    pooling: str | None = None
 
 
 def part_names(name: str) -> list[str]:
@@ -93,8 +99,7 @@ def read_header(path: Path) -> Header:
 
 @functools.lru_cache(maxsize=64)
 def _read(path: Path, states: tuple[tuple[int, int], ...]) -> Header:
-    for part in parts_of(path):
-        check_gguf(part)
+    contents = [check_gguf(part) for part in parts_of(path)]
     initialise()
     forget_errors()
     params = llama_cpp.llama_model_default_params()
@@ -105,30 +110,37 @@ def _read(path: Path, states: tuple[tuple[int, int], ...]) -> Header:
     try:
         architecture = _value(model, "general.architecture")
         n_embd = _number(model, f"{architecture}.embedding_length_out")
-        _refuse(path, architecture, causal=_value(model, f"{architecture}.attention.causal"))
+        if architecture in REFUSED:
+            raise InputError(f"{path}: {_why(architecture, REFUSED[architecture])}; docs/models.md has a list")
+        has_head = any(HEAD_TENSORS & each.tensors for each in contents)
+        encoder = _encoder(architecture, causal=_value(model, f"{architecture}.attention.causal"))
+        labels = contents[0].arrays.get(f"{architecture}.classifier.output_labels".encode(), 1)
         return Header(
             architecture,
             _number(model, "general.file_type"),
             _number(model, f"{architecture}.context_length"),
             _number(model, f"{architecture}.embedding_length") if n_embd is None else n_embd,
             llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model)),
-            _kv_values(model, architecture),
+            _kv_values(model, architecture) if encoder is None else None,
             any(_value(model, f"{architecture}.{key}") is not None for key in _RECURRENT),
+            encoder,
+            labels if has_head else 0,
+            POOLING.get(_value(model, f"{architecture}.pooling_type") or ""),
         )
     finally:
         llama_cpp.llama_model_free(model)
 
 
-def _refuse(path: Path, architecture: str | None, causal: str | None) -> None:
-    """Raise InputError for a model that cannot complete prompts here."""
-    reason = REFUSED.get(architecture or "")
-    if reason is None and causal == "false":
-        reason = "looks at what comes behind a token, as encoders and diffusion models do"
-    if reason is not None:
-        raise InputError(
-            f"{path}: a model of the architecture {architecture} {reason}; take one that continues texts"
-            " (docs/models.md has a list)"
-        )
+def _encoder(architecture: str | None, causal: str | None) -> str | None:
+    """Return why the model cannot continue texts; None if it can."""
+    if architecture in ENCODERS:
+        return _why(architecture, "is an encoder")
+    looks_ahead = "looks at what comes behind a token, as encoders and diffusion models do"
+    return _why(architecture, looks_ahead) if causal == "false" else None
+
+
+def _why(architecture: str | None, reason: str) -> str:
+    return f"a model of the architecture {architecture} {reason}"
 
 
 def _kv_values(model: ctypes.c_void_p, architecture: str | None) -> int | None:

@@ -40,11 +40,15 @@ CLASSES = {
     "gpt-oss": "experts, sliding window",
     **dict.fromkeys(("falcon-h1", "lfm2", "qwen35"), "hybrid"),
     **dict.fromkeys(("mamba", "mamba2"), "recurrent"),
+    **dict.fromkeys(("bert", "modern-bert", "nomic-bert"), "encoder"),
 }
 """The class of each architecture (`general.architecture` of a GGUF) that tests run; tests/families, tests/llama."""
-PROVEN = dict.fromkeys(CLASSES.values(), _FLOATS) | {"dense": _FLOATS | _QUANTS | {llama_cpp.LLAMA_FTYPE_MOSTLY_F16}}
+PROVEN = dict.fromkeys(CLASSES.values(), _FLOATS) | {
+    "dense": _FLOATS | _QUANTS | {llama_cpp.LLAMA_FTYPE_MOSTLY_F16},
+    "encoder": _FLOATS | {llama_cpp.LLAMA_FTYPE_MOSTLY_F16, llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0},
+}
 """File types whose logits were found to be the same to the bit in any company, by class
-(tests/operators/llama/test_decoding.py, tests/families/test_exact.py)."""
+(tests/operators/llama/test_decoding.py, tests/families/test_exact.py, tests/families/test_encoders.py)."""
 _SPLIT_FROM = 512
 """Cells from which flash attention splits a lone row among the threads (ggml-cpu/ops.cpp); cells are counted in steps
 of 256."""

@@ -14,6 +14,12 @@ log.addHandler(logging.NullHandler())  # before a run has a log, what is wrong i
 _RECENT: deque[str] = deque(maxlen=50)
 _LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}
 """ggml's levels: debug, info, warn, error. Its info lines are our debug lines."""
+_INTENDED = (
+    "model default pooling_type is",
+    "possible training context overflow",
+    "special_eos_id is not in special_eog_ids",
+)
+"""Of its warnings those that any encoder gives: about another pooling, room that is rounded up, and its end token."""
 
 
 @llama_cpp.llama_log_callback
@@ -21,7 +27,8 @@ def _on_log(level: int, text: bytes, _: ctypes.c_void_p) -> None:
     line = text.decode("utf-8", "replace").rstrip("\n")
     if line.strip(" ."):
         _RECENT.append(line)
-        log.log(_LEVELS.get(level, logging.DEBUG), "%s", line)
+        intended = any(part in line for part in _INTENDED)
+        log.log(logging.DEBUG if intended else _LEVELS.get(level, logging.DEBUG), "%s", line)
 
 
 @functools.cache

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from operators.engine.backend.interface import (
     DecoderShape,
+    Head,
     ModelFacts,
     ModelSizes,
     TokenIds,
@@ -23,7 +24,8 @@ from operators.engine.backend.interface import (
     decoder_shape,
 )
 from operators.llama.context import ContextPool, LlamaContext
-from operators.llama.header import parts_of, read_header
+from operators.llama.encoder import EncoderContext
+from operators.llama.header import Header, parts_of, read_header
 from operators.llama.kernels import K_QUANTS, doubt, keep_rows_apart, lone_tokens, repacks
 from operators.llama.library import initialise, last_errors
 from operators.rows.content import content_id
@@ -33,6 +35,8 @@ from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError, InputError
 
 _MAGIC = b"GGUF"
+HEADS_OF_PROBABILITIES = ("qwen3", "qwen3vl")
+"""Architectures whose classifier head ends in a softmax (llama.cpp, llm_graph_context::build_pooling)."""
 
 
 def load(settings: ModelSettings) -> LlamaModel:
@@ -111,11 +115,15 @@ class LlamaModel:
         if not self._model:
             raise InputError(f"model.path={settings.path} could not be loaded: {last_errors()}")
         self._vocab = llama_cpp.llama_model_get_vocab(self._model)
-        self.contexts = ContextPool()
+        self.contexts = ContextPool[LlamaContext]()
+        self.encoders = ContextPool[EncoderContext]()
+        self.causal = header.encoder is None
+        self.pooling = header.pooling
         self._abort = ctypes.create_string_buffer(2)
         self._scratch = (ctypes.c_int * 4096)()
         self._scratch_free = threading.Lock()  # a constraint asks for tokens on the engine's thread
         self._read_vocabulary()
+        self.head = self._read_head(header) if header.outputs and not vocab_only else None
 
     def _read_vocabulary(self) -> None:
         vocab = self._vocab
@@ -128,8 +136,7 @@ class LlamaModel:
         self.bos_token = self._text_of(self.bos_id)
         eos_id: int = llama_cpp.llama_vocab_eos(vocab)
         self.eos_token = self._text_of(eos_id)
-        closes = llama_cpp.llama_vocab_get_add_eos(vocab) and eos_id >= 0
-        self.closing_ids: tuple[int, ...] = (eos_id,) if closes else ()
+        self.closing_ids = self._closing(vocab, eos_id)
         template = llama_cpp.llama_model_chat_template(self._model, None)
         self.chat_template: str | None = template.decode("utf-8", "replace") if template else None
         mask_id: int = llama_cpp.llama_vocab_mask(vocab)
@@ -170,8 +177,7 @@ class LlamaModel:
         return context, context.close
 
     def _context(self, settings: EngineSettings, shape: DecoderShape) -> LlamaContext:
-        if not keep_rows_apart(settings.deterministic) and self._file_type in K_QUANTS:
-            self.doubt = "an earlier run in this process, or the environment, chose other kernels for K-quants"
+        self._keep_rows_apart(settings)
         flash = settings.flash_attention is not False
         longest = shape.max_sequence_tokens
         lone = lone_tokens(self._file_type, flash_attention=flash, longest=longest) if self.is_cpu else 0
@@ -187,11 +193,24 @@ class LlamaModel:
         )
 
     def _state_key(self, settings: EngineSettings, shape: DecoderShape) -> str:
-        kernels = (llama_cpp.llama_print_system_info(), llama_cpp.__version__, self.is_cpu)
+        kernels = (llama_cpp.llama_print_system_info(), llama_cpp.__version__, self.is_cpu, shape.per_sequence)
         threads = settings.threads or usable_cores()
-        return repr(
-            (self.fingerprint(), kernels, threads, settings.kv_type, settings.flash_attention, shape.per_sequence)
-        )
+        return repr((self.fingerprint(), *kernels, threads, settings.kv_type, settings.flash_attention))
+
+    def lease_encoder(
+        self, settings: EngineSettings, most_tokens: int, wanted: Wanted
+    ) -> tuple[EncoderContext, Callable[[], None]]:
+        self._abort.value = b""
+        self._keep_rows_apart(settings)
+        labels = len(self.head.labels) if self.head else 0
+
+        def make() -> EncoderContext:
+            on_cpu, abort = self.is_cpu, self._abort
+            return EncoderContext(self._model, settings, most_tokens, wanted, labels=labels, on_cpu=on_cpu, abort=abort)
+
+        threads = settings.threads or usable_cores()
+        signature = (most_tokens, wanted, threads, settings.flash_attention, settings.kv_type)
+        return self.encoders.lease(signature, make)
 
     def abort(self) -> None:
         self._abort.value = b"!"
@@ -199,9 +218,34 @@ class LlamaModel:
     def close(self) -> None:
         """Free the contexts and the model."""
         self.contexts.close()
+        self.encoders.close()
         if self._model:
             llama_cpp.llama_model_free(self._model)
             self._model = None
+
+    def _keep_rows_apart(self, settings: EngineSettings) -> None:
+        if not keep_rows_apart(settings.deterministic) and self._file_type in K_QUANTS:
+            self.doubt = "an earlier run in this process, or the environment, chose other kernels for K-quants"
+
+    def _closing(self, vocab: ctypes.c_void_p, eos_id: int) -> tuple[int, ...]:
+        """Return the tokens that end a text; BERT's vocabularies have a separator there, whatever their flags say."""
+        if llama_cpp.llama_vocab_type(vocab) == llama_cpp.LLAMA_VOCAB_TYPE_WPM:
+            return (llama_cpp.llama_vocab_sep(vocab),)
+        return (eos_id,) if llama_cpp.llama_vocab_get_add_eos(vocab) and eos_id >= 0 else ()
+
+    def _read_head(self, header: Header) -> Head:
+        """Read what is known of the classifier head. Between the two texts of a pair stand the tokens that
+        llama-server puts there: the one that ends a text, and a separator."""
+        model, vocab = self._model, self._vocab
+        labels = [llama_cpp.llama_model_cls_label(model, i) for i in range(llama_cpp.llama_model_n_cls_out(model))]
+        names = (f"LABEL_{i}" if text is None else text.decode("utf-8", "replace") for i, text in enumerate(labels))
+        sep_id: int = llama_cpp.llama_vocab_sep(vocab)
+        eos_id: int = llama_cpp.llama_vocab_eos(vocab)
+        ends = (sep_id if eos_id < 0 else eos_id,) if llama_cpp.llama_vocab_get_add_eos(vocab) else ()
+        separates = (sep_id,) if llama_cpp.llama_vocab_get_add_sep(vocab) else ()
+        template = llama_cpp.llama_model_chat_template(model, b"rerank")
+        text = template.decode("utf-8", "replace") if template else None
+        return Head(tuple(names), header.architecture in HEADS_OF_PROBABILITIES, ends + separates, text)
 
     def _tokenize_one(self, text: bytes) -> int:
         """Tokenize into the scratch buffer, growing it as needed; returns the count."""
@@ -247,7 +291,7 @@ def facts_of(path: Path, fingerprint: str | None = None) -> ModelFacts:
         fingerprint = " ".join(_content_id(part, found.st_size, found.st_mtime_ns) for part, found in each)
     size = sum(found.st_size for _, found in each)
     sizes = ModelSizes(size, header.n_vocab, header.kv_values, header.recurrent)
-    return ModelFacts(fingerprint, header.n_ctx_train, header.n_embd, sizes)
+    return ModelFacts(fingerprint, header.n_ctx_train, header.n_embd, sizes, header.encoder, header.outputs)
 
 
 @functools.lru_cache(maxsize=256)

@@ -26,15 +26,15 @@ def digest_of(row: int, custom_id: str | None) -> str:
     return hashlib.blake2b(f"{row}|{custom_id}".encode(), digest_size=12).hexdigest()
 
 
-def line_of(rows: Sequence[Row], pieces: Pieces, fingerprint: str) -> dict[str, Any]:
-    """Return the line of a request in output.jsonl. `rows`: all its rows, in the order of their choices."""
-    first = rows[0]
+def line_of(first: Row, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the line of a request in output.jsonl. `first`: a row of it."""
     digest = digest_of(first["row"], first["custom_id"])
-    response = {"status_code": 200, "request_id": f"req_{digest}", "body": _body(rows, pieces, digest, fingerprint)}
+    response = {"status_code": 200, "request_id": f"req_{digest}", "body": body}
     return {"id": f"batch_req_{digest}", "custom_id": first["custom_id"], "response": response, "error": None}
 
 
-def _body(rows: Sequence[Row], pieces: Pieces, digest: str, fingerprint: str) -> dict[str, Any]:
+def body_of(rows: Sequence[Row], pieces: Pieces, digest: str, fingerprint: str) -> dict[str, Any]:
+    """Return the body of the response. `rows`: all of the request, in the order of their choices."""
     url, model = rows[0]["url"], rows[0]["model"]
     if url == EMBEDDINGS:
         data = [

@@ -12,8 +12,8 @@ import pyarrow as pa
 from operators.engine.backend.interface import inspect_model
 from operators.generation.requests import SEED_BITS
 from operators.openai.faults import Code, Fault
-from operators.openai.requests import read_line, request_of
-from operators.openai.values import unsupported
+from operators.openai.requests import PARAMETERS, read_line, request_of
+from operators.openai.values import Columns, unsupported
 from operators.rows.lineage import hash_of
 from operators.settings import ModelSettings
 from operators.settings.checks import check
@@ -73,6 +73,8 @@ class ParseBatch(BaseOperator):
     """
 
     append = True
+    parameters = PARAMETERS
+    fields = FIELDS
 
     def __init__(self, model: ModelSettings, models: list[str] | None = None) -> None:
         check(models is None or bool(models), "models", models, "names of models, or null for any name")
@@ -91,7 +93,7 @@ class ParseBatch(BaseOperator):
         for field in (TEXT, LINE):
             require_column(schema, field.name, [field.type])
         self._n_embd = inspect_model(self._model).n_embd
-        self._schema = pa.schema([*FIELDS, LINE, ROW, LINEAGE])
+        self._schema = pa.schema([*self.fields, LINE, ROW, LINEAGE])
         return self._schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
@@ -120,7 +122,8 @@ class ParseBatch(BaseOperator):
         on."""
         line = read_line(source[TEXT.name])
         self._note(line["custom_id"], chunk)
-        columns, texts, samples = request_of(line, self._models)
+        columns, texts, samples = request_of(line, self._models, self.parameters)
+        texts = self._texts(columns, texts)
         wanted = columns.pop("dimensions", self._n_embd)
         if wanted != self._n_embd:
             raise unsupported(f"dimensions={wanted}", f"the model's embeddings have {self._n_embd} numbers")
@@ -128,10 +131,18 @@ class ParseBatch(BaseOperator):
         columns |= {"choices": len(texts) * samples, LINE.name: source[LINE.name], ROW.name: source[ROW.name]}
         rows: list[dict[str, Any]] = []
         for text, sample in itertools.product(texts, range(samples)):
-            ids = None if isinstance(text, str) else text
-            own = {"sample": sample, "prompt": "" if ids is not None else text, "given_ids": ids}
-            rows.append({**columns, **own, "seed": _seed(given, sample), LINEAGE.name: [len(rows)]})
+            own = {"sample": sample, "seed": _seed(given, sample), LINEAGE.name: [len(rows)]}
+            rows.append({**columns, **self._text(text), **own})
         return rows
+
+    def _texts(self, columns: Columns, texts: list[Any]) -> list[Any]:
+        """Return what each row of a request is about."""
+        return texts
+
+    def _text(self, text: Any) -> dict[str, Any]:
+        """Return the columns of one of the texts that a line asks about."""
+        ids = None if isinstance(text, str) else text
+        return {"prompt": "" if ids is not None else text, "given_ids": ids}
 
     def _note(self, custom_id: str, chunk: int) -> None:
         digest = hashlib.blake2b(custom_id.encode(), digest_size=_DIGEST_BYTES).digest()

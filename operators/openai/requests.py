@@ -16,7 +16,7 @@ from operators.rows.arrow_types import MAX_NESTING, depth
 from operators.rows.json_values import unique_keys
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
-REQUIRED = ("model", "messages", "prompt", "input")
+REQUIRED = ("model", "messages", "prompt", "input", "query", "documents", "text_1", "text_2")
 """Parameters that a body must have, if its endpoint has them."""
 MAX_CHOICES = 128
 MAX_TEXTS = 2048
@@ -28,12 +28,12 @@ _TEXT_ONLY = "the models are given text, and answer with text"
 _LEAVE_OUT = "leave it out"
 _SAY_IT = "say it in the messages"
 
-_ALL: Mapping[str, Read] = {
+ALL: Mapping[str, Read] = {
     "model": kept(lambda value: isinstance(value, str) and value != "", "a string"),
     "user": ignored,
 }
 _GENERATE: Mapping[str, Read] = {
-    **_ALL,
+    **ALL,
     "max_tokens": whole(1),
     "temperature": number(0, 2),
     "top_p": values.top_p,
@@ -86,7 +86,7 @@ PARAMETERS: Mapping[str, Mapping[str, Read]] = {
         "suffix": refused("put all text into the prompt", ""),
     },
     EMBEDDINGS: {
-        **_ALL,
+        **ALL,
         "input": values.embedding_input,
         "encoding_format": kept(lambda value: value in ("float", "base64"), '"float" or "base64"'),
         "dimensions": whole(1),
@@ -119,11 +119,13 @@ def read_line(text: str) -> Mapping[str, Any]:
 
 
 def request_of(
-    line: Mapping[str, Any], models: Collection[str] | None
-) -> tuple[Columns, list[str | list[int] | None], int]:
+    line: Mapping[str, Any], models: Collection[str] | None, parameters: Mapping[str, Mapping[str, Read]] = PARAMETERS
+) -> tuple[Columns, list[Any], int]:
     """Return the columns of a request, its prompts or inputs ([None] for a chat), and how many completions of each.
 
-    `models`: accepted model names; None: any.
+    Args:
+        models: accepted model names; None: any.
+        parameters: of each endpoint that the job answers for.
 
     Raises:
         Fault: it cannot be answered as it is.
@@ -132,11 +134,11 @@ def request_of(
     method, url, body = line.get("method"), line.get("url"), line.get("body")
     if method != "POST":
         raise Fault(Code.INVALID_METHOD, f"method must be POST, not {json.dumps(method)}")
-    if not isinstance(url, str) or url not in PARAMETERS:
-        raise Fault(Code.INVALID_URL, f"url must be one of {', '.join(PARAMETERS)}, not {json.dumps(url)}")
+    if not isinstance(url, str) or url not in parameters:
+        raise Fault(Code.INVALID_URL, f"url must be one of {', '.join(parameters)}, not {json.dumps(url)}")
     if not isinstance(body, dict):
         raise Fault(Code.INVALID_LINE, "body must be an object")
-    columns = _read(body, url)
+    columns = _read(body, url, parameters)
     if models is not None and columns["model"] not in models:
         raise Fault(Code.MODEL_NOT_FOUND, f"model is '{columns['model']}'; this job answers for {', '.join(models)}")
     texts, samples = columns.pop("texts", [None]), columns.pop("n", 1)
@@ -153,12 +155,12 @@ def request_of(
     return columns | {"custom_id": line["custom_id"], "url": url}, texts, samples
 
 
-def _read(body: Mapping[str, Any], url: str) -> Columns:
-    known = PARAMETERS[url]
+def _read(body: Mapping[str, Any], url: str, parameters: Mapping[str, Mapping[str, Read]]) -> Columns:
+    known = parameters[url]
     columns: Columns = {}
     for name, value in body.items():
         if name not in known:
-            elsewhere = [other for other in PARAMETERS if name in PARAMETERS[other]]
+            elsewhere = [other for other in parameters if name in parameters[other]]
             hint = f"; {' and '.join(elsewhere)} has it" if elsewhere else ""
             raise Fault(Code.UNKNOWN_PARAMETER, f"{url} has no parameter '{name}'{hint}")
         if value is not None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
 
 from operators.engine.backend.interface import inspect_model, load_model
-from operators.openai.bodies import line_of, usage
+from operators.openai.bodies import body_of, digest_of, line_of, usage
 from operators.openai.faults import Code, Fault
 from operators.openai.parse_batch import FIELDS
 from operators.rows.token_lists import PROMPT_IDS
@@ -56,6 +56,8 @@ class Respond(BaseOperator):
         model: has the tokens of log-probabilities, and the fingerprint that responses carry.
     """
 
+    reads: Mapping[str, Any] = _READ
+
     def __init__(self, model: ModelSettings) -> None:
         self._settings = model
         self._open: dict[int, dict[int, list[tuple[Batch, int, dict[str, Any]]]]] = {}
@@ -67,7 +69,7 @@ class Respond(BaseOperator):
         Raises:
             SchemaError: a column of ParseBatch, Tokenize, Embed or Generate is missing.
         """
-        for name, kind in _READ.items():
+        for name, kind in self.reads.items():
             require_column(schema, name, None if kind is None else [kind])
         return SCHEMA
 
@@ -83,7 +85,7 @@ class Respond(BaseOperator):
         waiting = self._open.setdefault(batch.chunk, {})
         whole: list[dict[str, Any]] = []
         merged = 0
-        for i, row in enumerate(batch.data.select(list(_READ)).to_pylist()):
+        for i, row in enumerate(batch.data.select(list(self.reads)).to_pylist()):
             come = waiting.setdefault(row[ROW.name], [])
             come.append((batch, i, row))
             if len(come) == row["choices"]:
@@ -101,11 +103,17 @@ class Respond(BaseOperator):
 
     def _answer(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         rows.sort(key=lambda row: row[LINEAGE.name][-1])
-        first, tokens = rows[0], usage(rows)
-        line = line_of(rows, self._pieces, self._fingerprint)
+        first, tokens = rows[0], self._usage(rows)
+        line = line_of(first, self._body(rows, digest_of(first[ROW.name], first["custom_id"])))
         return {
             **{name: first[name] for name in ("custom_id", "url", "model", ROW.name)},
             "prompt_tokens": tokens["prompt_tokens"],
             "completion_tokens": tokens.get("completion_tokens", 0),
             "output": json.dumps(line, ensure_ascii=False),
         }
+
+    def _usage(self, rows: list[dict[str, Any]]) -> dict[str, int]:
+        return usage(rows)
+
+    def _body(self, rows: list[dict[str, Any]], digest: str) -> dict[str, Any]:
+        return body_of(rows, self._pieces, digest, self._fingerprint)

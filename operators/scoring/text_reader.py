@@ -1,4 +1,4 @@
-"""ReadsTexts: the base of Score, Choose and Embed, with a model, a context of its own, and the engine's thread."""
+"""ReadsTexts: the base of operators that read texts with a model, a context of their own, and the engine's thread."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from operators.estimate.texts import forecast_texts
 from operators.generation.wiring import check_room, engine_threads, model_memory, warn_unless_exact
 from operators.scoring.prefix_tree import Text
 from operators.scoring.text_batches import Part, Reader, reading_settings
+from operators.scoring.whole_texts import WholeTexts, encoder_settings, most_tokens
 from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import Cancelled
@@ -33,9 +34,11 @@ class ReadsTexts(BaseOperator):
     joined into one."""
 
     wanted: ClassVar[Wanted]
-    """Outputs to ask of the decoder: logits or embeddings."""
+    """Outputs to ask of the model: logits, embeddings, or those of its classifier head."""
     broken: ClassVar[str]
     """Reason to reject a text whose result is NaN."""
+    truncate = False
+    """Cut a text that is too long."""
     _schema: pa.Schema
 
     def __init__(self, model: ModelSettings, settings: EngineSettings, columns: Seq[str]) -> None:
@@ -58,7 +61,7 @@ class ReadsTexts(BaseOperator):
 
     def _check(self, schema: pa.Schema) -> None:
         """Check the columns to read and, before loading, the model."""
-        check_room(self._model, self._settings)
+        check_room(self._model, self._settings, continues=self.wanted is Wanted.EVERY)
         for name in self._columns:
             require_column(schema, name, TEXT_TYPES)
 
@@ -66,8 +69,12 @@ class ReadsTexts(BaseOperator):
         return {"model": inspect_model(self._model).fingerprint, **self._settings.exactness()}
 
     def memory_needs(self) -> Iterable[MemoryNeed]:
-        if (sizes := inspect_model(self._model).sizes) is not None:
-            settings = reading_settings(self._settings, sizes.n_vocab)
+        facts = inspect_model(self._model)
+        if facts.sizes is not None:
+            if facts.encoder is None and self.wanted is not Wanted.HEAD:
+                settings = reading_settings(self._settings, facts.sizes.n_vocab)
+            else:
+                settings = encoder_settings(self._settings, max_sequence_tokens(self._settings, facts.n_ctx_train or 0))
             yield from model_memory(self._model, settings, id(self), self.wanted)
 
     def open(self, runtime: Runtime) -> None:
@@ -106,10 +113,8 @@ class ReadsTexts(BaseOperator):
         if self._give_back is not None:
             return
         runtime, model = self._runtime, self._loaded
-        decoder, self._give_back = model.lease(reading_settings(self._settings, model.n_vocab), self.wanted)
+        self._reader = self._new_reader()
         warn_unless_exact(runtime, self._settings, model)
-        flash, sharing = self._settings.flash_attention is not False, self._settings.optimise.prefix_sharing
-        self._reader = Reader(decoder, flash_attention=flash, sharing=sharing)
         runtime.when_stuck(model.abort)
         self._threads = engine_threads(runtime)
         self._calls, self._seconds = 0, 0.0
@@ -121,6 +126,17 @@ class ReadsTexts(BaseOperator):
                 f"{node}/decoded_tokens": float(self._reader.decoded),
             }
         )
+
+    def _new_reader(self) -> Reader | WholeTexts:
+        """Lease a context, and return what reads texts with it."""
+        model, settings = self._loaded, self._settings
+        if self.wanted is Wanted.HEAD or not model.causal:
+            lent = model.lease_encoder(settings.with_defaults(), most_tokens(self._room), self.wanted)
+            encoder, self._give_back = lent
+            return WholeTexts(encoder, self.wanted)
+        decoder, self._give_back = model.lease(reading_settings(settings, model.n_vocab), self.wanted)
+        flash, sharing = settings.flash_attention is not False, settings.optimise.prefix_sharing
+        return Reader(decoder, flash_attention=flash, sharing=sharing)
 
     def _read(self, texts: Seq[Text], take: Callable[[Part], None], counts: Seq[int] | None = None) -> None:
         """Read `texts`, and have the engine's thread `take` the outputs: those of a text come in order; those of
@@ -172,6 +188,14 @@ class ReadsTexts(BaseOperator):
     def _bos(self, column: pa.Array) -> int:
         """Return the number of BOS tokens that were put before each text of `column`: 0 or 1."""
         return int(pa.types.is_string(column.type) and self._loaded.add_bos)
+
+    def _closed(self, ids: TokenIds, least: int = 0) -> TokenIds:
+        """Return a text with the tokens that the model wants at its end. If `truncate`, cut it before those to what the
+        model can read, but not to fewer than `least` tokens."""
+        closing = np.array(self._loaded.closing_ids, np.int32)
+        if self.truncate:
+            ids = ids[: max(least, self._room - len(closing))]
+        return np.concatenate([ids, closing])
 
     def _unreadable(self, ids: TokenIds) -> str | None:
         """Return the reason why the model cannot read a text; None if it can."""

@@ -17,6 +17,8 @@ from operators.engine.backend.batch import BatchBuffer, DecodeFailed
 from operators.engine.backend.interface import (
     Buffer,
     DecoderShape,
+    Encoder,
+    Head,
     Logits,
     ModelFacts,
     TokenIds,
@@ -26,6 +28,7 @@ from operators.engine.backend.interface import (
 )
 from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings
+from pipeline.api.errors import ConfigError
 
 Hashes = npt.NDArray[np.uint64]
 N_VOCAB = 320
@@ -164,6 +167,9 @@ class FakeModel:
     chat_template: str | None = None
     end_ids = frozenset({END_ID})
     mask_id: int | None = MASK_ID
+    causal = True
+    pooling: str | None = None
+    head: Head | None = None
     doubt: str | None = None
 
     def __init__(self, fail: Callable[[BatchBuffer], int] = lambda _: 0) -> None:
@@ -191,6 +197,11 @@ class FakeModel:
 
     def lease_apart(self, settings: EngineSettings) -> tuple[FakeDecoder, Callable[[], None]]:
         return FakeDecoder(decoder_shape(settings, self.n_ctx_train), self._fail), lambda: None
+
+    def lease_encoder(
+        self, settings: EngineSettings, most_tokens: int, wanted: Wanted
+    ) -> tuple[Encoder, Callable[[], None]]:
+        raise ConfigError("the fake model is no encoder and has no classifier head")
 
     def abort(self) -> None:
         """Do nothing: calls take no time."""

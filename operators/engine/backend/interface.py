@@ -34,6 +34,8 @@ class Wanted(StrEnum):
     """The logits after any token."""
     EMBEDDINGS = "embeddings"
     """The embedding of every token."""
+    HEAD = "head"
+    """The outputs of the classifier head for whole texts."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,39 @@ class Decoder(Protocol):
         """Clear all slots."""
 
 
+@dataclass(frozen=True)
+class Head:
+    """The classifier head of a model.
+
+    Args:
+        labels: names of its outputs.
+        normalized: whether its outputs are probabilities; else they are logits.
+        separator: tokens between a query and a document.
+        template: what a reranker is to read instead, with `{query}` and `{document}`; None if the file has none.
+    """
+
+    labels: tuple[str, ...]
+    normalized: bool = False
+    separator: tuple[int, ...] = ()
+    template: str | None = None
+
+
+class Encoder(Protocol):
+    """A context that computes whole texts and remembers nothing between calls. Used by one thread at a time."""
+
+    most_tokens: int
+    """Tokens of a call."""
+    most_spans: int
+    """Spans of a call."""
+    packs: bool
+    """False if a call has one text, since others would change its bits: the model keeps a KV cache."""
+
+    def encode(self, spans: Sequence[TokenIds]) -> Logits:
+        """Compute spans of tokens, each of which sees itself alone; returns float32 [tokens of all spans, n_embd], with
+        Wanted.HEAD [spans, labels], a view that is valid until the next call. Raises DecodeFailed if the backend
+        refuses them."""
+
+
 class Model(Protocol):
     """A loaded model: vocabulary, template and decoders. Any thread may tokenize, also during decoding."""
 
@@ -153,6 +188,12 @@ class Model(Protocol):
     """The model's end-of-generation tokens."""
     mask_id: int | None
     """The mask token for block diffusion; None if the vocabulary has none."""
+    causal: bool
+    """False if a token sees those after it too, so that a text has to be computed whole."""
+    pooling: str | None
+    """How it makes the embedding of a text: mean, cls or last; None if it does not say."""
+    head: Head | None
+    """Its classifier head, if it has one."""
     doubt: str | None
     """Reason why its logits may depend on neighbours despite the scheduler's rules; None: proven not to, to the bit."""
 
@@ -172,6 +213,12 @@ class Model(Protocol):
 
     def lease_apart(self, settings: EngineSettings) -> tuple[Decoder, Callable[[], None]]:
         """Return a decoder outside of the pool, and a function that frees it."""
+
+    def lease_encoder(
+        self, settings: EngineSettings, most_tokens: int, wanted: Wanted
+    ) -> tuple[Encoder, Callable[[], None]]:
+        """Return an encoder from the pool for calls of so many tokens, and a function that gives it back. `wanted`:
+        EMBEDDINGS or HEAD."""
 
     def abort(self) -> None:
         """Abort all running calls of its decoders, with code 2, and further calls until the next lease."""
@@ -231,12 +278,19 @@ class ModelSizes:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Facts about a model that is not loaded, see `Model`; None: not known yet, or there are no weights."""
+    """Facts about a model that is not loaded, see `Model`; None: not known yet, or there are no weights.
+
+    Args:
+        encoder: why it cannot continue texts, though it reads them; None: it can.
+        outputs: of its classifier head; 0: it has none.
+    """
 
     fingerprint: str
     n_ctx_train: int | None
     n_embd: int | None = None
     sizes: ModelSizes | None = None
+    encoder: str | None = None
+    outputs: int = 0
 
 
 def inspect_model(settings: ModelSettings) -> ModelFacts:

@@ -1,0 +1,115 @@
+"""Classify: finds the label of a text with the classifier head of a model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import pyarrow as pa
+
+from operators.engine.backend.interface import TokenIds
+from operators.scoring.classifier import ReadsHead, sigmoid, softmax
+from operators.scoring.prefix_tree import Text
+from operators.settings import ModelSettings
+from operators.settings.checks import check_one_of
+from operators.settings.runtime import EngineSettings
+from pipeline.api.protocols import Runtime
+from pipeline.api.records import Batch, Output, add_columns
+
+FIELDS = (
+    pa.field("label", pa.string()),
+    pa.field("label_probability", pa.float64()),
+    pa.field("label_probabilities", pa.list_(pa.struct([("label", pa.string()), ("probability", pa.float64())]))),
+)
+ACTIVATIONS: Mapping[str, Callable[[Sequence[float]], list[float]]] = {
+    "softmax": softmax,
+    "sigmoid": lambda logits: [sigmoid(logit) for logit in logits],
+    "none": list,
+}
+
+
+class Classify(ReadsHead):
+    """Adds `label` (the likeliest label of the model's classifier head), `label_probability` and `label_probabilities`
+    (of each label, in the order of the model).
+
+    Labels are those in the model's file. Of equally likely ones the first counts. A text that is null, empty or longer
+    than `runtime.max_sequence_tokens` is a reject.
+
+    Args:
+        model, runtime: the config groups of those names.
+        text_column: texts, or lists of token ids.
+        activation: makes probabilities of the outputs: softmax (one label is right), sigmoid (each label by itself) or
+            none (they stay as they are). null: sigmoid for a single output, else softmax.
+        truncate: cut a text that is too long, instead of rejecting it; the tokens that close a text stay.
+        as_: prefix of the new columns (`as` in a job file).
+
+    Raises:
+        ConfigError: there is no such activation, or the model has no classifier head.
+
+    Example:
+        classify:
+          inputs: read
+          op:
+            _target_: operators.classify.Classify
+            model: ${model}
+            runtime: ${runtime}
+            text_column: prompt
+    """
+
+    def __init__(
+        self,
+        model: ModelSettings,
+        runtime: EngineSettings,
+        text_column: str = "text",
+        activation: str | None = None,
+        truncate: bool = False,
+        as_: str | None = None,
+    ) -> None:
+        if activation is not None:
+            check_one_of("activation", activation, ACTIVATIONS)
+        super().__init__(model, runtime, [text_column])
+        self._text = text_column
+        self._activation = activation
+        self.truncate = truncate
+        self._fields = [f.with_name(f"{as_}_{f.name}") if as_ else f for f in FIELDS]
+
+    def plan(self, schema: pa.Schema) -> pa.Schema:
+        self._check_model()
+        self._check(schema)
+        self._schema = add_columns(schema, *self._fields)
+        return self._schema
+
+    def open(self, runtime: Runtime) -> None:
+        super().open(runtime)
+        usual = "none" if self._head.normalized else "sigmoid" if len(self._head.labels) == 1 else "softmax"
+        self._activate = ACTIVATIONS[self._activation or usual]
+
+    def process(self, batch: Batch) -> Iterable[Output]:
+        return self._outputs(batch)
+
+    def _texts(self, data: pa.RecordBatch) -> list[Text | str]:
+        column = data.column(self._text)
+        own = self._bos(column)
+        return [self._one(ids, own) for ids in self._ids(column, begins=True)]
+
+    def _one(self, ids: TokenIds | None, own: int) -> Text | str:
+        if ids is None:
+            return f"column '{self._text}' is null"
+        if len(ids) <= own:
+            return f"column '{self._text}' is empty; there is nothing to classify"
+        closed = self._closed(ids)
+        return self._unreadable(closed) or Text(closed)
+
+    def _results(self, texts: Sequence[Text]) -> list[list[float] | None]:
+        found = self._heads(texts)
+        return [self._activate(each) if all(map(math.isfinite, each)) else None for each in found]
+
+    def _arrays(self, results: Sequence[list[float]]) -> list[pa.Array]:
+        names = self._head.labels
+        best = [max(range(len(each)), key=lambda i: each[i]) for each in results]
+        values = (
+            [names[i] for i in best],
+            [each[i] for i, each in zip(best, results, strict=True)],
+            [[{"label": n, "probability": p} for n, p in zip(names, each, strict=True)] for each in results],
+        )
+        return [pa.array(column, f.type) for column, f in zip(values, self._fields, strict=True)]

@@ -1,0 +1,101 @@
+"""ParseRanking and RespondRanking: /v1/rerank and /v1/score, as vLLM, Jina and others answer them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from operators.openai.faults import Code, Fault
+from operators.openai.parse_batch import FIELDS, ParseBatch
+from operators.openai.requests import ALL
+from operators.openai.respond import Respond
+from operators.openai.values import Columns, Read, flag, invalid, kept, whole
+from pipeline.api.records import LINEAGE, ROW
+
+RERANK, SCORE = "/v1/rerank", "/v1/score"
+_A_TEXT = kept(lambda value: isinstance(value, str) and value != "", "a text of at least one character")
+
+
+def documents(name: str, value: Any) -> Columns:
+    """Read texts, or objects with a `text`."""
+    texts = [one.get("text") if isinstance(one, dict) else one for one in value] if isinstance(value, list) else []
+    if not texts or not all(isinstance(text, str) and text for text in texts):
+        raise invalid(name, value, "a list of texts of at least one character, or of objects {text: ...}")
+    return {name: texts}
+
+
+def texts(name: str, value: Any) -> Columns:
+    """Read a text or a list of texts."""
+    return {name: documents(name, [value] if isinstance(value, str) else value)[name]}
+
+
+RANKING: Mapping[str, Mapping[str, Read]] = {
+    RERANK: {**ALL, "query": _A_TEXT, "documents": documents, "top_n": whole(1), "return_documents": flag},
+    SCORE: {**ALL, "text_1": texts, "text_2": texts},
+}
+"""As `PARAMETERS` of requests.py."""
+_OWN = [
+    pa.field("query", pa.string()),
+    pa.field("documents", pa.list_(pa.string())),
+    pa.field("top_n", pa.int64()),
+    pa.field("return_documents", pa.bool_()),
+]
+
+
+class ParseRanking(ParseBatch):
+    """Reads a request from each line, as ParseBatch does, with the columns of Rerank.
+
+    A request for scores of one text with several is one row, one for several pairs a row for each.
+    """
+
+    parameters = RANKING
+    fields = pa.schema([*(FIELDS.field(name) for name in ("custom_id", "url", "choices", "sample", "model")), *_OWN])
+
+    def _text(self, text: Any) -> dict[str, Any]:
+        return dict(zip(("query", "documents"), text, strict=True))
+
+    def _texts(self, columns: Columns, texts: list[Any]) -> list[tuple[str, list[str]]]:
+        if "query" in columns:
+            return [(columns["query"], columns["documents"])]
+        first, second = columns.pop("text_1"), columns.pop("text_2")
+        if len(first) == 1:
+            return [(first[0], second)]
+        if len(first) != len(second):
+            why = f"text_1 has {len(first)} texts and text_2 has {len(second)}; give one text_1, or as many of both"
+            raise Fault(Code.INVALID_VALUE, why)
+        return [(query, [document]) for query, document in zip(first, second, strict=True)]
+
+
+class RespondRanking(Respond):
+    """Makes the response of each request of ParseRanking from what Rerank says, as Respond does."""
+
+    reads: Mapping[str, Any] = {
+        **{f.name: f.type for f in ParseRanking.fields},
+        "rerank_order": pa.list_(pa.int32()),
+        "rerank_scores": pa.list_(pa.float64()),
+        "rerank_tokens": pa.int32(),
+        LINEAGE.name: LINEAGE.type,
+        ROW.name: ROW.type,
+    }
+
+    def _usage(self, rows: list[dict[str, Any]]) -> dict[str, int]:
+        total = sum(row["rerank_tokens"] for row in rows)
+        return {"prompt_tokens": total, "total_tokens": total}
+
+    def _body(self, rows: list[dict[str, Any]], digest: str) -> dict[str, Any]:
+        first, usage = rows[0], self._usage(rows)
+        ranked = [list(zip(row["rerank_order"], row["rerank_scores"], strict=True)) for row in rows]
+        if first["url"] == RERANK:
+            shown = first["return_documents"] is not False
+            results = [
+                {"index": index, "relevance_score": score}
+                | ({"document": {"text": first["documents"][index]}} if shown else {})
+                for index, score in ranked[0][: first["top_n"]]
+            ]
+            return {"id": f"rerank-{digest}", "model": first["model"], "usage": usage, "results": results}
+        scores = [score for row in ranked for _, score in sorted(row)]
+        data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores)]
+        about = {"id": f"score-{digest}", "object": "list", "created": 0, "model": first["model"]}
+        return {**about, "data": data, "usage": usage}

@@ -1,0 +1,170 @@
+"""Rerank: orders the documents of a row by how well they answer its query."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from operators.engine.backend.interface import TokenIds
+from operators.scoring.classifier import ReadsHead, sigmoid
+from operators.scoring.prefix_tree import Text
+from operators.settings import ModelSettings
+from operators.settings.checks import check
+from operators.settings.runtime import EngineSettings
+from pipeline.api.errors import ConfigError
+from pipeline.api.protocols import Runtime
+from pipeline.api.records import Batch, Output, add_columns, require_column
+
+FIELDS = (
+    pa.field("rerank_order", pa.list_(pa.int32())),
+    pa.field("rerank_scores", pa.list_(pa.float64())),
+    pa.field("rerank_documents", pa.list_(pa.string())),
+    pa.field("rerank_tokens", pa.int32()),
+)
+Ranking = tuple[list[int], list[float], list[str], int]
+"""The values of FIELDS in a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """The query of a row with each of its documents, as the model reads them."""
+
+    texts: list[Text]
+    documents: list[str]
+
+
+class Rerank(ReadsHead):
+    """Adds `rerank_order` (the places of the documents, from 0, best first), `rerank_scores` and `rerank_documents` (in
+    that order), and `rerank_tokens` (how many were read).
+
+    The model is a reranker: query and document are read together, and a classifier head makes one number of them. Of
+    equal scores the earlier document comes first. A row whose query or documents are null or empty, or with a document
+    that is too long together with the query, is a reject.
+
+    Args:
+        model, runtime: the config groups of those names.
+        query_column: texts.
+        documents_column: lists of texts.
+        top_n: documents to keep; null: all.
+        normalize: make scores of 0 to 1 of the numbers of the head, by the logistic function, as most servers do; else
+            they are given as they are, as llama-server does. Models whose head gives probabilities need none of it.
+        truncate: cut a document that is too long, instead of rejecting the row; the tokens that close a text stay.
+        as_: prefix of the new columns (`as` in a job file).
+
+    Raises:
+        ConfigError: `top_n` is below 1, or the model is no reranker.
+
+    Example:
+        rerank:
+          inputs: read
+          op:
+            _target_: operators.rerank.Rerank
+            model: ${model}
+            runtime: ${runtime}
+            query_column: question
+            documents_column: passages
+            top_n: 3
+    """
+
+    def __init__(
+        self,
+        model: ModelSettings,
+        runtime: EngineSettings,
+        query_column: str = "query",
+        documents_column: str = "documents",
+        top_n: int | None = None,
+        normalize: bool = True,
+        truncate: bool = False,
+        as_: str | None = None,
+    ) -> None:
+        check(top_n is None or top_n >= 1, "top_n", top_n, "1 or more, or null for all documents")
+        super().__init__(model, runtime, [query_column, documents_column])
+        self._query, self._documents = query_column, documents_column
+        self._top_n = top_n
+        self._normalize = normalize
+        self.truncate = truncate
+        self._fields = [f.with_name(f"{as_}_{f.name}") if as_ else f for f in FIELDS]
+
+    def plan(self, schema: pa.Schema) -> pa.Schema:
+        self._check_model()
+        require_column(schema, self._query, [pa.string()])
+        require_column(schema, self._documents, [pa.list_(pa.string())])
+        self._schema = add_columns(schema, *self._fields)
+        return self._schema
+
+    def open(self, runtime: Runtime) -> None:
+        super().open(runtime)
+        if len(self._head.labels) > 1 and not self._head.normalized:
+            raise ConfigError(
+                f"the model is a classifier with the labels {', '.join(self._head.labels)}, and no reranker; give it to"
+                " Classify"
+            )
+
+    def process(self, batch: Batch) -> Iterable[Output]:
+        return self._outputs(batch)
+
+    def _texts(self, data: pa.RecordBatch) -> list[Pairs | str]:
+        columns = (data.column(name).to_pylist() for name in (self._query, self._documents))
+        return [self._pairs(*each) for each in zip(*columns, strict=True)]
+
+    def _pairs(self, query: str | None, documents: list[str | None] | None) -> Pairs | str:
+        for name, value in ((self._query, query), (self._documents, documents)):
+            if not value:
+                return f"column '{name}' is {'null' if value is None else 'empty'}"
+        assert query is not None
+        assert documents is not None
+        given = [text for text in documents if text]
+        if len(given) < len(documents):
+            return f"column '{self._documents}' has a document that is null or empty"
+        texts = []
+        for number, ids in enumerate(self._joined(query, given)):
+            if why := self._unreadable(ids):
+                return f"document {number} with its query: {why}"
+            texts.append(Text(ids))
+        return Pairs(texts, given)
+
+    def _joined(self, query: str, documents: list[str]) -> Iterator[TokenIds]:
+        """Yield the ids of the query with each document: by the model's template, or with separators between them."""
+        if self._head.template is not None:
+            for document in documents:
+                yield self._templated(query, document)
+            return
+        (before,) = self._tokenized([query.encode()], begins=True)
+        before = np.concatenate([before, np.array(self._head.separator, np.int32)])
+        for ids in self._tokenized([document.encode() for document in documents], begins=False):
+            yield self._closed(np.concatenate([before, ids]), least=len(before))
+
+    def _templated(self, query: str, document: str) -> TokenIds:
+        def ids(length: int) -> TokenIds:
+            given = {"query": query, "document": document[:length]}
+            text = re.sub(r"\{(query|document)\}", lambda found: given[found[1]], self._head.template or "")
+            return next(self._tokenized([text.encode()], begins=False))
+
+        whole = ids(len(document))
+        if len(whole) <= self._room or not self.truncate:
+            return whole
+        fits = bisect_right(range(1, len(document)), self._room, key=lambda length: len(ids(length)))
+        return ids(max(fits, 1))
+
+    def _results(self, texts: Sequence[Pairs]) -> list[Ranking | None]:
+        outputs = iter(self._heads([text for pairs in texts for text in pairs.texts]))
+        return [self._ranked([next(outputs)[0] for _ in pairs.texts], pairs) for pairs in texts]
+
+    def _ranked(self, outputs: list[float], pairs: Pairs) -> Ranking | None:
+        if not np.isfinite(outputs).all():
+            return None
+        as_is = self._head.normalized or not self._normalize
+        order = sorted(range(len(outputs)), key=lambda i: -outputs[i])[: self._top_n]
+        scores = [outputs[i] if as_is else sigmoid(outputs[i]) for i in order]
+        return order, scores, [pairs.documents[i] for i in order], self._tokens(pairs)
+
+    def _arrays(self, results: Sequence[Ranking]) -> list[pa.Array]:
+        return [pa.array(column, f.type) for column, f in zip(zip(*results, strict=True), self._fields, strict=True)]
+
+    def _tokens(self, found: Pairs) -> int:
+        return sum(len(text.ids) for text in found.texts)
