@@ -32,6 +32,9 @@ WORTH_A_STOP = 64
 """Fewest prompt tokens that a snapshot spares all sequences together: a stop costs a call of its own, and each sequence
 a copy of the state."""
 MIB = 1 << 20
+NEARLY_BEST = 0.9
+MOST_COMPARED = 32
+"""Compare at most this many waiting sequences that share a node of the tree."""
 log = logging.getLogger("pipeline.decode")
 
 
@@ -181,7 +184,8 @@ class SnapshotCache(PrefixCache):
     def _next_stop(self, row: Sequence) -> int:
         """Return the number of tokens after which `row` stops for others, 0 if it does not.
 
-        Sequences that branch off close to each other share a stop: the one that spares most tokens.
+        Sequences that branch off close to each other share a stop: the first that spares nearly as many tokens as the
+        best, since it suits more of those that are still to come.
         """
         begun, least = row.slot.num_cached, self._chunking.least(row)
         first, last = begun + max(least, BLOCK), len(row.prompt) - least
@@ -191,9 +195,9 @@ class SnapshotCache(PrefixCache):
             if point > last:
                 break
             near = points[place : bisect_left(points, point + KERNEL_TOKENS)]
-            spared, stop = max(((at - begun) * (len(near) - near.index(at)), at) for at in set(near) if at <= last)
-            if spared >= WORTH_A_STOP:
-                return stop
+            spared = {at: (at - begun) * (len(near) - near.index(at)) for at in near if at <= last}
+            if max(spared.values()) >= WORTH_A_STOP:
+                return min(at for at in spared if spared[at] >= NEARLY_BEST * max(spared.values()))
         return 0
 
     def _branches(self, row: Sequence) -> Iterator[int]:
@@ -207,7 +211,7 @@ class SnapshotCache(PrefixCache):
             here = sum(heap.count for heap in node.waiting.values())
             if here > beyond:
                 for heap in node.waiting.values():
-                    for other in heap.rows():
+                    for other in heap.rows()[:MOST_COMPARED]:
                         common = common_length(row.prompt, other.prompt, node.depth * BLOCK)
                         if common < (node.depth + 1) * BLOCK or not beyond:
                             yield self._point(other, row)
