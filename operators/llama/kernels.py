@@ -36,9 +36,11 @@ _FLOATS = frozenset({llama_cpp.LLAMA_FTYPE_ALL_F32, llama_cpp.LLAMA_FTYPE_MOSTLY
 CLASSES = {
     **dict.fromkeys(("llama", "olmo2", "phi3", "qwen2", "qwen3"), "dense"),
     "qwen3moe": "experts",
+    "deepseek2": "experts, latent attention",
     "gemma3": "sliding window",
     "gpt-oss": "experts, sliding window",
-    **dict.fromkeys(("falcon-h1", "lfm2", "qwen35"), "hybrid"),
+    **dict.fromkeys(("falcon-h1", "lfm2", "nemotron_h", "qwen35"), "hybrid"),
+    **dict.fromkeys(("granitehybrid", "jamba", "nemotron_h_moe"), "hybrid, experts"),
     **dict.fromkeys(("mamba", "mamba2", "rwkv7"), "recurrent"),
 }
 """The class of each architecture (`general.architecture` of a GGUF) that tests run (tests/families)."""

@@ -20,7 +20,6 @@ _NEMOTRON = (
     # transformers raises a time step to time_step_min and llama.cpp does not: no step is as small as this.
     | {"time_step_min": 1e-6, "time_step_floor": 0.01}
 )
-_NEMOTRON_LAYERS = ["linear_attention", "mlp", "full_attention", "linear_attention"]
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", _SMALL | _TWO_LAYERS),
@@ -39,7 +38,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "DeepseekV2Config",
         _TIED
         | _TWO_LAYERS
-        | {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
+        | {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
         | {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 32}
         | {"first_k_dense_replace": 1, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1}
         | {"moe_intermediate_size": 32},
@@ -76,26 +75,30 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         _SMALL
         | _TIED
         | _SSM
-        | {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"], "mamba_expand": 1}
+        | {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+        | {"mamba_expand": 2, "mamba_n_heads": 8}  # llama.cpp wants mamba_expand 2
         | {"intermediate_size": 32, "shared_intermediate_size": 32, "num_local_experts": 3, "num_experts_per_tok": 2}
         | {"embedding_multiplier": 12.0, "residual_multiplier": 0.5, "attention_multiplier": 0.25}
         | {"logits_scaling": 2.0},
     ),
-    "nemotron_h": ("NemotronHConfig", _NEMOTRON | {"layers_block_type": _NEMOTRON_LAYERS}),
+    "nemotron_h": (
+        "NemotronHConfig",
+        _NEMOTRON | {"layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"]},
+    ),
     "nemotron_h_moe": (
         "NemotronHConfig",
         _NEMOTRON
-        | {"layers_block_type": ["moe" if kind == "mlp" else kind for kind in _NEMOTRON_LAYERS]}
+        | {"layers_block_type": ["linear_attention", "moe", "full_attention"]}
         | {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
         | {"moe_shared_expert_intermediate_size": 32},
     ),
-    "jamba": (  # the second of three layers has attention and experts
+    "jamba": (  # the second of two layers has attention and experts
         "JambaConfig",
         _SMALL
         | _TIED
-        | {"intermediate_size": 32, "num_hidden_layers": 3, "attn_layer_period": 3, "attn_layer_offset": 1}
-        | {"num_experts": 4, "num_experts_per_tok": 2, "expert_layer_period": 3, "expert_layer_offset": 1}
-        | {"mamba_expand": 1, "mamba_d_state": 16, "mamba_dt_rank": 4},
+        | {"intermediate_size": 32, "num_hidden_layers": 2, "attn_layer_period": 2, "attn_layer_offset": 1}
+        | {"num_experts": 4, "num_experts_per_tok": 2, "expert_layer_period": 2, "expert_layer_offset": 1}
+        | {"mamba_expand": 2, "mamba_d_state": 16, "mamba_dt_rank": 4},  # llama.cpp wants mamba_expand 2
     ),
     "mamba": ("MambaConfig", {"hidden_size": 64, "num_hidden_layers": 2, "state_size": 8}),
     "mamba2": (
@@ -107,7 +110,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 EDITS: dict[str, dict[str, Any]] = {
     "granite_hybrid": {"layer_types": ["mamba", "attention"]},
-    "nemotron_h": {"hybrid_override_pattern": "M-*M", "num_experts_per_tok": None},
+    "nemotron_h": {
+        "hybrid_override_pattern": "M-*M",
+        **dict.fromkeys(("num_experts_per_tok", "n_routed_experts", "num_local_experts", "n_group", "topk_group")),
+    },
 }
 """Values of the configuration as the published models have them, where `transformers` has others that the converter
 does not know; None: the key goes."""
