@@ -34,15 +34,17 @@ _QUANTS = K_QUANTS | {llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0, llama_cpp.LLAMA_FTYPE_M
 _LONE_WITH_AMX = frozenset({llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0})
 _FLOATS = frozenset({llama_cpp.LLAMA_FTYPE_ALL_F32, llama_cpp.LLAMA_FTYPE_MOSTLY_BF16})
 CLASSES = {
-    **dict.fromkeys(("llama", "olmo2", "qwen2", "qwen3"), "dense"),
+    **dict.fromkeys(("llama", "olmo2", "phi3", "qwen2", "qwen3"), "dense"),
     "qwen3moe": "experts",
+    "deepseek2": "experts, latent attention",
     "gemma3": "sliding window",
     "gpt-oss": "experts, sliding window",
-    **dict.fromkeys(("falcon-h1", "lfm2", "qwen35"), "hybrid"),
-    **dict.fromkeys(("mamba", "mamba2"), "recurrent"),
+    **dict.fromkeys(("falcon-h1", "lfm2", "nemotron_h", "qwen35"), "hybrid"),
+    **dict.fromkeys(("granitehybrid", "jamba", "nemotron_h_moe"), "hybrid, experts"),
+    **dict.fromkeys(("mamba", "mamba2", "rwkv7"), "recurrent"),
     **dict.fromkeys(("bert", "modern-bert", "nomic-bert"), "encoder"),
 }
-"""The class of each architecture (`general.architecture` of a GGUF) that tests run; tests/families, tests/llama."""
+"""The class of each architecture (`general.architecture` of a GGUF) that tests run (tests/families)."""
 PROVEN = dict.fromkeys(CLASSES.values(), _FLOATS) | {
     "dense": _FLOATS | _QUANTS | {llama_cpp.LLAMA_FTYPE_MOSTLY_F16},
     "encoder": _FLOATS | {llama_cpp.LLAMA_FTYPE_MOSTLY_F16, llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0},

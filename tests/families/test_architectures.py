@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import llama_cpp
@@ -15,6 +16,7 @@ from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from tools.models.make_model import FILE_TYPES, write_model
+from tools.models.shapes import ARCHITECTURES, SHAPES
 from tools.models.vocabularies import builtin_vocabulary
 
 F32, Q5_0 = llama_cpp.LLAMA_FTYPE_ALL_F32, llama_cpp.LLAMA_FTYPE_MOSTLY_Q5_0
@@ -70,6 +72,15 @@ def test_a_doubt_is_said_once(tmp_path, caplog):
     write_model(tmp_path / "model.gguf", file_type="q5_0")
     assert main(job(tmp_path / "model.gguf", tmp_path / "out")) == ExitCode.DONE
     assert caplog.text.count("runtime.deterministic is not proven for this model (its file type is not tested") == 1
+
+
+def test_a_model_of_a_family_that_no_test_knows_runs_with_a_warning(tmp_path, caplog, monkeypatch):
+    """SmolLM3 has the tensors of Llama."""
+    monkeypatch.setitem(ARCHITECTURES, "smollm3", ARCHITECTURES["llama"])
+    write_model(tmp_path / "model.gguf", shape=replace(SHAPES["tiny-llama"], arch="smollm3"))
+    assert main(job(tmp_path / "model.gguf", tmp_path / "out")) == ExitCode.DONE
+    said = "runtime.deterministic is not proven for this model (no test ran a model of its architecture, smollm3)"
+    assert caplog.text.count(said) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,11 @@
-"""Families whose logits are the same to the bit in any company: what runtime.deterministic promises."""
+"""The logits of every family: as transformers has them, the same to the bit in any company (what runtime.deterministic
+promises), and of one row only."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,26 +15,84 @@ from operators.llama.header import read_header
 from operators.llama.kernels import CLASSES
 from operators.llama.model import LlamaModel
 from operators.settings import ModelSettings
-from tests.families.test_families import FAMILIES, HERE
-from tests.operators.llama.test_decoding import LENGTHS, complete, texts
+from tests.families.make import LOGITS_OF, PROMPTS
+from tests.families.test_families import FAMILIES, HERE, REFERENCES
+from tests.operators.llama.test_decoding import COUNTS, LENGTHS, complete, texts
 from tools.models.make_model import quantize_file
 
 SHUFFLED = np.random.default_rng(1).permutation(len(LENGTHS)).tolist()
+AS_TRANSFORMERS: dict[str, Any] = {"kv_type": "f32", "flash_attention": False}
+GELU_BY_TABLE = ("gemma3",)
+"""llama.cpp looks GELU up in a table of F16."""
 
 
-@pytest.mark.parametrize("file_type", ["f32", "bf16"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_logits_are_the_same_to_the_bit_in_any_company(family, file_type, tmp_path):
-    path = HERE / f"{family}.gguf"
-    if file_type != "f32":
-        path = tmp_path / "model.gguf"
-        quantize_file(HERE / f"{family}.gguf", path, file_type)
-    model = LlamaModel(ModelSettings(path=str(path)))
+def tolerance(family: str) -> float:
+    """Of a logit, in F32 with an exact cache."""
+    return 0.013 if family in GELU_BY_TABLE else 1e-4
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def model(family) -> Iterator[LlamaModel]:
+    loaded = LlamaModel(ModelSettings(path=str(HERE / f"{family}.gguf")))
+    yield loaded
+    loaded.close()
+
+
+def check_bits(model: LlamaModel) -> None:
     assert model.doubt is None
     params, prompts = SamplingParams(temperature=1.0, top_k=40), texts(len(LENGTHS))
     expected = complete(model, prompts, range(len(LENGTHS)), params, slots=16)
     assert complete(model, prompts, SHUFFLED, params, slots=3) == expected
+
+
+def test_logits_are_the_same_to_the_bit_in_any_company(model):
+    check_bits(model)
+
+
+def test_logits_in_bf16_are_the_same_to_the_bit_in_any_company(family, tmp_path):
+    quantize_file(HERE / f"{family}.gguf", tmp_path / "model.gguf", "bf16")
+    model = LlamaModel(ModelSettings(path=str(tmp_path / "model.gguf")))
+    check_bits(model)
     model.close()
+
+
+def logits(model: LlamaModel, prompts: Seq[np.ndarray], max_tokens: int, **settings: Any) -> list[np.ndarray]:
+    """The logits at every token of each greedy completion: float32[max_tokens, n_vocab]."""
+    _, bits = complete(model, prompts, range(len(prompts)), SamplingParams(), max_tokens, **settings, **AS_TRANSFORMERS)
+    return [
+        np.stack([np.frombuffer(bits[row, step], np.float32) for step in range(max_tokens)])
+        for row in range(len(prompts))
+    ]
+
+
+def test_logits_are_those_of_transformers(family, model):
+    if "logits" not in REFERENCES[family]:
+        pytest.skip("an older reference, without logits")
+    prompt = np.frombuffer(PROMPTS[LOGITS_OF].encode(), np.uint8).astype(np.int32)
+    found = logits(model, [prompt], 1, slots=1)[0][0]
+    assert np.abs(found - REFERENCES[family]["logits"]).max() < tolerance(family)
+
+
+def test_a_row_sees_nothing_of_another_in_a_unified_cache(family, model):
+    """Rows that differ in a secret alone, in a cache too small for them: each has the logits that it has alone."""
+    random = np.random.default_rng(2)
+    head, tail = random.integers(0, 256, 40), random.integers(0, 256, 8)
+    prompts = [np.concatenate([head, random.integers(0, 256, 12), tail]).astype(np.int32) for _ in range(10)]
+    shared: dict[str, Any] = {"kv": "unified", "deterministic": False, "preempt_every": 3}
+    tight: dict[str, Any] = {"n_ctx": 256, "admission": "optimistic"}
+    alone = [logits(model, [prompt], 8, slots=1)[0] for prompt in prompts]
+    nearest = min(float(np.abs(a[0] - b[0]).max()) for i, a in enumerate(alone) for b in alone[:i])
+    assert nearest > 30 * tolerance(family), "a secret that changes nothing would not be seen in another row"
+    for swap_mb in (1024, 0):
+        found = logits(model, prompts, 8, slots=4, swap_mb=swap_mb, **shared, **tight)
+        assert COUNTS["preempted_saved" if swap_mb else "preempted_anew"] > 0
+        for ours, theirs in zip(found, alone, strict=True):
+            assert np.abs(ours - theirs).max() < tolerance(family)
 
 
 def test_every_class_has_a_family_here():
