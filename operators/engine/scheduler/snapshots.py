@@ -33,7 +33,7 @@ WORTH_A_STOP = 64
 a copy of the state."""
 MIB = 1 << 20
 NEARLY_BEST = 0.9
-MOST_COMPARED = 32
+MOST_COMPARED = 64
 """Compare at most this many waiting sequences that share a node of the tree."""
 log = logging.getLogger("pipeline.decode")
 

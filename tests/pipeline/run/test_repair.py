@@ -154,7 +154,8 @@ def test_saved_settings_are_the_job_again(name, tmp_path, monkeypatch):
     compose.register()
     found = find_job(name, [])
     compose.register_job(found)
-    overrides = [f"job={found.key}", "model=fake"]
+    needs_a_head = name in ("classify_head", "openai_rerank", "rerank")  # which the fake model does not have
+    overrides = [f"job={found.key}", *([] if needs_a_head else ["model=fake"])]
     if (yaml.safe_load(found.path.read_text(encoding="utf-8")).get("data") or {}).get("path") is None:
         overrides.append(f"data.path={JOBS / 'data/quickstart.jsonl'}")
     with hydra.initialize_config_dir(str(keys.CONF), version_base="1.3"):
