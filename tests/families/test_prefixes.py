@@ -4,14 +4,43 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from operators.engine.sampling.params import SamplingParams
+from operators.llama.model import LlamaModel
+from operators.settings import ModelSettings
+from operators.settings.runtime import OptimiseSettings
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from pipeline.results.reader import read_results
 from pipeline.results.report.time_spent import reuse
-from tests.families.test_families import REFERENCES, differences, job
+from tests.families.test_families import HERE, REFERENCES, differences, job
+from tests.operators.llama.test_decoding import COUNTS, complete
+
+SHARING = ("falcon_h1", "granite_hybrid", "jamba", "lfm2", "mamba", "mamba2", "nemotron_h", "qwen3_5", "rwkv7")
+
+
+@pytest.mark.parametrize("flash_attention", [True, False])
+@pytest.mark.parametrize(
+    "family",
+    [name if name in ("qwen3_5", "rwkv7") else pytest.param(name, marks=pytest.mark.faults) for name in SHARING],
+)
+def test_no_bit_of_the_logits_depends_on_a_snapshot(family, flash_attention):
+    random = np.random.default_rng(5)
+    head = random.integers(0, 255, 300).astype(np.int32)
+    prompts = [
+        np.concatenate([head, random.integers(0, 255, n).astype(np.int32)]) for n in (2, 40, 63, 64, 100, 150) * 2
+    ]
+    model = LlamaModel(ModelSettings(path=str(HERE / f"{family}.gguf")))
+    alone = OptimiseSettings(prefix_sharing=False, sample_sharing=False)
+    settings = {"params": SamplingParams(temperature=1.0, top_k=40), "flash_attention": flash_attention}
+    expected = complete(model, prompts, range(12), slots=12, optimise=alone, **settings)
+    for slots in (12, 3):
+        assert complete(model, prompts, range(12), slots=slots, **settings) == expected
+        assert COUNTS["snapshots_used"] >= 6
+    model.close()
 
 
 @pytest.mark.parametrize("family", ["lfm2", "mamba2"])
