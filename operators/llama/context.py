@@ -73,6 +73,8 @@ class LlamaContext:
         self._width: int = llama_cpp.llama_model_n_embd_out(model) if shape.wanted is Wanted.EMBEDDINGS else n_vocab
         recurrent = llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model)
         self.partial = not recurrent
+        # In one stream llama.cpp gives cells that a row's window has passed to other rows.
+        self.keeps_prefixes = shape.per_sequence or not llama_cpp.llama_model_n_swa(model)
         self._context = _new_context(model, _context_params(shape, settings, on_cpu))
         if not self._context:
             raise ConfigError(

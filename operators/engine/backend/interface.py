@@ -110,6 +110,8 @@ class Decoder(Protocol):
     partial: bool
     """True if it can truncate a row, and copy part of one. Recurrent and hybrid models cannot: they keep only the state
     after all tokens."""
+    keeps_prefixes: bool
+    """False if tokens that a window of attention has passed may be overwritten, so that no slot may take them over."""
     state_key: str
     """Equal for decoders that compute the same bits of a row's state: model, kernels, threads, types."""
     lone_tokens: int

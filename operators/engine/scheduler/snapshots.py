@@ -47,6 +47,8 @@ def prefix_cache(
     files: StateFiles | None = None,
 ) -> PrefixCache:
     """Return the prefix cache for the decoder of `pool`. `files`: has the snapshots of earlier runs."""
+    if not pool.decoder.keeps_prefixes:
+        queue.share_nothing()
     if pool.decoder.partial:
         return PrefixCache(pool, queue, chunking, counts)
     return SnapshotCache(pool, queue, chunking, counts, settings.snapshot_mb * MIB, files)
