@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
-from operators.engine.backend.interface import TokenIds
 from operators.scoring.classifier import ReadsHead, sigmoid, softmax
 from operators.scoring.prefix_tree import Text
 from operators.settings import ModelSettings
@@ -88,17 +87,7 @@ class Classify(ReadsHead):
         return self._outputs(batch)
 
     def _texts(self, data: pa.RecordBatch) -> list[Text | str]:
-        column = data.column(self._text)
-        own = self._bos(column)
-        return [self._one(ids, own) for ids in self._ids(column, begins=True)]
-
-    def _one(self, ids: TokenIds | None, own: int) -> Text | str:
-        if ids is None:
-            return f"column '{self._text}' is null"
-        if len(ids) <= own:
-            return f"column '{self._text}' is empty; there is nothing to classify"
-        closed = self._closed(ids)
-        return self._unreadable(closed) or Text(closed)
+        return self._whole_texts(data, self._text, "classify")
 
     def _results(self, texts: Sequence[Text]) -> list[list[float] | None]:
         found = self._heads(texts)

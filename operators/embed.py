@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from operators.engine.backend.interface import Logits, TokenIds, Wanted, inspect_model
+from operators.engine.backend.interface import Logits, Wanted, inspect_model
 from operators.rows.row_condition import Where, passed_by
 from operators.scoring.prefix_tree import Text
 from operators.scoring.text_batches import Part
@@ -121,17 +121,7 @@ class Embed(ReadsTexts):
         yield from self._outputs(batch)
 
     def _texts(self, data: pa.RecordBatch) -> list[Text | str]:
-        column = data.column(self._text)
-        own = self._bos(column)
-        return [self._one(ids, own) for ids in self._ids(column, begins=True)]
-
-    def _one(self, ids: TokenIds | None, own: int) -> Text | str:
-        if ids is None:
-            return f"column '{self._text}' is null"
-        if len(ids) <= own:
-            return f"column '{self._text}' is empty; there is nothing to embed"
-        closed = self._closed(ids)
-        return self._unreadable(closed) or Text(closed)
+        return self._whole_texts(data, self._text, "embed")
 
     def _results(self, texts: Sequence[Text]) -> list[Vector | None]:
         vectors: list[Vector | None] = [None] * len(texts)

@@ -197,6 +197,22 @@ class ReadsTexts(BaseOperator):
             ids = ids[: max(least, self._room - len(closing))]
         return np.concatenate([ids, closing])
 
+    def _whole_texts(self, data: pa.RecordBatch, name: str, purpose: str) -> list[Text | str]:
+        """Return each text of column `name` with the tokens that close it, or the reason why it cannot be read.
+        `purpose`: what the operator does with a text, for that reason."""
+        column = data.column(name)
+        own = self._bos(column)
+        found: list[Text | str] = []
+        for ids in self._ids(column, begins=True):
+            if ids is None:
+                found.append(f"column '{name}' is null")
+            elif len(ids) <= own:
+                found.append(f"column '{name}' is empty; there is nothing to {purpose}")
+            else:
+                closed = self._closed(ids)
+                found.append(self._unreadable(closed) or Text(closed))
+        return found
+
     def _unreadable(self, ids: TokenIds) -> str | None:
         """Return the reason why the model cannot read a text; None if it can."""
         if len(ids) > self._room:

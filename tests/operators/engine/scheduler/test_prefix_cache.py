@@ -15,7 +15,17 @@ from operators.engine.scheduler.step_batch import Chunking
 from operators.engine.sequence import Sequence
 from operators.engine.sequence.placement import PromptGroup, Slot, Snapshot
 from operators.settings.runtime import KERNEL_TOKENS, OptimiseSettings
-from tests.operators.engine.fixtures import GREEDY, WARM, Bench, in_slot, only, prompts, sequences, shape
+from tests.operators.engine.fixtures import (
+    GREEDY,
+    WARM,
+    Bench,
+    RecordingDecoder,
+    in_slot,
+    only,
+    prompts,
+    sequences,
+    shape,
+)
 
 
 def family(count: int, shared: int, seed: int = 0, longest: int = 90) -> list[np.ndarray]:
@@ -90,6 +100,15 @@ def test_a_prefix_that_takes_less_to_compute_than_to_copy_is_computed(per_sequen
 
     assert bool(run(129 * CELLS_PER_TOKEN)) == copied
     assert run(128 * CELLS_PER_TOKEN)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_nothing_is_taken_from_slots_whose_tokens_may_be_overwritten(keeps, monkeypatch):
+    """As with a sliding window in the unified layout: tests/families/test_families.py has it on llama.cpp."""
+    monkeypatch.setattr(RecordingDecoder, "keeps_prefixes", keeps)
+    bench = Bench(shape(4, per_sequence=False, deterministic=False))
+    bench.run(sequences([*family(8, 128), *[prompts(1)[0]] * 4]))
+    assert bool(bench.scheduler.counts.shared_tokens) == bool(bench.scheduler.counts.copies) == keeps
 
 
 def test_a_row_that_waits_for_another_is_looked_at_once_a_step(monkeypatch):
