@@ -7,6 +7,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
+from contextlib import ExitStack, closing
 from typing import Any, ClassVar
 
 import numpy as np
@@ -45,7 +46,7 @@ class ReadsTexts(BaseOperator):
         self._model = model
         self._settings = settings
         self._columns = columns
-        self._give_back: Callable[[], None] | None = None
+        self._lent: ExitStack | None = None
 
     @abstractmethod
     def _texts(self, data: pa.RecordBatch) -> Seq[Any | str]:
@@ -74,7 +75,8 @@ class ReadsTexts(BaseOperator):
             if facts.encoder is None and self.wanted is not Wanted.HEAD:
                 settings = reading_settings(self._settings, facts.sizes.n_vocab)
             else:
-                settings = encoder_settings(self._settings, max_sequence_tokens(self._settings, facts.n_ctx_train or 0))
+                longest = max_sequence_tokens(self._settings, facts.n_ctx_train or 0)
+                settings = encoder_settings(self._settings, longest, on_cpu=not self._model.gpu_layers)
             yield from model_memory(self._model, settings, id(self), self.wanted)
 
     def open(self, runtime: Runtime) -> None:
@@ -83,8 +85,8 @@ class ReadsTexts(BaseOperator):
         self._room = max_sequence_tokens(self._settings, self._loaded.n_ctx_train)
 
     def close(self) -> None:
-        if self._give_back is not None:
-            self._give_back()
+        if self._lent is not None:
+            self._lent.close()
 
     def forecast(self, runtime: Runtime, batches: Seq[Batch], task: Task) -> Forecast:
         began = time.perf_counter()
@@ -110,10 +112,11 @@ class ReadsTexts(BaseOperator):
             yield batch.with_data(pa.record_batch(columns, schema=self._schema))
 
     def _take_context(self) -> None:
-        if self._give_back is not None:
+        if self._lent is not None:
             return
+        self._lent = ExitStack()
         runtime, model = self._runtime, self._loaded
-        self._reader = self._new_reader()
+        reader = self._reader = self._new_reader(self._lent)
         warn_unless_exact(runtime, self._settings, model)
         runtime.when_stuck(model.abort)
         self._threads = engine_threads(runtime)
@@ -123,18 +126,23 @@ class ReadsTexts(BaseOperator):
             lambda: {
                 f"{node}/groups": float(self._calls),
                 f"{node}/read_s": self._seconds,
-                f"{node}/decoded_tokens": float(self._reader.decoded),
+                f"{node}/decoded_tokens": float(reader.decoded),
             }
         )
 
-    def _new_reader(self) -> Reader | WholeTexts:
-        """Lease a context, and return what reads texts with it."""
+    def _new_reader(self, lent: ExitStack) -> Reader | WholeTexts:
+        """Lease contexts, to be given back by `lent`, and return what reads texts with them."""
         model, settings = self._loaded, self._settings
         if self.wanted is Wanted.HEAD or not model.causal:
-            lent = model.lease_encoder(settings.with_defaults(), most_tokens(self._room), self.wanted)
-            encoder, self._give_back = lent
-            return WholeTexts(encoder, self.wanted)
-        decoder, self._give_back = model.lease(reading_settings(settings, model.n_vocab), self.wanted)
+            each = encoder_settings(settings, self._room, on_cpu=not self._model.gpu_layers)
+            encoders = []
+            for _ in range(each.contexts):
+                encoder, give_back = model.lease_encoder(each, most_tokens(self._room), self.wanted)
+                lent.callback(give_back)
+                encoders.append(encoder)
+            return lent.enter_context(closing(WholeTexts(encoders, self.wanted)))
+        decoder, give_back = model.lease(reading_settings(settings, model.n_vocab), self.wanted)
+        lent.callback(give_back)
         flash, sharing = settings.flash_attention is not False, settings.optimise.prefix_sharing
         return Reader(decoder, flash_attention=flash, sharing=sharing)
 

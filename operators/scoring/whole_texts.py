@@ -13,20 +13,25 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from operators.engine.backend.interface import Encoder, TokenIds, Wanted
+from operators.engine.backend.interface import Encoder, Logits, TokenIds, Wanted
 from operators.scoring.prefix_tree import Text
 from operators.scoring.text_batches import Part
+from operators.settings.checks import usable_cores
 from operators.settings.runtime import EngineSettings
 
 TILE, STEP = 64, 16
 CALL_TOKENS = 256
 """Tokens of a call, if the longest text is not longer. The cost of a mask grows with their square."""
+CONTEXT_TOKENS = 1 << 15
+"""Most tokens of the calls of all contexts together: each has memory for its own."""
 _FILL = np.zeros(TILE, np.int32)
 
 
@@ -118,30 +123,57 @@ def _begins_with_a_step(length: int) -> bool:
 
 
 class WholeTexts:
-    """Reads texts as `Reader` does, with an encoder; a text has one part, with Wanted.HEAD of one row.
+    """Reads texts as `Reader` does, with encoders; a text has one part, with Wanted.HEAD of one row.
+
+    Each encoder computes in a thread of its own; `close` ends the threads.
 
     Attributes:
         decoded: tokens computed so far, fillings among them.
     """
 
-    def __init__(self, encoder: Encoder, wanted: Wanted) -> None:
-        self._encoder = encoder
+    def __init__(self, encoders: Seq[Encoder], wanted: Wanted) -> None:
+        self._encoders = encoders
         self._head = wanted is Wanted.HEAD
+        self._packs = encoders[0].packs
+        self._threads = ThreadPoolExecutor(len(encoders), "encoder")
         self.decoded = 0
 
     def read(self, texts: Seq[Text]) -> Iterator[list[Part]]:
-        """Make a call for each item that is asked for; yield its outputs."""
-        for call in self.calls([text.ids for text in texts]):
-            rows = self._encoder.encode(call.spans)
-            self.decoded += sum(map(len, call.spans))
-            parts, at = [], 0
-            for i, (ids, number) in enumerate(zip(call.spans, call.numbers, strict=True)):
-                if number >= 0 and self._head:
-                    parts.append(Part([number], len(ids) - 1, rows[i : i + 1]))
-                elif number >= 0:
-                    parts.append(Part([number], 0, rows[at : at + len(ids)]))
-                at += len(ids)
-            yield parts
+        """Yield the outputs of call after call, while the other encoders compute the next ones."""
+        calls = self.calls([text.ids for text in texts])
+        running: deque[tuple[Call, Encoder, Future[Logits]]] = deque()
+
+        def start(encoder: Encoder) -> None:
+            if call := next(calls, None):
+                running.append((call, encoder, self._threads.submit(encoder.encode, call.spans)))
+
+        try:
+            for encoder in self._encoders:
+                start(encoder)
+            while running:
+                call, encoder, outputs = running[0]
+                rows = outputs.result()
+                running.popleft()
+                self.decoded += sum(map(len, call.spans))
+                yield self._parts(call, rows)
+                start(encoder)
+        finally:
+            wait([outputs for _, _, outputs in running])
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.shutdown()
+
+    def _parts(self, call: Call, rows: Logits) -> list[Part]:
+        """Return the outputs of the texts of a call."""
+        parts, at = [], 0
+        for i, (ids, number) in enumerate(zip(call.spans, call.numbers, strict=True)):
+            if number >= 0 and self._head:
+                parts.append(Part([number], len(ids) - 1, rows[i : i + 1]))
+            elif number >= 0:
+                parts.append(Part([number], 0, rows[at : at + len(ids)]))
+            at += len(ids)
+        return parts
 
     def calls(self, texts: Seq[TokenIds]) -> Iterator[Call]:
         """Yield the calls for texts; each begins with the longest text that is left."""
@@ -151,7 +183,7 @@ class WholeTexts:
             while found := waiting.take(call.end, limit):
                 number, start = found
                 call.add(texts[number], number, start)
-                if not self._encoder.packs:
+                if not self._packs:
                     break
             call.fill(-(-call.end // TILE) * TILE)
             if len(call.spans) == 1 and self._head:
@@ -164,9 +196,15 @@ def most_tokens(longest: int) -> int:
     return max(CALL_TOKENS, -(-longest // TILE) * TILE) + TILE
 
 
-def encoder_settings(settings: EngineSettings, longest: int) -> EngineSettings:
-    """Return `settings` for the memory of an encoder: one row, as long as a call."""
+def encoder_settings(settings: EngineSettings, longest: int, *, on_cpu: bool) -> EngineSettings:
+    """Return the settings of the contexts of encoders: one row, as long as a call.
+
+    On the CPU there is a context for each core, within CONTEXT_TOKENS: threads of one call wait for each other at every
+    matrix, which costs 7 to 25% of the time here (docs/encoders.md).
+    """
     count = most_tokens(longest)
+    cores = settings.threads or usable_cores()
+    contexts = max(1, min(cores, CONTEXT_TOKENS // count)) if on_cpu else 1
     return replace(
         settings.with_defaults(),
         slots=1,
@@ -176,5 +214,6 @@ def encoder_settings(settings: EngineSettings, longest: int) -> EngineSettings:
         n_ctx=None,
         admission="reserve",
         refill=1,
-        contexts=1,
+        contexts=contexts,
+        threads=cores // contexts,
     )

@@ -4,6 +4,8 @@ beside a text in a call."""
 from __future__ import annotations
 
 import json
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,15 +97,19 @@ def test_labels_are_those_of_transformers(tmp_path):
     assert np.allclose(alone, 1 / (1 + np.exp(-np.array(known["logits"]))), atol=NEAR_SCORE, rtol=0)
 
 
-def read(model: LlamaModel, texts: list[TokenIds], settings: EngineSettings) -> list[bytes]:
-    """The outputs of each text: of its tokens, or of the head."""
+def read(
+    model: LlamaModel, texts: list[TokenIds], settings: EngineSettings, *, count: int = 1, threads: int = 2
+) -> list[bytes]:
+    """The outputs of each text: of its tokens, or of the head. `count`: contexts, each with so many `threads`."""
     wanted = Wanted.HEAD if model.head else Wanted.EMBEDDINGS
-    encoder, give_back = model.lease_encoder(settings, most_tokens(LONGEST), wanted)
+    lent = [model.lease_encoder(replace(settings, threads=threads), most_tokens(LONGEST), wanted) for _ in range(count)]
     found = [b""] * len(texts)
-    for parts in WholeTexts(encoder, wanted).read([Text(ids) for ids in texts]):
-        for part in parts:
-            found[part.texts[0]] = part.rows.tobytes()
-    give_back()
+    with closing(WholeTexts([encoder for encoder, _ in lent], wanted)) as reader:
+        for parts in reader.read([Text(ids) for ids in texts]):
+            for part in parts:
+                found[part.texts[0]] = part.rows.tobytes()
+    for _, give_back in lent:
+        give_back()
     assert all(found)
     return found
 
@@ -130,6 +136,7 @@ def test_outputs_are_the_same_to_the_bit_in_any_company(name, file_type, flash, 
     sixteen = [shuffled[i : i + 16] for i in range(0, len(shuffled), 16)]
     for some in sixteen:
         assert read(model, [texts[i] for i in some], settings) == [together[i] for i in some]
+    assert read(model, texts, settings, count=3, threads=1) == together
     model.close()
 
 
@@ -164,7 +171,7 @@ def test_a_text_begins_where_its_bits_cannot_depend_on_others(seed):
     lengths = np.clip(np.exp(rng.normal(3.8, 0.8, 1000)), 1, LONGEST).astype(int)
     texts = [np.full(length, number + 1, np.int32) for number, length in enumerate(lengths)]
     encoder = Recorder()
-    reader = WholeTexts(encoder, Wanted.EMBEDDINGS)
+    reader = WholeTexts([encoder], Wanted.EMBEDDINGS)
     parts = [part for parts in reader.read([Text(ids) for ids in texts]) for part in parts]
     assert sorted(number for part in parts for number in part.texts) == list(range(len(texts)))
     assert all(part.end == lengths[part.texts[0]] for part in parts)
