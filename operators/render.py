@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jinja2
@@ -12,6 +12,7 @@ import pyarrow as pa
 from jinja2.exceptions import SecurityError
 
 from operators.engine.backend.interface import load_model
+from operators.prompts.arguments import TemplateArguments
 from operators.prompts.conversations import (
     SYSTEM,
     USER,
@@ -30,12 +31,14 @@ from pipeline.api.protocols import BaseOperator, Runtime
 from pipeline.api.records import Batch, Output, add_columns, require_column
 
 PROMPT_TEXT = pa.field("prompt_text", pa.string())
+ASSISTANT = "assistant"
 SPECIAL = ("bos_token", "eos_token")
 CHAT_KEY = "model.chat_template"
 BYPASSED = (
     "the model has a chat template, and nodes.%s.op.%s bypasses it: a chat model answers worse without its turns. To"
     " keep them use data.prompt_template (or messages, or a step) instead; for a base model all is well"
 )
+UNREAD = "the chat template does not read %s, which changes nothing then; it reads %s"
 _TURN = "the-user-writes-here"
 """Stands for the content of a message, to find where the chat template would put it."""
 
@@ -92,13 +95,16 @@ class Render(BaseOperator):
         given = {"template": template, "template_file": template_file, "messages": messages}
         if len(several := [key for key, value in given.items() if value is not None]) > 1:
             raise ConfigError(f"both {several[0]} and {several[1]} are set; keep one")
-        check_one_of("writes", writes, ("assistant", USER))
+        check_one_of("writes", writes, (ASSISTANT, USER))
+        if data.continue_final_message and writes == USER:
+            raise ConfigError("data.continue_final_message=true and writes=user cannot both be; keep one")
         self._model = model
         self._data = data
         self._source = template
         self._file = template_file
         self._raw_column = raw_column
         self._conversations = _conversations(data, messages)
+        self._arguments = TemplateArguments(model, data)
         self._user_writes = writes == USER
         self._date = _parse_date(date)
 
@@ -110,7 +116,8 @@ class Render(BaseOperator):
             self._refuse_ignored(self._row_template.name, schema)
             self._columns = used_columns(self._row_template, schema, SPECIAL)
         else:
-            self._columns = self._conversations.plan(schema)
+            columns = [*self._conversations.plan(schema), *self._arguments.plan(schema)]
+            self._columns = list(dict.fromkeys(columns))
         if self._raw_column is not None:
             require_column(schema, self._raw_column, [pa.string()])
         self._schema = add_columns(schema, PROMPT_TEXT)
@@ -118,6 +125,8 @@ class Render(BaseOperator):
 
     def fingerprint(self) -> dict[str, Any]:
         files = {"template_file": self._file, "chat_template": self._model.chat_template}
+        if isinstance(self._data.tools, str):
+            files["tools"] = self._data.tools
         texts = {key: read_text(path, key) for key, path in files.items() if path is not None}
         return {key: hashlib.sha256(text.encode()).hexdigest() for key, text in texts.items()}
 
@@ -136,10 +145,14 @@ class Render(BaseOperator):
             self._check_no_chat_is_needed()
             runtime.log.info("the model has no chat template: the prompt is given to it as it is")
         self._unproved = self._chat
+        self._read = set() if self._chat is None else set(self._chat.named)
+        self._log = runtime.log
 
     def process(self, batch: Batch) -> Iterable[Output]:
         if self._unproved is not None:  # not in `open`: here the watchdog can end a template that loops forever
-            _probe(self._unproved, self._chat_values([{"role": "user", "content": "x"}]))
+            _probe(
+                self._unproved, self._chat_values([{"role": "user", "content": "x"}], self._model.template_kwargs or {})
+            )
             self._unproved = None
         columns = [batch.data.column(name).to_pylist() for name in self._columns]
         raw: list[Any] = [None] * batch.num_rows
@@ -179,24 +192,38 @@ class Render(BaseOperator):
             return str(messages[0]["content"])
         if self._model.system is not None and (not messages or messages[0]["role"] != SYSTEM):
             messages.insert(0, {"role": SYSTEM, "content": self._model.system})
-        return self._chat_text(self._chat, messages)
+        given = self._arguments.of(row)
+        if unread := given.keys() - self._read:
+            self._read |= unread
+            self._log.warning(UNREAD, ", ".join(sorted(unread)), ", ".join(sorted(self._chat.unknown)))
+        return self._chat_text(self._chat, messages, given)
 
-    def _chat_text(self, chat: Template, messages: Messages) -> str:
-        if not self._user_writes:
-            return chat.render(self._chat_values(messages))
-        values = self._chat_values([*messages, {"role": USER, "content": _TURN}])
-        before, found, _ = chat.render({**values, "add_generation_prompt": False}).partition(_TURN)
-        if not found:
-            raise NoPrompt("the chat template does not print the content of a last user message, so none can be begun")
-        return before
+    def _chat_text(self, chat: Template, messages: Messages, given: Mapping[str, Any]) -> str:
+        last = messages[-1] if messages else {}
+        if self._user_writes:
+            values = self._chat_values([*messages, {"role": USER, "content": _TURN}], given)
+            before, found, _ = chat.render({**values, "add_generation_prompt": False}).partition(_TURN)
+            if not found:
+                raise NoPrompt("the chat template does not print the content of a last user message, so none can begin")
+            return before
+        if not self._data.continue_final_message or last.get("role") != ASSISTANT:
+            return chat.render(self._chat_values(messages, given))
+        marked = {**last, "content": f"{last.get('content', '')}{_TURN} "}
+        text = chat.render({**self._chat_values([*messages[:-1], marked], given), "add_generation_prompt": False})
+        before, found, after = text.rpartition(_TURN)
+        if not found or str(last.get("content", "")).strip() not in before:
+            raise NoPrompt("the chat template does not print the last message as it is, so it cannot be continued")
+        return before if after.startswith(" ") else before.rstrip()  # a template that strips a message, strips its end
 
-    def _chat_values(self, messages: Messages) -> dict[str, Any]:
-        return {"messages": messages, "add_generation_prompt": True, **self._special}
+    def _chat_values(self, messages: Messages, given: Mapping[str, Any]) -> dict[str, Any]:
+        return {**given, "messages": messages, "add_generation_prompt": True, **self._special}
 
     def _check_no_chat_is_needed(self) -> None:
         system = None if self._model.system is None else f"model.system={self._model.system!r}"
         writes = "writes=user" if self._user_writes else None
-        if (what := self._conversations.needs_chat or system or writes) is not None:
+        opened = "data.continue_final_message" if self._data.continue_final_message else None
+        needs = (self._conversations.needs_chat, system, writes, self._arguments.setting, opened)
+        if (what := next(filter(None, needs), None)) is not None:
             raise ConfigError(
                 f"{what} needs a chat template and the model has none; name a file with"
                 " model.chat_template=, or write a template over the columns"
@@ -209,8 +236,12 @@ class Render(BaseOperator):
                 f"model.system={self._model.system!r} has no effect where {template.split()[0]} is set; write it into"
                 " the template and leave model.system out, or write data.prompt_template instead of the template"
             )
-        if self._data.prompt_template is not None:
-            raise ConfigError(f"data.prompt_template has no effect where {template.split()[0]} is set; keep one")
+        for key in (
+            "data.prompt_template" if self._data.prompt_template is not None else None,
+            self._arguments.setting,
+        ):
+            if key is not None:
+                raise ConfigError(f"{key} has no effect where {template.split()[0]} is set; keep one")
         defaults = DataSettings()
         for key in ("prompt_column", "messages_column"):
             name = getattr(self._data, key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +17,10 @@ TEXT_PARTS = ("text", "input_text", "output_text")
 """The types of text parts in OpenAI's APIs."""
 BETWEEN_PARTS = "\n"
 """The separator between text parts, as in llama-server and vLLM, for chat templates that take only texts."""
+
+
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Keys of a message under which reasoning is found. The first is given to every template; gpt-oss reads the second."""
 
 
 class NoPrompt(ValueError):
@@ -50,7 +55,7 @@ def conversation(value: object, column: str) -> list[dict[str, Any]]:
     """
     if value is None:
         raise NoPrompt(f"column '{column}' is null; give it messages or drop the row")
-    messages = _parsed(value, column) if isinstance(value, str) else value
+    messages = _parsed(value, column) if isinstance(value, str) else without_nulls(value)
     if not isinstance(messages, list):
         raise NoPrompt(f"column '{column}' holds {noun(messages)}; messages are a list")
     if not messages:
@@ -79,7 +84,32 @@ def _message(given: object, where: str) -> dict[str, Any]:
         raise NoPrompt(f"{where} has no {lacks[0]}")
     if not isinstance(message["role"], str):
         raise NoPrompt(f"{where} has a role that is {noun(message['role'])}; roles are texts")
+    if calls := message.get("tool_calls"):
+        message["tool_calls"] = [_call(call) for call in calls] if isinstance(calls, list) else calls
+    if (reasoning := next((message[key] for key in REASONING if key in message), None)) is not None:
+        message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
     return message if lacks else {**message, "content": _text(message["content"], where)}
+
+
+def _call(call: object) -> object:
+    """Return a tool call with its arguments, where they are the JSON text of an object, as that object."""
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
+        return call  # the template judges it
+    if isinstance(given := function.get("arguments"), str):
+        with suppress(ValueError, RecursionError):
+            read = json.loads(given)
+            function = {**function, "arguments": read if isinstance(read, dict) else given}
+    return {**call, "function": function} if "function" in call else function
+
+
+def without_nulls(value: Any) -> Any:
+    """Return a value of a column without the keys of its structs that are null: other rows have them."""
+    if isinstance(value, list):
+        return [without_nulls(item) for item in value]
+    if isinstance(value, dict):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    return value
 
 
 def _text(content: object, where: str) -> str:

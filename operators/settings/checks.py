@@ -12,6 +12,9 @@ from pipeline.api.errors import ConfigError, InputError
 NOT_IN_DATA: Mapping[str, Any] = {"fingerprint": False}
 """Metadata of a field that may change between two attempts of a run, since it cannot change a byte of data/."""
 
+WHEN_GIVEN: Mapping[str, Any] = {"fingerprint": "given"}
+"""Metadata of a field that is in the fingerprint only where it is given: its default changes nothing."""
+
 
 def check(holds: bool, key: str, value: object, allowed: str) -> None:
     """Raise ConfigError with `key`, its `value` and what is `allowed`, unless `holds`."""

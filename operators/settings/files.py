@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 from urllib.parse import urlsplit
 
-from operators.settings.checks import NOT_IN_DATA, check, check_one_of
+from operators.settings.checks import NOT_IN_DATA, WHEN_GIVEN, check, check_one_of
 from pipeline.api.errors import ConfigError
 
 FINISH_REASONS = ("stop", "stop_string", "length")
@@ -35,6 +35,12 @@ class DataSettings:
         prompt_template: a Jinja template over the columns that makes the prompt, instead of a prompt column: the
             user's message, inside the model's chat template.
         messages_column: column with a list of {role, content}, instead of a prompt column.
+        template_kwargs_column: column with the arguments of the chat template, as a struct, a map or JSON; they come
+            before `model.template_kwargs`, key by key.
+        tools: the tools that the chat template tells the model about: a list of {type: function, function: {name,
+            description, parameters}}, or the path of a JSON file with such a list.
+        tools_column: column with the tools of each row, as a list of structs or JSON, instead of `tools`.
+        continue_final_message: leave the last message open, where it is the assistant's, for the model to continue.
         id_column: column whose value, rather than the row's position, seeds the row's random numbers. A null leaves it
             to the position.
         schema: column name to type (int64, double, string, bool, list<string> ...), instead of reading it off the data.
@@ -53,6 +59,10 @@ class DataSettings:
     prompt_column: str = "prompt"
     prompt_template: str | None = None
     messages_column: str | None = None
+    template_kwargs_column: str | None = field(default=None, metadata=WHEN_GIVEN)
+    tools: Any = field(default=None, metadata=WHEN_GIVEN)
+    tools_column: str | None = field(default=None, metadata=WHEN_GIVEN)
+    continue_final_message: bool = field(default=False, metadata=WHEN_GIVEN)
     id_column: str | None = None
     schema: Any = None
     rename: Any = None
@@ -64,6 +74,10 @@ class DataSettings:
         check(bool(fit), "data.path", self.path, "it is a path, a URL, or a list of these")
         both = self.prompt_template is not None and self.messages_column is not None
         check(not both, "data.prompt_template", self.prompt_template, "data.messages_column is set, too; keep one")
+        tools = "it is a list of tools, the path of a JSON file with one, or null"
+        check(self.tools is None or isinstance(self.tools, str | list), "data.tools", self.tools, tools)
+        both = self.tools is not None and self.tools_column is not None
+        check(not both, "data.tools_column", self.tools_column, "data.tools is set, too; keep one")
         check(_texts(self.schema), "data.schema", self.schema, "it maps names of columns to types, or is null")
         check(_texts(self.rename), "data.rename", self.rename, "it maps names in the files to others, or is null")
         options = isinstance(self.storage_options, dict | None)  # its value may be a secret: messages leave it out

@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from operators.settings.checks import check
+from operators.settings.checks import WHEN_GIVEN, check
+from pipeline.api.errors import ConfigError
+
+GIVEN_TO_TEMPLATES = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
+"""What Render gives to every chat template; no argument of `template_kwargs`."""
 
 
 @dataclass
@@ -18,6 +22,7 @@ class ModelSettings:
         repo, file, revision: with model=hub, the GGUF file of a repository on the Hugging Face Hub at a commit or tag.
         chat_template: a Jinja template file instead of the one in the GGUF.
         system: system prompt that is put before every conversation that has none.
+        template_kwargs: arguments of the chat template, as {enable_thinking: false}.
         gpu_layers: layers to compute on the GPU: 0 for none, 999 for all. Needs a llama.cpp that was built for the GPU.
         options: further keyword arguments for the loader; one that it does not know is an error.
     """
@@ -29,10 +34,18 @@ class ModelSettings:
     revision: str | None = None
     chat_template: str | None = None
     system: str | None = None
+    template_kwargs: Any = field(default=None, metadata=WHEN_GIVEN)
     gpu_layers: int = 0
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        kwargs = self.template_kwargs
+        named = kwargs is None or (isinstance(kwargs, dict) and all(isinstance(key, str) for key in kwargs))
+        allowed = "it maps names of the chat template's variables to values, as {enable_thinking: false}, or is null"
+        check(named, "model.template_kwargs", kwargs, allowed)
+        if own := sorted((kwargs or {}).keys() & GIVEN_TO_TEMPLATES):
+            instead = "write data.tools" if own[0] == "tools" else "leave it out"
+            raise ConfigError(f"model.template_kwargs has '{own[0]}', which Render gives to the template; {instead}")
         check(self.gpu_layers >= 0, "model.gpu_layers", self.gpu_layers, "0 (CPU) or more; 999 is all layers")
 
 

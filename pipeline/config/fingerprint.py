@@ -2,7 +2,8 @@
 
 It has the settings that operators are given, and the source of user code. The content of a file counts and not its
 place: fields named `path` are left out, and an operator that reads a file adds its content in `fingerprint()`. Fields
-with the metadata `fingerprint: False` and credentials are left out too.
+with the metadata `fingerprint: False` and credentials are left out too, and those with `fingerprint: "given"` where
+they are null, false or empty.
 """
 
 from __future__ import annotations
@@ -90,8 +91,9 @@ def flat(key: str, value: object) -> Iterator[tuple[str, Any]]:
         return
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
-            if field.name != "path" and field.metadata.get("fingerprint", True):
-                yield from flat(f"{key}.{field.name}", getattr(value, field.name))
+            given, counts = getattr(value, field.name), field.metadata.get("fingerprint", True)
+            if field.name != "path" and counts and not (counts == "given" and not given):
+                yield from flat(f"{key}.{field.name}", given)
     elif isinstance(value, Mapping) and value:
         for name, inner in value.items():
             yield from flat(f"{key}.{name}", inner)
