@@ -9,7 +9,6 @@ from typing import Any
 
 import jinja2
 import pyarrow as pa
-from jinja2.exceptions import SecurityError
 
 from operators.engine.backend.interface import load_model
 from operators.prompts.arguments import TemplateArguments
@@ -22,8 +21,8 @@ from operators.prompts.conversations import (
     MessageTemplates,
     PromptColumn,
 )
-from operators.prompts.messages import NoPrompt
-from operators.prompts.template import Template, columns_of, used_columns
+from operators.prompts.messages import NoPrompt, with_text_arguments
+from operators.prompts.template import Template, columns_of, probe, used_columns
 from operators.settings import DataSettings, ModelSettings
 from operators.settings.checks import check_one_of, read_text
 from pipeline.api.errors import ConfigError, SchemaError, did_you_mean
@@ -150,7 +149,7 @@ class Render(BaseOperator):
 
     def process(self, batch: Batch) -> Iterable[Output]:
         if self._unproved is not None:  # not in `open`: here the watchdog can end a template that loops forever
-            _probe(
+            probe(
                 self._unproved, self._chat_values([{"role": "user", "content": "x"}], self._model.template_kwargs or {})
             )
             self._unproved = None
@@ -196,7 +195,10 @@ class Render(BaseOperator):
         if unread := given.keys() - self._read:
             self._read |= unread
             self._log.warning(UNREAD, ", ".join(sorted(unread)), ", ".join(sorted(self._chat.unknown)))
-        return self._chat_text(self._chat, messages, given)
+        try:
+            return self._chat_text(self._chat, messages, {"tools": None, "documents": None, **given})
+        except TypeError:  # it loops over tools that are None, or appends the arguments of a call to a text
+            return self._chat_text(self._chat, with_text_arguments(messages), given)
 
     def _chat_text(self, chat: Template, messages: Messages, given: Mapping[str, Any]) -> str:
         last = messages[-1] if messages else {}
@@ -268,25 +270,6 @@ def _conversations(data: DataSettings, messages: list[dict[str, str]] | None) ->
     if data.messages_column is not None:
         return MessagesColumn(data.messages_column)
     return PromptColumn(data.prompt_column)
-
-
-def _probe(template: Template, values: dict[str, Any]) -> None:
-    """Raise for a chat template that fails for every row."""
-    try:
-        template.render(values)
-    except (SecurityError, OverflowError) as error:
-        raise ConfigError(
-            f"{template.name} cannot be used, not even for a conversation of one word: {error}."
-            " Name another one with model.chat_template="
-        ) from error
-    except jinja2.UndefinedError as error:
-        if "strftime_now" in str(error):
-            raise ConfigError(
-                f"{template.name} asks for today's date, which would make every run another one;"
-                " fix a date with nodes.render.op.date=2026-01-31"
-            ) from error
-    except Exception:  # it may accept other conversations (one with a system message, say)
-        pass
 
 
 def _parse_date(date: str | None) -> datetime.date | None:

@@ -68,7 +68,8 @@ class TemplateArguments:
         if self._tools is not None:
             values["tools"] = self._tools
         elif (name := self._columns.get("tools_column")) is not None and row[name] is not None:
-            values["tools"] = _tools(_read(row[name], name), f"column '{name}'", NoPrompt) or None
+            tools = _tools(_read(row[name], name), f"column '{name}'", NoPrompt)
+            values |= {"tools": tools} if tools else {}
         return values
 
 

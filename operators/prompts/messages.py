@@ -103,6 +103,24 @@ def _call(call: object) -> object:
     return {**call, "function": function} if "function" in call else function
 
 
+def with_text_arguments(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return `messages` with the arguments of their tool calls as JSON text, for templates that want a text."""
+    return [
+        {**message, "tool_calls": [_with_text(call) for call in message["tool_calls"]]}
+        if isinstance(message.get("tool_calls"), list)
+        else message
+        for message in messages
+    ]
+
+
+def _with_text(call: Any) -> Any:
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), Mapping):
+        return call
+    made = {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
+    return {**call, "function": made} if "function" in call else made
+
+
 def without_nulls(value: Any) -> Any:
     """Return a value of a column without the keys of its structs that are null: other rows have them."""
     if isinstance(value, list):

@@ -92,6 +92,25 @@ class Template:
         return text
 
 
+def probe(template: Template, values: dict[str, Any]) -> None:
+    """Raise ConfigError for a chat template that fails for every row."""
+    try:
+        template.render(values)
+    except (SecurityError, OverflowError) as error:
+        raise ConfigError(
+            f"{template.name} cannot be used, not even for a conversation of one word: {error}."
+            " Name another one with model.chat_template="
+        ) from error
+    except jinja2.UndefinedError as error:
+        if "strftime_now" in str(error):
+            raise ConfigError(
+                f"{template.name} asks for today's date, which would make every run another one;"
+                " fix a date with nodes.render.op.date=2026-01-31"
+            ) from error
+    except Exception:  # it may accept other conversations (one with a system message, say)
+        pass
+
+
 def columns_of(schema: pa.Schema) -> str:
     """List the columns for a message, or say that the input has none of its own."""
     listed = f"the columns are {', '.join(schema.names)}"
