@@ -4,6 +4,7 @@ texts into pieces of so many tokens."""
 from __future__ import annotations
 
 import re
+import textwrap
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from pipeline.api.protocols import BaseOperator, Runtime
 from pipeline.api.records import Batch, Output, add_columns, require_column
 
 PROMPT_TEXT = "prompt_text"
+WIDTH = 120
 PLACES = (
     re.compile(r"\n\s*\n"),  # paragraph
     re.compile(r"\n"),  # line
@@ -77,6 +79,19 @@ class Tokenize(BaseOperator):
             pairs = zip(list_views(column), data.column(self._ids_column).to_pylist(), strict=True)
             column = pa.array([made if given is None else given for made, given in pairs], PROMPT_IDS.type)
         yield batch.with_data(pa.record_batch([*data.columns, column], schema=self._schema))
+
+    def prompt_lines(self, row: pa.RecordBatch) -> Iterable[str]:
+        ids = row.column(PROMPT_IDS.name).to_pylist()[0]
+        special = {token: text for token in set(ids) if (text := self._model.special_text(token)) is not None}
+        yield f"{len(ids):,} tokens, {sum(token in special for token in ids):,} of them special; the text:"
+        yield row.column(PROMPT_TEXT).to_pylist()[0] or ""
+        yield "the ids, special tokens with their text:"
+        yield textwrap.fill(
+            " ".join(f"[{token} {special[token]}]" if token in special else str(token) for token in ids),
+            WIDTH,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
 
     def _unknown(self, data: pa.RecordBatch) -> dict[int, str]:
         """Return, by index, the reason for each row that has an id outside the vocabulary."""

@@ -28,6 +28,7 @@ from operators.llama.encoder import EncoderContext
 from operators.llama.header import Header, parts_of, read_header
 from operators.llama.kernels import K_QUANTS, doubt, keep_rows_apart, lone_tokens, repacks
 from operators.llama.library import initialise, last_errors
+from operators.llama.pieces import Pieces
 from operators.rows.content import content_id
 from operators.settings import ModelSettings
 from operators.settings.checks import check, usable_cores
@@ -163,6 +164,10 @@ class LlamaModel:
     def pieces(self) -> Sequence[bytes]:
         return self._pieces
 
+    def special_text(self, token: int) -> str | None:
+        special = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED
+        return self._text_of(token) if llama_cpp.llama_vocab_get_attr(self._vocab, token) & special else None
+
     def lease(
         self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT, block: int = 0
     ) -> tuple[LlamaContext, Callable[[], None]]:
@@ -259,28 +264,6 @@ class LlamaModel:
     def _text_of(self, token: int) -> str:
         text = llama_cpp.llama_vocab_get_text(self._vocab, token) if token >= 0 else None
         return text.decode("utf-8", "replace") if text else ""
-
-
-class Pieces(Sequence[bytes]):
-    """The bytes of every token, read on first use and cached; empty for control tokens."""
-
-    def __init__(self, vocab: ctypes.c_void_p, n_vocab: int) -> None:
-        self._vocab = vocab
-        self._known: list[bytes | None] = [None] * n_vocab
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def __getitem__(self, token: int) -> bytes:  # type: ignore[override]  # a slice is never asked for
-        known = self._known[token]
-        if known is None:
-            known = self._known[token] = self._piece(token, 64)
-        return known
-
-    def _piece(self, token: int, size: int) -> bytes:
-        buffer = ctypes.create_string_buffer(size)
-        count = llama_cpp.llama_token_to_piece(self._vocab, token, buffer, size, 0, False)
-        return buffer.raw[:count] if count >= 0 else self._piece(token, -count)
 
 
 def facts_of(path: Path, fingerprint: str | None = None) -> ModelFacts:

@@ -201,6 +201,11 @@ class BaseOperator:
         writes nothing."""
         return None
 
+    def prompt_lines(self, row: pa.RecordBatch) -> Iterable[str]:
+        """Return lines that show the prompt of one row, which `process` has passed on, for `python -m pipeline prompt`.
+        An operator that makes the tokens of prompts overrides it."""
+        return ()
+
 
 def overrides(operator: BaseOperator, hook: str) -> bool:
     """Return True if `operator` overrides `hook`, for example `seek`, `state` or `forecast`."""

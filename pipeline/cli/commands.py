@@ -34,6 +34,9 @@ COMMANDS = {
     "doctor": Command("[--json]", "check that this machine is set up", "tools.build.doctor"),
     "jobs": Command("[--config-dir DIR]", "list the jobs", "pipeline.cli.jobs"),
     "operators": Command("[NAME ...]", "list or explain what jobs are made of", "operators.catalog"),
+    "prompt": Command(
+        "job=NAME row=N [node=NAME] [KEY=VALUE ...]", "print the prompt of a row and its tokens", "pipeline.cli.prompt"
+    ),
     "report": Command("outputs/NAME ...", "make report.html again", "pipeline.cli.results", "report"),
     "status": Command("outputs/NAME [--nodes] [--json]", "show how far a run is", "pipeline.cli.status"),
     "verify": Command("outputs/NAME [repair=true]", "check results; repair=true mends them", "pipeline.cli.verify"),

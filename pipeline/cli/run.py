@@ -37,6 +37,7 @@ from pipeline.system.redaction import refuse_noted_credentials
 from pipeline.system.signals import signals_received
 from pipeline.system.terminal import say
 
+Do = Callable[[JobSettings, Resources], ExitCode]
 _SEVERITY = (ExitCode.DONE, ExitCode.BUDGET, ExitCode.REJECTS, ExitCode.INTERRUPTED, ExitCode.CONFIG, ExitCode.FAILED)
 _JOB_ARGUMENT = re.compile(r"(\+{0,2}job=)(.+)")
 _TEXTS = ("stop", "bad_words", "system", "template")
@@ -88,8 +89,9 @@ def config_dirs_of(arguments: Sequence[str]) -> list[Path]:
     return [config_dir(folder) for folder in given]
 
 
-def run_jobs(arguments: Sequence[str], dirs: Sequence[Path]) -> ExitCode:
-    """Compose and run the job in `arguments`, or all jobs of a sweep. Returns the most severe exit code.
+def run_jobs(arguments: Sequence[str], dirs: Sequence[Path], do: Do | None = None) -> ExitCode:
+    """Compose and run the job in `arguments`, or all jobs of a sweep. Returns the most severe exit code. `do`: what is
+    done with each instead.
 
     Raises:
         ConfigError: no job is named, or it cannot be composed.
@@ -104,7 +106,7 @@ def run_jobs(arguments: Sequence[str], dirs: Sequence[Path]) -> ExitCode:
     def task(config: DictConfig) -> None:
         overrides = overrides_given()
         stopped = signals_received() or any(job.code is ExitCode.INTERRUPTED for job in jobs)
-        jobs.append(SweptJob(overrides, None) if stopped else _run_one(config, overrides, process))
+        jobs.append(SweptJob(overrides, None) if stopped else _run_one(config, overrides, process, do))
 
     try:
         with _command_line(_options_last(arguments)):
@@ -185,7 +187,7 @@ def _command_line(arguments: Sequence[str]) -> Iterator[None]:
         sys.argv = before
 
 
-def _run_one(config: DictConfig, overrides: tuple[str, ...], process: Resources) -> SweptJob:
+def _run_one(config: DictConfig, overrides: tuple[str, ...], process: Resources, do: Do | None) -> SweptJob:
     """Run one job. Its error is printed, so that the other jobs of a sweep run all the same."""
     reached(Failpoint.CONFIG_COMPOSED)
     directory = None
@@ -194,7 +196,7 @@ def _run_one(config: DictConfig, overrides: tuple[str, ...], process: Resources)
         for note in _notes(OmegaConf.to_container(config)):
             print(note, file=sys.stderr)
         directory = settings.directory
-        code = _show(settings, process) if settings.show or settings.dry_run else run_job(settings, process)
+        code = (do or (_show if settings.show or settings.dry_run else run_job))(settings, process)
     except Exception as error:
         code = print_error(error)
     return SweptJob(overrides, code, directory)

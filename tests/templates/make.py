@@ -46,7 +46,7 @@ def rendered(template: str, case: str) -> tuple[str | None, str]:
 
 
 def _rendered(template: str, arguments: dict[str, Any]) -> str:
-    from transformers.utils import chat_template_utils as theirs  # type: ignore[import-not-found]
+    from transformers.utils import chat_template_utils as theirs
 
     class Clock:
         @staticmethod

@@ -189,6 +189,9 @@ class FakeModel:
     def pieces(self) -> Sequence[bytes]:
         return _PIECES
 
+    def special_text(self, token: int) -> str | None:
+        return None
+
     def lease(
         self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT, block: int = 0
     ) -> tuple[FakeDecoder, Callable[[], None]]:

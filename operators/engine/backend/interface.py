@@ -208,6 +208,9 @@ class Model(Protocol):
     def pieces(self) -> Sequence[bytes]:
         """Return the bytes of every token, empty for control tokens; always the same object."""
 
+    def special_text(self, token: int) -> str | None:
+        """Return the text of a special token (control, or defined by the model's makers); None for any other."""
+
     def lease(
         self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT, block: int = 0
     ) -> tuple[Decoder, Callable[[], None]]:
@@ -246,7 +249,7 @@ def load_model(runtime: Runtime, settings: ModelSettings) -> Model:
 
 def model_key(settings: ModelSettings) -> tuple[str, str]:
     """Return a key that is equal for settings with the same weights."""
-    return ("model", repr(replace(settings, chat_template=None, system=None)))
+    return ("model", repr(replace(settings, chat_template=None, system=None, template_kwargs=None)))
 
 
 def decoder_shape(
