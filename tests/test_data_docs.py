@@ -40,6 +40,8 @@ def here(tmp_path, monkeypatch) -> Path:
     parts = [[{"role": "user", "content": [{"type": "text", "text": text}]}] for text in prompts["prompt"]]
     for name, conversations in (("chats", plain), ("mixed", plain + parts)):
         Path(f"{name}.jsonl").write_text("".join(json.dumps({"messages": m}) + "\n" for m in conversations))
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+    Path("tools.json").write_text(json.dumps([tool]))
     return tmp_path
 
 
