@@ -18,6 +18,8 @@ class ModelSettings:
         repo, file, revision: with model=hub, the GGUF file of a repository on the Hugging Face Hub at a commit or tag.
         chat_template: a Jinja template file instead of the one in the GGUF.
         system: system prompt that is put before every conversation that has none.
+        reasoning_tags: the two tags between which the model writes its reasoning; null: read off the chat template,
+            [] for none. With ["", TAG] all that comes before TAG is reasoning.
         gpu_layers: layers to compute on the GPU: 0 for none, 999 for all. Needs a llama.cpp that was built for the GPU.
         options: further keyword arguments for the loader; one that it does not know is an error.
     """
@@ -29,10 +31,16 @@ class ModelSettings:
     revision: str | None = None
     chat_template: str | None = None
     system: str | None = None
+    reasoning_tags: list[str] | None = None
     gpu_layers: int = 0
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        tags = self.reasoning_tags
+        fits = not tags or (len(tags) == 2 and bool(tags[1]))
+        check(
+            fits, "model.reasoning_tags", tags, "two strings, [] for none, or null to read them off the chat template"
+        )
         check(self.gpu_layers >= 0, "model.gpu_layers", self.gpu_layers, "0 (CPU) or more; 999 is all layers")
 
 

@@ -246,7 +246,7 @@ def load_model(runtime: Runtime, settings: ModelSettings) -> Model:
 
 def model_key(settings: ModelSettings) -> tuple[str, str]:
     """Return a key that is equal for settings with the same weights."""
-    return ("model", repr(replace(settings, chat_template=None, system=None)))
+    return ("model", repr(replace(settings, chat_template=None, system=None, reasoning_tags=None)))
 
 
 def decoder_shape(
@@ -293,6 +293,7 @@ class ModelFacts:
     sizes: ModelSizes | None = None
     encoder: str | None = None
     outputs: int = 0
+    chat_template: str | None = None
 
 
 def inspect_model(settings: ModelSettings) -> ModelFacts:
