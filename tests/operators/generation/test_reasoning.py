@@ -157,7 +157,7 @@ def ran(out: Path, *settings: str, rows: int = 24, code: int = ExitCode.DONE) ->
     assert main(["job=generate", "model=gguf", *given, *usual, *settings]) == code
     if code != ExitCode.DONE:
         return []
-    return pq.read_table(out / "data").sort_by("row").to_pylist()  # type: ignore[no-any-return]
+    return pq.read_table(out / "data").sort_by("row").to_pylist()
 
 
 def test_no_row_thinks_longer_than_its_budget_and_every_row_answers(tmp_path):
