@@ -17,6 +17,7 @@ from operators.estimate.node import Generating, memory_of
 from operators.estimate.trial import Device
 from operators.generation.completions import LOGPROBS, Completions, OpenChunks, completion_fields
 from operators.generation.duplicates import Duplicates, RepeatedDraws
+from operators.generation.reasoning import Reasoning, reasoning_tags
 from operators.generation.requests import Requests, Samples, require_columns
 from operators.generation.row_metrics import RowMetrics, cost_lines
 from operators.generation.sampling_params import structured_form
@@ -35,6 +36,7 @@ from operators.generation.wiring import (
 from operators.rows.row_condition import Where, passed_by
 from operators.rows.sql import RowExpression
 from operators.settings import DecodeSettings, ModelSettings, SamplingSettings, StoreSettings
+from operators.settings.checks import check_one_of
 from operators.settings.runtime import EngineSettings
 from operators.tuning.calibration import FEW_ROWS
 from operators.tuning.choices import LookAhead, Tuning
@@ -60,6 +62,9 @@ class Generate(BaseOperator):
         seed: the job's seed; each row's own is derived from it.
         id_column: column that identifies a row to its random numbers, instead of its position.
         completion_ids: whether to keep the token ids.
+        completion_text: answer: where the model reasons, `completion` has what comes behind the reasoning, which is in
+            `reasoning` and counted in `reasoning_token_count`; raw: all that was drawn.
+        reasoning: whether to keep `reasoning` and `reasoning_token_count`.
         as_: prefix of the new columns (`as` in a job file), for a second Generate in a graph.
         where: a condition in SQL on a row's columns. Rows for which it is false or null pass by as they are, with null
             in the new columns.
@@ -90,6 +95,8 @@ class Generate(BaseOperator):
         seed: int = 0,
         id_column: str | None = None,
         completion_ids: bool = False,
+        completion_text: str = "answer",
+        reasoning: bool = True,
         as_: str | None = None,
         where: str | None = None,
     ) -> None:
@@ -102,7 +109,9 @@ class Generate(BaseOperator):
         self._seed = seed
         self._id_column = id_column
         self._prefix = f"{as_}_" if as_ else ""
-        self._fields = completion_fields(sampling, keep_ids=completion_ids)
+        check_one_of("completion_text", completion_text, ("answer", "raw"))
+        self._raw = completion_text == "raw"
+        self._keep = {"keep_ids": completion_ids, "reasons": reasoning}
         self._samples = Samples(sampling)
         self._priority = None if runtime.priority is None else RowExpression("runtime.priority", runtime.priority)
 
@@ -112,6 +121,9 @@ class Generate(BaseOperator):
         self._where.plan(schema)
         require_columns(schema, self._sampling, self._id_column, self._priority)
         schema = self._samples.schema(schema)
+        self._tags = reasoning_tags(self._model_settings)
+        keep = self._keep if self._tags is not None else {**self._keep, "reasons": False}
+        self._fields = completion_fields(self._sampling, **keep)
         added = [f.with_name(self._prefix + f.name) for f in self._fields]
         # A seed that comes from the input's `seed` column is the seed that is recorded: one column, not a collision.
         own = {SEED, LOGPROBS.name} & {f.name for f in added} & set(self._sampling.per_row)
@@ -122,6 +134,8 @@ class Generate(BaseOperator):
     def fingerprint(self) -> dict[str, Any]:
         form = structured_form(self._sampling.structured)
         constraint = {} if form is None else {"structured": form.digest}
+        tags = reasoning_tags(self._model_settings)
+        constraint |= {} if tags is None else {"reasoning": repr(tags)}
         model = inspect_model(self._model_settings).fingerprint
         runtime = self._engine_settings
         # It says where texts are cut, as runtime.max_sequence_tokens does.
@@ -217,6 +231,7 @@ class Generate(BaseOperator):
         self._runtime = runtime
         self._model = model = load_model(runtime, self._model_settings)
         strategy = decode_strategy(self._decode)
+        reasoning = None if self._tags is None else Reasoning(model, self._tags)
         self._requests = Requests(
             self._sampling,
             model,
@@ -228,8 +243,11 @@ class Generate(BaseOperator):
             runtime.round_of,
             self._engine_settings.row_limit,
             self._priority,
+            reasoning,
         )
-        self._completions = Completions(self._kept, self._fields, self._schema, model.pieces())
+        self._completions = Completions(
+            self._kept, self._fields, self._schema, model.pieces(), reasoning, raw=self._raw
+        )
         if (warning := self._requests.too_short()) is not None:
             runtime.log.warning("%s: %s", runtime.node, warning)
 

@@ -66,6 +66,7 @@ STARTS_THREADS = {
     "pipeline/system/signals.py",
     "operators/engine/loop/threads.py",
     "operators/generation/store.py",
+    "operators/scoring/whole_texts.py",
     "tools/bench/alternatives.py",
 }
 """Locks are for everybody; a thread of its own, or a pool of them, is not. Clients of llama-server wait in a pool."""

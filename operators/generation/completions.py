@@ -11,6 +11,7 @@ import pyarrow as pa
 from operators.engine.sampling.logprobs import Scored
 from operators.engine.sequence import FinishReason
 from operators.engine.sequence import Sequence as Row
+from operators.generation.reasoning import Reasoning
 from operators.generation.requests import batch_row
 from operators.settings import SamplingSettings
 from pipeline.api.records import Batch, ChunkEnd, Rejects
@@ -24,17 +25,18 @@ _FIELDS = (
     pa.field("seed", pa.int64()),
 )
 _IDS_FIELD = pa.field("completion_ids", pa.list_(pa.int32()))
+REASONING = (pa.field("reasoning", pa.string()), pa.field("reasoning_token_count", pa.int32()))
 LOGPROBS = pa.field("logprobs", pa.list_(pa.float32()))
 _ENTRY = pa.struct([pa.field("id", pa.int32()), pa.field("logprob", pa.float32())])
 TOP_LOGPROBS = pa.field("top_logprobs", pa.list_(pa.list_(_ENTRY)))
 
 
-def completion_fields(sampling: SamplingSettings, *, keep_ids: bool) -> list[pa.Field]:
+def completion_fields(sampling: SamplingSettings, *, keep_ids: bool, reasons: bool = False) -> list[pa.Field]:
     """Return the columns of a completion."""
     by_row = LOGPROBS.name in sampling.per_row
     scored = [LOGPROBS] if by_row or sampling.logprobs is not None else []
     ranked = [TOP_LOGPROBS] if by_row or sampling.logprobs else []
-    return [*_FIELDS, *([_IDS_FIELD] if keep_ids else []), *scored, *ranked]
+    return [*_FIELDS, *(REASONING if reasons else ()), *([_IDS_FIELD] if keep_ids else []), *scored, *ranked]
 
 
 class Completions:
@@ -45,11 +47,22 @@ class Completions:
         fields: the columns of the completion, of `completion_fields`.
         schema: all of them, under the names that they get.
         pieces: the bytes of each token of the vocabulary.
+        reasoning: the tags of the model; None: it does not reason.
+        raw: the completion has the reasoning too.
     """
 
     def __init__(
-        self, kept: Sequence[str], fields: Sequence[pa.Field], schema: pa.Schema, pieces: Sequence[bytes]
+        self,
+        kept: Sequence[str],
+        fields: Sequence[pa.Field],
+        schema: pa.Schema,
+        pieces: Sequence[bytes],
+        reasoning: Reasoning | None = None,
+        *,
+        raw: bool = False,
     ) -> None:
+        self._reasoning = reasoning
+        self._raw = raw
         self._kept = kept
         self._fields = fields
         self._schema = schema
@@ -90,8 +103,21 @@ class Completions:
         for group in groups.values():
             source = batch_row(group[0]).batch
             kept = source.data.select(self._kept).take(pa.array([batch_row(row).index for row in group], pa.int64()))
-            made = [pa.array([self._values[f.name](row) for row in group], f.type) for f in self._fields]
+            made = [pa.array(values, f.type) for f, values in zip(self._fields, self._columns(group), strict=True)]
             yield source.with_data(pa.record_batch([*kept.columns, *made], schema=self._schema))
+
+    def _columns(self, rows: Sequence[Row]) -> Iterator[list[Any]]:
+        """Yield the values of each field."""
+        splits = None if self._reasoning is None else [self._reasoning.split(row) for row in rows]
+        for field in self._fields:
+            if splits is not None and field == REASONING[0]:
+                yield [split.reasoning for split in splits]
+            elif splits is not None and field == REASONING[1]:
+                yield [split.tokens for split in splits]
+            elif splits is not None and field.name == TEXT and not self._raw:
+                yield [split.answer for split in splits]
+            else:
+                yield [self._values[field.name](row) for row in rows]
 
     def _text(self, row: Row) -> str:
         text = batch_row(row).text

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from operators.engine.backend.interface import Model, TokenIds
 from operators.engine.sequence import Sequence, StopWatcher
+from operators.generation.reasoning import Reasoning
 from operators.generation.sampling_params import RowParams, structured_form, token_ids
 from operators.rows.lineage import append_to_lineage, hash_of, mix, repeated, row_hashes
 from operators.rows.sql import RowExpression
@@ -101,6 +102,7 @@ class Requests:
             that are drawn must not.
         limit: the key that sets max_sequence_tokens, for the reasons of rejects.
         priority: an expression for the priority of a waiting row; null counts as 0.
+        reasoning: the tags of the model; None: it does not reason.
 
     Raises:
         ConfigError: see RowParams.
@@ -118,7 +120,9 @@ class Requests:
         round_of: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]] = np.zeros_like,
         limit: str = "runtime.max_sequence_tokens",
         priority: RowExpression | None = None,
+        reasoning: Reasoning | None = None,
     ) -> None:
+        self._reasoning = reasoning
         self._priority = priority
         self._make = make
         self._round_of = round_of
@@ -130,7 +134,7 @@ class Requests:
         self._model = model
         self._pieces = model.pieces()
         self.samples = Samples(sampling)
-        self._row_params = RowParams(sampling, model)
+        self._row_params = RowParams(sampling, model, reasoning)
 
     def too_short(self) -> str | None:
         """Return a warning if not even the shortest of `sampling.structured.choices` fits into `max_tokens`."""
@@ -183,7 +187,10 @@ class Requests:
                 f" {self._limit} is {self._room}"
             )
         stops = StopWatcher(drawing.stops, self._pieces, drawing.keep_stop) if drawing.stops else None
-        return self._make(place, prompt, drawing.params, seed, min(drawing.params.max_tokens, room), stops)
+        params = drawing.params
+        if drawing.within is not params and self._reasoning is not None and self._reasoning.begins_within(prompt):
+            params = drawing.within
+        return self._make(place, prompt, params, seed, min(params.max_tokens, room), stops)
 
     def _seeds(self, data: pa.RecordBatch) -> Seq[int | None]:
         """Return the seed of each row: from its `seed` column, else a hash of job seed, node, id and lineage; None if

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from operators.constraints.thinking import Thinking
 from operators.engine.backend.interface import Model
 from operators.engine.sampling.constraint import Constraint
 from operators.engine.sampling.params import SamplingParams
@@ -18,6 +19,7 @@ from pipeline.api.errors import ConfigError, install
 if TYPE_CHECKING:
     from operators.constraints.compiler import Compiler
     from operators.constraints.grammars import Form
+    from operators.generation.reasoning import Reasoning
 
 MOST_DRAWINGS = 10_000
 """Combinations of column values to cache at most."""
@@ -33,6 +35,8 @@ class Drawing:
     """The sampling values of a row, converted for its sequence."""
 
     params: SamplingParams
+    within: SamplingParams
+    """The same for a completion that begins within its reasoning."""
     stops: Sequence[bytes]
     keep_stop: bool
 
@@ -43,6 +47,7 @@ class RowParams:
     Args:
         sampling: the job's values.
         model: whose tokens.
+        reasoning: its tags; None: it does not reason.
 
     Attributes:
         columns: the columns that may override, and that of the row's JSON schema.
@@ -52,7 +57,8 @@ class RowParams:
             cannot be compiled.
     """
 
-    def __init__(self, sampling: SamplingSettings, model: Model) -> None:
+    def __init__(self, sampling: SamplingSettings, model: Model, reasoning: Reasoning | None = None) -> None:
+        self._reasoning = reasoning
         self._sampling = sampling
         self._model = model
         self._schema_column = sampling.structured.json_schema_column
@@ -116,13 +122,35 @@ class RowParams:
             "kept_stop_ids": own if values["keep_stop"] else frozenset(),
             "end_ids": own | ends,
             "dry_breakers": self._dry_breakers(values),
-            "constraint": self._constraint(values["structured"]),
+            "constraint": self._constraint(values["structured"], values["thinking_budget"]),
         }
         as_they_stand = {f.name: values[f.name] for f in fields(SamplingParams) if f.name in values}
         stops = [stop.encode() for stop in values["stop"]]
-        return Drawing(SamplingParams(**(as_they_stand | converted)), stops, values["keep_stop"])
+        params = within = SamplingParams(**(as_they_stand | converted))
+        if isinstance(params.constraint, Thinking):
+            within = replace(params, constraint=replace(params.constraint, within=True))
+        return Drawing(params, within, stops, values["keep_stop"])
 
-    def _constraint(self, settings: StructuredSettings) -> Constraint | None:
+    def _constraint(self, settings: StructuredSettings, budget: int | None) -> Constraint | None:
+        answer, tags = self._answer_constraint(settings), self._reasoning
+        if tags is None or not tags.opening:
+            if budget is not None:
+                raise ConfigError(
+                    f"sampling.thinking_budget={budget} needs a model that reasons, and the chat template has no tags"
+                    " for it; name them with model.reasoning_tags='[<think>,</think>]', or leave the budget out"
+                )
+            return answer
+        if budget is not None and answer is not None and not settings.after_reasoning:
+            raise ConfigError(
+                "sampling.thinking_budget has no effect where sampling.structured.after_reasoning=false; leave one out"
+            )
+        if budget is None and (answer is None or not settings.after_reasoning):
+            return answer
+        ids = (tags.opening_ids, tags.closing_ids)
+        ends, n_vocab = self._model.end_ids, self._model.n_vocab
+        return Thinking(tags.marked, tags.opening, tags.closing, *ids, ends, n_vocab, budget, False, answer)
+
+    def _answer_constraint(self, settings: StructuredSettings) -> Constraint | None:
         form = structured_form(settings)
         if form is None:
             return None

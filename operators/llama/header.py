@@ -56,6 +56,8 @@ class Header:
     encoder: str | None = None
     outputs: int = 0
     pooling: str | None = None
+    template: str | None = None
+    """Its chat template."""
 
 
 def part_names(name: str) -> list[str]:
@@ -114,6 +116,7 @@ def _read(path: Path, states: tuple[tuple[int, int], ...]) -> Header:
             raise InputError(f"{path}: {_why(architecture, REFUSED[architecture])}; docs/models.md has a list")
         has_head = any(HEAD_TENSORS & each.tensors for each in contents)
         encoder = _encoder(architecture, causal=_value(model, f"{architecture}.attention.causal"))
+        template = llama_cpp.llama_model_chat_template(model, None)
         labels = contents[0].arrays.get(f"{architecture}.classifier.output_labels".encode(), 1)
         return Header(
             architecture,
@@ -126,6 +129,7 @@ def _read(path: Path, states: tuple[tuple[int, int], ...]) -> Header:
             encoder,
             labels if has_head else 0,
             POOLING.get(_value(model, f"{architecture}.pooling_type") or ""),
+            template.decode("utf-8", "replace") if template else None,
         )
     finally:
         llama_cpp.llama_model_free(model)

@@ -274,7 +274,9 @@ def facts_of(path: Path, fingerprint: str | None = None) -> ModelFacts:
         fingerprint = " ".join(_content_id(part, found.st_size, found.st_mtime_ns) for part, found in each)
     size = sum(found.st_size for _, found in each)
     sizes = ModelSizes(size, header.n_vocab, header.kv_values, header.recurrent)
-    return ModelFacts(fingerprint, header.n_ctx_train, header.n_embd, sizes, header.encoder, header.outputs)
+    return ModelFacts(
+        fingerprint, header.n_ctx_train, header.n_embd, sizes, header.encoder, header.outputs, header.template
+    )
 
 
 @functools.lru_cache(maxsize=256)

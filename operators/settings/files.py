@@ -115,6 +115,7 @@ class OutputSettings:
         compression_level: of zstd (1 to 22) and gzip (1 to 9); null leaves it to the library.
         prompt_text: keep the exact text that the model was given.
         completion_ids: keep the token ids of the completion.
+        completion_text: answer, or raw: `completion` has the reasoning and its tags too.
         preview: rows to print at the end of a run.
         preview_columns: the columns of these rows to print; empty prints all.
         publish: an fsspec URL (s3://bucket/prefix) to which finished files are copied; null keeps them here only.
@@ -128,6 +129,7 @@ class OutputSettings:
     compression_level: int | None = None
     prompt_text: bool = False
     completion_ids: bool = False
+    completion_text: str = "answer"
     preview: int = field(default=0, metadata=NOT_IN_DATA)
     preview_columns: list[str] = field(default_factory=list, metadata=NOT_IN_DATA)
     publish: str | None = field(default=None, metadata=NOT_IN_DATA)
@@ -138,6 +140,7 @@ class OutputSettings:
     def __post_init__(self) -> None:
         check(self.preview >= 0, "output.preview", self.preview, "it is 0 (none) or more")
         check(self.retries >= 0, "output.retries", self.retries, "it is 0 (none) or more")
+        check_one_of("output.completion_text", self.completion_text, ("answer", "raw"))
         check_one_of("output.format", self.format, COMPRESSIONS)
         known = COMPRESSIONS[self.format]
         self.compression = known[0] if self.compression == "auto" else self.compression

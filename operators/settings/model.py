@@ -23,6 +23,8 @@ class ModelSettings:
         chat_template: a Jinja template file instead of the one in the GGUF.
         system: system prompt that is put before every conversation that has none.
         template_kwargs: arguments of the chat template, as {enable_thinking: false}.
+        reasoning_tags: the two tags between which the model writes its reasoning; null: read off the chat template,
+            [] for none. With ["", TAG] all that comes before TAG is reasoning.
         gpu_layers: layers to compute on the GPU: 0 for none, 999 for all. Needs a llama.cpp that was built for the GPU.
         options: further keyword arguments for the loader; one that it does not know is an error.
     """
@@ -35,6 +37,7 @@ class ModelSettings:
     chat_template: str | None = None
     system: str | None = None
     template_kwargs: Any = field(default=None, metadata=WHEN_GIVEN)
+    reasoning_tags: list[str] | None = field(default=None, metadata=WHEN_GIVEN)
     gpu_layers: int = 0
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -46,6 +49,11 @@ class ModelSettings:
         if own := sorted((kwargs or {}).keys() & GIVEN_TO_TEMPLATES):
             instead = "write data.tools" if own[0] == "tools" else "leave it out"
             raise ConfigError(f"model.template_kwargs has '{own[0]}', which Render gives to the template; {instead}")
+        tags = self.reasoning_tags
+        fits = not tags or (len(tags) == 2 and bool(tags[1]))
+        check(
+            fits, "model.reasoning_tags", tags, "two strings, [] for none, or null to read them off the chat template"
+        )
         check(self.gpu_layers >= 0, "model.gpu_layers", self.gpu_layers, "0 (CPU) or more; 999 is all layers")
 
 

@@ -82,6 +82,7 @@ class SamplingSettings:
         keep_stop: whether the string or token of `stop` and `stop_token_ids` becomes part of the completion.
         ignore_eos: do not stop at the model's end-of-generation tokens.
         logprobs: record the log-probability of each token, and of so many of the most likely ones; null records none.
+        thinking_budget: tokens of reasoning at most; then the closing tag is forced. null: any number.
         structured: what the text has to be: JSON of a schema, a match of a regex, a choice, a grammar's text.
         per_row: names of columns that override the setting of the same name for their row (null: no override).
     """
@@ -130,6 +131,7 @@ class SamplingSettings:
     logprobs: int | None = _ruled(
         None, "null (off), or 0 to 1000 likeliest tokens", lambda v: v is None or 0 <= v <= 1000
     )
+    thinking_budget: int | None = _ruled(None, "null (any number), or 0 or more", lambda v: v is None or v >= 0)
     structured: StructuredSettings = field(default_factory=StructuredSettings)
     per_row: list[str] = field(default_factory=list)
 

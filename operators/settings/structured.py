@@ -27,6 +27,7 @@ class StructuredSettings:
         grammar: a grammar in Lark's or llama.cpp's (GBNF) notation: text, or the path of a .lark or .gbnf file.
         whitespace: of JSON: natural (one space behind a comma and a colon), compact (none), or pretty (at most one
             space, or one line break and 20 spaces, wherever JSON may have white space).
+        after_reasoning: where the model reasons the constraint is on the answer alone; false: on all of the text.
         skip_forced: tokens that leave no choice are not drawn, and many of them are computed together.
     """
 
@@ -38,6 +39,7 @@ class StructuredSettings:
     grammar: str | None = None
     whitespace: str = "natural"
     skip_forced: bool = True
+    after_reasoning: bool = True
 
     def __post_init__(self) -> None:
         given = [key for key in KINDS if getattr(self, key) is not None]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from operators.generation.completions import TEXT, completion_fields
+from operators.generation.completions import REASONING, TEXT, completion_fields
 from operators.settings import SamplingSettings
 from operators.settings.structured import StructuredSettings
 from operators.steps.schema import json_schema
@@ -155,6 +155,8 @@ def _nodes(name: str, step: Step, groups: Groups) -> Iterator[tuple[str, dict[st
             "sampling": _sampling(step, groups["sampling"]),
             **{key: groups[key] for key in ("model", "decode", "runtime", "store", "seed", "id_column")},
             "completion_ids": "completion_ids" in _asked(step, groups),
+            "completion_text": groups["output"].completion_text,
+            "reasoning": _keeps_reasoning(_asked(step, groups)),
             "as": name,
         },
     )
@@ -201,6 +203,10 @@ def _value(name: str, step: Step, asked: Collection[str]) -> dict[str, Any]:
     return {"columns": whole, "numbers": {name: {"template": text, "least": least, "most": most}}}
 
 
+def _keeps_reasoning(asked: Collection[str]) -> bool:
+    return any(field.name in asked for field in REASONING)
+
+
 def _asked(step: Step, groups: Groups) -> set[str]:
     """Return the columns of a completion to keep, without the step's prefix."""
     output = groups["output"]
@@ -213,8 +219,10 @@ def _without_intermediates(name: str, step: Step, groups: Groups) -> dict[str, A
     asked, sampling = _asked(step, groups), groups["sampling"]
     if sampling.logprobs is not None:
         asked |= {"logprobs", "top_logprobs"}
-    made = completion_fields(_sampling(step, sampling), keep_ids="completion_ids" in asked)
-    known = [*(f.name for f in made), PROMPT_TEXT, "completion_ids"]
+    made = completion_fields(
+        _sampling(step, sampling), keep_ids="completion_ids" in asked, reasons=_keeps_reasoning(asked)
+    )
+    known = [*(f.name for f in made), PROMPT_TEXT, "completion_ids", *(f.name for f in REASONING)]
     if unknown := [column for column in step.columns if column not in known]:
         hint = did_you_mean(unknown[0], known) or f"; there are {', '.join(known)}"
         raise ConfigError(f"step '{name}': columns has '{unknown[0]}', which no completion has{hint}")

@@ -249,7 +249,8 @@ def load_model(runtime: Runtime, settings: ModelSettings) -> Model:
 
 def model_key(settings: ModelSettings) -> tuple[str, str]:
     """Return a key that is equal for settings with the same weights."""
-    return ("model", repr(replace(settings, chat_template=None, system=None, template_kwargs=None)))
+    of_prompts = ("chat_template", "system", "template_kwargs", "reasoning_tags")
+    return ("model", repr(replace(settings, **dict.fromkeys(of_prompts))))  # type: ignore[arg-type]
 
 
 def decoder_shape(
@@ -296,6 +297,7 @@ class ModelFacts:
     sizes: ModelSizes | None = None
     encoder: str | None = None
     outputs: int = 0
+    chat_template: str | None = None
 
 
 def inspect_model(settings: ModelSettings) -> ModelFacts:

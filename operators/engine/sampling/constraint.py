@@ -66,12 +66,17 @@ class Matcher(Protocol):
 class Constraint(Protocol):
     """A constraint on the texts of rows; rows with equal constraints share one."""
 
-    noun: str
-    """The word for a text that fits, in messages."""
-    skip_forced: bool
-    """True if forced tokens are not drawn."""
-    identity: str
-    """Everything in it that can change a text."""
+    @property
+    def noun(self) -> str:
+        """The word for a text that fits, in messages."""
+
+    @property
+    def skip_forced(self) -> bool:
+        """True if forced tokens are not drawn."""
+
+    @property
+    def identity(self) -> str:
+        """Everything in it that can change a text."""
 
     def matcher(self) -> Matcher:
         """Return the state of a row that begins."""

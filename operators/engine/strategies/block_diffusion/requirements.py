@@ -11,6 +11,7 @@ _BEHIND = "it looks back on the text before a token, which is not there yet when
 UNUSABLE = {
     "logprobs": "a token is chosen together with its neighbours, so it has no log-probability under the text before it",
     "structured": "a constraint is followed from left to right, and a block is not made in that order",
+    "thinking_budget": "a closing tag is forced from left to right, and a block is not made in that order",
     "min_tokens": "whether a block holds the end is known when all of it is",
     "repetition_penalty": _BEHIND,
     "presence_penalty": _BEHIND,
