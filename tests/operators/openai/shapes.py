@@ -13,8 +13,9 @@ COUNT = {"type": "integer", "minimum": 0}
 NULL = {"type": "null"}
 
 
-def closed(properties: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+def closed(properties: dict[str, Any], **optional: Any) -> dict[str, Any]:
+    names = {"required": list(properties), "additionalProperties": False}
+    return {"type": "object", "properties": properties | optional, **names}
 
 
 def listed(items: Any) -> dict[str, Any]:
@@ -47,9 +48,17 @@ COMPLETION_LOGPROBS = closed(
         "text_offset": {"type": "array", "items": COUNT},
     }
 )
-REASON = {"enum": ["stop", "length"]}
-USAGE = closed({"prompt_tokens": COUNT, "completion_tokens": COUNT, "total_tokens": COUNT})
-MESSAGE = closed({"role": {"const": "assistant"}, "content": TEXT, "refusal": NULL})
+REASON = {"enum": ["stop", "length", "tool_calls"]}
+USAGE = closed(
+    {"prompt_tokens": COUNT, "completion_tokens": COUNT, "total_tokens": COUNT},
+    completion_tokens_details=closed({"reasoning_tokens": COUNT}),
+)
+CALL = closed({"id": TEXT, "type": {"const": "function"}, "function": closed({"name": TEXT, "arguments": TEXT})})
+MESSAGE = closed(
+    {"role": {"const": "assistant"}, "content": either(TEXT, NULL), "refusal": NULL},
+    reasoning_content=TEXT,
+    tool_calls=listed(CALL),
+)
 
 
 def generated(kind: str, prefix: str, choice: dict[str, Any]) -> dict[str, Any]:
