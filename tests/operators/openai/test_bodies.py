@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
+from openai.types.chat import ChatCompletion
 
 from operators.openai.bodies import body_of, digest_of, line_of
 from operators.openai.requests import CHAT
@@ -62,6 +62,5 @@ def test_log_probabilities_end_with_the_text_also_behind_reasoning():
 
 
 def test_the_types_of_the_openai_package_take_every_line():
-    chat = pytest.importorskip("openai.types.chat", reason="the openai package is not installed")
     for made in (row(), row(reasoning="so", reasoning_token_count=3), row(tool_calls=[CALL], completion="")):
-        chat.ChatCompletion.model_validate_json(json.dumps(line(made)["response"]["body"]), strict=True)
+        ChatCompletion.model_validate_json(json.dumps(line(made)["response"]["body"]), strict=True)
