@@ -69,21 +69,14 @@ def usage(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _chat_choice(row: Row, index: int, pieces: Pieces) -> dict[str, Any]:
-    calls = [
-        {"id": f"call_{digest_of(row['row'], row['custom_id'])}_{index}_{i}", "type": "function", "function": call}
-        for i, call in enumerate(row.get("tool_calls") or ())
-    ]
     message: Row = {"role": "assistant", "content": row["completion"], "refusal": None}
     if row.get("reasoning") is not None:
         message["reasoning_content"] = row["reasoning"]
-    if calls:
-        message |= {"tool_calls": calls, "content": row["completion"] or None}
-    ended = _REASONS[row["finish_reason"]]
     return {
         "index": index,
         "message": message,
         "logprobs": None if row["logprobs"] is None else _chat_scores(row, pieces),
-        "finish_reason": "tool_calls" if calls and ended == "stop" else ended,
+        "finish_reason": _REASONS[row["finish_reason"]],
     }
 
 

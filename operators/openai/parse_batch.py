@@ -9,17 +9,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from operators.engine.backend.interface import inspect_model, load_model
+from operators.engine.backend.interface import inspect_model
 from operators.generation.requests import SEED_BITS
 from operators.openai.faults import Code, Fault
 from operators.openai.requests import PARAMETERS, read_line, request_of
 from operators.openai.values import Columns, unsupported
-from operators.prompts.template import Template
 from operators.rows.lineage import hash_of
 from operators.settings import ModelSettings
-from operators.settings.checks import check, read_text
+from operators.settings.checks import check
 from operators.sources.jsonl import LINE, TEXT
-from pipeline.api.protocols import BaseOperator, Runtime
+from pipeline.api.protocols import BaseOperator
 from pipeline.api.records import LINEAGE, ROW, Batch, Output, require_column
 
 FIELDS = pa.schema(
@@ -30,8 +29,6 @@ FIELDS = pa.schema(
         ("sample", pa.int32()),
         ("model", pa.string()),
         ("messages", pa.string()),
-        ("tools", pa.string()),
-        ("tool_choice", pa.string()),
         ("template_kwargs", pa.string()),
         ("prompt", pa.string()),
         ("given_ids", pa.list_(pa.int32())),
@@ -84,7 +81,6 @@ class ParseBatch(BaseOperator):
         check(models is None or bool(models), "models", models, "names of models, or null for any name")
         self._model = model
         self._models = models
-        self._tools = True
         self._seen: set[bytes] = set()
         self._fresh: dict[int, list[bytes]] = {}
         """The digests in `_seen` of chunks that have not ended, by chunk."""
@@ -100,11 +96,6 @@ class ParseBatch(BaseOperator):
         self._n_embd = inspect_model(self._model).n_embd
         self._schema = pa.schema([*self.fields, LINE, ROW, LINEAGE])
         return self._schema
-
-    def open(self, runtime: Runtime) -> None:
-        model, path = load_model(runtime, self._model), self._model.chat_template
-        source = model.chat_template if path is None else read_text(path, "model.chat_template")
-        self._tools = source is not None and "tools" in Template(source, "the chat template", strict=False).named
 
     def process(self, batch: Batch) -> Iterable[Output]:
         rows: list[dict[str, Any]] = []
@@ -133,8 +124,6 @@ class ParseBatch(BaseOperator):
         line = read_line(source[TEXT.name])
         self._note(line["custom_id"], chunk)
         columns, texts, samples = request_of(line, self._models, self.parameters)
-        if columns.get("tools") and not self._tools:
-            raise unsupported("tools", "the model's chat template reads none; leave them out")
         texts = self._texts(columns, texts)
         wanted = columns.pop("dimensions", self._n_embd)
         if wanted != self._n_embd:

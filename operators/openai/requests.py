@@ -23,7 +23,7 @@ MAX_TEXTS = 2048
 """Most prompts or inputs per request, as in the API."""
 DEFAULT_COMPLETION_TOKENS = 16
 """Default max_tokens of /v1/completions, as in the API."""
-_NEWER = "give tools and tool_choice, which have taken its place"
+_NO_TOOLS = "leave it out, or ask for JSON of a schema with response_format"
 _NO_THINKING = {"enable_thinking": False}
 _TEXT_ONLY = "the models are given text, and answer with text"
 _LEAVE_OUT = "leave it out"
@@ -60,11 +60,11 @@ PARAMETERS: Mapping[str, Mapping[str, Read]] = {
         "logprobs": values.flag,
         "top_logprobs": whole(0, 20),
         "response_format": values.response_format,
-        "tools": values.tools,
-        "tool_choice": values.tool_choice,
-        "parallel_tool_calls": refused("leave it out, and take the first of a message's tool_calls", True),
-        "functions": refused(_NEWER, []),
-        "function_call": refused(_NEWER, "none"),
+        "tools": refused(_NO_TOOLS, []),
+        "tool_choice": refused(_NO_TOOLS, "none"),
+        "parallel_tool_calls": refused(_NO_TOOLS),
+        "functions": refused(_NO_TOOLS, []),
+        "function_call": refused(_NO_TOOLS, "none"),
         "chat_template_kwargs": values.template_kwargs,
         "modalities": refused(_TEXT_ONLY, ["text"]),
         "audio": refused(_TEXT_ONLY),
@@ -186,26 +186,8 @@ def _resolve_chat(columns: Columns) -> None:
     kwargs = {} if effort is None else {"reasoning_effort": effort} | ({} if effort != "none" else _NO_THINKING)
     if kwargs := kwargs | columns.pop("template_kwargs", {}):
         columns["template_kwargs"] = json.dumps(kwargs, ensure_ascii=False)
-    _check_choice(columns)
     if "json_schema" in columns and "stop" in columns:
         raise unsupported("stop beside a response_format other than text", "JSON ends where it is whole")
-
-
-def _check_choice(columns: Columns) -> None:
-    """Check the choice among the tools, and fill in the API's default."""
-    names = [tool["function"]["name"] for tool in json.loads(columns.get("tools", "[]"))]
-    choice = columns.setdefault("tool_choice", "auto" if names else None)
-    if choice is None or (choice == "none" and not names):
-        columns["tool_choice"] = None
-    elif not names:
-        raise Fault(Code.INVALID_VALUE, f"tool_choice is {json.dumps(choice)}, and there are no tools")
-    elif choice not in ("auto", "required", "none", *names):
-        raise Fault(Code.INVALID_VALUE, f"tool_choice names '{choice}'; the tools are {', '.join(names)}")
-    elif choice not in ("auto", "none"):
-        for key in ("json_schema", "stop"):
-            if key in columns:
-                what = "a response_format other than text" if key == "json_schema" else key
-                raise unsupported(f"{what} beside tool_choice={json.dumps(choice)}", "the call is all of the answer")
 
 
 def _no_number(name: str) -> float:

@@ -1,4 +1,4 @@
-"""Responses to requests whose model reasons or calls tools."""
+"""Responses to requests whose model reasons."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from operators.openai.requests import CHAT
 from tests.operators.openai.shapes import OUTPUT_LINES
 
 PIECES = [b"<think>", b"so", b"</think>", b"yes", b"END", b"!"]
-CALL = {"name": "f", "arguments": '{"x": 1}'}
 
 
 def row(**columns: Any) -> dict[str, Any]:
@@ -43,17 +42,6 @@ def test_reasoning_stands_apart_and_is_counted():
     assert "completion_tokens_details" not in line(row())["response"]["body"]["usage"]
 
 
-def test_calls_have_ids_of_their_own_and_say_why_the_text_ended():
-    found = choice(tool_calls=[CALL, CALL], completion="")
-    assert [call["function"] for call in found["message"]["tool_calls"]] == [CALL, CALL]
-    assert len({call["id"] for call in found["message"]["tool_calls"]}) == 2
-    assert found["finish_reason"] == "tool_calls"
-    assert found["message"]["content"] is None
-    assert choice(tool_calls=[CALL], completion="so: ")["message"]["content"] == "so: "
-    assert choice(tool_calls=[CALL], finish_reason="length")["finish_reason"] == "length"
-    assert choice(tool_calls=[])["finish_reason"] == "stop"
-
-
 def test_log_probabilities_end_with_the_text_also_behind_reasoning():
     ids = [0, 1, 2, 3, 4]
     scored = {"completion_ids": ids, "logprobs": [0.0] * 5, "top_logprobs": [[]] * 5, "finish_reason": "stop_string"}
@@ -62,5 +50,5 @@ def test_log_probabilities_end_with_the_text_also_behind_reasoning():
 
 
 def test_the_types_of_the_openai_package_take_every_line():
-    for made in (row(), row(reasoning="so", reasoning_token_count=3), row(tool_calls=[CALL], completion="")):
+    for made in (row(), row(reasoning="so", reasoning_token_count=3)):
         ChatCompletion.model_validate_json(json.dumps(line(made)["response"]["body"]), strict=True)

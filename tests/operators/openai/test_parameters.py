@@ -15,7 +15,7 @@ from operators.openai.requests import CHAT, COMPLETIONS, EMBEDDINGS, PARAMETERS,
 from operators.sources.jsonl import LINE, TEXT
 from pipeline import PROJECT
 from pipeline.api.records import ROW, Batch, Rejects
-from tests.operators.openai.cases import ACCEPTED, REFUSED, REQUIRED, TOOL, cases
+from tests.operators.openai.cases import ACCEPTED, REFUSED, REQUIRED, cases
 from tests.operators.test_generate import FAKE
 
 SCHEMA = pa.schema([TEXT, LINE, ROW])
@@ -102,9 +102,6 @@ def test_a_parameter_that_nobody_knows_is_an_error(url):
         (CHAT, {"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens and max_completion_tokens differ"),
         (CHAT, {"logprobs": False, "top_logprobs": 2}, "top_logprobs needs logprobs"),
         (CHAT, {"stop": "a", "response_format": {"type": "json_object"}}, "stop beside a response_format"),
-        (CHAT, {"tool_choice": "required"}, 'tool_choice is "required", and there are no tools'),
-        (CHAT, {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "the tools are f"),
-        (CHAT, {"tools": [TOOL], "tool_choice": "required", "stop": "a"}, "stop beside tool_choice"),
         (COMPLETIONS, {"echo": True, "logprobs": 1}, "echo beside logprobs"),
         (COMPLETIONS, {"best_of": 3, "n": 2}, "best_of other than n, which is 2"),
         (COMPLETIONS, {"prompt": ["a"] * 100, "n": 100}, "at most 2048 in all"),
@@ -128,24 +125,6 @@ def test_parameters_arrive_as_the_columns_that_override_sampling():
         "min_tokens": None,
     }
     assert 0 < row["top_p"] < 1e-6
-
-
-@pytest.mark.parametrize(
-    ("body", "choice"),
-    [
-        ({}, None),
-        ({"tool_choice": "none"}, None),
-        ({"tools": []}, None),
-        ({"tools": [TOOL]}, "auto"),
-        ({"tools": [TOOL], "tool_choice": "none"}, "none"),
-        ({"tools": [TOOL], "tool_choice": "required"}, "required"),
-        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}}, "f"),
-    ],
-)
-def test_tools_and_the_choice_among_them_arrive_as_columns(body, choice):
-    ((row,), _) = parse(line(REQUIRED[CHAT] | body))
-    assert row["tool_choice"] == choice
-    assert row["tools"] == (json.dumps([TOOL]) if body.get("tools") else None)
 
 
 @pytest.mark.parametrize(
