@@ -55,19 +55,26 @@ def body_of(rows: Sequence[Row], pieces: Pieces, digest: str, fingerprint: str) 
     }
 
 
-def usage(rows: Sequence[Row]) -> dict[str, int]:
+def usage(rows: Sequence[Row]) -> dict[str, Any]:
     """Count tokens; those of a prompt once, however many choices it has."""
     prompt = sum(len(row["prompt_ids"]) for row in rows if not row["sample"])
     if rows[0]["completion"] is None:
         return {"prompt_tokens": prompt, "total_tokens": prompt}
     completion = sum(row["completion_token_count"] for row in rows)
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    found = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    if rows[0]["url"] != CHAT or "reasoning_token_count" not in rows[0]:
+        return found
+    reasoning = sum(row["reasoning_token_count"] or 0 for row in rows)
+    return {**found, "completion_tokens_details": {"reasoning_tokens": reasoning}}
 
 
 def _chat_choice(row: Row, index: int, pieces: Pieces) -> dict[str, Any]:
+    message: Row = {"role": "assistant", "content": row["completion"], "refusal": None}
+    if row.get("reasoning") is not None:
+        message["reasoning_content"] = row["reasoning"]
     return {
         "index": index,
-        "message": {"role": "assistant", "content": row["completion"], "refusal": None},
+        "message": message,
         "logprobs": None if row["logprobs"] is None else _chat_scores(row, pieces),
         "finish_reason": _REASONS[row["finish_reason"]],
     }
@@ -119,13 +126,21 @@ def _completion_scores(row: dict[str, Any], pieces: Pieces) -> dict[str, Any]:
 
 def _tokens(row: dict[str, Any], pieces: Pieces) -> Iterator[tuple[int, float, list[dict[str, Any]]]]:
     """Yield id, log-probability and likeliest tokens of each token in the text, without those of a stop string."""
-    room = len(row["completion"].encode()) if row["finish_reason"] == "stop_string" else None
+    room = _end_of_text(row, pieces) if row["finish_reason"] == "stop_string" else None
     taken = 0
     for token, logprob, top in zip(row["completion_ids"], row["logprobs"], row["top_logprobs"], strict=True):
         if room is not None and taken >= room:
             return
         taken += len(pieces[token])
         yield token, logprob, top
+
+
+def _end_of_text(row: dict[str, Any], pieces: Pieces) -> int:
+    """Return the number of bytes up to the stop string, those of the reasoning and its tags among them."""
+    drawn = b"".join([pieces[token] for token in row["completion_ids"]])
+    thought, said = (row.get("reasoning") or "").encode(), row["completion"].encode()
+    behind = drawn.find(thought) + len(thought) if thought else 0
+    return drawn.find(said, behind) + len(said)
 
 
 def _entry(token: int, logprob: float, pieces: Pieces) -> dict[str, Any]:

@@ -24,6 +24,7 @@ MAX_TEXTS = 2048
 DEFAULT_COMPLETION_TOKENS = 16
 """Default max_tokens of /v1/completions, as in the API."""
 _NO_TOOLS = "leave it out, or ask for JSON of a schema with response_format"
+_NO_THINKING = {"enable_thinking": False}
 _TEXT_ONLY = "the models are given text, and answer with text"
 _LEAVE_OUT = "leave it out"
 _SAY_IT = "say it in the messages"
@@ -64,10 +65,11 @@ PARAMETERS: Mapping[str, Mapping[str, Read]] = {
         "parallel_tool_calls": refused(_NO_TOOLS),
         "functions": refused(_NO_TOOLS, []),
         "function_call": refused(_NO_TOOLS, "none"),
+        "chat_template_kwargs": values.template_kwargs,
         "modalities": refused(_TEXT_ONLY, ["text"]),
         "audio": refused(_TEXT_ONLY),
         "prediction": refused(_LEAVE_OUT),
-        "reasoning_effort": refused(_SAY_IT, "none"),
+        "reasoning_effort": values.reasoning_effort,
         "verbosity": refused(_SAY_IT),
         "web_search_options": refused(_LEAVE_OUT),
         "metadata": ignored,
@@ -180,6 +182,10 @@ def _resolve_chat(columns: Columns) -> None:
         raise Fault(Code.INVALID_VALUE, "top_logprobs needs logprobs to be true")
     if wanted:
         columns["logprobs"] = top or 0
+    effort = columns.pop("reasoning_effort", None)
+    kwargs = {} if effort is None else {"reasoning_effort": effort} | ({} if effort != "none" else _NO_THINKING)
+    if kwargs := kwargs | columns.pop("template_kwargs", {}):
+        columns["template_kwargs"] = json.dumps(kwargs, ensure_ascii=False)
     if "json_schema" in columns and "stop" in columns:
         raise unsupported("stop beside a response_format other than text", "JSON ends where it is whole")
 

@@ -32,6 +32,8 @@ _READ = {
     ROW.name: ROW.type,
 }
 """Columns that are read, and their types; None: any."""
+_OPTIONAL = ("reasoning", "reasoning_token_count")
+"""Columns that are read where the model reasons."""
 SCHEMA = pa.schema(
     [
         ("custom_id", pa.string()),
@@ -71,6 +73,7 @@ class Respond(BaseOperator):
         """
         for name, kind in self.reads.items():
             require_column(schema, name, None if kind is None else [kind])
+        self._columns = [*self.reads, *(name for name in _OPTIONAL if name in schema.names)]
         return SCHEMA
 
     def fingerprint(self) -> dict[str, Any]:
@@ -85,7 +88,7 @@ class Respond(BaseOperator):
         waiting = self._open.setdefault(batch.chunk, {})
         whole: list[dict[str, Any]] = []
         merged = 0
-        for i, row in enumerate(batch.data.select(list(self.reads)).to_pylist()):
+        for i, row in enumerate(batch.data.select(self._columns).to_pylist()):
             come = waiting.setdefault(row[ROW.name], [])
             come.append((batch, i, row))
             if len(come) == row["choices"]:
@@ -112,7 +115,7 @@ class Respond(BaseOperator):
             "output": json.dumps(line, ensure_ascii=False),
         }
 
-    def _usage(self, rows: list[dict[str, Any]]) -> dict[str, int]:
+    def _usage(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         return usage(rows)
 
     def _body(self, rows: list[dict[str, Any]], digest: str) -> dict[str, Any]:

@@ -15,7 +15,13 @@ Read = Callable[[str, Any], Columns]
 MAX_INT32 = 2**31 - 1
 SHOWN = 60
 """Characters of a value to show in an error."""
-ROLES: Mapping[str, str] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+ROLES: Mapping[str, str] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
 """Roles of messages to their names in chat templates: `developer` is the newer name of `system`."""
 
 
@@ -140,28 +146,77 @@ def embedding_input(name: str, value: Any) -> Columns:
 
 
 def messages(name: str, value: Any) -> Columns:
-    """Read a list of messages of text; the parts of a content are joined by line breaks."""
+    """Read a list of messages of text, as JSON; the parts of a content are joined by line breaks."""
     if not isinstance(value, list) or not value:
         raise invalid(name, value, "a list of one message or more")
-    return {name: [_message(f"{name}[{i}]", one) for i, one in enumerate(value)]}
+    return {name: _json([_message(f"{name}[{i}]", one) for i, one in enumerate(value)])}
 
 
-def _message(where: str, message: Any) -> dict[str, str]:
+def _message(where: str, message: Any) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise invalid(where, message, "an object with role and content")
-    role, content = message.get("role"), message.get("content")
-    if role in ("tool", "function"):
-        raise unsupported(f"{where}.role={role!r}", "write what the tool has said into a message of the user")
+    role = message.get("role")
+    if role == "function":
+        raise unsupported(f"{where}.role={role!r}", "give it the role tool")
     if not isinstance(role, str) or role not in ROLES:
         raise invalid(f"{where}.role", role, ", ".join(ROLES))
-    extra = [key for key, given in message.items() if key not in ("role", "content") and given is not None]
-    if extra:
-        raise unsupported(f"{where}.{extra[0]}", "a message has a role and a content")
+    given = {key: one for key, one in message.items() if one is not None and key != "role"}
+    content = given.pop("content", None)
+    made: dict[str, Any] = {"role": ROLES[role]}
+    for key, read in _KEYS.get(role, {}).items():
+        if key in given:
+            made[key] = read(f"{where}.{key}", given.pop(key))
+    if given:
+        raise unsupported(f"{where}.{next(iter(given))}", f"a message of the role {role} does not have it")
     if isinstance(content, list) and content:
         content = "\n".join(_part(f"{where}.content[{i}]", part) for i, part in enumerate(content))
+    if content is None and "tool_calls" in made:
+        return made
     if not isinstance(content, str):
         raise invalid(f"{where}.content", content, "a string, or a list of parts of the type text")
-    return {"role": ROLES[role], "content": content}
+    return {**made, "content": content}
+
+
+def _text(where: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise invalid(where, value, "a string")
+    return value
+
+
+def _tool_calls(where: str, value: Any) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not value:
+        raise invalid(where, value, "a list of one call or more")
+    return [_tool_call(f"{where}[{i}]", call) for i, call in enumerate(value)]
+
+
+def _tool_call(where: str, call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        raise invalid(where, call, '{"id": ..., "type": "function", "function": {"name": ..., "arguments": ...}}')
+    refuse_unknown(where, call, ("id", "type", "function", "index"))
+    refuse_unknown(f"{where}.function", function, ("name", "arguments"))
+    named = {key: _text(f"{where}.function.{key}", function.get(key)) for key in ("name", "arguments")}
+    identity = {} if call.get("id") is None else {"id": _text(f"{where}.id", call["id"])}
+    return {**identity, "type": "function", "function": named}
+
+
+_KEYS: Mapping[str, Mapping[str, Callable[[str, Any], Any]]] = {
+    "assistant": {"tool_calls": _tool_calls, "reasoning_content": _text},
+    "tool": {"tool_call_id": _text, "name": _text},
+}
+"""By role, the keys of a message besides role and content."""
+
+
+def template_kwargs(name: str, value: Any) -> Columns:
+    """Read arguments of the chat template, as JSON."""
+    if not isinstance(value, dict):
+        raise invalid(name, value, "an object")
+    return {"template_kwargs": value}
+
+
+def reasoning_effort(name: str, value: Any) -> Columns:
+    """Read a word that the chat template is given; `none` also switches thinking off where it has such a switch."""
+    return {name: _text(name, value)}
 
 
 def _part(where: str, part: Any) -> str:
@@ -175,6 +230,10 @@ def _part(where: str, part: Any) -> str:
     if not isinstance(text, str):
         raise invalid(f"{where}.text", text, "a string")
     return text
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _shown(value: object) -> str:

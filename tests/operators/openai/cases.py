@@ -33,7 +33,8 @@ TEXT = {"type": "text", "text": "a"}
 TEXTS = ["a", ["a", "b"], [1, 2], [[1], [2, 3]]]
 NO_TEXTS = [[], {}, 3, "", [""], [1, "a"], [[]], [-1], [1.5], [True], [["a"]]]
 IGNORED = [name for name, read in PARAMETERS[CHAT].items() if read is ignored]
-TOOL = {"type": "function", "function": {"name": "f"}}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 ACCEPTED: dict[str, list[Any]] = {
     **{name: ["x", {"a": "b"}, True, 3] for name in IGNORED},
@@ -42,6 +43,11 @@ ACCEPTED: dict[str, list[Any]] = {
         [{"role": "developer", "content": "a"}, *user("b"), {"role": "assistant", "content": "c"}, *user("d")],
         [{"role": "system", "content": "a"}, *user([TEXT, TEXT])],
         user("a", name=None),
+        [
+            *user("a"),
+            {"role": "assistant", "content": None, "tool_calls": [CALL], "reasoning_content": "b"},
+            {"role": "tool", "content": "c", "tool_call_id": "1"},
+        ],
     ],
     "prompt": [*TEXTS],
     "input": [*TEXTS],
@@ -70,10 +76,11 @@ ACCEPTED: dict[str, list[Any]] = {
     "stream": [False],
     "tools": [[]],
     "tool_choice": ["none"],
+    "chat_template_kwargs": [{}, {"enable_thinking": False}],
     "functions": [[]],
     "function_call": ["none"],
     "modalities": [["text"]],
-    "reasoning_effort": ["none"],
+    "reasoning_effort": ["none", "low", "high"],
     "top_k": [0, 5],
     "min_p": [0, 0.1],
     "repetition_penalty": [1, 1.5],
@@ -88,7 +95,11 @@ REFUSED: dict[str, list[Any]] = {
         ["hi"],
         [{"role": "user"}],
         [{"content": "a"}],
-        [{"role": "tool", "content": "a", "tool_call_id": "x"}],
+        [{"role": "tool", "content": "a", "tool_call_id": 3}],
+        [{"role": "function", "content": "a", "name": "f"}],
+        [{"role": "assistant", "content": None}],
+        [{"role": "assistant", "content": None, "tool_calls": []}],
+        user("a", tool_calls=[CALL]),
         [{"role": "judge", "content": "a"}],
         [{"role": ["user"], "content": "a"}],
         user(None),
@@ -96,6 +107,7 @@ REFUSED: dict[str, list[Any]] = {
         user([]),
         user("a", name="Ann"),
         [{"role": "assistant", "content": "a", "tool_calls": [TOOL]}],
+        [{"role": "assistant", "content": "a", "tool_calls": [{**CALL, "function": {"name": "f"}}]}],
         user([{"type": "image_url", "image_url": {"url": "x"}}]),
         user([{"type": "input_audio", "input_audio": {}}]),
         user([{**TEXT, "cache": 1}]),
@@ -136,12 +148,13 @@ REFUSED: dict[str, list[Any]] = {
     "tools": [[TOOL], {}],
     "tool_choice": ["auto", "required", TOOL],
     "parallel_tool_calls": [True, False],
+    "chat_template_kwargs": [[], "enable_thinking"],
     "functions": [[{"name": "f"}]],
     "function_call": ["auto", {"name": "f"}],
     "modalities": [["text", "audio"], []],
     "audio": [{"voice": "x"}],
     "prediction": [{"type": "content", "content": "x"}],
-    "reasoning_effort": ["low", "high"],
+    "reasoning_effort": [3],
     "verbosity": ["low"],
     "web_search_options": [{}],
     "top_k": [-1, 1.5, True],

@@ -13,8 +13,9 @@ COUNT = {"type": "integer", "minimum": 0}
 NULL = {"type": "null"}
 
 
-def closed(properties: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+def closed(properties: dict[str, Any], **optional: Any) -> dict[str, Any]:
+    names = {"required": list(properties), "additionalProperties": False}
+    return {"type": "object", "properties": properties | optional, **names}
 
 
 def listed(items: Any) -> dict[str, Any]:
@@ -48,8 +49,14 @@ COMPLETION_LOGPROBS = closed(
     }
 )
 REASON = {"enum": ["stop", "length"]}
-USAGE = closed({"prompt_tokens": COUNT, "completion_tokens": COUNT, "total_tokens": COUNT})
-MESSAGE = closed({"role": {"const": "assistant"}, "content": TEXT, "refusal": NULL})
+USAGE = closed(
+    {"prompt_tokens": COUNT, "completion_tokens": COUNT, "total_tokens": COUNT},
+    completion_tokens_details=closed({"reasoning_tokens": COUNT}),
+)
+MESSAGE = closed(
+    {"role": {"const": "assistant"}, "content": TEXT, "refusal": NULL},
+    reasoning_content=TEXT,
+)
 
 
 def generated(kind: str, prefix: str, choice: dict[str, Any]) -> dict[str, Any]:

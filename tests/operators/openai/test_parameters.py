@@ -21,6 +21,7 @@ from tests.operators.test_generate import FAKE
 SCHEMA = pa.schema([TEXT, LINE, ROW])
 TABLE = [(url, name) for url in PARAMETERS for name in PARAMETERS[url]]
 ABOUT_OTHERS = {"n", "stop", "echo", "encoding_format", "dimensions", "logprobs", "max_completion_tokens", "best_of"}
+ABOUT_OTHERS |= {"reasoning_effort"}
 
 
 def line(body: Any, url: Any = CHAT, **envelope: Any) -> str:
@@ -124,6 +125,21 @@ def test_parameters_arrive_as_the_columns_that_override_sampling():
         "min_tokens": None,
     }
     assert 0 < row["top_p"] < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("body", "given"),
+    [
+        ({}, None),
+        ({"reasoning_effort": "low"}, {"reasoning_effort": "low"}),
+        ({"reasoning_effort": "none"}, {"reasoning_effort": "none", "enable_thinking": False}),
+        ({"reasoning_effort": "low", "chat_template_kwargs": {"a": 1}}, {"reasoning_effort": "low", "a": 1}),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, {"enable_thinking": False}),
+    ],
+)
+def test_arguments_of_the_chat_template_arrive_as_json(body, given):
+    ((row,), _) = parse(line(REQUIRED[CHAT] | body))
+    assert row["template_kwargs"] == (None if given is None else json.dumps(given))
 
 
 def test_choices_are_the_samples_of_the_first_prompt_and_then_those_of_the_next():

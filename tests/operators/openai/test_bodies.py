@@ -1,0 +1,54 @@
+"""Responses to requests whose model reasons."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from openai.types.chat import ChatCompletion
+
+from operators.openai.bodies import body_of, digest_of, line_of
+from operators.openai.requests import CHAT
+from tests.operators.openai.shapes import OUTPUT_LINES
+
+PIECES = [b"<think>", b"so", b"</think>", b"yes", b"END", b"!"]
+
+
+def row(**columns: Any) -> dict[str, Any]:
+    """A row of a chat behind Generate."""
+    plain = {"row": 0, "custom_id": "a", "url": CHAT, "model": "m", "sample": 0, "choices": 1, "prompt_ids": [1, 2]}
+    drawn = {"completion": "yes", "completion_ids": [3], "completion_token_count": 1, "finish_reason": "stop"}
+    return {**plain, **drawn, "logprobs": None, "top_logprobs": None, **columns}
+
+
+def line(*rows: dict[str, Any]) -> dict[str, Any]:
+    """The line that answers a request of these rows, checked against the shape of the API."""
+    made = line_of(rows[0], body_of(rows, PIECES, digest_of(0, "a"), "fp_1"))
+    OUTPUT_LINES[CHAT].validate(made)
+    return made
+
+
+def choice(**columns: Any) -> dict[str, Any]:
+    found: dict[str, Any] = line(row(**columns))["response"]["body"]["choices"][0]
+    return found
+
+
+def test_reasoning_stands_apart_and_is_counted():
+    thought = {"reasoning": "so", "reasoning_token_count": 3, "completion_token_count": 4}
+    body = line(row(**thought), row(**thought, sample=1))["response"]["body"]
+    assert [each["message"]["reasoning_content"] for each in body["choices"]] == ["so", "so"]
+    assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 6}
+    assert "reasoning_content" not in choice(reasoning=None, reasoning_token_count=None)["message"]
+    assert "completion_tokens_details" not in line(row())["response"]["body"]["usage"]
+
+
+def test_log_probabilities_end_with_the_text_also_behind_reasoning():
+    ids = [0, 1, 2, 3, 4]
+    scored = {"completion_ids": ids, "logprobs": [0.0] * 5, "top_logprobs": [[]] * 5, "finish_reason": "stop_string"}
+    found = choice(**scored, reasoning="so", reasoning_token_count=3)["logprobs"]["content"]
+    assert [entry["token"] for entry in found] == ["<think>", "so", "</think>", "yes"]
+
+
+def test_the_types_of_the_openai_package_take_every_line():
+    for made in (row(), row(reasoning="so", reasoning_token_count=3)):
+        ChatCompletion.model_validate_json(json.dumps(line(made)["response"]["body"]), strict=True)
