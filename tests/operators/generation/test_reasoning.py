@@ -11,10 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from operators.constraints.thinking import Thinking
+from operators.engine.backend.fake import FakeModel
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sequence.sequence import Sequence, StopWatcher
 from operators.generation.reasoning import Reasoning
+from operators.generation.sampling_params import RowParams
 from operators.prompts.reasoning import HARMONY, Tags, tags_in
+from operators.settings import SamplingSettings
+from operators.settings.structured import StructuredSettings
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 
@@ -224,3 +228,15 @@ def test_what_cannot_work_is_exit_code_2(tmp_path, capfd, settings, said):
 
 def test_without_tags_there_is_no_column(tmp_path):
     assert "reasoning" not in ran(tmp_path / "out", "model.reasoning_tags=[]")[0]
+
+
+def test_a_constraint_waits_for_the_closing_tag_also_without_a_budget():
+    model = FakeModel()
+    tags = Reasoning(model, Tags("<think>", "</think>"))
+
+    def constraint(**structured: Any) -> object:
+        sampling = SamplingSettings(structured=StructuredSettings(choices=["a"], **structured))
+        return RowParams(sampling, model, tags).of(()).within.constraint  # type: ignore[union-attr]
+
+    assert isinstance(constraint(), Thinking)
+    assert not isinstance(constraint(after_reasoning=False), Thinking)
