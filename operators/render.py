@@ -54,11 +54,14 @@ class Render(BaseOperator):
     With `template` or `template_file` the text is that Jinja template over the row's columns (and `bos_token`,
     `eos_token`), given to the model as it is, without the turns that a chat model has learnt.
 
+    The chat template also gets `model.template_kwargs`, `data.tools` and their columns; a key that it does not read is
+    told once in the log. `data.continue_final_message` leaves the assistant's last message open.
+
     A BOS never comes twice: where the tokenizer puts one first (`add_bos`), that of the text is taken off.
 
     Args:
-        model: its chat template, unless `model.chat_template` names a file; its special tokens.
-        data: which columns hold prompts.
+        model: its chat template, unless `model.chat_template` names a file; its special tokens; `template_kwargs`.
+        data: which columns hold prompts, template arguments and tools.
         template, template_file: a template over the columns, as text or as a file; at most one.
         raw_column: a column of texts that, where one is not null, are given to the model as they are: for rows that
             continue a text beside rows that are conversations.
@@ -191,6 +194,9 @@ class Render(BaseOperator):
             return str(messages[0]["content"])
         if self._model.system is not None and (not messages or messages[0]["role"] != SYSTEM):
             messages.insert(0, {"role": SYSTEM, "content": self._model.system})
+        for message in messages:
+            if message.get("tool_calls"):
+                message.setdefault("content", self._chat.no_content)
         given = self._arguments.of(row)
         if unread := given.keys() - self._read:
             self._read |= unread

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
@@ -29,6 +30,8 @@ MAX_SOURCE_CHARACTERS = 1 << 20
 MAX_TEXT_CHARACTERS = 16 << 20
 MAX_NUMBER_BITS = 1 << 14
 MAX_BASE, MAX_EXPONENT = 100_000, 64
+CALLS_WITHOUT_CONTENT = re.compile(r"\bcontent['\"]?\]?\s+is\s+none\s*-?%\}")
+"""A branch for messages whose content is null, in which DeepSeek's templates write tool calls."""
 SIZED = (str, list, tuple)
 OTHER_TEMPLATES = (jinja2.nodes.Include, jinja2.nodes.Import, jinja2.nodes.FromImport, jinja2.nodes.Extends)
 
@@ -51,6 +54,8 @@ class Template:
 
     def __init__(self, source: str, name: str, *, strict: bool, date: datetime.date | None = None) -> None:
         self.name = name
+        self.no_content = None if CALLS_WITHOUT_CONTENT.search(source) else ""
+        """The content of a message that has tool calls and no content, as a chat template wants it."""
         if len(source) > MAX_SOURCE_CHARACTERS:
             raise ConfigError(
                 f"{name} has {len(source)} characters, more than {MAX_SOURCE_CHARACTERS}; is it a template?"
@@ -105,7 +110,7 @@ def probe(template: Template, values: dict[str, Any]) -> None:
         if "strftime_now" in str(error):
             raise ConfigError(
                 f"{template.name} asks for today's date, which would make every run another one;"
-                " fix a date with nodes.render.op.date=2026-01-31"
+                " fix a date with +nodes.render.op.date=2026-01-31"
             ) from error
     except Exception:  # it may accept other conversations (one with a system message, say)
         pass

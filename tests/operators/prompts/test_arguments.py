@@ -206,6 +206,19 @@ def test_messages_with_tool_calls_and_reasoning(tmp_path: Path) -> None:
     assert (texts, reasons) == ([f"assistant:xrr;{parsed}{parsed}{unparsed}tool:y7;"], [])
 
 
+@pytest.mark.parametrize("quote", ["'", '"'])
+@pytest.mark.parametrize("content", [{}, {"content": None}])
+def test_tool_calls_without_content_have_the_content_that_the_template_can_use(
+    tmp_path: Path, content: dict[str, Any], quote: str
+) -> None:
+    chat = [{"role": "assistant", **content, "tool_calls": [{"function": {"name": "f", "arguments": {"a": "é"}}}]}]
+    looks = "{%- if messages[0][QcontentQ] is none %}{{ messages[0].tool_calls[0].function.name }}{% endif %}"
+    appends = "{{ 'a' + messages[0].content }}{{ '' + messages[0].tool_calls[0].function.arguments }}"
+    for template, text in ((looks.replace("Q", quote), "f"), (appends, 'a{"a": "é"}')):
+        rows = [{"chat": json.dumps(chat)}]
+        assert render(tmp_path, rows, TEXT, Render(chat_model(template), CHAT)) == ([text], [])
+
+
 STRIPS = TURNS.replace("m.content", "m.content | trim")
 ENDS = TURNS.replace("{% endfor %}", "<end>{% endfor %}", 1)
 

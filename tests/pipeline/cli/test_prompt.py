@@ -17,8 +17,15 @@ from pipeline.cli.main import main
 from tests.pipeline.command_line import refused
 
 CHATS = [[{"role": "user", "content": f"Question {i}?\n"}] for i in range(5)]
-CHATS[3] = []
+CHATS[1], CHATS[3] = CHATS[0], []
 JOB = ["job=generate", "model=tiny", "data.path=chats.jsonl", "data.messages_column=chat", "chunk_rows=2"]
+
+ONCE = """\
+defaults: [override /flow: generate]
+nodes:
+  once: {inputs: read, op: {_target_: operators.dedup.Dedup, columns: [chat]}}
+  render: {inputs: once}
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +65,17 @@ def test_it_is_the_prompt_of_the_run(capsys: pytest.CaptureFixture[str]) -> None
 def test_what_has_no_prompt_is_told_why(capsys: pytest.CaptureFixture[str], arguments: list[str], says: str) -> None:
     assert says in refused(capsys, "prompt", *JOB, *arguments)
     assert not Path("outputs").exists()
+
+
+@pytest.mark.parametrize("row", [0, 4])
+def test_a_node_that_looks_at_a_whole_chunk_gets_it(capsys: pytest.CaptureFixture[str], row: int) -> None:
+    Path("once.yaml").write_text(ONCE)
+    assert main(["prompt", "job=once.yaml", *JOB[1:], f"row={row}"]) == ExitCode.DONE
+    shown = capsys.readouterr().out
+    assert shown.count("the text:") == 1
+    assert f"Question {row}?" in shown
+    message = refused(capsys, "prompt", "job=once.yaml", *JOB[1:], "row=1")
+    assert "row 1 has no prompt at 'tokenize': rejected by 'once': equal to row 0 in chat" in message
 
 
 def test_of_several_prompts_those_that_need_no_completion_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
