@@ -164,12 +164,14 @@ def ran(out: Path, *settings: str, rows: int = 24, code: int = ExitCode.DONE) ->
     return pq.read_table(out / "data").sort_by("row").to_pylist()
 
 
-def test_no_row_thinks_longer_than_its_budget_and_every_row_answers(tmp_path):
-    rows = ran(tmp_path / "out", "sampling.thinking_budget=9", rows=500)
+def test_no_row_thinks_longer_than_its_budget_and_every_row_goes_on_to_its_answer(tmp_path):
+    rows = ran(tmp_path / "out", "sampling.thinking_budget=9", "output.completion_text=raw", rows=500)
     assert len(rows) == 500
     assert max(row["reasoning_token_count"] for row in rows) == 9
-    assert all(row["completion"] for row in rows if row["finish_reason"] == "length")
-    assert sum(bool(row["completion"]) for row in rows) > 490
+    answers = [row["completion"].removeprefix(f"{row['reasoning']}</think>") for row in rows]
+    assert all(len(answer) < len(row["completion"]) for answer, row in zip(answers, rows, strict=True))
+    assert all(row["finish_reason"] == "stop" for answer, row in zip(answers, rows, strict=True) if not answer)
+    assert sum(map(bool, answers)) > 490
 
 
 @pytest.mark.parametrize(
