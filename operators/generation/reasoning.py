@@ -53,10 +53,8 @@ class Reasoning:
 
     def __init__(self, model: Model, tags: Tags) -> None:
         self._pieces = model.pieces()
-        self.opening_ids, self.closing_ids = (
-            token_ids(model, tags.opening.encode()),
-            token_ids(model, tags.closing.encode()),
-        )
+        self.opening_ids = token_ids(model, tags.opening.encode())
+        self.closing_ids = token_ids(model, tags.closing.encode())
         plain_ids = token_ids(model, tags.plain.encode())
         self._controls = {
             token: b"\xff%d\xff" % token

@@ -1,4 +1,4 @@
-"""What a chat template is given beside the messages: its arguments (`enable_thinking` ...) and tools."""
+"""Arguments (`enable_thinking` ...) and tools for chat templates, from the settings of a job and from columns."""
 
 from __future__ import annotations
 

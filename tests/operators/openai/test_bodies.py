@@ -50,5 +50,8 @@ def test_log_probabilities_end_with_the_text_also_behind_reasoning():
 
 
 def test_the_types_of_the_openai_package_take_every_line():
-    for made in (row(), row(reasoning="so", reasoning_token_count=3)):
-        ChatCompletion.model_validate_json(json.dumps(line(made)["response"]["body"]), strict=True)
+    for made in (row(), row(reasoning="so", reasoning_token_count=3), row(completion="", finish_reason="length")):
+        body = line(made)["response"]["body"]
+        read = ChatCompletion.model_validate_json(json.dumps(body), strict=True)
+        assert read.model_dump(exclude_unset=True) == body
+        assert read.choices[0].message.content == made["completion"]
