@@ -23,12 +23,16 @@ from tools.models.make_model import quantize_file
 SHUFFLED = np.random.default_rng(1).permutation(len(LENGTHS)).tolist()
 AS_TRANSFORMERS: dict[str, Any] = {"kv_type": "f32", "flash_attention": False}
 GELU_BY_TABLE = ("gemma3",)
-"""llama.cpp looks GELU up in a table of F16."""
+"""llama.cpp looks GELU up in a table of F16. With that in transformers, too, the largest difference falls from 0.0042
+to 0.0010."""
+LOOSE = {"qwen3_5": 1e-3}
+"""Its gated delta net adds up a state by another algorithm. Transformers in float32 is 2.4e-4 from itself in float64,
+and 1.9e-4 from itself token by token."""
 
 
 def tolerance(family: str) -> float:
     """Of a logit, in F32 with an exact cache."""
-    return 0.013 if family in GELU_BY_TABLE else 1e-4
+    return 0.013 if family in GELU_BY_TABLE else LOOSE.get(family, 1e-4)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -71,8 +75,6 @@ def logits(model: LlamaModel, prompts: Seq[np.ndarray], max_tokens: int, **setti
 
 
 def test_logits_are_those_of_transformers(family, model):
-    if "logits" not in REFERENCES[family]:
-        pytest.skip("an older reference, without logits")
     prompt = np.frombuffer(PROMPTS[LOGITS_OF].encode(), np.uint8).astype(np.int32)
     found = logits(model, [prompt], 1, slots=1)[0][0]
     assert np.abs(found - REFERENCES[family]["logits"]).max() < tolerance(family)

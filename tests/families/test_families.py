@@ -25,8 +25,6 @@ REFERENCES: dict[str, dict[str, Any]] = {
     path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(HERE.glob("*.json"))
 }
 FAMILIES = [name for name, reference in REFERENCES.items() if "ids" in reference]
-OLDER_TOKENS = 16
-"""Of references that were made before near ties and logits were noted."""
 ALL_OFF = tuple(f"runtime.optimise.{field.name}=false" for field in fields(OptimiseSettings))
 EXACT_WAYS: dict[str, tuple[str, ...]] = {
     "without optimisations, shuffled and preempted": (
@@ -72,7 +70,7 @@ def data(out: Path) -> dict[str, bytes]:
 def differences(family: str, out: Path) -> list[str]:
     """Where the completions differ from the reference, for each row; it says if the reference is a near tie there."""
     expected = REFERENCES[family]
-    ties = {(prompt, token): gap for prompt, token, _, _, gap in expected.get("near_ties", ())}
+    ties = {(prompt, token): gap for prompt, token, _, _, gap in expected["near_ties"]}
     found = pq.read_table(out / "data").sort_by("row")["completion_ids"].to_pylist()
     said = []
     for row, (ours, theirs) in enumerate(zip(found, expected["ids"], strict=True)):
@@ -138,10 +136,10 @@ def test_a_reference_says_enough_and_rests_on_no_tie(family):
     reference = REFERENCES[family]
     assert reference["prompts"] == [*PROMPTS]
     assert len(reference["ids"]) == len(PROMPTS)
-    assert {len(ids) for ids in reference["ids"]} == {NEW_TOKENS if "near_ties" in reference else OLDER_TOKENS}
+    assert {len(ids) for ids in reference["ids"]} == {NEW_TOKENS}
     assert len({token for ids in reference["ids"][:STRANGERS] for token in ids}) >= LEAST_TOKENS
     assert reference["least_gap"] >= LEAST_GAP
-    assert all(LEAST_GAP <= gap < NEAR for *_, gap in reference.get("near_ties", ()))
+    assert all(LEAST_GAP <= gap < NEAR for *_, gap in reference["near_ties"])
     assert (HERE / f"{family}.gguf").stat().st_size <= LARGEST
 
 
