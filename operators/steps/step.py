@@ -23,7 +23,7 @@ class Step:
         prompt: the user's message, inside the model's chat template.
         system: the system prompt; null takes `model.system`.
         examples: answered questions that come before the prompt: a list of {user, assistant}.
-        messages: the whole conversation instead, a list of {role, content}.
+        messages: the whole conversation instead, a list of {role, content}, or the name of a column that holds one.
         raw: give `prompt` to the model as it is, without its chat template.
         writes: the role whose message the model writes: assistant, or user, which needs no prompt.
         n: completions of each row, which becomes so many rows.
@@ -52,7 +52,7 @@ class Step:
     prompt: str | None = None
     system: str | None = None
     examples: list[dict[str, str]] | None = None
-    messages: list[dict[str, str]] | None = None
+    messages: list[dict[str, str]] | str | None = None
     raw: bool = False
     writes: str = "assistant"
     n: int | None = None
@@ -107,8 +107,8 @@ class Step:
         for example in self.examples or []:
             check(set(example) == {"user", "assistant"}, "examples", example, "each is {user: ..., assistant: ...}")
 
-    def conversation(self) -> list[dict[str, str]]:
-        """Return the messages before the one that the model writes, as {role, content}."""
+    def conversation(self) -> list[dict[str, str]] | str:
+        """Return the messages before the one that the model writes, as {role, content}, or the column with them."""
         if self.messages is not None:
             return self.messages
         turns = [("system", self.system)]
