@@ -22,6 +22,8 @@ from operators.generation.requests import Requests, Samples, require_columns
 from operators.generation.row_metrics import RowMetrics, cost_lines
 from operators.generation.sampling_params import structured_form
 from operators.generation.store_lookup import StoreLookup
+from operators.generation.tool_calls import ToolReader
+from operators.generation.tools import Tools
 from operators.generation.wiring import (
     check_room,
     chosen_settings,
@@ -35,7 +37,7 @@ from operators.generation.wiring import (
 )
 from operators.rows.row_condition import Where, passed_by
 from operators.rows.sql import RowExpression
-from operators.settings import DecodeSettings, ModelSettings, SamplingSettings, StoreSettings
+from operators.settings import DataSettings, DecodeSettings, ModelSettings, SamplingSettings, StoreSettings
 from operators.settings.checks import check_one_of
 from operators.settings.runtime import EngineSettings
 from operators.tuning.calibration import FEW_ROWS
@@ -45,6 +47,10 @@ from pipeline.api.protocols import BaseOperator, Inbox, MemoryNeed, Runtime
 from pipeline.api.records import Batch, ChunkEnd, Item, add_columns
 
 SEED = "seed"
+UNREAD_CALLS = (
+    "%s: tool calls stay in the completion, since the chat template writes them in no format that is known; name one"
+    " with model.tool_format=, or set sampling.tools=none"
+)
 
 
 class Generate(BaseOperator):
@@ -65,6 +71,10 @@ class Generate(BaseOperator):
         completion_text: answer: where the model reasons, `completion` has what comes behind the reasoning, which is in
             `reasoning` and counted in `reasoning_token_count`; raw: all that was drawn.
         reasoning: whether to keep `reasoning` and `reasoning_token_count`.
+        data: has the tools (`tools`, `tools_column`) that rows may call, as `sampling.tools` says.
+        tool_calls: whether to look for calls: `tool_calls` has them (name, and arguments as JSON) where `completion` is
+            what stands beside them, and `tool_error` says why one cannot be read or does not keep its tool's schema;
+            the text is left in `completion` then.
         as_: prefix of the new columns (`as` in a job file), for a second Generate in a graph.
         where: a condition in SQL on a row's columns. Rows for which it is false or null pass by as they are, with null
             in the new columns.
@@ -97,6 +107,8 @@ class Generate(BaseOperator):
         completion_ids: bool = False,
         completion_text: str = "answer",
         reasoning: bool = True,
+        data: DataSettings | None = None,
+        tool_calls: bool = True,
         as_: str | None = None,
         where: str | None = None,
     ) -> None:
@@ -111,7 +123,8 @@ class Generate(BaseOperator):
         self._prefix = f"{as_}_" if as_ else ""
         check_one_of("completion_text", completion_text, ("answer", "raw"))
         self._raw = completion_text == "raw"
-        self._keep = {"keep_ids": completion_ids, "reasons": reasoning}
+        self._keep = {"keep_ids": completion_ids, "reasons": reasoning, "calls": tool_calls}
+        self._data = data or DataSettings()
         self._samples = Samples(sampling)
         self._priority = None if runtime.priority is None else RowExpression("runtime.priority", runtime.priority)
 
@@ -122,7 +135,11 @@ class Generate(BaseOperator):
         require_columns(schema, self._sampling, self._id_column, self._priority)
         schema = self._samples.schema(schema)
         self._tags = reasoning_tags(self._model_settings)
-        keep = self._keep if self._tags is not None else {**self._keep, "reasons": False}
+        self._tools = Tools.of(self._model_settings, self._data, self._sampling)
+        if self._tools is not None:
+            self._tools.plan(schema)
+        there = {"reasons": self._tags is not None, "calls": self._tools is not None}
+        keep = {key: wanted and there.get(key, True) for key, wanted in self._keep.items()}
         self._fields = completion_fields(self._sampling, **keep)
         added = [f.with_name(self._prefix + f.name) for f in self._fields]
         # A seed that comes from the input's `seed` column is the seed that is recorded: one column, not a collision.
@@ -136,6 +153,8 @@ class Generate(BaseOperator):
         constraint = {} if form is None else {"structured": form.digest}
         tags = reasoning_tags(self._model_settings)
         constraint |= {} if tags is None else {"reasoning": repr(tags)}
+        tools = Tools.of(self._model_settings, self._data, self._sampling)
+        constraint |= {} if tools is None else {"tools": tools.identity}
         model = inspect_model(self._model_settings).fingerprint
         runtime = self._engine_settings
         # It says where texts are cut, as runtime.max_sequence_tokens does.
@@ -154,6 +173,8 @@ class Generate(BaseOperator):
         self._repeated = RepeatedDraws()
         self._duplicates = Duplicates(enabled=self._engine_settings.optimise.identical_rows)
         self._metrics = RowMetrics(runtime, constrained=self._sampling.structured.kind is not None)
+        if self._tools is None and self._sampling.tools is None and self._data.has_tools:
+            runtime.log.warning(UNREAD_CALLS, runtime.node)
         if not self._engine_settings.open_keys():
             self._take_engine(self._engine_settings)
         runtime.totals(lambda: {f"{runtime.node}/identical": float(self._duplicates.served)})
@@ -244,9 +265,11 @@ class Generate(BaseOperator):
             self._engine_settings.row_limit,
             self._priority,
             reasoning,
+            self._tools,
         )
+        reader = None if self._tools is None else ToolReader(self._tools, model, reasoning)
         self._completions = Completions(
-            self._kept, self._fields, self._schema, model.pieces(), reasoning, raw=self._raw
+            self._kept, self._fields, self._schema, model.pieces(), reasoning, raw=self._raw, reader=reader
         )
         if (warning := self._requests.too_short()) is not None:
             runtime.log.warning("%s: %s", runtime.node, warning)

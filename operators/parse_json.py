@@ -5,22 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 import pyarrow as pa
 
+from operators.rows.json_schema import Validate, validator
 from operators.rows.json_values import Misfit, declared_fields, schema_fields
 from operators.settings.checks import check_one_of
 from operators.settings.structured import read_schema
-from pipeline.api.errors import ConfigError, install
+from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import BaseOperator
 from pipeline.api.records import Batch, Output, RejectKind, add_columns, require_column
 
 _FENCED = re.compile(r"```(?:json|JSON)?[ \t]*\n(.*?)```", re.S)
-_MAX_MESSAGE = 200
-"""Characters kept of a jsonschema message: it quotes the value, which may be long."""
-Validate = Callable[[Any], str | None]
 
 
 class ParseJson(BaseOperator):
@@ -68,7 +66,7 @@ class ParseJson(BaseOperator):
         check_one_of("invalid", invalid, [kind.value for kind in RejectKind])
         self._column = column
         self._schema_given = read_schema(schema, "schema")
-        self._breach: Validate = _validator(self._schema_given) if schema is not None else lambda value: None
+        self._breach: Validate = validator(self._schema_given, "schema") if schema is not None else lambda value: None
         self._fields = declared_fields(fields, optional or []) if fields else schema_fields(self._schema_given)
         self._fenced = fenced
         self._kind = RejectKind(invalid)
@@ -127,50 +125,3 @@ def _load(text: str) -> Any:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number of JSON")
-
-
-def _validator(schema: Any) -> Validate:
-    """Return a function that describes the most relevant error that jsonschema finds in a value, or returns None."""
-    try:
-        import jsonschema
-        from referencing import Registry
-        from referencing.exceptions import Unresolvable
-        from referencing.jsonschema import specification_with
-    except ImportError as error:
-        raise ConfigError(f"schema needs the package jsonschema: {install('json')}; fields does without") from error
-    cls = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
-    try:
-        cls.check_schema(schema)
-    except jsonschema.SchemaError as error:
-        raise ConfigError(f"schema, at {error.json_path}: {error.message}") from error
-    registry: Any = Registry()  # empty, so nothing is fetched from the web
-    root = specification_with(cls.META_SCHEMA["$schema"]).create_resource(schema)
-    for reference, lookup in _references(registry.resolver_with_root(root), root):
-        try:
-            lookup(reference)
-        except Unresolvable as error:
-            raise ConfigError(
-                f"schema: $ref {reference!r} leads out of it or nowhere; write it out in $defs"
-            ) from error
-    validator = cls(schema, registry=registry)
-
-    def breach(value: Any) -> str | None:
-        try:
-            found = jsonschema.exceptions.best_match(validator.iter_errors(value))
-        except RecursionError:
-            return "$ is nested too deeply for the schema"
-        except OverflowError:
-            return "$ has a number beyond what the schema can be held against"
-        return None if found is None else f"{found.json_path}: {found.message[:_MAX_MESSAGE]}"
-
-    return breach
-
-
-def _references(resolver: Any, resource: Any) -> Iterator[tuple[str, Callable[[str], Any]]]:
-    """Yield each $ref of a schema (a resource of the package referencing) and of its subschemas, with a function that
-    resolves it."""
-    reference = resource.contents.get("$ref") if isinstance(resource.contents, Mapping) else None
-    if isinstance(reference, str):
-        yield reference, resolver.lookup
-    for inner in resource.subresources():
-        yield from _references(resolver.in_subresource(inner), inner)

@@ -27,6 +27,8 @@ _WHITESPACE: dict[str, dict[str, Any]] = {
 }
 _STRICT: dict[str, Any] = {"lenient": False, "coerce_one_of": False}
 """Nothing is left out and nothing is approximated, so that what was completed validates."""
+NATURAL = _WHITESPACE["natural"] | _STRICT
+"""llguidance's options for JSON inside another grammar."""
 
 _NAMED = ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas")
 """Keywords whose value maps names to schemas. Definitions come first: a fault is where it stands, not where it is
@@ -86,7 +88,7 @@ def _json_schema(settings: StructuredSettings) -> Form:
 
     def fault(schema: Any) -> str | None:
         try:
-            return _fault(grammar(schema))
+            return fault_of(grammar(schema))
         except (TypeError, ValueError) as error:
             return str(error)
         except RecursionError:
@@ -112,12 +114,12 @@ def _grammar(settings: StructuredSettings) -> Form:
 
 
 def _checked(key: str, noun: str, grammar: str) -> Form:
-    if (reason := _fault(grammar)) is not None:
+    if (reason := fault_of(grammar)) is not None:
         raise ConfigError(f"sampling.structured.{key} cannot be compiled: {reason}")
     return Form(noun, grammar)
 
 
-def _fault(grammar: str) -> str | None:
+def fault_of(grammar: str) -> str | None:
     """Return llguidance's messages if it cannot compile `grammar`."""
     broken, messages = LLMatcher.validate_grammar_with_warnings(grammar)
     return "; ".join(messages) if broken else None

@@ -13,6 +13,7 @@ from operators.engine.sequence import FinishReason
 from operators.engine.sequence import Sequence as Row
 from operators.generation.reasoning import Reasoning
 from operators.generation.requests import batch_row
+from operators.generation.tool_calls import TOOL_CALLS, ToolReader
 from operators.settings import SamplingSettings
 from pipeline.api.records import Batch, ChunkEnd, Rejects
 
@@ -31,12 +32,19 @@ _ENTRY = pa.struct([pa.field("id", pa.int32()), pa.field("logprob", pa.float32()
 TOP_LOGPROBS = pa.field("top_logprobs", pa.list_(pa.list_(_ENTRY)))
 
 
-def completion_fields(sampling: SamplingSettings, *, keep_ids: bool, reasons: bool = False) -> list[pa.Field]:
-    """Return the columns of a completion."""
+def completion_fields(
+    sampling: SamplingSettings, *, keep_ids: bool, reasons: bool = False, calls: bool = False
+) -> list[pa.Field]:
+    """Return the columns of a completion.
+
+    Args:
+        keep_ids, reasons, calls: with its token ids, its reasoning, its tool calls.
+    """
     by_row = LOGPROBS.name in sampling.per_row
     scored = [LOGPROBS] if by_row or sampling.logprobs is not None else []
     ranked = [TOP_LOGPROBS] if by_row or sampling.logprobs else []
-    return [*_FIELDS, *(REASONING if reasons else ()), *([_IDS_FIELD] if keep_ids else []), *scored, *ranked]
+    parts = [*_FIELDS, *(REASONING if reasons else ()), *(TOOL_CALLS if calls else ())]
+    return [*parts, *([_IDS_FIELD] if keep_ids else []), *scored, *ranked]
 
 
 class Completions:
@@ -48,7 +56,8 @@ class Completions:
         schema: all of them, under the names that they get.
         pieces: the bytes of each token of the vocabulary.
         reasoning: the tags of the model; None: it does not reason.
-        raw: the completion has the reasoning too.
+        raw: the completion has the reasoning and the calls too.
+        reader: reads the tool calls; None: there are no tools.
     """
 
     def __init__(
@@ -60,7 +69,9 @@ class Completions:
         reasoning: Reasoning | None = None,
         *,
         raw: bool = False,
+        reader: ToolReader | None = None,
     ) -> None:
+        self._reader = reader if any(f == TOOL_CALLS[0] for f in fields) else None
         self._reasoning = reasoning
         self._raw = raw
         self._kept = kept
@@ -108,16 +119,23 @@ class Completions:
 
     def _columns(self, rows: Sequence[Row]) -> Iterator[list[Any]]:
         """Yield the values of each field."""
-        splits = None if self._reasoning is None else [self._reasoning.split(row) for row in rows]
+        made: dict[str, list[Any]] = {}
+        if self._reasoning is not None:
+            splits = [self._reasoning.split(row) for row in rows]
+            made[REASONING[0].name] = [split.reasoning for split in splits]
+            made[REASONING[1].name] = [split.tokens for split in splits]
+            made[TEXT] = [split.answer for split in splits]
+        if self._reader is not None:
+            reasoned = [text is not None for text in made.get(REASONING[0].name, [None] * len(rows))]
+            answers = [self._reader.read(row, reasoned=r) for row, r in zip(rows, reasoned, strict=True)]
+            made[TOOL_CALLS[0].name] = [answer.calls for answer in answers]
+            made[TOOL_CALLS[1].name] = [answer.error for answer in answers]
+            texts = made.get(TEXT) or map(self._text, rows)
+            made[TEXT] = [t if a.content is None else a.content for t, a in zip(texts, answers, strict=True)]
+        if self._raw:
+            made.pop(TEXT, None)
         for field in self._fields:
-            if splits is not None and field == REASONING[0]:
-                yield [split.reasoning for split in splits]
-            elif splits is not None and field == REASONING[1]:
-                yield [split.tokens for split in splits]
-            elif splits is not None and field.name == TEXT and not self._raw:
-                yield [split.answer for split in splits]
-            else:
-                yield [self._values[field.name](row) for row in rows]
+            yield made[field.name] if field.name in made else [self._values[field.name](row) for row in rows]
 
     def _text(self, row: Row) -> str:
         text = batch_row(row).text

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from operators.engine.backend.interface import Model, TokenIds, inspect_model
+from operators.engine.backend.interface import Model, TokenIds, template_of
 from operators.engine.sequence.sequence import Sequence, StopWatcher
 from operators.generation.sampling_params import token_ids
 from operators.prompts.reasoning import Tags, tags_in
 from operators.settings import ModelSettings
-from operators.settings.checks import read_text
 
 _TAIL_TOKENS = 64
 """Tokens at the end of a prompt that may hold an opening tag and white space."""
@@ -20,13 +20,11 @@ def reasoning_tags(settings: ModelSettings) -> Tags | None:
     """Return the tags of a model that need not be loaded; None if it does not reason.
 
     Raises:
-        ConfigError, InputError: see inspect_model.
+        ConfigError, InputError: see template_of.
     """
     if settings.reasoning_tags is not None:
         return Tags(*settings.reasoning_tags) if settings.reasoning_tags else None
-    if settings.chat_template is not None:
-        return tags_in(read_text(settings.chat_template, "model.chat_template"))
-    return tags_in(inspect_model(settings).chat_template)
+    return tags_in(template_of(settings))
 
 
 @dataclass(frozen=True)
@@ -53,16 +51,17 @@ class Reasoning:
 
     def __init__(self, model: Model, tags: Tags) -> None:
         self._pieces = model.pieces()
+        self.tags = tags
         self.opening_ids = token_ids(model, tags.opening.encode())
         self.closing_ids = token_ids(model, tags.closing.encode())
-        plain_ids = token_ids(model, tags.plain.encode())
+        plain_ids, next_ids = (token_ids(model, text.encode()) for text in (tags.plain, tags.next))
         self._controls = {
             token: b"\xff%d\xff" % token
-            for token in (*self.opening_ids, *self.closing_ids, *plain_ids)
+            for token in (*self.opening_ids, *self.closing_ids, *plain_ids, *next_ids)
             if not self._pieces[token]
         }
         self.opening, self.closing = self.marked(self.opening_ids), self.marked(self.closing_ids)
-        self._plain = self.marked(plain_ids)
+        self._plain, self._next = self.marked(plain_ids), self.marked(next_ids)
 
     def marked(self, tokens: Seq[int]) -> bytes:
         """Return the bytes of tokens, with those of control tokens of tags."""
@@ -77,34 +76,18 @@ class Reasoning:
 
     def split(self, row: Sequence) -> Split:
         """Return the parts of a finished row, up to its stop string."""
-        text = self._drawn(row)
+        text = drawn(row, self._pieces, lambda token: self._controls.get(token) or self._pieces[token])
         begin = self._begin(text, within=self.begins_within(row.prompt))
-        end = -1 if begin is None else text.find(self.closing, begin)
+        end, behind = (-1, 0) if begin is None else end_of_reasoning(text, begin, self.closing, self._next)
         if begin is None or (end < 0 and not self.opening):
-            behind = len(self._plain) if self._plain and text.startswith(self._plain) else 0
-            return Split(None, 0, self._text(text[behind:]))
+            skipped = len(self._plain) if self._plain and text.startswith(self._plain) else 0
+            return Split(None, 0, self._text(text[skipped:]))
         last = len(text) if end < 0 else end
         starts, at = 0, 0
         for token in row.tokens:
             starts += begin <= at < last
             at += len(self._controls.get(token) or self._pieces[token])
-        answer = b"" if end < 0 else text[end + len(self.closing) :]
-        return Split(self._text(text[begin:last]), starts, self._text(answer))
-
-    def _drawn(self, row: Sequence) -> bytes:
-        """Return the marked bytes of a row up to its stop string."""
-        if row.stops is None:
-            return self.marked(row.tokens)
-        watcher = StopWatcher(row.stops.stops, self._pieces, row.stops.keep)
-        for token in row.tokens:
-            watcher.feed(token)
-        room = len(watcher.text) if watcher.cut is None else watcher.cut
-        made = bytearray()
-        for token in row.tokens:
-            piece = self._pieces[token][:room]
-            made += self._controls.get(token) or piece
-            room -= len(piece)
-        return bytes(made)
+        return Split(self._text(text[begin:last]), starts, self._text(b"" if end < 0 else text[behind:]))
 
     def _begin(self, text: bytes, *, within: bool) -> int | None:
         """Return where the reasoning begins in `text`; None if it has none."""
@@ -117,3 +100,40 @@ class Reasoning:
         for control in self._controls.values():
             marked = marked.replace(control, b"")
         return marked.decode("utf-8", "replace")
+
+
+def drawn(row: Sequence, pieces: Seq[bytes], bytes_of: Callable[[int], bytes]) -> bytes:
+    """Return what was drawn of a finished row, up to its stop string.
+
+    Args:
+        pieces: the bytes of tokens as they stand in texts.
+        bytes_of: the bytes of a token here, which may differ for control tokens.
+    """
+    if row.stops is None:
+        return b"".join(map(bytes_of, row.tokens))
+    watcher = StopWatcher(row.stops.stops, pieces, row.stops.keep)
+    for token in row.tokens:
+        watcher.feed(token)
+    room = len(watcher.text) if watcher.cut is None else watcher.cut
+    made = bytearray()
+    for token in row.tokens:
+        piece = pieces[token][:room]
+        made += piece if pieces[token] else bytes_of(token)
+        room -= len(piece)
+    return bytes(made)
+
+
+def end_of_reasoning(text: bytes, begin: int, closing: bytes, following: bytes) -> tuple[int, int]:
+    """Return where the reasoning of `text` ends, and where what follows begins; -1 and 0 if it does not end.
+
+    Args:
+        closing: stands between reasoning and answer.
+        following: what else may follow reasoning, a tool call, begins with it; empty: nothing else.
+    """
+    end = text.find(closing, begin)
+    if end >= 0:
+        return end, end + len(closing)
+    end = text.find(following, begin) if following else -1
+    if end < 0 or closing.startswith(text[end:]):
+        return -1, 0
+    return end, end + len(following)

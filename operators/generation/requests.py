@@ -16,6 +16,7 @@ from operators.engine.backend.interface import Model, TokenIds
 from operators.engine.sequence import Sequence, StopWatcher
 from operators.generation.reasoning import Reasoning
 from operators.generation.sampling_params import RowParams, structured_form, token_ids
+from operators.generation.tools import Tools
 from operators.rows.lineage import append_to_lineage, hash_of, mix, repeated, row_hashes
 from operators.rows.sql import RowExpression
 from operators.rows.token_lists import PROMPT_IDS, list_views
@@ -103,6 +104,7 @@ class Requests:
         limit: the key that sets max_sequence_tokens, for the reasons of rejects.
         priority: an expression for the priority of a waiting row; null counts as 0.
         reasoning: the tags of the model; None: it does not reason.
+        tools: what rows may call; None: nothing.
 
     Raises:
         ConfigError: see RowParams.
@@ -121,6 +123,7 @@ class Requests:
         limit: str = "runtime.max_sequence_tokens",
         priority: RowExpression | None = None,
         reasoning: Reasoning | None = None,
+        tools: Tools | None = None,
     ) -> None:
         self._reasoning = reasoning
         self._priority = priority
@@ -134,7 +137,7 @@ class Requests:
         self._model = model
         self._pieces = model.pieces()
         self.samples = Samples(sampling)
-        self._row_params = RowParams(sampling, model, reasoning)
+        self._row_params = RowParams(sampling, model, reasoning, tools)
 
     def too_short(self) -> str | None:
         """Return a warning if not even the shortest of `sampling.structured.choices` fits into `max_tokens`."""

@@ -11,6 +11,8 @@ from operators.engine.backend.interface import Model
 from operators.engine.sampling.constraint import Constraint
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sampling.penalties import Breakers
+from operators.generation.tools import NONE, Tools
+from operators.prompts.messages import NoPrompt
 from operators.settings import SamplingSettings
 from operators.settings.sampling import misfits, plain_value
 from operators.settings.structured import StructuredSettings, parse_schema
@@ -48,25 +50,36 @@ class RowParams:
         sampling: the job's values.
         model: whose tokens.
         reasoning: its tags; None: it does not reason.
+        tools: what rows may call; None: nothing.
 
     Attributes:
-        columns: the columns that may override, and that of the row's JSON schema.
+        columns: the columns that may override, and those of the row's JSON schema and of its tools.
 
     Raises:
         ConfigError: a token id of the job's values is not in the vocabulary, a text has no tokens, or the constraint
             cannot be compiled.
     """
 
-    def __init__(self, sampling: SamplingSettings, model: Model, reasoning: Reasoning | None = None) -> None:
+    def __init__(
+        self, sampling: SamplingSettings, model: Model, reasoning: Reasoning | None = None, tools: Tools | None = None
+    ) -> None:
         self._reasoning = reasoning
+        self._tools = tools
+        self._tools_column = None if tools is None else tools.column
         self._sampling = sampling
         self._model = model
         self._schema_column = sampling.structured.json_schema_column
-        self.columns = [*sampling.per_row, *([] if self._schema_column is None else [self._schema_column])]
+        more = [name for name in (self._schema_column, self._tools_column) if name is not None]
+        self.columns = [*sampling.per_row, *more]
         self._breakers: dict[tuple[str, ...], Breakers] = {}
         self._compiler: Compiler | None = None
         self._known: dict[str, Drawing | str] = {}
-        self._plain = self._drawing(vars(sampling))
+        stops = () if tools is None else tools.form.stops
+        self._tool_stops = frozenset(token for stop in stops if (token := self._control(stop)) is not None)
+        plain = vars(sampling)
+        if tools is not None and tools.given is None:
+            plain = {**plain, "tools": NONE}  # there are none to call but those of a row
+        self._plain = self._drawing(plain)
 
     def of(self, values: tuple[Any, ...]) -> Drawing | str:
         """Convert the values of a row with these `values` of its `columns`, or return the reason why they are invalid;
@@ -76,22 +89,27 @@ class RowParams:
         named = dict(zip(self._sampling.per_row, values, strict=False))
         named.pop("seed", None)
         named.pop("n", None)
-        schema = None if self._schema_column is None else values[-1]
-        key = repr((*named.values(), schema))
+        own = len(self._sampling.per_row)
+        more = dict(zip(self.columns[own:], values[own:], strict=True))
+        schema = None if self._schema_column is None else more[self._schema_column]
+        key = repr((*named.values(), *more.values()))
         if key not in self._known:
-            if len(self._known) >= (MOST_DRAWINGS if self._schema_column is None else MOST_SCHEMAS):
+            if len(self._known) >= (MOST_SCHEMAS if more else MOST_DRAWINGS):
                 self._known.clear()
-            self._known[key] = self._overridden({k: v for k, v in named.items() if v is not None}, schema)
+            overrides = {k: v for k, v in named.items() if v is not None}
+            self._known[key] = self._overridden(overrides, schema, more.get(self._tools_column or ""))
         return self._known[key]
 
-    def _overridden(self, overrides: dict[str, Any], schema: str | None) -> Drawing | str:
+    def _overridden(self, overrides: dict[str, Any], schema: str | None, tools: Any) -> Drawing | str:
         try:
             values = vars(self._sampling) | {k: plain_value(k, v) for k, v in overrides.items()}
             if self._schema_column is not None:
                 values["structured"] = self._of_row(self._schema_column, schema)
             broken = misfits(values)
             if not broken:
-                return self._drawing(values)
+                return self._drawing(values, tools)
+        except NoPrompt as error:
+            return str(error)
         except ConfigError as error:
             return str(error) if schema is None else f"column '{self._schema_column}': {error}"
         except (TypeError, ValueError, AttributeError):
@@ -109,8 +127,8 @@ class RowParams:
         parsed = parse_schema(schema, "its value")
         return replace(self._sampling.structured, json_schema=parsed, json_schema_column=None, optional=False)
 
-    def _drawing(self, values: Mapping[str, Any]) -> Drawing:
-        """Convert checked values, which are named as in SamplingSettings."""
+    def _drawing(self, values: Mapping[str, Any], tools: Any = None) -> Drawing:
+        """Convert checked values, which are named as in SamplingSettings. `tools`: the row's value of their column."""
         own = frozenset(self._token("stop_token_ids", t) for t in values["stop_token_ids"])
         ends = self._model.end_ids
         bad_words = (ids for word in values["bad_words"] for ids in self._bad_word(word))
@@ -118,11 +136,11 @@ class RowParams:
             "logit_bias": tuple(self._biases(values["logit_bias"] or {})),
             "bad_words": tuple(dict.fromkeys(bad_words)),
             "order": tuple(values["order"]),
-            "stop_ids": own if values["ignore_eos"] else own | ends,
+            "stop_ids": own | self._tool_stops if values["ignore_eos"] else own | ends | self._tool_stops,
             "kept_stop_ids": own if values["keep_stop"] else frozenset(),
             "end_ids": own | ends,
             "dry_breakers": self._dry_breakers(values),
-            "constraint": self._constraint(values["structured"], values["thinking_budget"]),
+            "constraint": self._constraint(values["structured"], values["thinking_budget"], self._call(values, tools)),
         }
         as_they_stand = {f.name: values[f.name] for f in fields(SamplingParams) if f.name in values}
         stops = [stop.encode() for stop in values["stop"]]
@@ -131,8 +149,27 @@ class RowParams:
             within = replace(params, constraint=replace(params.constraint, within=True))
         return Drawing(params, within, stops, values["keep_stop"])
 
-    def _constraint(self, settings: StructuredSettings, budget: int | None) -> Constraint | None:
-        answer, tags = self._answer_constraint(settings), self._reasoning
+    def _call(self, values: Mapping[str, Any], given: Any) -> Form | None:
+        """Return the shape of the call that a row is forced to make; None if it is not."""
+        if self._tools is None:
+            return None
+        choice = values["tools"] or self._tools.choice
+        self._tools.check_beside(choice, values)
+        return self._tools.shape(choice, self._tools.of_row(given), self._control)
+
+    def _control(self, text: str) -> int | None:
+        """Return the id of the control token with this name; None if it is none."""
+        ids = token_ids(self._model, text.encode())
+        return ids[0] if len(ids) == 1 and not self._model.pieces()[ids[0]] else None
+
+    def _constraint(self, settings: StructuredSettings, budget: int | None, call: Form | None) -> Constraint | None:
+        answer, tags = self._answer_constraint(settings, call), self._reasoning
+        if call is not None and self._tools is not None and self._tools.form.before:
+            if budget is not None:
+                raise ConfigError(
+                    "sampling.thinking_budget and a forced tool call cannot both be in this model's format; keep one"
+                )
+            return answer  # it says itself where the reasoning stands
         if tags is None or not tags.opening:
             if budget is not None:
                 raise ConfigError(
@@ -150,8 +187,8 @@ class RowParams:
         ends, n_vocab = self._model.end_ids, self._model.n_vocab
         return Thinking(tags.marked, tags.opening, tags.closing, *ids, ends, n_vocab, budget, False, answer)
 
-    def _answer_constraint(self, settings: StructuredSettings) -> Constraint | None:
-        form = structured_form(settings)
+    def _answer_constraint(self, settings: StructuredSettings, call: Form | None) -> Constraint | None:
+        form = call or structured_form(settings)
         if form is None:
             return None
         if self._compiler is None:

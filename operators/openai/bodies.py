@@ -72,11 +72,19 @@ def _chat_choice(row: Row, index: int, pieces: Pieces) -> dict[str, Any]:
     message: Row = {"role": "assistant", "content": row["completion"], "refusal": None}
     if row.get("reasoning") is not None:
         message["reasoning_content"] = row["reasoning"]
+    ended = _REASONS[row["finish_reason"]]
+    if row.get("tool_calls"):
+        name = f"call_{digest_of(row['row'], row['custom_id'])}_{index}"
+        message["content"] = row["completion"] or None
+        message["tool_calls"] = [
+            {"id": f"{name}_{i}", "type": "function", "function": call} for i, call in enumerate(row["tool_calls"])
+        ]
+        ended = "tool_calls" if ended == "stop" else ended
     return {
         "index": index,
         "message": message,
         "logprobs": None if row["logprobs"] is None else _chat_scores(row, pieces),
-        "finish_reason": _REASONS[row["finish_reason"]],
+        "finish_reason": ended,
     }
 
 

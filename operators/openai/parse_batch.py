@@ -9,11 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from operators.engine.backend.interface import inspect_model
+from operators.engine.backend.interface import inspect_model, template_of
 from operators.generation.requests import SEED_BITS
 from operators.openai.faults import Code, Fault
 from operators.openai.requests import PARAMETERS, read_line, request_of
 from operators.openai.values import Columns, unsupported
+from operators.prompts.tool_formats import format_in
 from operators.rows.lineage import hash_of
 from operators.settings import ModelSettings
 from operators.settings.checks import check
@@ -29,6 +30,8 @@ FIELDS = pa.schema(
         ("sample", pa.int32()),
         ("model", pa.string()),
         ("messages", pa.string()),
+        ("tool_list", pa.string()),
+        ("tools", pa.string()),
         ("template_kwargs", pa.string()),
         ("prompt", pa.string()),
         ("given_ids", pa.list_(pa.int32())),
@@ -50,8 +53,8 @@ FIELDS = pa.schema(
         ("encoding_format", pa.string()),
     ]
 )
-"""The parameters of a request, null where it has none. `choices`: the number of its rows. `sample`: the number of the
-completion among those of its text."""
+"""The parameters of a request, null where it has none. `tool_list`: its tools; `tools`: its choice among them.
+`choices`: the number of its rows. `sample`: the number of the completion among those of its text."""
 _DIGEST_BYTES = 16
 _MAX_SEED: int = 2**SEED_BITS - 1
 _BATCH_ROWS = 1024
@@ -94,6 +97,7 @@ class ParseBatch(BaseOperator):
         for field in (TEXT, LINE):
             require_column(schema, field.name, [field.type])
         self._n_embd = inspect_model(self._model).n_embd
+        self._template = template_of(self._model)
         self._schema = pa.schema([*self.fields, LINE, ROW, LINEAGE])
         return self._schema
 
@@ -124,6 +128,8 @@ class ParseBatch(BaseOperator):
         line = read_line(source[TEXT.name])
         self._note(line["custom_id"], chunk)
         columns, texts, samples = request_of(line, self._models, self.parameters)
+        if "tool_list" in columns:
+            self._check_tools(columns.get("tools", "auto"))
         texts = self._texts(columns, texts)
         wanted = columns.pop("dimensions", self._n_embd)
         if wanted != self._n_embd:
@@ -135,6 +141,13 @@ class ParseBatch(BaseOperator):
             own = {"sample": sample, "seed": _seed(given, sample), LINEAGE.name: [len(rows)]}
             rows.append({**columns, **self._text(text), **own})
         return rows
+
+    def _check_tools(self, choice: str) -> None:
+        """Raise Fault for tools that the model is not told about, or whose calls cannot be read."""
+        if self._template is None or "tools" not in self._template:
+            raise unsupported("tools", "the model's chat template reads none; leave them out")
+        if choice != "none" and self._model.tool_format is None and format_in(self._template) is None:
+            raise unsupported("tools", "the chat template has no known format of calls; the job can name one")
 
     def _texts(self, columns: Columns, texts: list[Any]) -> list[Any]:
         """Return what each row of a request is about."""

@@ -23,7 +23,7 @@ MAX_TEXTS = 2048
 """Most prompts or inputs per request, as in the API."""
 DEFAULT_COMPLETION_TOKENS = 16
 """Default max_tokens of /v1/completions, as in the API."""
-_NO_TOOLS = "leave it out, or ask for JSON of a schema with response_format"
+_NEWER = "give tools and tool_choice, which have taken its place"
 _NO_THINKING = {"enable_thinking": False}
 _TEXT_ONLY = "the models are given text, and answer with text"
 _LEAVE_OUT = "leave it out"
@@ -60,11 +60,11 @@ PARAMETERS: Mapping[str, Mapping[str, Read]] = {
         "logprobs": values.flag,
         "top_logprobs": whole(0, 20),
         "response_format": values.response_format,
-        "tools": refused(_NO_TOOLS, []),
-        "tool_choice": refused(_NO_TOOLS, "none"),
-        "parallel_tool_calls": refused(_NO_TOOLS),
-        "functions": refused(_NO_TOOLS, []),
-        "function_call": refused(_NO_TOOLS, "none"),
+        "tools": values.tools,
+        "tool_choice": values.tool_choice,
+        "parallel_tool_calls": refused("leave it out, and take the first of a message's tool_calls", True),
+        "functions": refused(_NEWER, []),
+        "function_call": refused(_NEWER, "none"),
         "chat_template_kwargs": values.template_kwargs,
         "modalities": refused(_TEXT_ONLY, ["text"]),
         "audio": refused(_TEXT_ONLY),
@@ -186,8 +186,24 @@ def _resolve_chat(columns: Columns) -> None:
     kwargs = {} if effort is None else {"reasoning_effort": effort} | ({} if effort != "none" else _NO_THINKING)
     if kwargs := kwargs | columns.pop("template_kwargs", {}):
         columns["template_kwargs"] = json.dumps(kwargs, ensure_ascii=False)
+    _check_choice(columns)
     if "json_schema" in columns and "stop" in columns:
         raise unsupported("stop beside a response_format other than text", "JSON ends where it is whole")
+
+
+def _check_choice(columns: Columns) -> None:
+    """Check the choice among the tools."""
+    names = [tool["function"]["name"] for tool in json.loads(columns.get("tool_list", "[]"))]
+    choice = columns.get("tools", "auto")
+    if not names and columns.pop("tools", "none") != "none":
+        raise Fault(Code.INVALID_VALUE, f"tool_choice is {json.dumps(choice)}, and there are no tools")
+    if not names or choice in ("auto", "none"):
+        return
+    if choice not in ("required", *names):
+        raise Fault(Code.INVALID_VALUE, f"tool_choice names '{choice}'; the tools are {', '.join(names)}")
+    if also := [key for key in ("json_schema", "stop") if key in columns]:
+        what = "stop" if also == ["stop"] else "a response_format other than text"
+        raise unsupported(f"{what} beside tool_choice={json.dumps(choice)}", "the call is all of the answer")
 
 
 def _no_number(name: str) -> float:

@@ -32,8 +32,8 @@ _READ = {
     ROW.name: ROW.type,
 }
 """Columns that are read, and their types; None: any."""
-_OPTIONAL = ("reasoning", "reasoning_token_count")
-"""Columns that are read where the model reasons."""
+_OPTIONAL = ("reasoning", "reasoning_token_count", "tool_calls")
+"""Columns that are read where the model reasons and calls tools."""
 SCHEMA = pa.schema(
     [
         ("custom_id", pa.string()),

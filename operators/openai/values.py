@@ -207,6 +207,36 @@ _KEYS: Mapping[str, Mapping[str, Callable[[str, Any], Any]]] = {
 """By role, the keys of a message besides role and content."""
 
 
+def tools(name: str, value: Any) -> Columns:
+    """Read a list of functions, as JSON in `tool_list`; an empty one is none."""
+    if not isinstance(value, list):
+        raise invalid(name, value, "a list of functions")
+    for i, tool in enumerate(value):
+        where = f"{name}[{i}]"
+        if not isinstance(tool, dict) or tool.get("type") != "function":
+            raise invalid(where, tool, '{"type": "function", "function": {"name": ..., "parameters": ...}}')
+        refuse_unknown(where, tool, ("type", "function"))
+        function = tool.get("function")
+        if not isinstance(function, dict):
+            raise invalid(f"{where}.function", function, "an object with name, description and parameters")
+        refuse_unknown(f"{where}.function", function, ("name", "description", "parameters", "strict"))
+        if not _text(f"{where}.function.name", function.get("name")):
+            raise invalid(f"{where}.function.name", "", "a string of at least one character")
+        if not isinstance(function.get("parameters") or {}, dict):
+            raise invalid(f"{where}.function.parameters", function["parameters"], "a JSON schema, which is an object")
+    return {"tool_list": _json(value)} if value else {}
+
+
+def tool_choice(name: str, value: Any) -> Columns:
+    """Read none, auto, required, or the name of one function, as the row's `sampling.tools`."""
+    if value in ("none", "auto", "required"):
+        return {"tools": value}
+    function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise invalid(name, value, '"none", "auto", "required", or {"type": "function", "function": {"name": ...}}')
+    return {"tools": function["name"]}
+
+
 def template_kwargs(name: str, value: Any) -> Columns:
     """Read arguments of the chat template, as JSON."""
     if not isinstance(value, dict):

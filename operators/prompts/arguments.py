@@ -50,7 +50,7 @@ class TemplateArguments:
             SchemaError: a column is missing, or has a type that cannot hold them.
         """
         if self._tools is not None:
-            self._tools = _tools_of_job(self._tools)
+            self._tools = tools_of_job(self._tools)
         for key, name in self._columns.items():
             if name not in schema.names:
                 near = did_you_mean(name, schema.names, f"data.{key}=") or f"; the input has {', '.join(schema.names)}"
@@ -68,12 +68,17 @@ class TemplateArguments:
         if self._tools is not None:
             values["tools"] = self._tools
         elif (name := self._columns.get("tools_column")) is not None and row[name] is not None:
-            tools = _tools(_read(row[name], name), f"column '{name}'", NoPrompt)
-            values |= {"tools": tools} if tools else {}
+            values |= {"tools": tools} if (tools := tools_of_row(row[name], name)) else {}
         return values
 
 
-def _tools_of_job(given: Any) -> list[dict[str, Any]]:
+def tools_of_job(given: Any) -> list[dict[str, Any]]:
+    """Return the tools that `data.tools` gives, as a list or as the path of a JSON file.
+
+    Raises:
+        ConfigError: it holds no tools.
+        InputError: the file cannot be read.
+    """
     where = "data.tools"
     if isinstance(given, str):
         where = f"data.tools={given}"
@@ -82,6 +87,11 @@ def _tools_of_job(given: Any) -> list[dict[str, Any]]:
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{where} is not JSON: {error}; write a list of tools as JSON") from error
     return _tools(given, where, ConfigError)
+
+
+def tools_of_row(value: Any, column: str) -> list[dict[str, Any]]:
+    """Return the tools in a row's `value` of `data.tools_column`; raise NoPrompt if it holds something else."""
+    return [] if value is None else _tools(_read(value, column), f"column '{column}'", NoPrompt)
 
 
 def _tools(given: Any, where: str, failure: type[Exception]) -> list[dict[str, Any]]:

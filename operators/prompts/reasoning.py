@@ -13,11 +13,13 @@ class Tags:
         opening: comes before the reasoning; empty: a completion begins with the reasoning if it has the closing tag.
         closing: stands between the reasoning and the answer.
         plain: what may stand before an answer that has no reasoning.
+        next: begins what follows the reasoning where that is not the answer but a tool call.
     """
 
     opening: str
     closing: str
     plain: str = ""
+    next: str = ""
 
 
 KNOWN = (
@@ -35,6 +37,7 @@ HARMONY = Tags(
     "<|channel|>analysis<|message|>",
     "<|end|><|start|>assistant<|channel|>final<|message|>",
     "<|channel|>final<|message|>",
+    "<|end|><|start|>assistant",
 )
 """Those of gpt-oss, whose template writes them in parts."""
 

@@ -68,6 +68,11 @@ class DataSettings:
     rename: Any = None
     limit: int | None = None
 
+    @property
+    def has_tools(self) -> bool:
+        """True if the job or its rows have tools."""
+        return self.tools is not None or self.tools_column is not None
+
     def __post_init__(self) -> None:
         paths = self.path if isinstance(self.path, list) else [self.path]
         fit = self.path is None or (paths and all(isinstance(path, str) and path for path in paths))

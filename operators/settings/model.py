@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from operators.settings.checks import WHEN_GIVEN, check
+from operators.settings.checks import WHEN_GIVEN, check, check_one_of
 from pipeline.api.errors import ConfigError
 
 GIVEN_TO_TEMPLATES = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
 """What Render gives to every chat template; no argument of `template_kwargs`."""
+TOOL_FORMATS = ("hermes", "tags", "llama3", "mistral", "mistral_args", "harmony", "gemma", "function_gemma")
+"""Those of operators/prompts/tool_formats.py."""
 
 
 @dataclass
@@ -25,6 +27,7 @@ class ModelSettings:
         template_kwargs: arguments of the chat template, as {enable_thinking: false}.
         reasoning_tags: the two tags between which the model writes its reasoning; null: read off the chat template,
             [] for none. With ["", TAG] all that comes before TAG is reasoning.
+        tool_format: how the model writes tool calls (docs/chat.md has the names); null: read off the chat template.
         gpu_layers: layers to compute on the GPU: 0 for none, 999 for all. Needs a llama.cpp that was built for the GPU.
         options: further keyword arguments for the loader; one that it does not know is an error.
     """
@@ -38,6 +41,7 @@ class ModelSettings:
     system: str | None = None
     template_kwargs: Any = field(default=None, metadata=WHEN_GIVEN)
     reasoning_tags: list[str] | None = field(default=None, metadata=WHEN_GIVEN)
+    tool_format: str | None = field(default=None, metadata=WHEN_GIVEN)
     gpu_layers: int = 0
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -54,6 +58,8 @@ class ModelSettings:
         check(
             fits, "model.reasoning_tags", tags, "two strings, [] for none, or null to read them off the chat template"
         )
+        if self.tool_format is not None:
+            check_one_of("model.tool_format", self.tool_format, TOOL_FORMATS)
         check(self.gpu_layers >= 0, "model.gpu_layers", self.gpu_layers, "0 (CPU) or more; 999 is all layers")
 
 

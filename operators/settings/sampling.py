@@ -82,6 +82,8 @@ class SamplingSettings:
         keep_stop: whether the string or token of `stop` and `stop_token_ids` becomes part of the completion.
         ignore_eos: do not stop at the model's end-of-generation tokens.
         logprobs: record the log-probability of each token, and of so many of the most likely ones; null records none.
+        tools: what to do with the tools of a job or row: auto (the model may call them; the default where there are
+            any), required (it calls one), the name of a tool (it calls that), none (calls are not looked for).
         thinking_budget: tokens of reasoning at most; then the closing tag is forced. null: any number.
         structured: what the text has to be: JSON of a schema, a match of a regex, a choice, a grammar's text.
         per_row: names of columns that override the setting of the same name for their row (null: no override).
@@ -131,6 +133,7 @@ class SamplingSettings:
     logprobs: int | None = _ruled(
         None, "null (off), or 0 to 1000 likeliest tokens", lambda v: v is None or 0 <= v <= 1000
     )
+    tools: str | None = _ruled(None, "auto, required, none, or the name of a tool", lambda v: v is None or _is_text(v))
     thinking_budget: int | None = _ruled(None, "null (any number), or 0 or more", lambda v: v is None or v >= 0)
     structured: StructuredSettings = field(default_factory=StructuredSettings)
     per_row: list[str] = field(default_factory=list)
@@ -148,7 +151,8 @@ _SWITCHES = ("ignore_eos", "keep_stop")
 _NUMBERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.bool_(), pa.null())
 _TEXTS = (pa.list_(pa.string()), pa.null())
 _IDS = (pa.list_(pa.int32()), pa.list_(pa.int64()), pa.null())
-_LISTS: Mapping[str, Sequence[pa.DataType] | None] = {
+_OTHERS: Mapping[str, Sequence[pa.DataType] | None] = {
+    "tools": (pa.string(), pa.null()),
     "stop": _TEXTS,
     "order": _TEXTS,
     "dry_sequence_breakers": _TEXTS,
@@ -187,7 +191,7 @@ def _is_whole(value: object, kind: Any) -> bool:
 
 def per_row_types(key: str) -> Sequence[pa.DataType] | None:
     """Return the column types that may override `key`; None for any."""
-    return _LISTS.get(key, _NUMBERS)
+    return _OTHERS.get(key, _NUMBERS)
 
 
 def plain_value(key: str, value: Any) -> Any:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
+import pyarrow as pa
+
 from operators.generation.completions import REASONING, TEXT, completion_fields
+from operators.generation.tool_calls import TOOL_CALLS
 from operators.settings import SamplingSettings
 from operators.settings.structured import StructuredSettings
 from operators.steps.schema import json_schema
@@ -156,7 +159,8 @@ def _nodes(name: str, step: Step, groups: Groups) -> Iterator[tuple[str, dict[st
             **{key: groups[key] for key in ("model", "decode", "runtime", "store", "seed", "id_column")},
             "completion_ids": "completion_ids" in _asked(step, groups),
             "completion_text": groups["output"].completion_text,
-            "reasoning": _keeps_reasoning(_asked(step, groups)),
+            "reasoning": _keeps(REASONING, _asked(step, groups)),
+            "tool_calls": _keeps(TOOL_CALLS, _asked(step, groups)),
             "as": name,
         },
     )
@@ -203,8 +207,8 @@ def _value(name: str, step: Step, asked: Collection[str]) -> dict[str, Any]:
     return {"columns": whole, "numbers": {name: {"template": text, "least": least, "most": most}}}
 
 
-def _keeps_reasoning(asked: Collection[str]) -> bool:
-    return any(field.name in asked for field in REASONING)
+def _keeps(fields: Iterable[pa.Field], asked: Collection[str]) -> bool:
+    return any(field.name in asked for field in fields)
 
 
 def _asked(step: Step, groups: Groups) -> set[str]:
@@ -220,9 +224,12 @@ def _without_intermediates(name: str, step: Step, groups: Groups) -> dict[str, A
     if sampling.logprobs is not None:
         asked |= {"logprobs", "top_logprobs"}
     made = completion_fields(
-        _sampling(step, sampling), keep_ids="completion_ids" in asked, reasons=_keeps_reasoning(asked)
+        _sampling(step, sampling),
+        keep_ids="completion_ids" in asked,
+        reasons=_keeps(REASONING, asked),
+        calls=_keeps(TOOL_CALLS, asked),
     )
-    known = [*(f.name for f in made), PROMPT_TEXT, "completion_ids", *(f.name for f in REASONING)]
+    known = [*(f.name for f in made), PROMPT_TEXT, "completion_ids", *(f.name for f in (*REASONING, *TOOL_CALLS))]
     if unknown := [column for column in step.columns if column not in known]:
         hint = did_you_mean(unknown[0], known) or f"; there are {', '.join(known)}"
         raise ConfigError(f"step '{name}': columns has '{unknown[0]}', which no completion has{hint}")

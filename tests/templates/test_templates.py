@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 from pathlib import Path
@@ -10,6 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from operators.prompts.messages import with_text_arguments
+from operators.prompts.template import Template
+from operators.prompts.tool_formats import format_in, parse_calls
 from operators.render import Render
 from operators.settings import DataSettings
 from tests.operators.fakes import chat_model
@@ -24,6 +28,27 @@ DATA = DataSettings(
 )
 OF_THE_JOB = (*COLUMNS, "continue_final_message")
 FOLDER = os.environ.get("CHAT_TEMPLATES")
+FORMATS = {
+    "hermes": (
+        *("Bielik-11B-v3.0-Instruct", "MiMo-VL", "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use"),
+        *("NousResearch-Hermes-3-Llama-3.1-8B-tool_use", "Qwen-QwQ-32B", "Qwen-Qwen2.5-7B-Instruct"),
+        *("Qwen-Qwen3-0.6B", "Reka-Edge", "ibm-granite-granite-4.0", "ibm-granite-granite-4.1"),
+    ),
+    "tags": ("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "Qwen3-Coder", "Qwen3.5-4B", "StepFun3.5-Flash"),
+    "llama3": (
+        "meta-llama-Llama-3.1-8B-Instruct",
+        "meta-llama-Llama-3.2-3B-Instruct",
+        "meta-llama-Llama-3.3-70B-Instruct",
+    ),
+    "mistral": ("mistralai-Mistral-Nemo-Instruct-2407",),
+    "mistral_args": (
+        *("Mistral-Small-3.2-24B-Instruct-2506", "mistralai-Ministral-3-14B-Reasoning-2512"),
+        "unsloth-mistral-Devstral-Small-2507",
+    ),
+    "harmony": ("openai-gpt-oss-120b",),
+    "gemma": ("google-gemma-4-31B-it-interleaved", "google-gemma-4-31B-it"),
+}
+"""The published templates whose tool calls are read, by format."""
 EXPECTATIONS = json.loads(EXPECTED.read_text("utf-8"))
 
 
@@ -55,3 +80,41 @@ def test_published_templates_are_rendered_as_transformers_renders_them(tmp_path:
     assert sha256(template) == expected["sha256"], "another version of the template"
     made = {case: None if text is None else sha256(text) for case, text in texts_of(tmp_path, template).items()}
     assert made == {case: found.get("sha256") for case, found in expected["cases"].items()}
+
+
+def made_of_a_call(source: str, *, as_text: bool) -> str:
+    """What a chat template writes for a message with a tool call: its end, behind what comes before it anyway."""
+    template = Template(source, "template", strict=False, date=datetime.date.fromisoformat(DATE))
+    values = {"tools": CASES["tool_results"]["tools"], "documents": None, **SPECIAL, "add_generation_prompt": False}
+    asked, call, _ = CASES["tool_results"]["messages"]
+    messages = [asked, {**call, "content": template.no_content}]
+    before = template.render({**values, "messages": [asked]})
+    text = template.render({**values, "messages": with_text_arguments(messages) if as_text else messages})
+    same = next((i for i, pair in enumerate(zip(before, text, strict=False)) if pair[0] != pair[1]), len(before))
+    return text[same:]
+
+
+@pytest.mark.parametrize(("form", "name"), [(form, name) for form, names in FORMATS.items() for name in names])
+def test_what_a_template_writes_for_a_tool_call_is_read_back(form: str, name: str) -> None:
+    if FOLDER is None:
+        pytest.skip("CHAT_TEMPLATES names no folder with the templates (tests/templates/make.py says which)")
+    source = Path(FOLDER, f"{name}.jinja").read_text("utf-8")
+    found = format_in(source)
+    assert found is not None
+    assert found.name == form
+    text = made_of_a_call(source, as_text="unsloth-mistral" in name)
+    text = text.rpartition("<|end_header_id|>\n\n")[2].removesuffix("<|eot_id|>") if form == "llama3" else text
+    (call,) = parse_calls(found, text).calls
+    wanted = CASES["tool_results"]["messages"][1]["tool_calls"][0]["function"]
+    assert call.name == wanted["name"]
+    as_texts = {key: str(value) for key, value in wanted["arguments"].items()}
+    assert call.arguments == (as_texts if form == "tags" else wanted["arguments"])
+
+
+@pytest.mark.parametrize("name", EXPECTATIONS["templates"])
+def test_no_other_template_is_taken_for_one_of_a_known_format(name: str) -> None:
+    if FOLDER is None:
+        pytest.skip("CHAT_TEMPLATES names no folder with the templates (tests/templates/make.py says which)")
+    found = format_in(Path(FOLDER, name).read_text("utf-8"))
+    known = {f"{one}.jinja": form for form, names in FORMATS.items() for one in names}
+    assert (found and found.name) == known.get(name)

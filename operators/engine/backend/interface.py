@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from operators.engine.backend.batch import BatchBuffer
 from operators.settings import ModelSettings
+from operators.settings.checks import read_text
 from operators.settings.runtime import DEFAULT_SEQUENCE_TOKENS, KERNEL_TOKENS, EngineSettings
 from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import Runtime
@@ -310,6 +311,18 @@ def inspect_model(settings: ModelSettings) -> ModelFacts:
             f"model.loader='{settings.loader}' is no loader: its module has no function inspect(settings)"
         )
     return inspect(settings)
+
+
+def template_of(settings: ModelSettings) -> str | None:
+    """Return the chat template of a model that need not be loaded; None if it has none.
+
+    Raises:
+        ConfigError: see inspect_model.
+        InputError: the file of `model.chat_template` cannot be read.
+    """
+    if settings.chat_template is not None:
+        return read_text(settings.chat_template, "model.chat_template")
+    return inspect_model(settings).chat_template
 
 
 def check_options(settings: ModelSettings, known: Iterable[str]) -> None:

@@ -188,6 +188,7 @@ def test_a_content_key_has_all_that_can_change_the_text_and_the_seed_only_where_
         "n",
         "max_tokens",
         "thinking_budget",  # for models that reason; see test_reasoning.py
+        "tools",  # see test_tool_calls.py
     }  # samples differ in their seeds; see test_store_lookup.py
     assert settable == {name for change in CHANGES for name in change}
     text = json.dumps({"type": "integer"})  # the content counts, not how it was written

@@ -48,14 +48,16 @@ COMPLETION_LOGPROBS = closed(
         "text_offset": {"type": "array", "items": COUNT},
     }
 )
-REASON = {"enum": ["stop", "length"]}
+REASON = {"enum": ["stop", "length", "tool_calls"]}
 USAGE = closed(
     {"prompt_tokens": COUNT, "completion_tokens": COUNT, "total_tokens": COUNT},
     completion_tokens_details=closed({"reasoning_tokens": COUNT}),
 )
+CALL = closed({"id": TEXT, "type": {"const": "function"}, "function": closed({"name": TEXT, "arguments": TEXT})})
 MESSAGE = closed(
-    {"role": {"const": "assistant"}, "content": TEXT, "refusal": NULL},
+    {"role": {"const": "assistant"}, "content": either(TEXT, NULL), "refusal": NULL},
     reasoning_content=TEXT,
+    tool_calls=listed(CALL),
 )
 
 

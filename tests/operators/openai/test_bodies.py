@@ -1,4 +1,4 @@
-"""Responses to requests whose model reasons."""
+"""Responses to requests whose model reasons or calls tools."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from operators.openai.bodies import body_of, digest_of, line_of
 from operators.openai.requests import CHAT
 from tests.operators.openai.shapes import OUTPUT_LINES
 
+CALL = {"name": "f", "arguments": '{"x": 1}'}
 PIECES = [b"<think>", b"so", b"</think>", b"yes", b"END", b"!"]
 
 
@@ -42,6 +43,17 @@ def test_reasoning_stands_apart_and_is_counted():
     assert "completion_tokens_details" not in line(row())["response"]["body"]["usage"]
 
 
+def test_calls_have_ids_of_their_own_and_say_why_the_text_ended():
+    found = choice(tool_calls=[CALL, CALL], completion="")
+    assert [call["function"] for call in found["message"]["tool_calls"]] == [CALL, CALL]
+    assert len({call["id"] for call in found["message"]["tool_calls"]}) == 2
+    assert found["finish_reason"] == "tool_calls"
+    assert found["message"]["content"] is None
+    assert choice(tool_calls=[CALL], completion="so: ")["message"]["content"] == "so: "
+    assert choice(tool_calls=[CALL], finish_reason="length")["finish_reason"] == "length"
+    assert choice(tool_calls=None)["finish_reason"] == "stop"
+
+
 def test_log_probabilities_end_with_the_text_also_behind_reasoning():
     ids = [0, 1, 2, 3, 4]
     scored = {"completion_ids": ids, "logprobs": [0.0] * 5, "top_logprobs": [[]] * 5, "finish_reason": "stop_string"}
@@ -50,8 +62,9 @@ def test_log_probabilities_end_with_the_text_also_behind_reasoning():
 
 
 def test_the_types_of_the_openai_package_take_every_line():
-    for made in (row(), row(reasoning="so", reasoning_token_count=3), row(completion="", finish_reason="length")):
+    cut = row(completion="", finish_reason="length")
+    for made in (row(), row(reasoning="so", reasoning_token_count=3), cut, row(completion="", tool_calls=[CALL])):
         body = line(made)["response"]["body"]
         read = ChatCompletion.model_validate_json(json.dumps(body), strict=True)
         assert read.model_dump(exclude_unset=True) == body
-        assert read.choices[0].message.content == made["completion"]
+        assert read.choices[0].message.content == (made["completion"] if "tool_calls" not in made else None)

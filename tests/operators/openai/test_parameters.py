@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -15,13 +17,14 @@ from operators.openai.requests import CHAT, COMPLETIONS, EMBEDDINGS, PARAMETERS,
 from operators.sources.jsonl import LINE, TEXT
 from pipeline import PROJECT
 from pipeline.api.records import ROW, Batch, Rejects
-from tests.operators.openai.cases import ACCEPTED, REFUSED, REQUIRED, cases
+from tests.operators.openai.cases import ACCEPTED, REFUSED, REQUIRED, TOOL, cases
 from tests.operators.test_generate import FAKE
 
 SCHEMA = pa.schema([TEXT, LINE, ROW])
 TABLE = [(url, name) for url in PARAMETERS for name in PARAMETERS[url]]
 ABOUT_OTHERS = {"n", "stop", "echo", "encoding_format", "dimensions", "logprobs", "max_completion_tokens", "best_of"}
-ABOUT_OTHERS |= {"reasoning_effort"}
+ABOUT_OTHERS |= {"reasoning_effort", "tools", "tool_choice"}
+TEMPLATE = Path(__file__).with_name("tools.jinja")
 
 
 def line(body: Any, url: Any = CHAT, **envelope: Any) -> str:
@@ -31,7 +34,7 @@ def line(body: Any, url: Any = CHAT, **envelope: Any) -> str:
 
 def parse(*lines: str, models: list[str] | None = None) -> tuple[list[dict[str, Any]], list[str]]:
     """The rows that lines become, and the reasons of those that are rejected."""
-    op = ParseBatch(FAKE, models)
+    op = ParseBatch(replace(FAKE, chat_template=str(TEMPLATE)), models)
     op.plan(SCHEMA)
     rows = [{"text": text, "line": i + 1, "row": i} for i, text in enumerate(lines)]
     out = list(op.process(Batch(0, pa.RecordBatch.from_pylist(rows, schema=SCHEMA))))
@@ -102,6 +105,10 @@ def test_a_parameter_that_nobody_knows_is_an_error(url):
         (CHAT, {"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens and max_completion_tokens differ"),
         (CHAT, {"logprobs": False, "top_logprobs": 2}, "top_logprobs needs logprobs"),
         (CHAT, {"stop": "a", "response_format": {"type": "json_object"}}, "stop beside a response_format"),
+        (CHAT, {"tool_choice": "required"}, 'tool_choice is "required", and there are no tools'),
+        (CHAT, {"tools": [], "tool_choice": "auto"}, 'tool_choice is "auto", and there are no tools'),
+        (CHAT, {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "the tools are f"),
+        (CHAT, {"tools": [TOOL], "tool_choice": "required", "stop": "a"}, "stop beside tool_choice"),
         (COMPLETIONS, {"echo": True, "logprobs": 1}, "echo beside logprobs"),
         (COMPLETIONS, {"best_of": 3, "n": 2}, "best_of other than n, which is 2"),
         (COMPLETIONS, {"prompt": ["a"] * 100, "n": 100}, "at most 2048 in all"),

@@ -1,0 +1,206 @@
+"""Readers of tool calls, one for each way in which models write them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+_NAME = re.compile(r"[\w.-]+")
+_PLAIN = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false|null|None")
+"""Gemma's plain values. Its template writes a null as None."""
+_KEY = re.compile(r"[^:,{}\[\]]+")
+
+
+class BrokenCall(ValueError):
+    """A call was begun that cannot be read; the message says what is wrong with it."""
+
+
+class NoCall(ValueError):
+    """What looked like a call is a text."""
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call of a tool.
+
+    Args:
+        name: of the tool.
+        arguments: by name.
+    """
+
+    name: str
+    arguments: dict[str, Any]
+
+
+Read = Callable[[str, int], tuple[list[ToolCall], int]]
+"""Reads the calls in a text from a position behind the opening; returns them and the position behind their end. Raises
+BrokenCall and NoCall."""
+
+
+def _json(text: str, at: int) -> tuple[Any, int]:
+    """Return the JSON value that begins at `at`, behind white space, and the position behind it."""
+    at = _skip(text, at)
+    try:
+        return json.JSONDecoder(parse_constant=_refuse).raw_decode(text, at)
+    except json.JSONDecodeError as error:
+        cut = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated")
+        raise BrokenCall("the text ends within a call" if cut else f"a call is no JSON: {error.msg}") from error
+    except (ValueError, RecursionError) as error:  # NaN, numbers of thousands of digits, thousands of brackets
+        raise BrokenCall(f"a call is no JSON: {error}") from error
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _skip(text: str, at: int) -> int:
+    """Return the position of the next character that is no white space."""
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at
+
+
+def _expect(text: str, at: int, wanted: str) -> int:
+    """Return the position behind `wanted`, which must come next, behind white space."""
+    at = _skip(text, at)
+    if text.startswith(wanted, at):
+        return at + len(wanted)
+    if wanted.startswith(text[at:]):
+        raise BrokenCall("the text ends within a call")
+    raise BrokenCall(f"{text[at : at + 20]!r} comes where a call has {wanted!r}")
+
+
+def _call(value: Any) -> ToolCall:
+    """Return the call in a JSON object with `name` and `arguments` or `parameters`."""
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        raise BrokenCall("a call is no object with a name")
+    return ToolCall(value["name"], _object(value.get("arguments", value.get("parameters"))))
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise BrokenCall("the arguments of a call are no object")
+    return value
+
+
+def read_hermes(text: str, at: int) -> tuple[list[ToolCall], int]:
+    value, at = _json(text, at)
+    call = _call(value)
+    return [call], _expect(text, at, "</tool_call>")
+
+
+def read_tags(text: str, at: int) -> tuple[list[ToolCall], int]:
+    at = _expect(text, at, "<function=")
+    name, at = _until(text, at, ">")
+    arguments: dict[str, Any] = {}
+    while not text.startswith("</function>", at := _skip(text, at)):
+        at = _expect(text, at, "<parameter=")
+        key, at = _until(text, at, ">")
+        value, at = _until(text, at, "</parameter>")
+        arguments[key] = value.removeprefix("\n").removesuffix("\n")
+    return [ToolCall(name, arguments)], _expect(text, at + len("</function>"), "</tool_call>")
+
+
+def _until(text: str, at: int, end: str) -> tuple[str, int]:
+    """Return the text up to `end`, and the position behind it."""
+    found = text.find(end, at)
+    if found < 0:
+        raise BrokenCall("the text ends within a call")
+    return text[at:found], found + len(end)
+
+
+def read_llama3(text: str, at: int) -> tuple[list[ToolCall], int]:
+    calls: list[ToolCall] = []
+    while True:
+        value, at = _json(text, at)
+        is_call = isinstance(value, dict) and isinstance(value.get("name"), str)
+        if not calls and not text.lstrip().startswith("<") and not (is_call and {"parameters", "arguments"} & {*value}):
+            raise NoCall("a JSON object that is an answer")
+        calls.append(_call(value))
+        at = _skip(text, at)
+        if not text.startswith(";", at):
+            return calls, at
+        at += 1
+
+
+def read_mistral(text: str, at: int) -> tuple[list[ToolCall], int]:
+    at = _skip(text, at)
+    if text.startswith("[", at):
+        values, at = _json(text, at)
+        return [_call(value) for value in values], at
+    name = _NAME.match(text, at)
+    if name is None:
+        raise BrokenCall("a call has no name")
+    at = name.end()
+    if text.startswith("[CALL_ID]", at):
+        _, at = _until(text, at, "[ARGS]")
+    else:
+        at = _expect(text, at, "[ARGS]")
+    arguments, at = _json(text, at)
+    return [ToolCall(name[0], _object(arguments))], at
+
+
+_HARMONY_HEADER = re.compile(
+    r"(?P<name>[\w.-]+)(?:<\|channel\|>(?:commentary|analysis))?\s*(?:<\|constrain\|>)?(?:json)?\s*<\|message\|>"
+)
+
+
+def read_harmony(text: str, at: int) -> tuple[list[ToolCall], int]:
+    header = _HARMONY_HEADER.match(text, at)
+    if header is None:
+        raise BrokenCall("a call has no <|message|>")
+    arguments, at = _json(text, header.end())
+    behind = _skip(text, at)
+    return [ToolCall(header["name"], _object(arguments))], behind + 8 if text.startswith("<|call|>", behind) else at
+
+
+def braces(quote: str, closing: str) -> Read:
+    """Make a reader of Gemma's `call:NAME{key:value}` with `quote` around texts."""
+
+    def value(text: str, at: int) -> tuple[Any, int]:
+        at = _skip(text, at)
+        if text.startswith(quote, at):
+            return _until(text, at + len(quote), quote)
+        if text.startswith("{", at):
+            return mapping(text, at + 1)
+        if text.startswith("[", at):
+            return sequence(text, at + 1)
+        plain = _PLAIN.match(text, at)
+        if plain is None or plain.end() == len(text):
+            cut = plain is not None or len(text) - at < len(quote)
+            raise BrokenCall("the text ends within a call" if cut else f"{text[at : at + 20]!r} is no value")
+        return None if plain[0] == "None" else json.loads(plain[0]), plain.end()
+
+    def mapping(text: str, at: int) -> tuple[dict[str, Any], int]:
+        made: dict[str, Any] = {}
+        while not text.startswith("}", at := _skip(text, at)):
+            at = _expect(text, at, ",") if made else at
+            at = _skip(text, at)
+            if text.startswith(quote, at):
+                name, at = _until(text, at + len(quote), quote)
+            else:
+                key = _KEY.match(text, at)
+                name, at = ("", at) if key is None else (key[0].strip(), key.end())
+            made[name], at = value(text, _expect(text, at, ":"))
+        return made, at + 1
+
+    def sequence(text: str, at: int) -> tuple[list[Any], int]:
+        made: list[Any] = []
+        while not text.startswith("]", at := _skip(text, at)):
+            item, at = value(text, _expect(text, at, ",") if made else at)
+            made.append(item)
+        return made, at + 1
+
+    def read(text: str, at: int) -> tuple[list[ToolCall], int]:
+        at = _expect(text, at, "call:")
+        name, at = _until(text, at, "{")
+        try:
+            arguments, at = mapping(text, at)
+        except RecursionError as error:
+            raise BrokenCall("a call is nested too deeply") from error
+        return [ToolCall(name.strip(), arguments)], _expect(text, at, closing)
+
+    return read
