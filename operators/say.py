@@ -10,6 +10,8 @@ from typing import Any
 import jinja2
 import pyarrow as pa
 
+from operators.generation.completions import REASONING, TEXT
+from operators.generation.tool_calls import TOOL_CALLS
 from operators.prompts.conversations import SYSTEM, USER, Messages, MessageTemplates
 from operators.prompts.messages import NoPrompt, conversation, read_messages, require_messages
 from operators.rows.json_values import noun
@@ -22,8 +24,6 @@ from pipeline.api.records import HALF_A_CHARACTER, Batch, Output, require_column
 ASSISTANT, TOOL = "assistant", "tool"
 NEEDS = {SYSTEM: "content", USER: "content", ASSISTANT: "answer", TOOL: "function"}
 """The argument that each role's message is made of."""
-COMPLETION = "completion"
-_TOOL_CALLS = pa.list_(pa.struct([("name", pa.string()), ("arguments", pa.string())]))
 Row = Mapping[str, Any]
 ToolFunction = Callable[[str, dict[str, Any], dict[str, Any]], Any]
 
@@ -70,13 +70,13 @@ class Say(BaseOperator):
         self,
         role: str,
         content: str | None = None,
-        answer: str = COMPLETION,
+        answer: str = TEXT,
         function: Callable[..., Any] | None = None,
         column: str = "messages",
     ) -> None:
         check_one_of("role", role, NEEDS)
         refuse_identity([column], "conversations; use another name")
-        given = {"content": content, "answer": None if answer == COMPLETION else answer, "function": function}
+        given = {"content": content, "answer": None if answer == TEXT else answer, "function": function}
         if unread := [key for key, value in given.items() if value is not None and key != NEEDS[role]]:
             raise ConfigError(f"{unread[0]} says nothing where role is {role}, whose message is made of {NEEDS[role]}")
         self._column = column
@@ -170,9 +170,9 @@ class _Answer(_Turn):
     def __init__(self, column: str) -> None:
         self._text = column
         prefix = f"{column}_"
-        if column == COMPLETION or column.endswith(f"_{COMPLETION}"):
-            prefix = column.removesuffix(COMPLETION)
-        self._reasoning, self._calls = f"{prefix}reasoning", f"{prefix}tool_calls"
+        if column == TEXT or column.endswith(f"_{TEXT}"):
+            prefix = column.removesuffix(TEXT)
+        self._reasoning, self._calls = prefix + REASONING[0].name, prefix + TOOL_CALLS[0].name
 
     def plan(self, schema: pa.Schema) -> list[str]:
         require_column(schema, self._text, [pa.string()])
@@ -180,7 +180,7 @@ class _Answer(_Turn):
             require_column(schema, self._reasoning, [pa.string()])
         if self._calls in schema.names:
             kind = schema.field(self._calls).type
-            if not kind.equals(_TOOL_CALLS):
+            if kind != TOOL_CALLS[0].type:
                 raise SchemaError(
                     f"column '{self._calls}' has type {kind}; tool calls are list<struct<name: string, arguments:"
                     " string>>: give it another name, or drop it before this node"
