@@ -36,12 +36,13 @@ class Say(BaseOperator):
     - system, user: a message whose content is the template `content`.
     - assistant: the model's answer, from the column `answer` and the columns that Generate adds with it: the reasoning
       as `reasoning_content`, and calls of tools as `tool_calls` in OpenAI's form, with the ids call00000, call00001 ...
-      (nine letters and digits, as Mistral's templates want).
+      (nine letters and digits, as Mistral's templates want). A null, of a row that passed the model by (`where`), adds
+      nothing.
     - tool: where the last message is the assistant's, what `function` returns for each of its calls: a text as it is,
       all else as JSON. Without calls nothing is appended.
 
-    A row whose column holds no conversation, whose answer is null or whose template cannot be rendered is a reject.
-    What the function raises is treated as the node's `on_error` says.
+    A row whose column holds no conversation, or whose template cannot be rendered, is a reject. What the function
+    raises is treated as the node's `on_error` says.
 
     Args:
         role: whose turn it is: system, user, assistant or tool.
@@ -190,7 +191,7 @@ class _Answer(_Turn):
     def of(self, row: Row, before: Messages) -> Messages:
         text, reasoning, calls = row[self._text], row.get(self._reasoning), row.get(self._calls) or []
         if text is None and not calls:
-            raise NoPrompt(f"column '{self._text}' is null; an answer is a text")
+            return []
         message: dict[str, Any] = {"role": ASSISTANT}
         if text or not calls:
             message["content"] = text

@@ -180,6 +180,7 @@ def test_turns_are_prompts_of_the_whole_conversation(dialogue, tmp_path):
     [
         ("nodes.answer.op.sampling.n", "steps.answer.n"),
         ("nodes.answer.op.sampling.top_p", "steps.answer.sampling.top_p"),
+        ("nodes.answer.op.where", "steps.answer.where"),
         ("nodes.answer_batch.op.runtime.slots", "steps.answer.runtime.slots"),
         ("nodes.answer_prompt.op.messages", "steps.answer.messages"),
         ("nodes.answer_prompt.inputs", "steps.answer.after"),
@@ -221,6 +222,11 @@ def test_a_key_of_the_fingerprint_is_named_as_a_step_has_it(key, typed):
         ("steps.judge.messages=chat", "step 'judge': has prompt and messages; keep one"),
         ("steps.more={messages: chat}", "step 'more', node 'more_prompt': messages=chat is no column; the input has"),
         ("steps.more={messages: chat, system: x}", "step 'more': has messages, which are the whole conversation"),
+        (
+            "steps.answer.where='row > 1'",
+            "step 'answer': has where, which leaves rows without a completion, and n wants",
+        ),
+        ("steps.judge.where='rwo > 1'", "step 'judge', node 'judge': where='rwo > 1'"),
         ("steps.judge.regex=x", "step 'judge': has choices and regex; keep one"),
         ("steps.judge.schema={a: strin}", "step 'judge': has choices and schema; keep one"),
         ("steps.answer.schema={a: strin}", "step 'answer': schema.a is 'strin', and a type is string, int"),
@@ -336,6 +342,16 @@ def test_raw_bypasses_the_chat_template_and_says_so(tmp_path, capsys):
     row = pq.read_table(run(tmp_path, job, "out", "progress=log") / "data").to_pylist()[0]
     assert row["more_prompt_text"] == row["prompt"]
     assert "the model has a chat template, and nodes.more_prompt.op.template bypasses it" in capsys.readouterr().err
+
+
+def test_where_asks_some_of_the_rows_and_changes_nothing_of_them(tmp_path):
+    step = 'answer: {prompt: "{{ prompt }}", sampling: {temperature: 1.0, max_tokens: 8}'
+    some, every = (
+        pq.read_table(run(tmp_path, f"steps: {{{step}{more}}}}}", name) / "data").to_pylist()
+        for name, more in (("some", ", where: row % 3 <> 1"), ("every", ""))
+    )
+    assert some == [{**row, "answer": None if row["row"] % 3 == 1 else row["answer"]} for row in every]
+    assert len(some) == 10
 
 
 def test_the_page_explains_every_key_of_a_step():

@@ -15,6 +15,15 @@ CALCULATED = {"add": operator.add, "subtract": operator.sub, "multiply": operato
 ROLES = ["user", "assistant", "tool", "assistant", "user", "assistant", "user", "assistant"]
 
 
+def test_without_a_call_the_answer_is_the_turn(tmp_path: Path) -> None:
+    job = recipe("dialogues")
+    job["steps"]["call"]["sampling"] = {"tools": "auto", "max_tokens": 8}
+    data, rejects = run(job, tmp_path, 4)
+    assert (len(data), rejects) == (4, [])
+    for row in data:
+        assert [message["role"] for message in json.loads(row["messages"])] == ["user", "assistant"] * 3
+
+
 def test_a_tool_answers_the_call_of_the_first_of_three_turns(tmp_path: Path) -> None:
     job = recipe("dialogues")
     job["steps"]["third"]["columns"] = ["prompt_text"]
