@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -69,7 +68,6 @@ class Render(BaseOperator):
             assistant. Or the name of a column of whole conversations, instead of `data.messages_column`.
         writes: the role whose message the model writes: assistant, or user (then the prompt ends where the user's next
             message begins, as Magpie has it).
-        date: ISO date that a chat template gets when it asks for today's. None: it is told that there is none.
 
     Example:
         render:
@@ -92,7 +90,6 @@ class Render(BaseOperator):
         raw_column: str | None = None,
         messages: list[dict[str, str]] | str | None = None,
         writes: str = "assistant",
-        date: str | None = None,
     ) -> None:
         given = {"template": template, "template_file": template_file, "messages": messages}
         if len(several := [key for key, value in given.items() if value is not None]) > 1:
@@ -108,7 +105,6 @@ class Render(BaseOperator):
         self._conversations = _conversations(data, messages)
         self._arguments = TemplateArguments(model, data)
         self._user_writes = writes == USER
-        self._date = _parse_date(date)
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
         self._row_template = self._user_template()
@@ -265,7 +261,7 @@ class Render(BaseOperator):
         return None if self._source is None else Template(self._source, "template", strict=True)
 
     def _chat_template(self, source: str, name: str) -> Template:
-        return Template(source, name, strict=False, date=self._date)
+        return Template(source, name, strict=False, date=self._model.date_given)
 
 
 def _conversations(data: DataSettings, messages: list[dict[str, str]] | str | None) -> Conversations:
@@ -278,10 +274,3 @@ def _conversations(data: DataSettings, messages: list[dict[str, str]] | str | No
     if data.messages_column is not None:
         return MessagesColumn(data.messages_column)
     return PromptColumn(data.prompt_column)
-
-
-def _parse_date(date: str | None) -> datetime.date | None:
-    try:
-        return None if date is None else datetime.date.fromisoformat(date)
-    except ValueError as error:
-        raise ConfigError(f"date={date!r} is no date; write it as 2026-01-31") from error

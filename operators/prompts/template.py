@@ -110,7 +110,7 @@ def probe(template: Template, values: dict[str, Any]) -> None:
         if "strftime_now" in str(error):
             raise ConfigError(
                 f"{template.name} asks for today's date, which would make every run another one;"
-                " fix a date with +nodes.render.op.date=2026-01-31"
+                " fix a date with model.date=2026-01-31"
             ) from error
     except Exception:  # it may accept other conversations (one with a system message, say)
         pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,7 @@ class ModelSettings:
         reasoning_tags: the two tags between which the model writes its reasoning; null: read off the chat template,
             [] for none. With ["", TAG] all that comes before TAG is reasoning.
         tool_format: how the model writes tool calls (docs/chat.md has the names); null: read off the chat template.
+        date: ISO date that a chat template gets when it asks for today's; null: it is told that there is none.
         gpu_layers: layers to compute on the GPU: 0 for none, 999 for all. Needs a llama.cpp that was built for the GPU.
         options: further keyword arguments for the loader; one that it does not know is an error.
     """
@@ -42,6 +44,7 @@ class ModelSettings:
     template_kwargs: Any = field(default=None, metadata=WHEN_GIVEN)
     reasoning_tags: list[str] | None = field(default=None, metadata=WHEN_GIVEN)
     tool_format: str | None = field(default=None, metadata=WHEN_GIVEN)
+    date: str | None = field(default=None, metadata=WHEN_GIVEN)
     gpu_layers: int = 0
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -60,7 +63,17 @@ class ModelSettings:
         )
         if self.tool_format is not None:
             check_one_of("model.tool_format", self.tool_format, TOOL_FORMATS)
+        try:
+            _ = self.date_given
+        except ValueError:
+            wanted = "an ISO date as 2026-01-31; in a job file ${now:%Y-%m-%d} is the day on which the run began"
+            check(False, "model.date", self.date, wanted)
         check(self.gpu_layers >= 0, "model.gpu_layers", self.gpu_layers, "0 (CPU) or more; 999 is all layers")
+
+    @property
+    def date_given(self) -> datetime.date | None:
+        """`date` as a date."""
+        return None if self.date is None else datetime.date.fromisoformat(self.date)
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +202,7 @@ DATED = (
 
 def test_the_date_is_never_the_clocks(tmp_path: Path) -> None:
     assert render(tmp_path, [{"prompt": "x"}], PROMPT, Render(chat_model(DATED), DataSettings())) == (["none"], [])
-    fixed = Render(chat_model("{{ strftime_now('%Y') }}"), DataSettings(), date="1999-12-31")
+    fixed = Render(replace(chat_model("{{ strftime_now('%Y') }}"), date="1999-12-31"), DataSettings())
     assert render(tmp_path, [{"prompt": "x"}], PROMPT, fixed) == (["1999"], [])
     with pytest.raises(NodeFailed, match="fix a date"):
         render(tmp_path, [{"prompt": "x"}], PROMPT, Render(chat_model("{{ strftime_now('%Y') }}"), DataSettings()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def texts_of(folder: Path, template: str) -> dict[str, str | None]:
         kwargs = {key: value for key, value in case.items() if key not in OF_THE_JOB}
         given = {"messages": case["messages"], "tools": case.get("tools"), "kwargs": kwargs or None}
         rows.append({key: None if value is None else json.dumps(value) for key, value in given.items()})
-    op = Render(chat_model(template, add_bos=False, **SPECIAL), DATA, date=DATE)
+    op = Render(replace(chat_model(template, add_bos=False, **SPECIAL), date=DATE), DATA)
     made = {row["row"]: row["prompt_text"] for row in Flow(folder, chain(Rows(rows, SCHEMA), render=op)).run()}
     return {case: made.get(i) for i, case in enumerate(CASES)}
 

@@ -19,6 +19,7 @@ from operators.generation.sampling_params import RowParams
 from operators.prompts.reasoning import HARMONY, Tags, tags_in
 from operators.settings import SamplingSettings
 from operators.settings.structured import StructuredSettings
+from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 
@@ -230,6 +231,18 @@ def test_what_cannot_work_is_exit_code_2(tmp_path, capfd, settings, said):
 
 def test_without_tags_there_is_no_column(tmp_path):
     assert "reasoning" not in ran(tmp_path / "out", "model.reasoning_tags=[]")[0]
+
+
+def test_the_scratchpad_of_the_small_model_is_told_apart_by_a_tag_alone(tmp_path):
+    """Its `/think` prompts have the model write down its steps, and then `Answer: `."""
+    data = PROJECT / "jobs/data/quickstart.jsonl"
+    given = ["job=quickstart", "progress=none", "data.limit=40", f"output_dir={tmp_path}", "sampling=greedy"]
+    assert main([*given, "model.reasoning_tags=['','Answer: ']"]) == ExitCode.DONE
+    made = pq.read_table(tmp_path / "data").sort_by("row").to_pylist()
+    thought = [row for row in made if row["reasoning"] is not None]
+    asked = [line for line in data.read_text("utf-8").splitlines()[:40] if "Answer: " in json.loads(line)["answer"]]
+    assert len(thought) > len(asked) / 2
+    assert all("\n" in row["reasoning"] and "\n" not in row["completion"] for row in thought)
 
 
 def test_a_constraint_waits_for_the_closing_tag_also_without_a_budget():
