@@ -25,7 +25,7 @@ CATALOG = {
         "rerank.Rerank",
         "classify.Classify",
     ),
-    "Columns": ("map.Map", "columns.Select", "columns.Rename", "parse_json.ParseJson", "tokens.Split"),
+    "Columns": ("map.Map", "columns.Select", "columns.Rename", "parse_json.ParseJson", "tokens.Split", "say.Say"),
     "Rows": (
         "filter.Filter",
         "dedup.Dedup",

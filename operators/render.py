@@ -65,7 +65,7 @@ class Render(BaseOperator):
         raw_column: a column of texts that, where one is not null, are given to the model as they are: for rows that
             continue a text beside rows that are conversations.
         messages: a list of {role, content}, each content a template over the columns; role is system, user or
-            assistant.
+            assistant. Or the name of a column of whole conversations, instead of `data.messages_column`.
         writes: the role whose message the model writes: assistant, or user (then the prompt ends where the user's next
             message begins, as Magpie has it).
 
@@ -88,7 +88,7 @@ class Render(BaseOperator):
         template: str | None = None,
         template_file: str | None = None,
         raw_column: str | None = None,
-        messages: list[dict[str, str]] | None = None,
+        messages: list[dict[str, str]] | str | None = None,
         writes: str = "assistant",
     ) -> None:
         given = {"template": template, "template_file": template_file, "messages": messages}
@@ -264,7 +264,9 @@ class Render(BaseOperator):
         return Template(source, name, strict=False, date=self._model.date_given)
 
 
-def _conversations(data: DataSettings, messages: list[dict[str, str]] | None) -> Conversations:
+def _conversations(data: DataSettings, messages: list[dict[str, str]] | str | None) -> Conversations:
+    if isinstance(messages, str):
+        return MessagesColumn(messages, "messages")
     if messages is not None:
         return MessageTemplates(messages)
     if data.prompt_template is not None:

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = sorted(p for folder in ("pipeline", "operators", "tools") for p in (ROOT / folder).rglob("*.py"))
-MOST_FILES = 22
+MOST_FILES = 23
 """Python files in one folder, `__init__.py` aside."""
 
 ORDER = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -138,11 +139,48 @@ def test_the_command_line_changes_a_step_and_the_fingerprint_knows(short, tmp_pa
     assert "  steps.answer.n: 3 -> 2\n" in capsys.readouterr().err
 
 
+@pytest.fixture(scope="module")
+def dialogue(tmp_path_factory) -> Path:
+    """The dialogue of docs/chat.md, and the same three turns written out as the messages of one step."""
+    page = (PROJECT / "docs/chat.md").read_text(encoding="utf-8")
+    (job,) = re.findall(r"<!-- file: dialogue.yaml -->\n```yaml\n(.*?)```", page, re.S)
+    columns = ("prompt", "first", "doubt or 'Are you sure?'")
+    roles = ("user", "assistant", "user")
+    whole = [{"role": role, "content": f"{{{{ {text} }}}}"} for role, text in zip(roles, columns, strict=True)]
+    more = f"  at_once: {{columns: [prompt_text], messages: {json.dumps(whole)}}}\n"
+    folder = tmp_path_factory.mktemp("dialogue")
+    (folder / "job.yaml").write_text(job + more, encoding="utf-8")
+    return folder / "job.yaml"
+
+
+def dialogue_with(job: Path, out: Path, *settings: str) -> list[dict[str, Any]]:
+    small = ("data.limit=10", "chunk_rows=4", "sampling.max_tokens=24", "steps.second.columns=[prompt_text]")
+    assert main([f"job={job}", f"output_dir={out}", "progress=none", *small, *settings]) == ExitCode.DONE
+    return [row for path in sorted((out / "data").iterdir()) for row in pq.read_table(path).to_pylist()]
+
+
+def test_turns_are_prompts_of_the_whole_conversation(dialogue, tmp_path):
+    rows = dialogue_with(dialogue, tmp_path / "out")
+    assert len(rows) == 10
+    for row in rows:
+        assert row["second_prompt_text"] == row["at_once_prompt_text"]
+        assert row["second"] == row["at_once"]
+        turns = [(m["role"], m["content"]) for m in json.loads(row["messages"])]
+        assert turns == [
+            ("user", row["prompt"]),
+            ("assistant", row["first"]),
+            ("user", row["doubt"] or "Are you sure?"),
+            ("assistant", row["second"]),
+        ]
+    assert dialogue_with(dialogue, tmp_path / "other", "runtime.slots=2", "runtime.shuffle_window=5") == rows
+
+
 @pytest.mark.parametrize(
     ("key", "typed"),
     [
         ("nodes.answer.op.sampling.n", "steps.answer.n"),
         ("nodes.answer.op.sampling.top_p", "steps.answer.sampling.top_p"),
+        ("nodes.answer.op.where", "steps.answer.where"),
         ("nodes.answer_batch.op.runtime.slots", "steps.answer.runtime.slots"),
         ("nodes.answer_prompt.op.messages", "steps.answer.messages"),
         ("nodes.answer_prompt.inputs", "steps.answer.after"),
@@ -181,6 +219,14 @@ def test_a_key_of_the_fingerprint_is_named_as_a_step_has_it(key, typed):
         ("steps.read={prompt: x}", "step 'read' makes a node 'read', and there is another"),
         ("steps.a-b={prompt: x}", "step 'a-b': it gives a column its name"),
         ("steps.answer.raw=true", "step 'answer': is raw, so the prompt is all that the model gets"),
+        ("steps.judge.messages=chat", "step 'judge': has prompt and messages; keep one"),
+        ("steps.more={messages: chat}", "step 'more', node 'more_prompt': messages=chat is no column; the input has"),
+        ("steps.more={messages: chat, system: x}", "step 'more': has messages, which are the whole conversation"),
+        (
+            "steps.answer.where='row > 1'",
+            "step 'answer': has where, which leaves rows without a completion, and n wants",
+        ),
+        ("steps.judge.where='rwo > 1'", "step 'judge', node 'judge': where='rwo > 1'"),
         ("steps.judge.regex=x", "step 'judge': has choices and regex; keep one"),
         ("steps.judge.schema={a: strin}", "step 'judge': has choices and schema; keep one"),
         ("steps.answer.schema={a: strin}", "step 'answer': schema.a is 'strin', and a type is string, int"),
@@ -296,6 +342,16 @@ def test_raw_bypasses_the_chat_template_and_says_so(tmp_path, capsys):
     row = pq.read_table(run(tmp_path, job, "out", "progress=log") / "data").to_pylist()[0]
     assert row["more_prompt_text"] == row["prompt"]
     assert "the model has a chat template, and nodes.more_prompt.op.template bypasses it" in capsys.readouterr().err
+
+
+def test_where_asks_some_of_the_rows_and_changes_nothing_of_them(tmp_path):
+    step = 'answer: {prompt: "{{ prompt }}", sampling: {temperature: 1.0, max_tokens: 8}'
+    some, every = (
+        pq.read_table(run(tmp_path, f"steps: {{{step}{more}}}}}", name) / "data").to_pylist()
+        for name, more in (("some", ", where: row % 3 <> 1"), ("every", ""))
+    )
+    assert some == [{**row, "answer": None if row["row"] % 3 == 1 else row["answer"]} for row in every]
+    assert len(some) == 10
 
 
 def test_the_page_explains_every_key_of_a_step():

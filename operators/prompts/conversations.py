@@ -60,14 +60,16 @@ class PromptColumn(Conversations):
 
 
 class MessagesColumn(Conversations):
-    """A column of whole conversations; `operators.prompts.messages` says what it may hold."""
+    """A column of whole conversations; `operators.prompts.messages` says what it may hold. `key`: the setting that
+    names it."""
 
-    def __init__(self, name: str) -> None:
-        self.needs_chat = f"data.messages_column={name!r}"
+    def __init__(self, name: str, key: str = "data.messages_column") -> None:
+        self.needs_chat = f"{key}={name!r}"
         self._name = name
+        self._key = key
 
     def plan(self, schema: pa.Schema) -> list[str]:
-        require_messages(schema, self._name)
+        require_messages(schema, self._name, self._key)
         return [self._name]
 
     def of(self, row: Mapping[str, Any]) -> Messages:

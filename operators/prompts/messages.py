@@ -27,10 +27,10 @@ class NoPrompt(ValueError):
     """A row has no prompt; the message says why."""
 
 
-def require_messages(schema: pa.Schema, name: str) -> None:
-    """Raise SchemaError unless there is a column `name`, of a type that can hold conversations."""
+def require_messages(schema: pa.Schema, name: str, key: str = "data.messages_column") -> None:
+    """Raise SchemaError unless there is a column `name`, of a type that can hold conversations. `key`: names it."""
     if name not in schema.names:
-        raise SchemaError(f"data.messages_column={name} is no column; the input has {', '.join(schema.names)}")
+        raise SchemaError(f"{key}={name} is no column; the input has {', '.join(schema.names)}")
     kind = schema.field(name).type
     if kind != pa.string() and not holds_messages(kind):
         raise SchemaError(f"column '{name}' has type {kind}; messages are {WANTED}")
@@ -55,12 +55,19 @@ def conversation(value: object, column: str) -> list[dict[str, Any]]:
     """
     if value is None:
         raise NoPrompt(f"column '{column}' is null; give it messages or drop the row")
-    messages = _parsed(value, column) if isinstance(value, str) else without_nulls(value)
-    if not isinstance(messages, list):
-        raise NoPrompt(f"column '{column}' holds {noun(messages)}; messages are a list")
+    messages = read_messages(value, column)
     if not messages:
         raise NoPrompt(f"column '{column}' has no messages; give it one or drop the row")
     return [_message(message, f"message {i} of column '{column}'") for i, message in enumerate(messages)]
+
+
+def read_messages(value: object, column: str) -> list[Any]:
+    """Return the messages of a row as they are, without keys that only other rows' messages have; raises NoPrompt if it
+    holds no list. `conversation` has the arguments."""
+    messages = _parsed(value, column) if isinstance(value, str) else without_nulls(value)
+    if not isinstance(messages, list):
+        raise NoPrompt(f"column '{column}' holds {noun(messages)}; messages are a list")
+    return messages
 
 
 def _parsed(text: str, column: str) -> object:

@@ -25,6 +25,7 @@ Node = dict[str, Any]
 """What a job says of a node: op, inputs, on_error; and `step`, the one that it was made for."""
 KEYS = {
     "": {
+        "where": "where",
         "sampling.n": "n",
         "sampling.structured.choices": "choices",
         "sampling.structured.regex": "regex",
@@ -162,6 +163,7 @@ def _nodes(name: str, step: Step, groups: Groups) -> Iterator[tuple[str, dict[st
             "reasoning": _keeps(REASONING, _asked(step, groups)),
             "tool_calls": _keeps(TOOL_CALLS, _asked(step, groups)),
             "as": name,
+            **({} if step.where is None else {"where": step.where}),
         },
     )
     asked = _asked(step, groups)

@@ -9,6 +9,8 @@ from operators.settings.checks import check, check_one_of
 from pipeline.api.errors import ConfigError
 
 PICKS = ("all", "best", "majority")
+OF_EVERY_ROW = ("n", "pick", "schema", "extract", "score")
+"""Keys that want a completion in every row."""
 OF_ANY_NODE = ("op", "after", "keep", "drop", "on_error")
 PROMPTS = ("prompt", "messages")
 ANSWERS = ("choices", "regex", "schema")
@@ -23,7 +25,7 @@ class Step:
         prompt: the user's message, inside the model's chat template.
         system: the system prompt; null takes `model.system`.
         examples: answered questions that come before the prompt: a list of {user, assistant}.
-        messages: the whole conversation instead, a list of {role, content}.
+        messages: the whole conversation instead, a list of {role, content}, or the name of a column that holds one.
         raw: give `prompt` to the model as it is, without its chat template.
         writes: the role whose message the model writes: assistant, or user, which needs no prompt.
         n: completions of each row, which becomes so many rows.
@@ -36,6 +38,7 @@ class Step:
         schema: the completion is JSON: {name: string, age: int, tags: list<string>, mood: [good, bad]}, a JSON schema,
             or the path of one. Adds a column `<name>_<key>` for each key.
         extract: a template that makes the column of `completion`, the whole text.
+        where: a condition in SQL on a row. Rows for which it is false or null are not asked: their column is null.
         score: [least, most]: the last number in the text is the column. A row without one in this range is a reject.
         keep, drop: conditions in SQL on a row with its new columns. Rows that are not kept become rejects of kind
             `filtered`.
@@ -52,7 +55,7 @@ class Step:
     prompt: str | None = None
     system: str | None = None
     examples: list[dict[str, str]] | None = None
-    messages: list[dict[str, str]] | None = None
+    messages: list[dict[str, str]] | str | None = None
     raw: bool = False
     writes: str = "assistant"
     n: int | None = None
@@ -61,6 +64,7 @@ class Step:
     regex: str | None = None
     schema: dict[str, Any] | str | None = None
     extract: str | None = None
+    where: str | None = None
     score: list[float] | None = None
     keep: str | None = None
     drop: str | None = None
@@ -90,6 +94,8 @@ class Step:
             raise ConfigError("has schema, which gives columns of its own; leave extract and score out")
         check(self.on_error == "fail", "on_error", self.on_error, "it goes beside op")
         check(isinstance(self.after, str | None), "after", self.after, "it is one step or node; op takes several")
+        if self.where is not None and (other := [key for key in OF_EVERY_ROW if key in set_keys]):
+            raise ConfigError(f"has where, which leaves rows without a completion, and {other[0]} wants one in each")
         if self.score is not None:
             check(len(self.score) == 2 and self.score[0] < self.score[1], "score", self.score, "it is [least, most]")
         check(self.n is None or self.n >= 1, "n", self.n, "it is 1 or more")
@@ -107,8 +113,8 @@ class Step:
         for example in self.examples or []:
             check(set(example) == {"user", "assistant"}, "examples", example, "each is {user: ..., assistant: ...}")
 
-    def conversation(self) -> list[dict[str, str]]:
-        """Return the messages before the one that the model writes, as {role, content}."""
+    def conversation(self) -> list[dict[str, str]] | str:
+        """Return the messages before the one that the model writes, as {role, content}, or the column with them."""
         if self.messages is not None:
             return self.messages
         turns = [("system", self.system)]

@@ -157,7 +157,8 @@ def _parts(target: str) -> tuple[str, str]:
 
 
 def _takes_function(hint: object) -> bool:
-    return typing.get_origin(hint) is Callable
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return any(typing.get_origin(option) is Callable for option in options)
 
 
 def _function(key: str, target: str) -> object:

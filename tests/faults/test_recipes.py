@@ -21,6 +21,7 @@ RECIPES = {
     "evol_instruct": (*TARGET, "data.limit=8"),
     "judge": (*TARGET, "data.limit=8"),
     "self_consistency": ("chunk_rows=8", "data.limit=48", "steps.completion.n=6"),
+    "dialogues": ("chunk_rows=8", "data.limit=24"),
 }
 
 

@@ -21,7 +21,8 @@ def job(directory: Path, fail_at: int, broken: Path, max_open_chunks: int) -> Jo
     nodes = {
         "numbers": NodeSettings({"_target_": f"{OPS}.Numbers", "rows": ROWS}),
         "key": NodeSettings({"_target_": "operators.map.Map", "columns": {"key": "x % 70"}}, "numbers"),
-        "bad": NodeSettings({"_target_": "operators.filter.Filter", "where": "x % 9 <> 4"}, "key"),
+        "say": NodeSettings({"_target_": "operators.say.Say", "role": "user", "content": "{{ key }}?"}, "key"),
+        "bad": NodeSettings({"_target_": "operators.filter.Filter", "where": "x % 9 <> 4"}, "say"),
         "distinct": NodeSettings({"_target_": "operators.dedup.Dedup", "columns": ["key"]}, "bad"),
         "limit": NodeSettings({"_target_": "operators.limit.Limit", "rows": 50}, "distinct"),
         "square": NodeSettings({"_target_": f"{OPS}.Square", "fail_at": fail_at, "broken": str(broken)}, "limit"),
@@ -37,7 +38,7 @@ def gathered(directory: Path, fail_at: int, broken: Path, max_open_chunks: int) 
     settings = job(directory, fail_at, broken, max_open_chunks)
     apart = {"function": f"{OPS}.four_samples", "columns": {"sample": "int64", "tag": "int64"}, "many": True}
     more = {
-        "apart": NodeSettings({"_target_": "operators.call.Call", **apart}, "key"),
+        "apart": NodeSettings({"_target_": "operators.call.Call", **apart}, "say"),
         "part": NodeSettings({"_target_": "operators.map.Map", "columns": {"part": "sample % 10"}}, "apart"),
         "whole": NodeSettings({"_target_": "operators.gather.Gather", "columns": ["sample", "part"]}, "distinct"),
     }

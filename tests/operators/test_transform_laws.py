@@ -24,6 +24,7 @@ from operators.map import Map
 from operators.parse_json import ParseJson
 from operators.rows.duplicates import Near
 from operators.sample_rows import Sample
+from operators.say import Say
 from pipeline.api.records import LINEAGE, ROW
 from tests.operators.arrivals import Outcome, Row, in_order, mixed, resumed
 
@@ -51,6 +52,10 @@ def call_many(row: Row) -> list[Row]:
     return [{"n": value} for value in row["many"] or []]
 
 
+def call_tool(name: str, arguments: Row, row: Row) -> str:
+    return name
+
+
 TRANSFORMS: Mapping[str, Callable[[], Any]] = {
     "best": lambda: BestOf("n"),
     "best-drop": lambda: BestOf("n", losers="drop"),
@@ -74,6 +79,9 @@ TRANSFORMS: Mapping[str, Callable[[], Any]] = {
     "rename": lambda: Rename({"n": "text", "text": "n"}),
     "sample-share": lambda: Sample(fraction=0.4, seed=3),
     "sample-chunk": lambda: Sample(per_chunk=2),
+    "say": lambda: Say("user", "{{ text }}"),
+    "say-answer": lambda: Say("assistant", answer="other"),
+    "say-tool": lambda: Say("tool", function=call_tool),
     "select": lambda: Select(["n"]),
 }
 REMEMBER = ["dedup", "dedup-near", "dedup-both", "limit", "limit-beyond"]
