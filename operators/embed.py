@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from operators.engine.backend.interface import Logits, Wanted, inspect_model
+from operators.engine.backend.interface import Logits, Wanted
+from operators.engine.backend.loading import inspect_model
 from operators.rows.row_condition import Where, passed_by
 from operators.scoring.prefix_tree import Text
 from operators.scoring.text_batches import Part

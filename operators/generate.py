@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from operators.batch_by_length import prompt_lengths
-from operators.engine.backend.interface import inspect_model, load_model
+from operators.engine.backend.loading import inspect_model, load_model
 from operators.engine.sequence import Sequence as Row
 from operators.estimate.node import Generating, memory_of
 from operators.estimate.trial import Device

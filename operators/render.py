@@ -9,7 +9,7 @@ from typing import Any
 import jinja2
 import pyarrow as pa
 
-from operators.engine.backend.interface import load_model
+from operators.engine.backend.loading import load_model
 from operators.prompts.arguments import TemplateArguments
 from operators.prompts.conversations import (
     SYSTEM,

@@ -10,7 +10,7 @@ import yaml
 
 from operators.engine.backend import fake
 from operators.engine.backend.fake import FakeModel, inspect
-from operators.engine.backend.interface import ModelFacts
+from operators.engine.backend.loading import ModelFacts
 from operators.settings import ModelSettings
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main

@@ -21,7 +21,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
-from operators.engine.backend.interface import load_model
+from operators.engine.backend.loading import load_model
 from operators.generate import Generate
 from operators.prompts.template import Template
 from operators.score import Score

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from operators.engine.backend.interface import inspect_model
+from operators.engine.backend.loading import inspect_model
 from operators.engine.sequence import FinishReason, Sequence
 from operators.estimate.generation import Generated, generated
 from operators.estimate.trial import Device

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from operators.engine.backend.interface import Model, TokenIds, template_of
+from operators.engine.backend.interface import Model, TokenIds
+from operators.engine.backend.loading import template_of
 from operators.engine.sequence.sequence import Sequence, StopWatcher
 from operators.generation.sampling_params import token_ids
 from operators.prompts.reasoning import Tags, tags_in

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from operators.engine.backend.interface import template_of
+from operators.engine.backend.loading import template_of
 from operators.prompts.arguments import tools_of_job, tools_of_row
 from operators.prompts.tool_formats import FORMATS, ToolFormat, format_in
 from operators.rows.json_schema import Validate, validator

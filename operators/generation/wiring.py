@@ -9,14 +9,8 @@ from contextlib import ExitStack
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
-from operators.engine.backend.interface import (
-    Model,
-    Wanted,
-    decoder_shape,
-    inspect_model,
-    max_sequence_tokens,
-    model_key,
-)
+from operators.engine.backend.interface import Model, Wanted, decoder_shape, max_sequence_tokens
+from operators.engine.backend.loading import inspect_model, model_key
 from operators.engine.loop.engine import Engine
 from operators.engine.loop.step_log import STEPS_SCHEMA
 from operators.engine.loop.threads import EngineThreads

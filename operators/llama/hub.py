@@ -8,7 +8,7 @@ from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 
-from operators.engine.backend.interface import ModelFacts, check_options
+from operators.engine.backend.loading import ModelFacts, check_options
 from operators.llama.header import part_names, parts_of
 from operators.llama.model import LlamaModel, check_gpu, facts_of
 from operators.settings import ModelSettings

@@ -13,16 +13,8 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from operators.engine.backend.interface import (
-    DecoderShape,
-    Head,
-    ModelFacts,
-    ModelSizes,
-    TokenIds,
-    Wanted,
-    check_options,
-    decoder_shape,
-)
+from operators.engine.backend.interface import DecoderShape, Head, TokenIds, Wanted, decoder_shape
+from operators.engine.backend.loading import ModelFacts, ModelSizes, check_options
 from operators.llama.context import ContextPool, LlamaContext
 from operators.llama.encoder import EncoderContext
 from operators.llama.header import Header, parts_of, read_header

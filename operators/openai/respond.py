@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from operators.engine.backend.interface import inspect_model, load_model
+from operators.engine.backend.loading import inspect_model, load_model
 from operators.openai.bodies import body_of, digest_of, line_of, usage
 from operators.openai.faults import Code, Fault
 from operators.openai.parse_batch import FIELDS

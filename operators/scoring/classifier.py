@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Seq
 
-from operators.engine.backend.interface import Head, Wanted, inspect_model
+from operators.engine.backend.interface import Head, Wanted
+from operators.engine.backend.loading import inspect_model
 from operators.generation.wiring import check_room
 from operators.scoring.prefix_tree import Text
 from operators.scoring.text_batches import Part

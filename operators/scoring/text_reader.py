@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from operators.engine.backend.interface import TokenIds, Wanted, inspect_model, load_model, max_sequence_tokens
+from operators.engine.backend.interface import TokenIds, Wanted, max_sequence_tokens
+from operators.engine.backend.loading import inspect_model, load_model
 from operators.estimate.texts import forecast_texts
 from operators.generation.wiring import check_room, engine_threads, model_memory, warn_unless_exact
 from operators.scoring.prefix_tree import Text

@@ -10,7 +10,8 @@ import itertools
 
 import operators.llama.model as llama
 from operators.engine.backend.batch import DecodeFailed
-from operators.engine.backend.interface import DecoderShape, Logits, ModelFacts
+from operators.engine.backend.interface import DecoderShape, Logits
+from operators.engine.backend.loading import ModelFacts
 from operators.llama.context import LlamaContext
 from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings

@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 import operators.llama.model as llama
-from operators.engine.backend.interface import Logits, Model, ModelFacts
+from operators.engine.backend.interface import Logits, Model
+from operators.engine.backend.loading import ModelFacts
 from operators.engine.scheduler.step_batch import StepBatch
 from operators.engine.sequence import Sequence
 from operators.engine.strategies.autoregressive import Autoregressive

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pyarrow as pa
 
-from operators.engine.backend.interface import inspect_model
+from operators.engine.backend.loading import inspect_model
 from operators.rows.content import content_id
 from operators.settings import DataSettings, ModelSettings, SamplingSettings
 from operators.settings.runtime import EngineSettings

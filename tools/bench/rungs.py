@@ -16,7 +16,8 @@ from typing import Any
 import pyarrow as pa
 
 from operators.batch_by_length import BatchByLength
-from operators.engine.backend.interface import Logits, close_model, loader
+from operators.engine.backend.interface import Logits
+from operators.engine.backend.loading import close_model, loader
 from operators.engine.loop.engine import Engine
 from operators.engine.loop.step_log import STEPS_SCHEMA
 from operators.engine.loop.worker import Worker

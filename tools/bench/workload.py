@@ -11,7 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from operators.engine.backend.interface import Model, close_model, loader
+from operators.engine.backend.interface import Model
+from operators.engine.backend.loading import close_model, loader
 from operators.prompts.template import Template
 from operators.settings import DataSettings, ModelSettings
 from operators.sources.read_prompts import ReadPrompts

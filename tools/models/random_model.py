@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from operators.engine.backend.interface import ModelFacts, check_options
+from operators.engine.backend.loading import ModelFacts, check_options
 from operators.llama.model import LlamaModel, check_gpu, facts_of
 from operators.settings import ModelSettings
 from pipeline.api.errors import ConfigError

@@ -20,12 +20,11 @@ from operators.engine.backend.interface import (
     Encoder,
     Head,
     Logits,
-    ModelFacts,
     TokenIds,
     Wanted,
-    check_options,
     decoder_shape,
 )
+from operators.engine.backend.loading import ModelFacts, check_options
 from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
@@ -13,11 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from operators.engine.backend.batch import BatchBuffer
-from operators.settings import ModelSettings
-from operators.settings.checks import read_text
 from operators.settings.runtime import DEFAULT_SEQUENCE_TOKENS, KERNEL_TOKENS, EngineSettings
 from pipeline.api.errors import ConfigError
-from pipeline.api.protocols import Runtime
 
 TokenIds = npt.NDArray[np.int32]
 Logits = npt.NDArray[np.float32]
@@ -243,17 +238,6 @@ def max_sequence_tokens(settings: EngineSettings, n_ctx_train: int) -> int:
     return settings.max_sequence_tokens
 
 
-def load_model(runtime: Runtime, settings: ModelSettings) -> Model:
-    """Return the model of `settings`: loaded once per process, shared by all nodes and runs."""
-    return runtime.shared(model_key(settings), lambda: loader(settings)(settings), close_model)
-
-
-def model_key(settings: ModelSettings) -> tuple[str, str]:
-    """Return a key that is equal for settings with the same weights."""
-    of_prompts = ("chat_template", "system", "template_kwargs", "reasoning_tags")
-    return ("model", repr(replace(settings, **dict.fromkeys(of_prompts))))  # type: ignore[arg-type]
-
-
 def decoder_shape(
     settings: EngineSettings, n_ctx_train: int, wanted: Wanted = Wanted.NEXT, block: int = 0
 ) -> DecoderShape:
@@ -270,81 +254,3 @@ def decoder_shape(
         block=block,
         flash_attention=settings.flash_attention is not False,
     )
-
-
-@dataclass(frozen=True)
-class ModelSizes:
-    """Sizes of a model in memory. `kv_values`: numbers in the KV cache for a token, in all layers; None: unknown
-    (recurrent layers, compressed caches). `recurrent`: it has recurrent layers, and shares prefixes by snapshots."""
-
-    weights_bytes: int
-    n_vocab: int
-    kv_values: int | None = None
-    recurrent: bool = False
-
-
-@dataclass(frozen=True)
-class ModelFacts:
-    """Facts about a model that is not loaded, see `Model`; None: not known yet, or there are no weights.
-
-    Args:
-        encoder: why it cannot continue texts, though it reads them; None: it can.
-        outputs: of its classifier head; 0: it has none.
-    """
-
-    fingerprint: str
-    n_ctx_train: int | None
-    n_embd: int | None = None
-    sizes: ModelSizes | None = None
-    encoder: str | None = None
-    outputs: int = 0
-    chat_template: str | None = None
-
-
-def inspect_model(settings: ModelSettings) -> ModelFacts:
-    """Run the checks that need no loading, with the function `inspect` of the loader's module. Raises ConfigError if
-    the loader or the model file cannot work."""
-    module = sys.modules.get(getattr(loader(settings), "__module__", None) or "")
-    inspect: Callable[[ModelSettings], ModelFacts] | None = getattr(module, "inspect", None)
-    if not callable(inspect):
-        raise ConfigError(
-            f"model.loader='{settings.loader}' is no loader: its module has no function inspect(settings)"
-        )
-    return inspect(settings)
-
-
-def template_of(settings: ModelSettings) -> str | None:
-    """Return the chat template of a model that need not be loaded; None if it has none.
-
-    Raises:
-        ConfigError: see inspect_model.
-        InputError: the file of `model.chat_template` cannot be read.
-    """
-    if settings.chat_template is not None:
-        return read_text(settings.chat_template, "model.chat_template")
-    return inspect_model(settings).chat_template
-
-
-def check_options(settings: ModelSettings, known: Iterable[str]) -> None:
-    """Raise ConfigError if `model.options` has one that is not in `known`."""
-    known = sorted(known)
-    if unknown := sorted(settings.options.keys() - set(known)):
-        raise ConfigError(
-            f"model.options has '{unknown[0]}', which the loader {settings.loader} does not know;"
-            f" it knows {', '.join(known) or 'none'}"
-        )
-
-
-def loader(settings: ModelSettings) -> Callable[[ModelSettings], Model]:
-    """Return the function that `settings.loader` names; raise ConfigError if there is none."""
-    module, _, name = settings.loader.partition(":")
-    try:
-        found: Callable[[ModelSettings], Model] = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:  # the last two: the value is no module name
-        raise ConfigError(f"model.loader='{settings.loader}' cannot be imported: {error}") from error
-    return found
-
-
-def close_model(model: Model) -> None:
-    """Free the model's resources, if it has any."""
-    getattr(model, "close", lambda: None)()

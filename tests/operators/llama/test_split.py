@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
-from operators.engine.backend.interface import inspect_model
+from operators.engine.backend.loading import inspect_model
 from operators.generation.wiring import model_memory
 from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings

@@ -10,7 +10,7 @@ import pytest
 from operators.embed import Embed
 from operators.engine.backend.fake import FakeModel
 from operators.engine.backend.fake import inspect as facts
-from operators.engine.backend.interface import ModelFacts
+from operators.engine.backend.loading import ModelFacts
 from operators.render import Render
 from operators.settings import DataSettings, ModelSettings
 from operators.settings.runtime import EngineSettings

@@ -1,0 +1,103 @@
+"""Loading of models, shared by all nodes of a process, and facts about models that are not loaded."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from operators.engine.backend.interface import Model
+from operators.settings import ModelSettings
+from operators.settings.checks import read_text
+from pipeline.api.errors import ConfigError
+from pipeline.api.protocols import Runtime
+
+
+def load_model(runtime: Runtime, settings: ModelSettings) -> Model:
+    """Return the model of `settings`: loaded once per process, shared by all nodes and runs."""
+    return runtime.shared(model_key(settings), lambda: loader(settings)(settings), close_model)
+
+
+def model_key(settings: ModelSettings) -> tuple[str, str]:
+    """Return a key that is equal for settings with the same weights."""
+    of_prompts = ("chat_template", "system", "template_kwargs", "reasoning_tags", "tool_format", "date")
+    return ("model", repr(replace(settings, **dict.fromkeys(of_prompts))))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """Sizes of a model in memory. `kv_values`: numbers in the KV cache for a token, in all layers; None: unknown
+    (recurrent layers, compressed caches). `recurrent`: it has recurrent layers, and shares prefixes by snapshots."""
+
+    weights_bytes: int
+    n_vocab: int
+    kv_values: int | None = None
+    recurrent: bool = False
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Facts about a model that is not loaded, see `Model`; None: not known yet, or there are no weights.
+
+    Args:
+        encoder: why it cannot continue texts, though it reads them; None: it can.
+        outputs: of its classifier head; 0: it has none.
+    """
+
+    fingerprint: str
+    n_ctx_train: int | None
+    n_embd: int | None = None
+    sizes: ModelSizes | None = None
+    encoder: str | None = None
+    outputs: int = 0
+    chat_template: str | None = None
+
+
+def inspect_model(settings: ModelSettings) -> ModelFacts:
+    """Run the checks that need no loading, with the function `inspect` of the loader's module. Raises ConfigError if
+    the loader or the model file cannot work."""
+    module = sys.modules.get(getattr(loader(settings), "__module__", None) or "")
+    inspect: Callable[[ModelSettings], ModelFacts] | None = getattr(module, "inspect", None)
+    if not callable(inspect):
+        raise ConfigError(
+            f"model.loader='{settings.loader}' is no loader: its module has no function inspect(settings)"
+        )
+    return inspect(settings)
+
+
+def template_of(settings: ModelSettings) -> str | None:
+    """Return the chat template of a model that need not be loaded; None if it has none.
+
+    Raises:
+        ConfigError: see inspect_model.
+        InputError: the file of `model.chat_template` cannot be read.
+    """
+    if settings.chat_template is not None:
+        return read_text(settings.chat_template, "model.chat_template")
+    return inspect_model(settings).chat_template
+
+
+def check_options(settings: ModelSettings, known: Iterable[str]) -> None:
+    """Raise ConfigError if `model.options` has one that is not in `known`."""
+    known = sorted(known)
+    if unknown := sorted(settings.options.keys() - set(known)):
+        raise ConfigError(
+            f"model.options has '{unknown[0]}', which the loader {settings.loader} does not know;"
+            f" it knows {', '.join(known) or 'none'}"
+        )
+
+
+def loader(settings: ModelSettings) -> Callable[[ModelSettings], Model]:
+    """Return the function that `settings.loader` names; raise ConfigError if there is none."""
+    module, _, name = settings.loader.partition(":")
+    try:
+        found: Callable[[ModelSettings], Model] = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError, TypeError) as error:  # the last two: the value is no module name
+        raise ConfigError(f"model.loader='{settings.loader}' cannot be imported: {error}") from error
+    return found
+
+
+def close_model(model: Model) -> None:
+    """Free the model's resources, if it has any."""
+    getattr(model, "close", lambda: None)()
