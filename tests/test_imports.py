@@ -27,7 +27,7 @@ ORDER = [
     "pipeline.monitor",
     "pipeline.publish",
     "pipeline.results",
-    "pipeline.run",
+    "pipeline.runs",
     "pipeline.dry_run",
     "pipeline.cli",
     "pipeline.__main__",
@@ -62,7 +62,7 @@ MAY_USE_HYDRA = ("pipeline/config/", "pipeline/cli/")
 STARTS_THREADS = {
     "pipeline/dataflow/executor.py",
     "pipeline/publish/uploader.py",
-    "pipeline/run/on_finish.py",
+    "pipeline/runs/on_finish.py",
     "pipeline/system/signals.py",
     "operators/engine/loop/threads.py",
     "operators/generation/store.py",

@@ -15,9 +15,9 @@ from pipeline.api.runtime import Resources
 from pipeline.monitor.display import Lines
 from pipeline.monitor.prometheus import CACHES, HISTOGRAMS
 from pipeline.monitor.snapshot import Snapshot
-from pipeline.run.job import run_job
+from pipeline.runs.job import run_job
 from pipeline.settings import HookSettings
-from tests.pipeline.run.test_job import job
+from tests.pipeline.runs.test_job import job
 
 PAGE = (PROJECT / "docs/monitoring.md").read_text(encoding="utf-8")
 

@@ -28,9 +28,9 @@ from pipeline.config.keys import CONF, known_keys
 from pipeline.dry_run.estimate import estimate, plan_lines
 from pipeline.monitor.prometheus import check_prometheus_file
 from pipeline.publish.uploader import destination_of
-from pipeline.run.admission import standing, standing_lines
-from pipeline.run.job import run_job
-from pipeline.run.memory_check import check_memory
+from pipeline.runs.admission import standing, standing_lines
+from pipeline.runs.job import run_job
+from pipeline.runs.memory_check import check_memory
 from pipeline.settings import PLAN, JobSettings
 from pipeline.system.failpoints import Failpoint, reached
 from pipeline.system.redaction import refuse_noted_credentials

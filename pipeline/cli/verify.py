@@ -8,11 +8,11 @@ from pathlib import Path
 
 from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.cli.commands import parser_of, usage_of
-from pipeline.run.repair import repair
 from pipeline.run_dir.integrity import Damage, Findings, Kind, examine, state_damage
 from pipeline.run_dir.lock import locked
 from pipeline.run_dir.names import COMPLETIONS, is_headless, near_run, parts
 from pipeline.run_dir.state import STATE_FILE, RunState, RunStatus
+from pipeline.runs.repair import repair
 
 
 def main(arguments: Sequence[str]) -> ExitCode:

@@ -4,7 +4,7 @@ Chunks are committed in order, each once: when chunk k is committed, so are all 
 window, not a set), Outbox and Inbox (a ChunkEnd never overtakes another), Executor (a resume seeks the source to one
 chunk), RunState.committed_chunks and commit (one number says where a resume begins; the state of an operator is that
 of the last chunk, or appended chunk by chunk), Target, Rounds, Limit and Runtime.stop_after_chunk (which rows are the
-first ones), WriteBatch (lines in order), the dry run (where a run would begin) and pipeline.run.repair.
+first ones), WriteBatch (lines in order), the dry run (where a run would begin) and pipeline.runs.repair.
 
 A commit that waits for a later chunk stops the source: only `max_open_chunks` chunks may be uncommitted.
 """

@@ -26,8 +26,8 @@ from pipeline.dataflow.target_progress import Budget
 from pipeline.dry_run.sample_run import NodeResult, SampleRun
 from pipeline.monitor.wording import bytes_text, quoted, time_text
 from pipeline.results.report.write import is_written
-from pipeline.run.admission import Admission, standing, standing_lines
-from pipeline.run.memory_check import memory_lines
+from pipeline.runs.admission import Admission, standing, standing_lines
+from pipeline.runs.memory_check import memory_lines
 from pipeline.settings import JobSettings, TargetSettings
 
 CALIBRATION_S = 30.0

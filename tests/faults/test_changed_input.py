@@ -14,7 +14,7 @@ from operators.settings import DataSettings
 from operators.sources import ReadPrompts
 from pipeline.api.errors import ConfigError, ExitCode, InputError
 from pipeline.api.runtime import Resources
-from pipeline.run.job import run_job
+from pipeline.runs.job import run_job
 from pipeline.settings import JobSettings, NodeSettings
 
 OPS = "tests.pipeline.job_ops"

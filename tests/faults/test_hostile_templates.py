@@ -27,9 +27,9 @@ FOR_ALL = {
 NEVER_ENDS = "{% for a in range(100000) %}" * 3 + "{% endfor %}" * 3
 HASTY = """
 import sys
-import pipeline.run.watchdog
+import pipeline.runs.watchdog
 from pipeline.cli.main import main
-pipeline.run.watchdog.LEAVE_S = 0.3
+pipeline.runs.watchdog.LEAVE_S = 0.3
 sys.exit(main())
 """
 

@@ -12,7 +12,7 @@ from operators.settings import OutputSettings
 from pipeline.api.protocols import BaseOperator
 from pipeline.api.records import Batch, Output, add_columns
 from pipeline.api.runtime import Resources
-from pipeline.run.job import run_job
+from pipeline.runs.job import run_job
 from pipeline.settings import JobSettings, NodeSettings
 
 ROWS = 300

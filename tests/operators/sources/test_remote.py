@@ -22,7 +22,7 @@ from operators.sources.files import find_files
 from pipeline.api.errors import ConfigError, ExitCode, InputError, SourceError
 from pipeline.api.runtime import Resources
 from pipeline.cli.main import main
-from pipeline.run.job import run_job
+from pipeline.runs.job import run_job
 from pipeline.settings import JobSettings, NodeSettings
 from tests.operators.generation.stores import KEY, Store, put
 from tests.operators.sources.reading import drain, read

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.pipeline.runs.test_job import OPS, job
 
 from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.api.runtime import Resources
 from pipeline.cli.main import main
-from pipeline.run.job import run_job
 from pipeline.run_dir.lock import LOCK_FILE, holder, locked
 from pipeline.run_dir.state import RunState
+from pipeline.runs.job import run_job
 from pipeline.settings import JobSettings, NodeSettings
-from tests.pipeline.run.test_job import OPS, job
 
 
 def waiting(directory: Path, flag: Path, **settings: Any) -> JobSettings:

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.api.runtime import Resources
-from pipeline.run.job import run_job
+from pipeline.runs.job import run_job
 from pipeline.settings import JobSettings, NodeSettings
 
 OPS, STATEFUL = "tests.pipeline.job_ops", "tests.pipeline.stateful_ops"

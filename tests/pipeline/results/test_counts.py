@@ -21,8 +21,8 @@ from pipeline.results.report.totals import totals
 from pipeline.run_dir.state import RunState
 from pipeline.settings import JobSettings
 from tests.pipeline.dataflow import test_target
-from tests.pipeline.run import test_job as test_run
-from tests.pipeline.run.test_job import run
+from tests.pipeline.runs import test_job as test_run
+from tests.pipeline.runs.test_job import run
 
 Rows = dict[str, list[int]]
 """By node: rows in, rejected, rows out."""

@@ -21,13 +21,13 @@ from pipeline.monitor.run_log import FILE_ONLY, TERMINAL_ONLY
 from pipeline.monitor.snapshot import Snapshot
 from pipeline.monitor.summary import Outcome, closing_lines, full_lines, report_lines, summary_lines
 from pipeline.results.report.write import report_of_attempt
-from pipeline.run.ending import exit_code_of, recorded, remove_concluded, run_row, settled, show
-from pipeline.run.watchdog import Watchdog
 from pipeline.run_dir.chunk_record import ChunkRecord, RejectCounts
 from pipeline.run_dir.manifest import write_manifest
 from pipeline.run_dir.metrics_table import MetricsTable, MetricsTables
 from pipeline.run_dir.names import CONFIG, DATA, remove_parts
 from pipeline.run_dir.state import RunState, RunStatus
+from pipeline.runs.ending import exit_code_of, recorded, remove_concluded, run_row, settled, show
+from pipeline.runs.watchdog import Watchdog
 from pipeline.settings import FULL
 from pipeline.system.atomic_files import rename_shards, write_atomically
 from pipeline.system.failpoints import Failpoint, reached

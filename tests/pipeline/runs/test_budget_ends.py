@@ -15,7 +15,7 @@ from pipeline.run_dir.names import CARD
 from pipeline.settings import HookSettings, JobSettings, NodeSettings
 from tests.pipeline.dataflow.test_target import TARGET_OPS, files, first_passing, job, rows, run
 from tests.pipeline.faulty import URL, Faulty, register
-from tests.pipeline.run.test_final_files import TOTAL
+from tests.pipeline.runs.test_final_files import TOTAL
 
 COMPLETE = {CARD, "manifest.json"}
 
@@ -35,7 +35,7 @@ def everything(out: Path, **more: Any) -> JobSettings:
         on_finish=HookSettings(["/bin/sh", "-c", f"cat > {out.with_name('told')}"]),
         **more,
     )
-    settings.nodes["write"].op["_target_"] = "tests.pipeline.run.test_final_files.Totalling"
+    settings.nodes["write"].op["_target_"] = "tests.pipeline.runs.test_final_files.Totalling"
     settings.nodes["aside"] = NodeSettings({"_target_": f"{TARGET_OPS}.Aside"}, "numbers")
     return settings
 

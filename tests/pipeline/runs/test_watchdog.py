@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 from pipeline.api.errors import PipelineError
 from pipeline.api.meter import StageMeter
-from pipeline.run.watchdog import LEAVE_S, Watchdog, stacks
+from pipeline.runs.watchdog import LEAVE_S, Watchdog, stacks
 
 ROOT = Path(__file__).parents[3]
 
@@ -92,10 +92,10 @@ CODE = """
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-import pipeline.run.watchdog
-from tests.pipeline.run.test_job import NodeSettings, OPS, job, run
+import pipeline.runs.watchdog
+from tests.pipeline.runs.test_job import NodeSettings, OPS, job, run
 from tests.pipeline.job_ops import Watched
-pipeline.run.watchdog.LEAVE_S = 0.3
+pipeline.runs.watchdog.LEAVE_S = 0.3
 settings = job(Path(sys.argv[1]), runtime=Watched(0.3))
 settings.nodes["square"] = NodeSettings({"_target_": f"{OPS}.Hangs", "at": 27, "healed": sys.argv[2]}, "numbers")
 sys.exit(run(settings))

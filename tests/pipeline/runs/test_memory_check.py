@@ -15,7 +15,7 @@ from pipeline.config.build import build_graph
 from pipeline.dry_run.estimate import plan_lines
 from pipeline.settings import JobSettings, NodeSettings
 from pipeline.system.machine import free_memory
-from tests.pipeline.run.test_job import OPS, job, run
+from tests.pipeline.runs.test_job import OPS, job, run
 
 MIB = 1 << 20
 
@@ -52,7 +52,7 @@ class Large(BaseOperator):
 def two(directory: Path, limit: int | None, extra_mib: int = 0) -> JobSettings:
     """A job with two such steps: 500 MiB."""
     settings = job(directory, runtime=Limited(limit))
-    step = {"_target_": "tests.pipeline.run.test_memory_check.Large", "extra_mib": extra_mib}
+    step = {"_target_": "tests.pipeline.runs.test_memory_check.Large", "extra_mib": extra_mib}
     settings.nodes["square"] = NodeSettings(step, "numbers")
     settings.nodes["again"] = NodeSettings(step, "square")
     settings.nodes["write"] = NodeSettings({"_target_": f"{OPS}.Parquet"}, "again")

@@ -17,13 +17,13 @@ from pipeline.config.fingerprint import differences
 from pipeline.dataflow.executor import Executor
 from pipeline.monitor.run_log import run_log
 from pipeline.publish.uploader import destination_of, publishing
-from pipeline.run.job import run_locked
 from pipeline.run_dir.chunk_record import ChunkRecord
 from pipeline.run_dir.integrity import Findings, Kind
 from pipeline.run_dir.manifest import read_manifest, write_manifest
 from pipeline.run_dir.metrics_table import MetricsTables
 from pipeline.run_dir.names import COMPLETIONS, CONFIG, set_aside
 from pipeline.run_dir.state import STATE_FILE, RunState, RunStatus, ShardRecord
+from pipeline.runs.job import run_locked
 from pipeline.system.atomic_files import rename_shards, write_atomically
 from pipeline.system.signals import stopped_by_signals
 

@@ -9,8 +9,8 @@ import pytest
 
 from pipeline.api.errors import ExitCode
 from pipeline.api.runtime import Resources
-from pipeline.run.job import run_job
 from pipeline.run_dir.names import wipe
+from pipeline.runs.job import run_job
 from pipeline.settings import JobSettings, NodeSettings
 from tests.pipeline.job_ops import Parquet
 
@@ -45,7 +45,7 @@ def run(directory: Path, rows: int = 45, *, overwrite: bool = False) -> ExitCode
 def broken(tmp_path, monkeypatch) -> Iterator[Path]:
     path = tmp_path / "broken"
     path.touch()
-    monkeypatch.setattr("tests.pipeline.run.test_final_files.Totalling.broken", path)
+    monkeypatch.setattr("tests.pipeline.runs.test_final_files.Totalling.broken", path)
     return path
 
 
@@ -94,6 +94,6 @@ def test_those_of_replaced_results_go_while_there_is_a_state_to_know_them_by(tmp
         seen.append((directory / TOTAL).exists())
         wipe(directory)
 
-    monkeypatch.setattr("pipeline.run.job.wipe", watched)
+    monkeypatch.setattr("pipeline.runs.job.wipe", watched)
     assert run(out, rows=25, overwrite=True) is ExitCode.DONE
     assert seen == [False]

@@ -15,15 +15,15 @@ from pipeline.monitor.run_log import run_log
 from pipeline.monitor.summary import Outcome, too_many_errors
 from pipeline.publish.dataset_card import keep_card, remove_card
 from pipeline.publish.uploader import Publisher, destination_of, publishing
-from pipeline.run.admission import Admission, admit
-from pipeline.run.attempt import Attempt
-from pipeline.run.ending import conclude_missing, exit_code_of, remove_concluded
-from pipeline.run.memory_check import check_memory, memory_warning
-from pipeline.run.on_finish import tell
 from pipeline.run_dir.lock import locked
 from pipeline.run_dir.manifest import manifest
 from pipeline.run_dir.names import DATA, refuse_foreign, wipe
 from pipeline.run_dir.state import STATE_FILE, RunState, RunStatus
+from pipeline.runs.admission import Admission, admit
+from pipeline.runs.attempt import Attempt
+from pipeline.runs.ending import conclude_missing, exit_code_of, remove_concluded
+from pipeline.runs.memory_check import check_memory, memory_warning
+from pipeline.runs.on_finish import tell
 from pipeline.settings import JobSettings
 from pipeline.system.signals import RECORDS, stopped_by_signals
 from pipeline.system.terminal import say

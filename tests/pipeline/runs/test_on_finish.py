@@ -17,10 +17,10 @@ import pytest
 from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.api.runtime import Resources
 from pipeline.cli.main import main
-from pipeline.run.job import run_job
+from pipeline.runs.job import run_job
 from pipeline.settings import HookSettings, JobSettings, NodeSettings
 from pipeline.system.redaction import shown_url
-from tests.pipeline.run.test_job import OPS, data, job
+from tests.pipeline.runs.test_job import OPS, data, job
 
 NOTE = 'cat > "$0.json"; echo "$PIPELINE_JOB $PIPELINE_STATE $PIPELINE_EXIT_CODE" > "$0.env"; echo noted'
 
