@@ -29,6 +29,7 @@ ORDER = [
     "pipeline.results",
     "pipeline.runs",
     "pipeline.dry_run",
+    "pipeline.python",
     "pipeline.cli",
     "pipeline.__main__",
     # The work.
@@ -59,6 +60,8 @@ ORDER = [
 ]
 OPERATORS_MAY_USE = ("pipeline", "pipeline.api", "pipeline.system")
 MAY_USE_HYDRA = ("pipeline/config/", "pipeline/cli/")
+PUBLIC_NAMES = "pipeline/__init__.py"
+"""It names for type checkers what it imports when it is first used."""
 STARTS_THREADS = {
     "pipeline/dataflow/executor.py",
     "pipeline/publish/uploader.py",
@@ -110,6 +113,8 @@ def place(module: str) -> int:
 
 
 def against_the_order(path: Path) -> set[str]:
+    if name_of(path) == PUBLIC_NAMES:
+        return set()
     ours = {name for name in imports(path) if name.split(".")[0] in ("pipeline", "operators", "tools")}
     return {name for name in ours if place(name) > place(module_of(path))}
 

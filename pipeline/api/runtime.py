@@ -38,10 +38,12 @@ class Resources:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._made: dict[object, tuple[Any, Closer[Any] | None]] = {}
+        self._used: set[object] = set()
 
     def get(self, key: object, factory: Callable[[], T], close: Closer[T] | None = None) -> T:
         """Return the object under `key`; `factory` creates it on first use."""
         with self._lock:
+            self._used.add(key)
             if key not in self._made:
                 self._made[key] = (factory(), close)
             value: T = self._made[key][0]
@@ -50,13 +52,20 @@ class Resources:
     def close(self) -> None:
         """Close all objects, the last one first. An exception is logged, and the others are closed all the same."""
         with self._lock:
-            while self._made:
-                key, (value, close) = self._made.popitem()
+            self._used.clear()
+            self.close_unused()
+
+    def close_unused(self) -> None:
+        """Close the objects that nobody asked for since the last call, as `close` does."""
+        with self._lock:
+            for key in [key for key in reversed(self._made) if key not in self._used]:
+                value, close = self._made.pop(key)
                 if close is not None:
                     try:
                         close(value)
                     except Exception as error:
                         log.exception("closing %s failed: %s", key, error)
+            self._used.clear()
 
 
 @dataclass

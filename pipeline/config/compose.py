@@ -6,12 +6,15 @@ import dataclasses
 import hashlib
 import json
 import sys
+import threading
+from collections.abc import Mapping
 from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
+from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
@@ -24,7 +27,7 @@ from pipeline.api.errors import ConfigError
 from pipeline.config.expand import expanded
 from pipeline.config.explain import NO_TEXT, PARSER, explain, job_files, unreadable_yaml
 from pipeline.config.jobs import JobFile
-from pipeline.config.keys import SCHEMA, schemas, unknown_key, unknown_keys
+from pipeline.config.keys import CONF, FREE_FORM, SCHEMA, schemas, unknown_key, unknown_keys
 from pipeline.run_dir.names import CONFIG
 from pipeline.settings import JobSettings, TargetSettings
 
@@ -37,6 +40,10 @@ _SAME_RESULTS = (
     *("target.max_tokens", "target.max_minutes"),
 )
 """Keys that may change on a resume: they do not name the directory of a job of a sweep, unless they are swept."""
+_FREE = tuple(f"{key}." for key in ("steps", "nodes", *FREE_FORM))
+"""Settings below which `composed` takes new keys."""
+_composing = threading.Lock()
+"""Hydra keeps what it composes in globals."""
 NO_TARGET = "target.accepted_rows=null"
 _START = datetime.now()
 _as_omegaconf_has_it = StringNode._validate_and_convert_impl
@@ -80,6 +87,30 @@ def register_job(job: JobFile) -> None:
         sys.path.append(folder)  # last: a user's module never hides one of ours or of the standard library
 
 
+def composed(job: JobFile, options: Mapping[str, str], values: Mapping[str, Any]) -> JobSettings:
+    """Compose a job outside of the command line.
+
+    Args:
+        options: the chosen option of config groups.
+        values: by dotted key, as YAML has them.
+
+    Raises:
+        ConfigError: an option, a key or a value cannot work.
+    """
+    with _composing:
+        register()
+        register_job(job)
+        try:
+            with initialize_config_dir(str(CONF), version_base="1.3"):
+                config = compose("config", [f"job={job.key}", *(f"{key}={name}" for key, name in options.items())])
+            for key, value in values.items():
+                config._set_flag("struct", not key.startswith(_FREE))
+                OmegaConf.update(config, key, value, merge=True)
+            return settings_of(config, datetime.now())
+        except COMPOSITION_ERRORS as error:
+            raise explain(error) from error
+
+
 def _text(self: StringNode, value: Any) -> str:
     """Refuse numbers and booleans as strings: OmegaConf would turn a `no` in YAML into the string 'False'."""
     if isinstance(value, bool | int | float) and not str(self._get_full_key(None)).startswith("hydra."):
@@ -87,14 +118,14 @@ def _text(self: StringNode, value: Any) -> str:
     return _as_omegaconf_has_it(self, value)
 
 
-def settings_of(config: DictConfig) -> JobSettings:
+def settings_of(config: DictConfig, start: datetime = _START) -> JobSettings:
     """Return the settings of a composed config as nested dataclasses. Raises ConfigError for an unknown key and for a
-    value that is missing (`???`), of the wrong type or invalid."""
+    value that is missing (`???`), of the wrong type or invalid. `start`: of the run, if it begins now."""
     if unknown := next(unknown_keys(config), None):
         raise ConfigError(unknown_key(unknown))
     if NO_TARGET in overrides_given():  # and what the job file says of the target with it
         config.target = OmegaConf.structured(TargetSettings)
-    settings = _at(config, _START)
+    settings = _at(config, start)
     if "${now:" not in str(OmegaConf.to_container(config)):
         return expanded(settings)
     if settings.now is not None:
@@ -103,7 +134,7 @@ def settings_of(config: DictConfig) -> JobSettings:
     first = None if settings.overwrite else _first_time(settings.directory / CONFIG)
     if first is not None:
         settings = dataclasses.replace(_at(config, first), output_dir=settings.output_dir)
-    return expanded(dataclasses.replace(settings, now=(first or _START).isoformat()))
+    return expanded(dataclasses.replace(settings, now=(first or start).isoformat()))
 
 
 def _at(config: DictConfig, time: datetime) -> JobSettings:

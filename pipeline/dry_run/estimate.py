@@ -9,7 +9,7 @@ import resource
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,8 +52,11 @@ _COUNT = "{:,.0f}".format
 _LEFT_OUT = {RejectKind.ERROR: "rejected", RejectKind.FILTERED: "left out"}
 
 
-def estimate(settings: JobSettings, graph: Graph, process: Resources) -> Iterator[str]:
-    """Yield the lines to print, each as soon as it is known. Writes nothing to the output directory; takes no lock.
+def estimate(
+    settings: JobSettings, graph: Graph, process: Resources
+) -> Generator[str, None, tuple[Forecast, Range] | None]:
+    """Yield the lines to print, each as soon as it is known; return the forecast and the peak memory in bytes, None if
+    the run is finished. Writes nothing to the output directory; takes no lock.
 
     Raises:
         ConfigError: the run would be refused, or a node rejects every row of the sample.
@@ -63,7 +66,7 @@ def estimate(settings: JobSettings, graph: Graph, process: Resources) -> Iterato
     found = standing(job)
     yield from standing_lines(found)
     if found.admission is Admission.DONE:
-        return
+        return None
     begins = found.chunks, found.rows
     if graph.target is not None:  # one round, from its first row
         job = replace(job, graph=build_graph(replace(settings, target=TargetSettings())))
@@ -79,6 +82,7 @@ def estimate(settings: JobSettings, graph: Graph, process: Resources) -> Iterato
     yield from (f"note: {note}" for note in [*notes, *whole.notes])
     memory = _memory(min(rows.likely, settings.chunk_rows * settings.max_open_chunks), tried.nodes) + report_memory
     yield from estimate_lines(whole, memory, job.directory)
+    return whole, memory
 
 
 def _combined(rows: Range, nodes: Mapping[str, NodeResult], report_file: Range) -> Forecast:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TextIO
 
 from tqdm import tqdm
+from tqdm.auto import tqdm as tqdm_of_place
 
 from pipeline.monitor.snapshot import Snapshot
 from pipeline.monitor.wording import duration
@@ -50,7 +51,7 @@ class Bar(Display):
 
     def __init__(self, stream: TextIO) -> None:
         tqdm.monitor_interval = 0  # no monitor thread: the line is repainted several times a second
-        self._bar = tqdm(total=1.0, file=stream, dynamic_ncols=True, bar_format="|{bar:10}| {desc}")
+        self._bar = tqdm_of_place(total=1.0, file=stream, dynamic_ncols=True, bar_format="|{bar:10}| {desc}")
 
     def show(self, snapshot: Snapshot) -> None:
         self._bar.n = min(1.0, snapshot.fraction or 0.0)
@@ -65,9 +66,14 @@ def make_display(progress: str, stream: TextIO | None = None) -> Display:
     stream = stream or sys.stderr
     if progress == "none":
         return Display()
-    if progress == "bar" or (progress in ("auto", "full") and stream.isatty()):
+    if progress == "bar" or (progress in ("auto", "full") and (stream.isatty() or in_notebook())):
         return Bar(stream)
     return Lines()
+
+
+def in_notebook() -> bool:
+    """Return True in the kernel of a notebook, where stderr is no terminal, and a bar can be shown all the same."""
+    return "ipykernel" in sys.modules
 
 
 class TerminalHandler(logging.Handler):

@@ -25,6 +25,9 @@ CARD = "README.md"
 CHOICES = "autotune.json"
 """Settings that an operator chose by measurement; a resumed run uses them again."""
 
+INPUT = "input.parquet"
+"""The rows that a run from Python was given."""
+
 COMPLETIONS = "completions.sqlite"
 """The completion store, unless the job keeps it elsewhere. Overwriting a run keeps it."""
 
@@ -33,7 +36,7 @@ _WITH_DATABASE = ("", "-wal", "-shm", "-journal")
 """Suffixes of the files that make up one SQLite database."""
 # In the order of removal. The state comes last and its log before it: SQLite would replay an old log into a new file.
 _OURS = (RUN_LOG, CONFIG, MANIFEST, STATUS, REPORT, CHOICES, f"{STATE_FILE}-wal", f"{STATE_FILE}-shm", STATE_FILE)
-_OUTLIVES = {LOCK_FILE, CARD, *(COMPLETIONS + end for end in _WITH_DATABASE)}
+_OUTLIVES = {LOCK_FILE, CARD, INPUT, *(COMPLETIONS + end for end in _WITH_DATABASE)}
 
 
 def refuse_foreign(directory: Path) -> None:

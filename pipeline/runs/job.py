@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from pipeline.api.errors import ExitCode, PipelineError, PublishError
@@ -31,12 +31,16 @@ from pipeline.system.terminal import say
 log = logging.getLogger(__name__)
 
 
-def run_job(settings: JobSettings, process: Resources) -> ExitCode:
+Note = Callable[[Outcome], None]
+
+
+def run_job(settings: JobSettings, process: Resources, note: Note = lambda outcome: None) -> ExitCode:
     """Run or resume a job, or find it finished. Prints a summary.
 
     Args:
         settings: the job.
         process: resources shared with other jobs of this process (models, contexts).
+        note: called with the outcome of the attempt, if there was one.
 
     Raises:
         ConfigError: the graph, the output directory or the settings are invalid. No model was loaded.
@@ -49,10 +53,10 @@ def run_job(settings: JobSettings, process: Resources) -> ExitCode:
     refuse_foreign(job.directory)
     check_prometheus_file(settings.prometheus_file)
     with locked(job.directory):
-        return run_locked(job, process)
+        return run_locked(job, process, note)
 
 
-def run_locked(job: Job, process: Resources) -> ExitCode:
+def run_locked(job: Job, process: Resources, note: Note = lambda outcome: None) -> ExitCode:
     """Like `run_job`, for a caller that holds the lock of the output directory and has built the job."""
     settings, directory = job.settings, job.directory
     place = destination_of(settings)
@@ -73,10 +77,10 @@ def run_locked(job: Job, process: Resources) -> ExitCode:
         attempt = Attempt(job, state, process, publisher.committed if publisher else lambda: None)
         with stopped_by_signals(lambda: None, RECORDS):
             outcome = attempt.run()
-        return _after(job, state, publisher, outcome)
+        return _after(job, state, publisher, outcome, note)
 
 
-def _after(job: Job, state: RunState, publisher: Publisher | None, outcome: Outcome) -> ExitCode:
+def _after(job: Job, state: RunState, publisher: Publisher | None, outcome: Outcome, note: Note) -> ExitCode:
     """Finish the run after an attempt: card, publishing, and last `on_finish`. Returns the exit code of all of it."""
     try:
         if outcome.error is not None and not isinstance(outcome.error, PipelineError):
@@ -91,6 +95,7 @@ def _after(job: Job, state: RunState, publisher: Publisher | None, outcome: Outc
         outcome = outcome.failed(error)
         raise
     finally:
+        note(outcome)
         tell(job.settings.on_finish, outcome)
     return outcome.exit_code
 

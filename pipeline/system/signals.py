@@ -25,6 +25,7 @@ NOTHING_RUNS = "the same command begins or resumes the run"
 _blocks: list[tuple[Callable[[], None], str]] = []
 """Callback and message of each open block of `stopped_by_signals`, innermost last. Global, as signal handlers are."""
 _received = 0
+_may_leave = True
 
 
 @contextmanager
@@ -56,6 +57,17 @@ def stopped_by_signals(interrupt: Callable[[], None], what: str = STEP) -> Itera
 def signals_received() -> int:
     """Return the number of signals since the outermost block was entered."""
     return _received
+
+
+@contextmanager
+def staying() -> Iterator[None]:
+    """Have a second SIGINT not end the process during the block: it is not this project's alone."""
+    global _may_leave
+    before, _may_leave = _may_leave, False
+    try:
+        yield
+    finally:
+        _may_leave = before
 
 
 def leave() -> None:
@@ -108,7 +120,7 @@ def _answer(pipe: int) -> None:
             interrupt, what = _blocks[-1]
             _say(f"stopping: {what}")
             interrupt()
-        elif data[0] == signal.SIGINT:
+        elif data[0] == signal.SIGINT and _may_leave:
             _say("left at once; what was committed is safe, and the same command resumes")
             leave()
 

@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+_silent = ContextVar("silent", default=False)
 
 
 def say(lines: Iterable[str]) -> None:
     """Print `lines`. A closed pipe is no error: it does not change how a run ends."""
+    if _silent.get():
+        return
     try:
         for line in lines:
             print(line)
         sys.stdout.flush()
     except BrokenPipeError:
         silence_stdout()
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Have `say` print nothing during the block."""
+    token = _silent.set(True)
+    try:
+        yield
+    finally:
+        _silent.reset(token)
 
 
 def silence_stdout() -> None:

@@ -13,7 +13,10 @@ from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 
 USUAL = ("chunk_rows=8", "runtime.slots=4", "progress=none")
-TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    '{% if tools %}{{ tools }} as <tool_call>{"name": ..., "arguments": ...}</tool_call>{% endif %}'
+)
 
 
 @dataclass

@@ -1,0 +1,93 @@
+"""Job: a job that is built in Python, instead of a YAML file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.api.errors import ConfigError
+from pipeline.config.build import TARGET
+from pipeline.python.values import name_of, options_and_values, plain_value
+
+
+class Job:
+    """A job with steps and nodes, the same as the file that `save` writes: with the same fingerprint and results.
+
+    Args:
+        name: of the job.
+        settings: by key, as of `run`; the value of a config group may be the name of an option.
+        groups: the same as keywords: `model="tiny", sampling={"temperature": 0.7}`.
+
+    Raises:
+        ConfigError: a value is nothing that a job file can hold.
+
+    Example:
+        >>> from pipeline import Job, run
+        >>> job = Job("capitals", model="tiny", sampling={"max_tokens": 8})
+        >>> job = job.step("answer", prompt="Reverse these items: {{ a }}, {{ b }}")
+        >>> result = run(job, rows=[{"a": "pear", "b": "fig"}], progress="none")
+        >>> result.rows().collect().columns[:3]
+        ['a', 'b', 'row']
+    """
+
+    def __init__(self, name: str, settings: Mapping[str, Any] | None = None, **groups: Any) -> None:
+        self.name = name
+        self._chosen, self._values = options_and_values({**(settings or {}), **groups})
+        self._steps: dict[str, Any] = {}
+        self._nodes: dict[str, Any] = {}
+
+    def step(self, name: str, **keys: Any) -> Job:
+        """Add a step, which asks the model something about each row. Returns the job.
+
+        Args:
+            name: of the step, and of the column that it adds.
+            keys: those of a step (docs/steps.md).
+        """
+        self._refuse_twice(name)
+        self._steps[name] = plain_value(keys)
+        return self
+
+    def node(
+        self, name: str, op: type | str, inputs: str | Iterable[str] = (), *, on_error: str = "fail", **arguments: Any
+    ) -> Job:
+        """Add a node of the graph. Returns the job.
+
+        Args:
+            op: the operator, as its class or as `module.Class`.
+            inputs: the node or nodes that it reads; none for the source.
+            on_error: fail or reject.
+            arguments: of the operator. A text like "${model}" takes a config group of the job; what is named like a
+                group is filled in.
+        """
+        self._refuse_twice(name)
+        target = op if isinstance(op, str) else name_of(op)
+        read = [inputs] if isinstance(inputs, str) else list(inputs)
+        self._nodes[name] = {"inputs": read, "on_error": on_error, "op": {TARGET: target, **plain_value(arguments)}}
+        return self
+
+    def to_yaml(self) -> str:
+        """Return the job file."""
+        defaults = [{f"override /{group}": option} for group, option in self._chosen.items()]
+        found: dict[str, Any] = {"defaults": defaults} if defaults else {}
+        found["name"] = self.name
+        for key, value in self._values.items():
+            inner = found
+            *above, last = key.split(".")
+            for part in above:
+                inner = inner.setdefault(part, {})
+            inner[last] = plain_value(value)
+        found |= {key: made for key, made in (("steps", self._steps), ("nodes", self._nodes)) if made}
+        return yaml.safe_dump(found, sort_keys=False, allow_unicode=True)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the job file, which `python -m pipeline job=PATH` runs. Returns its path."""
+        where = Path(path)
+        where.write_text(self.to_yaml(), encoding="utf-8")
+        return where
+
+    def _refuse_twice(self, name: str) -> None:
+        if name in self._steps or name in self._nodes:
+            raise ConfigError(f"the job {self.name} has '{name}' already; give another name")

@@ -1,0 +1,134 @@
+"""Result: the rows, rejects, metrics and report of a run."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.api.errors import ConfigError, ExitCode, install
+from pipeline.results.reader import Results, read_results
+from pipeline.results.report.write import write_report
+from pipeline.run_dir.names import DATA
+
+if TYPE_CHECKING:
+    import datasets
+    import polars as pl
+    import pyarrow as pa
+
+
+class Report:
+    """The report of a run. A notebook shows it.
+
+    Args:
+        path: of report.html.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __repr__(self) -> str:
+        return f"Report({str(self.path)!r})"
+
+    def _repr_html_(self) -> str:
+        page = html.escape(self.path.read_text(encoding="utf-8"), quote=True)
+        return f'<iframe srcdoc="{page}" width="100%" height="600" style="border: 0"></iframe>'
+
+
+class Result:
+    """What a run has made; `run` and `load` return it.
+
+    Args:
+        directory: of the run.
+        outcome: DONE; REJECTS where too many rows were rejected; BUDGET where a budget was spent before the target was
+            reached. None: it is not known, of a run that was loaded.
+
+    Raises:
+        ConfigError: `directory` is not that of a run.
+
+    Example:
+        >>> from pipeline import run
+        >>> result = run("quickstart", {"data.limit": 3, "sampling.max_tokens": 8}, progress="none")
+        >>> result.rows().select("id").collect()["id"].to_list()
+        ['quick-000', 'quick-001', 'quick-002']
+        >>> result.outcome.name
+        'DONE'
+    """
+
+    def __init__(self, directory: str | Path, outcome: ExitCode | None = None) -> None:
+        self.directory = Path(directory)
+        self.outcome = outcome
+        self._read()
+
+    def __repr__(self) -> str:
+        found = self._read()
+        ended = "" if self.outcome is None else f", {self.outcome.name}"
+        rows, errors = (found.counts.get(key, 0) for key in ("data_rows", "error_rejects"))
+        return f"<Result of {found.job}: {rows:,} rows, {errors:,} errors{ended}, in {self.directory}>"
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Rows of the source (`source_rows`), in data/ (`data_rows`), `error_rejects`, `filtered_rejects`; `chunks`."""
+        return dict(self._read().counts)
+
+    def rows(self, folder: str = DATA) -> pl.LazyFrame:
+        """Return the rows, lazily: `.collect()` reads them.
+
+        Args:
+            folder: `data`, or `data/NAME` of a sink of that name.
+        """
+        found = self._read()
+        rows = found.rows(folder)
+        if rows is None:
+            there = ", ".join(found.folders) or "none, since it has no rows yet"
+            raise ConfigError(f"{self.directory} has no rows in {folder}; folders with rows: {there}")
+        return rows
+
+    def arrow(self, folder: str = DATA) -> pa.Table:
+        """Return the rows as an Arrow table."""
+        return self.rows(folder).collect().to_arrow()
+
+    def dataset(self, folder: str = DATA) -> datasets.Dataset:
+        """Return the rows as a dataset of Hugging Face's `datasets`. Raises ConfigError if that is not installed."""
+        try:
+            import datasets
+        except ImportError as error:
+            raise ConfigError(f"dataset() needs the package datasets: {install('datasets')}") from error
+        return datasets.Dataset.from_polars(self.rows(folder).collect())
+
+    def rejects(self) -> pl.LazyFrame:
+        """Return the rejected rows, lazily: their `node`, `kind`, `reason`, and the row as it was."""
+        import polars as pl
+
+        found = self._read().rejects()
+        return pl.LazyFrame(schema={"row": pl.Int64, "node": pl.String}) if found is None else found
+
+    def metrics(self, name: str) -> pl.LazyFrame:
+        """Return a table of metrics, lazily. `name`: steps, stages, rows, run ... (docs/metrics.md)."""
+        found = self._read().metrics(name)
+        if found is None:
+            there = sorted(path.stem for path in (self.directory / "metrics").glob("*.parquet"))
+            raise ConfigError(f"{self.directory} has no metrics '{name}'; there are {', '.join(there) or 'none'}")
+        return found
+
+    def report(self) -> Report:
+        """Write report.html anew, and return it."""
+        return Report(write_report(self.directory))
+
+    def _read(self) -> Results:
+        return read_results(self.directory)
+
+
+def load(directory: str | Path) -> Result:
+    """Return the results of a run, finished or not, from its directory.
+
+    Raises:
+        ConfigError: it is not that of a run.
+
+    Example:
+        >>> from pipeline import load, run
+        >>> made = run("quickstart", {"data.limit": 2, "sampling.max_tokens": 4}, progress="none")
+        >>> load(made.directory).counts["data_rows"]
+        2
+    """
+    return Result(directory)

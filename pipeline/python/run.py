@@ -1,0 +1,193 @@
+"""Run, plan and estimate jobs from Python."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.api.errors import ExitCode
+from pipeline.api.forecast import Forecast, Range
+from pipeline.api.runtime import Resources
+from pipeline.config.build import build_graph
+from pipeline.dry_run.estimate import estimate as estimate_lines
+from pipeline.dry_run.estimate import plan_lines
+from pipeline.monitor.summary import Outcome
+from pipeline.python.compose import settings_from
+from pipeline.python.job import Job
+from pipeline.python.result import Result
+from pipeline.runs.job import run_job
+from pipeline.runs.memory_check import check_memory
+from pipeline.system.signals import staying
+from pipeline.system.terminal import silent
+
+QUIET = "none"
+_models = Resources()
+"""Models and contexts, kept from run to run."""
+_one_at_a_time = threading.RLock()
+atexit.register(_models.close)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of a job.
+
+    Args:
+        text: its nodes with the columns that each adds, the memory that they need, the place of the results.
+        graph: in Mermaid's notation.
+
+    Example:
+        >>> from pipeline import plan
+        >>> plan("quickstart").graph.splitlines()[0]
+        'flowchart LR'
+    """
+
+    text: str
+    graph: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The estimate of a run.
+
+    Args:
+        text: as `dry_run=true` prints it.
+        forecast: rows, tokens, seconds, bytes on disk, each with a low, a likely and a high value; None: the run is
+            finished.
+        memory: bytes at the peak.
+
+    Example:
+        >>> from pipeline import estimate
+        >>> found = estimate("quickstart", {"data.limit": 4, "sampling.max_tokens": 4})
+        >>> found.memory.likely > 1e6
+        True
+    """
+
+    text: str
+    forecast: Forecast | None
+    memory: Range | None
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def run(
+    job: str | Path | Job = "generate",
+    settings: Mapping[str, Any] | None = None,
+    *,
+    rows: Any = None,
+    directory: str | Path | None = None,
+    **groups: Any,
+) -> Result:
+    """Run a job, or go on with one that was interrupted; find one that is finished.
+
+    The same as `python -m pipeline job=...`, with the same bytes in the same directory. Models stay loaded for the next
+    run that uses them. One run at a time: another thread waits. Ctrl-C, or the stop button of a notebook, ends it after
+    its step; the same call goes on.
+
+    Args:
+        job: the name of a job (`python -m pipeline --help` lists them), the path of a job file, or a Job.
+        settings: what differs from the job: `{"sampling.max_tokens": 8}`.
+        rows: the input instead of the job's: a polars or pandas frame, a pyarrow table or reader, a Hugging Face
+            dataset, or an iterable of dicts or of prompts. They are kept in the run's directory.
+        directory: of the results; the same directory goes on with the same run. None: a new temporary one, which is
+            printed.
+        groups: settings by keyword: `model="my.gguf"`, `sampling={"temperature": 0.7}`, `seed=3`, `overwrite=True`,
+            `progress="none"`. A config group takes the name of an option, or a mapping.
+
+    Raises:
+        ConfigError: the job, a setting or the input cannot work.
+        Interrupted: it was stopped; what is committed is kept.
+        PipelineError: it failed (NodeFailed, StorageError ...); the same call goes on.
+
+    Example:
+        >>> from pipeline import run
+        >>> result = run(
+        ...     "generate", rows=["Reverse these items: pear, fig"], model="tiny",
+        ...     sampling={"max_tokens": 8}, progress="none",
+        ... )
+        >>> result.rows().collect().select("prompt", "completion").height
+        1
+    """
+    given = {**(settings or {}), **groups}
+    given |= {} if directory is None else {"output_dir": str(directory)}
+    temporary: list[str] = []
+
+    def make(name: str) -> str:
+        temporary.append(tempfile.mkdtemp(prefix=f"{name}-"))
+        return temporary[0]
+
+    composed = settings_from(job, given, rows, make)
+    seen: list[Outcome] = []
+    with _one_at_a_time, staying(), ExitStack() as quiet:
+        if composed.progress == QUIET:
+            quiet.enter_context(silent())
+        elif temporary:
+            print(f"the results go to {composed.directory}; name a directory to keep them", file=sys.stderr)
+        try:
+            code = run_job(composed, _models, seen.append)
+        finally:
+            _models.close_unused()
+    if seen and seen[-1].error is not None:
+        raise seen[-1].error
+    return Result(composed.directory.absolute(), ExitCode(code))
+
+
+def plan(
+    job: str | Path | Job = "generate", settings: Mapping[str, Any] | None = None, *, rows: Any = None, **groups: Any
+) -> Plan:
+    """Check a job, as far as that needs no model, and return its plan. The arguments are those of `run`.
+
+    Raises:
+        ConfigError: the job, a setting or the input cannot work.
+
+    Example:
+        >>> from pipeline import plan
+        >>> print(str(plan("quickstart")).splitlines()[0])
+        job quickstart: 7 nodes, chunks of 4096 rows, seed 0
+    """
+    with tempfile.TemporaryDirectory(prefix="plan-") as folder:
+        composed = settings_from(job, {**(settings or {}), **groups}, rows, lambda name: f"{folder}/{name}")
+        graph = build_graph(composed)
+        check_memory(composed, graph)
+        return Plan("\n".join(plan_lines(composed, graph)), graph.to_mermaid())
+
+
+def estimate(
+    job: str | Path | Job = "generate", settings: Mapping[str, Any] | None = None, *, rows: Any = None, **groups: Any
+) -> Estimate:
+    """Load the model, compute for at most half a minute, and return an estimate of the run. The arguments are those of
+    `run`.
+
+    Raises:
+        ConfigError: the job, a setting or the input cannot work, or every row of the sample is rejected.
+
+    Example:
+        >>> from pipeline import estimate
+        >>> found = estimate("quickstart", {"data.limit": 8, "sampling.max_tokens": 4})
+        >>> found.forecast.rows_out.likely
+        8
+    """
+    lines: list[str] = []
+    with _one_at_a_time, staying(), tempfile.TemporaryDirectory(prefix="estimate-") as folder:
+        composed = settings_from(job, {**(settings or {}), **groups}, rows, lambda name: f"{folder}/{name}")
+        graph = build_graph(composed)
+        check_memory(composed, graph)
+        steps = estimate_lines(composed, graph, _models)
+        try:
+            while True:
+                lines.append(next(steps))
+        except StopIteration as end:
+            found = end.value or (None, None)
+        finally:
+            _models.close_unused()
+    return Estimate("\n".join(lines), *found)

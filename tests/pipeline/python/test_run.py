@@ -1,0 +1,273 @@
+"""Jobs from Python: the same bytes as from the command line, with exceptions instead of exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import doctest
+import functools
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pandas as pd  # type: ignore[import-untyped]
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import pipeline
+from operators.llama import model
+from pipeline import PROJECT, Job, Result, estimate, load, plan, run
+from pipeline.api.errors import ConfigError, ExitCode, InputError, NodeFailed
+from pipeline.cli.main import main
+from pipeline.python import run as rooms
+from pipeline.run_dir.names import INPUT
+
+QUIET: dict[str, Any] = {"progress": "none", "report": False}
+PROMPTS = [{"id": i, "prompt": f"Reverse these items: pear, fig, {i}", "tags": ["a", None]} for i in range(7)]
+TABLE = pa.Table.from_pylist(PROMPTS)
+FEW = {"data.limit": 5, "sampling.max_tokens": 8}
+
+
+def parts(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted((directory / "data").iterdir())}
+
+
+def test_the_bytes_are_those_of_the_command_line(tmp_path):
+    made = run("quickstart", FEW, directory=tmp_path / "python", seed=3, **QUIET)
+    typed = [f"{key}={value}" for key, value in FEW.items()]
+    assert main(["job=quickstart", "seed=3", *typed, f"output_dir={tmp_path / 'typed'}", "progress=none"]) == 0
+    assert parts(made.directory) == parts(tmp_path / "typed")
+    assert main(["job=quickstart", "seed=3", *typed, f"output_dir={made.directory}", "progress=none"]) == 0
+    assert load(made.directory).counts["data_rows"] == 5
+
+
+FORMS: dict[str, Callable[[], Any]] = {
+    "dicts": lambda: PROMPTS,
+    "generator": lambda: iter(PROMPTS),
+    "arrow": lambda: TABLE,
+    "batch": lambda: TABLE.to_batches()[0],
+    "reader": lambda: TABLE.to_reader(2),
+    "polars": lambda: pl.DataFrame(PROMPTS),
+    "lazy": lambda: pl.LazyFrame(PROMPTS),
+    "pandas": lambda: pd.DataFrame(PROMPTS),
+    "datasets": lambda: datasets.Dataset.from_list(PROMPTS),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_of_every_kind_give_the_same_results(tmp_path, form):
+    plain = run(rows=FORMS["arrow"](), model="tiny", sampling={"max_tokens": 4}, directory=tmp_path / "plain", **QUIET)
+    made = run(rows=FORMS[form](), model="tiny", sampling={"max_tokens": 4}, directory=tmp_path / form, **QUIET)
+    assert made.rows().collect().drop("tags").equals(plain.rows().collect().drop("tags"))
+    assert made.rows().select(pl.col("tags").list.first()).collect()["tags"].to_list() == ["a"] * 7
+
+
+def test_prompts_alone_are_rows():
+    made = run(rows=["pear", "fig"], model="tiny", sampling={"max_tokens": 2}, **QUIET)
+    assert made.rows().collect()["prompt"].to_list() == ["pear", "fig"]
+    assert made.arrow().num_rows == 2
+    assert made.dataset()["prompt"] == ["pear", "fig"]
+    assert made.rejects().collect().is_empty()
+    assert made.metrics("steps").collect().height > 0
+    assert "<iframe" in made.report()._repr_html_()
+    assert made.outcome is ExitCode.DONE
+    assert "2 rows" in repr(made)
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([], "rows is empty"),
+        ([1, 2], "rows has a int"),
+        ("prompts.jsonl", "rows is str"),
+        (7, "rows is int"),
+        ([{"prompt": "a"}, {"prompt": 3}], "do not become columns"),
+        (pl.Series("prompt", ["a"]), "a polars Series"),
+        (datasets.DatasetDict({"train": datasets.Dataset.from_list(PROMPTS)}), "several splits"),
+    ],
+)
+def test_what_is_no_row_is_refused(tmp_path, rows, said):
+    with pytest.raises(ConfigError, match=said):
+        run(rows=rows, model="tiny", directory=tmp_path / "out", **QUIET)
+    assert not list((tmp_path / "out").glob("*")) or not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("job", "settings", "error", "said"),
+    [
+        ("quickstrt", {}, ConfigError, "did you mean job=quickstart"),
+        ("quickstart", {"sampling.max_toknes": 3}, ConfigError, "did you mean sampling.max_tokens"),
+        ("quickstart", {"sampling": {"max_tokens": "x"}}, ConfigError, "it takes a whole number"),
+        ("quickstart", {"sampling": "hot"}, ConfigError, "there are creative, default"),
+        ("quickstart", {"model": "nowhere.gguf"}, InputError, "nowhere.gguf does not exist"),
+        ("quickstart", {"seed": object()}, ConfigError, "nothing that a job file can hold"),
+        ("generate", {}, ConfigError, "data.path is not set"),
+    ],
+)
+def test_what_cannot_work_is_an_exception_that_says_what_to_write(job, settings, error, said):
+    with pytest.raises(error, match=said):
+        run(job, settings, **QUIET)
+
+
+def fails(row: dict[str, Any]) -> dict[str, Any]:
+    raise ValueError(f"no {row['prompt']}")
+
+
+def test_a_run_that_fails_raises_and_goes_on(tmp_path):
+    job = Job("calls", data={"path": str(PROJECT / "jobs/data/quickstart.jsonl")})
+    job.node("read", "operators.sources.read_prompts.ReadPrompts")
+    job.node("call", "operators.call.Call", "read", function=fails)
+    job.node("write", "operators.sinks.write_rows.WriteRows", "call")
+    with pytest.raises(NodeFailed, match="no Put these words"):
+        run(job, {"data.limit": 3}, directory=tmp_path / "out", **QUIET)
+    assert load(tmp_path / "out").counts["data_rows"] == 0
+
+
+def test_a_job_of_python_is_the_file_that_it_saves(tmp_path):
+    job = Job("pairs", {"sampling.max_tokens": 6}, model="tiny", data={"path": str(PROJECT / "jobs/data/chat.jsonl")})
+    job.step("first", prompt="Reverse these items: {{ id }}, fig").step("second", prompt="And {{ first }}?", n=2)
+    made = run(job, {"data.limit": 3}, directory=tmp_path / "out", **QUIET)
+    saved = job.save(tmp_path / "pairs.yaml")
+    assert main([f"job={saved}", "data.limit=3", f"output_dir={tmp_path / 'typed'}", "progress=none"]) == 0
+    assert parts(made.directory) == parts(tmp_path / "typed")
+    assert main([f"job={saved}", "data.limit=3", f"output_dir={made.directory}", "progress=none"]) == 0  # done already
+    with pytest.raises(ConfigError, match="has 'first' already"):
+        job.step("first", prompt="x")
+
+
+def test_a_finished_run_is_found_and_other_settings_are_refused(tmp_path):
+    first = run("quickstart", FEW, directory=tmp_path / "out", **QUIET)
+    before = parts(first.directory)
+    assert run("quickstart", FEW, directory=tmp_path / "out", **QUIET).outcome is ExitCode.DONE
+    with pytest.raises(ConfigError, match="other settings"):
+        run("quickstart", {**FEW, "seed": 4}, directory=tmp_path / "out", **QUIET)
+    assert parts(first.directory) == before
+    again = run("quickstart", {**FEW, "sampling.max_tokens": 9}, directory=tmp_path / "out", overwrite=True, **QUIET)
+    assert again.rows().select("completion_token_count").collect().max().item() == 9
+
+
+def test_other_rows_in_the_same_directory_are_refused(tmp_path):
+    run(rows=["a"], model="tiny", sampling={"max_tokens": 2}, directory=tmp_path / "out", **QUIET)
+    before = (tmp_path / "out" / INPUT).stat().st_mtime_ns
+    run(rows=["a"], model="tiny", sampling={"max_tokens": 2}, directory=tmp_path / "out", **QUIET)
+    assert (tmp_path / "out" / INPUT).stat().st_mtime_ns == before
+    with pytest.raises(ConfigError):
+        run(rows=["b"], model="tiny", sampling={"max_tokens": 2}, directory=tmp_path / "out", **QUIET)
+
+
+def test_two_runs_in_turn_load_the_model_once(monkeypatch):
+    loads = []
+    rooms._models.close()
+    load_one = model.load
+
+    @functools.wraps(load_one)
+    def counted(settings: Any) -> Any:
+        loads.append(settings.path)
+        return load_one(settings)
+
+    monkeypatch.setattr(model, "load", counted)
+    for seed in (1, 2):
+        run("quickstart", FEW, seed=seed, **QUIET)
+    assert len(loads) == 1
+    run("diffuse", {"data.limit": 1, "sampling.max_tokens": 8}, **QUIET)  # another model: the first is closed
+    run("quickstart", FEW, **QUIET)
+    assert len(loads) == 3
+
+
+def test_it_runs_in_a_thread_and_beside_an_event_loop():
+    results: list[Result] = []
+    thread = threading.Thread(target=lambda: results.append(run("quickstart", FEW, **QUIET)))
+    thread.start()
+    thread.join()
+
+    async def both() -> list[Result]:
+        inside = run("quickstart", FEW, **QUIET)
+        return [inside, await asyncio.to_thread(run, "quickstart", FEW, **QUIET)]
+
+    results += asyncio.run(both())
+    frames = [result.rows().collect() for result in results]
+    assert all(frame.equals(frames[0]) for frame in frames)
+
+
+STOPPED = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from pipeline import run
+from pipeline.api.errors import Interrupted
+
+def stop():
+    while not any(Path(sys.argv[1]).glob("data/part-*")):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+
+threading.Thread(target=stop, daemon=True).start()
+try:
+    given = {"sampling.max_tokens": 16, "runtime.slots": 2, "chunk_rows": 4}
+    run("quickstart", given, directory=sys.argv[1], progress="none")
+except Interrupted as error:
+    print("stopped", flush=True)
+"""
+
+
+def test_a_signal_leaves_a_run_that_the_same_call_finishes(tmp_path):
+    given = {"sampling.max_tokens": 16, "runtime.slots": 2, "chunk_rows": 4, **QUIET}
+    ended = subprocess.run(
+        [sys.executable, "-c", STOPPED, str(tmp_path / "out")],
+        cwd=PROJECT,
+        env=os.environ,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ended.stdout == "stopped\n"
+    assert 0 < load(tmp_path / "out").counts["data_rows"] < 200
+    assert run("quickstart", given, directory=tmp_path / "out").counts["data_rows"] == 200
+    assert parts(tmp_path / "out") == parts(run("quickstart", given, directory=tmp_path / "whole").directory)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_plan_and_estimate_say_what_a_dry_run_says(capfd, tmp_path):
+    assert main(["job=quickstart", "dry_run=plan", f"output_dir={tmp_path / 'out'}"]) == 0
+    lines = str(plan("quickstart", output_dir=str(tmp_path / "out"))).splitlines()
+    assert lines[-1] == f"results would go to {tmp_path / 'out'}"
+    assert set(capfd.readouterr().out.splitlines()) >= {line for line in lines if "free)" not in line}
+    assert plan("quickstart").graph.startswith("flowchart")
+    found = estimate("quickstart", FEW)
+    assert "estimate: what is likely" in str(found)
+    assert found.forecast is not None
+    assert found.forecast.rows_out.likely == 5
+    assert found.memory is not None
+    assert found.memory.likely > 1e6
+    assert "read      ReadPrompts: prompt: string, row: int64" in str(plan(rows=["a"], model="tiny"))
+
+
+def test_importing_costs_nothing_and_loads_nothing():
+    code = "import sys, pipeline; print(sorted({'llama_cpp', 'pyarrow', 'hydra', 'polars'} & set(sys.modules)))"
+    assert (
+        subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True).stdout
+        == "[]\n"
+    )
+    code = "import sys; from pipeline import run, plan, load, Job; print('llama_cpp' in sys.modules)"
+    assert (
+        subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True).stdout
+        == "False\n"
+    )
+    with pytest.raises(AttributeError, match="no attribute 'runs_'"):
+        pipeline.runs_  # noqa: B018
+
+
+@pytest.mark.parametrize("name", [name for name in pipeline.__all__ if name not in ("OURS", "PROJECT")])
+def test_every_public_name_has_an_example_that_runs(name):
+    found = getattr(pipeline, name)
+    assert found.__doc__
+    module = importlib.import_module(found.__module__)
+    examples = doctest.DocTestFinder(recurse=False).find(found, name, module, extraglobs={})
+    (example,) = [one for one in examples if one.examples]
+    assert doctest.DocTestRunner().run(example).failed == 0
