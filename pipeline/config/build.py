@@ -92,7 +92,7 @@ def convert(key: str, value: object, hint: object) -> Any:
         return value
     names = [f.name for f in dataclasses.fields(wanted)]
     if unknown := [k for k in value if k not in names]:
-        near = did_you_mean(unknown[0], names) or f"; its keys are {', '.join(names)}"
+        near = did_you_mean(str(unknown[0]), names) or f"; its keys are {', '.join(names)}"
         raise ConfigError(f"{key} has no key '{unknown[0]}'{near}")
     hints = hints_of(wanted)
     return _call(key, wanted, {k: convert(f"{key}.{k}", v, hints.get(k)) for k, v in value.items()})

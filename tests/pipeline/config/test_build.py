@@ -65,6 +65,9 @@ def test_mappings_become_the_dataclass_of_the_annotation_and_as_becomes_as_(monk
     op["options"] = {"sise": 3}
     with pytest.raises(GraphError, match="options has no key 'sise'; did you mean size"):
         build_graph(JobSettings(nodes=nodes))
+    op["options"] = {3: "a"}
+    with pytest.raises(GraphError, match="options has no key '3'; its keys are size"):
+        build_graph(JobSettings(nodes=nodes))
 
 
 def test_modules_beside_the_job_file_are_importable(tmp_path, capsys):
