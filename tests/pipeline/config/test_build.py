@@ -65,7 +65,7 @@ def test_mappings_become_the_dataclass_of_the_annotation_and_as_becomes_as_(monk
     op["options"] = {"sise": 3}
     with pytest.raises(GraphError, match="options has no key 'sise'; did you mean size"):
         build_graph(JobSettings(nodes=nodes))
-    op["options"] = {3: "a"}
+    op["options"] = {3: "a"}  # type: ignore[dict-item]
     with pytest.raises(GraphError, match="options has no key '3'; its keys are size"):
         build_graph(JobSettings(nodes=nodes))
 
