@@ -13,6 +13,7 @@ import pytest
 
 from operators.generation.reasoning import Reasoning
 from operators.generation.requests import BatchRow
+from operators.generation.sampling_params import RowParams
 from operators.generation.tool_calls import ToolReader
 from operators.generation.tools import Tools
 from operators.prompts.reasoning import HARMONY as HARMONY_TAGS
@@ -158,6 +159,16 @@ def test_calls_are_found_where_the_model_makes_them_and_a_broken_one_is_told(tmp
         assert (one["tool_calls"], one["tool_error"]) == (split["tool_calls"], split["tool_error"])
 
 
+def test_of_a_row_that_wants_no_calls_the_text_is_kept(tmp_path):
+    text = next(iter(TEXTS))
+    grammar = tmp_path / "call.lark"
+    grammar.write_text(f"start: {json.dumps(text)}", encoding="utf-8")
+    settings = (f"sampling.structured.grammar={grammar}", "sampling.per_row=[tools]")
+    found = ran(tmp_path / "out", *settings, tools=["none", None, "auto"])
+    assert [bool(one["tool_calls"]) for one in found] == [i % 3 > 0 for i in range(8)]
+    assert [one["completion"] for one in found] == [text if i % 3 == 0 else "" for i in range(8)]
+
+
 def test_a_job_rejects_broken_calls_by_a_filter(tmp_path):
     job = tmp_path / "checked.yaml"
     node = "{inputs: generate, op: {_target_: operators.filter.Filter, where: tool_error IS NULL}}"
@@ -268,3 +279,21 @@ def test_a_call_of_gpt_oss_ends_its_reasoning(said, reasoning, read):
     assert tools is not None
     found = ToolReader(tools, vocabulary, reader).read(made, reasoned=reasoning is not None)  # type: ignore[arg-type]
     assert (found.content, len(found.calls or ()), found.error) == read
+
+
+def test_a_text_ends_where_the_model_waits_for_the_result_of_a_tool():
+    vocabulary = Harmony()
+    vocabulary.names.append("<|tool_response>")
+    vocabulary._pieces.append(b"")
+    vocabulary.end_ids, vocabulary.n_vocab = frozenset({3}), len(vocabulary.names)  # type: ignore[attr-defined]
+    tools = Tools.of(ModelSettings(tool_format="gemma"), DataSettings(tools=TOOLS), SamplingSettings())
+
+    def stops(given: Tools | None, **sampling: Any) -> frozenset[int]:
+        made = RowParams(SamplingSettings(**sampling), vocabulary, None, given).of(())  # type: ignore[arg-type]
+        assert not isinstance(made, str)
+        return made.params.stop_ids
+
+    waits = vocabulary.names.index("<|tool_response>")
+    assert stops(None) == {3}
+    assert stops(tools) == {3, waits}
+    assert stops(tools, ignore_eos=True) == {waits}
