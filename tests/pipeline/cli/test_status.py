@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.pipeline.runs.test_job import OPS, job
 
 from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.api.runtime import Resources
@@ -19,6 +18,7 @@ from pipeline.run_dir.lock import LOCK_FILE, holder, locked
 from pipeline.run_dir.state import RunState
 from pipeline.runs.job import run_job
 from pipeline.settings import JobSettings, NodeSettings
+from tests.pipeline.runs.test_job import OPS, job
 
 
 def waiting(directory: Path, flag: Path, **settings: Any) -> JobSettings:

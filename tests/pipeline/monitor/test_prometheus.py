@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.pipeline.runs.test_job import data, job
 
 from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.api.runtime import Resources
 from pipeline.monitor.prometheus import exposition
 from pipeline.runs.job import run_job
 from pipeline.settings import JobSettings
+from tests.pipeline.runs.test_job import data, job
 
 NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 HELP = re.compile(rf"# HELP ({NAME}) ((?:[^\\\n]|\\\\|\\n)+)")

@@ -8,12 +8,12 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.pipeline.runs.test_job import job, run
 
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from pipeline.results.compare import content_differences, joined, setting_differences
 from pipeline.results.reader import Results, read_results
+from tests.pipeline.runs.test_job import job, run
 
 
 def made(directory: Path, rows: list[dict[str, Any]], id_column: str | None = None) -> Results:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from tests.pipeline.runs.test_job import job, run
 
 from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.cli.main import main
@@ -22,6 +21,7 @@ from pipeline.results.report.write import VARIABLE, write_report
 from pipeline.run_dir.metrics_table import STAGES_SCHEMA, MetricsTable
 from pipeline.settings import NodeSettings
 from tests.pipeline.pages import Page, headings
+from tests.pipeline.runs.test_job import job, run
 
 
 @pytest.fixture
