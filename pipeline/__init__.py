@@ -7,8 +7,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-PROJECT = Path(__file__).resolve().parents[1]
-"""The folder that holds pipeline/, operators/, conf/, jobs/ and models/."""
+CODE = Path(__file__).resolve().parents[1]
+"""The folder that holds pipeline/, operators/ and tools/."""
+PROJECT = CODE / "pipeline/_project" if (CODE / "pipeline/_project").is_dir() else CODE
+"""The folder that holds conf/, jobs/ and models/: the checkout, or a part of an installed wheel."""
 
 OURS = ("pipeline", "operators", "tools", "models")
 """The packages of this project; all others are user code or installed."""
@@ -23,7 +25,7 @@ _PUBLIC = {
     **dict.fromkeys(("load", "Result"), "pipeline.python.result"),
     "Job": "pipeline.python.job",
 }
-__all__ = ["OURS", "PROJECT", "Estimate", "Job", "Plan", "Result", "estimate", "load", "plan", "run"]
+__all__ = ["CODE", "OURS", "PROJECT", "Estimate", "Job", "Plan", "Result", "estimate", "load", "plan", "run"]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from enum import IntEnum
 from pathlib import Path
 
+from pipeline import CODE, PROJECT
+
 
 class ExitCode(IntEnum):
     """Exit status of `python -m pipeline`."""
@@ -98,7 +100,9 @@ class Released(Exception):
 
 
 def install(extra: str) -> str:
-    """Return the command that installs an extra, from the folder: on PyPI the name may be someone else's."""
+    """Return the command that installs an extra, from folder or wheel: on PyPI the name may be someone else's."""
+    if PROJECT != CODE:
+        return f"install the wheel again with it: pip install 'llama_batch_pipeline-VERSION-py3-none-any.whl[{extra}]'"
     return f"run pip install -e '.[{extra}]' in the project's folder"
 
 
