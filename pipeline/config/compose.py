@@ -118,9 +118,11 @@ def _text(self: StringNode, value: Any) -> str:
     return _as_omegaconf_has_it(self, value)
 
 
-def settings_of(config: DictConfig, start: datetime = _START) -> JobSettings:
+def settings_of(config: DictConfig, start: datetime | None = None) -> JobSettings:
     """Return the settings of a composed config as nested dataclasses. Raises ConfigError for an unknown key and for a
-    value that is missing (`???`), of the wrong type or invalid. `start`: of the run, if it begins now."""
+    value that is missing (`???`), of the wrong type or invalid. `start`: of the run, if it begins now;
+    None: that of the process."""
+    start = start or _START
     if unknown := next(unknown_keys(config), None):
         raise ConfigError(unknown_key(unknown))
     if NO_TARGET in overrides_given():  # and what the job file says of the target with it
