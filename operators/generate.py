@@ -23,7 +23,7 @@ from operators.generation.row_metrics import RowMetrics, cost_lines
 from operators.generation.sampling_params import structured_form
 from operators.generation.store_lookup import StoreLookup
 from operators.generation.tool_calls import ToolReader
-from operators.generation.tools import Tools
+from operators.generation.tools import CHOICE, Tools
 from operators.generation.wiring import (
     check_room,
     chosen_settings,
@@ -173,7 +173,8 @@ class Generate(BaseOperator):
         self._repeated = RepeatedDraws()
         self._duplicates = Duplicates(enabled=self._engine_settings.optimise.identical_rows)
         self._metrics = RowMetrics(runtime, constrained=self._sampling.structured.kind is not None)
-        if self._tools is None and self._sampling.tools is None and self._data.has_tools:
+        said = self._sampling.tools is not None or CHOICE in self._sampling.per_row
+        if self._tools is None and self._data.has_tools and not said:
             runtime.log.warning(UNREAD_CALLS, runtime.node)
         if not self._engine_settings.open_keys():
             self._take_engine(self._engine_settings)

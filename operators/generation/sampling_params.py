@@ -11,7 +11,7 @@ from operators.engine.backend.interface import Model
 from operators.engine.sampling.constraint import Constraint
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sampling.penalties import Breakers
-from operators.generation.tools import NONE, Tools
+from operators.generation.tools import AUTO, NONE, Tools
 from operators.prompts.messages import NoPrompt
 from operators.settings import SamplingSettings
 from operators.settings.sampling import misfits, plain_value
@@ -152,6 +152,11 @@ class RowParams:
     def _call(self, values: Mapping[str, Any], given: Any) -> Form | None:
         """Return the shape of the call that a row is forced to make; None if it is not."""
         if self._tools is None:
+            if values["tools"] not in (None, AUTO, NONE):
+                raise ConfigError(
+                    f"sampling.tools={values['tools']} forces a call, and there are no tools, or the format of the"
+                    " model's calls is not known; name it with model.tool_format="
+                )
             return None
         choice = values["tools"] or self._tools.choice
         self._tools.check_beside(choice, values)

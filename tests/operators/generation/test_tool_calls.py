@@ -123,6 +123,15 @@ def test_a_row_without_tools_cannot_be_forced_to_call_one(tmp_path):
     assert all("the row has no tools" in reject["reason"] for reject in rejects(tmp_path / "out"))
 
 
+def test_a_row_cannot_be_forced_to_call_in_an_unknown_format(tmp_path, caplog):
+    settings = ("sampling.per_row=[tools]", "max_error_rate=1")
+    template = "{{ tools }} {{ messages[0].content }}"
+    found = ran(tmp_path / "out", *settings, template=template, tools=["required", "none", None, "add"])
+    assert [one["row"] for one in found] == [1, 2, 5, 6]
+    assert all("name it with model.tool_format=" in reject["reason"] for reject in rejects(tmp_path / "out"))
+    assert "tool calls stay in the completion" not in caplog.text  # rows say themselves what they want
+
+
 TEXTS = {
     '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>': (["add"], "", None),
     'So: <tool_call>{"name": "now", "arguments": {}}</tool_call>': (["now"], "So: ", None),
