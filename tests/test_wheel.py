@@ -110,6 +110,7 @@ def test_a_job_gives_the_bytes_of_the_checkout_in_an_empty_folder(python, job, t
     other.mkdir()
     alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run([python, "-m", "pipeline", *arguments], cwd=empty, env=alone, check=True)
+    assert list(python.parents[1].glob("llama-tried-*"))  # this environment has no record of our build
     monkeypatch.chdir(other)
     assert main(arguments) == ExitCode.DONE
     data = {path.name: path.read_bytes() for path in (other / f"outputs/{job}/data").iterdir()}

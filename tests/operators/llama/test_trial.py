@@ -34,7 +34,11 @@ def doctor(monkeypatch, prefix):
     asked: list[dict[str, object]] = []
 
     def says(report: dict[str, object]) -> list[dict[str, object]]:
-        monkeypatch.setattr(trial, "_examined", lambda: asked.append(report) or report)
+        def examined() -> dict[str, object]:
+            asked.append(report)
+            return report
+
+        monkeypatch.setattr(trial, "_examined", examined)
         return asked
 
     return says

@@ -1,12 +1,13 @@
 """A backend gives its flags to CMake, and its tools are checked before anything is compiled."""
 
 import argparse
+import sys
 
 import pytest
 
 from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.cli.main import main
-from tools.build import build, command
+from tools.build import build, command, doctor
 from tools.build.backends import BACKENDS, tool_version
 from tools.build.compilers import Compiler, NoCompilerError
 
@@ -44,10 +45,10 @@ def test_a_tool_that_is_missing_or_broken_is_named_with_what_to_install(tools, n
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_the_flags_reach_cmake_and_each_version_has_a_wheel_of_its_own(tools, monkeypatch, tmp_path, name):
-    built: dict[str, str] = {}
+    built: dict[str, dict[str, str]] = {}
     monkeypatch.setattr(build, "chosen_compiler", lambda host, env: GCC)
     monkeypatch.setattr(build, "build_wheel", lambda locked, env, folder, title: built.update({folder.name: env}))
-    monkeypatch.setattr(build.sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
     for says in ("release 12.4", "release 12.8"):
         if name != "cpu":
             tools(name, says=says)
@@ -63,7 +64,7 @@ def test_a_build_is_proved_and_its_doctor_has_the_last_word(monkeypatch, ended, 
     asked = []
     monkeypatch.setattr(command, "run", lambda given, env, backend: asked.append((given.rebuild, backend)))
     monkeypatch.setattr(command, "exit_code", lambda work: work() or ended)
-    monkeypatch.setattr(command.doctor, "main", lambda argv: 7)
+    monkeypatch.setattr(doctor, "main", lambda argv: 7)
     assert command.main(["backend=vulkan", "rebuild=true"]) == proved
     assert asked == [(True, "vulkan")]
 
