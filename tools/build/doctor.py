@@ -18,9 +18,8 @@ from typing import Any
 from pipeline.system.machine import machine, versions
 from tools.build.backends import BACKENDS
 from tools.build.build import ROOT, STAMP, read_stamp, record
-from tools.build.compilers import GOOD_CLANG, WITH_AMX, Host, this_host
+from tools.build.compilers import BUILD, GOOD_CLANG, WITH_AMX, Host, this_host
 
-BUILD = "`python -m pipeline build`"
 PROVED_TYPES = ("q8_0", "q4_0")  # both have AMX kernels, and kernels of their own for batches
 CHILD = (sys.executable, "-m", "tools.build.doctor_child")
 REMEDY = (
