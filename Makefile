@@ -72,7 +72,7 @@ $(VENV)/.locked: $(VENV)/.llama requirements.lock
 	@$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
 	@touch $@
 
-$(VENV)/.llama: $(VENV)/.made requirements.lock tools/build/build.py tools/build/compilers.py
+$(VENV)/.llama: $(VENV)/.made requirements.lock tools/build/build.py tools/build/backends.py tools/build/compilers.py
 	@$(PY) tools/build/build.py
 	@touch $@
 

@@ -7,10 +7,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-CODE = Path(__file__).resolve().parents[1]
-"""The folder that holds pipeline/, operators/ and tools/."""
-PROJECT = CODE / "pipeline/_project" if (CODE / "pipeline/_project").is_dir() else CODE
-"""The folder that holds conf/, jobs/ and models/: the checkout, or a part of an installed wheel."""
+PACKAGES = Path(__file__).resolve().parents[1]
+"""The folder that holds pipeline/, operators/ and tools/: the checkout, or site-packages."""
+
+PROJECT = PACKAGES / "pipeline/_project" if (PACKAGES / "pipeline/_project").is_dir() else PACKAGES
+"""The folder that holds conf/, jobs/ and models/: the checkout, or what the wheel has of it."""
 
 OURS = ("pipeline", "operators", "tools", "models")
 """The packages of this project; all others are user code or installed."""
@@ -25,7 +26,7 @@ _PUBLIC = {
     **dict.fromkeys(("load", "Result"), "pipeline.python.result"),
     "Job": "pipeline.python.job",
 }
-__all__ = ["CODE", "OURS", "PROJECT", "Estimate", "Job", "Plan", "Result", "estimate", "load", "plan", "run"]
+__all__ = ["Estimate", "Job", "Plan", "Result", "estimate", "load", "plan", "run"]
 
 
 def __getattr__(name: str) -> Any:

@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-from pipeline import CODE
+from pipeline import PACKAGES
 from pipeline.system.failpoints import Failpoint, reached
 from pipeline.system.signals import leave_on_signals
 
@@ -11,7 +11,7 @@ if __name__ == "__main__":  # the imports below take a second; a signal during i
     leave_on_signals()
     reached(Failpoint.PROCESS_STARTED)
     # Import our `operators`, not a module of that name in the current directory, which is first on sys.path.
-    sys.path.insert(0, str(CODE))
+    sys.path.insert(0, str(PACKAGES))
     importlib.import_module("operators")
     del sys.path[0]
 

@@ -74,7 +74,7 @@ STARTS_THREADS = {
 }
 """Locks are for everybody; a thread of its own, or a pool of them, is not. Clients of llama-server wait in a pool."""
 PLAIN_ENGINE = ("operators/engine/sampling/", "operators/engine/scheduler/", "operators/engine/sequence/")
-STDLIB_ONLY = ("tools/build/build.py", "tools/build/compilers.py", "tools/build/peers.py")
+STDLIB_ONLY = ("tools/build/backends.py", "tools/build/build.py", "tools/build/compilers.py", "tools/build/peers.py")
 """They run before anything is installed."""
 
 

@@ -1,4 +1,4 @@
-"""What README.md and five pages of docs/ tell people to type works, and what they say of the files is so."""
+"""What README.md and six pages of docs/ tell people to type works, and what they say of the files is so."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from pipeline.cli.main import main
 
 README, OUTPUT = ((PROJECT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/output.md"))
 STEPS, *MORE = (
-    (PROJECT / f"docs/{name}.md").read_text(encoding="utf-8") for name in ("steps", "sampling", "performance", "models")
+    (PROJECT / f"docs/{name}.md").read_text(encoding="utf-8")
+    for name in ("steps", "sampling", "performance", "models", "install")
 )
 RUN_PAGES = (README, OUTPUT, STEPS, *MORE)
 """Pages whose commands are run here; those of docs/jobs.md and docs/data.md are run by tests of their own."""
@@ -29,6 +30,8 @@ FENCE = re.compile(r"(?:<!-- (?P<mark>.+?) -->\n)?```(?P<language>\w+)\n(?P<text
 NOT_RUN = {
     "make quickstart": "sets the project up first; the job that it then runs is run below",
     "make test": "runs this",
+    "python -m pip wheel --no-deps --wheel-dir dist .": "tests/test_wheel.py does",
+    "python -m venv somewhere && somewhere/bin/pip install dist/*.whl": "tests/test_wheel.py does, without an index",
 }
 ELSEWHERE = re.compile(r"printf |\.venv/bin/python -c |hf |.*s3://")
 """Lines of the block about one's own CSV, which are run together below; commands that need a network."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from operators.engine.backend.loading import ModelFacts, check_options
 from operators.llama.header import part_names, parts_of
 from operators.llama.model import LlamaModel, check_gpu, facts_of
+from operators.llama.model import load as load_file
 from operators.settings import ModelSettings
 from pipeline.api.errors import ConfigError, InputError, install
 from pipeline.system.atomic_files import sha256_of
@@ -20,7 +21,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 def load(settings: ModelSettings) -> LlamaModel:
     """Load the model of `model=hub`."""
-    return LlamaModel(replace(settings, path=str(fetch(settings))))
+    return load_file(replace(settings, path=str(fetch(settings))))
 
 
 def inspect(settings: ModelSettings) -> ModelFacts:

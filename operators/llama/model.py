@@ -21,6 +21,7 @@ from operators.llama.header import Header, parts_of, read_header
 from operators.llama.kernels import K_QUANTS, doubt, keep_rows_apart, lone_tokens, repacks
 from operators.llama.library import initialise, last_errors
 from operators.llama.pieces import Pieces
+from operators.llama.trial import require_sound_build
 from operators.rows.content import content_id
 from operators.settings import ModelSettings
 from operators.settings.checks import check, usable_cores
@@ -34,6 +35,7 @@ HEADS_OF_PROBABILITIES = ("qwen3", "qwen3vl")
 
 def load(settings: ModelSettings) -> LlamaModel:
     """Load the model of `model=gguf` or `model=tiny`."""
+    require_sound_build()
     return LlamaModel(settings)
 
 
@@ -56,7 +58,7 @@ def check_gpu(settings: ModelSettings) -> None:
         "model.gpu_layers",
         settings.gpu_layers,
         "llama.cpp finds no GPU that it was built for. Use 0, or build it for yours: for NVIDIA's"
-        " CMAKE_ARGS=-DGGML_CUDA=on make llama",
+        " `python -m pipeline build backend=cuda`",
     )
 
 

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 
-from pipeline import CODE, OURS, PROJECT
+from pipeline import OURS, PACKAGES, PROJECT
 from pipeline.api.errors import Cancelled, PipelineError, Released
 from pipeline.api.records import Batch, ChunkEnd, Item, Output, Shard
 
@@ -79,7 +79,7 @@ def _first_that_fails(process: Process, batch: Batch, kind: type[Exception]) -> 
 
 def line_of(error: BaseException) -> str | None:
     """Return the innermost line of the user's code in the traceback as `file:line`; None if there is none."""
-    not_theirs = [str(place / name) for place in (CODE, PROJECT) for name in OURS]
+    not_theirs = [str(folder / name) for folder in (PACKAGES, PROJECT) for name in OURS]
     not_theirs += [sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib")]
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [f for f in frames if f.filename.endswith(".py") and not f.filename.startswith(tuple(not_theirs))]

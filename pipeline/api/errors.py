@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from enum import IntEnum
 from pathlib import Path
 
-from pipeline import CODE, PROJECT
+from pipeline import PACKAGES, PROJECT
 
 
 class ExitCode(IntEnum):
@@ -101,7 +101,7 @@ class Released(Exception):
 
 def install(extra: str) -> str:
     """Return the command that installs an extra, from folder or wheel: on PyPI the name may be someone else's."""
-    if PROJECT != CODE:
+    if PROJECT != PACKAGES:
         return f"install the wheel again with it: pip install 'llama_batch_pipeline-VERSION-py3-none-any.whl[{extra}]'"
     return f"run pip install -e '.[{extra}]' in the project's folder"
 

@@ -24,6 +24,11 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
+    "build": Command(
+        "[backend=cpu|cuda|vulkan|metal|hip|openblas] [rebuild=true] [dry_run=true]",
+        "build llama.cpp for this machine and prove it",
+        "tools.build.command",
+    ),
     "compare": Command("outputs/A outputs/B", "compare two runs", "pipeline.cli.results", "compare"),
     "completion": Command(
         "[--config-dir DIR]",

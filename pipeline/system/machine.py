@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pyarrow as pa
 
-from pipeline import CODE
+from pipeline import PACKAGES
 
 RUN_SCHEMA = pa.schema(
     [
@@ -68,7 +68,7 @@ def _version(package: str) -> str:
 
 def _own_version() -> str:
     try:
-        project = tomllib.loads((CODE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        project = tomllib.loads((PACKAGES / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     except (OSError, KeyError, tomllib.TOMLDecodeError):  # installed from a wheel
         return _version("llama-batch-pipeline")
     return str(project["version"])

@@ -28,8 +28,12 @@ ROOT = Path(__file__).resolve().parents[2]
 if not __package__:  # started as a script: import from the checkout, and do not let this folder's files shadow modules
     sys.path[0] = str(ROOT)
 
+from tools.build.backends import BACKENDS, tool_version
 from tools.build.compilers import Compiler, Host, NoCompilerError, find_compiler, this_host
 
+PACKAGED = ROOT / "pipeline/_project/requirements.lock"  # where a wheel of this project has it
+LOCK = PACKAGED if PACKAGED.exists() else ROOT / "requirements.lock"
+WHEELS = (Path("~/.cache/llama-batch-pipeline").expanduser() if PACKAGED.exists() else ROOT / ".cache") / "wheels"
 PACKAGE = "llama-cpp-python"
 CMAKE_ARGS = ("-DLLAVA_BUILD=OFF",)  # without the image parts: a third less to compile
 STAMP = "llama-build.json"  # in the virtual environment: which wheel is installed and how it was built
@@ -159,13 +163,16 @@ def record() -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in found)).hexdigest() if found else ""
 
 
-def run(arguments: argparse.Namespace, env: Mapping[str, str]) -> None:
+def run(arguments: argparse.Namespace, env: Mapping[str, str], backend: str = "cpu") -> None:
     """Choose, build unless cached, install unless installed. Raises BuildError or NoCompilerError."""
-    locked, host = locked_version(ROOT / "requirements.lock"), this_host()
+    tool = tool_version(backend)
+    env = {**env, "CMAKE_ARGS": f"{BACKENDS[backend].flags} {env.get('CMAKE_ARGS', '')}".strip()}
+    locked, host = locked_version(LOCK), this_host()
     compiler = chosen_compiler(host, env)
     compiling = build_env(compiler, host, env)
-    key = build_key([PACKAGE, locked.version, "cp{}{}".format(*sys.version_info)], host, compiler, compiling)
-    folder = Path(env.get("LLAMA_WHEEL_CACHE") or ROOT / ".cache" / "wheels").absolute() / key
+    words = [PACKAGE, locked.version, "cp{}{}".format(*sys.version_info)]
+    key = build_key(words, host, compiler, compiling, *filter(None, [tool]))
+    folder = Path(env.get("LLAMA_WHEEL_CACHE") or WHEELS).absolute() / key
     wheels, known = sorted(folder.glob("*.whl")), read_stamp(Path(sys.prefix) / STAMP)
     if arguments.dry_run:
         print(f"wheel: {folder} ({'there' if wheels else 'not built yet'})")
@@ -180,6 +187,7 @@ def run(arguments: argparse.Namespace, env: Mapping[str, str]) -> None:
         wheels = sorted(folder.glob("*.whl"))
     details = {  # what `doctor` tells about the build
         "key": key,
+        "backend": backend,
         "version": locked.version,
         "compiler": str(compiler),
         "why": compiler.why(host),

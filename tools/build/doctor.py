@@ -16,12 +16,16 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from pipeline.system.machine import machine, versions
+from tools.build.backends import BACKENDS
 from tools.build.build import ROOT, STAMP, read_stamp, record
-from tools.build.compilers import GOOD_CLANG, WITH_AMX, Host, this_host
+from tools.build.compilers import BUILD, GOOD_CLANG, WITH_AMX, Host, this_host
 
 PROVED_TYPES = ("q8_0", "q4_0")  # both have AMX kernels, and kernels of their own for batches
 CHILD = (sys.executable, "-m", "tools.build.doctor_child")
-REMEDY = "build it anew: `make rebuild`; if that does not help, with another compiler: `make rebuild CC=... CXX=...`"
+REMEDY = (
+    "build it anew: `python -m pipeline build rebuild=true` (in a checkout also `make rebuild`); if that does not help,"
+    " with another compiler, named in the environment: CC=... CXX=..."
+)
 _CHILD_TIMEOUT_S = 180
 # our name -> (the kernel's names for it, what llama.cpp's system info calls it)
 _X86_FEATURES = {
@@ -84,6 +88,14 @@ def examine(child: Sequence[str], host: Host) -> dict[str, Any]:
             proofs[file_type] = str(error)
             problems.append(f"decoding a {file_type} model {error}\n  this llama.cpp is broken, {REMEDY}")
     build = read_stamp(Path(sys.prefix) / STAMP)
+    backend = BACKENDS.get(build.get("backend", "cpu"), BACKENDS["cpu"])
+    if backend.is_gpu and not problems:
+        try:
+            with TemporaryDirectory() as folder:
+                ask([*child, "decode", "q8_0", folder, "gpu"])
+            proofs["q8_0 on the GPU"] = "decodes"
+        except ChildError as error:
+            problems.append(f"the build for backend={build['backend']} does not compute there: decoding on it {error}")
     found = features(host, str(llama.get("system_info", "")))
     return {
         "versions": {name: version or "missing" for name, version in versions().items()},
@@ -100,11 +112,13 @@ def examine(child: Sequence[str], host: Host) -> dict[str, Any]:
 def _notes(build: dict[str, Any], found: dict[str, str]) -> list[str]:
     notes = []
     if not build:
-        notes.append("not built by this project: `make llama` builds for this CPU with a compiler that was tried")
+        notes.append(f"not built by this project: {BUILD} builds for this CPU with a compiler that was tried")
     elif build.get("record") != record():
-        notes.append("the installed llama-cpp-python is not the one that this project built: `make llama` puts it back")
+        notes.append(f"the installed llama-cpp-python is not the one that this project built: {BUILD} puts it back")
+    if unused := [name for name, state in found.items() if state == _UNUSED and name != "AMX"]:
+        notes.append(f"this CPU has {', '.join(unused)}, which the build does not use: {BUILD} does")
     if found.get("AMX") == _UNUSED:
-        notes.append(f"AMX is not used: {WITH_AMX} with it; install {GOOD_CLANG}, then `make llama`")
+        notes.append(f"AMX is not used: {WITH_AMX} with it; install {GOOD_CLANG}, then {BUILD}")
     return notes
 
 

@@ -1,7 +1,7 @@
 """The child process of `tools.build.doctor`, which may crash: loads llama.cpp, and decodes a tiny model that it writes.
 
     python -m tools.build.doctor_child info
-    python -m tools.build.doctor_child decode q8_0 FOLDER
+    python -m tools.build.doctor_child decode q8_0 FOLDER [gpu]
 
 Prints one JSON object. Several prompts of several tokens go through our binding in one call, and then a token of each,
 because the kernels for batches are others than those for a single token; then one prompt goes through token by token,
@@ -25,6 +25,7 @@ from tools.models.make_model import write_model
 
 ROWS = range(4)
 PROMPT_TOKENS = 12
+ALL_LAYERS = 999
 # Cosine of the logits. Activations are rounded differently in the two ways; for garbage it is near 0.
 MIN_AGREEMENT = 0.98
 
@@ -40,11 +41,13 @@ def info() -> dict[str, Any]:
     return answer
 
 
-def decode(file_type: str, folder: Path) -> dict[str, Any]:
+def decode(file_type: str, folder: Path, device: str = "cpu") -> dict[str, Any]:
     """Write a tiny model and decode with it, batched and token by token. Raises RuntimeError if the results are no
-    numbers or differ. Frees nothing, as the process ends soon."""
+    numbers or differ, or there is no GPU and `device` is gpu. Frees nothing, as the process ends soon."""
     path = write_model(folder / "tiny.gguf", file_type=file_type).path
-    model = LlamaModel(ModelSettings(path=str(path)))
+    if device == "gpu" and not llama_cpp.llama_supports_gpu_offload():
+        raise RuntimeError("llama.cpp finds no GPU that it was built for")
+    model = LlamaModel(ModelSettings(path=str(path), gpu_layers=ALL_LAYERS if device == "gpu" else 0))
     context, _ = model.lease(EngineSettings(slots=len(ROWS), max_sequence_tokens=64))
     batch = context.batch
     prompts = [(37 * row + 11 * np.arange(PROMPT_TOKENS, dtype=np.int32) + 5) % model.n_vocab for row in ROWS]
@@ -69,4 +72,4 @@ def decode(file_type: str, folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(info() if sys.argv[1] == "info" else decode(sys.argv[2], Path(sys.argv[3]))))
+    print(json.dumps(info() if sys.argv[1] == "info" else decode(sys.argv[2], Path(sys.argv[3]), *sys.argv[4:])))

@@ -8,6 +8,7 @@ from typing import Any
 
 from operators.engine.backend.loading import ModelFacts, check_options
 from operators.llama.model import LlamaModel, check_gpu, facts_of
+from operators.llama.model import load as load_file
 from operators.settings import ModelSettings
 from pipeline.api.errors import ConfigError
 from tools.models.make_model import write_model
@@ -17,7 +18,7 @@ OPTIONS: dict[str, Any] = {"shape": "tiny", "file_type": "f32", "seed": 0}
 
 def load(settings: ModelSettings) -> LlamaModel:
     """Make the model if needed, and load it: the loader of `model=random`."""
-    return LlamaModel(replace(settings, path=str(written(settings))))
+    return load_file(replace(settings, path=str(written(settings))))
 
 
 def inspect(settings: ModelSettings) -> ModelFacts:

@@ -17,7 +17,7 @@ REFUSED = {
         ["model=fake", "+model.options.x=1"],
         ["has 'x'", "operators.engine.backend.fake:load"],
     ),
-    "layers on a GPU": (["model.gpu_layers=5"], ["model.gpu_layers=5", "CMAKE_ARGS=-DGGML_CUDA=on make llama"]),
+    "layers on a GPU": (["model.gpu_layers=5"], ["model.gpu_layers=5", "python -m pipeline build backend=cuda"]),
     "a thousand threads": (
         ["runtime.threads=999"],
         ["runtime.threads=999", "this machine has", "runtime.threads=null"],

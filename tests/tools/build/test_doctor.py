@@ -37,7 +37,7 @@ def test_a_death_is_reported_by_name_with_the_remedy(name, capsys):
     assert doctor.main([], child(kill)) == 1
     said = capsys.readouterr().out
     assert f"decoding a q8_0 model died by {name} ({signal.strsignal(signal.Signals[name])})" in said
-    assert "make rebuild" in said
+    assert "python -m pipeline build rebuild=true" in said
     assert "All good" not in said
 
 
@@ -79,4 +79,4 @@ def test_arm_has_neon_and_no_x86_features(machine):
 def test_unused_amx_is_a_note_with_what_to_install(capsys):
     report = doctor.examine(child("print(json.dumps({}))"), X86)
     assert report["problems"] == []
-    assert any("AMX is not used" in note and "make llama" in note for note in report["notes"])
+    assert any("AMX is not used" in note and "python -m pipeline build" in note for note in report["notes"])
