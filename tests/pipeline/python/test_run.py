@@ -203,7 +203,7 @@ from pipeline import run
 from pipeline.api.errors import Interrupted
 
 def stop():
-    while not any(Path(sys.argv[1]).glob("data/part-*")):
+    while len(list(Path(sys.argv[1]).glob("data/part-*"))) < 2:  # a file is there before it is committed
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGINT)
 
