@@ -209,7 +209,7 @@ def stop():
 
 threading.Thread(target=stop, daemon=True).start()
 try:
-    given = {"sampling.max_tokens": 16, "runtime.slots": 2, "chunk_rows": 4, "data.limit": 48}
+    given = {"sampling.max_tokens": 8, "runtime.threads": 1, "chunk_rows": 4, "data.limit": 32}
     run("quickstart", given, directory=sys.argv[1], progress="none")
 except Interrupted as error:
     print("stopped", flush=True)
@@ -217,7 +217,7 @@ except Interrupted as error:
 
 
 def test_a_signal_leaves_a_run_that_the_same_call_finishes(tmp_path):
-    given = {"sampling.max_tokens": 16, "runtime.slots": 2, "chunk_rows": 4, "data.limit": 48, **QUIET}
+    given = {"sampling.max_tokens": 8, "runtime.threads": 1, "chunk_rows": 4, "data.limit": 32, **QUIET}
     ended = subprocess.run(
         [sys.executable, "-c", STOPPED, str(tmp_path / "out")],
         cwd=PROJECT,
@@ -227,8 +227,8 @@ def test_a_signal_leaves_a_run_that_the_same_call_finishes(tmp_path):
         check=True,
     )
     assert ended.stdout == "stopped\n"
-    assert 0 < load(tmp_path / "out").counts["data_rows"] < 48
-    assert run("quickstart", given, directory=tmp_path / "out").counts["data_rows"] == 48
+    assert 0 < load(tmp_path / "out").counts["data_rows"] < 32
+    assert run("quickstart", given, directory=tmp_path / "out").counts["data_rows"] == 32
     assert parts(tmp_path / "out") == parts(run("quickstart", given, directory=tmp_path / "whole").directory)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
