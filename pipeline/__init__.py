@@ -34,3 +34,8 @@ def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'pipeline' has no attribute '{name}'")
     return getattr(import_module(_PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+    """Return the names for completion, those that are not imported yet too."""
+    return sorted({*globals(), *__all__})

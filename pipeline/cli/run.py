@@ -20,18 +20,14 @@ from omegaconf import DictConfig, OmegaConf
 from pipeline.api.errors import ConfigError, ExitCode, PipelineError
 from pipeline.api.runtime import Resources
 from pipeline.cli.commands import PROGRAM, config_dir
-from pipeline.config.build import Job, build_graph
+from pipeline.config.build import build_graph
 from pipeline.config.compose import COMPOSITION_ERRORS, overrides_given, register, register_job, settings_of
 from pipeline.config.explain import PARSER, explain
 from pipeline.config.jobs import find_job, jobs_table
 from pipeline.config.keys import CONF, known_keys
-from pipeline.dry_run.estimate import estimate, plan_lines
-from pipeline.monitor.prometheus import check_prometheus_file
-from pipeline.publish.uploader import destination_of
-from pipeline.runs.admission import standing, standing_lines
+from pipeline.dry_run.estimate import dry_run_lines
 from pipeline.runs.job import run_job
-from pipeline.runs.memory_check import check_memory
-from pipeline.settings import PLAN, JobSettings
+from pipeline.settings import JobSettings
 from pipeline.system.failpoints import Failpoint, reached
 from pipeline.system.redaction import refuse_noted_credentials
 from pipeline.system.signals import signals_received
@@ -219,16 +215,10 @@ def _notes(settings: object, key: str = "") -> Iterator[str]:
 
 def _show(settings: JobSettings, process: Resources) -> ExitCode:
     graph = build_graph(settings)
+    if settings.show:
+        say([graph.to_mermaid()])
     if settings.dry_run:
-        destination_of(settings)
-        check_prometheus_file(settings.prometheus_file)
-    say([graph.to_mermaid()] if settings.show else plan_lines(settings, graph))
-    if settings.dry_run:
-        check_memory(settings, graph)
-    if settings.dry_run == PLAN:
-        say(standing_lines(standing(Job.of(settings, graph))))
-    if settings.dry_run is True:
-        for line in estimate(settings, graph, process):
+        for line in dry_run_lines(settings, graph, process):
             say([line])
     return ExitCode.DONE
 

@@ -24,11 +24,13 @@ from pipeline.dataflow.graph import Graph
 from pipeline.dataflow.reject_writer import without_other_rows
 from pipeline.dataflow.target_progress import Budget
 from pipeline.dry_run.sample_run import NodeResult, SampleRun
+from pipeline.monitor.prometheus import check_prometheus_file
 from pipeline.monitor.wording import bytes_text, quoted, time_text
+from pipeline.publish.uploader import destination_of
 from pipeline.results.report.write import is_written
 from pipeline.runs.admission import Admission, standing, standing_lines
-from pipeline.runs.memory_check import memory_lines
-from pipeline.settings import JobSettings, TargetSettings
+from pipeline.runs.memory_check import check_memory, memory_lines
+from pipeline.settings import PLAN, JobSettings, TargetSettings
 
 CALIBRATION_S = 30.0
 PROMPTS = 3
@@ -50,6 +52,20 @@ TARGET_NOTE = (
 )
 _COUNT = "{:,.0f}".format
 _LEFT_OUT = {RejectKind.ERROR: "rejected", RejectKind.FILTERED: "left out"}
+
+
+def dry_run_lines(
+    settings: JobSettings, graph: Graph, process: Resources
+) -> Generator[str, None, tuple[Forecast, Range] | None]:
+    """Yield the lines of a dry run of either kind; return what `estimate` returns, None for a plan."""
+    destination_of(settings)
+    check_prometheus_file(settings.prometheus_file)
+    yield from plan_lines(settings, graph)
+    check_memory(settings, graph)
+    if settings.dry_run == PLAN:
+        yield from standing_lines(standing(Job.of(settings, graph)))
+        return None
+    return (yield from estimate(settings, graph, process))
 
 
 def estimate(

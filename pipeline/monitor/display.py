@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import warnings
 from collections.abc import Mapping
 from typing import TextIO
 
-from tqdm import tqdm
-from tqdm.auto import tqdm as tqdm_of_place
+from tqdm import TqdmWarning, tqdm
 
 from pipeline.monitor.snapshot import Snapshot
 from pipeline.monitor.wording import duration
+
+with warnings.catch_warnings():  # a notebook without ipywidgets gets the bar of a terminal, which is as good
+    warnings.simplefilter("ignore", TqdmWarning)
+    from tqdm.auto import tqdm as tqdm_of_place
 
 LOG_INTERVAL_S = 10.0
 FIELDS = (

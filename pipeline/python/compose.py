@@ -17,9 +17,13 @@ from pipeline.settings import JobSettings
 
 
 def settings_from(
-    job: str | Path | Job, settings: Mapping[str, Any], rows: Any, fallback: Callable[[str], str]
+    job: str | Path | Job,
+    settings: Mapping[str, Any],
+    rows: Any,
+    fallback: Callable[[str], str],
+    folder: Path | None = None,
 ) -> JobSettings:
-    """Return the settings of a job, and write its rows into its directory.
+    """Return the settings of a job, and write its rows into a file.
 
     Args:
         job: its name, the path of its file, or a job that was built in Python.
@@ -27,6 +31,7 @@ def settings_from(
             may be the name of an option, and that of `model` the path of a GGUF file.
         rows: the input, instead of the job's; see write_rows. None: the job's own.
         fallback: makes a directory for the results of the job of this name, if neither `settings` nor the job name one.
+        folder: for the file of `rows`; None: the directory of the results.
 
     Raises:
         ConfigError: the job or a setting cannot work, or `rows` are none.
@@ -38,7 +43,7 @@ def settings_from(
     if found.output_dir is None:
         values["output_dir"] = fallback(found.name)
     if rows is not None:
-        path = Path(values.get("output_dir") or found.directory) / INPUT
+        path = (folder or Path(values.get("output_dir") or found.directory)) / INPUT
         write_rows(rows, path)
         values |= {"data.path": str(path), "data.format": "parquet", "data.dataset": None}
     return _composed(job, options, values)

@@ -16,14 +16,13 @@ from pipeline.api.errors import ExitCode
 from pipeline.api.forecast import Forecast, Range
 from pipeline.api.runtime import Resources
 from pipeline.config.build import build_graph
-from pipeline.dry_run.estimate import estimate as estimate_lines
-from pipeline.dry_run.estimate import plan_lines
+from pipeline.dry_run.estimate import dry_run_lines
 from pipeline.monitor.summary import Outcome
 from pipeline.python.compose import settings_from
 from pipeline.python.job import Job
 from pipeline.python.result import Result
 from pipeline.runs.job import run_job
-from pipeline.runs.memory_check import check_memory
+from pipeline.settings import PLAN
 from pipeline.system.signals import staying
 from pipeline.system.terminal import silent
 
@@ -39,7 +38,8 @@ class Plan:
     """The plan of a job.
 
     Args:
-        text: its nodes with the columns that each adds, the memory that they need, the place of the results.
+        text: its nodes with the columns that each adds, the memory that they need, the place of the results and what is
+            there already; as `dry_run=plan` prints it.
         graph: in Mermaid's notation.
 
     Example:
@@ -118,15 +118,13 @@ def run(
         >>> result.rows().collect().select("prompt", "completion").height
         1
     """
-    given = {**(settings or {}), **groups}
-    given |= {} if directory is None else {"output_dir": str(directory)}
     temporary: list[str] = []
 
     def make(name: str) -> str:
         temporary.append(tempfile.mkdtemp(prefix=f"{name}-"))
         return temporary[0]
 
-    composed = settings_from(job, given, rows, make)
+    composed = settings_from(job, _given(settings, groups, directory), rows, make)
     seen: list[Outcome] = []
     with _one_at_a_time, staying(), ExitStack() as quiet:
         if composed.progress == QUIET:
@@ -143,12 +141,18 @@ def run(
 
 
 def plan(
-    job: str | Path | Job = "generate", settings: Mapping[str, Any] | None = None, *, rows: Any = None, **groups: Any
+    job: str | Path | Job = "generate",
+    settings: Mapping[str, Any] | None = None,
+    *,
+    rows: Any = None,
+    directory: str | Path | None = None,
+    **groups: Any,
 ) -> Plan:
-    """Check a job, as far as that needs no model, and return its plan. The arguments are those of `run`.
+    """Check a job, as far as that needs no model, and return its plan. The arguments are those of `run`; nothing is
+    written to `directory`, and what a run would find there is said.
 
     Raises:
-        ConfigError: the job, a setting or the input cannot work.
+        ConfigError: the job, a setting, the input or what is in `directory` cannot work.
 
     Example:
         >>> from pipeline import plan
@@ -156,20 +160,25 @@ def plan(
         job quickstart: 7 nodes, chunks of 4096 rows, seed 0
     """
     with tempfile.TemporaryDirectory(prefix="plan-") as folder:
-        composed = settings_from(job, {**(settings or {}), **groups}, rows, lambda name: f"{folder}/{name}")
+        given = {**_given(settings, groups, directory), "dry_run": PLAN}
+        composed = settings_from(job, given, rows, lambda name: f"{folder}/{name}", Path(folder))
         graph = build_graph(composed)
-        check_memory(composed, graph)
-        return Plan("\n".join(plan_lines(composed, graph)), graph.to_mermaid())
+        return Plan("\n".join(dry_run_lines(composed, graph, _models)), graph.to_mermaid())
 
 
 def estimate(
-    job: str | Path | Job = "generate", settings: Mapping[str, Any] | None = None, *, rows: Any = None, **groups: Any
+    job: str | Path | Job = "generate",
+    settings: Mapping[str, Any] | None = None,
+    *,
+    rows: Any = None,
+    directory: str | Path | None = None,
+    **groups: Any,
 ) -> Estimate:
-    """Load the model, compute for at most half a minute, and return an estimate of the run. The arguments are those of
-    `run`.
+    """Load the model, compute for at most half a minute, and return an estimate of the run, or of what is left of it.
+    The arguments are those of `run`; nothing is written to `directory`.
 
     Raises:
-        ConfigError: the job, a setting or the input cannot work, or every row of the sample is rejected.
+        ConfigError: as of `plan`, or every row of the sample is rejected.
 
     Example:
         >>> from pipeline import estimate
@@ -179,10 +188,9 @@ def estimate(
     """
     lines: list[str] = []
     with _one_at_a_time, staying(), tempfile.TemporaryDirectory(prefix="estimate-") as folder:
-        composed = settings_from(job, {**(settings or {}), **groups}, rows, lambda name: f"{folder}/{name}")
-        graph = build_graph(composed)
-        check_memory(composed, graph)
-        steps = estimate_lines(composed, graph, _models)
+        given = {**_given(settings, groups, directory), "dry_run": True}
+        composed = settings_from(job, given, rows, lambda name: f"{folder}/{name}", Path(folder))
+        steps = dry_run_lines(composed, build_graph(composed), _models)
         try:
             while True:
                 lines.append(next(steps))
@@ -191,3 +199,11 @@ def estimate(
         finally:
             _models.close_unused()
     return Estimate("\n".join(lines), *found)
+
+
+def _given(
+    settings: Mapping[str, Any] | None, groups: Mapping[str, Any], directory: str | Path | None
+) -> dict[str, Any]:
+    """Return the settings of a call as one mapping."""
+    place = {} if directory is None else {"output_dir": str(directory)}
+    return {**(settings or {}), **groups, **place}

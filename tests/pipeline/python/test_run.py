@@ -7,6 +7,7 @@ import doctest
 import functools
 import importlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -158,6 +159,13 @@ def test_other_rows_in_the_same_directory_are_refused(tmp_path):
     before = (tmp_path / "out" / INPUT).stat().st_mtime_ns
     run(rows=["a"], model="tiny", sampling={"max_tokens": 2}, directory=tmp_path / "out", **QUIET)
     assert (tmp_path / "out" / INPUT).stat().st_mtime_ns == before
+    given: dict[str, Any] = {"model": "tiny", "sampling": {"max_tokens": 2}, "directory": tmp_path / "out"}
+    assert "it is finished already, with 1 rows" in str(plan(rows=["a"], **given))
+    assert estimate(rows=["a"], **given).forecast is None
+    for call in (plan, estimate):
+        with pytest.raises(ConfigError, match="other settings"):
+            call(rows=["b"], **given)
+    assert (tmp_path / "out" / INPUT).stat().st_mtime_ns == before
     with pytest.raises(ConfigError):
         run(rows=["b"], model="tiny", sampling={"max_tokens": 2}, directory=tmp_path / "out", **QUIET)
 
@@ -216,7 +224,12 @@ except Interrupted as error:
 """
 
 
-def test_a_signal_leaves_a_run_that_the_same_call_finishes(tmp_path):
+def without_free(lines: list[str]) -> list[str]:
+    """The lines of a plan, without the memory that is free just now."""
+    return [re.sub(r"\(.* free\)", "", line) for line in lines]
+
+
+def test_a_signal_leaves_a_run_that_the_same_call_finishes(tmp_path, capfd):
     given = {"sampling.max_tokens": 8, "runtime.threads": 1, "chunk_rows": 4, "data.limit": 32, **QUIET}
     ended = subprocess.run(
         [sys.executable, "-c", STOPPED, str(tmp_path / "out")],
@@ -227,7 +240,20 @@ def test_a_signal_leaves_a_run_that_the_same_call_finishes(tmp_path):
         check=True,
     )
     assert ended.stdout == "stopped\n"
-    assert 0 < load(tmp_path / "out").counts["data_rows"] < 32
+    counts = load(tmp_path / "out").counts
+    assert 0 < counts["data_rows"] < 32
+    there = f"{counts['chunks']} chunks, {counts['data_rows']} rows, are committed there: a run would go on behind them"
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
+    planned = str(plan("quickstart", given, directory=tmp_path / "out")).splitlines()
+    assert planned[-1] == there
+    typed = [f"{key}={value}" for key, value in given.items()]
+    assert main(["job=quickstart", *typed, "dry_run=plan", f"output_dir={tmp_path / 'out'}"]) == 0
+    assert without_free(capfd.readouterr().out.splitlines()) == without_free(planned)
+    found = estimate("quickstart", given, directory=tmp_path / "out")
+    assert there in str(found).splitlines()
+    assert found.forecast is not None
+    assert found.forecast.rows_out.likely == 32 - counts["data_rows"]
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")} == before
     assert run("quickstart", given, directory=tmp_path / "out").counts["data_rows"] == 32
     assert parts(tmp_path / "out") == parts(run("quickstart", given, directory=tmp_path / "whole").directory)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -235,9 +261,9 @@ def test_a_signal_leaves_a_run_that_the_same_call_finishes(tmp_path):
 
 def test_plan_and_estimate_say_what_a_dry_run_says(capfd, tmp_path):
     assert main(["job=quickstart", "dry_run=plan", f"output_dir={tmp_path / 'out'}"]) == 0
-    lines = str(plan("quickstart", output_dir=str(tmp_path / "out"))).splitlines()
+    lines = str(plan("quickstart", directory=tmp_path / "out")).splitlines()
     assert lines[-1] == f"results would go to {tmp_path / 'out'}"
-    assert set(capfd.readouterr().out.splitlines()) >= {line for line in lines if "free)" not in line}
+    assert without_free(capfd.readouterr().out.splitlines()) == without_free(lines)
     assert plan("quickstart").graph.startswith("flowchart")
     found = estimate("quickstart", FEW)
     assert "estimate: what is likely" in str(found)

@@ -1,0 +1,53 @@
+"""examples/*.py: each runs as a process in an empty folder, and prints what it should."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from pipeline import PROJECT
+
+PRINTS = {
+    "with_pandas": """\
+ id          words       completion
+  1 hare goose fox fox, goose, hare
+  2  oats tea rice  oats, rice, tea
+""",
+    "with_polars": """\
+shape: (2, 3)
+┌─────┬────────────────┬──────────────────┐
+│ id  ┆ words          ┆ completion       │
+│ --- ┆ ---            ┆ ---              │
+│ i64 ┆ str            ┆ str              │
+╞═════╪════════════════╪══════════════════╡
+│ 1   ┆ hare goose fox ┆ fox, goose, hare │
+│ 2   ┆ oats tea rice  ┆ oats, rice, tea  │
+└─────┴────────────────┴──────────────────┘
+""",
+    "with_datasets": """\
+{'id': 1, 'words': 'hare goose fox', 'completion': 'fox, goose, hare'}
+{'id': 2, 'words': 'oats tea rice', 'completion': 'oats, rice, tea'}
+""",
+}
+
+
+def test_every_example_is_here():
+    assert {path.stem for path in (PROJECT / "examples").glob("*.py")} == set(PRINTS)
+
+
+@pytest.mark.parametrize("name", PRINTS)
+def test_an_example_prints_its_rows(name, tmp_path):
+    ran = subprocess.run(
+        [sys.executable, str(PROJECT / f"examples/{name}.py")],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(PROJECT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == PRINTS[name]
+    assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
