@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from operators.batch_by_length import prompt_lengths
+from operators.endpoint.generate import EndpointGenerate
 from operators.engine.backend.loading import inspect_model, load_model
 from operators.engine.sequence import Sequence as Row
 from operators.estimate.node import Generating, memory_of
@@ -21,6 +22,7 @@ from operators.generation.reasoning import Reasoning, reasoning_tags
 from operators.generation.requests import Requests, Samples, require_columns
 from operators.generation.row_metrics import RowMetrics, cost_lines
 from operators.generation.sampling_params import structured_form
+from operators.generation.seeds import SEED
 from operators.generation.store_lookup import StoreLookup
 from operators.generation.tool_calls import ToolReader
 from operators.generation.tools import CHOICE, Tools
@@ -39,6 +41,7 @@ from operators.rows.row_condition import Where, passed_by
 from operators.rows.sql import RowExpression
 from operators.settings import DataSettings, DecodeSettings, ModelSettings, SamplingSettings, StoreSettings
 from operators.settings.checks import check_one_of
+from operators.settings.endpoint import EndpointSettings
 from operators.settings.runtime import EngineSettings
 from operators.tuning.calibration import FEW_ROWS
 from operators.tuning.choices import LookAhead, Tuning
@@ -46,7 +49,6 @@ from pipeline.api.forecast import Forecast, Task
 from pipeline.api.protocols import BaseOperator, Inbox, MemoryNeed, Runtime
 from pipeline.api.records import Batch, ChunkEnd, Item, add_columns
 
-SEED = "seed"
 UNREAD_CALLS = (
     "%s: tool calls stay in the completion, since the chat template writes them in no format that is known; name one"
     " with model.tool_format=, or set sampling.tools=none"
@@ -61,7 +63,8 @@ class Generate(BaseOperator):
     which they finish. A prompt that is empty or leaves no room for a completion is rejected with the numbers, and so is
     a row that was cut before its text was what `sampling.structured` asks for. With
     `sampling.n` a row becomes n rows, which differ in the last number of their `lineage`. Rows that are bound to come
-    out the same are generated once.
+    out the same are generated once. With `model=endpoint` a server
+    completes them (docs/endpoints.md).
 
     Args:
         model, sampling, decode, runtime, store: the config groups of those names.
@@ -94,6 +97,10 @@ class Generate(BaseOperator):
     """
 
     parts = ("decode", "sample")
+
+    @classmethod
+    def suited(cls, arguments: Mapping[str, Any]) -> type[BaseOperator]:
+        return EndpointGenerate if isinstance(arguments.get("model"), EndpointSettings) else cls
 
     def __init__(
         self,

@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import jinja2
-import pyarrow as pa
-
+from operators.endpoint.render import EndpointRender
 from operators.engine.backend.loading import load_model
-from operators.prompts.arguments import TemplateArguments
-from operators.prompts.conversations import (
-    SYSTEM,
-    USER,
-    Conversations,
-    Messages,
-    MessagesColumn,
-    MessageTemplates,
-    PromptColumn,
-)
+from operators.prompts.conversations import USER, Messages
 from operators.prompts.messages import NoPrompt, with_text_arguments
-from operators.prompts.template import Template, columns_of, probe, used_columns
-from operators.settings import DataSettings, ModelSettings
-from operators.settings.checks import check_one_of, read_text
-from pipeline.api.errors import ConfigError, SchemaError, did_you_mean
+from operators.prompts.rendering import ASSISTANT, Rendering
+from operators.prompts.template import Template, probe
+from operators.settings.endpoint import EndpointSettings
+from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import BaseOperator, Runtime
-from pipeline.api.records import Batch, Output, add_columns, require_column
+from pipeline.api.records import Batch, Output
 
-PROMPT_TEXT = pa.field("prompt_text", pa.string())
-ASSISTANT = "assistant"
-SPECIAL = ("bos_token", "eos_token")
-CHAT_KEY = "model.chat_template"
 BYPASSED = (
     "the model has a chat template, and nodes.%s.op.%s bypasses it: a chat model answers worse without its turns. To"
     " keep them use data.prompt_template (or messages, or a step) instead; for a base model all is well"
@@ -41,7 +25,7 @@ _TURN = "the-user-writes-here"
 """Stands for the content of a message, to find where the chat template would put it."""
 
 
-class Render(BaseOperator):
+class Render(Rendering):
     """Makes the text of each row's prompt: adds `prompt_text` (string).
 
     It is the model's chat template over a conversation: over `messages`, or one user message that
@@ -57,6 +41,9 @@ class Render(BaseOperator):
     told once in the log. `data.continue_final_message` leaves the assistant's last message open.
 
     A BOS never comes twice: where the tokenizer puts one first (`add_bos`), that of the text is taken off.
+
+    With `model=endpoint` the server has the chat template: `prompt_text` is the list of messages as JSON, or with
+    `model.api=completions` a text.
 
     Args:
         model: its chat template, unless `model.chat_template` names a file; its special tokens; `template_kwargs`.
@@ -81,52 +68,9 @@ class Render(BaseOperator):
               - {role: user, content: "Summarise in one sentence: {{ text }}"}
     """
 
-    def __init__(
-        self,
-        model: ModelSettings,
-        data: DataSettings,
-        template: str | None = None,
-        template_file: str | None = None,
-        raw_column: str | None = None,
-        messages: list[dict[str, str]] | str | None = None,
-        writes: str = "assistant",
-    ) -> None:
-        given = {"template": template, "template_file": template_file, "messages": messages}
-        if len(several := [key for key, value in given.items() if value is not None]) > 1:
-            raise ConfigError(f"both {several[0]} and {several[1]} are set; keep one")
-        check_one_of("writes", writes, (ASSISTANT, USER))
-        if data.continue_final_message and writes == USER:
-            raise ConfigError("data.continue_final_message=true and writes=user cannot both be; keep one")
-        self._model = model
-        self._data = data
-        self._source = template
-        self._file = template_file
-        self._raw_column = raw_column
-        self._conversations = _conversations(data, messages)
-        self._arguments = TemplateArguments(model, data)
-        self._user_writes = writes == USER
-
-    def plan(self, schema: pa.Schema) -> pa.Schema:
-        self._row_template = self._user_template()
-        path = self._model.chat_template
-        self._chat = None if path is None else self._chat_template(read_text(path, CHAT_KEY), f"{CHAT_KEY} {path}")
-        if self._row_template is not None:
-            self._refuse_ignored(self._row_template.name, schema)
-            self._columns = used_columns(self._row_template, schema, SPECIAL)
-        else:
-            columns = [*self._conversations.plan(schema), *self._arguments.plan(schema)]
-            self._columns = list(dict.fromkeys(columns))
-        if self._raw_column is not None:
-            require_column(schema, self._raw_column, [pa.string()])
-        self._schema = add_columns(schema, PROMPT_TEXT)
-        return self._schema
-
-    def fingerprint(self) -> dict[str, Any]:
-        files = {"template_file": self._file, "chat_template": self._model.chat_template}
-        if isinstance(self._data.tools, str):
-            files["tools"] = self._data.tools
-        texts = {key: read_text(path, key) for key, path in files.items() if path is not None}
-        return {key: hashlib.sha256(text.encode()).hexdigest() for key, text in texts.items()}
+    @classmethod
+    def suited(cls, arguments: Mapping[str, Any]) -> type[BaseOperator]:
+        return EndpointRender if isinstance(arguments.get("model"), EndpointSettings) else cls
 
     def open(self, runtime: Runtime) -> None:
         model = load_model(runtime, self._model)
@@ -152,28 +96,7 @@ class Render(BaseOperator):
                 self._unproved, self._chat_values([{"role": "user", "content": "x"}], self._model.template_kwargs or {})
             )
             self._unproved = None
-        columns = [batch.data.column(name).to_pylist() for name in self._columns]
-        raw: list[Any] = [None] * batch.num_rows
-        if self._raw_column is not None:
-            raw = batch.data.column(self._raw_column).to_pylist()
-        texts: list[str] = []
-        failed: dict[int, str] = {}
-        for i, values in enumerate(zip(*columns, strict=True) if columns else [()] * batch.num_rows):
-            try:
-                texts.append((self._text(values) if raw[i] is None else raw[i]).removeprefix(self._bos))
-            except NoPrompt as error:
-                failed[i] = str(error)
-            except jinja2.TemplateError as error:
-                failed[i] = f"template: {error.message}"
-            except Exception as error:  # an expression of the template may raise anything
-                failed[i] = f"template: {type(error).__name__}: {error}"
-        data = batch.data
-        if failed:
-            yield batch.reject(list(failed), list(failed.values()))
-            data = data.take(pa.array([i for i in range(batch.num_rows) if i not in failed], pa.int64()))
-        if texts:
-            made = pa.array(texts, pa.string())
-            yield batch.with_data(pa.record_batch([*data.columns, made], schema=self._schema))
+        yield from super().process(batch)
 
     def _text(self, values: tuple[Any, ...]) -> str:
         """Return the text of a row with these `values` of the columns that are read."""
@@ -188,9 +111,7 @@ class Render(BaseOperator):
         messages = self._conversations.of(row)
         if self._chat is None:
             return str(messages[0]["content"])
-        if self._model.system is not None and (not messages or messages[0]["role"] != SYSTEM):
-            messages.insert(0, {"role": SYSTEM, "content": self._model.system})
-        for message in messages:
+        for message in self._with_system(messages):
             if message.get("tool_calls"):
                 message.setdefault("content", self._chat.no_content)
         given = self._arguments.of(row)
@@ -232,45 +153,3 @@ class Render(BaseOperator):
                 f"{what} needs a chat template and the model has none; name a file with"
                 " model.chat_template=, or write a template over the columns"
             )
-
-    def _refuse_ignored(self, template: str, schema: pa.Schema) -> None:
-        """Raise for settings about prompts that a template over the columns would ignore."""
-        if self._model.system is not None:
-            raise ConfigError(
-                f"model.system={self._model.system!r} has no effect where {template.split()[0]} is set; write it into"
-                " the template and leave model.system out, or write data.prompt_template instead of the template"
-            )
-        for key in (
-            "data.prompt_template" if self._data.prompt_template is not None else None,
-            self._arguments.setting,
-        ):
-            if key is not None:
-                raise ConfigError(f"{key} has no effect where {template.split()[0]} is set; keep one")
-        defaults = DataSettings()
-        for key in ("prompt_column", "messages_column"):
-            name = getattr(self._data, key)
-            if name not in (getattr(defaults, key), *schema.names):
-                raise SchemaError(
-                    f"data.{key}={name} is no column; {columns_of(schema)}: the template says what the prompt is,"
-                    f" so leave data.{key} out{did_you_mean(name, schema.names, f'data.{key}=')}"
-                )
-
-    def _user_template(self) -> Template | None:
-        if self._file is not None:
-            return Template(read_text(self._file, "template_file"), f"template_file {self._file}", strict=True)
-        return None if self._source is None else Template(self._source, "template", strict=True)
-
-    def _chat_template(self, source: str, name: str) -> Template:
-        return Template(source, name, strict=False, date=self._model.date_given)
-
-
-def _conversations(data: DataSettings, messages: list[dict[str, str]] | str | None) -> Conversations:
-    if isinstance(messages, str):
-        return MessagesColumn(messages, "messages")
-    if messages is not None:
-        return MessageTemplates(messages)
-    if data.prompt_template is not None:
-        return MessageTemplates([{"role": USER, "content": data.prompt_template}], "data.prompt_template")
-    if data.messages_column is not None:
-        return MessagesColumn(data.messages_column)
-    return PromptColumn(data.prompt_column)

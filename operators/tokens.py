@@ -6,18 +6,20 @@ from __future__ import annotations
 import re
 import textwrap
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from operators.endpoint.render import EndpointTokenize
 from operators.engine.backend.loading import inspect_model, load_model
 from operators.rows.lineage import refuse_identity
 from operators.rows.token_lists import PROMPT_IDS, list_column, list_views
 from operators.settings import ModelSettings
 from operators.settings.checks import check
+from operators.settings.endpoint import EndpointSettings
 from pipeline.api.protocols import BaseOperator, Runtime
 from pipeline.api.records import Batch, Output, add_columns, require_column
 
@@ -34,7 +36,8 @@ PLACES = (
 
 class Tokenize(BaseOperator):
     """Tokenizes the prompt text with the model's tokenizer; special tokens in the text are parsed, a BOS is put first
-    where the model wants one. Tokenizing runs beside decoding.
+    where the model wants one. Tokenizing runs beside decoding. With `model=endpoint` the server has the
+    tokenizer, and `prompt_ids` is null.
 
     Args:
         model: whose tokenizer.
@@ -52,6 +55,10 @@ class Tokenize(BaseOperator):
     def __init__(self, model: ModelSettings, ids_column: str | None = None) -> None:
         self._settings = model
         self._ids_column = ids_column
+
+    @classmethod
+    def suited(cls, arguments: Mapping[str, Any]) -> type[BaseOperator]:
+        return EndpointTokenize if isinstance(arguments.get("model"), EndpointSettings) else cls
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
         inspect_model(self._settings)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -166,6 +166,14 @@ def misfit(row: Row) -> str | None:
     )
 
 
+class OfChunk(Protocol):
+    """A row that knows its chunk."""
+
+    @property
+    def chunk(self) -> int:
+        """The number of its chunk."""
+
+
 class OpenChunks:
     """The chunks with rows in flight. Their ends are held until their rows and all earlier chunks have left."""
 
@@ -182,7 +190,7 @@ class OpenChunks:
         """Count `rows` more rows of `chunk` in flight."""
         self._rows[chunk] += rows
 
-    def done(self, rows: Iterable[Row]) -> None:
+    def done(self, rows: Iterable[OfChunk]) -> None:
         """Count `rows` as emitted."""
         self._rows.subtract(row.chunk for row in rows)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
@@ -16,15 +15,15 @@ from operators.engine.backend.interface import Model, TokenIds
 from operators.engine.sequence import Sequence, StopWatcher
 from operators.generation.reasoning import Reasoning
 from operators.generation.sampling_params import RowParams, structured_form, token_ids
+from operators.generation.seeds import SEED, RowSeeds, no_seed
 from operators.generation.tools import Tools
-from operators.rows.lineage import append_to_lineage, hash_of, mix, repeated, row_hashes
+from operators.rows.lineage import append_to_lineage, repeated
 from operators.rows.sql import RowExpression
 from operators.rows.token_lists import PROMPT_IDS, list_views
 from operators.settings import SamplingSettings
 from operators.settings.sampling import MOST_SAMPLES, per_row_types
 from pipeline.api.records import LINEAGE, ROW, Batch, Rejects, require_column
 
-SEED_BITS = 63
 SAMPLES = "n"
 """Column with the number of completions of its row, if `sampling.per_row` names it."""
 
@@ -95,12 +94,8 @@ class Requests:
         sampling: the job's values; the columns of `per_row` override them.
         model: gives the end-of-generation tokens and the bytes of tokens.
         max_sequence_tokens: prompt and completion tokens of a row at most.
-        seed: the job's seed.
-        node: the node's name; two nodes draw different numbers for the same row.
-        id_column: whose value, where it is not null, seeds the row instead of its position.
+        seed, node, id_column, round_of: see RowSeeds.
         make: makes a sequence, as the decode strategy has it.
-        round_of: the round over the source to which rows (int64) belong. Ids come again in every round, and the numbers
-            that are drawn must not.
         limit: the key that sets max_sequence_tokens, for the reasons of rejects.
         priority: an expression for the priority of a waiting row; null counts as 0.
         reasoning: the tags of the model; None: it does not reason.
@@ -128,12 +123,10 @@ class Requests:
         self._reasoning = reasoning
         self._priority = priority
         self._make = make
-        self._round_of = round_of
         self._sampling = sampling
         self._room = max_sequence_tokens
         self._limit = limit
-        self._base = hash_of(f"{seed}|{node}")
-        self._id_column = id_column
+        self._seeds = RowSeeds(seed, node, id_column, by_row=SEED in sampling.per_row, round_of=round_of)
         self._model = model
         self._pieces = model.pieces()
         self.samples = Samples(sampling)
@@ -173,7 +166,7 @@ class Requests:
         each = zip(*overrides, strict=True) if overrides else repeat(())
         numbers = batch.data.column(ROW.name).to_pylist()
         places = [BatchRow(batch, i, number) for i, number in enumerate(numbers)]
-        return list(map(self._sequence, places, prompts, each, self._seeds(batch.data)))
+        return list(map(self._sequence, places, prompts, each, self._seeds.of(batch.data)))
 
     def _sequence(self, place: BatchRow, prompt: TokenIds, values: tuple[Any, ...], seed: int | None) -> Sequence | str:
         drawing = self._row_params.of(values)
@@ -181,7 +174,7 @@ class Requests:
         if isinstance(drawing, str):
             return drawing
         if seed is None:
-            return f"column 'seed' has {place.batch.data['seed'][place.index]}; allowed: whole numbers"
+            return no_seed(place.batch.data, place.index)
         if not len(prompt):
             return "the prompt is empty; the model needs at least one token"
         if room < 1:
@@ -194,30 +187,6 @@ class Requests:
         if drawing.within is not params and self._reasoning is not None and self._reasoning.begins_within(prompt):
             params = drawing.within
         return self._make(place, prompt, params, seed, min(params.max_tokens, room), stops)
-
-    def _seeds(self, data: pa.RecordBatch) -> Seq[int | None]:
-        """Return the seed of each row: from its `seed` column, else a hash of job seed, node, id and lineage; None if
-        the column has no whole number."""
-        seeds = row_hashes(data, self._identities(data), self._base)
-        made: list[int] = (seeds >> np.uint64(1)).tolist()
-        if "seed" in self._sampling.per_row:
-            given = data.column("seed").to_pylist()
-            return [m if g is None else _seed_of(g) for m, g in zip(made, given, strict=True)]
-        return made
-
-    def _identities(self, data: pa.RecordBatch) -> npt.NDArray[np.uint64]:
-        numbers = np.asarray(data.column(ROW.name))
-        if self._id_column is None:
-            return numbers.astype(np.uint64)
-        given = zip(data.column(self._id_column).to_pylist(), numbers.tolist(), strict=True)
-        ids = np.array([number if i is None else hash_of(str(i)) for i, number in given], np.uint64)
-        rounds = self._round_of(numbers)
-        return np.where(rounds == 0, ids, mix(ids + rounds.astype(np.uint64)))
-
-
-def _seed_of(given: float) -> int | None:
-    """Return the seed that a column gives; None if it is not a whole number."""
-    return int(given) & (2**SEED_BITS - 1) if given == given // 1 else None
 
 
 def require_columns(

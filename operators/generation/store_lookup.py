@@ -67,7 +67,38 @@ it has none with these settings (another model, template, sampling or arithmetic
 than it may have now; `store.retry` asks to generate it again."""
 
 
-class StoreLookup:
+class Lookup:
+    """The counts of a node's lookups in the store. `use`: incremented with them."""
+
+    def __init__(self, use: CacheUse) -> None:
+        self._use = use
+        self.counts = dict.fromkeys((*HITS, *MISSES), 0)
+
+    def totals(self, node: str) -> dict[str, float]:
+        """Return the counts as totals of the run."""
+        return {f"{node}/{key}": float(count) for key, count in self.counts.items()}
+
+    @property
+    def found(self) -> int:
+        """All hits."""
+        return sum(self.counts[key] for key in HITS)
+
+    def summary(self) -> str | None:
+        """Return the counts in words; None if the store had none of the rows."""
+        counts = self.counts
+        if self.found + counts["missed_cut"] + counts["missed_retry"] == 0:
+            return None
+        missed = sum(counts[key] for key in MISSES)
+        reasons = ", ".join(f"{counts[key]:,} {reason}" for key, reason in MISSES.items() if counts[key])
+        owners = f"{counts['found_resumed']:,} of this run, {counts['found_earlier']:,} of earlier runs"
+        return f"completion store: {self.found:,} hits ({owners}), {missed:,} misses{f' ({reasons})' if missed else ''}"
+
+    def _count(self, queries: int, hits: int) -> None:
+        self._use.queries += queries
+        self._use.hits += hits
+
+
+class StoreLookup(Lookup):
     """Completes rows from a store, and stores the completions of others.
 
     The key of a row leaves out max_tokens, which only limits the text. A completion that ended by itself is valid for
@@ -97,10 +128,9 @@ class StoreLookup:
         self._pieces = pieces
         self._retry = frozenset(retry)
         self._run = run
-        self._use = use
+        super().__init__(use)
         self._begun = bool(store.settings)
         self._seen: dict[bytes, bool] = {}
-        self.counts = dict.fromkeys((*HITS, *MISSES), 0)
 
     def complete(self, rows: Seq[Sequence]) -> list[Sequence]:
         """Complete those of `rows` that are in the store, and return them. Sets the keys of all `rows`."""
@@ -114,8 +144,7 @@ class StoreLookup:
             elif (serves := self._as_for(row, known)) is not None:
                 _finish(row, serves)
                 found.append(row)
-        self._use.queries += len(rows)
-        self._use.hits += len(found)
+        self._count(len(rows), len(found))
         return found
 
     def keep(self, row: Sequence) -> None:
@@ -127,25 +156,6 @@ class StoreLookup:
             least = len(row.tokens) + row.dropped
             stored = StoredCompletion(row.tokens, text, row.finish_reason.value, scores, least, self._run)
             self._store.put({row.key: stored})
-
-    def totals(self, node: str) -> dict[str, float]:
-        """Return the counts as totals of the run."""
-        return {f"{node}/{key}": float(count) for key, count in self.counts.items()}
-
-    @property
-    def found(self) -> int:
-        """All hits."""
-        return sum(self.counts[key] for key in HITS)
-
-    def summary(self) -> str | None:
-        """Return the counts in words; None if the store had none of the rows."""
-        counts = self.counts
-        if self.found + counts["missed_cut"] + counts["missed_retry"] == 0:
-            return None
-        missed = sum(counts[key] for key in MISSES)
-        reasons = ", ".join(f"{counts[key]:,} {reason}" for key, reason in MISSES.items() if counts[key])
-        owners = f"{counts['found_resumed']:,} of this run, {counts['found_earlier']:,} of earlier runs"
-        return f"completion store: {self.found:,} hits ({owners}), {missed:,} misses{f' ({reasons})' if missed else ''}"
 
     def _as_for(self, row: Sequence, known: StoredCompletion) -> StoredCompletion | None:
         """Return the stored completion `known`, cut for `row`; None if the row must be generated again."""

@@ -14,7 +14,7 @@ from operators.engine.backend.interface import Model
 from operators.engine.sequence import Sequence
 from operators.generation.reasoning import Reasoning, drawn, end_of_reasoning
 from operators.generation.requests import batch_row
-from operators.generation.tools import CHOICE, NONE, Tools
+from operators.generation.tools import CHOICE, NONE, Tools, checks_of
 from operators.prompts.messages import NoPrompt
 from operators.prompts.tool_formats import parse_calls
 from operators.prompts.tool_readers import BrokenCall
@@ -85,7 +85,7 @@ class ToolReader:
             found = parse_calls(self._tools.form, text)
             if not found.calls:
                 return Answer()
-            checks = self._tools.checks(tools)
+            checks = checks_of(tools)
             calls = [self._call(call.name, call.arguments, checks, tools) for call in found.calls]
         except (BrokenCall, ConfigError) as error:
             return Answer(error=str(error))

@@ -71,7 +71,7 @@ class Tools:
         given = None if data.tools is None else tools_of_job(data.tools)
         tools = cls(form, given, data.tools_column, asked or AUTO, by_row)
         if given is not None:
-            tools.checks(json.dumps(given))
+            checks_of(json.dumps(given))
             tools.check_beside(tools.choice, vars(sampling))
             tools.shape(tools.choice, given, lambda text: None)
         return tools
@@ -107,14 +107,6 @@ class Tools:
         """Return the tools of a row with this `value` in `column`. Raises NoPrompt if it holds something else."""
         return self.given if self.given is not None else tools_of_row(value, self.column or "")
 
-    def checks(self, tools: str) -> Mapping[str, Validate]:
-        """Return by name a function that says what is wrong with a tool's arguments. `tools`: the list as JSON.
-
-        Raises:
-            ConfigError: jsonschema is not installed, or the schema of a tool is none.
-        """
-        return _checks(tools)
-
     def shape(self, choice: str, tools: list[dict[str, Any]], control: Callable[[str], int | None]) -> Form | None:
         """Return what the completion of a row with these tools has to be; None if it may be any text.
 
@@ -138,6 +130,11 @@ class Tools:
 
 
 @functools.lru_cache(_MOST_SCHEMAS)
-def _checks(tools: str) -> Mapping[str, Validate]:
+def checks_of(tools: str) -> Mapping[str, Validate]:
+    """Return by name a function that says what is wrong with a tool's arguments. `tools`: the list as JSON.
+
+    Raises:
+        ConfigError: jsonschema is not installed, or the schema of a tool is none.
+    """
     found = [tool["function"] for tool in json.loads(tools)]
     return {one["name"]: validator(one.get("parameters") or {}, f"the tool {one['name']}") for one in found}

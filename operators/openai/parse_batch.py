@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from operators.engine.backend.loading import inspect_model, template_of
-from operators.generation.requests import SEED_BITS
+from operators.generation.seeds import SEED_BITS
 from operators.openai.faults import Code, Fault
 from operators.openai.requests import PARAMETERS, read_line, request_of
 from operators.openai.values import Columns, unsupported

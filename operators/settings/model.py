@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,6 +70,15 @@ class ModelSettings:
             wanted = "an ISO date as 2026-01-31; in a job file ${now:%Y-%m-%d} is the day on which the run began"
             check(False, "model.date", self.date, wanted)
         check(self.gpu_layers >= 0, "model.gpu_layers", self.gpu_layers, "0 (CPU) or more; 999 is all layers")
+
+    @classmethod
+    def kind_of(cls, values: Mapping[str, Any]) -> type[ModelSettings]:
+        """Return the class that has the keys of `values`: a model with a `url` is a server's."""
+        from operators.settings.endpoint import EndpointSettings  # it is made of this class
+
+        if "url" in values:
+            return EndpointSettings
+        return ModelSettings if "path" in values or "repo" in values else cls
 
     @property
     def date_given(self) -> datetime.date | None:

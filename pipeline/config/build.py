@@ -90,12 +90,19 @@ def convert(key: str, value: object, hint: object) -> Any:
         if not fits(value, hint):
             raise ConfigError(f"{key} is {value!r}, and must be {in_words(hint)}{unquoted(value, hint)}")
         return value
+    wanted = kind_of(wanted, value)
     names = [f.name for f in dataclasses.fields(wanted)]
     if unknown := [k for k in value if k not in names]:
         near = did_you_mean(str(unknown[0]), names) or f"; its keys are {', '.join(names)}"
         raise ConfigError(f"{key} has no key '{unknown[0]}'{near}")
     hints = hints_of(wanted)
     return _call(key, wanted, {k: convert(f"{key}.{k}", v, hints.get(k)) for k, v in value.items()})
+
+
+def kind_of(settings: type[Any], values: Mapping[str, Any]) -> type[Any]:
+    """Return the class of settings for these keys: `settings`, or the one that its `kind_of` chooses."""
+    choose: Callable[[Mapping[str, Any]], type[Any]] = getattr(settings, "kind_of", lambda values: settings)
+    return choose(values)
 
 
 def _node(name: str, settings: object) -> Node:
@@ -123,7 +130,9 @@ def _operator(op: object) -> tuple[BaseOperator, tuple[str, ...]]:
     arguments = {f"{key}_" if keyword.iskeyword(key) else key: value for key, value in op.items() if key != TARGET}
     _check_names(target, factory, arguments)
     hints = hints_of(factory)
-    operator = _call(target, factory, {key: convert(key, value, hints.get(key)) for key, value in arguments.items()})
+    converted = {key: convert(key, value, hints.get(key)) for key, value in arguments.items()}
+    suited = factory.suited(converted) if isinstance(factory, type) and issubclass(factory, BaseOperator) else factory
+    operator = _call(target, suited, converted)
     has_work = isinstance(operator, BaseOperator) and (overrides(operator, "process") or overrides(operator, "run"))
     if not isinstance(operator, BaseOperator) or not has_work or not hasattr(operator, "plan"):
         raise ConfigError(

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.api.errors import ConfigError, GraphError
 from pipeline.config.annotations import fits
-from pipeline.config.build import TARGET, convert, hints_of, load_object
+from pipeline.config.build import TARGET, convert, hints_of, kind_of, load_object
 from pipeline.settings import GROUPS, JobSettings, NodeSettings
 
 STEP, EXPAND, KEY_OF = "operators.steps.step:Step", "operators.steps.expand:expand", "operators.steps.expand:key_of"
@@ -67,6 +67,8 @@ def _merged(key: str, whole: Any, changes: Mapping[str, Any]) -> Any:
     """Return the dataclass `whole` with the values of `changes`, a nested mapping."""
     if not changes:
         return whole
+    if (kind := kind_of(type(whole), changes)) is not type(whole):  # another kind of model, with nothing of the job's
+        return convert(key, changes, kind)
     values = {f.name: getattr(whole, f.name) for f in fields(whole)}
     for name, value in changes.items():
         inside = values.get(name)

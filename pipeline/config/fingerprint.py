@@ -21,7 +21,7 @@ from typing import Any
 from pipeline import OURS
 from pipeline.dataflow.graph import Graph
 from pipeline.settings import GROUPS, JobSettings
-from pipeline.system.redaction import STORAGE_OPTIONS
+from pipeline.system.redaction import SECRET
 
 ABSENT = "(absent)"
 
@@ -87,7 +87,7 @@ def _difference(key: str, before: object, now: object) -> str:
 
 def flat(key: str, value: object) -> Iterator[tuple[str, Any]]:
     """Yield the plain values inside `value`, with dotted keys below `key`, without those that are not fingerprinted."""
-    if key.rpartition(".")[2] == STORAGE_OPTIONS:
+    if key.rpartition(".")[2] in SECRET:
         return
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):

@@ -19,6 +19,7 @@ CONF = PROJECT / "conf"
 SCHEMA = "schema"
 FREE_FORM = (
     *("data.storage_options", "data.schema", "data.rename", "model.options", "output.storage_options"),
+    *("model.headers", "model.extra_body", "model.price_per_million"),
     *("sampling.logit_bias", "sampling.structured.json_schema"),
 )
 """Settings with keys of the user's choice."""
@@ -69,7 +70,7 @@ def unknown_key(key: str) -> str:
         return f"'{key}' is a key of another option of {group}; choose that one ({group}=...)"
     inside = [k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == group]
     # `name` is a key of the job: below a group something else is meant
-    elsewhere = [k for k in known if k.rpartition(".")[2] == leaf and k != "name"]
+    elsewhere = [k for k in known if k.rpartition(".")[2] == leaf != "name"]
     hint = f"; did you mean {elsewhere[0]}?" if elsewhere else did_you_mean(leaf, inside, f"{group}." if group else "")
     hint = hint or ("" if inside else did_you_mean(key, [*known, *GROUPS]))
     listed = f"; the keys of {group} are {', '.join(inside)}" if group and inside and not hint else ""

@@ -175,6 +175,8 @@ class Executor:
             if stage.name in self._states:
                 op.restore(self._states[stage.name])
             op.open(Runtime(self._context, stage.name, depth, stage.meter))
+        except Cancelled:  # the failure says why
+            pass
         except Exception as error:
             raise self._node_failed(stage.name, error) from error
         if self._failure is not None:

@@ -1,7 +1,7 @@
 """Remove credentials from settings and messages before they are written to config.yaml, state.sqlite or logs.
 
-Strings below a key `storage_options` become LEFT_OUT, except under the keys in HARMLESS. URLs anywhere lose user and
-password before the host, and the query (it may be a signature).
+Strings below the keys `storage_options` and `headers` become LEFT_OUT, except under the keys in HARMLESS. URLs anywhere
+lose user and password before the host, and the query (it may be a signature).
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 from pipeline.api.errors import ConfigError
 
 STORAGE_OPTIONS = "storage_options"
+SECRET = frozenset({STORAGE_OPTIONS, "headers"})
+"""Keys of settings below which strings may be credentials."""
 LEFT_OUT = "(left out)"
 HARMLESS = frozenset({"account_name", "endpoint", "endpoint_url", "profile", "project", "region", "region_name"})
 """Keys of `storage_options` that hold a location and not a secret."""
@@ -25,9 +27,9 @@ _QUERY = re.compile(r"(https?://[^\s?'\"]+)\?[^\s'\"]+")
 
 def for_keeping(value: Any, key: object = None, *, is_option: bool = False) -> Any:
     """Return `value` (mappings, lists and scalars) without credentials. `key`: of the value. `is_option`: it is below
-    `storage_options`."""
+    one of SECRET."""
     if isinstance(value, Mapping):
-        return {k: for_keeping(v, k, is_option=is_option or k == STORAGE_OPTIONS) for k, v in value.items()}
+        return {k: for_keeping(v, k, is_option=is_option or k in SECRET) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [for_keeping(v, key, is_option=is_option) for v in value]
     if not isinstance(value, str):
@@ -41,11 +43,11 @@ def clean_url(text: str) -> str:
 
 
 def refuse_noted_credentials(arguments: Sequence[str]) -> None:
-    """Refuse credentials on the command line of a sweep, which Hydra writes to a file: a `storage_options` argument
-    there names an environment variable."""
+    """Refuse credentials on the command line of a sweep, which Hydra writes to a file: an argument for one of
+    SECRET there names an environment variable."""
     if {"-m", "--multirun"} & set(arguments):
         for key, _, value in (argument.partition("=") for argument in arguments):
-            if STORAGE_OPTIONS in key.lstrip("+").split(".") and "${oc.env:" not in value:
+            if SECRET & set(key.lstrip("+").split(".")) and "${oc.env:" not in value:
                 raise ConfigError(
                     f"{key}: in a sweep the command line is written to outputs/.hydra; name environment variables there"
                     f" ('{key}={{key: ${{oc.env:MY_KEY}}}}'), or leave it out where the file system has variables of"

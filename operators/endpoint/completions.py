@@ -1,0 +1,126 @@
+"""Completions of a server: answers become columns, and rejects where they are none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from operators.endpoint.answers import Answer
+from operators.endpoint.rows import EndpointRow
+from operators.generation.completions import LOGPROBS, REASONING, TEXT, completion_fields
+from operators.generation.tool_calls import TOOL_CALLS
+from operators.generation.tools import checks_of
+from operators.settings import SamplingSettings
+from operators.settings.structured import StructuredSettings
+from pipeline.api.records import Batch, Rejects
+
+_ENTRY = pa.struct([pa.field("token", pa.string()), pa.field("logprob", pa.float32())])
+TOP_LOGPROBS = pa.field("top_logprobs", pa.list_(pa.list_(_ENTRY)))
+"""The likeliest tokens by their text: a server does not say their ids."""
+
+
+def answer_fields(sampling: SamplingSettings, *, reasons: bool, calls: bool) -> list[pa.Field]:
+    """Return the columns of a server's completion: those of a local one, with tokens as texts."""
+    made = completion_fields(sampling, keep_ids=False, reasons=reasons, calls=calls)
+    return [TOP_LOGPROBS if field.name == TOP_LOGPROBS.name else field for field in made]
+
+
+class AnswerColumns:
+    """Makes batches and rejects from answered rows.
+
+    Args:
+        kept: the columns of their batch that are passed on.
+        fields: the columns of the completion, of `answer_fields`.
+        schema: all of them, under the names that they get.
+        structured: what a text has to be.
+        tools: the tools of every row as JSON; None: there are none, or each row has its own.
+    """
+
+    def __init__(
+        self,
+        kept: Sequence[str],
+        fields: Sequence[pa.Field],
+        schema: pa.Schema,
+        structured: StructuredSettings,
+        tools: str | None,
+    ) -> None:
+        self._kept, self._fields, self._schema = kept, fields, schema
+        self._structured = structured
+        self._tools = tools
+        self._values: Mapping[str, Callable[[Answer], Any]] = {
+            TEXT: lambda answer: answer.text,
+            "finish_reason": lambda answer: answer.finish_reason,
+            "prompt_token_count": lambda answer: answer.prompt_tokens,
+            "completion_token_count": lambda answer: answer.completion_tokens,
+            REASONING[0].name: lambda answer: answer.reasoning,
+            REASONING[1].name: lambda answer: answer.reasoning_tokens,
+            TOOL_CALLS[0].name: lambda answer: answer.tool_calls or None,
+            TOOL_CALLS[1].name: self._tool_error,
+            LOGPROBS.name: lambda answer: answer.logprobs,
+            TOP_LOGPROBS.name: lambda answer: answer.top_logprobs,
+        }
+
+    def items(self, rows: Iterable[EndpointRow]) -> Iterator[Batch | Rejects]:
+        """Yield rejects for the rows without a usable answer, then batches of the others."""
+        groups: dict[int, list[EndpointRow]] = {}
+        for row in rows:
+            if row.answer is None:
+                yield row.batch.reject([row.index], row.error or "it was not answered")
+            elif (reason := self._misfit(row.answer, row.max_tokens)) is not None:
+                name = self._schema.names[len(self._kept)]  # show the text in the reject's record
+                alone = row.batch.data.slice(row.index, 1).append_column(name, pa.array([row.answer.text]))
+                yield row.batch.with_data(alone).reject([0], reason)
+            else:
+                groups.setdefault(id(row.batch), []).append(row)
+        for group in groups.values():
+            yield self._batch(group[0].batch, group)
+
+    def _batch(self, source: Batch, rows: Sequence[EndpointRow]) -> Batch:
+        kept = source.data.select(self._kept).take(pa.array([row.index for row in rows], pa.int64()))
+        made = []
+        for field in self._fields:
+            if field.name == "seed":
+                values = [row.seed for row in rows]
+            else:
+                value = self._values[field.name]
+                values = [value(row.answer) for row in rows if row.answer is not None]
+            made.append(pa.array(values, field.type))
+        return source.with_data(pa.record_batch([*kept.columns, *made], schema=self._schema))
+
+    def _misfit(self, answer: Answer, max_tokens: int) -> str | None:
+        """Return why the answer is not what `sampling.structured` asks for; None if it is."""
+        if answer.refusal is not None:
+            return f"the model refuses: {answer.refusal}"
+        kind = self._structured.kind
+        if kind is None or answer.tool_calls:
+            return None
+        if answer.finish_reason == "length":
+            return f"cut by max_tokens={max_tokens} before the text was what sampling.structured asks for"
+        if kind == "choices" and answer.text not in (self._structured.choices or ()):
+            return "the server's answer is none of sampling.structured.choices"
+        if kind in ("json_schema", "json_schema_column"):
+            try:
+                json.loads(answer.text)
+            except (ValueError, RecursionError) as error:
+                return f"the server's answer is no JSON: {error}"
+        return None
+
+    def _tool_error(self, answer: Answer) -> str | None:
+        """Return what is wrong with the arguments of calls, by the tools' schemas."""
+        if not answer.tool_calls or self._tools is None:
+            return None
+        checks = checks_of(self._tools)
+        for call in answer.tool_calls:
+            name = call["name"]
+            if name not in checks:
+                return f"'{name}' is called, and the tools are {', '.join(checks)}"
+            try:
+                breach = checks[name](json.loads(call["arguments"]))
+            except (ValueError, RecursionError) as error:
+                breach = f"no JSON: {error}"
+            if breach is not None:
+                return f"the arguments of {name}: {breach}"
+        return None

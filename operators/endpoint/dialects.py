@@ -1,0 +1,164 @@
+"""The dialects of OpenAI's API: under which key of the body each server takes a setting, and how a server is told.
+
+From: openai-python (CompletionCreateParams), vLLM (entrypoints/openai/*/protocol.py), SGLang
+(srt/entrypoints/openai/protocol.py), llama.cpp (tools/server/server-schema.cpp and server-common.cpp),
+llama-cpp-python (server/types.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+CHAT, COMPLETIONS = "chat", "completions"
+APIS = (CHAT, COMPLETIONS)
+"""/v1/chat/completions and /v1/completions, as `model.api` names them."""
+OPENAI, VLLM, SGLANG, LLAMA_SERVER, LLAMA_CPP_PYTHON = "openai", "vllm", "sglang", "llama_server", "llama_cpp_python"
+NAMES = (OPENAI, VLLM, SGLANG, LLAMA_SERVER, LLAMA_CPP_PYTHON)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """The keys of the body under which a server takes a setting, by API; None: it has no such key."""
+
+    chat: str | None
+    completions: str | None
+
+    def of(self, api: str) -> str | None:
+        """Return the key of `api`."""
+        return self.chat if api == CHAT else self.completions
+
+
+def _both(name: str | None) -> Key:
+    return Key(name, name)
+
+
+def _chat(name: str) -> Key:
+    return Key(name, None)
+
+
+def _row(*keys: str | Key | None) -> Mapping[str, Key]:
+    made = (key if isinstance(key, Key) else _both(key) for key in keys)
+    return dict(zip(NAMES, made, strict=True))
+
+
+_FORMAT = _chat("response_format")
+_SCHEMA = Key("response_format", "json_schema")
+_MAX = Key("max_completion_tokens", "max_tokens")
+_TOP = Key("top_logprobs", "logprobs")
+_TOOLS = _chat("tool_choice")
+_KWARGS = _chat("chat_template_kwargs")
+_CONTINUE = _chat("continue_final_message")
+
+DIALECTS: Mapping[str, Mapping[str, Key]] = {
+    # openai, vllm, sglang, llama_server, llama_cpp_python
+    "temperature": _row("temperature", "temperature", "temperature", "temperature", "temperature"),
+    "top_k": _row(None, "top_k", "top_k", "top_k", "top_k"),
+    "top_p": _row("top_p", "top_p", "top_p", "top_p", "top_p"),
+    "min_p": _row(None, "min_p", "min_p", "min_p", "min_p"),
+    "typical_p": _row(None, None, None, "typical_p", None),
+    "top_n_sigma": _row(None, None, None, "top_n_sigma", None),
+    "dynatemp_range": _row(None, None, None, "dynatemp_range", None),
+    "dynatemp_exponent": _row(None, None, None, "dynatemp_exponent", None),
+    "repetition_penalty": _row(None, "repetition_penalty", "repetition_penalty", "repeat_penalty", "repeat_penalty"),
+    "presence_penalty": _row(
+        "presence_penalty", "presence_penalty", "presence_penalty", "presence_penalty", "presence_penalty"
+    ),
+    "frequency_penalty": _row(
+        "frequency_penalty", "frequency_penalty", "frequency_penalty", "frequency_penalty", "frequency_penalty"
+    ),
+    "penalty_last_n": _row(None, None, None, "repeat_last_n", None),
+    "dry_multiplier": _row(None, None, None, "dry_multiplier", None),
+    "dry_base": _row(None, None, None, "dry_base", None),
+    "dry_allowed_length": _row(None, None, None, "dry_allowed_length", None),
+    "dry_penalty_last_n": _row(None, None, None, "dry_penalty_last_n", None),
+    "dry_sequence_breakers": _row(None, None, None, "dry_sequence_breakers", None),
+    "xtc_probability": _row(None, None, None, "xtc_probability", None),
+    "xtc_threshold": _row(None, None, None, "xtc_threshold", None),
+    "mirostat": _row(None, None, None, "mirostat", "mirostat_mode"),
+    "mirostat_tau": _row(None, None, None, "mirostat_tau", "mirostat_tau"),
+    "mirostat_eta": _row(None, None, None, "mirostat_eta", "mirostat_eta"),
+    "order": _row(None, None, None, "samplers", None),
+    "logit_bias": _row("logit_bias", "logit_bias", "logit_bias", "logit_bias", "logit_bias"),
+    "bad_words": _row(None, "bad_words", None, None, None),
+    "max_tokens": _row(_MAX, "max_tokens", "max_tokens", "max_tokens", "max_tokens"),
+    "min_tokens": _row(None, "min_tokens", "min_tokens", None, "min_tokens"),
+    "stop": _row("stop", "stop", "stop", "stop", "stop"),
+    "stop_token_ids": _row(None, "stop_token_ids", "stop_token_ids", None, None),
+    "keep_stop": _row(None, "include_stop_str_in_output", "no_stop_trim", None, None),
+    "ignore_eos": _row(None, "ignore_eos", "ignore_eos", "ignore_eos", None),
+    "logprobs": _row(_TOP, _TOP, _TOP, _TOP, _TOP),
+    "tools": _row(_TOOLS, _TOOLS, _TOOLS, _TOOLS, _TOOLS),
+    "thinking_budget": _row(None, "thinking_token_budget", None, _chat("thinking_budget_tokens"), None),
+    "structured.json_schema": _row(_FORMAT, "response_format", "response_format", _SCHEMA, _FORMAT),
+    "structured.regex": _row(None, "structured_outputs", "regex", None, None),
+    "structured.choices": _row(None, "structured_outputs", "ebnf", "grammar", "grammar"),
+    "structured.grammar": _row(None, "structured_outputs", "ebnf", "grammar", "grammar"),
+    "seed": _row("seed", "seed", "seed", "seed", "seed"),
+    "template_kwargs": _row(None, _KWARGS, _KWARGS, _KWARGS, None),
+    "continue_final_message": _row(None, _CONTINUE, _CONTINUE, _CONTINUE, None),
+}
+"""By setting and dialect the key of the body: the settings of `sampling`, the seed of a row, `model.template_kwargs`
+with those of a row, and `data.continue_final_message`."""
+
+NOTES: Mapping[str, str] = {
+    "n": "never sent: each completion is a request of its own, with a seed of its own",
+    "per_row": "names the columns that override settings of their row",
+    "structured.json_schema_column": "sent as `structured.json_schema`, row by row",
+    "structured.optional": "a row without a schema is sent without one",
+    "structured.whitespace": "the server writes JSON as it likes: anything but `natural` is refused",
+    "structured.after_reasoning": "the server decides: `false` is refused",
+    "structured.skip_forced": "about this engine's speed, nothing to a server",
+}
+"""Settings that are no key of a body, and what becomes of them."""
+
+_OWNERS: Mapping[str, str] = {
+    "vllm": VLLM,
+    "sglang": SGLANG,
+    "llamacpp": LLAMA_SERVER,
+    "me": LLAMA_CPP_PYTHON,
+    "openai": OPENAI,
+    "openai-internal": OPENAI,
+    "system": OPENAI,
+}
+"""Values of `owned_by`. OpenAI's own models are of `openai`, `openai-internal` or `system`."""
+
+
+def dialect_of(card: object) -> str | None:
+    """Return the dialect that an answer of GET /v1/models tells, or one model of it; None if it tells none."""
+    if not isinstance(card, Mapping):
+        return None
+    models = card.get("data")
+    found = {_of_model(one) for one in models} if isinstance(models, list) else {_of_model(card)}
+    known = found - {None}
+    return known.pop() if len(known) == 1 else None
+
+
+def _of_model(model: Any) -> str | None:
+    if not isinstance(model, Mapping):
+        return None
+    owner = model.get("owned_by")
+    return _OWNERS.get(owner) if isinstance(owner, str) else None
+
+
+def markdown() -> str:
+    """Render DIALECTS and NOTES as a table for docs/endpoints.md."""
+    head = ["setting", *NAMES]
+    rows = [head, ["---"] * len(head)]
+    rows += [[f"`{name}`", *(_cell(keys[dialect]) for dialect in NAMES)] for name, keys in DIALECTS.items()]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    notes = "\n".join(f"| `{name}` | {note} |" for name, note in NOTES.items())
+    return f"{table}\n\n| setting | what becomes of it |\n|---|---|\n{notes}\n"
+
+
+def _cell(key: Key) -> str:
+    if key.chat == key.completions:
+        return "" if key.chat is None else f"`{key.chat}`"
+    return ", ".join(_parts(key))
+
+
+def _parts(key: Key) -> Iterator[str]:
+    for api in APIS:
+        if (name := key.of(api)) is not None:
+            yield f"`{name}` ({api})"

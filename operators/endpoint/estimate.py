@@ -1,0 +1,96 @@
+"""The forecast of a node at a server: a handful of rows are sent, and the others are taken to be like them."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from statistics import fmean, stdev
+
+from pipeline.api.forecast import Forecast, Range, Task
+from pipeline.api.protocols import Inbox, ListInbox
+from pipeline.api.records import Batch, ChunkEnd, Item, Rejects
+
+TRIED = 8
+"""Rows that a dry run sends."""
+_ASSUMED = 32
+"""Requests in flight, where the run finds their number itself."""
+_SPREAD = 1.9
+"""Standard errors of a mean of eight on both sides of it: 90 % of a t distribution."""
+
+
+class _Inbox(ListInbox):
+    """A list that waits for `wake`."""
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        super().__init__(items)
+        self._woken = threading.Event()
+
+    def wait(self, *, idle: bool = True, for_items: bool = True, timeout_s: float | None = None) -> None:
+        self._woken.wait(0.1)
+        self._woken.clear()
+
+    def wake(self) -> None:
+        self._woken.set()
+
+
+def forecast_of(
+    run: Callable[[Inbox], Iterator[Item]],
+    batches: Sequence[Batch],
+    task: Task,
+    prefix: str,
+    samples: int | None,
+    concurrency: int | None,
+    cost: Callable[[float, float, float], float] | None,
+) -> Forecast:
+    """Send TRIED rows of `batches`, and estimate tokens, time and money of all.
+
+    Args:
+        run: of the operator.
+        prefix: of the columns that it adds.
+        samples: rows made of each; None: the rows say so.
+        concurrency: requests in flight; None: not known yet.
+        cost: of prompt, cached and completion tokens; None: there are no prices.
+    """
+    few = _first(batches, max(1, TRIED // (samples or 1)))
+    began = time.perf_counter()
+    items = list(run(_Inbox([few, ChunkEnd(few.chunk, few.num_rows)])))
+    took = time.perf_counter() - began
+    output = [item for item in items if isinstance(item, Batch)]
+    rejects = [item for item in items if isinstance(item, Rejects)]
+    counts = {
+        name: [n or 0 for batch in output for n in batch.data.column(f"{prefix}{name}").to_pylist()]
+        for name in ("prompt_token_count", "completion_token_count")
+    }
+    made = sum(batch.num_rows for batch in output)
+    rows = task.rows.times(made / max(few.num_rows, 1))
+    tokens_in, tokens_out = (_times(rows, values) for values in counts.values())
+    in_flight = concurrency or _ASSUMED
+    likely = rows.likely * took / min(max(made, 1), in_flight) * min(1.0, TRIED / in_flight)
+    notes = [
+        f"the server answered {made} of {few.num_rows} rows in {took:.1f} s; how it does under load is not known, and"
+        f" {in_flight} requests in flight are taken for likely"
+    ]
+    if cost is not None:
+        low, mid, high = (
+            cost(getattr(tokens_in, end), 0.0, getattr(tokens_out, end)) for end in ("low", "likely", "high")
+        )
+        notes.append(f"cost {mid:,.2f} ({low:,.2f} to {high:,.2f}), by model.price_per_million, no prompt cached")
+    seconds = Range(likely / 8, likely, max(likely, rows.high * took / max(made, 1)))
+    return Forecast(rows, output, rejects, tokens_in, tokens_out, seconds, notes=notes)
+
+
+def _first(batches: Sequence[Batch], count: int) -> Batch:
+    """Return the first `count` rows of the largest batch."""
+    largest = max(batches, key=lambda batch: batch.num_rows)
+    return largest.with_data(largest.data.slice(0, count))
+
+
+def _times(rows: Range, values: Sequence[int]) -> Range:
+    """Return the sum over all `rows`, if these are some of their values."""
+    if not values:
+        return Range(0.0, 0.0, math.inf if rows.high else 0.0)
+    mean = fmean(values)
+    error = _SPREAD * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else mean
+    return Range(rows.low * max(mean - error, 0.0), rows.likely * mean, rows.high * (mean + error))

@@ -1,0 +1,116 @@
+"""Http: requests to servers by aiohttp, with keep-alive, without redirections, with verified certificates."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from operators.endpoint.verdict import Again
+from operators.settings.endpoint import EndpointSettings
+from pipeline.api.errors import ConfigError, install
+
+if TYPE_CHECKING:
+    import aiohttp
+
+_CONNECT_S = 10.0
+_MOST_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A response: its status, headers and body."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Unreachable(Again):
+    """No connection can be made: nobody listens, or the network is down."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason, of_server=True)
+
+
+def require_client() -> None:
+    """Raise ConfigError with the remedy unless the packages of the extra are installed."""
+    try:
+        import aiohttp  # noqa: F401 - an extra
+        import tenacity  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(f"model=endpoint needs aiohttp and tenacity ({error}); {install('endpoint')}") from error
+
+
+class Http:
+    """Sends requests. Made and used in one event loop.
+
+    Args:
+        settings: key, headers and time limits.
+
+    Raises:
+        ConfigError: the key's variable is not set.
+    """
+
+    def __init__(self, settings: EndpointSettings) -> None:
+        import aiohttp
+
+        self._aiohttp = aiohttp
+        self._timeout_s = settings.timeout_s
+        key = settings.key()
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        headers |= {} if key is None else {"Authorization": f"Bearer {key}"}
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=300, keepalive_timeout=30),
+            headers=headers | (settings.headers or {}),
+            timeout=aiohttp.ClientTimeout(total=settings.timeout_s, sock_connect=min(_CONNECT_S, settings.timeout_s)),
+            skip_auto_headers=("User-Agent",),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=True,
+            max_field_size=65536,
+        )
+
+    async def ask(self, url: str, body: bytes | None, where: str) -> Reply:
+        """Post `body`, or get `url` if there is none, and return the response.
+
+        Raises:
+            Again: there was none in time, or the connection broke.
+            Unreachable: there is nobody to ask.
+            ConfigError: the certificate is not valid.
+        """
+        http = self._aiohttp
+        method = "GET" if body is None else "POST"
+        try:
+            async with self._session.request(method, url, data=body, allow_redirects=False) as response:
+                content = await self._read(response, where)
+                return Reply(response.status, response.headers, content)
+        except http.ClientConnectorCertificateError as error:
+            raise ConfigError(f"{where} has a certificate that is not valid ({_brief(error)})") from None
+        except http.ClientConnectorDNSError as error:
+            raise Unreachable(f"the host of {where} is not known ({_brief(error)})") from None
+        except (http.ClientConnectorError, http.ConnectionTimeoutError) as error:
+            raise Unreachable(f"{where} cannot be reached ({_brief(error)})") from None
+        except TimeoutError:
+            raise Again(f"{where} gave no answer within model.timeout_s={self._timeout_s:g} s") from None
+        except http.ServerDisconnectedError:
+            raise Again(f"{where} closed the connection without an answer") from None
+        except (http.ClientError, ssl.SSLError, OSError, asyncio.IncompleteReadError) as error:
+            raise Again(f"the connection to {where} broke ({_brief(error)})") from None
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._session.close()
+
+    async def _read(self, response: aiohttp.ClientResponse, where: str) -> bytes:
+        if (response.content_length or 0) > _MOST_BYTES:
+            raise Again(f"{where} answers with {response.content_length} bytes")
+        return await response.read()
+
+
+def _brief(error: BaseException) -> str:
+    """Return the kind of an error and its number's meaning, without URLs and headers."""
+    os_error = getattr(error, "os_error", error)
+    said = getattr(os_error, "strerror", None)
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__

@@ -1,0 +1,93 @@
+"""Parts of a server's answer, checked: each reader takes any JSON value, and returns its type or raises Unusable."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from operators.rows.json_values import noun
+
+MOST_TOKENS = 2**31 - 1
+"""Counts are kept in int32."""
+_LARGEST = 3.4028235e38
+"""Log-probabilities and vectors are kept in float32."""
+_SHOWN = 300
+"""Characters of a server's own message to repeat."""
+
+
+class Unusable(Exception):
+    """A body cannot be used. The message says why."""
+
+
+def clean(text: str) -> str:
+    """Return `text` with U+FFFD for halves of characters, which JSON can hold and UTF-8 cannot."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def member(found: object, what: str) -> Mapping[str, Any]:
+    """Return an object."""
+    if not isinstance(found, dict):
+        raise Unusable(f"{what} is {noun(found)}, not an object")
+    return found
+
+
+def listed(found: object, what: str) -> list[Any]:
+    """Return a list."""
+    if not isinstance(found, list):
+        raise Unusable(f"{what} is {noun(found)}, not a list")
+    return found
+
+
+def text(found: object, what: str) -> str:
+    """Return a text."""
+    if not isinstance(found, str):
+        raise Unusable(f"{what} is {noun(found)}, not a text")
+    return clean(found)
+
+
+def maybe_text(found: object, what: str) -> str | None:
+    """Return a text; None for null and for an empty one."""
+    return None if found is None else text(found, what) or None
+
+
+def maybe_object(found: object, what: str) -> Mapping[str, Any]:
+    """Return an object; an empty one for null."""
+    return {} if found is None else member(found, what)
+
+
+def count(found: object, what: str) -> int | None:
+    """Return a number of tokens; None for null."""
+    if found is None:
+        return None
+    if type(found) not in (int, float) or not 0 <= found <= MOST_TOKENS or found != int(found):  # type: ignore[operator, call-overload]
+        raise Unusable(f"{what} is {_shown(found)}, no number of tokens")
+    return int(found)  # type: ignore[call-overload,no-any-return]
+
+
+def real(found: object, what: str) -> float:
+    """Return a finite number of float32."""
+    if type(found) is int and abs(found) <= _LARGEST:
+        return float(found)
+    if type(found) is float and math.isfinite(found) and abs(found) <= _LARGEST:
+        return found
+    raise Unusable(f"{what} is {_shown(found)}, no number that float32 holds")
+
+
+def refuse_error(body: Mapping[str, Any]) -> None:
+    """Raise Unusable with the server's own message if it answers with an error."""
+    error = body.get("error")
+    if error is None and body.get("object") == "error":  # SGLang, and vLLM before 0.11
+        error = body
+    if not error:
+        return
+    said = error.get("message") if isinstance(error, dict) else error
+    raise Unusable(f"the server says: {clean(said)[:_SHOWN]}" if isinstance(said, str) else "the server says: error")
+
+
+def _shown(found: object) -> str:
+    if isinstance(found, bool):
+        return "true" if found else "false"
+    if isinstance(found, float) or (isinstance(found, int) and abs(found) < 10**20):
+        return repr(found)
+    return noun(found)

@@ -1,0 +1,43 @@
+"""Request: one request to a server, and what came of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request, and what came of it.
+
+    Args:
+        owner: who asks; see Endpoint.leave.
+        path: of the API, below the base URL.
+        body: JSON; null gets `path`.
+        read: makes the result of the response's JSON; raises Unusable.
+        done: called in the endpoint's thread when it has a result or an error.
+        tokens: estimate of prompt and completion tokens, for `model.tokens_per_minute`.
+        secrets: texts that no message may quote.
+        tokens_of: returns the tokens that a result used, and how many of them it made.
+    """
+
+    owner: object
+    path: str
+    body: bytes | None
+    read: Callable[[Any], Any]
+    done: Callable[[Request], None] = lambda request: None
+    tokens: int = 0
+    secrets: Callable[[], list[str]] = list
+    tokens_of: Callable[[Any], tuple[int, int]] = lambda result: (0, 0)
+    result: Any = None
+    error: str | None = None
+    """Why its row is a reject."""
+    tries: int = 0
+    failures: int = 0
+    queued_s: float = field(default_factory=time.perf_counter)
+    sent_s: float = 0.0
+    """When it was sent the last time."""
+    ended_s: float = 0.0
+    failing_since: float = 0.0

@@ -1,0 +1,229 @@
+"""Sampling values of a job or row as keys of a body, in the words of a dialect.
+
+A value that has no effect (a cut at temperature 0, the look-back of a penalty that is off) is not looked at. A step
+that is off is sent where the server has the key, since servers have defaults of their own. OpenAI's API documents that
+its defaults are off, and its reasoning models refuse the keys, so they are left out there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from operators.endpoint.dialects import (
+    CHAT,
+    DIALECTS,
+    LLAMA_CPP_PYTHON,
+    LLAMA_SERVER,
+    OPENAI,
+    SGLANG,
+    VLLM,
+)
+from operators.settings.sampling import STEP_ORDER
+
+OFF: Mapping[str, float] = {
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "typical_p": 1.0,
+    "top_n_sigma": 0.0,
+    "dynatemp_range": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "dry_multiplier": 0.0,
+    "xtc_probability": 0.0,
+    "mirostat": 0,
+}
+"""Values at which a step does nothing."""
+_OFF_THERE: Mapping[tuple[str, str], float] = {
+    (VLLM, "top_k"): -1,
+    (SGLANG, "top_k"): -1,
+    (LLAMA_SERVER, "top_n_sigma"): -1.0,
+}
+"""The same where a server has another number for it. In vLLM -1 is off in old and new versions, 0 in new ones."""
+_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+_STEPS: Mapping[str, Sequence[str]] = {
+    "penalties": _PENALTIES,
+    "dry": ("dry_multiplier",),
+    "xtc": ("xtc_probability",),
+    "temperature": ("dynatemp_range",),
+    **{name: (name,) for name in ("top_n_sigma", "top_k", "typical_p", "top_p", "min_p")},
+}
+"""By step of `order` the keys that switch it on."""
+_CUTS = ("top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "dynatemp_range", "xtc_probability", "mirostat")
+"""Keys without effect at temperature 0, as long as xtc_probability is off."""
+_BESIDE: Mapping[str, Sequence[str]] = {
+    "dynatemp_exponent": ("dynatemp_range",),
+    "penalty_last_n": _PENALTIES,
+    "xtc_threshold": ("xtc_probability",),
+    "mirostat_tau": ("mirostat",),
+    "mirostat_eta": ("mirostat",),
+    **{
+        f"dry_{name}": ("dry_multiplier",) for name in ("base", "allowed_length", "penalty_last_n", "sequence_breakers")
+    },
+}
+"""Keys that have an effect only beside one of others."""
+_EMPTY = ("logit_bias", "bad_words", "min_tokens", "stop", "stop_token_ids", "keep_stop", "ignore_eos")
+"""Keys whose null, 0, false and empty list say nothing."""
+_LAST_N: Mapping[str, int | None] = {OPENAI: None, VLLM: None, SGLANG: None, LLAMA_CPP_PYTHON: 64}
+"""How far the penalties of servers look back that have no key for it; None: on the whole row. Of llama-cpp-python it is
+the default of last_n_tokens_size."""
+_BEHIND_TEMPERATURE = ("penalties", "dry", "temperature", "top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc")
+_ORDERS: Mapping[str, Sequence[Sequence[str]]] = {LLAMA_CPP_PYTHON: (STEP_ORDER,)}
+"""Orders that stand for the own one of a server that has no key for it."""
+_SAMPLERS: Mapping[str, str] = {"typical_p": "typ_p"}
+"""Steps that have another name in llama-server."""
+_WORDS: Mapping[bool | None, str] = {None: "null", True: "true", False: "false"}
+_MOST_STOPS = 4
+_MOST_BIAS = 100.0
+_MOST_LOGPROBS = {CHAT: 20, "completions": 5}
+"""Limits of OpenAI's API. vLLM cuts a larger bias down without a word."""
+REMEDY = "leave it out with sampling=plain, or name it in model.extra_body"
+
+
+class Unsent(Exception):
+    """A setting cannot be sent. The message says which, to whom, and what to do."""
+
+
+def is_greedy(values: Mapping[str, Any]) -> bool:
+    """Return True if the likeliest token is taken, whatever the seed."""
+    return bool(values["temperature"] == 0 and values["xtc_probability"] == 0)
+
+
+def sampling_body(values: Mapping[str, Any], dialect: str, api: str, given: Collection[str] = ()) -> dict[str, Any]:
+    """Return the keys of a body for checked sampling values, which are named as in SamplingSettings.
+
+    Args:
+        given: settings to leave alone, since `model.extra_body` names them.
+
+    Raises:
+        Unsent: a value that has an effect cannot be sent.
+    """
+    acting = _acting(values)
+    body: dict[str, Any] = {}
+    for name in DIALECTS:
+        if name not in acting or name in given:
+            continue
+        value, key = acting[name], DIALECTS[name][dialect].of(api)
+        is_off = name in OFF and value == OFF[name]
+        if key is not None and not (is_off and dialect == OPENAI):
+            body |= _written(name, _OFF_THERE.get((dialect, name), value) if is_off else value, key, dialect, api)
+        elif key is None and not is_off and not _is_own(name, acting, dialect):
+            raise Unsent(_no_key(name, value, dialect, api))
+    return body
+
+
+def _acting(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that have an effect, and those that are off."""
+    made = dict(values)
+    order = STEP_ORDER if made["mirostat"] else made["order"]
+    for step, keys in _STEPS.items():
+        if made["mirostat"] or step not in order:  # Mirostat takes the place of all steps
+            made |= {key: OFF[key] for key in keys}
+    made["order"] = order
+    if is_greedy(values):
+        made = {name: value for name, value in made.items() if name not in _CUTS}
+    beside = {name for name, keys in _BESIDE.items() if all(made.get(key, OFF[key]) == OFF[key] for key in keys)}
+    nothing = {name for name in _EMPTY if not made[name]} | {
+        name for name in ("logprobs", "thinking_budget") if made[name] is None
+    }
+    nothing |= {"tools", "structured"} | ({"order"} if tuple(order) == STEP_ORDER else set())
+    return {name: value for name, value in made.items() if name not in beside | nothing}
+
+
+def _is_own(name: str, acting: Mapping[str, Any], dialect: str) -> bool:
+    """Return True if a value without a key is what the server does anyway."""
+    if name == "penalty_last_n":
+        return bool(acting[name] == _LAST_N.get(dialect))
+    if name != "order":
+        return False
+    on = {step for step, keys in _STEPS.items() if any(acting.get(key, OFF[key]) != OFF[key] for key in keys)} | {
+        "temperature"
+    }
+    steps = [step for step in acting[name] if step in on]
+    known = _ORDERS.get(dialect, (STEP_ORDER, _BEHIND_TEMPERATURE))
+    return any(steps == [step for step in one if step in steps] for one in known)
+
+
+def _no_key(name: str, value: Any, dialect: str, api: str) -> str:
+    where = f"{dialect} has no key for it"
+    if DIALECTS[name][dialect].chat is not None:
+        where = f"{dialect} has a key for it in model.api=chat alone, not in {api}"
+    remedy = REMEDY
+    if name == "penalty_last_n":
+        own = _LAST_N[dialect]
+        where += ", and looks back on " + ("the whole row" if own is None else f"{own} tokens")
+        remedy = f"write sampling.penalty_last_n={'null' if own is None else own}"
+    shown = _WORDS[value] if value is None or isinstance(value, bool) else repr(value)
+    return f"sampling.{name}={shown} cannot be sent: {where}; {remedy}"
+
+
+def _written(name: str, value: Any, key: str, dialect: str, api: str) -> dict[str, Any]:
+    write = _WRITERS.get(name)
+    return {key: value} if write is None else write(value, key, dialect, api)
+
+
+def _last_n(value: int | None, key: str, dialect: str, api: str) -> dict[str, Any]:
+    return {key: -1 if value is None else value}
+
+
+def _order(value: Sequence[str], key: str, dialect: str, api: str) -> dict[str, Any]:
+    return {key: [_SAMPLERS.get(step, step) for step in value]}
+
+
+def _breakers(value: Sequence[str], key: str, dialect: str, api: str) -> dict[str, Any]:
+    if not value:
+        raise Unsent(f"sampling.dry_sequence_breakers=[] cannot be sent: {dialect} takes one at least")
+    return {key: list(value)}
+
+
+def _stop(value: Sequence[str], key: str, dialect: str, api: str) -> dict[str, Any]:
+    if dialect == OPENAI and len(value) > _MOST_STOPS:
+        raise Unsent(f"sampling.stop={list(value)!r} cannot be sent: {dialect} takes {_MOST_STOPS} strings at most")
+    return {key: list(value)}
+
+
+def _bad_words(value: Sequence[Any], key: str, dialect: str, api: str) -> dict[str, Any]:
+    if odd := [word for word in value if not isinstance(word, str)]:
+        raise Unsent(f"sampling.bad_words has {odd[0]!r} and cannot be sent: {dialect} takes strings alone")
+    return {key: list(value)}
+
+
+def _logprobs(value: int, key: str, dialect: str, api: str) -> dict[str, Any]:
+    if dialect == OPENAI and value > _MOST_LOGPROBS[api]:
+        raise Unsent(f"sampling.logprobs={value} cannot be sent: {dialect} gives {_MOST_LOGPROBS[api]} at most ({api})")
+    most = max(value, 1) if dialect == LLAMA_SERVER else value  # at 0 it gives none, not even of the drawn token
+    return {"logprobs": True, key: most} if api == CHAT else {key: most}
+
+
+def _logit_bias(value: Mapping[int | str, float], key: str, dialect: str, api: str) -> dict[str, Any]:
+    if dialect == LLAMA_SERVER:  # in pairs a text of digits stays a text
+        return {key: [[token, False if bias == -math.inf else bias] for token, bias in value.items()]}
+    texts = [token for token in value if isinstance(token, str)]
+    if texts and dialect != LLAMA_CPP_PYTHON:
+        raise Unsent(
+            f"sampling.logit_bias has the text {texts[0]!r} and cannot be sent: {dialect} takes token ids alone"
+        )
+    if texts and len(texts) < len(value):
+        raise Unsent(f"sampling.logit_bias cannot be sent: {dialect} takes token ids or texts, not both at once")
+    bounded = {str(token): -_MOST_BIAS if bias == -math.inf else bias for token, bias in value.items()}
+    if beyond := [bias for bias in bounded.values() if abs(bias) > _MOST_BIAS and dialect in (OPENAI, VLLM)]:
+        raise Unsent(
+            f"sampling.logit_bias has {beyond[0]!r} and cannot be sent: {dialect} takes -100 (a ban, as -.inf) to 100"
+        )
+    return {key: bounded} | ({"logit_bias_type": "tokens"} if texts else {})
+
+
+_WRITERS: Mapping[str, Callable[[Any, str, str, str], dict[str, Any]]] = {
+    "penalty_last_n": _last_n,
+    "dry_penalty_last_n": _last_n,
+    "dry_sequence_breakers": _breakers,
+    "order": _order,
+    "stop": _stop,
+    "bad_words": _bad_words,
+    "logprobs": _logprobs,
+    "logit_bias": _logit_bias,
+}
+"""Keys whose value is not sent as it stands."""

@@ -1,0 +1,168 @@
+"""Rendering: what the operators share that make the prompt of each row, as a text or as messages."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+import jinja2
+import pyarrow as pa
+
+from operators.prompts.arguments import TemplateArguments
+from operators.prompts.conversations import (
+    SYSTEM,
+    USER,
+    Conversations,
+    Messages,
+    MessagesColumn,
+    MessageTemplates,
+    PromptColumn,
+)
+from operators.prompts.messages import NoPrompt
+from operators.prompts.template import Template, columns_of, used_columns
+from operators.settings import DataSettings, ModelSettings
+from operators.settings.checks import check_one_of, read_text
+from pipeline.api.errors import ConfigError, SchemaError, did_you_mean
+from pipeline.api.protocols import BaseOperator
+from pipeline.api.records import Batch, Output, add_columns, require_column
+
+PROMPT_TEXT = pa.field("prompt_text", pa.string())
+ASSISTANT = "assistant"
+SPECIAL = ("bos_token", "eos_token")
+CHAT_KEY = "model.chat_template"
+
+
+class Rendering(BaseOperator):
+    """Adds `prompt_text` to each row; a row without a prompt is a reject. Subclasses make the text in `_text`.
+
+    Args:
+        model, data, template, template_file, raw_column, messages, writes: see operators.render.Render.
+    """
+
+    _bos = ""
+    """Taken off the beginning of a text, where the tokenizer puts it."""
+
+    def __init__(
+        self,
+        model: ModelSettings,
+        data: DataSettings,
+        template: str | None = None,
+        template_file: str | None = None,
+        raw_column: str | None = None,
+        messages: list[dict[str, str]] | str | None = None,
+        writes: str = "assistant",
+    ) -> None:
+        given = {"template": template, "template_file": template_file, "messages": messages}
+        if len(several := [key for key, value in given.items() if value is not None]) > 1:
+            raise ConfigError(f"both {several[0]} and {several[1]} are set; keep one")
+        check_one_of("writes", writes, (ASSISTANT, USER))
+        if data.continue_final_message and writes == USER:
+            raise ConfigError("data.continue_final_message=true and writes=user cannot both be; keep one")
+        self._model = model
+        self._data = data
+        self._source = template
+        self._file = template_file
+        self._raw_column = raw_column
+        self._conversations = _conversations(data, messages)
+        self._arguments = TemplateArguments(model, data)
+        self._user_writes = writes == USER
+
+    def plan(self, schema: pa.Schema) -> pa.Schema:
+        self._row_template = self._user_template()
+        path = self._model.chat_template
+        self._chat = None if path is None else self._chat_template(read_text(path, CHAT_KEY), f"{CHAT_KEY} {path}")
+        if self._row_template is not None:
+            self._refuse_ignored(self._row_template.name, schema)
+            self._columns = used_columns(self._row_template, schema, SPECIAL)
+        else:
+            columns = [*self._conversations.plan(schema), *self._arguments.plan(schema)]
+            self._columns = list(dict.fromkeys(columns))
+        if self._raw_column is not None:
+            require_column(schema, self._raw_column, [pa.string()])
+        self._schema = add_columns(schema, PROMPT_TEXT)
+        return self._schema
+
+    def fingerprint(self) -> dict[str, Any]:
+        files = {"template_file": self._file, "chat_template": self._model.chat_template}
+        if isinstance(self._data.tools, str):
+            files["tools"] = self._data.tools
+        texts = {key: read_text(path, key) for key, path in files.items() if path is not None}
+        return {key: hashlib.sha256(text.encode()).hexdigest() for key, text in texts.items()}
+
+    def process(self, batch: Batch) -> Iterable[Output]:
+        columns = [batch.data.column(name).to_pylist() for name in self._columns]
+        raw: list[Any] = [None] * batch.num_rows
+        if self._raw_column is not None:
+            raw = batch.data.column(self._raw_column).to_pylist()
+        texts: list[str] = []
+        failed: dict[int, str] = {}
+        for i, values in enumerate(zip(*columns, strict=True) if columns else [()] * batch.num_rows):
+            try:
+                texts.append((self._text(values) if raw[i] is None else raw[i]).removeprefix(self._bos))
+            except NoPrompt as error:
+                failed[i] = str(error)
+            except jinja2.TemplateError as error:
+                failed[i] = f"template: {error.message}"
+            except Exception as error:  # an expression of the template may raise anything
+                failed[i] = f"template: {type(error).__name__}: {error}"
+        data = batch.data
+        if failed:
+            yield batch.reject(list(failed), list(failed.values()))
+            data = data.take(pa.array([i for i in range(batch.num_rows) if i not in failed], pa.int64()))
+        if texts:
+            made = pa.array(texts, pa.string())
+            yield batch.with_data(pa.record_batch([*data.columns, made], schema=self._schema))
+
+    def _text(self, values: tuple[Any, ...]) -> str:
+        """Return the prompt of a row with these `values` of `self._columns`. Raises NoPrompt, or what a template
+        raises."""
+        raise NotImplementedError
+
+    def _with_system(self, messages: Messages) -> Messages:
+        """Put `model.system` before `messages` that have no system message."""
+        if self._model.system is not None and (not messages or messages[0]["role"] != SYSTEM):
+            messages.insert(0, {"role": SYSTEM, "content": self._model.system})
+        return messages
+
+    def _refuse_ignored(self, template: str, schema: pa.Schema) -> None:
+        """Raise for settings about prompts that a template over the columns would ignore."""
+        if self._model.system is not None:
+            raise ConfigError(
+                f"model.system={self._model.system!r} has no effect where {template.split()[0]} is set; write it into"
+                " the template and leave model.system out, or write data.prompt_template instead of the template"
+            )
+        for key in (
+            "data.prompt_template" if self._data.prompt_template is not None else None,
+            self._arguments.setting,
+        ):
+            if key is not None:
+                raise ConfigError(f"{key} has no effect where {template.split()[0]} is set; keep one")
+        defaults = DataSettings()
+        for key in ("prompt_column", "messages_column"):
+            name = getattr(self._data, key)
+            if name not in (getattr(defaults, key), *schema.names):
+                raise SchemaError(
+                    f"data.{key}={name} is no column; {columns_of(schema)}: the template says what the prompt is,"
+                    f" so leave data.{key} out{did_you_mean(name, schema.names, f'data.{key}=')}"
+                )
+
+    def _user_template(self) -> Template | None:
+        if self._file is not None:
+            return Template(read_text(self._file, "template_file"), f"template_file {self._file}", strict=True)
+        return None if self._source is None else Template(self._source, "template", strict=True)
+
+    def _chat_template(self, source: str, name: str) -> Template:
+        return Template(source, name, strict=False, date=self._model.date_given)
+
+
+def _conversations(data: DataSettings, messages: list[dict[str, str]] | str | None) -> Conversations:
+    if isinstance(messages, str):
+        return MessagesColumn(messages, "messages")
+    if messages is not None:
+        return MessageTemplates(messages)
+    if data.prompt_template is not None:
+        return MessageTemplates([{"role": USER, "content": data.prompt_template}], "data.prompt_template")
+    if data.messages_column is not None:
+        return MessagesColumn(data.messages_column)
+    return PromptColumn(data.prompt_column)

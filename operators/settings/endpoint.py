@@ -1,0 +1,150 @@
+"""The config group `model` for `model=endpoint`: a server in place of a model of this process."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from operators.settings.checks import NOT_IN_DATA, WHEN_GIVEN, check, check_one_of
+from operators.settings.model import ModelSettings
+from pipeline.api.errors import ConfigError
+from pipeline.system.redaction import clean_url
+
+APIS = ("chat", "completions", "embeddings", "rerank")
+DIALECTS = ("openai", "vllm", "sglang", "llama_server", "llama_cpp_python")
+"""The servers whose parameters are known, operators/endpoint/dialects.py has them."""
+AUTO = "auto"
+PRICES = ("input", "cached", "output")
+_LOCAL = ("path", "repo", "file", "revision", "chat_template", "reasoning_tags", "tool_format", "date")
+
+
+@dataclass
+class EndpointSettings(ModelSettings):
+    """A server as the model (`model=endpoint`). docs/endpoints.md has it at length.
+
+    Of the keys of a local model `system` and `template_kwargs` hold here too.
+
+    Args:
+        url: base URL, `http://host:8000/v1`, or a list of them, with the same model behind each.
+        name: id of the model at the server; null: the only one that it has.
+        api: chat (messages, the server has the template), completions (texts), embeddings, rerank.
+        dialect: the server whose parameters it has: openai, vllm, sglang, llama_server, llama_cpp_python; auto: told
+            by what it says of itself.
+        key_env: the environment variable with the key, which is sent as a bearer token.
+        headers: further headers of every request. Their values are never written down.
+        concurrency: requests in flight; auto: found while running.
+        requests_per_minute, tokens_per_minute: limits over all rows and nodes; null: none.
+        timeout_s: of one request, the time in the server's queue included.
+        retries: how often a request is sent again that failed on its own account, before its row is a reject.
+        patience_s: how long to wait for a server that does not answer at all or refuses everything for now.
+        extra_body: further keys of the body; null takes a key out.
+        price_per_million: what a million tokens cost: {input: ..., output: ..., cached: ...}.
+    """
+
+    loader: str = "operators.endpoint.no_model:load"
+    url: Any = field(default=None, metadata=NOT_IN_DATA)
+    name: str | None = None
+    api: str = "chat"
+    dialect: str = AUTO
+    key_env: str | None = field(default=None, metadata=NOT_IN_DATA)
+    headers: Any = field(default=None, metadata=NOT_IN_DATA)
+    concurrency: Any = field(default=AUTO, metadata=NOT_IN_DATA)
+    requests_per_minute: float | None = field(default=None, metadata=NOT_IN_DATA)
+    tokens_per_minute: float | None = field(default=None, metadata=NOT_IN_DATA)
+    timeout_s: float = field(default=600.0, metadata=NOT_IN_DATA)
+    retries: int = field(default=5, metadata=NOT_IN_DATA)
+    patience_s: float = field(default=600.0, metadata=NOT_IN_DATA)
+    extra_body: Any = field(default=None, metadata=WHEN_GIVEN)
+    price_per_million: Any = field(default=None, metadata=NOT_IN_DATA)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for key in _LOCAL:
+            if (given := getattr(self, key)) is not None:
+                raise ConfigError(f"model.{key}={given} is of a model in this process, and model.url names a server")
+        for key in ("gpu_layers", "options"):
+            if given := getattr(self, key):
+                raise ConfigError(f"model.{key}={given} is of a model in this process, and model.url names a server")
+        urls = self.url if isinstance(self.url, list) else [self.url]
+        for url in urls or [None]:
+            self._check_url(url)
+        check_one_of("model.api", self.api, APIS)
+        check_one_of("model.dialect", self.dialect, (AUTO, *DIALECTS))
+        fits = self.headers is None or (isinstance(self.headers, dict) and all(map(_is_header, self.headers.items())))
+        check(fits, "model.headers", "...", "it maps names of headers to texts of one line, or is null")
+        many = self.concurrency
+        fits = many == AUTO or (isinstance(many, int) and not isinstance(many, bool) and 1 <= many <= 4096)
+        check(fits, "model.concurrency", many, "auto, or 1 to 4096 requests")
+        for key in ("requests_per_minute", "tokens_per_minute"):
+            limit = getattr(self, key)
+            check(limit is None or limit > 0, f"model.{key}", limit, "above 0, or null for no limit")
+        check(self.timeout_s > 0, "model.timeout_s", self.timeout_s, "seconds above 0")
+        check(self.patience_s >= 0, "model.patience_s", self.patience_s, "0 seconds or more")
+        check(self.retries >= 0, "model.retries", self.retries, "0 (none) or more")
+        fits = self.extra_body is None or isinstance(self.extra_body, dict)
+        check(fits, "model.extra_body", self.extra_body, "it maps keys of the request's body to values, or is null")
+        allowed = f"it maps {', '.join(PRICES)} to numbers, input and output at least, or is null"
+        check(_are_prices(self.price_per_million), "model.price_per_million", self.price_per_million, allowed)
+
+    @property
+    def urls(self) -> list[str]:
+        """The base URLs, without a slash at the end."""
+        return [url.rstrip("/") for url in (self.url if isinstance(self.url, list) else [self.url])]
+
+    def key(self) -> str | None:
+        """Return the key; None if there is none. Raises ConfigError if its variable is not set, or cannot be sent."""
+        if self.key_env is None:
+            return None
+        key = os.environ.get(self.key_env, "").strip()
+        if not key:
+            raise ConfigError(f"model.key_env={self.key_env}: there is no such environment variable, or it is empty")
+        if not (key.isascii() and key.isprintable()):
+            raise ConfigError(f"model.key_env={self.key_env}: its value has characters that no header may have")
+        return key
+
+    def cost(self, prompt_tokens: float, cached_tokens: float, completion_tokens: float) -> float:
+        """Return what so many tokens cost; `prompt_tokens` counts those that were cached too. 0 without prices."""
+        price = self.price_per_million or dict.fromkeys(PRICES, 0.0)
+        cached = price.get("cached", price["input"]) * cached_tokens
+        return (
+            float(price["input"] * (prompt_tokens - cached_tokens) + cached + price["output"] * completion_tokens) / 1e6
+        )
+
+    def _check_url(self, url: object) -> None:
+        allowed = "the base URL of a server, as http://127.0.0.1:8000/v1, or a list of them"
+        check(isinstance(url, str) and bool(url), "model.url", url, allowed)
+        assert isinstance(url, str)
+        shown = clean_url(url)
+        try:
+            parts = urlsplit(url)
+            port_fits = parts.port != 0
+        except ValueError:
+            port_fits = False
+        fits = port_fits and parts.scheme in ("http", "https") and bool(parts.hostname) and not parts.query
+        check(fits, "model.url", shown, allowed)
+        if parts.username or parts.password:
+            raise ConfigError(f"model.url={shown} has a user or password in it; give a key with model.key_env=VARIABLE")
+        for end in ("/chat/completions", "/completions", "/embeddings", "/rerank", "/models"):
+            if parts.path.rstrip("/").endswith(end):
+                raise ConfigError(
+                    f"model.url={shown} is the address of one API; leave {end} out, model.api= chooses it"
+                )
+
+
+def _is_header(pair: tuple[object, object]) -> bool:
+    name, value = pair
+    if not isinstance(name, str) or not isinstance(value, str):
+        return False
+    return bool(name) and name.isascii() and name.replace("-", "").isalnum() and value.isprintable()
+
+
+def _are_prices(given: object) -> bool:
+    if given is None:
+        return True
+    if not isinstance(given, dict) or not {"input", "output"} <= given.keys() <= set(PRICES):
+        return False
+    values = given.values()
+    return all(isinstance(v, int | float) and not isinstance(v, bool) and 0 <= v < math.inf for v in values)

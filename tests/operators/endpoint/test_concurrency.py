@@ -1,0 +1,200 @@
+"""The policies of an endpoint's client, in simulated time."""
+
+from __future__ import annotations
+
+import random
+from itertools import accumulate
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from operators.endpoint.concurrency import FIRST, REMEMBER_S, Adaptive, Fixed, Pace
+from tests.operators.endpoint.simulated import Clock, Server, Simulation, batching, throughput
+
+SERVERS: dict[str, tuple[dict[str, Any], float]] = {
+    "one slot": ({"slots": 1}, 1.0),
+    "16 slots": ({"slots": 16}, 16.0),
+    "batching, full at 64": ({"speed": batching(64)}, 1024 * batching(64)(1024)),
+    "batching, full at 256": ({"speed": batching(256)}, 1024 * batching(256)(1024)),
+    "429 above 20": ({"refuses_above": 20}, 20.0),
+}
+"""What is special of each, and the throughput of the best fixed number of requests, in requests alone."""
+
+
+@pytest.mark.parametrize("tokens", [True, False], ids=["tokens", "answers"])
+@pytest.mark.parametrize("noise", [0.0, 0.2])
+@pytest.mark.parametrize("seconds", [0.05, 0.3, 1.0, 5.0])
+@pytest.mark.parametrize("name", SERVERS)
+def test_the_throughput_of_the_best_fixed_number_is_found_within_30_seconds(name, seconds, noise, tokens):
+    special, best = SERVERS[name]
+    assert throughput(Server(seconds, noise=noise, tokens=tokens, **special), Adaptive) >= 0.9 * best
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_the_best_of_those_servers_is_what_a_fixed_number_reaches(name):
+    special, best = SERVERS[name]
+    counts = [n for n in (1, 16, 20, 1024) if n <= special.get("refuses_above", n)]
+    assert max(throughput(Server(1.0, **special), lambda clock, n=n: Fixed(n)) for n in counts) == pytest.approx(best)
+
+
+@pytest.mark.parametrize(("slots", "least", "most"), [(1, 1, 16), (16, 16, 80)])
+def test_noise_neither_drives_the_limit_away_nor_down(slots, least, most):
+    for seed in range(4):
+        simulation = Simulation(Server(0.5, slots=slots, noise=0.2, random=random.Random(seed)))
+        policy = Adaptive(clock=simulation.clock)
+        simulation.run(policy, 30)
+        for minute in range(1, 21):
+            simulation.run(policy, 60.0 * minute)
+            assert least <= policy.limit <= most
+
+
+def test_a_level_that_was_refused_is_left_alone():
+    simulation = Simulation(Server(0.2, refuses_above=20))
+    policy = Adaptive(clock=simulation.clock)
+    simulation.run(policy, 30)
+    for _ in range(10):
+        before = simulation.refusals
+        simulation.run(policy, simulation.clock() + REMEMBER_S)
+        assert simulation.refusals - before <= 20
+
+
+def test_a_burst_of_refusals_halves_once():
+    policy, clock = grown(Clock())
+    before = policy.limit
+    for _ in range(50):
+        policy.refused()
+    assert policy.limit == before // 2
+    clock.now += 0.9  # of a second that a request takes
+    policy.refused()
+    assert policy.limit == before // 2
+    clock.now += 0.2
+    policy.refused()
+    assert policy.limit == before // 4
+
+
+def test_the_limit_falls_to_one_and_comes_back():
+    simulation = Simulation(Server(0.5, slots=64))
+    policy = Adaptive(clock=simulation.clock)
+    simulation.run(policy, 30)
+    before, simulation.server.refuses_above = policy.limit, 0
+    simulation.run(policy, 45)
+    assert policy.limit == 1
+    simulation.server.refuses_above = 1000
+    simulation.run(policy, 75)
+    assert policy.limit >= before - 1 >= 63
+
+
+def test_a_server_that_becomes_larger_is_noticed():
+    simulation = Simulation(Server(0.5, slots=4))
+    policy = Adaptive(clock=simulation.clock)
+    simulation.run(policy, 60)
+    simulation.server.slots = 64
+    simulation.run(policy, 180)
+    assert policy.limit >= 64
+
+
+@pytest.mark.parametrize("longest_s", [2.0, 20.0])
+def test_no_request_comes_near_its_timeout(longest_s):
+    simulation = Simulation(Server(0.2, speed=batching(256)))
+    policy = Adaptive(longest_s=longest_s, clock=simulation.clock)
+    simulation.run(policy, 60)
+    assert simulation.slowest_s <= longest_s / 2 * 1.05
+
+
+def test_slow_answers_do_not_raise_the_limit():
+    assert grown(Clock(), longest_s=3.9)[0].limit == FIRST
+
+
+def test_rows_that_come_slowly_do_not_raise_the_limit():
+    policy, clock = grown(Clock())
+    before = policy.limit
+    for _ in range(10_000):
+        clock.now += random.Random(7).uniform(0.05, 0.5)
+        policy.answered(0.01, 10)
+    assert policy.limit == before
+
+
+def grown(clock: Clock, longest_s: float = 600.0) -> tuple[Adaptive, Clock]:
+    """A policy after a generation of `FIRST` answers of a second each."""
+    policy = Adaptive(longest_s=longest_s, clock=clock)
+    clock.now += 1.0
+    for _ in range(FIRST):
+        policy.answered(1.0, 10)
+    return policy, clock
+
+
+def test_a_fixed_number_stays():
+    policy = Fixed(7)
+    policy.answered(1.0, 10)
+    policy.refused()
+    assert policy.limit == 7
+
+
+ESTIMATES = st.lists(st.tuples(st.integers(0, 900), st.floats(0, 1), st.floats(0, 20)), min_size=1, max_size=80)
+"""Estimated tokens, the share of them that is used, and the seconds to the next request."""
+
+
+@given(ESTIMATES, st.sampled_from([None, 1, 7.5, 30]), st.sampled_from([None, 900, 1000, 20_000]), st.booleans())
+def test_no_minute_holds_more_than_the_limit(requests, per_minute, tokens_per_minute, corrected):
+    clock = Clock()
+    pace = Pace(per_minute, tokens_per_minute, clock)
+    sent = []
+    for estimated, share, pause_s in requests:
+        while wait_s := pace.delay(estimated):
+            clock.now += wait_s
+        used = int(estimated * share) if corrected else estimated
+        sent.append((clock.now, used))
+        clock.now += pause_s
+        pace.correct(estimated, used)
+    for i, (start_s, _) in enumerate(sent):
+        window = [used for then, used in sent[i:] if then < start_s + 60 - 1e-6]
+        assert per_minute is None or len(window) <= per_minute
+        assert tokens_per_minute is None or sum(window) <= tokens_per_minute
+
+
+@given(st.integers(1, 1000), st.integers(20, 300))
+def test_the_whole_limit_is_used_in_an_even_flow(tokens_per_minute, tokens):
+    clock = Clock()
+    pace = Pace(None, tokens_per_minute, clock)
+    times: list[float] = []
+    while clock.now < 300 or len(times) < 2:
+        while wait_s := pace.delay(tokens):
+            clock.now += wait_s
+        times.append(clock.now)
+    even_s = tokens * 60 / tokens_per_minute
+    assert all(then >= i * even_s - 3 - 1e-6 for i, then in enumerate(times))
+    # The limit may not be a multiple of what a request needs, and then a minute cannot be filled.
+    slowest_s = max(even_s, 60 / max(1, tokens_per_minute // tokens)) if tokens <= tokens_per_minute else even_s
+    assert all(then <= i * slowest_s + 60 for i, then in enumerate(times))
+
+
+def test_a_request_beyond_the_limit_goes_out_when_a_minute_is_empty():
+    clock = Clock()
+    pace = Pace(None, 1000, clock)
+    assert pace.delay(10) == 0.0
+    waits = list(iter(lambda: advance(clock, pace.delay(5000)), 0.0))
+    assert list(accumulate(waits))[-1] == 60
+    assert pace.delay(1) > 60
+
+
+def advance(clock: Clock, seconds: float) -> float:
+    clock.now += seconds
+    return seconds
+
+
+def test_tokens_booked_too_few_are_booked_later_and_too_many_given_back():
+    clock = Clock()
+    pace = Pace(None, 6000, clock)
+    assert pace.delay(100) == 0.0
+    pace.correct(100, 900)
+    assert pace.delay(1) == pytest.approx(9 - 3)
+    pace.correct(900, 0)
+    assert pace.delay(1) == 0.0
+
+
+def test_without_limits_nothing_waits():
+    pace = Pace(None, None)
+    assert not any(pace.delay(10**9) for _ in range(1000))
+    pace.correct(10**9, 0)
