@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from operators.endpoint.embed import EndpointEmbed
 from operators.engine.backend.interface import Logits, Wanted
 from operators.engine.backend.loading import inspect_model
 from operators.rows.row_condition import Where, passed_by
@@ -18,9 +19,10 @@ from operators.scoring.text_batches import Part
 from operators.scoring.text_reader import ReadsTexts
 from operators.settings import ModelSettings
 from operators.settings.checks import check_one_of
+from operators.settings.endpoint import EndpointSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import Cancelled, ConfigError
-from pipeline.api.protocols import Runtime
+from pipeline.api.protocols import BaseOperator, Runtime
 from pipeline.api.records import Batch, Output, add_columns
 
 EMBEDDING = "embedding"
@@ -41,6 +43,8 @@ class Embed(ReadsTexts):
     the embeddings of the tokens: of all of them (`mean`), of the first (`cls`) or of the last one (`last`); a model's
     card says for which it was made. A text that is null, empty or longer than `runtime.max_sequence_tokens` is a
     reject.
+
+    With `model=endpoint model.api=embeddings` the vectors are a server's, in lists of its length.
 
     Args:
         model, runtime: the config groups of those names.
@@ -65,6 +69,10 @@ class Embed(ReadsTexts):
             runtime: ${runtime}
             text_column: prompt
     """
+
+    @classmethod
+    def suited(cls, arguments: Mapping[str, Any]) -> type[BaseOperator]:
+        return EndpointEmbed if isinstance(arguments.get("model"), EndpointSettings) else cls
 
     wanted = Wanted.EMBEDDINGS
     broken = "the model's embedding of the text is not finite"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -295,10 +296,32 @@ def test_a_graph_may_have_a_server_and_a_model_of_this_process(tmp_path):
     assert row["verdict"] in ("yes", "no")
 
 
+def test_vectors_come_from_a_server_once_and_a_bad_text_costs_itself(tmp_path):
+    def faults(number: int, body: dict[str, Any]) -> Fault | None:
+        return Fault(400, {"error": {"message": "too long"}}) if "bad" in body["input"] else None
+
+    settings = {"model": "endpoint", "model.api": "embeddings", "max_error_rate": 1.0, "progress": "none"}
+    rows = [{"prompt": "bad" if i == 7 else f"text {i}"} for i in range(40)]
+    with FaultServer(faults) as server:
+        price = {"model.price_per_million": {"input": 1e6, "output": 0.0}}
+        result = run("embed", settings | price | {"model.url": server.url}, rows=rows, directory=tmp_path / "out")
+        assert server.requests == 3 + 16
+    found = result.rows().select("row", "embedding").collect()
+    assert sorted(found["row"]) == [i for i in range(40) if i != 7]
+    first = list(hashlib.sha256(b"text 0").digest()[:4])
+    vector = found.filter(found["row"] == 0)["embedding"][0].to_list()
+    length = sum(x * x for x in first) ** 0.5
+    assert vector == pytest.approx([x / length for x in first])
+    (reject,) = result.rejects().collect().to_dicts()
+    assert "too long" in reject["reason"]
+    (totals,) = result.metrics("run").select("totals").collect()["totals"]
+    assert json.loads(totals)["cost"] == 39 * 3
+
+
 def test_an_operator_that_needs_the_model_itself_says_so(tmp_path):
     settings = {"model": "endpoint", "model.url": "http://127.0.0.1:9/v1"}
     with pytest.raises(ConfigError, match="this operator needs a model of this process"):
-        run("embed", settings, directory=tmp_path / "out", progress="none")
+        run("rerank", settings, directory=tmp_path / "out", progress="none")
 
 
 def test_a_dry_run_sends_a_handful_and_tells_the_cost(tmp_path):
