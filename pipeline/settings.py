@@ -93,6 +93,7 @@ class TargetSettings:
         max_rounds: limit on rounds; null for none.
         max_tokens: limit on completion tokens, over all attempts. Checked at the end of each chunk.
         max_minutes: limit on running time, over all attempts. Checked at the end of each chunk.
+        max_cost: limit on money spent at servers, by `model.price_per_million`, over all attempts. Checked likewise.
     """
 
     accepted_rows: int | None = None
@@ -102,12 +103,15 @@ class TargetSettings:
     max_rounds: int | None = 100
     max_tokens: int | None = None
     max_minutes: float | None = None
+    max_cost: float | None = None
 
     def __post_init__(self) -> None:
         for key in ("accepted_rows", "chunk_rows", "max_rows", "max_rounds", "max_tokens"):
             value = getattr(self, key)
             _check(self, f"target.{key}", value is None or value >= 1, "it is 1 or more, or null")
-        _check(self, "target.max_minutes", self.max_minutes is None or self.max_minutes > 0, "it is above 0, or null")
+        for key in ("max_minutes", "max_cost"):
+            value = getattr(self, key)
+            _check(self, f"target.{key}", value is None or value > 0, "it is above 0, or null")
         if self.accepted_rows is None:
             need = "it needs target.accepted_rows=N, the rows wanted (data.limit=N takes the first N of the input)"
             for other in fields(self):

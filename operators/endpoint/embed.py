@@ -181,6 +181,7 @@ class EndpointEmbed(BaseOperator):
     def _count(self, tokens: int) -> None:
         self._runtime.meter.tokens_in += tokens
         self._tokens += tokens
+        self._runtime.meter.cost = self._settings.cost(self._tokens, 0, 0)
 
     def _totals(self) -> dict[str, float]:
         node, cost = self._runtime.node, self._settings.cost(self._tokens, 0, 0)

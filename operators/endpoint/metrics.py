@@ -62,6 +62,7 @@ class AnswerMetrics:
                 self._meter.tokens_out += used[2] or 0
                 self._completed.rows += 1
                 self._completed.tokens += used[2] or 0
+        self._meter.cost = self.cost
         self._add(rows)
 
     def reused(self, rows: Sequence[EndpointRow], *, from_store: bool = False, identical: bool = False) -> None:

@@ -129,6 +129,8 @@ class StageMeter:
         """Prompt tokens processed."""
         self.tokens_out = 0
         """Completion tokens generated."""
+        self.cost = 0.0
+        """Money that was spent at a server, by `model.price_per_million`."""
         self.queue_rows: Callable[[], int] = lambda: 0
         """Rows that wait in the inbox."""
         self.queue_capacity = 0

@@ -96,7 +96,11 @@ class Executor:
         context.stop_after_chunk = self._committer.stop_after
         if graph.target is not None:
             target = graph.target
-            target.measure(context.clock, lambda: sum(m.tokens_out for m in self.meters))
+            target.measure(
+                context.clock,
+                lambda: sum(m.tokens_out for m in self.meters),
+                lambda: sum(m.cost for m in self.meters),
+            )
             context.round_rows = lambda: target.round_rows
 
     @property

@@ -161,7 +161,8 @@ class Target(BaseOperator):
 
     def state(self, chunk: int) -> bytes:
         now = self._progress
-        return json.dumps({"accepted": now.accepted, "tokens": now.tokens, "seconds": now.seconds}).encode()
+        counts = {"accepted": now.accepted, "tokens": now.tokens, "seconds": now.seconds, "cost": now.cost}
+        return json.dumps(counts).encode()
 
     def run(self, inbox: Inbox) -> Iterator[Item]:
         """Hold rows until their chunk ends, then pass on as many as are still needed.

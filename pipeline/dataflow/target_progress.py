@@ -16,6 +16,7 @@ class Budget(StrEnum):
     ROUNDS = "max_rounds"
     TOKENS = "max_tokens"
     MINUTES = "max_minutes"
+    COST = "max_cost"
 
     @property
     def decides_rows(self) -> bool:
@@ -48,8 +49,9 @@ class TargetProgress:
         """Source rows per round; None until the first round is read."""
         self.spent: Budget | None = None
         """The budget that ended the run; None too if the source or a node simply ended."""
-        self._before = 0, 0.0
+        self._before = 0, 0.0, 0.0
         self._tokens: Callable[[], int] = lambda: 0
+        self._cost: Callable[[], float] = lambda: 0.0
         self._seconds: Clock = lambda: 0.0
 
     @property
@@ -73,6 +75,11 @@ class TargetProgress:
         return self._before[1] + self._seconds()
 
     @property
+    def cost(self) -> float:
+        """Money spent at servers, earlier attempts included."""
+        return self._before[2] + self._cost()
+
+    @property
     def last_row(self) -> int | None:
         """Maximum number of source rows over all rounds; None for no limit, or while the size of a round is unknown."""
         rounds, rows = self.settings.max_rounds, self.settings.max_rows
@@ -80,11 +87,12 @@ class TargetProgress:
         return min((n for n in (of_rounds, rows) if n is not None), default=None)
 
     def check(self) -> bool:
-        """Return True if no chunk is to begin any more: the target is reached, or tokens or time are spent, which is
-        noted in `spent`. The limits on rows and rounds do not count here: rows already read are still processed."""
+        """Return True if no chunk is to begin any more: the target is reached, or tokens, time or money are spent,
+        which is noted in `spent`. The limits on rows and rounds do not count here: rows already read are still processed."""
         if self.reached or (self.spent is not None and not self.spent.decides_rows):
             return True
-        for budget, used in ((Budget.TOKENS, self.tokens), (Budget.MINUTES, self.seconds / 60)):
+        spent = {Budget.TOKENS: self.tokens, Budget.MINUTES: self.seconds / 60, Budget.COST: self.cost}
+        for budget, used in spent.items():
             limit = budget.limit(self.settings)
             if limit is not None and used >= limit:
                 self.spent = budget
@@ -96,12 +104,13 @@ class TargetProgress:
         if row and not self.check():
             self.spent = Budget.ROWS if row == self.settings.max_rows else Budget.ROUNDS
 
-    def measure(self, clock: Clock, tokens: Callable[[], int]) -> None:
-        """Measure this attempt: its time by `clock`, from now on, and its completion tokens by `tokens`."""
+    def measure(self, clock: Clock, tokens: Callable[[], int], cost: Callable[[], float]) -> None:
+        """Measure this attempt: its time by `clock`, from now on, its completion tokens by `tokens`, its money by
+        `cost`."""
         began = clock()
-        self._seconds, self._tokens = lambda: clock() - began, tokens
+        self._seconds, self._tokens, self._cost = lambda: clock() - began, tokens, cost
 
-    def resume(self, accepted: int, tokens: int, seconds: float) -> None:
+    def resume(self, accepted: int, tokens: int, seconds: float, cost: float) -> None:
         """Start from the counts of earlier attempts."""
-        self._before = tokens, seconds
+        self._before = tokens, seconds, cost
         self.accepted = self.arrived = accepted

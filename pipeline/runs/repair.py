@@ -163,7 +163,7 @@ def _remake_span(
             shard.temporary.unlink()
 
     # Budgets of tokens and minutes would end the run early.
-    target = replace(job.settings.target, max_tokens=None, max_minutes=None)
+    target = replace(job.settings.target, max_tokens=None, max_minutes=None, max_cost=None)
     graph, open_chunks = build_graph(replace(job.settings, target=target)), job.settings.max_open_chunks
     executor = Executor(graph, context, commit, max_open_chunks=open_chunks, first_chunk=first, last_chunk=last)
     with stopped_by_signals(executor.interrupt):

@@ -296,6 +296,26 @@ def test_a_graph_may_have_a_server_and_a_model_of_this_process(tmp_path):
     assert row["verdict"] in ("yes", "no")
 
 
+def test_a_target_ends_when_its_money_is_spent_over_all_attempts(tmp_path):
+    price = {"input": 0.0, "cached": 0.0, "output": 2e5}  # 5 tokens cost 1
+    target = {
+        "target__accepted_rows": 200,
+        "target__chunk_rows": 10,
+        "model__price_per_million": price,
+        "chunk_rows": 10,
+    }
+    with FaultServer() as server:
+        result = asked(server, tmp_path / "out", 300, **target, target__max_cost=35.0, max_open_chunks=1)
+        assert result.outcome == ExitCode.BUDGET
+        spent = server.requests
+        assert 35 <= spent < 100
+        asked(server, tmp_path / "out", 300, **target, target__max_cost=spent - 1, max_open_chunks=1)
+        assert server.requests == spent
+        result = asked(server, tmp_path / "out", 300, **target, max_open_chunks=1)
+        assert result.outcome == ExitCode.DONE
+    assert result.rows().collect().height == 200
+
+
 def test_vectors_come_from_a_server_once_and_a_bad_text_costs_itself(tmp_path):
     def faults(number: int, body: dict[str, Any]) -> Fault | None:
         return Fault(400, {"error": {"message": "too long"}}) if "bad" in body["input"] else None
