@@ -53,6 +53,7 @@ def inspect(settings: ModelSettings) -> ModelFacts:
 
 def check_gpu(settings: ModelSettings) -> None:
     """Raise ConfigError if gpu_layers is set and llama.cpp finds no GPU."""
+    initialise()
     check(
         not settings.gpu_layers or llama_cpp.llama_supports_gpu_offload(),
         "model.gpu_layers",
