@@ -10,7 +10,7 @@ from collections import deque
 from pathlib import Path
 
 import llama_cpp
-from llama_cpp import _ggml
+from llama_cpp import llama_cpp as binding
 
 log = logging.getLogger("llama.cpp")
 log.addHandler(logging.NullHandler())  # before a run has a log, what is wrong is told by the error that is raised
@@ -39,12 +39,13 @@ def initialise() -> None:
     """Set the log callback and start the backends. The callback lives as long as this module.
 
     A build with `backend=any_cpu` has none until they are loaded: the best of the libraries libggml-cpu-*.so that lie
-    beside the others. llama.cpp looks for them beside the program, which is Python's.
+    beside the others. llama.cpp looks for them beside the program, which is Python's. They are asked for through
+    libllama.so: a wheel has no links, so the package's own libggml.so is another copy, with backends of its own.
     """
     llama_cpp.llama_log_set(_on_log, ctypes.c_void_p(0))
-    if not _ggml.libggml.ggml_backend_reg_count():
+    if not binding._lib.ggml_backend_reg_count():
         beside = Path(llama_cpp.__file__).parent / "lib"
-        _ggml.libggml.ggml_backend_load_all_from_path(ctypes.c_char_p(os.fsencode(beside)))
+        binding._lib.ggml_backend_load_all_from_path(ctypes.c_char_p(os.fsencode(beside)))
     llama_cpp.llama_backend_init()
 
 
