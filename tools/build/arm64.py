@@ -1,9 +1,10 @@
 """Build llama.cpp for arm64 and try it in an emulator: `.venv/bin/python tools/build/arm64.py`.
 
 Makes in `.cache/arm64` a root folder with Debian's Python for arm64, the locked packages' arm64 wheels and, for each of
-CPUS, llama-cpp-python from a cross compiler; then runs in qemu-user, for each, CHECKS: `doctor`, the job quickstart and
-the tests of bits. What is there already is not made again. Needs no root. A command after `--` is given to that Python
-instead of the checks: `... arm64.py dotprod -- -m pipeline doctor`. Standard library only.
+the CPUS that are named (default: dotprod), llama-cpp-python from a cross compiler; then runs in qemu-user, for each,
+CHECKS: `doctor`, the job quickstart and the tests of bits. What is there already is not made again. Needs no root.
+After `--` comes a command for that Python instead of the checks: `... arm64.py dotprod -- -m pipeline doctor`.
+Standard library only; the Python that runs it has the version of Debian's, 3.11.
 """
 
 import argparse
@@ -46,11 +47,19 @@ CPUS = {
     "i8mm": Cpu("armv8.2-a+dotprod+fp16+i8mm", "max,sve=off"),  # Apple M2; Graviton 3 has SVE as well
     "plain": Cpu("armv8-a", "cortex-a72"),  # Graviton 1, Raspberry Pi 4
 }
+"""Only dotprod was run. On the others the tests of bits fail for now: operators.llama.kernels has a doubt there."""
 _LAW = "tests/operators/llama/test_decoding.py::test_logits_are_the_same_to_the_bit_in_any_company"
 _WAYS = "tests/test_invariance.py::test_the_same_bytes"
 CHECKS = {
     "doctor": ("-m", "pipeline", "doctor"),
-    "quickstart": ("-m", "pipeline", "job=quickstart", "data.limit=20", "progress=none"),
+    "quickstart": (
+        "-m",
+        "pipeline",
+        "job=quickstart",
+        "data.limit=20",
+        "progress=none",
+        "output_dir=FOLDER/quickstart",
+    ),
     "logits": ("-m", "pytest", "-q", "-m", "", f"{_LAW}[q8_0]", f"{_LAW}[q4_0]"),  # those of PROVEN_ON_ARM
     "bytes": ("-m", "pytest", "-q", "-m", "", f"{_WAYS}[warm-one slot]", f"{_WAYS}[warm-seven slots, shuffled]"),
 }
@@ -140,6 +149,8 @@ def _call(command: Sequence[str], env: dict[str, str] | None = None) -> None:
 
 def run(cache: Path, names: Sequence[str], command: Sequence[str]) -> None:
     """Make what is missing, and run `command`, or all CHECKS, on each of the CPUs. Raises BuildError if one fails."""
+    if sys.version_info[:2] != (3, 11):
+        raise BuildError(f"needs Python 3.11, as Debian 12's arm64 packages have; this is {sys.version.split()[0]}")
     if absent := missing():
         raise BuildError(f"not installed: {', '.join(absent)} ({NEEDED})")
     cache.mkdir(parents=True, exist_ok=True)
@@ -150,7 +161,8 @@ def run(cache: Path, names: Sequence[str], command: Sequence[str]) -> None:
         for check, given in {"command": command}.items() if command else CHECKS.items():
             print(f"== {name} ({CPUS[name].march} on {CPUS[name].qemu}): {check}", flush=True)
             began = time.monotonic()
-            code = subprocess.run([python, *given], cwd=ROOT, check=False).returncode
+            words = [word.replace("FOLDER", str(cache / name)) for word in given]
+            code = subprocess.run([python, *words], cwd=ROOT, check=False).returncode
             print(f"== {name}: {check} ended with {code} after {time.monotonic() - began:.0f} s", flush=True)
             failed += [f"{name}: {check}"] if code else []
     if failed:
@@ -161,7 +173,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the command. Returns 0 if all is well, 1 with the reason on stderr if not."""
     own, _, command = "\0".join(argv).partition("\0--\0") if "--" in argv else ("\0".join(argv), "", "")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cpus", nargs="*", default=list(CPUS), help=f"of {', '.join(CPUS)} (default: all)")
+    parser.add_argument("cpus", nargs="*", default=["dotprod"], help=f"of {', '.join(CPUS)} (default: dotprod)")
     parser.add_argument("--cache", type=Path, default=ROOT / ".cache" / "arm64", help="where all is made")
     arguments = parser.parse_args([word for word in own.split("\0") if word])
     if unknown := set(arguments.cpus) - CPUS.keys():
