@@ -13,6 +13,10 @@ repacked and 60 ms tiled, a prompt is read at 630 and 1,570 tokens/s. So K-quant
 text must not depend on its neighbours the tiled kernels are taken at any number of rows. That costs speed below 8 rows:
 a lone row 49 instead of 9 ms.
 With AMX neither was measured, and llama.cpp's choice is left alone.
+
+On arm64 with dotprod (seen with tools/build/arm64.py) Q8_0 and Q4_0 are repacked, too. The two kernels of Q4_0 give
+the same bits, those of Q8_0 do not; not repacked Q8_0 has one kernel for a lone row and one for more, and the scheduler
+leaves no row alone. F32 has one for up to three rows and one for more, which nothing here keeps apart.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ TILED_ALWAYS = "GGML_CPU_TILED_MM_FORCE"
 """Read by llama.cpp once, at its first multiplication."""
 
 _X86 = ("x86_64", "amd64")
+_ARM = ("aarch64", "arm64")
 K_QUANTS = frozenset(
     getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{name}")
     for name in ("Q2_K", "Q2_K_S", "Q3_K_S", "Q3_K_M", "Q3_K_L", "Q4_K_S", "Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6_K")
@@ -51,6 +56,10 @@ PROVEN = dict.fromkeys(CLASSES.values(), _FLOATS) | {
 }
 """File types whose logits were found to be the same to the bit in any company, by class
 (tests/operators/llama/test_decoding.py, tests/families/test_exact.py, tests/families/test_encoders.py)."""
+PROVEN_ON_ARM = frozenset({llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0, llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0})
+"""The same for dense models on arm64, where llama.cpp was compiled with _ARM_TESTED and without _ARM_UNTESTED."""
+_ARM_TESTED = (b" DOTPROD = 1 ", b" FP16_VA = 1 ")
+_ARM_UNTESTED = (b" MATMUL_INT8 = 1 ", b" SVE = 1 ", b" SME = 1 ", b" KLEIDIAI = 1 ")
 _SPLIT_FROM = 512
 """Cells from which flash attention splits a lone row among the threads (ggml-cpu/ops.cpp); cells are counted in steps
 of 256."""
@@ -81,6 +90,8 @@ def doubt(architecture: str | None, file_type: int | None, machine: str | None =
     """
     machine = machine or platform.machine()
     kind = CLASSES.get(architecture or "")
+    if machine.lower() in _ARM:
+        return _doubt_on_arm(kind, file_type, llama_cpp.llama_print_system_info())
     if machine.lower() not in _X86:
         return f"no test ran on a processor of this kind, {machine}"
     if kind is None:
@@ -92,6 +103,19 @@ def doubt(architecture: str | None, file_type: int | None, machine: str | None =
     return None
 
 
+def _doubt_on_arm(kind: str | None, file_type: int | None, compiled: bytes) -> str | None:
+    """Do as `doubt`; `compiled` is llama.cpp's list of instructions."""
+    if kind != "dense" or file_type not in PROVEN_ON_ARM:
+        return "on arm64 only dense models in q8_0 and q4_0 are the same to the bit"
+    tested = all(name in compiled for name in _ARM_TESTED) and not any(name in compiled for name in _ARM_UNTESTED)
+    return None if tested else "on arm64 only kernels with dotprod and fp16 and without i8mm, SVE and SME are tested"
+
+
+def is_arm() -> bool:
+    """Return whether this is a 64-bit ARM processor."""
+    return platform.machine().lower() in _ARM
+
+
 def has_amx() -> bool:
     """Return whether llama.cpp was compiled with AMX kernels."""
     return b"AMX" in llama_cpp.llama_print_system_info()
@@ -99,6 +123,8 @@ def has_amx() -> bool:
 
 def repacks(file_type: int | None) -> bool:
     """Return whether llama.cpp may repack the weights of such a file."""
+    if is_arm():
+        return file_type not in K_QUANTS | {llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0}
     return file_type not in K_QUANTS or has_amx()
 
 

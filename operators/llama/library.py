@@ -5,9 +5,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import os
 from collections import deque
+from pathlib import Path
 
 import llama_cpp
+from llama_cpp import llama_cpp as binding
 
 log = logging.getLogger("llama.cpp")
 log.addHandler(logging.NullHandler())  # before a run has a log, what is wrong is told by the error that is raised
@@ -33,8 +36,16 @@ def _on_log(level: int, text: bytes, _: ctypes.c_void_p) -> None:
 
 @functools.cache
 def initialise() -> None:
-    """Set the log callback and start the backends. The callback lives as long as this module."""
+    """Set the log callback and start the backends. The callback lives as long as this module.
+
+    A build with `backend=any_cpu` has none until they are loaded: the best of the libraries libggml-cpu-*.so that lie
+    beside the others. llama.cpp looks for them beside the program, which is Python's. They are asked for through
+    libllama.so: a wheel has no links, so the package's own libggml.so is another copy, with backends of its own.
+    """
     llama_cpp.llama_log_set(_on_log, ctypes.c_void_p(0))
+    if not binding._lib.ggml_backend_reg_count():
+        beside = Path(llama_cpp.__file__).parent / "lib"
+        binding._lib.ggml_backend_load_all_from_path(ctypes.c_char_p(os.fsencode(beside)))
     llama_cpp.llama_backend_init()
 
 

@@ -18,7 +18,7 @@ from operators.engine.backend.loading import ModelFacts, ModelSizes, check_optio
 from operators.llama.context import ContextPool, LlamaContext
 from operators.llama.encoder import EncoderContext
 from operators.llama.header import Header, parts_of, read_header
-from operators.llama.kernels import K_QUANTS, doubt, keep_rows_apart, lone_tokens, repacks
+from operators.llama.kernels import K_QUANTS, doubt, is_arm, keep_rows_apart, lone_tokens, repacks
 from operators.llama.library import initialise, last_errors
 from operators.llama.pieces import Pieces
 from operators.llama.trial import require_sound_build
@@ -53,6 +53,7 @@ def inspect(settings: ModelSettings) -> ModelFacts:
 
 def check_gpu(settings: ModelSettings) -> None:
     """Raise ConfigError if gpu_layers is set and llama.cpp finds no GPU."""
+    initialise()
     check(
         not settings.gpu_layers or llama_cpp.llama_supports_gpu_offload(),
         "model.gpu_layers",
@@ -225,6 +226,8 @@ class LlamaModel:
     def _keep_rows_apart(self, settings: EngineSettings) -> None:
         if not keep_rows_apart(settings.deterministic) and self._file_type in K_QUANTS:
             self.doubt = "an earlier run in this process, or the environment, chose other kernels for K-quants"
+        if self.is_cpu and is_arm() and settings.flash_attention is not True:
+            self.doubt = self.doubt or "on arm64 only flash attention is tested"
 
     def _closing(self, vocab: ctypes.c_void_p, eos_id: int) -> tuple[int, ...]:
         """Return the tokens that end a text; BERT's vocabularies have a separator there, whatever their flags say."""

@@ -20,6 +20,7 @@ from tools.models.shapes import ARCHITECTURES, SHAPES
 from tools.models.vocabularies import builtin_vocabulary
 
 F32, Q5_0 = llama_cpp.LLAMA_FTYPE_ALL_F32, llama_cpp.LLAMA_FTYPE_MOSTLY_Q5_0
+Q8_0 = llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0
 
 
 def rows(heading: str) -> dict[str, list[str]]:
@@ -50,13 +51,30 @@ def test_docs_have_the_tables_of_the_code():
     [
         ("qwen3", F32, "x86_64", None),
         ("mamba2", F32, "AMD64", None),
-        ("qwen3", F32, "aarch64", "no test ran on a processor of this kind, aarch64"),
+        ("qwen3", F32, "riscv64", "no test ran on a processor of this kind, riscv64"),
+        ("qwen3", F32, "aarch64", "on arm64 only dense models in q8_0 and q4_0 are the same to the bit"),
+        ("mamba2", Q8_0, "arm64", "on arm64 only dense models in q8_0 and q4_0 are the same to the bit"),
         ("qwen3moe", Q5_0, "x86_64", "its file type is not tested with its architecture, qwen3moe (experts)"),
         ("gemma4", F32, "x86_64", "no test ran a model of its architecture, gemma4"),
     ],
 )
 def test_what_no_test_proves_is_doubted(architecture, file_type, machine, reason):
     assert doubt(architecture, file_type, machine) == reason
+
+
+@pytest.mark.parametrize(
+    ("compiled", "tested"),
+    [
+        (" FP16_VA = 1 | DOTPROD = 1 | ", True),
+        (" FP16_VA = 1 | MATMUL_INT8 = 1 | DOTPROD = 1 | ", False),
+        (" DOTPROD = 1 | ", False),
+        (" NEON = 1 | ", False),
+    ],
+)
+def test_on_arm64_the_instructions_that_were_compiled_in_decide(monkeypatch, compiled, tested):
+    monkeypatch.setattr("llama_cpp.llama_print_system_info", compiled.encode)
+    said = None if tested else "on arm64 only kernels with dotprod and fp16 and without i8mm, SVE and SME are tested"
+    assert doubt("qwen3", Q8_0, "arm64") == said
 
 
 def job(model: Path, out: Path) -> list[str]:

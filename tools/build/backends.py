@@ -23,6 +23,10 @@ class Backend(NamedTuple):
 
 BACKENDS = {
     "cpu": Backend(),
+    "any_cpu": Backend(
+        # The kernels come to where operators.llama.library looks for them, not to a folder bin/ of the environment.
+        "-DGGML_NATIVE=OFF -DGGML_BACKEND_DL=ON -DGGML_CPU_ALL_VARIANTS=ON -DCMAKE_INSTALL_BINDIR=llama_cpp/lib"
+    ),
     "cuda": Backend("-DGGML_CUDA=ON", ("nvcc", "--version"), "NVIDIA's CUDA toolkit, with its bin/ on the PATH", True),
     "vulkan": Backend(
         "-DGGML_VULKAN=ON",
@@ -40,7 +44,8 @@ BACKENDS = {
         "OpenBLAS (Debian, Ubuntu: apt-get install libopenblas-dev pkg-config)",
     ),
 }
-"""By name. `cpu` gives no flags: on a Mac llama.cpp then takes Metal too."""
+"""By name. `cpu` gives no flags: on a Mac llama.cpp then takes Metal too. `any_cpu` has kernels for every CPU of this
+machine's kind, one of which is chosen at run time."""
 
 
 def tool_version(name: str) -> str:

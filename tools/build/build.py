@@ -29,7 +29,15 @@ if not __package__:  # started as a script: import from the checkout, and do not
     sys.path[0] = str(ROOT)
 
 from tools.build.backends import BACKENDS, tool_version
-from tools.build.compilers import Compiler, Host, NoCompilerError, find_compiler, this_host
+from tools.build.compilers import (
+    GOOD_CLANG,
+    SOUND_GCC,
+    Compiler,
+    Host,
+    NoCompilerError,
+    find_compiler,
+    this_host,
+)
 
 PACKAGED = ROOT / "pipeline/_project/requirements.lock"  # where a wheel of this project has it
 LOCK = PACKAGED if PACKAGED.exists() else ROOT / "requirements.lock"
@@ -169,6 +177,8 @@ def run(arguments: argparse.Namespace, env: Mapping[str, str], backend: str = "c
     env = {**env, "CMAKE_ARGS": f"{BACKENDS[backend].flags} {env.get('CMAKE_ARGS', '')}".strip()}
     locked, host = locked_version(LOCK), this_host()
     compiler = chosen_compiler(host, env)
+    if backend == "any_cpu" and compiler.flags(host):
+        raise NoCompilerError(f"backend=any_cpu needs GCC {SOUND_GCC} or later, or {GOOD_CLANG}")
     compiling = build_env(compiler, host, env)
     words = [PACKAGE, locked.version, "cp{}{}".format(*sys.version_info)]
     key = build_key(words, host, compiler, compiling, *filter(None, [tool]))
@@ -223,8 +233,9 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rebuild", action="store_true", help="compile anew even if a wheel is cached")
     parser.add_argument("--dry-run", action="store_true", help="only say which compiler and which wheel")
+    parser.add_argument("--backend", default="cpu", help=f"one of {', '.join(BACKENDS)} (default: cpu)")
     arguments = parser.parse_args(argv)
-    return exit_code(lambda: run(arguments, os.environ))
+    return exit_code(lambda: run(arguments, os.environ, arguments.backend))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import llama_cpp
 import numpy as np
 from llama_cpp import _ggml
 
+from operators.llama.library import initialise
 from operators.llama.model import LlamaModel
 from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings
@@ -32,6 +33,7 @@ MIN_AGREEMENT = 0.98
 
 def info() -> dict[str, Any]:
     """Return versions, and the CPU features that were compiled in."""
+    initialise()
     answer = {"system_info": llama_cpp.llama_print_system_info().decode().strip()}
     for name in ("ggml_version", "ggml_commit"):
         function = getattr(_ggml.libggml, name, None)

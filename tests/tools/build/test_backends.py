@@ -9,10 +9,11 @@ from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.cli.main import main
 from tools.build import build, command, doctor
 from tools.build.backends import BACKENDS, tool_version
-from tools.build.compilers import Compiler, NoCompilerError
+from tools.build.compilers import Compiler, Host, NoCompilerError
 
 GCC = Compiler("gcc-13", "g++-13", "gcc", "13.1.0", openmp=True)
 GPUS = {"cuda", "vulkan", "metal", "hip"}
+WITH_TOOLS = sorted(name for name, backend in BACKENDS.items() if backend.tool)
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def test_those_that_compute_on_a_gpu_are_proved_there():
     assert {name for name, backend in BACKENDS.items() if backend.is_gpu} == GPUS
 
 
-@pytest.mark.parametrize("name", sorted(BACKENDS.keys() - {"cpu"}))
+@pytest.mark.parametrize("name", WITH_TOOLS)
 def test_a_tool_that_is_missing_or_broken_is_named_with_what_to_install(tools, name):
     with pytest.raises(NoCompilerError, match=f"backend={name} needs .*{BACKENDS[name].tool[0]} is not found"):
         tool_version(name)
@@ -50,13 +51,21 @@ def test_the_flags_reach_cmake_and_each_version_has_a_wheel_of_its_own(tools, mo
     monkeypatch.setattr(build, "build_wheel", lambda locked, env, folder, title: built.update({folder.name: env}))
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     for says in ("release 12.4", "release 12.8"):
-        if name != "cpu":
+        if name in WITH_TOOLS:
             tools(name, says=says)
         with pytest.raises(IndexError):  # there is no wheel to install
             build.run(argparse.Namespace(rebuild=True, dry_run=False), {"CMAKE_ARGS": "-DMINE=1"}, name)
     flags = BACKENDS[name].flags.split()
     assert all(env["CMAKE_ARGS"].split() == ["-DLLAVA_BUILD=OFF", *flags, "-DMINE=1"] for env in built.values())
-    assert len(built) == (1 if name == "cpu" else 2)
+    assert len(built) == (2 if name in WITH_TOOLS else 1)
+
+
+def test_a_compiler_that_gets_amx_wrong_builds_no_kernels_for_a_cpu_that_has_it(monkeypatch):
+    old = Compiler("gcc", "g++", "gcc", "12.2.0", openmp=True)
+    monkeypatch.setattr(build, "chosen_compiler", lambda host, env: old)
+    monkeypatch.setattr(build, "this_host", lambda: Host("Linux", "x86_64", frozenset()))
+    with pytest.raises(NoCompilerError, match="backend=any_cpu needs GCC 13 or later"):
+        build.run(argparse.Namespace(rebuild=False, dry_run=True), {}, "any_cpu")
 
 
 @pytest.mark.parametrize(("ended", "proved"), [(0, 7), (1, 1)])
@@ -69,7 +78,9 @@ def test_a_build_is_proved_and_its_doctor_has_the_last_word(monkeypatch, ended, 
     assert asked == [(True, "vulkan")]
 
 
-@pytest.mark.parametrize(("word", "says"), [("backend=gpu", "there are cpu, cuda"), ("fast=true", "write python -m")])
+@pytest.mark.parametrize(
+    ("word", "says"), [("backend=gpu", "there are cpu, any_cpu, cuda"), ("fast=true", "write python -m")]
+)
 def test_what_is_no_setting_is_told(word, says):
     with pytest.raises(ConfigError, match=says):
         command.main([word])
