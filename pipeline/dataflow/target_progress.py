@@ -88,7 +88,8 @@ class TargetProgress:
 
     def check(self) -> bool:
         """Return True if no chunk is to begin any more: the target is reached, or tokens, time or money are spent,
-        which is noted in `spent`. The limits on rows and rounds do not count here: rows already read are still processed."""
+        which is noted in `spent`. The limits on rows and rounds do not count here: rows already read are still
+        processed."""
         if self.reached or (self.spent is not None and not self.spent.decides_rows):
             return True
         spent = {Budget.TOKENS: self.tokens, Budget.MINUTES: self.seconds / 60, Budget.COST: self.cost}
