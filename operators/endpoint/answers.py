@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from operators.endpoint.dialects import CHAT
@@ -101,6 +101,9 @@ class Answer:
     def tool_calls(self) -> list[dict[str, str]]:
         """The calls as the column `tool_calls` has them."""
         return [call._asdict() for call in self.calls]
+
+
+_NAMES = tuple(field.name for field in fields(Answer))
 
 
 def read_answer(body: object, api: str) -> Answer:
@@ -267,7 +270,7 @@ def _id(token: str, given: object) -> int | None:
 
 def to_json(answer: Answer) -> str:
     """Return an answer as JSON text of one line."""
-    given = {key: value for key, value in asdict(answer).items() if value is not None}
+    given = {name: value for name in _NAMES if (value := getattr(answer, name)) is not None}
     return json.dumps(given, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 

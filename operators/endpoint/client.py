@@ -116,6 +116,10 @@ class Endpoint:
         """Drop the requests of `owner` that were not sent, and end those under way after a moment."""
         self._call(self._end(lambda request: request.owner is owner, _GRACE_S))
 
+    def after(self, seconds: float, call: Callable[[], None]) -> None:
+        """Call `call` in the endpoint's thread, from which alone this may be called, when so much time has passed."""
+        self._loop.call_later(seconds, call)
+
     def cut_off(self) -> None:
         """End all requests at once. May be called from any thread."""
         self._leaving = True

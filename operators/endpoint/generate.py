@@ -34,6 +34,8 @@ from pipeline.api.protocols import BaseOperator, Inbox, Runtime
 from pipeline.api.records import Batch, ChunkEnd, Item, add_columns, require_column
 
 APIS = ("chat", "completions")
+TAKEN_ROWS, TAKEN_S = 64, 0.05
+"""Answers are passed on when there are so many, or so long after the first of them."""
 NOT_EXACT = "what a server answers may depend on its other requests, so runtime.deterministic does not hold for it"
 
 
@@ -140,6 +142,7 @@ class EndpointGenerate(BaseOperator):
         self._metrics = AnswerMetrics(runtime, server.settings)
         self._identical = Identical(enabled=self._engine_settings.optimise.identical_rows)
         self._sent = 0
+        self._ringing = False
         runtime.totals(lambda: {f"{runtime.node}/identical": float(self._identical.served)})
 
     def forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
@@ -193,6 +196,14 @@ class EndpointGenerate(BaseOperator):
         if self._lookup is not None:
             self._lookup.keep(row)
         self._finished.append(row)
+        if len(self._finished) >= TAKEN_ROWS:
+            self._wake()
+        elif not self._ringing:  # answers that come one by one would leave in batches of one
+            self._ringing = True
+            self._endpoint.after(TAKEN_S, self._ring)
+
+    def _ring(self) -> None:
+        self._ringing = False
         self._wake()
 
     def _submit(self, batch: Batch) -> Iterator[Item]:
