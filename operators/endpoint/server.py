@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from operators.endpoint.answers import Unusable
 from operators.endpoint.client import Endpoint
 from operators.endpoint.dialects import OPENAI, dialect_of
 from operators.endpoint.request import Request
+from operators.settings import ModelSettings
 from operators.settings.endpoint import AUTO, EndpointSettings
 from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import Runtime
@@ -96,3 +97,14 @@ def _models(body: Any) -> list[dict[str, Any]]:
     if not isinstance(models, list):
         raise Unusable("the server's list of models has no `data`")
     return [model for model in models if isinstance(model, dict) and isinstance(model.get("id"), str)]
+
+
+def load(settings: ModelSettings) -> NoReturn:
+    """Raise ConfigError: the loader of `model=endpoint` has nothing to load, and operators that need a model say so."""
+    raise ConfigError(
+        "this operator needs a model of this process, and model=endpoint is a server; give this node a model of its own"
+        " (model: {path: my.gguf}); docs/endpoints.md has the operators that take a server"
+    )
+
+
+inspect = load

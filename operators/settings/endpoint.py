@@ -44,7 +44,7 @@ class EndpointSettings(ModelSettings):
         price_per_million: what a million tokens cost: {input: ..., output: ..., cached: ...}.
     """
 
-    loader: str = "operators.endpoint.no_model:load"
+    loader: str = "operators.endpoint.server:load"
     url: Any = field(default=None, metadata=NOT_IN_DATA)
     name: str | None = None
     api: str = "chat"
