@@ -8,6 +8,8 @@ import json
 import math
 import re
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from pipeline.cli.main import main
 from pipeline.config.jobs import JOBS
 from pipeline.results.reader import read_results
 from pipeline.results.report.page import page
+from tests.operators.endpoint.real_server import llama_cpp_server
 
 ROWS, SLOTS = 20, 4
 SMALL = (f"data.limit={ROWS}", f"runtime.slots={SLOTS}", "sampling.max_tokens=24", "chunk_rows=8", "progress=none")
@@ -68,22 +71,30 @@ def needs_model(job: dict[str, Any]) -> bool:
     return {"override /model": "gguf"} in job["defaults"]
 
 
+def needs_server(job: dict[str, Any]) -> bool:
+    return {"override /model": "endpoint"} in job["defaults"]
+
+
 def rows_of(folder: Path) -> list[dict[str, Any]]:
     return [row for path in sorted(folder.glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
 
 
 @pytest.fixture(scope="module", params=sorted(JOBS.glob("*.yaml")), ids=lambda path: path.stem)
-def finished(request, tmp_path_factory) -> Finished:
+def finished(request, tmp_path_factory) -> Iterator[Finished]:
     out = tmp_path_factory.mktemp(request.param.stem)
     bench = request.param.stem == "bench"
     job = yaml.safe_load(request.param.read_text(encoding="utf-8"))
     given = [f"data.path={SHIPPED_DATA}"] if needs_data(job) else []
     given += ["model=tiny"] if needs_model(job) else []
     given += [*BENCH, f"bench.cache={tmp_path_factory.mktemp('cache')}"] if bench else SMALL
-    code = main([f"job={request.param.stem}", f"output_dir={out}", *given, *ONE_ROUND])
-    shards = [pq.read_table(path) for path in sorted((out / "data").glob("*.parquet"))]
-    rows = CASES if bench else ROWS
-    return Finished(code, out, pa.concat_tables(shards), rows_of(out / "rejects"), rows)
+    with ExitStack() as servers:
+        if needs_server(job):
+            url = servers.enter_context(llama_cpp_server(tmp_path_factory.mktemp("server") / "log"))
+            given.append(f"model.url={url}")
+        code = main([f"job={request.param.stem}", f"output_dir={out}", *given, *ONE_ROUND])
+        shards = [pq.read_table(path) for path in sorted((out / "data").glob("*.parquet"))]
+        rows = CASES if bench else ROWS
+        yield Finished(code, out, pa.concat_tables(shards), rows_of(out / "rejects"), rows)
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import os
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,12 +19,12 @@ from typing import Any
 import pytest
 
 from operators.endpoint.estimate import TRIED
-from pipeline import PROJECT, Job, estimate, run
+from pipeline import Job, estimate, run
 from pipeline.api.errors import ConfigError, ExitCode, NodeFailed
 from tests.operators.endpoint.fault_server import Fault, FaultServer, Script, at
+from tests.operators.endpoint.real_server import TINY, llama_cpp_server
 
 ROWS = 24
-TINY = PROJECT / "models/tiny/tiny-q8_0.gguf"
 KEY = "sk-do-not-write-me-down"
 
 
@@ -357,19 +356,10 @@ def test_a_dry_run_sends_a_handful_and_tells_the_cost(tmp_path):
 
 def test_two_hundred_greedy_texts_of_a_real_server_are_those_of_the_local_job(tmp_path):
     """llama-cpp-python's server has one slot and no flash attention."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "llama_cpp.server", "--model", str(TINY), "--port", str(port), "--n_ctx", "2048"]
     settings = {"sampling": "greedy", "progress": "none"}
-    with (tmp_path / "log").open("w") as log:
-        server = subprocess.Popen([*command, "--verbose", "false"], stdout=log, stderr=log)
-    try:
-        url = {"model": "endpoint", "model.url": f"http://127.0.0.1:{port}/v1"}
-        theirs = texts(run("quickstart", settings | url, directory=tmp_path / "theirs"))
-    finally:
-        server.kill()
-        server.wait()
+    with llama_cpp_server(tmp_path / "log") as url:
+        there = {"model": "endpoint", "model.url": url}
+        theirs = texts(run("quickstart", settings | there, directory=tmp_path / "theirs"))
     ours = texts(run("quickstart", settings | {"runtime.flash_attention": False}, directory=tmp_path / "ours"))
     assert len(ours) == 200
     assert theirs == ours
