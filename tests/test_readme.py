@@ -32,6 +32,9 @@ NOT_RUN = {
     "make test": "runs this",
     "python -m pip wheel --no-deps --wheel-dir dist .": "tests/test_wheel.py does",
     "python -m venv somewhere && somewhere/bin/pip install dist/*.whl": "tests/test_wheel.py does, without an index",
+    "docker build -t llama-batch-pipeline .": "tests/tools/build/test_image.py runs its steps",
+    'docker run --rm --user "$(id -u):$(id -g)" -v "$PWD:/work" llama-batch-pipeline job=my_job.yaml': "needs it",
+    ".venv/bin/python tools/build/arm64.py": "tests/tools/build/test_arm64.py does, where all is made",
 }
 ELSEWHERE = re.compile(r"printf |\.venv/bin/python -c |hf |.*s3://")
 """Lines of the block about one's own CSV, which are run together below; commands that need a network."""

@@ -98,14 +98,14 @@ def make_packages(cache: Path) -> Path:
     packages = cache / "packages"
     if packages.exists():
         return packages
-    entries = {found[1]: found[0] for found in re.finditer(r"^([\w.-]+)==.*(?:\n +.*)*\n", LOCK.read_text(), re.M)}
-    names = entries.keys() - {PACKAGE, *WITHOUT_WHEELS}
+    entries = list(re.finditer(r"^([\w.-]+)==.*(?:\n +.*)*\n", LOCK.read_text(), re.MULTILINE))
+    published = {entry[1] for entry in entries} - {PACKAGE, *WITHOUT_WHEELS}
     unfinished = _emptied(cache / "packages.unfinished")
     platforms = [f"--platform=manylinux_2_{minor}_aarch64" for minor in GLIBC_MINORS]
     wheels = ["--only-binary=:all:", "--python-version=3.11", "--platform=manylinux2014_aarch64", *platforms]
-    for chosen, options in ((sorted(names), wheels), (WITHOUT_WHEELS, [])):
+    for names, options in ((published, wheels), (set(WITHOUT_WHEELS), [])):
         listed = cache / "requirements.txt"
-        listed.write_text("".join(entries[name] for name in chosen))
+        listed.write_text("".join(entry[0] for entry in entries if entry[1] in names))
         given = ["--quiet", "--no-deps", "--require-hashes", "--target", str(unfinished), *options, "-r", str(listed)]
         _call([*PIP, "install", "--disable-pip-version-check", *given])
     return unfinished.rename(packages)

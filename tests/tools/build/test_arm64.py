@@ -32,6 +32,20 @@ def test_a_cpu_that_is_not_known_is_refused(capsys):
     assert "no CPU is called sparc; there are dotprod" in capsys.readouterr().err
 
 
+def test_every_locked_package_is_taken_in_all_its_versions_but_llama(monkeypatch, tmp_path):
+    """numpy is in the lock file once for each range of Python versions; pip chooses."""
+    taken: list[str] = []
+    monkeypatch.setattr(arm64, "_call", lambda command: taken.append(Path(command[-1]).read_text(encoding="utf-8")))
+    arm64.make_packages(tmp_path)
+    wheels, sources = taken
+    lines = [line for line in LOCK.read_text(encoding="utf-8").splitlines() if "==" in line and line[0] not in " #"]
+    assert {line for line in (wheels + sources).splitlines() if line[0] not in " #"} == {
+        line for line in lines if not line.startswith(f"{PACKAGE}==")
+    }
+    assert wheels.count("\nnumpy==") == 2
+    assert sources.startswith("antlr4-python3-runtime==")
+
+
 @pytest.fixture
 def made(tmp_path) -> Path:
     """A cache with a root, packages and a wheel, all of which stand in for those that take long."""
