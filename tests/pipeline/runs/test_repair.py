@@ -154,8 +154,9 @@ def test_saved_settings_are_the_job_again(name, tmp_path, monkeypatch):
     compose.register()
     found = find_job(name, [])
     compose.register_job(found)
-    needs_a_head = name in ("classify_head", "openai_rerank", "rerank")  # which the fake model does not have
-    overrides = [f"job={found.key}", *([] if needs_a_head else ["model=fake"])]
+    # The fake model has no head, and no URL.
+    is_special = name in ("classify_head", "judge_by_endpoint", "openai_rerank", "rerank")
+    overrides = [f"job={found.key}", *([] if is_special else ["model=fake"])]
     if (yaml.safe_load(found.path.read_text(encoding="utf-8")).get("data") or {}).get("path") is None:
         overrides.append(f"data.path={JOBS / 'data/quickstart.jsonl'}")
     with hydra.initialize_config_dir(str(keys.CONF), version_base="1.3"):
