@@ -16,7 +16,7 @@ from operators.engine.backend.loading import inspect_model, load_model
 from operators.engine.sequence import Sequence as Row
 from operators.estimate.node import Generating, memory_of
 from operators.estimate.trial import Device
-from operators.generation.completions import LOGPROBS, Completions, OpenChunks, completion_fields
+from operators.generation.completions import Completions, OpenChunks, completion_fields, with_completion
 from operators.generation.duplicates import Duplicates, RepeatedDraws
 from operators.generation.reasoning import Reasoning, reasoning_tags
 from operators.generation.requests import Requests, Samples, require_columns
@@ -47,7 +47,7 @@ from operators.tuning.calibration import FEW_ROWS
 from operators.tuning.choices import LookAhead, Tuning
 from pipeline.api.forecast import Forecast, Task
 from pipeline.api.protocols import BaseOperator, Inbox, MemoryNeed, Runtime
-from pipeline.api.records import Batch, ChunkEnd, Item, add_columns
+from pipeline.api.records import Batch, ChunkEnd, Item
 
 UNREAD_CALLS = (
     "%s: tool calls stay in the completion, since the chat template writes them in no format that is known; name one"
@@ -148,11 +148,7 @@ class Generate(BaseOperator):
         there = {"reasons": self._tags is not None, "calls": self._tools is not None}
         keep = {key: wanted and there.get(key, True) for key, wanted in self._keep.items()}
         self._fields = completion_fields(self._sampling, **keep)
-        added = [f.with_name(self._prefix + f.name) for f in self._fields]
-        # A seed that comes from the input's `seed` column is the seed that is recorded: one column, not a collision.
-        own = {SEED, LOGPROBS.name} & {f.name for f in added} & set(self._sampling.per_row)
-        self._kept = [name for name in schema.names if name not in own]
-        self._schema = add_columns(pa.schema([schema.field(name) for name in self._kept]), *added)
+        self._kept, self._schema = with_completion(schema, self._fields, self._prefix, self._sampling.per_row)
         return self._schema
 
     def fingerprint(self) -> dict[str, Any]:

@@ -264,7 +264,8 @@ class Endpoint:
                 self._routes.failed(route)
             if failed.busy:
                 self._limit.refused()
-                self._hold_until = time.monotonic() + min(failed.after_s or 0.0, self._settings.patience_s)
+                hold_s = min(failed.after_s or 0.0, self._settings.patience_s)
+                self._hold_until = max(self._hold_until, time.monotonic() + hold_s)
             raise
         finally:
             route.active -= 1

@@ -1,4 +1,4 @@
-"""How many requests are in flight, and how many a minute may hold. Plain objects for one thread, with the clock given.
+"""Limits on requests: how many are in flight, and how many a minute may hold. Plain objects for one thread, with a clock.
 
 `Fixed` and `Adaptive` say how many; both hear of every answer and of every refusal (429 or 503).
 """

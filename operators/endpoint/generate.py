@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
@@ -17,7 +16,7 @@ from operators.endpoint.lookup import AnswerLookup
 from operators.endpoint.metrics import AnswerMetrics, usage_lines
 from operators.endpoint.rows import EndpointRow, Identical, Requests
 from operators.endpoint.server import server_of
-from operators.generation.completions import LOGPROBS, OpenChunks
+from operators.generation.completions import OpenChunks, with_completion
 from operators.generation.requests import Samples
 from operators.generation.seeds import SEED, RowSeeds
 from operators.generation.wiring import shared_store
@@ -31,7 +30,7 @@ from operators.settings.sampling import per_row_types
 from pipeline.api.errors import ConfigError
 from pipeline.api.forecast import Forecast, Task
 from pipeline.api.protocols import BaseOperator, Inbox, Runtime
-from pipeline.api.records import Batch, ChunkEnd, Item, add_columns, require_column
+from pipeline.api.records import Batch, ChunkEnd, Item, require_column
 
 APIS = ("chat", "completions")
 TAKEN_ROWS, TAKEN_S = 64, 0.05
@@ -99,14 +98,8 @@ class EndpointGenerate(BaseOperator):
         self._columns = self._arguments.plan(schema)
         schema = self._samples.schema(schema)
         self._fields = answer_fields(self._sampling, reasons=self._reasons, calls=self._calls)
-        added = [f.with_name(self._prefix + f.name) for f in self._fields]
-        own = {SEED, LOGPROBS.name} & {f.name for f in added} & set(self._sampling.per_row)
-        self._kept = [name for name in schema.names if name not in own]
-        self._schema = add_columns(pa.schema([schema.field(name) for name in self._kept]), *added)
+        self._kept, self._schema = with_completion(schema, self._fields, self._prefix, self._sampling.per_row)
         return self._schema
-
-    def fingerprint(self) -> Mapping[str, Any]:
-        return {}
 
     def open(self, runtime: Runtime) -> None:
         self._runtime = runtime

@@ -1,4 +1,4 @@
-"""What /v1/embeddings and /v1/rerank of an endpoint say: vectors and scores, in the order of the inputs."""
+"""Readers of /v1/embeddings and /v1/rerank: vectors and scores, in the order of the inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the response to a request means: an answer, another try, a reject of its row, or the end of the run."""
+"""The meaning of a response: an answer, another try, a reject of its row, or the end of the run."""
 
 from __future__ import annotations
 

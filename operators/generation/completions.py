@@ -13,9 +13,10 @@ from operators.engine.sequence import FinishReason
 from operators.engine.sequence import Sequence as Row
 from operators.generation.reasoning import Reasoning
 from operators.generation.requests import batch_row
+from operators.generation.seeds import SEED
 from operators.generation.tool_calls import TOOL_CALLS, ToolReader
 from operators.settings import SamplingSettings
-from pipeline.api.records import Batch, ChunkEnd, Rejects
+from pipeline.api.records import Batch, ChunkEnd, Rejects, add_columns
 
 TEXT = "completion"
 _FIELDS = (
@@ -45,6 +46,20 @@ def completion_fields(
     ranked = [TOP_LOGPROBS] if by_row or sampling.logprobs else []
     parts = [*_FIELDS, *(REASONING if reasons else ()), *(TOOL_CALLS if calls else ())]
     return [*parts, *([_IDS_FIELD] if keep_ids else []), *scored, *ranked]
+
+
+def with_completion(
+    schema: pa.Schema, fields: Iterable[pa.Field], prefix: str, per_row: Iterable[str]
+) -> tuple[list[str], pa.Schema]:
+    """Return the columns of `schema` that are passed on, and the schema with the `fields` of a completion.
+
+    A seed that comes from the input's `seed` column is the seed that is recorded: one column, not a collision; so it is
+    with `logprobs`.
+    """
+    added = [field.with_name(prefix + field.name) for field in fields]
+    own = {SEED, LOGPROBS.name} & {field.name for field in added} & set(per_row)
+    kept = [name for name in schema.names if name not in own]
+    return kept, add_columns(pa.schema([schema.field(name) for name in kept]), *added)
 
 
 class Completions:
