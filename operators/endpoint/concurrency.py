@@ -1,4 +1,4 @@
-"""Limits on requests: how many are in flight, and how many a minute may hold. Plain objects for one thread, with a clock.
+"""Limits on requests: how many are in flight, and how many a minute may hold. Plain objects for one thread.
 
 `Fixed` and `Adaptive` say how many; both hear of every answer and of every refusal (429 or 503).
 """

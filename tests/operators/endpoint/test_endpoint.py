@@ -177,6 +177,26 @@ def test_too_many_requests_halve_the_concurrency_and_cost_no_row(tmp_path, expec
     assert texts(result) == expected
 
 
+def test_the_longest_wait_that_a_server_asks_for_holds_for_all(tmp_path):
+    came: list[float] = []
+
+    def faults(number: int, body: dict[str, Any]) -> Fault | None:
+        came.append(time.monotonic())
+        return {0: Fault(429, {}, {"Retry-After": "1"}), 1: Fault(429, {}, hang_s=0.2)}.get(number)
+
+    with FaultServer(faults) as server:
+        asked(server, tmp_path / "out", model__concurrency=2)
+    assert came[3] - came[0] >= 0.9  # the third is the second one again
+
+
+def test_samples_are_asked_for_one_by_one_where_no_seed_is_sent(tmp_path):
+    settings = {"sampling__n": 2, "sampling__temperature": 1.0, "model__extra_body": {"seed": None}}
+    with FaultServer() as server:
+        result = asked(server, tmp_path / "out", 5, **settings)
+        assert set(server.served.values()) == {2}
+    assert result.rows().collect().height == 10
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
