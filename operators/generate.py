@@ -46,7 +46,7 @@ from operators.settings.runtime import EngineSettings
 from operators.tuning.calibration import FEW_ROWS
 from operators.tuning.choices import LookAhead, Tuning
 from pipeline.api.forecast import Forecast, Task
-from pipeline.api.protocols import BaseOperator, Inbox, MemoryNeed, Runtime
+from pipeline.api.protocols import BaseOperator, Inbox, MemoryNeed, Runtime, Scope
 from pipeline.api.records import Batch, ChunkEnd, Item
 
 UNREAD_CALLS = (
@@ -95,6 +95,8 @@ class Generate(BaseOperator):
             seed: ${seed}
             as: judge
     """
+
+    scope = Scope.MODEL
 
     parts = ("decode", "sample")
 

@@ -24,6 +24,7 @@ ORDER = [
     "pipeline.run_dir",
     "pipeline.dataflow",
     "pipeline.config",
+    "pipeline.cluster",
     "pipeline.monitor",
     "pipeline.publish",
     "pipeline.results",
@@ -64,6 +65,9 @@ MAY_USE_HYDRA = ("pipeline/config/", "pipeline/cli/")
 PUBLIC_NAMES = "pipeline/__init__.py"
 """It names for type checkers what it imports when it is first used."""
 STARTS_THREADS = {
+    "pipeline/cluster/crew.py",
+    "pipeline/cluster/running_island.py",
+    "pipeline/cluster/thread_pool.py",
     "pipeline/dataflow/executor.py",
     "pipeline/publish/uploader.py",
     "pipeline/runs/on_finish.py",

@@ -24,7 +24,7 @@ from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import Cancelled
 from pipeline.api.forecast import Forecast, Task
-from pipeline.api.protocols import BaseOperator, MemoryNeed, Runtime
+from pipeline.api.protocols import BaseOperator, MemoryNeed, Runtime, Scope
 from pipeline.api.records import Batch, Output, require_column
 
 TEXT_TYPES = (pa.string(), pa.list_(pa.int32()))
@@ -35,6 +35,7 @@ class ReadsTexts(BaseOperator):
     """Base of operators that compute columns from texts, with a context of their own. `columns`: those whose texts are
     joined into one."""
 
+    scope = Scope.MODEL
     wanted: ClassVar[Wanted]
     """Outputs to ask of the model: logits, embeddings, or those of its classifier head."""
     broken: ClassVar[str]

@@ -13,6 +13,7 @@ from functools import partial
 from pipeline.api.errors import ExitCode, GraphError, Interrupted, PipelineError
 from pipeline.api.protocols import overrides
 from pipeline.api.runtime import Resources, RunContext
+from pipeline.cluster.start import driver_graph
 from pipeline.config.build import Job
 from pipeline.config.config_yaml import changes, origin, to_yaml
 from pipeline.dataflow.executor import AccountingError, Executor
@@ -66,9 +67,11 @@ class Attempt:
         self._tables = MetricsTables(job.directory, attempt)
         self._context = context = RunContext(job.directory, process, self._tables.get, attempt, state.run_id)
         reached(Failpoint.ATTEMPT_STARTED)
-        open_chunks = job.settings.max_open_chunks
+        graph, open_chunks = job.graph, job.settings.max_open_chunks
+        if job.settings.cluster is not None:
+            graph, open_chunks = driver_graph(job.settings, graph, context, self._tables)
         self._executor = Executor(
-            job.graph, context, self._commit, max_open_chunks=open_chunks, first_chunk=first, states=states
+            graph, context, self._commit, max_open_chunks=open_chunks, first_chunk=first, states=states
         )
         self._recorder = Recorder(job, state, context, self._tables, self._executor, self._started_at)
         stall_timeout_s = getattr(job.settings.runtime, "stall_timeout_s", None)

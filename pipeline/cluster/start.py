@@ -1,0 +1,110 @@
+"""Make the driver's graph of a job with a cluster: islands in place of the nodes that workers run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+
+from pipeline.api.errors import ConfigError
+from pipeline.api.runtime import RunContext
+from pipeline.cluster.crew import Crew
+from pipeline.cluster.cut import ClusterSize, Cut, islands_of
+from pipeline.cluster.island import Island
+from pipeline.cluster.meters import RemoteMeter
+from pipeline.cluster.pool import Pool
+from pipeline.cluster.running_island import IslandPlan
+from pipeline.cluster.thread_pool import ThreadPool
+from pipeline.cluster.worker import WorkerPlan
+from pipeline.dataflow.graph import Graph, Node
+from pipeline.run_dir.metrics_table import MetricsTables
+from pipeline.settings import ClusterSettings, JobSettings
+
+LEAST_PIECE_ROWS = 8
+USUAL_PIECE_ROWS = 32
+LOCAL_WORKERS = 2
+STALL_SHARE = 0.8
+"""A worker in which nothing moves is ended before the run would be: at this share of runtime.stall_timeout_s."""
+MORE_CALLS = 3
+"""Calls besides pieces that a worker answers at a time."""
+
+
+def driver_graph(settings: JobSettings, graph: Graph, context: RunContext, tables: MetricsTables) -> tuple[Graph, int]:
+    """Return the driver's graph and how many chunks may be open, so that no worker waits for rows.
+
+    Raises:
+        ConfigError: the cluster or the graph cannot work so.
+    """
+    cluster, size = settings.cluster, size_of(settings)
+    cuts = islands_of(graph)
+    plan = WorkerPlan(
+        tuple(_island_plan(cut, settings) for cut in cuts), context.run_id, context.attempt, str(context.output_dir)
+    )
+    meters: dict[str, RemoteMeter] = {}
+    stall_timeout_s = getattr(settings.runtime, "stall_timeout_s", None)
+
+    def crew() -> Crew:
+        made = Crew(
+            cluster,
+            size,
+            _pool(cluster, plan),
+            context,
+            tables,
+            cuts,
+            meters,
+            compares=_deterministic(settings),
+            stall_s=stall_timeout_s and STALL_SHARE * stall_timeout_s,
+        )
+        made.start()
+        return made
+
+    nodes = _replaced(graph, cuts, lambda cut: Island(cut, size, crew))
+    for cut in cuts:
+        meters.update({meter.name: meter for meter in nodes[cut.name].op.meters if isinstance(meter, RemoteMeter)})
+    chunk_rows = settings.chunk_rows if graph.target is None else settings.target.rows_of_chunk(settings.chunk_rows)
+    open_chunks = max(settings.max_open_chunks, math.ceil(size.rows_in_flight / chunk_rows) + 2)
+    return Graph(nodes, graph.target), open_chunks
+
+
+def size_of(settings: JobSettings) -> ClusterSize:
+    """Return the size of a job's cluster, with the values that follow from other settings. Raises ConfigError."""
+    cluster: ClusterSettings = settings.cluster
+    if cluster.mixed == "allow" and _deterministic(settings):
+        raise ConfigError(
+            "cluster.mixed=allow cannot keep runtime.deterministic=true: unlike machines give equal rows other bytes;"
+            " set runtime.deterministic=false, or leave cluster.mixed out"
+        )
+    slots = getattr(settings.runtime, "slots", 0)
+    rows = cluster.piece_rows or (max(LEAST_PIECE_ROWS, 2 * slots) if slots else USUAL_PIECE_ROWS)
+    return ClusterSize(cluster.workers or LOCAL_WORKERS, rows, cluster.in_flight)
+
+
+def _deterministic(settings: JobSettings) -> bool:
+    return bool(getattr(settings.runtime, "deterministic", True))
+
+
+def _island_plan(cut: Cut, settings: JobSettings) -> IslandPlan:
+    nodes = {name: settings.nodes[name] for name in cut.nodes}
+    return IslandPlan(cut.name, nodes, cut.schema.serialize().to_pybytes())
+
+
+def _replaced(graph: Graph, cuts: tuple[Cut, ...], island: Callable[[Cut], Island]) -> Mapping[str, Node]:
+    """Return the nodes of `graph` with an island in place of each of `cuts`."""
+    found: dict[str, Node] = {}
+    ends = {cut.nodes[-1]: cut.name for cut in cuts}
+    inside = {name for cut in cuts for name in cut.nodes}
+    for name, node in graph.nodes.items():
+        inputs = tuple(ends.get(source, source) for source in node.inputs)
+        cut = next((cut for cut in cuts if cut.nodes[0] == name), None)
+        if cut is not None:
+            found[cut.name] = replace(node, op=island(cut), inputs=inputs)
+        elif name not in inside:
+            found[name] = replace(node, inputs=inputs)
+    return found
+
+
+def _pool(cluster: ClusterSettings, plan: WorkerPlan) -> Pool:
+    calls = cluster.in_flight + MORE_CALLS
+    make: Mapping[str, Callable[[], Pool]] = {"threads": partial(ThreadPool, plan, calls)}
+    return make[cluster.pool]()
