@@ -67,6 +67,8 @@ PUBLIC_NAMES = "pipeline/__init__.py"
 STARTS_THREADS = {
     "pipeline/cluster/crew.py",
     "pipeline/cluster/running_island.py",
+    "pipeline/cluster/process_pool.py",
+    "pipeline/cluster/rpc.py",
     "pipeline/cluster/thread_pool.py",
     "pipeline/dataflow/executor.py",
     "pipeline/publish/uploader.py",
@@ -74,7 +76,7 @@ STARTS_THREADS = {
     "pipeline/system/signals.py",
     "operators/endpoint/client.py",
     "operators/engine/loop/threads.py",
-    "operators/generation/store.py",
+    "operators/generation/journal.py",
     "operators/scoring/whole_texts.py",
     "tools/bench/alternatives.py",
 }

@@ -19,7 +19,7 @@ from operators.endpoint.metrics import COST, usage_lines
 from operators.endpoint.request import Request
 from operators.endpoint.server import server_of
 from operators.endpoint.vectors import read_vectors
-from operators.generation.store import StoredCompletion
+from operators.generation.journal import StoredCompletion
 from operators.generation.wiring import shared_store
 from operators.rows.row_condition import Where, passed_by
 from operators.settings import ModelSettings, StoreSettings

@@ -16,6 +16,8 @@ from operators.engine.loop.step_log import STEPS_SCHEMA
 from operators.engine.loop.threads import EngineThreads
 from operators.engine.loop.worker import Worker
 from operators.engine.strategies.base import Strategy
+from operators.generation.journal import Journal
+from operators.generation.remote_store import RemoteStore
 from operators.generation.store import CompletionStore
 from operators.generation.store_lookup import CompletionKeys, StoreLookup
 from operators.settings import DecodeSettings, ModelSettings, StoreSettings
@@ -141,13 +143,17 @@ def warn_unless_exact(runtime: Runtime, settings: EngineSettings, model: Model) 
     return settings.deterministic and not model.doubt
 
 
-def shared_store(runtime: Runtime, settings: StoreSettings) -> CompletionStore | None:
-    """Return the store of finished completions; None if it is switched off."""
+def shared_store(runtime: Runtime, settings: StoreSettings) -> Journal | None:
+    """Return the store of finished completions, in a worker that of its driver; None if it is switched off."""
     if not settings.enabled:
         return None
     path = store_path(settings, runtime.output_dir)
-    key = ("store", str(path))
-    return runtime.resource(key, lambda: CompletionStore(path, settings.sync), CompletionStore.close)
+    services = runtime.services
+
+    def made() -> Journal:
+        return CompletionStore(path, settings.sync) if services is None else RemoteStore(services, path, settings.sync)
+
+    return runtime.resource(("store", str(path)), made, Journal.close)
 
 
 def store_lookup(

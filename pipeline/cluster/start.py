@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 
 from pipeline.api.errors import ConfigError
 from pipeline.api.runtime import RunContext
@@ -14,6 +15,7 @@ from pipeline.cluster.cut import ClusterSize, Cut, islands_of
 from pipeline.cluster.island import Island
 from pipeline.cluster.meters import RemoteMeter
 from pipeline.cluster.pool import Pool
+from pipeline.cluster.process_pool import ProcessPool
 from pipeline.cluster.running_island import IslandPlan
 from pipeline.cluster.thread_pool import ThreadPool
 from pipeline.cluster.worker import WorkerPlan
@@ -28,6 +30,11 @@ STALL_SHARE = 0.8
 """A worker in which nothing moves is ended before the run would be: at this share of runtime.stall_timeout_s."""
 MORE_CALLS = 3
 """Calls besides pieces that a worker answers at a time."""
+CROWDED = (
+    "%d workers of %d threads each share %d cores, which makes all of them slow: set runtime.threads=%d, or fewer"
+    " cluster.workers"
+)
+log = logging.getLogger(__name__)
 
 
 def driver_graph(settings: JobSettings, graph: Graph, context: RunContext, tables: MetricsTables) -> tuple[Graph, int]:
@@ -48,7 +55,7 @@ def driver_graph(settings: JobSettings, graph: Graph, context: RunContext, table
         made = Crew(
             cluster,
             size,
-            _pool(cluster, plan),
+            _pool(settings, plan, size),
             context,
             tables,
             cuts,
@@ -104,7 +111,13 @@ def _replaced(graph: Graph, cuts: tuple[Cut, ...], island: Callable[[Cut], Islan
     return found
 
 
-def _pool(cluster: ClusterSettings, plan: WorkerPlan) -> Pool:
+def _pool(settings: JobSettings, plan: WorkerPlan, size: ClusterSize) -> Pool:
+    cluster: ClusterSettings = settings.cluster
     calls = cluster.in_flight + MORE_CALLS
-    make: Mapping[str, Callable[[], Pool]] = {"threads": partial(ThreadPool, plan, calls)}
-    return make[cluster.pool]()
+    if cluster.pool == "threads":
+        return ThreadPool(plan, calls)
+    threads = getattr(settings.runtime, "threads", None)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if (threads or cores) * size.workers > cores and not getattr(settings.model, "gpu_layers", 0):
+        log.warning(CROWDED, size.workers, threads or cores, cores, max(1, cores // size.workers))
+    return ProcessPool(cluster, plan, calls, threads if threads and threads * size.workers <= cores else 0)
