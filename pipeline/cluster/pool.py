@@ -7,7 +7,9 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from pipeline.api.runtime import Resources, Services
-from pipeline.cluster.worker import WorkerPlan
+
+USUAL_WORKERS = 2
+"""Workers on one machine where the job does not say how many."""
 
 
 class WorkerLost(Exception):
@@ -27,6 +29,10 @@ class Handle(Protocol):
 
 class Pool(Protocol):
     """Starts workers. `hire` and `close` are called by one thread."""
+
+    @property
+    def fits(self) -> int:
+        """Workers to start where the job does not say how many."""
 
     def hire(self, name: str) -> Handle:
         """Begin to start a worker. Returns at once: its calls are answered when it runs, which may be minutes later."""
@@ -51,6 +57,3 @@ class ServiceDesk(Services):
     def close(self) -> None:
         """Close all objects."""
         self._made.close()
-
-
-PoolFactory = Callable[[WorkerPlan], Pool]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from concurrent.futures import Future
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
-from pipeline.cluster.pool import ServiceDesk, WorkerLost
+from pipeline.cluster.pool import USUAL_WORKERS, ServiceDesk, WorkerLost
 from pipeline.cluster.rpc import Caller, serve
 from pipeline.cluster.worker import Worker, WorkerPlan
 from pipeline.settings import ClusterSettings
@@ -21,6 +22,11 @@ BEGIN = "import sys; sys.path[:] = {path!r}; from pipeline.cluster.process_pool 
 SERVICE_CALLS = 8
 """Calls of one worker to the driver that are answered at a time."""
 LEAVE_S = 5.0
+CROWDED = (
+    "%d workers of %d threads each share %d cores, which makes all of them slow: set runtime.threads=%d, or fewer"
+    " cluster.workers"
+)
+log = logging.getLogger(__name__)
 
 
 class ProcessPool:
@@ -30,14 +36,22 @@ class ProcessPool:
         settings: of the cluster; `gpus` says how many devices each worker sees.
         plan: of every worker.
         calls: that a worker answers at a time.
-        cores: that each worker is kept to, in turn; 0: all.
+        threads: runtime.threads. Where the workers have cores enough, each is kept to so many of its own.
+        on_cpu: the model runs on the CPU.
     """
 
-    def __init__(self, settings: ClusterSettings, plan: WorkerPlan, calls: int, cores: int = 0) -> None:
+    def __init__(
+        self, settings: ClusterSettings, plan: WorkerPlan, calls: int, threads: int | None, *, on_cpu: bool
+    ) -> None:
         self._gpus = int(settings.gpus)
         self._plan = plan
         self._calls = calls
-        self._cores = cores
+        there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.fits = settings.workers or USUAL_WORKERS
+        each = threads or there
+        self._cores = each if on_cpu and each * self.fits <= there else 0
+        if on_cpu and not self._cores:
+            log.warning(CROWDED, self.fits, each, there, max(1, there // self.fits))
         self._desk = ServiceDesk()
         self._started: list[ProcessHandle] = []
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
+import importlib.util
 import math
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from pipeline.api.errors import ConfigError
+from pipeline.api.errors import ConfigError, install
 from pipeline.api.runtime import RunContext
 from pipeline.cluster.crew import Crew
 from pipeline.cluster.cut import ClusterSize, Cut, islands_of
@@ -25,16 +24,10 @@ from pipeline.settings import ClusterSettings, JobSettings
 
 LEAST_PIECE_ROWS = 8
 USUAL_PIECE_ROWS = 32
-LOCAL_WORKERS = 2
 STALL_SHARE = 0.8
 """A worker in which nothing moves is ended before the run would be: at this share of runtime.stall_timeout_s."""
 MORE_CALLS = 3
 """Calls besides pieces that a worker answers at a time."""
-CROWDED = (
-    "%d workers of %d threads each share %d cores, which makes all of them slow: set runtime.threads=%d, or fewer"
-    " cluster.workers"
-)
-log = logging.getLogger(__name__)
 
 
 def driver_graph(settings: JobSettings, graph: Graph, context: RunContext, tables: MetricsTables) -> tuple[Graph, int]:
@@ -43,11 +36,14 @@ def driver_graph(settings: JobSettings, graph: Graph, context: RunContext, table
     Raises:
         ConfigError: the cluster or the graph cannot work so.
     """
-    cluster, size = settings.cluster, size_of(settings)
+    cluster: ClusterSettings = settings.cluster
+    _check(settings)
     cuts = islands_of(graph)
     plan = WorkerPlan(
         tuple(_island_plan(cut, settings) for cut in cuts), context.run_id, context.attempt, str(context.output_dir)
     )
+    pool = _pool(settings, plan)
+    size = _size(settings, pool)
     meters: dict[str, RemoteMeter] = {}
     stall_timeout_s = getattr(settings.runtime, "stall_timeout_s", None)
 
@@ -55,7 +51,7 @@ def driver_graph(settings: JobSettings, graph: Graph, context: RunContext, table
         made = Crew(
             cluster,
             size,
-            _pool(settings, plan, size),
+            pool,
             context,
             tables,
             cuts,
@@ -74,17 +70,20 @@ def driver_graph(settings: JobSettings, graph: Graph, context: RunContext, table
     return Graph(nodes, graph.target), open_chunks
 
 
-def size_of(settings: JobSettings) -> ClusterSize:
-    """Return the size of a job's cluster, with the values that follow from other settings. Raises ConfigError."""
-    cluster: ClusterSettings = settings.cluster
-    if cluster.mixed == "allow" and _deterministic(settings):
+def _check(settings: JobSettings) -> None:
+    if settings.cluster.mixed == "allow" and _deterministic(settings):
         raise ConfigError(
             "cluster.mixed=allow cannot keep runtime.deterministic=true: unlike machines give equal rows other bytes;"
             " set runtime.deterministic=false, or leave cluster.mixed out"
         )
+
+
+def _size(settings: JobSettings, pool: Pool) -> ClusterSize:
+    """Return the size of a job's cluster, with the values that follow from other settings and from the machines."""
+    cluster: ClusterSettings = settings.cluster
     slots = getattr(settings.runtime, "slots", 0)
     rows = cluster.piece_rows or (max(LEAST_PIECE_ROWS, 2 * slots) if slots else USUAL_PIECE_ROWS)
-    return ClusterSize(cluster.workers or LOCAL_WORKERS, rows, cluster.in_flight)
+    return ClusterSize(cluster.workers or pool.fits, rows, cluster.in_flight)
 
 
 def _deterministic(settings: JobSettings) -> bool:
@@ -111,13 +110,15 @@ def _replaced(graph: Graph, cuts: tuple[Cut, ...], island: Callable[[Cut], Islan
     return found
 
 
-def _pool(settings: JobSettings, plan: WorkerPlan, size: ClusterSize) -> Pool:
+def _pool(settings: JobSettings, plan: WorkerPlan) -> Pool:
     cluster: ClusterSettings = settings.cluster
-    calls = cluster.in_flight + MORE_CALLS
+    calls, threads = cluster.in_flight + MORE_CALLS, getattr(settings.runtime, "threads", None)
     if cluster.pool == "threads":
         return ThreadPool(plan, calls)
-    threads = getattr(settings.runtime, "threads", None)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if (threads or cores) * size.workers > cores and not getattr(settings.model, "gpu_layers", 0):
-        log.warning(CROWDED, size.workers, threads or cores, cores, max(1, cores // size.workers))
-    return ProcessPool(cluster, plan, calls, threads if threads and threads * size.workers <= cores else 0)
+    if cluster.pool == "processes":
+        return ProcessPool(cluster, plan, calls, threads, on_cpu=not getattr(settings.model, "gpu_layers", 0))
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError(f"cluster=ray needs the package ray; {install('ray')}")
+    from pipeline.cluster.ray_pool import RayPool
+
+    return RayPool(cluster, plan, calls, threads)

@@ -9,7 +9,7 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from pipeline.cluster.pool import ServiceDesk, WorkerLost
+from pipeline.cluster.pool import USUAL_WORKERS, ServiceDesk, WorkerLost
 from pipeline.cluster.worker import Worker, WorkerPlan
 
 
@@ -25,6 +25,7 @@ class ThreadPool:
         self._plan = plan
         self._calls = calls
         self._desk = ServiceDesk()
+        self.fits = USUAL_WORKERS
 
     def hire(self, name: str) -> ThreadHandle:
         return ThreadHandle(Worker(self._plan, self._desk, keeps_log=False), self._calls)
