@@ -48,6 +48,22 @@ def check_room(model: ModelSettings, settings: EngineSettings, *, continues: boo
         max_sequence_tokens(settings, facts.n_ctx_train)
 
 
+def check_chosen(runtime: Runtime, settings: EngineSettings) -> None:
+    """Refuse open settings in a worker of a cluster: each would choose its own, and some change the bits of a row."""
+    if runtime.services is not None and settings.open_keys():
+        given = ", ".join(f"runtime.{key}" for key in settings.open_keys())
+        raise ConfigError(
+            f"{given} cannot be left open with a cluster; run the job with runtime=auto and no cluster for some rows"
+            " (data.limit=200), and write down the values that run.log names"
+        )
+
+
+def identity_of(model: Model, settings: EngineSettings) -> dict[str, str]:
+    """Return what must be the same on every machine for equal rows to get equal bits."""
+    threads = settings.exactness().get("threads", "any")
+    return {"the model": model.fingerprint(), "llama.cpp": model.kernels, "runtime.threads": str(threads)}
+
+
 def model_memory(
     model: ModelSettings, settings: EngineSettings, key: Hashable, wanted: Wanted = Wanted.NEXT
 ) -> Iterator[MemoryNeed]:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from operators.engine.backend.interface import TokenIds, Wanted, max_sequence_tokens
 from operators.engine.backend.loading import inspect_model, load_model
 from operators.estimate.texts import forecast_texts
-from operators.generation.wiring import check_room, engine_threads, model_memory, warn_unless_exact
+from operators.generation.wiring import check_room, engine_threads, identity_of, model_memory, warn_unless_exact
 from operators.scoring.prefix_tree import Text
 from operators.scoring.text_batches import Part, Reader, reading_settings
 from operators.scoring.whole_texts import WholeTexts, encoder_settings, most_tokens
@@ -85,6 +85,9 @@ class ReadsTexts(BaseOperator):
         self._runtime = runtime
         self._loaded = load_model(runtime, self._model)
         self._room = max_sequence_tokens(self._settings, self._loaded.n_ctx_train)
+
+    def identity(self) -> dict[str, str]:
+        return identity_of(self._loaded, self._settings)
 
     def close(self) -> None:
         if self._lent is not None:

@@ -21,6 +21,7 @@ from pipeline.api.meter import RowCounts
 from pipeline.api.records import Batch, RejectKind
 from pipeline.api.runtime import RunContext
 from pipeline.cluster.cut import ClusterSize, Cut
+from pipeline.cluster.identity import check_equal
 from pipeline.cluster.ledger import Ledger
 from pipeline.cluster.meters import RemoteMeter
 from pipeline.cluster.pieces import Answer, News, Piece, Task, to_ipc
@@ -37,10 +38,6 @@ MOST_STARTS = 3
 """Workers in a row that may end before they are open."""
 MOST_DEATHS = 16
 """Workers in a row, besides two for each that is wanted, that may end without an answer of any."""
-DIFFER = (
-    "{one} and {other} differ: {what} is {theirs} and {its}. Equal rows would get other bytes on them. Make them alike,"
-    " or set cluster.mixed=allow with runtime.deterministic=false"
-)
 log = logging.getLogger(__name__)
 
 
@@ -69,6 +66,7 @@ class Crew:
         tables: metrics tables of the run.
         islands: that they run.
         meters: of the nodes of the islands.
+        began_with: called with the identity of the first worker that opens; raises if the run began on other machines.
         compares: two answers to one piece must be equal.
         stall_s: seconds after which a worker in which nothing moves is ended; None for never.
     """
@@ -82,6 +80,7 @@ class Crew:
         tables: MetricsTables,
         islands: Sequence[Cut],
         meters: Mapping[str, RemoteMeter],
+        began_with: Callable[[Mapping[str, str]], None],
         *,
         compares: bool = True,
         stall_s: float | None = None,
@@ -91,6 +90,7 @@ class Crew:
         self._islands = {island.name: island for island in islands}
         self._tables = tables
         self._meters = dict(meters)
+        self._began_with = began_with
         self._compares = compares
         self._stall_s = stall_s
         self._ledger = Ledger(settings.in_flight, settings.poison_after, copies=settings.copies)
@@ -225,12 +225,9 @@ class Crew:
         first = self._identity
         if first is None:
             self._identity = f"worker {member.name}", identity
+            self._began_with(identity)
         elif self._settings.mixed == "refuse":
-            for what in sorted({*first[1], *identity}):
-                theirs, its = first[1].get(what, "not there"), identity.get(what, "not there")
-                if theirs != its:
-                    names = {"one": first[0], "other": f"worker {member.name}"}
-                    raise WorkerFailed(DIFFER.format(**names, what=what, theirs=theirs, its=its))
+            check_equal(*first, f"worker {member.name}", identity, "Make them alike")
         member.opened, member.moved_at = True, self._context.clock()
         self._deaths_at_start = 0
         self._ledger.join(member.name)

@@ -16,6 +16,7 @@ from pipeline.api.meter import StageMeter
 from pipeline.api.protocols import BaseOperator, Inbox, Runtime
 from pipeline.api.records import Batch, ChunkEnd, Item, Reject, Rejects, Shard
 from pipeline.api.runtime import RunContext
+from pipeline.cluster.identity import identity_of
 from pipeline.cluster.pieces import Answer, Task, from_ipc, to_ipc
 from pipeline.config.build import build_node
 from pipeline.dataflow.executor import Executor
@@ -92,8 +93,7 @@ class RunningIsland:
 
     def identity(self) -> dict[str, str]:
         """Return what must be the same in all workers, by node."""
-        own = ((name, self._graph.nodes[name].op.identity()) for name in self._names)
-        return {f"{what} of node '{name}'": value for name, found in own for what, value in found.items()}
+        return identity_of(self._graph, self._names)
 
     def compute(self, task: Task) -> Future[Answer]:
         """Take a piece; the future has the answer when it is done."""

@@ -6,11 +6,13 @@ import importlib.util
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 from pipeline.api.errors import ConfigError, install
 from pipeline.api.runtime import RunContext
 from pipeline.cluster.crew import Crew
 from pipeline.cluster.cut import ClusterSize, Cut, islands_of
+from pipeline.cluster.identity import OF_A_NODE, check_equal
 from pipeline.cluster.island import Island
 from pipeline.cluster.meters import RemoteMeter
 from pipeline.cluster.pool import Pool
@@ -20,6 +22,7 @@ from pipeline.cluster.thread_pool import ThreadPool
 from pipeline.cluster.worker import WorkerPlan
 from pipeline.dataflow.graph import Graph, Node
 from pipeline.run_dir.metrics_table import MetricsTables
+from pipeline.run_dir.state import RunState
 from pipeline.settings import ClusterSettings, JobSettings
 
 LEAST_PIECE_ROWS = 8
@@ -30,7 +33,13 @@ MORE_CALLS = 3
 """Calls besides pieces that a worker answers at a time."""
 
 
-def driver_graph(settings: JobSettings, graph: Graph, context: RunContext, tables: MetricsTables) -> tuple[Graph, int]:
+def driver_graph(
+    settings: JobSettings,
+    graph: Graph,
+    context: RunContext,
+    tables: MetricsTables,
+    state: RunState,
+) -> tuple[Graph, int]:
     """Return the driver's graph and how many chunks may be open, so that no worker waits for rows.
 
     Raises:
@@ -56,6 +65,7 @@ def driver_graph(settings: JobSettings, graph: Graph, context: RunContext, table
             tables,
             cuts,
             meters,
+            partial(_began_with, state) if cluster.mixed == "refuse" else lambda identity: None,
             compares=_deterministic(settings),
             stall_s=stall_timeout_s and STALL_SHARE * stall_timeout_s,
         )
@@ -68,6 +78,16 @@ def driver_graph(settings: JobSettings, graph: Graph, context: RunContext, table
     chunk_rows = settings.chunk_rows if graph.target is None else settings.target.rows_of_chunk(settings.chunk_rows)
     open_chunks = max(settings.max_open_chunks, math.ceil(size.rows_in_flight / chunk_rows) + 2)
     return Graph(nodes, graph.target), open_chunks
+
+
+def _began_with(state: RunState, identity: Mapping[str, str]) -> None:
+    """Keep the identity of the workers with the run, or compare it with the one that is kept."""
+    own = {what: value for what, value in identity.items() if OF_A_NODE in what}
+    if state.identity:
+        remedy = "Go on with machines like those"
+        check_equal("the workers that began this run", state.identity, "a worker of now", own, remedy)
+    else:
+        state.note_identity(own)
 
 
 def _check(settings: JobSettings) -> None:

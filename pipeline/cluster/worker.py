@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import platform
 import socket
 import threading
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ import pyarrow as pa
 
 from pipeline.api.meter import MeterReading
 from pipeline.api.runtime import Resources, RunContext, Services
+from pipeline.cluster.identity import program
 from pipeline.cluster.pieces import Answer, News, TableRows, Task
 from pipeline.cluster.running_island import IslandPlan, RunningIsland
 
@@ -69,10 +69,10 @@ class Worker:
         if self._log is not None:
             logging.getLogger("pipeline").addHandler(self._log)
             logging.getLogger("pipeline").setLevel(logging.INFO)
-        found = {"machine": platform.machine(), "python": platform.python_version(), "pyarrow": pa.__version__}
+        found = program()
         for island in self._islands.values():
             island.start()
-            found |= island.identity()
+            found = found | island.identity()
         return found
 
     def compute(self, task: Task) -> Answer:

@@ -64,6 +64,7 @@ class Executor:
         states: by node, the operator states of earlier chunks.
         tick_s: seconds between two calls of `tick`.
         rejects: the sink of all rejects; None for one that writes them to the output directory.
+        opened: called when all operators are open, before the first row.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Executor:
         states: Mapping[str, Iterable[bytes]] | None = None,
         tick_s: float = 0.2,
         rejects: BaseOperator | None = None,
+        opened: Callable[[], None] = lambda: None,
     ) -> None:
         self._graph = graph
         self._context = context
@@ -85,6 +87,7 @@ class Executor:
         self._tick_s = tick_s
         self._window = ChunkWindow(max_open_chunks, first_chunk, last_chunk)
         self._commit = commit
+        self._opened = opened
         self._committer = Committer(graph.sinks, self._commit_chunk, self._window, lambda: self.stop(None))
         self._failure: PipelineError | None = None
         self._enough = False
@@ -132,6 +135,7 @@ class Executor:
                 for stage in self._stages.values():
                     self._open(stage)
                     opened.callback(stage.node.op.close)
+                self._opened()
                 self._start_and_wait(tick)
             finally:
                 self._ended.set()
