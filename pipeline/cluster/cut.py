@@ -6,7 +6,7 @@ a model. Sources, sinks, and nodes that decide over several rows stay in the dri
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -19,8 +19,8 @@ IN_A_WORKER = "in the workers"
 IN_THE_DRIVER = {
     "source": "it is the source",
     "sink": "it writes files",
-    Scope.RUN: "its rows may depend on others",
-    "alone": "no node with a model is beside it",
+    Scope.RUN: "it does not say that its rows are independent",
+    "alone": "no node with a local model is beside it",
 }
 """Reasons why a node stays in the driver."""
 
@@ -71,9 +71,9 @@ def islands_of(graph: Graph) -> tuple[Cut, ...]:
     return tuple(found)
 
 
-def places(graph: Graph, islands: Sequence[Cut]) -> Mapping[str, str]:
-    """Return for each node where it runs, and why if that is the driver."""
-    inside = {name for island in islands for name in island.nodes}
+def places(graph: Graph) -> Mapping[str, str]:
+    """Return for each node where it runs, and why if that is the driver. Raises ConfigError as `islands_of` does."""
+    inside = {name for island in islands_of(graph) for name in island.nodes}
     return {name: IN_A_WORKER if name in inside else f"in the driver: {_reason(graph, name)}" for name in graph.order}
 
 
