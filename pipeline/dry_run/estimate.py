@@ -215,12 +215,12 @@ def plan_lines(settings: JobSettings, graph: Graph) -> list[str]:
     rows = settings.chunk_rows if graph.target is None else settings.target.rows_of_chunk(settings.chunk_rows)
     lines = [f"job {settings.name}: {len(graph.nodes)} nodes, chunks of {rows} rows, seed {settings.seed}"]
     width = max(len(name) for name in graph.order)
-    where = places(graph) if settings.cluster is not None else {}
+    runs = places(graph) if settings.cluster is not None else {}
     for name in graph.order:
         node, schema = graph.nodes[name], graph.schemas[name]
         source = f" <- {', '.join(node.inputs)}" if node.inputs else ""
         first = graph.schemas[node.inputs[0]] if node.inputs else None
-        there = f" ({where[name]})" if where else ""
+        there = f" ({runs[name]})" if runs else ""
         lines.append(f"  {name:{width}}  {node.op.title}{source}: {_columns(first, schema)}{there}")
     lines += [] if graph.target is None else [_target_line(settings.target)]
     url = getattr(settings.output, "publish", None)

@@ -12,7 +12,8 @@ from pipeline.cluster.pieces import Cutter, from_ipc, to_ipc
 
 @given(sizes=st.lists(st.integers(0, 30), max_size=12), rows=st.integers(1, 12))
 def test_a_cutter_keeps_rows_and_order(sizes: list[int], rows: int) -> None:
-    cutter, made, first = Cutter(rows), [], 0
+    made: list[Batch] = []
+    cutter, first = Cutter(rows), 0
     for size in sizes:
         data = pa.record_batch({"row": pa.array(range(first, first + size), pa.int64())})
         made += cutter.add(Batch(3, data))
