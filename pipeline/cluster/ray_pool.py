@@ -88,9 +88,7 @@ class RayPool:
         needs, there = _in_words(self._needs), _resources()
         some = {name: there.get(name, 0.0) for name in self._needs}
         short = [name for name, need in self._needs.items() if need > some[name]]
-        hint = (
-            f"no node can have {', '.join(short)} enough" if short else "its nodes are taken, or still load the model"
-        )
+        hint = f"there is too little {' and '.join(short)}" if short else "its nodes are taken, or load the model"
         return f"a worker takes {needs}, and the cluster has {_in_words(some)} in all; {hint}"
 
     def close(self) -> None:

@@ -30,7 +30,7 @@ def nodes() -> Iterator[Any]:
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     before = signal.getsignal(signal.SIGTERM)
-    quick = {"health_check_period_ms": 500, "health_check_failure_threshold": 2, "health_check_initial_delay_ms": 500}
+    quick = {"health_check_period_ms": 1000, "health_check_failure_threshold": 8}
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "_system_config": quick})
     ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
     signal.signal(signal.SIGTERM, before)
@@ -89,9 +89,8 @@ def test_too_little_is_said(nodes, tmp_path: Path, capsys) -> None:
     much = ("cluster.cpus=64", "cluster.start_timeout_s=1", "+cluster.resources.tpu=2")
     assert run("quickstart", tmp_path / "out", *RAY, *much) == ExitCode.FAILED
     said = capsys.readouterr().err
-    assert (
-        "a worker takes 64 CPU, 2 tpu, and the cluster has 2 CPU, 0 tpu in all; there is too little CPU and tpu" in said
-    )
+    assert "a worker takes 64 CPU, 2 tpu, and the cluster has 2 CPU, 0 tpu in all" in said
+    assert "there is too little CPU and tpu" in said
 
 
 @pytest.mark.faults
