@@ -67,7 +67,9 @@ PUBLIC_NAMES = "pipeline/__init__.py"
 STARTS_THREADS = {
     "pipeline/cluster/crew.py",
     "pipeline/cluster/running_island.py",
+    "pipeline/cluster/pool.py",
     "pipeline/cluster/process_pool.py",
+    "pipeline/cluster/ray_pool.py",
     "pipeline/cluster/rpc.py",
     "pipeline/cluster/thread_pool.py",
     "pipeline/dataflow/executor.py",

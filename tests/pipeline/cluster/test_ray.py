@@ -98,19 +98,16 @@ def test_nodes_come_and_go(nodes, alone, tmp_path: Path) -> None:
     """The only node with room for workers is removed while they work, and another one joins."""
     first = nodes.add_node(num_cpus=2, resources={"dev": 2})
     nodes.wait_for_nodes()
-
-    def change() -> None:
-        while len(actors()) < 2:
-            time.sleep(0.1)
-        time.sleep(2)
-        nodes.remove_node(first, allow_graceful=False)
-        nodes.add_node(num_cpus=2, resources={"dev": 2})
-
-    thread = threading.Thread(target=change)
-    thread.start()
-    code = run("quickstart", tmp_path / "out", *RAY, "+cluster.resources.dev=1", "cluster.piece_rows=1")
-    thread.join()
-    assert code == ExitCode.DONE
+    one_by_one = (f"cluster.address={nodes.address}", "+cluster.resources.dev=1", "cluster.piece_rows=1")
+    process = start(command("quickstart", tmp_path / "out", *RAY, *one_by_one))
+    while len(actors()) < 2:
+        time.sleep(0.1)
+        assert process.poll() is None
+    time.sleep(2)
+    nodes.remove_node(first, allow_graceful=False)
+    nodes.add_node(num_cpus=2, resources={"dev": 2})
+    _, said = process.communicate(timeout=240)
+    assert process.returncode == ExitCode.DONE, said
     assert bytes_of(tmp_path / "out") == bytes_of(alone)
 
 
