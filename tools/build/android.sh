@@ -32,7 +32,7 @@ if ! proot-distro list --quiet | grep -qx "$name"; then
         fail "proot-distro (5 or later is needed) cannot install Debian: see above"
 fi
 # Without i8mm and SVE, which phones have too: with those the bits were not proven (docs/models.md).
-features=" $(grep -m 1 '^Features' /proc/cpuinfo) "
+features=" $(grep -m 1 '^Features' /proc/cpuinfo || true) "
 march=armv8-a
 case $features in *" asimdhp "*) case $features in *" asimddp "*) march=armv8.2-a+dotprod+fp16 ;; esac ;; esac
 

@@ -43,7 +43,10 @@ class Termux:
     def cpu(self, features: str) -> None:
         """Answer `grep` of /proc/cpuinfo; every other one is real."""
         real = shutil.which("grep")
-        self.stand_in("grep", f"case $* in *Features*) echo '{features}' ;; *) exec {real} \"$@\" ;; esac")
+        self.stand_in(
+            "grep",
+            f"case $* in *Features*) echo '{features}'; [ '{features}' ] || exit 1 ;; *) exec {real} \"$@\" ;; esac",
+        )
 
     def fails_at(self, word: str) -> None:
         for name in ("pkg", "proot-distro"):
@@ -85,6 +88,7 @@ def test_the_steps_come_in_order_and_end_with_a_job_by_the_command_that_is_left(
         ("Features\t: fp asimd asimdhp", None, "armv8-a"),
         ("Features\t: fp asimd", None, "armv8-a"),
         ("Features\t: fp asimd", "armv9-a", "armv9-a"),
+        ("", None, "armv8-a"),
     ],
 )
 def test_llama_cpp_is_compiled_for_instructions_that_the_phone_has_and_whose_bits_are_proven(
