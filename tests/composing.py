@@ -25,7 +25,7 @@ _OURS = {"hydra.conf", str(CONF), ""}
 
 
 class _Kept(NamedTuple):
-    """`config`: pickled. `jobs`: the files of the jobs that it is of, and what they said."""
+    """`config`: pickled. `jobs`: the files of jobs that the job begins with, and what they said."""
 
     found: DefaultsList
     config: bytes
@@ -40,24 +40,36 @@ _compose = ConfigLoaderImpl._compose_config_from_defaults_list
 
 
 class _Files(list[Any]):
-    """The files that a config is composed of. `key`: of what is kept of them; None if nothing is to be."""
+    """The files that a config is composed of. `job`: that of the job, whose text is part of the key. `key`: of what is
+    kept of them; None if nothing is to be."""
 
-    def __init__(self, found: DefaultsList, key: Any) -> None:
+    def __init__(self, found: DefaultsList, job: str, key: Any) -> None:
         super().__init__(found.defaults)
-        self.found, self.key = found, key
+        self.found, self.job, self.key = found, job, key
 
 
 def _defaults_list(repo: Any, config_name: str, overrides_list: list[Any], **more: bool) -> DefaultsList:
     overrides = Overrides(repo=repo, overrides_list=overrides_list)
     values = {id(override) for override in overrides.config_overrides}
-    choices = tuple(override.input_line for override in overrides_list if id(override) not in values)
+    choices = [override.input_line for override in overrides_list if id(override) not in values]
     sources = [source.path for source in repo.get_sources()]
-    key = (config_name, choices, *sources, *more.values())
+    job = next((choice.replace("=", "/") for choice in choices if choice.startswith("job=")), "")
+    # Jobs of the same name and text are the same, wherever they lie.
+    text = (job_files[job].stem, job_files[job].read_bytes()) if job in job_files else ()
+    key = (
+        config_name,
+        *(choice for choice in choices if not text or choice != f"job={job[4:]}"),
+        text,
+        *sources,
+        *more.values(),
+    )
     if (kept := _kept.get(key)) and kept.holds():
         overrides.known_choices.update(kept.found.overrides.known_choices)
+        if text:
+            overrides.known_choices["job"] = job[4:]
         return replace(kept.found, config_overrides=overrides.config_overrides, overrides=overrides)
     found = create_defaults_list(repo=repo, config_name=config_name, overrides_list=overrides_list, **more)
-    found.defaults = _Files(found, key if set(sources) <= _OURS else None)
+    found.defaults = _Files(found, job, key if set(sources) <= _OURS else None)
     return found
 
 
@@ -68,7 +80,9 @@ def _composed(loader: ConfigLoaderImpl, defaults: _Files, repo: Any) -> DictConf
         return found
     config = _compose(loader, defaults, repo)
     if defaults.key:
-        paths = [job_files[d.config_path] for d in defaults if d.config_path in job_files]
+        paths = [
+            job_files[d.config_path] for d in defaults if d.config_path in job_files and d.config_path != defaults.job
+        ]
         _kept[defaults.key] = _Kept(defaults.found, pickle.dumps(config), {p: p.read_bytes() for p in paths})
     return config
 

@@ -46,6 +46,16 @@ def test_it_is_the_same_whatever_was_composed_before(choices, anew):
         assert composed("quickstart", *choices, *values) == anew("quickstart", *choices, *values)
 
 
+def test_a_job_may_lie_elsewhere_under_the_same_name(tmp_path: Path, anew):
+    for folder in ("one", "other"):
+        job = tmp_path / folder / "own.yaml"
+        job.parent.mkdir()
+        job.write_text("seed: 1\n", encoding="utf-8")
+        assert composed(str(job)) == anew(str(job))
+    (tmp_path / "other" / "own.yaml").rename(tmp_path / "other" / "renamed.yaml")
+    assert "renamed" in composed(str(tmp_path / "other" / "renamed.yaml"))
+
+
 def test_a_job_file_that_changes_is_read_again(tmp_path: Path, anew):
     job = tmp_path / "own.yaml"
     for text in ("seed: 1\n", "seed: 2\n", "defaults: [{override /sampling: greedy}]\nseed: 2\n"):
