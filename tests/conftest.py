@@ -7,12 +7,14 @@ import os
 import pytest
 
 from pipeline.results.report.write import VARIABLE
+from tests.composing import keep
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Here, not in a fixture: processes that tests start inherit it."""
     os.environ[VARIABLE] = "off"
     _take_own_cores()
+    keep()
 
 
 def _take_own_cores() -> None:

@@ -34,6 +34,7 @@ NOT_RUN = {
     "python -m venv somewhere && somewhere/bin/pip install dist/*.whl": "tests/test_wheel.py does, without an index",
     "docker build -t llama-batch-pipeline .": "tests/tools/build/test_image.py runs its steps",
     'docker run --rm --user "$(id -u):$(id -g)" -v "$PWD:/work" llama-batch-pipeline job=my_job.yaml': "needs it",
+    "sh tools/build/android.sh": "tests/tools/build/test_android.py does, with stand-ins for a phone",
     ".venv/bin/python tools/build/arm64.py": "tests/tools/build/test_arm64.py does, where all is made",
 }
 ELSEWHERE = re.compile(r"printf |\.venv/bin/python -c |hf |.*s3://")

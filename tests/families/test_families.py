@@ -25,6 +25,8 @@ REFERENCES: dict[str, dict[str, Any]] = {
     path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(HERE.glob("*.json"))
 }
 FAMILIES = [name for name, reference in REFERENCES.items() if "ids" in reference]
+OFTEN = ("qwen3", "qwen3moe", "deepseek2", "gemma3", "gpt-oss", "lfm2", "mamba2", "rwkv7", "qwen3_5", "granite_hybrid")
+"""Those that stand for the others where every test run tries some: of each kind of cache, state and feed-forward."""
 ALL_OFF = tuple(f"runtime.optimise.{field.name}=false" for field in fields(OptimiseSettings))
 EXACT_WAYS: dict[str, tuple[str, ...]] = {
     "without optimisations, shuffled and preempted": (
@@ -100,7 +102,7 @@ def test_ids_equal_those_of_transformers(family, usual):
     assert not differences(family, usual(family))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [f if f in OFTEN else pytest.param(f, marks=pytest.mark.faults) for f in FAMILIES])
 @pytest.mark.parametrize(
     "way", [name if i == 0 else pytest.param(name, marks=pytest.mark.faults) for i, name in enumerate(EXACT_WAYS)]
 )

@@ -40,8 +40,8 @@ PLACES = {
 }
 SIGNALS = ("TERM", "INT", "TERM+TERM", "INT+INT")
 FEW = [
-    *(("composition", "TERM"), ("planning", "INT"), ("the first transaction", "TERM"), ("model load", "TERM")),
-    *(("prefill", "INT"), ("decode", "TERM"), ("commit", "INT"), ("end accounting", "TERM")),
+    *(("composition", "TERM"), ("model load", "INT"), ("decode", "TERM"), ("commit", "INT")),
+    ("end accounting", "TERM"),
 ]
 REST = [case for case in itertools.product(PLACES, SIGNALS) if case not in FEW]
 

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Make an environment with the pipeline, all its extras of the lock file, and a llama.cpp that takes the best kernels of
 # the CPU it runs on: `sh tools/build/image.sh CHECKOUT NEW_FOLDER`. The Dockerfile runs it, and a test does in an empty
-# folder. Needs no root; Python 3.11 or later with venv (PYTHON names it), and a compiler that backend=any_cpu takes.
+# folder. Needs no root; Python 3.11 or later with venv (PYTHON names it), and a compiler that backend=any_cpu takes;
+# BACKEND names another one.
 set -eu
 checkout=$(cd "$1" && pwd)
 "${PYTHON:-python3}" -m venv "$2"
@@ -10,7 +11,7 @@ python=$folder/bin/python
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-LLAMA_WHEEL_CACHE=${LLAMA_WHEEL_CACHE:-$work/wheels} "$python" "$checkout/tools/build/build.py" --backend any_cpu
+LLAMA_WHEEL_CACHE=${LLAMA_WHEEL_CACHE:-$work/wheels} "$python" "$checkout/tools/build/build.py" --backend "${BACKEND:-any_cpu}"
 
 cd "$checkout"
 mkdir -p "$work/source/tests/families"

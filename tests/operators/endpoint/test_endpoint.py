@@ -374,12 +374,13 @@ def test_a_dry_run_sends_a_handful_and_tells_the_cost(tmp_path):
     assert "cost 5,000.00" in found.text
 
 
-def test_two_hundred_greedy_texts_of_a_real_server_are_those_of_the_local_job(tmp_path):
+@pytest.mark.parametrize("rows", [30, pytest.param(200, marks=pytest.mark.faults)])
+def test_greedy_texts_of_a_real_server_are_those_of_the_local_job(tmp_path, rows):
     """llama-cpp-python's server has one slot and no flash attention."""
-    settings = {"sampling": "greedy", "progress": "none"}
+    settings = {"sampling": "greedy", "data.limit": rows, "progress": "none"}
     with llama_cpp_server(tmp_path / "log") as url:
         there = {"model": "endpoint", "model.url": url}
         theirs = texts(run("quickstart", settings | there, directory=tmp_path / "theirs"))
     ours = texts(run("quickstart", settings | {"runtime.flash_attention": False}, directory=tmp_path / "ours"))
-    assert len(ours) == 200
+    assert len(ours) == rows
     assert theirs == ours
