@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from operators.endpoint.answers import Answer
+from operators.endpoint.api.answers import Answer
 from operators.endpoint.rows import EndpointRow
 from operators.generation.completions import LOGPROBS, REASONING, TEXT, completion_fields
 from operators.generation.tool_calls import TOOL_CALLS

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from operators.endpoint.api.vectors import read_vectors
+from operators.endpoint.connection.request import Request
 from operators.endpoint.metrics import COST, usage_lines
-from operators.endpoint.request import Request
 from operators.endpoint.server import server_of
-from operators.endpoint.vectors import read_vectors
 from operators.generation.store import StoredCompletion
 from operators.generation.wiring import shared_store
 from operators.rows.row_condition import Where, passed_by

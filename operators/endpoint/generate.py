@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from operators.endpoint.bodies import Bodies
+from operators.endpoint.api.bodies import Bodies
 from operators.endpoint.completions import AnswerColumns, answer_fields
 from operators.endpoint.estimate import forecast_of
 from operators.endpoint.lookup import AnswerLookup

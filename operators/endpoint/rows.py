@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from operators.endpoint.answers import Answer, read_answer
-from operators.endpoint.bodies import Bodies
-from operators.endpoint.request import Request
+from operators.endpoint.api.answers import Answer, read_answer
+from operators.endpoint.api.bodies import Bodies
+from operators.endpoint.connection.request import Request
 from operators.generation.requests import Samples
 from operators.generation.seeds import RowSeeds, no_seed
 from operators.prompts.arguments import TemplateArguments

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-from operators.endpoint.answers import Unusable
-from operators.endpoint.client import Endpoint
-from operators.endpoint.dialects import OPENAI, dialect_of
-from operators.endpoint.request import Request
+from operators.endpoint.api.answers import Unusable
+from operators.endpoint.api.dialects import OPENAI, dialect_of
+from operators.endpoint.connection.client import Endpoint
+from operators.endpoint.connection.request import Request
 from operators.settings import ModelSettings
 from operators.settings.endpoint import AUTO, EndpointSettings
 from pipeline.api.errors import ConfigError

@@ -15,7 +15,7 @@ from pipeline.system.redaction import clean_url
 
 APIS = ("chat", "completions", "embeddings")
 DIALECTS = ("openai", "vllm", "sglang", "llama_server", "llama_cpp_python")
-"""The servers whose parameters are known, operators/endpoint/dialects.py has them."""
+"""The servers whose parameters are known, operators/endpoint/api/dialects.py has them."""
 AUTO = "auto"
 PRICES = ("input", "cached", "output")
 _LOCAL = ("path", "repo", "file", "revision", "chat_template", "reasoning_tags", "tool_format", "date")

@@ -17,13 +17,13 @@ from concurrent.futures import Future, wait
 from logging import Logger
 from typing import Any, TypeVar
 
-from operators.endpoint.answers import Unusable
-from operators.endpoint.concurrency import Adaptive, Fixed, Pace
-from operators.endpoint.http import Http, Unreachable, require_client
-from operators.endpoint.request import Request
-from operators.endpoint.retrying import retrying
-from operators.endpoint.routes import Routes
-from operators.endpoint.verdict import Again, EndpointError, NoSuchApi, Refused, judge, without
+from operators.endpoint.api.answers import Unusable
+from operators.endpoint.connection.concurrency import Adaptive, Fixed, Pace
+from operators.endpoint.connection.http import Http, Unreachable, require_client
+from operators.endpoint.connection.request import Request
+from operators.endpoint.connection.retrying import retrying
+from operators.endpoint.connection.routes import Routes
+from operators.endpoint.connection.verdict import Again, EndpointError, NoSuchApi, Refused, judge, without
 from operators.settings.endpoint import AUTO, EndpointSettings
 from pipeline.api.errors import Cancelled, PipelineError
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
-from operators.endpoint.dialects import CHAT
-from operators.endpoint.json_shape import (
+from operators.endpoint.api.dialects import CHAT
+from operators.endpoint.api.json_shape import (
     Unusable,
     clean,
     count,

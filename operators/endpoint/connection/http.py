@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from operators.endpoint.verdict import Again
+from operators.endpoint.connection.verdict import Again
 from operators.settings.endpoint import EndpointSettings
 from pipeline.api.errors import ConfigError, install
 
