@@ -1,0 +1,84 @@
+"""Settings of a server: what cannot be is said before anything is sent, and no secret is written down."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from operators.endpoint.estimate import TRIED
+from pipeline import estimate, run
+from pipeline.api.errors import ConfigError, ExitCode, NodeFailed
+from tests.operators.endpoint.asking import asked
+from tests.operators.endpoint.fault_server import Fault, FaultServer
+
+KEY = "sk-do-not-write-me-down"
+
+
+def test_samples_are_asked_for_one_by_one_where_no_seed_is_sent(tmp_path):
+    settings = {"sampling__n": 2, "sampling__temperature": 1.0, "model__extra_body": {"seed": None}}
+    with FaultServer() as server:
+        result = asked(server, tmp_path / "out", 5, **settings)
+        assert set(server.served.values()) == {2}
+    assert result.rows().collect().height == 10
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"sampling.typical_p": 0.5, "sampling.temperature": 1.0}, "typical_p"),
+        ({"output.completion_ids": True}, "completion_ids"),
+        ({"model.key_env": "NO_SUCH_VARIABLE_IS_SET"}, "NO_SUCH_VARIABLE_IS_SET"),
+        ({"model.name": "another"}, "none of the server's models: stub"),
+        ({"model.url": "http://u:p@127.0.0.1/v1"}, "user or password"),
+        ({"model.url": "http://127.0.0.1/v1/chat/completions"}, "leave /chat/completions out"),
+        ({"model.api": "embeddings"}, "makes no texts"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_is_sent(tmp_path, settings, said):
+    with FaultServer() as server:
+        with pytest.raises((ConfigError, NodeFailed), match=re.escape(said)) as error:
+            asked(server, tmp_path / "out", **{key.replace(".", "__"): value for key, value in settings.items()})
+        assert error.value.exit_code == ExitCode.CONFIG
+        assert server.requests == 0
+
+
+def test_neither_key_nor_headers_nor_prompts_are_written_down(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("ENDPOINT_KEY_OF_TEST", KEY)
+
+    def echoes(number: int, body: dict[str, Any]) -> Fault | None:
+        text = body["messages"][0]["content"]
+        return Fault(400, {"error": {"message": f"{KEY} may not say {text}"}}) if text.endswith("row 5") else None
+
+    with FaultServer(echoes) as server:
+        headers = {"X-Secret": "header-do-not-write"}
+        asked(server, tmp_path / "out", model__key_env="ENDPOINT_KEY_OF_TEST", model__headers=headers)
+        assert server.headers["Authorization"] == f"Bearer {KEY}"
+        assert server.headers["X-Secret"] == "header-do-not-write"
+    printed = "".join(capfd.readouterr())
+    for path in (tmp_path / "out").rglob("*"):
+        content = path.read_bytes() if path.is_file() else b""
+        assert KEY.encode() not in content, path
+        assert b"header-do-not-write" not in content, path
+        if path.name == "run.log":
+            assert b"the prompt of row" not in content
+    assert "the prompt of row" not in printed
+    assert KEY not in printed
+
+
+def test_an_operator_that_needs_the_model_itself_says_so(tmp_path):
+    settings = {"model": "endpoint", "model.url": "http://127.0.0.1:9/v1"}
+    with pytest.raises(ConfigError, match="this operator needs a model of this process"):
+        run("rerank", settings, directory=tmp_path / "out", progress="none")
+
+
+def test_a_dry_run_sends_a_handful_and_tells_the_cost(tmp_path):
+    price = {"input": 1e6, "output": 0.0, "cached": 1e6}
+    with FaultServer() as server:
+        settings = {"model.url": server.url, "model.price_per_million": price}
+        found = estimate("generate", settings, rows=[f"prompt {i}" for i in range(500)], model="endpoint")
+        assert server.requests == TRIED
+    assert found.forecast is not None
+    assert found.forecast.tokens_in.likely == 5000
+    assert "cost 5,000.00" in found.text
