@@ -70,7 +70,7 @@ def test_neither_key_nor_headers_nor_prompts_are_written_down(tmp_path, monkeypa
 def test_an_operator_that_needs_the_model_itself_says_so(tmp_path):
     settings = {"model": "endpoint", "model.url": "http://127.0.0.1:9/v1"}
     with pytest.raises(ConfigError, match="this operator needs a model of this process"):
-        run("rerank", settings, directory=tmp_path / "out", progress="none")
+        run("classify_head", settings, directory=tmp_path / "out", progress="none")
 
 
 def test_a_dry_run_sends_a_handful_and_tells_the_cost(tmp_path):

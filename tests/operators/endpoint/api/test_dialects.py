@@ -46,7 +46,8 @@ def test_no_field_is_forgotten():
 
 
 def test_the_table_is_markdown():
-    lines = markdown().splitlines()
+    nodes, lines = (part.splitlines() for part in markdown().split("\n\n")[:2])
+    assert "| Rerank | `/rerank` | `/rerank` | `/rerank` | `/rerank` |  |" in nodes
     assert lines[0] == "| setting | openai | vllm | sglang | llama_server | llama_cpp_python |"
     assert "| `top_k` |  | `top_k` | `top_k` | `top_k` | `top_k` |" in lines
     assert [line.count("|") for line in lines[: len(DIALECTS) + 2]] == [7] * (len(DIALECTS) + 2)
