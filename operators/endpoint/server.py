@@ -65,6 +65,7 @@ def _connected(runtime: Runtime, settings: EndpointSettings) -> Server:
         dialect = OPENAI
         runtime.log.info("the server does not say what it is; model.dialect=%s is assumed", dialect)
     runtime.log.info("model %s at %s, dialect %s", found.name, shown, dialect)
+    endpoint.model = found.name
     kept = {name: (card or {}).get(name) for name in _OF_MODEL}
     identity = json.dumps([found.name, dialect, kept], sort_keys=True, default=str)
     return Server(endpoint, replace(found, dialect=dialect), identity)

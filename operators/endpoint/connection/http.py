@@ -87,7 +87,10 @@ class Http:
                 content = await self._read(response, where)
                 return Reply(response.status, response.headers, content)
         except http.ClientConnectorCertificateError as error:
-            raise ConfigError(f"{where} has a certificate that is not valid ({_brief(error)})") from None
+            raise ConfigError(
+                f"{where} has a certificate that is not valid ({_brief(error)}); if it is yours, name the file of its"
+                " authority in the environment variable SSL_CERT_FILE, or model.url of a proxy that has a valid one"
+            ) from None
         except http.ClientConnectorDNSError as error:
             raise Unreachable(f"the host of {where} is not known ({_brief(error)})") from None
         except (http.ClientConnectorError, http.ConnectionTimeoutError) as error:
@@ -111,6 +114,6 @@ class Http:
 
 def _brief(error: BaseException) -> str:
     """Return the kind of an error and its number's meaning, without URLs and headers."""
-    os_error = getattr(error, "os_error", error)
-    said = getattr(os_error, "strerror", None)
+    inner = getattr(error, "certificate_error", getattr(error, "os_error", error))
+    said = getattr(inner, "verify_message", None) or getattr(inner, "strerror", None)
     return f"{type(error).__name__}: {said}" if said else type(error).__name__

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 from pipeline import run
@@ -26,3 +29,17 @@ def asked(server: FaultServer | str, directory: Path, rows: int = ROWS, **settin
 def texts(result) -> dict[int, str]:
     found = result.rows().select("row", "completion").collect()
     return dict(zip(found["row"], found["completion"], strict=True))
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from tests.operators.endpoint.asking import asked
+asked(sys.argv[1], Path(sys.argv[2]), 60, model__concurrency=4, chunk_rows=20)
+"""
+
+
+def started(server: FaultServer, directory: Path, **environment: str) -> subprocess.Popen[bytes]:
+    """Start a process that asks for 60 rows, four at a time."""
+    command = [sys.executable, "-c", PROGRAM, server.url, str(directory)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, env=os.environ | environment)

@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 import socket
+import ssl
 import struct
 import sys
 import threading
@@ -75,6 +76,7 @@ class FaultServer:
         owner: of the model, which tells the dialect.
         delay_s: seconds before each answer.
         limit: requests at a time; more get 429.
+        tls: with a certificate; None: HTTP.
 
     Attributes:
         served: how often each body was answered.
@@ -90,19 +92,20 @@ class FaultServer:
         delay_s: float = 0.0,
         limit: int = 10**9,
         port: int = 0,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.faults, self._owner, self._delay_s, self._limit = faults, owner, delay_s, limit
         self.served: Counter[str] = Counter()
         self.headers: dict[str, str] = {}
         self.requests = self.active = self.most = 0
-        self._port = port
+        self._port, self._tls = port, tls
         self._loop = asyncio.new_event_loop()
         self._connections: set[asyncio.StreamWriter] = set()
 
     @property
     def url(self) -> str:
         """The base URL."""
-        return f"http://127.0.0.1:{self._port}/v1"
+        return f"http{'s' if self._tls else ''}://127.0.0.1:{self._port}/v1"
 
     def __enter__(self) -> Self:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -125,7 +128,7 @@ class FaultServer:
         asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
 
     async def _listen(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port, ssl=self._tls)
         self._port = self._server.sockets[0].getsockname()[1]
 
     async def _close(self) -> None:

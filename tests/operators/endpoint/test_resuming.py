@@ -6,15 +6,15 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from pipeline.api.errors import ExitCode
-from tests.operators.endpoint.asking import ROWS, asked, texts
+from pipeline.results.figures import run_figures
+from pipeline.results.reader import read_results
+from tests.operators.endpoint.asking import ROWS, asked, started, texts
 from tests.operators.endpoint.fault_server import Fault, FaultServer, Script
 
 
@@ -29,18 +29,6 @@ def test_each_row_is_asked_once_and_answered(tmp_path, expected):
     assert texts(result) == expected == texts(again)
     (totals,) = result.metrics("run").select("totals").collect()["totals"]
     assert json.loads(totals)["cost"] == pytest.approx(ROWS * (6 * 1.0 + 4 * 0.5 + 5 * 2.0) / 1e6)
-
-
-PROGRAM = """
-import sys
-from pathlib import Path
-from tests.operators.endpoint.asking import asked
-asked(sys.argv[1], Path(sys.argv[2]), 60, model__concurrency=4, chunk_rows=20)
-"""
-
-
-def started(server: FaultServer, directory: Path) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", PROGRAM, server.url, str(directory)], stderr=subprocess.PIPE)
 
 
 def killed_at_random(tmp_path: Path, kills: int, faults: Script | None = None) -> None:
@@ -111,3 +99,5 @@ def test_a_target_ends_when_its_money_is_spent_over_all_attempts(tmp_path):
         result = asked(server, tmp_path / "out", 300, **target, max_open_chunks=1)
         assert result.outcome == ExitCode.DONE
     assert result.rows().collect().height == 200
+    figures = run_figures(read_results(tmp_path / "out"))
+    assert figures["cost at servers"].value == pytest.approx(server.requests)  # over both attempts that asked

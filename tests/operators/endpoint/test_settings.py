@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
+import ssl
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +14,8 @@ import pytest
 from operators.endpoint.estimate import TRIED
 from pipeline import estimate, run
 from pipeline.api.errors import ConfigError, ExitCode, NodeFailed
-from tests.operators.endpoint.asking import asked
-from tests.operators.endpoint.fault_server import Fault, FaultServer
+from tests.operators.endpoint.asking import asked, started
+from tests.operators.endpoint.fault_server import Fault, FaultServer, answer_to
 
 KEY = "sk-do-not-write-me-down"
 
@@ -52,6 +56,43 @@ def test_what_cannot_be_is_said_before_anything_is_sent(tmp_path, settings, said
             asked(server, tmp_path / "out", **{key.replace(".", "__"): value for key, value in settings.items()})
         assert error.value.exit_code == ExitCode.CONFIG
         assert server.requests == 0
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory) -> Path:
+    """A file with a certificate for 127.0.0.1, that no authority has signed, and its key."""
+    if (openssl := shutil.which("openssl")) is None:
+        pytest.skip("there is no openssl")
+    path = tmp_path_factory.mktemp("tls") / "server.pem"
+    options = ["-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=test"]
+    names = ["-addext", "subjectAltName=IP:127.0.0.1"]
+    command = [openssl, "req", *options, *names, "-keyout", f"{path}.key", "-out", str(path)]
+    subprocess.run(command, check=True, capture_output=True)
+    return path
+
+
+def test_a_certificate_that_nobody_signed_is_refused_and_the_remedy_helps(tmp_path, certificate):
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate, f"{certificate}.key")
+    with FaultServer(tls=tls) as server:
+        said = rf"{server.url[:-3]} has a certificate.*self-signed.*SSL_CERT_FILE"
+        with pytest.raises(NodeFailed, match=said) as error:
+            asked(server, tmp_path / "out", 1)
+        assert error.value.exit_code == ExitCode.CONFIG
+        assert server.requests == 0
+        started(server, tmp_path / "2", SSL_CERT_FILE=str(certificate)).communicate(timeout=60)
+        assert sum(server.served.values()) == 60
+
+
+def test_an_answer_of_another_model_is_said_once(tmp_path):
+    def other(number: int, body: dict[str, Any]) -> Fault | None:
+        return Fault(200, answer_to(body) | {"model": "stub-2026"})
+
+    for faults, count in ((other, 1), (None, 0)):
+        with FaultServer(faults) as server:
+            asked(server, tmp_path / f"{count}", 5)
+        log = (tmp_path / f"{count}/run.log").read_text(encoding="utf-8")
+        assert log.count("'stub' was asked for, and the server says that 'stub-2026' answers") == count
 
 
 def test_neither_key_nor_headers_nor_prompts_are_written_down(tmp_path, monkeypatch, capfd):
