@@ -189,7 +189,7 @@ class EndpointGenerate(BaseOperator):
         if self._lookup is not None:
             self._lookup.keep(row)
         self._finished.append(row)
-        if len(self._finished) >= TAKEN_ROWS:
+        if len(self._finished) == TAKEN_ROWS:
             self._wake()
         elif not self._ringing:  # answers that come one by one would leave in batches of one
             self._ringing = True

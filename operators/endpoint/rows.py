@@ -23,6 +23,8 @@ PATHS: Mapping[str, str] = {"chat": "/chat/completions", "completions": "/comple
 CHARACTERS_PER_TOKEN = 3
 """An estimate, for limits of tokens per minute; what an answer says it used takes its place."""
 
+_ENCODED = json.JSONEncoder(ensure_ascii=False).encode
+
 
 @dataclass(slots=True, eq=False)
 class EndpointRow:
@@ -128,7 +130,7 @@ class Requests:
             return f"column '{PROMPT_TEXT.name}' holds no messages as JSON: {error}"
 
     def _row(self, batch: Batch, index: int, number: int, seed: int, body: dict[str, Any]) -> EndpointRow:
-        sent = json.dumps(body, ensure_ascii=False).encode()
+        sent = _ENCODED(body).encode()
         key = self._base.copy()
         key.update(sent if body.get("temperature") == 0 else seed.to_bytes(8, "little") + sent)
         most = body.get("max_completion_tokens", body.get("max_tokens", self._max_tokens))

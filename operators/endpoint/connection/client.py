@@ -246,9 +246,10 @@ class Endpoint:
 
     async def _try(self, request: Request) -> None:
         """Send `request` once, and set its result."""
-        while (wait_s := self._routes.choose()[1]) > 0:
+        route, wait_s = self._routes.choose()
+        while wait_s > 0:
             await asyncio.sleep(wait_s)
-        route, _ = self._routes.choose()
+            route, wait_s = self._routes.choose()
         route.active += 1
         request.tries += 1
         self.requests += 1

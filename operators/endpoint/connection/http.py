@@ -66,7 +66,6 @@ class Http:
             connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=300, keepalive_timeout=30),
             headers=headers | (settings.headers or {}),
             timeout=aiohttp.ClientTimeout(total=settings.timeout_s, sock_connect=min(_CONNECT_S, settings.timeout_s)),
-            skip_auto_headers=("User-Agent",),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=True,
             max_field_size=65536,
@@ -83,7 +82,8 @@ class Http:
         http = self._aiohttp
         method = "GET" if body is None else "POST"
         try:
-            async with self._session.request(method, url, data=body, allow_redirects=False) as response:
+            data = None if body is None else http.BytesPayload(body, content_type="application/json")
+            async with self._session.request(method, url, data=data, allow_redirects=False) as response:
                 content = await self._read(response, where)
                 return Reply(response.status, response.headers, content)
         except http.ClientConnectorCertificateError as error:
