@@ -19,6 +19,7 @@ import pyarrow as pa
 from operators.endpoint.api.answers import read_usage
 from operators.endpoint.api.dialects import require_path
 from operators.endpoint.connection.request import Request
+from operators.endpoint.estimate import forecast_of
 from operators.endpoint.metrics import PAID, paid_totals, usage_lines
 from operators.endpoint.rows import texts_in
 from operators.endpoint.server import server_of
@@ -28,6 +29,7 @@ from operators.rows.row_condition import Where, passed_by
 from operators.settings import ModelSettings, StoreSettings
 from operators.settings.endpoint import AUTO, EndpointSettings
 from pipeline.api.errors import Cancelled, ConfigError
+from pipeline.api.forecast import Forecast, Task
 from pipeline.api.protocols import BaseOperator, Runtime
 from pipeline.api.records import Batch, Output
 
@@ -110,6 +112,23 @@ class AsksByBatch(BaseOperator):
             rows = batch.data.take(pa.array(list(kept), pa.int64()))
             columns = self._arrays([q for i in kept if not isinstance(q := questions[i], str)], list(kept.values()))
             yield batch.with_data(pa.record_batch([*rows.columns, *columns], schema=self._schema))
+
+    def forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
+        def of_own(own: Sequence[Batch], part: Task) -> Forecast:
+            if not own:
+                return Forecast(part.rows)
+            self.open(runtime)
+            many = self._model.concurrency if isinstance(self._model.concurrency, int) else None
+            price = None if self._model.price_per_million is None else self._model.cost
+            return forecast_of(self.process, own, part, self._token_counts, None, many, price)
+
+        names = batches[0].data.schema.names
+        return self._where.forecast(batches, task, of_own, lambda others: passed_by(others, names, self._schema))
+
+    def _token_counts(self, made: Sequence[Batch]) -> tuple[list[float], list[float]]:
+        rows = sum(batch.num_rows for batch in made)
+        prompt, completion = self._paid["paid_prompt_tokens"], self._paid["paid_completion_tokens"]
+        return ([prompt / rows], [completion / rows]) if rows else ([], [])
 
     def report(self, directory: Path) -> Iterable[str]:
         return usage_lines(self._runtime.node, directory)

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from pipeline import run
+from operators.endpoint.estimate import TRIED
+from pipeline import estimate, run
 from pipeline.api.errors import ConfigError, NodeFailed
 from tests.operators.endpoint.fault_server import Fault, FaultServer
 
@@ -77,6 +78,19 @@ def test_an_answer_is_kept_when_the_run_ends_before_its_time(tmp_path, job, sett
     assert result.rows().collect()["row"].to_list() == [0, 1]
     totals = [json.loads(each) for each in result.metrics("run").collect()["totals"]]
     assert sum(each["cost"] for each in totals) == cost
+
+
+@pytest.mark.parametrize(("job", "api", "asked_for"), [("rerank", "rerank", TRIED), ("embed", "embeddings", 1)])
+def test_a_dry_run_sends_a_handful(tmp_path, job, api, asked_for):
+    rows = [{"prompt": f"text {i}", "query": f"a{i}", "documents": ["a", "b"]} for i in range(500)]
+    with FaultServer() as server:
+        price = {"model.price_per_million": {"input": 1e6, "output": 0.0}}
+        found = estimate(job, {"model.url": server.url, "model.api": api} | price, rows=rows, model="endpoint")
+        assert server.requests == asked_for
+    assert found.forecast is not None
+    tokens = {"rerank": 7, "embed": 3}[job] * 500
+    assert found.forecast.tokens_in.likely == tokens
+    assert f"cost {tokens:,.2f}" in found.text
 
 
 @pytest.mark.parametrize(
