@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from operators.endpoint.rerank import EndpointRerank
 from operators.engine.backend.interface import TokenIds
 from operators.scoring.classifier import ReadsHead, sigmoid
+from operators.scoring.columns import RERANK, Ranking, named, query_and_documents, ranked, rerank_arrays
 from operators.scoring.prefix_tree import Text
 from operators.settings import ModelSettings
 from operators.settings.checks import check
+from operators.settings.endpoint import EndpointSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError
-from pipeline.api.protocols import Runtime
+from pipeline.api.protocols import BaseOperator, Runtime
 from pipeline.api.records import Batch, Output, add_columns, require_column
-
-FIELDS = (
-    pa.field("rerank_order", pa.list_(pa.int32())),
-    pa.field("rerank_scores", pa.list_(pa.float64())),
-    pa.field("rerank_documents", pa.list_(pa.string())),
-    pa.field("rerank_tokens", pa.int32()),
-)
-Ranking = tuple[list[int], list[float], list[str], int]
-"""The values of FIELDS in a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +40,8 @@ class Rerank(ReadsHead):
     The model is a reranker: query and document are read together, and a classifier head makes one number of them. Of
     equal scores the earlier document comes first. A row whose query or documents are null or empty, or with a document
     that is too long together with the query, is a reject.
+
+    With `model=endpoint model.api=rerank` the scores are a server's, as it gives them, and so are the tokens.
 
     Args:
         model, runtime: the config groups of those names.
@@ -71,6 +68,10 @@ class Rerank(ReadsHead):
             top_n: 3
     """
 
+    @classmethod
+    def suited(cls, arguments: Mapping[str, Any]) -> type[BaseOperator]:
+        return EndpointRerank if isinstance(arguments.get("model"), EndpointSettings) else cls
+
     def __init__(
         self,
         model: ModelSettings,
@@ -88,7 +89,7 @@ class Rerank(ReadsHead):
         self._top_n = top_n
         self._normalize = normalize
         self.truncate = truncate
-        self._fields = [f.with_name(f"{as_}_{f.name}") if as_ else f for f in FIELDS]
+        self._fields = named(RERANK, as_)
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
         self._check_model()
@@ -113,14 +114,10 @@ class Rerank(ReadsHead):
         return [self._pairs(*each) for each in zip(*columns, strict=True)]
 
     def _pairs(self, query: str | None, documents: list[str | None] | None) -> Pairs | str:
-        for name, value in ((self._query, query), (self._documents, documents)):
-            if not value:
-                return f"column '{name}' is {'null' if value is None else 'empty'}"
-        assert query is not None
-        assert documents is not None
-        given = [text for text in documents if text]
-        if len(given) < len(documents):
-            return f"column '{self._documents}' has a document that is null or empty"
+        found = query_and_documents((query, documents), (self._query, self._documents))
+        if isinstance(found, str):
+            return found
+        query, given = found
         texts = []
         for number, ids in enumerate(self._joined(query, given)):
             if why := self._unreadable(ids):
@@ -159,12 +156,11 @@ class Rerank(ReadsHead):
         if not np.isfinite(outputs).all():
             return None
         as_is = self._head.normalized or not self._normalize
-        order = sorted(range(len(outputs)), key=lambda i: -outputs[i])[: self._top_n]
-        scores = [outputs[i] if as_is else sigmoid(outputs[i]) for i in order]
-        return order, scores, [pairs.documents[i] for i in order], self._tokens(pairs)
+        scores = outputs if as_is else [sigmoid(output) for output in outputs]
+        return ranked(scores, pairs.documents, self._top_n, self._tokens(pairs))
 
     def _arrays(self, results: Sequence[Ranking]) -> list[pa.Array]:
-        return [pa.array(column, f.type) for column, f in zip(zip(*results, strict=True), self._fields, strict=True)]
+        return rerank_arrays(results)
 
     def _tokens(self, found: Pairs) -> int:
         return sum(len(text.ids) for text in found.texts)

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from operators.endpoint.score import EndpointScore
 from operators.engine.backend.interface import TokenIds
-from operators.generation.completions import LOGPROBS
+from operators.scoring.columns import SCORE, named, score_arrays
 from operators.scoring.likelihood import Likelihood, ReadsLikelihoods, any_nan, check_joint
 from operators.scoring.prefix_tree import Text
 from operators.settings import ModelSettings
+from operators.settings.endpoint import EndpointSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError
+from pipeline.api.protocols import BaseOperator
 from pipeline.api.records import Batch, Output, add_columns
-
-FIELDS = (
-    LOGPROBS,
-    pa.field("logprob_sum", pa.float64()),
-    pa.field("token_count", pa.int32()),
-    pa.field("perplexity", pa.float64()),
-    pa.field("is_greedy", pa.bool_()),
-)
 
 
 class Score(ReadsLikelihoods):
@@ -35,6 +30,10 @@ class Score(ReadsLikelihoods):
     that wants one. Else there is nothing to predict it from, and the others are scored.
     A text that is null, empty or longer than `runtime.max_sequence_tokens` is a reject. What texts of a batch begin
     with in common is computed once.
+
+    With `model=endpoint model.api=completions` a server scores the texts, where it gives the log-probabilities of a
+    prompt (docs/endpoints.md). It tokenizes a text together with what comes before, so `given_column` needs `joint`,
+    and it does not score a text's first token.
 
     Args:
         model, runtime: the config groups of those names.
@@ -59,6 +58,10 @@ class Score(ReadsLikelihoods):
             given_column: prompt_text
     """
 
+    @classmethod
+    def suited(cls, arguments: Mapping[str, Any]) -> type[BaseOperator]:
+        return EndpointScore if isinstance(arguments.get("model"), EndpointSettings) else cls
+
     broken = "the model's logits for the text are no distribution (NaN)"
 
     def __init__(
@@ -76,7 +79,7 @@ class Score(ReadsLikelihoods):
         self._text = text_column
         self._given = given_column
         self._joint = joint
-        self._fields = [f.with_name(f"{as_}_{f.name}") if as_ else f for f in FIELDS]
+        self._fields = named(SCORE, as_)
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
         self._check(schema)
@@ -125,10 +128,4 @@ class Score(ReadsLikelihoods):
         return [None if any_nan([likelihood]) else likelihood for likelihood in found]
 
     def _arrays(self, results: Sequence[Likelihood]) -> list[pa.Array]:
-        logprobs = [found.logprobs for found in results]
-        totals = [math.fsum(each.tolist()) for each in logprobs]
-        counts = [len(each) for each in logprobs]
-        with np.errstate(over="ignore"):
-            perplexities = [float(np.exp(np.float64(-t / n))) for t, n in zip(totals, counts, strict=True)]
-        values = (logprobs, totals, counts, perplexities, [found.is_greedy for found in results])
-        return [pa.array(column, f.type) for column, f in zip(values, self._fields, strict=True)]
+        return score_arrays([found.logprobs for found in results], [found.is_greedy for found in results])

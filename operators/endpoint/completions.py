@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from operators.endpoint.answers import Answer
+from operators.endpoint.api.answers import Answer
 from operators.endpoint.rows import EndpointRow
 from operators.generation.completions import LOGPROBS, REASONING, TEXT, completion_fields
 from operators.generation.tool_calls import TOOL_CALLS
@@ -60,7 +60,7 @@ class AnswerColumns:
             TOOL_CALLS[0].name: lambda answer: answer.tool_calls or None,
             TOOL_CALLS[1].name: self._tool_error,
             LOGPROBS.name: lambda answer: answer.logprobs,
-            TOP_LOGPROBS.name: lambda answer: answer.top_logprobs,
+            TOP_LOGPROBS.name: _top_logprobs,
         }
 
     def items(self, rows: Iterable[EndpointRow]) -> Iterator[Batch | Rejects]:
@@ -124,3 +124,9 @@ class AnswerColumns:
             if breach is not None:
                 return f"the arguments of {name}: {breach}"
         return None
+
+
+def _top_logprobs(answer: Answer) -> list[list[tuple[str, float]]] | None:
+    if answer.top_logprobs is None:
+        return None
+    return [[(one.token, one.logprob) for one in place] for place in answer.top_logprobs]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean, stdev
 
 from pipeline.api.forecast import Forecast, Range, Task
 from pipeline.api.protocols import Inbox, ListInbox
-from pipeline.api.records import Batch, ChunkEnd, Item, Rejects
+from pipeline.api.records import Batch, ChunkEnd, Item, Output, Rejects
 
 TRIED = 8
 """Rows that a dry run sends."""
@@ -18,6 +18,9 @@ _ASSUMED = 32
 """Requests in flight, where the run finds their number itself."""
 _SPREAD = 1.9
 """Standard errors of a mean of eight on both sides of it: 90 % of a t distribution."""
+
+Counts = Sequence[float]
+"""Tokens of rows, each its own number, or a single one that is the mean of all."""
 
 
 class _Inbox(ListInbox):
@@ -35,11 +38,16 @@ class _Inbox(ListInbox):
         self._woken.set()
 
 
+def run_stream(run: Callable[[Inbox], Iterator[Item]], few: Batch) -> Iterator[Item]:
+    """Run a StreamOperator on a batch that is a chunk of its own."""
+    return run(_Inbox([few, ChunkEnd(few.chunk, few.num_rows)]))
+
+
 def forecast_of(
-    run: Callable[[Inbox], Iterator[Item]],
+    run: Callable[[Batch], Iterable[Item | Output]],
     batches: Sequence[Batch],
     task: Task,
-    prefix: str,
+    counts: Callable[[Sequence[Batch]], tuple[Counts, Counts]],
     samples: int | None,
     concurrency: int | None,
     cost: Callable[[float, float, float], float] | None,
@@ -47,25 +55,21 @@ def forecast_of(
     """Send TRIED rows of `batches`, and estimate tokens, time and money of all.
 
     Args:
-        run: of the operator.
-        prefix: of the columns that it adds.
+        run: passes rows through the operator.
+        counts: returns the prompt and completion tokens of what came out.
         samples: rows made of each; None: the rows say so.
         concurrency: requests in flight; None: not known yet.
         cost: of prompt, cached and completion tokens; None: there are no prices.
     """
     few = _first(batches, max(1, TRIED // (samples or 1)))
     began = time.perf_counter()
-    items = list(run(_Inbox([few, ChunkEnd(few.chunk, few.num_rows)])))
+    items = list(run(few))
     took = time.perf_counter() - began
     output = [item for item in items if isinstance(item, Batch)]
     rejects = [item for item in items if isinstance(item, Rejects)]
-    counts = {
-        name: [n or 0 for batch in output for n in batch.data.column(f"{prefix}{name}").to_pylist()]
-        for name in ("prompt_token_count", "completion_token_count")
-    }
     made = sum(batch.num_rows for batch in output)
     rows = task.rows.times(made / max(few.num_rows, 1))
-    tokens_in, tokens_out = (_times(rows, values) for values in counts.values())
+    tokens_in, tokens_out = (_times(rows, values) for values in counts(output))
     in_flight = concurrency or _ASSUMED
     likely = rows.likely * took / min(max(made, 1), in_flight) * min(1.0, TRIED / in_flight)
     notes = [
@@ -87,7 +91,7 @@ def _first(batches: Sequence[Batch], count: int) -> Batch:
     return largest.with_data(largest.data.slice(0, count))
 
 
-def _times(rows: Range, values: Sequence[int]) -> Range:
+def _times(rows: Range, values: Counts) -> Range:
     """Return the sum over all `rows`, if these are some of their values."""
     if not values:
         return Range(0.0, 0.0, math.inf if rows.high else 0.0)

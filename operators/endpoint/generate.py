@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 
-from operators.endpoint.bodies import Bodies
+from operators.endpoint.api.bodies import Bodies
 from operators.endpoint.completions import AnswerColumns, answer_fields
-from operators.endpoint.estimate import forecast_of
+from operators.endpoint.estimate import forecast_of, run_stream
 from operators.endpoint.lookup import AnswerLookup
 from operators.endpoint.metrics import AnswerMetrics, usage_lines
 from operators.endpoint.rows import EndpointRow, Identical, Requests
@@ -146,9 +147,16 @@ class EndpointGenerate(BaseOperator):
             model = self._model
             many = model.concurrency if isinstance(model.concurrency, int) else None
             price = None if model.price_per_million is None else model.cost
-            return forecast_of(self.run, own, part, self._prefix, self._samples.each, many, price)
+            each, run = self._samples.each, partial(run_stream, self.run)
+            return forecast_of(run, own, part, self._token_counts, each, many, price)
 
         return self._where.forecast(batches, task, of_own, lambda others: passed_by(others, self._kept, self._schema))
+
+    def _token_counts(self, made: Sequence[Batch]) -> tuple[list[float], list[float]]:
+        def of(name: str) -> list[float]:
+            return [n or 0 for batch in made for n in batch.data.column(f"{self._prefix}{name}").to_pylist()]
+
+        return of("prompt_token_count"), of("completion_token_count")
 
     def run(self, inbox: Inbox) -> Iterator[Item]:
         self._wake = inbox.wake
@@ -189,7 +197,7 @@ class EndpointGenerate(BaseOperator):
         if self._lookup is not None:
             self._lookup.keep(row)
         self._finished.append(row)
-        if len(self._finished) >= TAKEN_ROWS:
+        if len(self._finished) == TAKEN_ROWS:
             self._wake()
         elif not self._ringing:  # answers that come one by one would leave in batches of one
             self._ringing = True

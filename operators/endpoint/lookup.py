@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from operators.endpoint.answers import from_json, to_json
+from operators.endpoint.api.answers import from_json, to_json
 from operators.endpoint.rows import EndpointRow
 from operators.generation.journal import Journal, StoredCompletion
 from operators.generation.store_lookup import Lookup

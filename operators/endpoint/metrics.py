@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -17,7 +17,12 @@ from pipeline.api.meter import Completed
 from pipeline.api.protocols import Runtime
 
 COST = "cost"
-_TOKENS = ("paid_prompt_tokens", "paid_cached_tokens", "paid_completion_tokens")
+PAID = {
+    "paid_prompt_tokens": "prompt_tokens",
+    "paid_cached_tokens": "cached_tokens",
+    "paid_completion_tokens": "completion_tokens",
+}
+"""Totals of a node in run.parquet, and what of an answer they count, in the order of EndpointSettings.cost."""
 
 
 class AnswerMetrics:
@@ -36,7 +41,7 @@ class AnswerMetrics:
         self._completed = runtime.meter.completed = Completed()
         self._cached = runtime.cache("prefix")
         self._times = runtime.meter.times["answer"] = Histogram()
-        self._paid = dict.fromkeys(_TOKENS, 0)
+        self._paid = dict.fromkeys(PAID, 0)
         self.retries = 0
         runtime.totals(self._totals)
 
@@ -54,7 +59,7 @@ class AnswerMetrics:
                     self._times.add(row.request.ended_s - row.request.sent_s)
             if row.answer is not None:
                 used = (row.answer.prompt_tokens, row.answer.cached_tokens, row.answer.completion_tokens)
-                for name, count in zip(_TOKENS, used, strict=True):
+                for name, count in zip(PAID, used, strict=True):
                     self._paid[name] += count or 0
                 self._cached.queries += used[0] or 0
                 self._cached.hits += used[1] or 0
@@ -71,11 +76,8 @@ class AnswerMetrics:
         self._add(rows, from_store=from_store, identical=identical)
 
     def _totals(self) -> dict[str, float]:
-        found = {f"{self._node}/{name}": float(count) for name, count in self._paid.items()}
-        found[f"{self._node}/retries"] = float(self.retries)
-        if self._settings.price_per_million is not None:
-            found |= {f"{self._node}/{COST}": self.cost, COST: self.cost}
-        return found
+        paid = paid_totals(self._node, self._paid, self._settings)
+        return paid | {f"{self._node}/retries": float(self.retries)}
 
     def _add(self, rows: Sequence[EndpointRow], *, from_store: bool = False, identical: bool = False) -> None:
         rows = [row for row in rows if row.answer is not None]
@@ -100,13 +102,22 @@ class AnswerMetrics:
         self._table.extend(columns)
 
 
+def paid_totals(node: str, paid: Mapping[str, int], settings: EndpointSettings) -> dict[str, float]:
+    """Return the totals of an attempt for the tokens that `node` paid (by the names of PAID), and their cost."""
+    found = {f"{node}/{name}": float(count) for name, count in paid.items()}
+    if settings.price_per_million is not None:
+        cost = settings.cost(*paid.values())
+        found |= {f"{node}/{COST}": cost, COST: cost}
+    return found
+
+
 def usage_lines(node: str, directory: Path) -> Iterator[str]:
     """Yield a line on the tokens and the money of a node over all attempts, by the results in `directory`."""
     attempts = pq.read_table(directory / "metrics/run.parquet", columns=["totals"])["totals"].to_pylist()
     sums = Counter[str]()
     for totals in attempts:
         sums.update(json.loads(totals))
-    prompt, cached, completion = (sums[f"{node}/{name}"] for name in _TOKENS)
+    prompt, cached, completion = (sums[f"{node}/{name}"] for name in PAID)
     if prompt or completion:
         money = f", cost {sums[f'{node}/{COST}']:,.4f}" if f"{node}/{COST}" in sums else ""
         again = f", {sums[f'{node}/retries']:,.0f} requests sent again" if sums[f"{node}/retries"] else ""

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from operators.endpoint.answers import Answer, read_answer
-from operators.endpoint.bodies import Bodies
-from operators.endpoint.request import Request
+from operators.endpoint.api.answers import Answer, read_answer
+from operators.endpoint.api.bodies import Bodies
+from operators.endpoint.connection.request import Request
 from operators.generation.requests import Samples
 from operators.generation.seeds import RowSeeds, no_seed
 from operators.prompts.arguments import TemplateArguments
@@ -22,6 +22,8 @@ from pipeline.api.records import HALF_A_CHARACTER, ROW, Batch, Rejects
 PATHS: Mapping[str, str] = {"chat": "/chat/completions", "completions": "/completions"}
 CHARACTERS_PER_TOKEN = 3
 """An estimate, for limits of tokens per minute; what an answer says it used takes its place."""
+
+_ENCODED = json.JSONEncoder(ensure_ascii=False).encode
 
 
 @dataclass(slots=True, eq=False)
@@ -128,7 +130,7 @@ class Requests:
             return f"column '{PROMPT_TEXT.name}' holds no messages as JSON: {error}"
 
     def _row(self, batch: Batch, index: int, number: int, seed: int, body: dict[str, Any]) -> EndpointRow:
-        sent = json.dumps(body, ensure_ascii=False).encode()
+        sent = _ENCODED(body).encode()
         key = self._base.copy()
         key.update(sent if body.get("temperature") == 0 else seed.to_bytes(8, "little") + sent)
         most = body.get("max_completion_tokens", body.get("max_tokens", self._max_tokens))

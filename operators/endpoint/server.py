@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-from operators.endpoint.answers import Unusable
-from operators.endpoint.client import Endpoint
-from operators.endpoint.dialects import OPENAI, dialect_of
-from operators.endpoint.request import Request
+from operators.endpoint.api.answers import Unusable
+from operators.endpoint.api.dialects import OPENAI, dialect_of
+from operators.endpoint.connection.client import Endpoint
+from operators.endpoint.connection.request import Request
 from operators.settings import ModelSettings
 from operators.settings.endpoint import AUTO, EndpointSettings
 from pipeline.api.errors import ConfigError
@@ -65,6 +65,7 @@ def _connected(runtime: Runtime, settings: EndpointSettings) -> Server:
         dialect = OPENAI
         runtime.log.info("the server does not say what it is; model.dialect=%s is assumed", dialect)
     runtime.log.info("model %s at %s, dialect %s", found.name, shown, dialect)
+    endpoint.model = found.name
     kept = {name: (card or {}).get(name) for name in _OF_MODEL}
     identity = json.dumps([found.name, dialect, kept], sort_keys=True, default=str)
     return Server(endpoint, replace(found, dialect=dialect), identity)

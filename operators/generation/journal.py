@@ -78,9 +78,10 @@ class Journal(ABC):
         """
         with self._changed:
             self._raise_failure()
-            if not self._unsaved or len(self._unsaved) + len(completions) >= FLUSH_ROWS:
-                self._changed.notify_all()
+            before = len(self._unsaved)
             self._unsaved.update(completions)
+            if before < FLUSH_ROWS <= len(self._unsaved):
+                self._changed.notify_all()
 
     def note_settings(self, digests: set[bytes]) -> None:
         """Store the digests of settings that rows are generated with."""

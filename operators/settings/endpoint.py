@@ -13,9 +13,9 @@ from operators.settings.model import ModelSettings
 from pipeline.api.errors import ConfigError
 from pipeline.system.redaction import clean_url
 
-APIS = ("chat", "completions", "embeddings")
+APIS = ("chat", "completions", "embeddings", "rerank")
 DIALECTS = ("openai", "vllm", "sglang", "llama_server", "llama_cpp_python")
-"""The servers whose parameters are known, operators/endpoint/dialects.py has them."""
+"""The servers whose parameters are known, operators/endpoint/api/dialects.py has them."""
 AUTO = "auto"
 PRICES = ("input", "cached", "output")
 _LOCAL = ("path", "repo", "file", "revision", "chat_template", "reasoning_tags", "tool_format", "date")
@@ -30,7 +30,7 @@ class EndpointSettings(ModelSettings):
     Args:
         url: base URL, `http://host:8000/v1`, or a list of them, with the same model behind each.
         name: id of the model at the server; null: the only one that it has.
-        api: chat (messages, the server has the template), completions (texts), embeddings.
+        api: chat (messages, the server has the template), completions (texts), embeddings, rerank.
         dialect: the server whose parameters it has: openai, vllm, sglang, llama_server, llama_cpp_python; auto: told
             by what it says of itself.
         key_env: the environment variable with the key, which is sent as a bearer token.

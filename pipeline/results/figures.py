@@ -145,10 +145,19 @@ def run_figures(results: Results) -> dict[str, Figure]:
         **tokens,
         **{f"{name} a second": n / took for name, n in tokens.items() if took and n},
         "slots in use": used,
+        "cost at servers": (cost := cost_at_servers(results)),
         "attempts": len(found),
     }
-    texts = {"running time": seconds(took), "slots in use": share(used or 0, 1)}
+    texts = {"running time": seconds(took), "slots in use": share(used or 0, 1), "cost at servers": f"{cost or 0:,.4f}"}
     return {name: Figure(n, texts.get(name) or number(n)) for name, n in numbers.items() if n is not None}
+
+
+def cost_at_servers(results: Results) -> float | None:
+    """Return what servers cost in the attempts that have ended, by `model.price_per_million`; None without prices."""
+    runs = results.metrics("run")
+    texts = [] if runs is None else runs.select("totals").collect()["totals"].to_list()
+    costs = [totals["cost"] for text in texts if "cost" in (totals := json.loads(text or "{}"))]
+    return sum(costs) if costs else None
 
 
 def stage_times(results: Results) -> list[dict[str, Any]]:

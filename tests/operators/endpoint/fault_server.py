@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
 import socket
+import ssl
 import struct
 import sys
 import threading
@@ -47,6 +49,18 @@ def answer_to(body: Mapping[str, Any]) -> dict[str, Any]:
         vectors = [list(hashlib.sha256(text.encode()).digest()[:4]) for text in texts]
         data = [{"index": i, "embedding": vector} for i, vector in enumerate(vectors)]
         return {"model": "stub", "data": data, "usage": {"prompt_tokens": 3 * len(texts)}}
+    if (documents := body.get("documents")) is not None:  # as vLLM and llama-server write it, best first
+        scores = {i: len(set(body["query"]) & set(text)) / 100 for i, text in enumerate(documents)}
+        results = [{"index": i, "relevance_score": scores[i]} for i in sorted(scores, key=lambda i: -scores[i])]
+        return {"model": "stub", "results": results, "usage": {"prompt_tokens": 7, "total_tokens": 7}}
+    if body.get("echo"):
+        tokens = [*re.findall(r"\s*\S+", body["prompt"]), " end"]
+        logprobs = [None, *(-float(len(token)) for token in tokens[1:])]
+        tops = [None, *({token: -float(len(token))} for token in tokens[1:])]
+        given = {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops}
+        counts = {"prompt_tokens": len(tokens) - 1, "completion_tokens": 1}
+        choice = {"index": 0, "text": "".join(tokens), "logprobs": given, "finish_reason": "length"}
+        return {"model": "stub", "choices": [choice], "usage": counts}
     asked = json.dumps([body.get("messages"), body.get("prompt"), body.get("seed")], sort_keys=True)
     text = f"answer {hashlib.sha256(asked.encode()).hexdigest()[:8]}"
     said = {"text": text} if "prompt" in body else {"message": {"role": "assistant", "content": text}}
@@ -62,6 +76,7 @@ class FaultServer:
         owner: of the model, which tells the dialect.
         delay_s: seconds before each answer.
         limit: requests at a time; more get 429.
+        tls: with a certificate; None: HTTP.
 
     Attributes:
         served: how often each body was answered.
@@ -77,19 +92,20 @@ class FaultServer:
         delay_s: float = 0.0,
         limit: int = 10**9,
         port: int = 0,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.faults, self._owner, self._delay_s, self._limit = faults, owner, delay_s, limit
         self.served: Counter[str] = Counter()
         self.headers: dict[str, str] = {}
         self.requests = self.active = self.most = 0
-        self._port = port
+        self._port, self._tls = port, tls
         self._loop = asyncio.new_event_loop()
         self._connections: set[asyncio.StreamWriter] = set()
 
     @property
     def url(self) -> str:
         """The base URL."""
-        return f"http://127.0.0.1:{self._port}/v1"
+        return f"http{'s' if self._tls else ''}://127.0.0.1:{self._port}/v1"
 
     def __enter__(self) -> Self:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -112,7 +128,7 @@ class FaultServer:
         asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
 
     async def _listen(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port, ssl=self._tls)
         self._port = self._server.sockets[0].getsockname()[1]
 
     async def _close(self) -> None:

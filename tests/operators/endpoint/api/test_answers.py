@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from operators.endpoint.answers import Answer, Call, Likely, from_json, read_answer, to_json
-from operators.endpoint.dialects import CHAT, COMPLETIONS
-from operators.endpoint.json_shape import Unusable
-from tests.operators.endpoint.answered import (
+from operators.endpoint.api.answers import Answer, Call, Likely, from_json, read_answer, to_json
+from operators.endpoint.api.dialects import CHAT, COMPLETIONS
+from operators.endpoint.api.json_shape import Unusable
+from tests.operators.endpoint.api.answered import (
     BODIES,
     ENTRY,
     LLAMA_CPP_PYTHON,

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from operators.endpoint.json_shape import Unusable
-from operators.endpoint.vectors import read_scores, read_vectors
-from tests.operators.endpoint.test_any_answer import ANY
+from operators.endpoint.api.json_shape import Unusable
+from operators.endpoint.api.vectors import read_scores, read_vectors
+from tests.operators.endpoint.api.test_any_answer import ANY
 
 VECTORS = [[0.5, -1.0], [2.0, 0.25]]
 JINA = {

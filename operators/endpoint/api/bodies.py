@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from operators.endpoint.dialects import APIS, CHAT, DIALECTS, NAMES
-from operators.endpoint.formats import (
+from operators.endpoint.api.dialects import APIS, CHAT, DIALECTS, NAMES
+from operators.endpoint.api.formats import (
     check_structured,
     constraint_of,
     structured_body,
     template_body,
     tools_body,
 )
-from operators.endpoint.sampling_values import REMEDY, Unsent, is_greedy, sampling_body
+from operators.endpoint.api.sampling_values import REMEDY, Unsent, is_greedy, sampling_body
 from operators.generation.tools import AUTO, CHOICE, NONE
 from operators.settings import DataSettings, SamplingSettings
 from operators.settings.checks import check_one_of

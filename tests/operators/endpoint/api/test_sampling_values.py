@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from operators.endpoint.dialects import LLAMA_CPP_PYTHON, NAMES, NOTES
+from operators.endpoint.api.dialects import LLAMA_CPP_PYTHON, NAMES, NOTES
 from operators.settings import DataSettings, SamplingSettings
 from operators.settings.structured import StructuredSettings
 from pipeline.api.errors import ConfigError
-from tests.operators.endpoint.asked import SCHEMA, TOOLS, Model, body, refusal
+from tests.operators.endpoint.api.asked import SCHEMA, TOOLS, Model, body, refusal
 
 UNSENT: list[tuple[str, dict[str, Any], str]] = [
     ("openai", {"top_k": 40}, "sampling.top_k=40 cannot be sent: openai has no key for it; leave it out with"),

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from operators.endpoint.verdict import Again
+from operators.endpoint.connection.verdict import Again
 
 if TYPE_CHECKING:
     from tenacity import RetryCallState

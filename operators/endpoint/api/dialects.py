@@ -7,9 +7,11 @@ llama-cpp-python (server/types.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from pipeline.api.errors import ConfigError
 
 CHAT, COMPLETIONS = "chat", "completions"
 APIS = (CHAT, COMPLETIONS)
@@ -113,6 +115,16 @@ NOTES: Mapping[str, str] = {
 }
 """Settings that are no key of a body, and what becomes of them."""
 
+NODES: Mapping[str, Mapping[str, str | None]] = {
+    "Generate": dict.fromkeys(NAMES, "/chat/completions, /completions"),
+    "Embed": dict.fromkeys(NAMES, "/embeddings"),
+    "Score": dict.fromkeys(NAMES, "/completions") | {LLAMA_SERVER: None},
+    "Rerank": dict.fromkeys(NAMES, "/rerank") | {LLAMA_CPP_PYTHON: None},
+}
+"""By operator and dialect the path that it asks, below the base URL; None: such a server has nothing for it. Score asks
+for the echo of a prompt with its log-probabilities: llama-server does not know `echo`. OpenAI has no /rerank, and Jina
+and Cohere, which have it, are spoken to as to OpenAI."""
+
 _OWNERS: Mapping[str, str] = {
     "vllm": VLLM,
     "sglang": SGLANG,
@@ -123,6 +135,17 @@ _OWNERS: Mapping[str, str] = {
     "system": OPENAI,
 }
 """Values of `owned_by`. OpenAI's own models are of `openai`, `openai-internal` or `system`."""
+
+
+def require_path(operator: str, dialect: str) -> str:
+    """Return the path that `operator`, one of NODES, asks. Raises ConfigError if such a server has nothing for it."""
+    if (path := NODES[operator][dialect]) is None:
+        able = ", ".join(name for name, found in NODES[operator].items() if found is not None)
+        raise ConfigError(
+            f"model.dialect={dialect}: such a server has nothing for {operator}; those of {able} have. Use one of them,"
+            " or a model of this process (model: {path: my.gguf})"
+        )
+    return path
 
 
 def dialect_of(card: object) -> str | None:
@@ -143,13 +166,16 @@ def _of_model(model: Any) -> str | None:
 
 
 def markdown() -> str:
-    """Render DIALECTS and NOTES as a table for docs/endpoints.md."""
-    head = ["setting", *NAMES]
-    rows = [head, ["---"] * len(head)]
-    rows += [[f"`{name}`", *(_cell(keys[dialect]) for dialect in NAMES)] for name, keys in DIALECTS.items()]
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    """Render NODES, DIALECTS and NOTES as a table for docs/endpoints.md."""
+    nodes = _table("operator", {name: [f"`{p}`" if p else "" for p in paths.values()] for name, paths in NODES.items()})
+    settings = {f"`{name}`": [_cell(keys[dialect]) for dialect in NAMES] for name, keys in DIALECTS.items()}
     notes = "\n".join(f"| `{name}` | {note} |" for name, note in NOTES.items())
-    return f"{table}\n\n| setting | what becomes of it |\n|---|---|\n{notes}\n"
+    return f"{nodes}\n\n{_table('setting', settings)}\n\n| setting | what becomes of it |\n|---|---|\n{notes}\n"
+
+
+def _table(what: str, rows: Mapping[str, Sequence[str]]) -> str:
+    lines = [[what, *NAMES], ["---"] * (len(NAMES) + 1), *([name, *cells] for name, cells in rows.items())]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _cell(key: Key) -> str:

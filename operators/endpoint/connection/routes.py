@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pipeline.system.redaction import shown_url
 
@@ -19,11 +19,11 @@ class Route:
     active: int = 0
     failures: int = 0
     until: float = 0.0
+    name: str = field(init=False)
+    """Scheme, host and port."""
 
-    @property
-    def name(self) -> str:
-        """Scheme, host and port."""
-        return shown_url(self.url).removesuffix("/...")
+    def __post_init__(self) -> None:
+        self.name = shown_url(self.url).removesuffix("/...")
 
 
 class Routes:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from operators.endpoint.dialects import (
+from operators.endpoint.api.dialects import (
     CHAT,
     DIALECTS,
     LLAMA_CPP_PYTHON,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from operators.endpoint.dialects import CHAT, COMPLETIONS
+from operators.endpoint.api.dialects import CHAT, COMPLETIONS
 
 MESSAGE: dict[str, Any] = {"role": "assistant", "content": "Hello", "refusal": None}
 ENTRY = {"token": "Hello", "logprob": -0.5, "bytes": [72], "top_logprobs": []}

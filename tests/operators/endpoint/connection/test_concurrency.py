@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from operators.endpoint.concurrency import FIRST, REMEMBER_S, Adaptive, Fixed, Pace
-from tests.operators.endpoint.simulated import Clock, Server, Simulation, batching, throughput
+from operators.endpoint.connection.concurrency import FIRST, REMEMBER_S, Adaptive, Fixed, Pace
+from tests.operators.endpoint.connection.simulated import Clock, Server, Simulation, batching, throughput
 
 SERVERS: dict[str, tuple[dict[str, Any], float]] = {
     "one slot": ({"slots": 1}, 1.0),

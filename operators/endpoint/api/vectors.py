@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from operators.endpoint.json_shape import Unusable, listed, member, real, refuse_error
+from operators.endpoint.api.json_shape import Unusable, listed, member, real, refuse_error
 
 __all__ = ["read_scores", "read_vectors"]
 

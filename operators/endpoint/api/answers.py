@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
-from operators.endpoint.dialects import CHAT
-from operators.endpoint.json_shape import (
+from operators.endpoint.api.dialects import CHAT
+from operators.endpoint.api.json_shape import (
     Unusable,
     clean,
     count,
@@ -21,7 +21,7 @@ from operators.endpoint.json_shape import (
     text,
 )
 
-__all__ = ["Answer", "Call", "Likely", "Unusable", "from_json", "read_answer", "to_json"]
+__all__ = ["Answer", "Call", "Likely", "Unusable", "from_json", "read_answer", "read_usage", "to_json"]
 
 STOP, STOP_STRING, LENGTH = "stop", "stop_string", "length"
 """The project's finish reasons."""
@@ -130,7 +130,7 @@ def read_answer(body: object, api: str) -> Answer:
         **said,
         finish_reason=reason,
         finish_detail=detail,
-        **_usage(whole),
+        **read_usage(whole),
         logprobs=logprobs,
         top_logprobs=top,
         model=maybe_text(whole.get("model"), "model") or "",
@@ -209,13 +209,19 @@ def _arguments(given: object) -> str:
         raise Unusable("the arguments of a call cannot be written as JSON") from error
 
 
-def _usage(body: Mapping[str, Any]) -> dict[str, Any]:
+def read_usage(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the tokens that an answer says it used, by the names that Answer has for them; null where it does not say.
+
+    Raises:
+        Unusable: one is no number of tokens.
+    """
     usage = maybe_object(body.get("usage"), "usage")
     prompt = maybe_object(usage.get("prompt_tokens_details"), "prompt_tokens_details")
     completion = maybe_object(usage.get("completion_tokens_details"), "completion_tokens_details")
     timings = body.get("timings")
     places: Mapping[str, list[object]] = {
-        "prompt_tokens": [usage.get("prompt_tokens")],
+        # rerankers of Jina say the total alone
+        "prompt_tokens": [usage.get("prompt_tokens"), usage.get("total_tokens")],
         "completion_tokens": [usage.get("completion_tokens")],
         "cached_tokens": [
             prompt.get("cached_tokens"),

@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from operators.endpoint.bodies import Bodies
-from operators.endpoint.dialects import COMPLETIONS, NAMES
+from operators.endpoint.api.bodies import Bodies
+from operators.endpoint.api.dialects import COMPLETIONS, NAMES
 from operators.settings import DataSettings, SamplingSettings
 from operators.settings.structured import StructuredSettings
 from pipeline.api.errors import ConfigError
-from tests.operators.endpoint.asked import HI, PLAIN, SCHEMA, TOOLS, Model, bodies, body, completion, refusal
+from tests.operators.endpoint.api.asked import HI, PLAIN, SCHEMA, TOOLS, Model, bodies, body, completion, refusal
 
 
 def test_a_text_is_a_prompt_or_the_users_message():

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from operators.endpoint.verdict import Again
+from operators.endpoint.connection.verdict import Again
 from operators.settings.endpoint import EndpointSettings
 from pipeline.api.errors import ConfigError, install
 
@@ -66,7 +66,6 @@ class Http:
             connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=300, keepalive_timeout=30),
             headers=headers | (settings.headers or {}),
             timeout=aiohttp.ClientTimeout(total=settings.timeout_s, sock_connect=min(_CONNECT_S, settings.timeout_s)),
-            skip_auto_headers=("User-Agent",),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=True,
             max_field_size=65536,
@@ -83,11 +82,15 @@ class Http:
         http = self._aiohttp
         method = "GET" if body is None else "POST"
         try:
-            async with self._session.request(method, url, data=body, allow_redirects=False) as response:
+            data = None if body is None else http.BytesPayload(body, content_type="application/json")
+            async with self._session.request(method, url, data=data, allow_redirects=False) as response:
                 content = await self._read(response, where)
                 return Reply(response.status, response.headers, content)
         except http.ClientConnectorCertificateError as error:
-            raise ConfigError(f"{where} has a certificate that is not valid ({_brief(error)})") from None
+            raise ConfigError(
+                f"{where} has a certificate that is not valid ({_brief(error)}); if it is yours, name the file of its"
+                " authority in the environment variable SSL_CERT_FILE, or model.url of a proxy that has a valid one"
+            ) from None
         except http.ClientConnectorDNSError as error:
             raise Unreachable(f"the host of {where} is not known ({_brief(error)})") from None
         except (http.ClientConnectorError, http.ConnectionTimeoutError) as error:
@@ -111,6 +114,6 @@ class Http:
 
 def _brief(error: BaseException) -> str:
     """Return the kind of an error and its number's meaning, without URLs and headers."""
-    os_error = getattr(error, "os_error", error)
-    said = getattr(os_error, "strerror", None)
+    inner = getattr(error, "certificate_error", getattr(error, "os_error", error))
+    said = getattr(inner, "verify_message", None) or getattr(inner, "strerror", None)
     return f"{type(error).__name__}: {said}" if said else type(error).__name__

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from operators.endpoint.bodies import Bodies
-from operators.endpoint.dialects import CHAT, COMPLETIONS
+from operators.endpoint.api.bodies import Bodies
+from operators.endpoint.api.dialects import CHAT, COMPLETIONS
 from operators.settings import DataSettings, SamplingSettings
 from pipeline.api.errors import ConfigError
 

@@ -11,13 +11,23 @@ import yaml
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
-from operators.endpoint.dialects import APIS, CHAT, COMPLETIONS, DIALECTS, NAMES, NOTES, OPENAI, dialect_of, markdown
+from operators.endpoint.api.dialects import (
+    APIS,
+    CHAT,
+    COMPLETIONS,
+    DIALECTS,
+    NAMES,
+    NOTES,
+    OPENAI,
+    dialect_of,
+    markdown,
+)
 from operators.settings import DataSettings, SamplingSettings
 from operators.settings.endpoint import EndpointSettings
 from operators.settings.model import ModelSettings
 from operators.settings.structured import StructuredSettings
 from pipeline import PROJECT
-from tests.operators.endpoint.asked import HI, PLAIN, SCHEMA, TOOLS, body, completion
+from tests.operators.endpoint.api.asked import HI, PLAIN, SCHEMA, TOOLS, body, completion
 
 TAKEN = {
     CHAT: chat_create_params.CompletionCreateParamsBase.__annotations__,
@@ -36,7 +46,8 @@ def test_no_field_is_forgotten():
 
 
 def test_the_table_is_markdown():
-    lines = markdown().splitlines()
+    nodes, lines = (part.splitlines() for part in markdown().split("\n\n")[:2])
+    assert "| Rerank | `/rerank` | `/rerank` | `/rerank` | `/rerank` |  |" in nodes
     assert lines[0] == "| setting | openai | vllm | sglang | llama_server | llama_cpp_python |"
     assert "| `top_k` |  | `top_k` | `top_k` | `top_k` | `top_k` |" in lines
     assert [line.count("|") for line in lines[: len(DIALECTS) + 2]] == [7] * (len(DIALECTS) + 2)
@@ -161,7 +172,7 @@ def test_the_keys_of_openai_are_those_of_its_own_client():
 
 
 def test_the_preset_is_what_these_tests_take_for_plain():
-    text = (Path(__file__).parents[3] / "conf/sampling/plain.yaml").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[4] / "conf/sampling/plain.yaml").read_text(encoding="utf-8")
     assert {key: value for key, value in yaml.safe_load(text).items() if key != "defaults"} == PLAIN
 
 

@@ -17,13 +17,13 @@ from concurrent.futures import Future, wait
 from logging import Logger
 from typing import Any, TypeVar
 
-from operators.endpoint.answers import Unusable
-from operators.endpoint.concurrency import Adaptive, Fixed, Pace
-from operators.endpoint.http import Http, Unreachable, require_client
-from operators.endpoint.request import Request
-from operators.endpoint.retrying import retrying
-from operators.endpoint.routes import Routes
-from operators.endpoint.verdict import Again, EndpointError, NoSuchApi, Refused, judge, without
+from operators.endpoint.api.answers import Unusable
+from operators.endpoint.connection.concurrency import Adaptive, Fixed, Pace
+from operators.endpoint.connection.http import Http, Unreachable, require_client
+from operators.endpoint.connection.request import Request
+from operators.endpoint.connection.retrying import retrying
+from operators.endpoint.connection.routes import Routes
+from operators.endpoint.connection.verdict import Again, EndpointError, NoSuchApi, Refused, judge, without
 from operators.settings.endpoint import AUTO, EndpointSettings
 from pipeline.api.errors import Cancelled, PipelineError
 
@@ -62,9 +62,11 @@ class Endpoint:
         self._hold_until = 0.0
         self._down_since: float | None = None
         self._answers = 0
-        self._said_down = False
+        self._said_down = self._said_model = False
         self._failure: PipelineError | None = None
         self._leaving = False
+        self.model: str | None = None
+        """The model's id, to compare with that of the answers; None while it is not known."""
         self.requests = self.retries = 0
         """Requests that were sent, and those of them that were sent again."""
         self._loop = asyncio.new_event_loop()
@@ -244,9 +246,10 @@ class Endpoint:
 
     async def _try(self, request: Request) -> None:
         """Send `request` once, and set its result."""
-        while (wait_s := self._routes.choose()[1]) > 0:
+        route, wait_s = self._routes.choose()
+        while wait_s > 0:
             await asyncio.sleep(wait_s)
-        route, _ = self._routes.choose()
+            route, wait_s = self._routes.choose()
         route.active += 1
         request.tries += 1
         self.requests += 1
@@ -258,7 +261,9 @@ class Endpoint:
             reply = await self._http.ask(url, request.body, where)
             self._routes.answered(route)
             judge(reply.status, reply.headers, reply.body, where, url)
-            request.result = request.read(_json(reply.body, where))
+            body = _json(reply.body, where)
+            request.result = request.read(body)
+            self._compare(body)
         except Again as failed:
             if isinstance(failed, Unreachable):
                 self._routes.failed(route)
@@ -280,6 +285,13 @@ class Endpoint:
         if self._said_down:
             self._said_down = False
             self._log.info("the server answers again")
+
+    def _compare(self, body: Any) -> None:
+        """Say once if an answer is of another model than the one that was asked for."""
+        told = body.get("model") if isinstance(body, dict) else None
+        if self.model is not None and told != self.model and isinstance(told, str) and told and not self._said_model:
+            self._said_model = True
+            self._log.warning("%r was asked for, and the server says that %r answers: an alias?", self.model, told)
 
     def _say_waiting(self, seconds: float, reason: str) -> None:
         if seconds >= _SAID_AFTER_S and not self._said_down:

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from operators.endpoint.dialects import DIALECTS, LLAMA_CPP_PYTHON, LLAMA_SERVER, SGLANG, VLLM
-from operators.endpoint.sampling_values import Unsent
+from operators.endpoint.api.dialects import DIALECTS, LLAMA_CPP_PYTHON, LLAMA_SERVER, SGLANG, VLLM
+from operators.endpoint.api.sampling_values import Unsent
 from operators.generation.tools import AUTO, NONE, REQUIRED
 from operators.settings.checks import read_text
 from operators.settings.structured import StructuredSettings, read_schema

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from operators.endpoint.concurrency import Adaptive, Fixed
+from operators.endpoint.connection.concurrency import Adaptive, Fixed
 
 BACKOFF_S = 0.3
 """How long a refused request waits; it keeps its place."""

@@ -8,10 +8,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from operators.endpoint.answers import from_json, read_answer, to_json
-from operators.endpoint.dialects import APIS
-from operators.endpoint.json_shape import Unusable
-from tests.operators.endpoint.answered import BODIES
+from operators.endpoint.api.answers import from_json, read_answer, to_json
+from operators.endpoint.api.dialects import APIS
+from operators.endpoint.api.json_shape import Unusable
+from tests.operators.endpoint.api.answered import BODIES
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=8)
 ANY = st.recursive(

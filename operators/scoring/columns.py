@@ -1,0 +1,68 @@
+"""The columns of Score and Rerank, made of a model's numbers or of a server's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from operators.generation.completions import LOGPROBS
+
+SCORE = (
+    LOGPROBS,
+    pa.field("logprob_sum", pa.float64()),
+    pa.field("token_count", pa.int32()),
+    pa.field("perplexity", pa.float64()),
+    pa.field("is_greedy", pa.bool_()),
+)
+RERANK = (
+    pa.field("rerank_order", pa.list_(pa.int32())),
+    pa.field("rerank_scores", pa.list_(pa.float64())),
+    pa.field("rerank_documents", pa.list_(pa.string())),
+    pa.field("rerank_tokens", pa.int32()),
+)
+Ranking = tuple[list[int], list[float], list[str], int | None]
+"""The values of RERANK in a row."""
+
+
+def named(fields: Sequence[pa.Field], as_: str | None) -> list[pa.Field]:
+    """Return `fields` under the names that they get with the prefix `as_`."""
+    return [field.with_name(f"{as_}_{field.name}") if as_ else field for field in fields]
+
+
+def score_arrays(logprobs: Sequence[npt.NDArray[np.float32]], is_greedy: Sequence[bool]) -> list[pa.Array]:
+    """Return the columns of SCORE, from the log-probabilities of each row's tokens."""
+    totals = [math.fsum(each.tolist()) for each in logprobs]
+    counts = [len(each) for each in logprobs]
+    with np.errstate(over="ignore"):
+        perplexities = [float(np.exp(np.float64(-t / n))) for t, n in zip(totals, counts, strict=True)]
+    values = (logprobs, totals, counts, perplexities, is_greedy)
+    return [pa.array(column, field.type) for column, field in zip(values, SCORE, strict=True)]
+
+
+def ranked(scores: Sequence[float], documents: Sequence[str], top_n: int | None, tokens: int | None) -> Ranking:
+    """Return the `top_n` best documents, best first; of equal scores the earlier one comes first."""
+    order = sorted(range(len(scores)), key=lambda i: -scores[i])[:top_n]
+    return order, [scores[i] for i in order], [documents[i] for i in order], tokens
+
+
+def rerank_arrays(rankings: Sequence[Ranking]) -> list[pa.Array]:
+    """Return the columns of RERANK."""
+    return [pa.array(column, field.type) for column, field in zip(zip(*rankings, strict=True), RERANK, strict=True)]
+
+
+def query_and_documents(
+    row: tuple[str | None, list[str | None] | None], names: tuple[str, str]
+) -> tuple[str, list[str]] | str:
+    """Return the query and the documents of a row, or why they cannot be read. `names`: of their columns."""
+    query, documents = row
+    for name, value in zip(names, row, strict=True):
+        if not value:
+            return f"column '{name}' is {'null' if value is None else 'empty'}"
+    given = [text for text in documents or () if text]
+    if query is None or len(given) < len(documents or ()):
+        return f"column '{names[1]}' has a document that is null or empty"
+    return query, given

@@ -1,0 +1,112 @@
+"""Score and Rerank with a server."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from operators.endpoint.estimate import TRIED
+from pipeline import estimate, run
+from pipeline.api.errors import ConfigError, NodeFailed
+from tests.operators.endpoint.fault_server import Fault, FaultServer
+
+ROWS = [
+    {"prompt": "say it", "query": "abc", "documents": ["xyz", "abx", "abc", "bca"], "answer": "one three eleven"},
+    {"prompt": "say it again", "query": "bad", "documents": ["b"], "answer": "bad"},
+    {"prompt": "say nothing", "query": "", "documents": ["b"], "answer": ""},
+]
+
+
+def asked(server: FaultServer, job: str, directory: Any, **settings: Any):
+    known = {
+        "model": "endpoint",
+        "model.url": server.url,
+        "max_error_rate": 1.0,
+        "progress": "none",
+        "model.retries": 0,
+    }
+    given = {key.replace("__", "."): value for key, value in settings.items()}
+    return run(job, known | given, rows=ROWS, directory=directory)
+
+
+def refuses_bad(number: int, body: dict[str, Any]) -> Fault | None:
+    bad = body.get("query") == "bad" or "bad" in str(body.get("prompt"))
+    return Fault(400, {"error": {"message": "too bad"}}) if bad else None
+
+
+RERANK = {"model__api": "rerank"}
+SCORE = {"model__api": "completions", "nodes__score__op__given_column": "prompt", "nodes__score__op__joint": True}
+
+
+def test_documents_are_ordered_by_a_servers_scores(tmp_path):
+    with FaultServer(refuses_bad) as server:
+        result = asked(server, "rerank", tmp_path / "out", nodes__rerank__op__top_n=3, **RERANK)
+        assert server.requests == 2
+    (row,) = result.rows().collect().to_dicts()
+    assert row["rerank_order"] == [2, 3, 1]
+    assert row["rerank_scores"] == [0.03, 0.03, 0.02]
+    assert row["rerank_documents"] == ["abc", "bca", "abx"]
+    assert row["rerank_tokens"] == 7
+    reasons = dict(result.rejects().select("row", "reason").collect().iter_rows())
+    assert "too bad" in reasons[1]
+    assert reasons[2] == "column 'query' is empty"
+
+
+def test_texts_are_scored_after_what_is_given(tmp_path):
+    with FaultServer(refuses_bad) as server:
+        result = asked(server, "score_perplexity", tmp_path / "out", **SCORE)
+    (row,) = result.rows().collect().to_dicts()
+    assert row["token_count"] == 3
+    assert row["is_greedy"]
+    assert row["logprob_sum"] == sum(row["logprobs"])
+    reasons = dict(result.rejects().select("row", "reason").collect().iter_rows())
+    assert "too bad" in reasons[1]
+    assert reasons[2] == "column 'answer' is empty; there is nothing to score"
+
+
+@pytest.mark.parametrize(("job", "settings", "cost"), [("rerank", RERANK, 14), ("score_perplexity", SCORE, 9)])
+def test_an_answer_is_kept_when_the_run_ends_before_its_time(tmp_path, job, settings, cost):
+    price = {"model__price_per_million": {"input": 1e6, "output": 1e6}, "model__concurrency": 1}
+    with FaultServer(lambda number, body: Fault(401, {}) if number == 1 else None) as server:
+        with pytest.raises(NodeFailed):
+            asked(server, job, tmp_path / "out", **settings, **price)
+        result = asked(server, job, tmp_path / "out", **settings, **price)
+        assert server.requests == 3
+        assert set(server.served.values()) == {1}
+    assert result.rows().collect()["row"].to_list() == [0, 1]
+    totals = [json.loads(each) for each in result.metrics("run").collect()["totals"]]
+    assert sum(each["cost"] for each in totals) == cost
+
+
+@pytest.mark.parametrize(("job", "api", "asked_for"), [("rerank", "rerank", TRIED), ("embed", "embeddings", 1)])
+def test_a_dry_run_sends_a_handful(tmp_path, job, api, asked_for):
+    rows = [{"prompt": f"text {i}", "query": f"a{i}", "documents": ["a", "b"]} for i in range(500)]
+    with FaultServer() as server:
+        price = {"model.price_per_million": {"input": 1e6, "output": 0.0}}
+        found = estimate(job, {"model.url": server.url, "model.api": api} | price, rows=rows, model="endpoint")
+        assert server.requests == asked_for
+    assert found.forecast is not None
+    tokens = {"rerank": 7, "embed": 3}[job] * 500
+    assert found.forecast.tokens_in.likely == tokens
+    assert f"cost {tokens:,.2f}" in found.text
+
+
+@pytest.mark.parametrize(
+    ("job", "owner", "settings", "said"),
+    [
+        ("score_perplexity", "llamacpp", SCORE, "model.dialect=llama_server: such a server has nothing for Score"),
+        ("rerank", "me", RERANK, "model.dialect=llama_cpp_python: such a server has nothing for Rerank"),
+        ("rerank", "vllm", RERANK | {"model__dialect": "llama_cpp_python"}, "has nothing for Rerank"),
+        ("rerank", "vllm", {}, "Rerank with a server needs model.api=rerank; it is chat"),
+        ("rerank", "vllm", RERANK | {"nodes__rerank__op__normalize": False}, "normalize=false is up to the server"),
+        ("score_perplexity", "vllm", SCORE | {"nodes__score__op__joint": False}, "add joint=true"),
+    ],
+)
+def test_what_a_server_has_not_is_said_before_anything_is_sent(tmp_path, job, owner, settings, said):
+    with FaultServer(owner=owner) as server:
+        with pytest.raises((ConfigError, NodeFailed), match=said) as error:
+            asked(server, job, tmp_path / "out", **settings)
+        assert error.value.exit_code == 2
+        assert server.requests == 0

@@ -1,0 +1,138 @@
+"""A graph whose model is a server: rows in = rows out + rejected whatever it does."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from email.utils import formatdate
+from typing import Any
+
+import pytest
+
+from pipeline.api.errors import ExitCode, NodeFailed
+from tests.operators.endpoint.asking import ROWS, asked, texts
+from tests.operators.endpoint.fault_server import Fault, FaultServer, at
+
+LATER = {
+    "429": Fault(429, {"error": {"message": "slow down"}}),
+    "429 with seconds": Fault(429, {}, {"Retry-After": "0.2"}),
+    "429 with a date of a wrong clock": Fault(
+        429, {}, {"Date": formatdate(4e9, usegmt=True), "Retry-After": formatdate(4e9 + 1, usegmt=True)}
+    ),
+    "500": Fault(500, {"error": "oops"}),
+    "503 while loading": Fault(503, {"error": {"message": "Loading model"}}),
+    "reset in the middle": Fault(cut=60),
+    "closed before an answer": Fault(cut=0),
+    "half of the JSON": Fault(200, '{"choices": [{"mess', {"Content-Type": "application/json"}),
+    "no JSON": Fault(200, "<html>a proxy says hello</html>"),
+    "a hang": Fault(hang_s=3.0),
+}
+
+
+@pytest.mark.parametrize("fault", LATER.values(), ids=LATER)
+def test_a_request_that_fails_is_sent_again(tmp_path, expected, fault):
+    with FaultServer(at([0, 7], fault)) as server:
+        result = asked(server, tmp_path / "out", model__timeout_s=1 if fault.hang_s else 5)
+        assert sum(server.served.values()) >= ROWS - 2
+        assert max(server.served.values()) == 1
+    assert texts(result) == expected
+
+
+NEVER = {
+    "400": (Fault(400, {"error": {"message": "max_tokens is too large"}}), "max_tokens is too large"),
+    "no choices": (Fault(200, {"choices": []}), "no choices"),
+    "a filter": (
+        Fault(200, {"choices": [{"finish_reason": "content_filter", "message": {"content": "x"}}]}),
+        "content filter",
+    ),
+    "a refusal": (
+        Fault(200, {"choices": [{"finish_reason": "stop", "message": {"content": None, "refusal": "I will not"}}]}),
+        "I will not",
+    ),
+    "types": (Fault(200, {"choices": [{"finish_reason": 3, "message": []}]}), "message"),
+    "always 500": (Fault(500, {"error": "oops"}), "in 3 tries"),
+    "a slow byte": (Fault(200, {"choices": []}, slow_s=0.5), "gave no answer within"),
+}
+
+
+@pytest.mark.parametrize(("fault", "reason"), NEVER.values(), ids=NEVER)
+def test_a_row_without_an_answer_is_a_reject_with_the_reason(tmp_path, expected, fault, reason):
+    def faults(number: int, body: dict[str, Any]) -> Fault | None:
+        return fault if body["messages"][0]["content"].endswith("row 5") else None
+
+    with FaultServer(faults) as server:
+        result = asked(server, tmp_path / "out", model__timeout_s=1 if fault.slow_s else 5)
+    assert texts(result) == {row: text for row, text in expected.items() if row != 5}
+    (reject,) = result.rejects().collect().to_dicts()
+    assert reject["row"] == 5
+    assert reason in reject["reason"]
+
+
+ENDS = {
+    "the key": (Fault(401, {"error": {"message": "wrong key"}}), "wrong key"),
+    "the model": (Fault(404, {"error": {"message": "no such model"}}), "no such model"),
+    "a redirection": (Fault(302, "", {"Location": "https://elsewhere.example/v1?key=1"}), "https://elsewhere.example,"),
+}
+
+
+@pytest.mark.parametrize(("fault", "said"), ENDS.values(), ids=ENDS)
+def test_what_no_row_can_pass_ends_the_run_and_the_same_call_goes_on(tmp_path, expected, fault, said):
+    with FaultServer(lambda number, body: fault if number >= 9 else None) as server:
+        with pytest.raises(NodeFailed, match=re.escape(said)) as error:
+            asked(server, tmp_path / "out", model__concurrency=2)
+        assert error.value.exit_code == ExitCode.CONFIG
+        answered = sum(server.served.values())
+        server.faults = None
+        result = asked(server, tmp_path / "out", model__concurrency=2)
+        assert sum(server.served.values()) == ROWS
+        assert answered >= 8
+        assert max(server.served.values()) == 1
+    assert texts(result) == expected
+
+
+def test_a_server_that_dies_and_returns_loses_no_row(tmp_path, expected):
+    def returns() -> None:
+        server.stop()
+        time.sleep(1.0)
+        server.start()
+
+    def dies(number: int, body: dict[str, Any]) -> Fault | None:
+        if number == 10:
+            threading.Thread(target=returns).start()
+        return None
+
+    with FaultServer(dies, delay_s=0.05) as server:
+        result = asked(server, tmp_path / "out", model__retries=3)
+        assert max(server.served.values()) == 1
+    assert texts(result) == expected
+
+
+def test_a_dead_url_is_left_out(tmp_path, expected):
+    with FaultServer() as server:
+        result = asked(server, tmp_path / "out", model__url=["http://127.0.0.1:9/v1", server.url])
+    assert texts(result) == expected
+
+
+def test_a_server_that_is_not_there_ends_the_run_after_the_patience(tmp_path):
+    with pytest.raises(NodeFailed, match=r"cannot be reached.*patience_s=1") as error:
+        asked("http://127.0.0.1:9/v1", tmp_path / "out", model__patience_s=1)
+    assert error.value.exit_code == ExitCode.FAILED
+
+
+def test_too_many_requests_halve_the_concurrency_and_cost_no_row(tmp_path, expected):
+    with FaultServer(delay_s=0.05, limit=3) as server:
+        result = asked(server, tmp_path / "out", model__retries=0)
+    assert texts(result) == expected
+
+
+def test_the_longest_wait_that_a_server_asks_for_holds_for_all(tmp_path):
+    came: list[float] = []
+
+    def faults(number: int, body: dict[str, Any]) -> Fault | None:
+        came.append(time.monotonic())
+        return {0: Fault(429, {}, {"Retry-After": "1"}), 1: Fault(429, {}, hang_s=0.2)}.get(number)
+
+    with FaultServer(faults) as server:
+        asked(server, tmp_path / "out", model__concurrency=2)
+    assert came[3] - came[0] >= 0.9  # the third is the second one again

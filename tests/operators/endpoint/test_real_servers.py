@@ -1,0 +1,85 @@
+"""Real servers in the place of a model of this process."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf import GGUFReader
+
+from pipeline import Job, run
+from tests.operators.endpoint.asking import texts
+from tests.operators.endpoint.fault_server import FaultServer
+from tests.operators.endpoint.real_server import TINY, llama_cpp_server
+
+
+def test_a_graph_may_have_a_server_and_a_model_of_this_process(tmp_path):
+    job = Job("both", model="endpoint", sampling={"max_tokens": 4})
+    job.step("answer", prompt="{{ question }}")
+    job.step("verdict", prompt="Right? {{ answer }}", choices=["yes", "no"], model={"path": str(TINY)})
+    with FaultServer() as server:
+        settings = {"model.url": server.url}
+        result = run(job, settings, rows=[{"question": "2 + 3?"}], directory=tmp_path / "out", progress="none")
+        assert server.requests == 1
+    (row,) = result.rows().collect().to_dicts()
+    assert row["answer"].startswith("answer ")
+    assert row["verdict"] in ("yes", "no")
+
+
+def begins_texts(model: Path, path: Path) -> Path:
+    """Copy `model` to `path`, as one that begins each text with its beginning-of-text token."""
+    shutil.copy(model, path)
+    field = GGUFReader(path, "r+").fields["tokenizer.ggml.add_bos_token"]
+    field.parts[field.data[0]][0] = True
+    return path
+
+
+SCORED = [
+    {"before": "Where is the harbour? ", "text": "It is by the sea."},
+    {"before": "Once upon a time there was", "text": " a fox."},
+    {"before": "Say", "text": " " + "one two three " * 20 + "four"},
+    {"before": "Name a fruit:", "text": "\nna\u00efve apples"},  # a character of two tokens, which have no text here
+]
+
+
+def scored(rows: Any, directory: Path, **given: Any) -> list[dict[str, Any]]:
+    graph = {
+        "nodes.score.op.text_column": "text",
+        "nodes.score.op.given_column": "before",
+        "nodes.score.op.joint": True,
+        "data.prompt_column": "before",
+        "progress": "none",
+        "max_error_rate": 1.0,
+    }
+    result = run("score_perplexity", graph | given, rows=rows, directory=directory)
+    return result.rows().collect().sort("row").to_dicts()
+
+
+def test_scores_of_a_real_server_are_those_of_the_local_job(tmp_path):
+    """llama-cpp-python's server has them right for models with a beginning-of-text token alone."""
+    model = begins_texts(TINY, tmp_path / "begins.gguf")
+    local = {"model": "gguf", "model.path": str(model), "runtime.flash_attention": False}
+    ours = scored(SCORED, tmp_path / "ours", **local)
+    with llama_cpp_server(tmp_path / "log", model) as url:
+        theirs = scored(
+            SCORED, tmp_path / "theirs", **{"model": "endpoint", "model.url": url, "model.api": "completions"}
+        )
+    assert (len(theirs), len(ours)) == (3, 4)
+    for our, their in zip(ours, theirs, strict=False):
+        assert their["token_count"] == our["token_count"]
+        assert their["logprobs"] == pytest.approx(our["logprobs"], abs=1e-3)
+        assert their["is_greedy"] == our["is_greedy"]
+
+
+@pytest.mark.parametrize("rows", [30, pytest.param(200, marks=pytest.mark.faults)])
+def test_greedy_texts_of_a_real_server_are_those_of_the_local_job(tmp_path, rows):
+    """llama-cpp-python's server has one slot and no flash attention."""
+    settings = {"sampling": "greedy", "data.limit": rows, "progress": "none"}
+    with llama_cpp_server(tmp_path / "log") as url:
+        there = {"model": "endpoint", "model.url": url}
+        theirs = texts(run("quickstart", settings | there, directory=tmp_path / "theirs"))
+    ours = texts(run("quickstart", settings | {"runtime.flash_attention": False}, directory=tmp_path / "ours"))
+    assert len(ours) == rows
+    assert theirs == ours

@@ -1,0 +1,103 @@
+"""Answers of a server are paid for once, however often a run ends before its time."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline.api.errors import ExitCode
+from pipeline.results.figures import run_figures
+from pipeline.results.reader import read_results
+from tests.operators.endpoint.asking import ROWS, asked, started, texts
+from tests.operators.endpoint.fault_server import Fault, FaultServer, Script
+
+
+def test_each_row_is_asked_once_and_answered(tmp_path, expected):
+    assert len(expected) == ROWS
+    assert len(set(expected.values())) == ROWS
+    with FaultServer() as server:
+        result = asked(server, tmp_path / "out", model__price_per_million={"input": 1.0, "output": 2.0, "cached": 0.5})
+        assert set(server.served.values()) == {1}
+        again = asked(server, tmp_path / "second", store__path=str(tmp_path / "out/completions.sqlite"))
+        assert server.requests == ROWS  # the second run has all answers from the store
+    assert texts(result) == expected == texts(again)
+    (totals,) = result.metrics("run").select("totals").collect()["totals"]
+    assert json.loads(totals)["cost"] == pytest.approx(ROWS * (6 * 1.0 + 4 * 0.5 + 5 * 2.0) / 1e6)
+
+
+def killed_at_random(tmp_path: Path, kills: int, faults: Script | None = None) -> None:
+    """Kill a run `kills` times, let it end, and compare it with one that was left alone."""
+    rng = random.Random(kills)
+    with FaultServer() as server:
+        expected = texts(asked(server, tmp_path / "left alone", 60, chunk_rows=20))
+    with FaultServer(faults, delay_s=0.1) as server:
+        for _ in range(kills):
+            process = started(server, tmp_path / "out")
+            before = server.requests
+            until = time.monotonic() + 60
+            while (
+                server.requests < before + rng.randrange(1, 12) and process.poll() is None and time.monotonic() < until
+            ):
+                time.sleep(0.01)
+            process.kill()
+            process.communicate()
+        result = asked(server, tmp_path / "out", 60, model__concurrency=4, chunk_rows=20)
+        # An answer that arrived half a second before the kill is in the store; those in flight are asked for again.
+        assert sum(server.served.values()) <= 60 + kills * (4 + 20)
+    assert texts(result) == expected
+    assert len(expected) == 60
+
+
+def test_a_killed_run_goes_on_with_the_same_rows(tmp_path):
+    killed_at_random(tmp_path, 2)
+
+
+@pytest.mark.faults
+def test_fifty_kills_lose_and_double_nothing(tmp_path):
+    killed_at_random(tmp_path, 50)
+
+
+def test_an_interrupt_ends_within_seconds_and_keeps_what_is_answered(tmp_path):
+    with FaultServer(lambda number, body: Fault(hang_s=60) if number >= 20 else None) as server:
+        process = started(server, tmp_path / "out")
+        until = time.monotonic() + 60
+        while server.requests < 24 and time.monotonic() < until:
+            time.sleep(0.02)
+        began = time.monotonic()
+        os.kill(process.pid, signal.SIGINT)
+        process.communicate(timeout=30)
+        took = time.monotonic() - began
+        answered = set(server.served)
+        server.faults = None
+        asked(server, tmp_path / "out", 60, model__concurrency=4, chunk_rows=20)
+        assert len(answered) == 20
+        assert all(server.served[body] == 1 for body in answered)
+    assert took < 20  # 3 s are asked of a quiet machine, and no test is to depend on the time
+
+
+def test_a_target_ends_when_its_money_is_spent_over_all_attempts(tmp_path):
+    price = {"input": 0.0, "cached": 0.0, "output": 2e5}  # 5 tokens cost 1
+    target = {
+        "target__accepted_rows": 200,
+        "target__chunk_rows": 10,
+        "model__price_per_million": price,
+        "chunk_rows": 10,
+    }
+    with FaultServer() as server:
+        result = asked(server, tmp_path / "out", 300, **target, target__max_cost=35.0, max_open_chunks=1)
+        assert result.outcome == ExitCode.BUDGET
+        spent = server.requests
+        assert 35 <= spent < 100
+        asked(server, tmp_path / "out", 300, **target, target__max_cost=spent - 1, max_open_chunks=1)
+        assert server.requests == spent
+        result = asked(server, tmp_path / "out", 300, **target, max_open_chunks=1)
+        assert result.outcome == ExitCode.DONE
+    assert result.rows().collect().height == 200
+    figures = run_figures(read_results(tmp_path / "out"))
+    assert figures["cost at servers"].value == pytest.approx(server.requests)  # over both attempts that asked
