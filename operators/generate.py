@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from operators.batch_by_length import prompt_lengths
 from operators.endpoint.generate import EndpointGenerate
-from operators.engine.backend.loading import inspect_model, load_model
+from operators.engine.backend.loading import identity, load_model
 from operators.engine.sequence import Sequence as Row
 from operators.estimate.node import Generating, memory_of
 from operators.estimate.trial import Device
@@ -163,11 +163,10 @@ class Generate(BaseOperator):
         constraint |= {} if tags is None else {"reasoning": repr(tags)}
         tools = Tools.of(self._model_settings, self._data, self._sampling)
         constraint |= {} if tools is None else {"tools": tools.identity}
-        model = inspect_model(self._model_settings).fingerprint
         runtime = self._engine_settings
         # It says where texts are cut, as runtime.max_sequence_tokens does.
         room = {"n_ctx": runtime.n_ctx} if runtime.row_limit == "runtime.n_ctx" else {}
-        return {"model": model, **runtime.exactness(), **room, **constraint}
+        return {**identity(self._model_settings), **runtime.exactness(), **room, **constraint}
 
     def memory_needs(self) -> Iterable[MemoryNeed]:
         key = repr((self._model_settings, self._engine_settings, self._decode))

@@ -24,7 +24,8 @@ from operators.endpoint.request import Request
 from operators.endpoint.retrying import retrying
 from operators.endpoint.routes import Routes
 from operators.endpoint.verdict import Again, EndpointError, NoSuchApi, Refused, judge, without
-from operators.settings.endpoint import AUTO, EndpointSettings
+from operators.settings.endpoint import EndpointSettings
+from operators.settings.model import AUTO
 from pipeline.api.errors import Cancelled, PipelineError
 
 T = TypeVar("T")
