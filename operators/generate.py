@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from operators.batch_by_length import prompt_lengths
 from operators.endpoint.generate import EndpointGenerate
+from operators.engine.backend.interface import Model, TokenIds
 from operators.engine.backend.loading import identity, load_model
 from operators.engine.sequence import Sequence as Row
 from operators.estimate.node import Generating, memory_of
@@ -48,9 +49,12 @@ from operators.settings.endpoint import EndpointSettings
 from operators.settings.runtime import EngineSettings
 from operators.tuning.calibration import FEW_ROWS
 from operators.tuning.choices import LookAhead, Tuning
+from operators.weights.weighing import Weighing
+from pipeline.api.errors import ConfigError
 from pipeline.api.forecast import Forecast, Task
-from pipeline.api.protocols import BaseOperator, Inbox, MemoryNeed, Runtime, Scope
+from pipeline.api.protocols import BaseOperator, Inbox, MemoryNeed, Runtime, Scope, WeightsSample
 from pipeline.api.records import Batch, ChunkEnd, Item
+from pipeline.api.weights import WeightsFigures
 
 UNREAD_CALLS = (
     "%s: tool calls stay in the completion, since the chat template writes them in no format that is known; name one"
@@ -225,6 +229,26 @@ class Generate(BaseOperator):
         memory = memory_of(self._model_settings, settings)
         assumed = f"what runtime leaves open is chosen when the run begins; {settings.slots} slots are assumed"
         return replace(found, memory=memory, notes=[*([] if before else [assumed]), *found.notes])
+
+    def best_weights(self, sample: Callable[[], WeightsSample]) -> tuple[str, str]:
+        weighing = Weighing(self._model_settings, self._engine_settings, self._sampling.max_tokens)
+        known = weighing.known()
+        if "best" in known:
+            return known["best"], f"{known['why']}; measured by an earlier run"
+        return weighing.choose(*self._weighed(sample()))
+
+    def compare_weights(self, sample: WeightsSample) -> Iterator[WeightsFigures]:
+        weighing = Weighing(self._model_settings, self._engine_settings, self._sampling.max_tokens)
+        yield from weighing.each(*self._weighed(sample))
+
+    def _weighed(self, sample: WeightsSample) -> tuple[Model, list[TokenIds], list[int], float]:
+        """Return the loaded model, the prompts of a sample, the tokens that each may get, and the count of all rows."""
+        self._load(sample.runtime)
+        found = [row for batch in sample.batches for row in self._requests.of(self._where.split(batch)[0])[0]]
+        if not found:
+            raise ConfigError("no row of the sample has a prompt that can be completed, so no weights can be measured")
+        share = len(found) / sum(batch.num_rows for batch in sample.batches)
+        return self._model, [row.prompt for row in found], [row.max_tokens for row in found], sample.rows * share
 
     def run(self, inbox: Inbox) -> Iterator[Item]:
         if self._engine_settings.open_keys():

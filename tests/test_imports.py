@@ -52,6 +52,7 @@ ORDER = [
     "operators.endpoint",
     "operators.estimate",
     "operators.scoring",
+    "operators.weights",
     "operators.sources",
     "operators.sinks",
     "operators.openai",

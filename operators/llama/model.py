@@ -16,7 +16,7 @@ import numpy.typing as npt
 from operators.engine.backend.interface import DecoderShape, Head, TokenIds, Wanted, decoder_shape
 from operators.engine.backend.loading import ModelFacts, ModelSizes, check_options
 from operators.llama.context import ContextPool, LlamaContext
-from operators.llama.convert import converted
+from operators.llama.convert import converted, type_of
 from operators.llama.encoder import EncoderContext
 from operators.llama.header import Header, content_of, parts_of, read_header
 from operators.llama.kernels import K_QUANTS, doubt, is_arm, keep_rows_apart, lone_tokens, repacks
@@ -278,5 +278,6 @@ def facts_of(path: Path, fingerprint: str | None = None) -> ModelFacts:
     size = sum(part.stat().st_size for part in parts_of(path))
     sizes = ModelSizes(size, header.n_vocab, header.kv_values, header.recurrent)
     return ModelFacts(
-        fingerprint, header.n_ctx_train, header.n_embd, sizes, header.encoder, header.outputs, header.template
+        *(fingerprint, header.n_ctx_train, header.n_embd, sizes, header.encoder, header.outputs, header.template),
+        type_of(path),
     )

@@ -46,6 +46,7 @@ class ModelFacts:
     Args:
         encoder: why it cannot continue texts, though it reads them; None: it can.
         outputs: of its classifier head; 0: it has none.
+        weights: the type of the file, as `model.weights` names it; None: one that has no name there.
     """
 
     fingerprint: str
@@ -55,6 +56,7 @@ class ModelFacts:
     encoder: str | None = None
     outputs: int = 0
     chat_template: str | None = None
+    weights: str | None = None
 
 
 def identity(settings: ModelSettings) -> dict[str, Any]:
