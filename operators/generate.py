@@ -188,6 +188,8 @@ class Generate(BaseOperator):
         said = self._sampling.tools is not None or CHOICE in self._sampling.per_row
         if self._tools is None and self._data.has_tools and not said:
             runtime.log.warning(UNREAD_CALLS, runtime.node)
+        if (wanted := self._model_settings.converts_to) is not None:
+            runtime.log.info("%s: the model's weights as %s (model.weights)", runtime.node, wanted)
         if not self._engine_settings.open_keys():
             self._take_engine(self._engine_settings)
         runtime.totals(lambda: {f"{runtime.node}/identical": float(self._duplicates.served)})
@@ -228,18 +230,22 @@ class Generate(BaseOperator):
         found = generating.forecast(batches, task, time.perf_counter() - began)
         memory = memory_of(self._model_settings, settings)
         assumed = f"what runtime leaves open is chosen when the run begins; {settings.slots} slots are assumed"
-        return replace(found, memory=memory, notes=[*([] if before else [assumed]), *found.notes])
+        faster = self._weighing.mention(self._model_settings.converts_to)
+        notes = [*([] if before else [assumed]), *([faster] if faster else []), *found.notes]
+        return replace(found, memory=memory, notes=notes)
+
+    @property
+    def _weighing(self) -> Weighing:
+        return Weighing(self._model_settings, self._engine_settings, self._sampling.max_tokens)
 
     def best_weights(self, sample: Callable[[], WeightsSample]) -> tuple[str, str]:
-        weighing = Weighing(self._model_settings, self._engine_settings, self._sampling.max_tokens)
-        known = weighing.known()
+        known = self._weighing.known()
         if "best" in known:
             return known["best"], f"{known['why']}; measured by an earlier run"
-        return weighing.choose(*self._weighed(sample()))
+        return self._weighing.choose(*self._weighed(sample()))
 
     def compare_weights(self, sample: WeightsSample) -> Iterator[WeightsFigures]:
-        weighing = Weighing(self._model_settings, self._engine_settings, self._sampling.max_tokens)
-        yield from weighing.each(*self._weighed(sample))
+        yield from self._weighing.each(*self._weighed(sample))
 
     def _weighed(self, sample: WeightsSample) -> tuple[Model, list[TokenIds], list[int], float]:
         """Return the loaded model, the prompts of a sample, the tokens that each may get, and the count of all rows."""
@@ -324,6 +330,8 @@ class Generate(BaseOperator):
         rows = self._ahead.gather(inbox, FEW_ROWS // (each or 1))
         few = None if rows is None or each is None else rows * each
         lengths, longest = prompt_lengths(self._ahead.data()), self._sampling.max_tokens
+        if (faster := self._weighing.mention(self._model_settings.converts_to)) is not None:
+            self._runtime.log.info("%s: %s", self._runtime.node, faster)
         return chosen_settings(self._runtime, self._model, self._engine_settings, lengths, longest, few)
 
     def _wants_rows(self) -> bool:

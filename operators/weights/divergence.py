@@ -1,4 +1,4 @@
-"""How far the predictions of a model with other weights are from those of the original, on a sample of texts."""
+"""How far the predictions of a model with other weights are from given ones, on a sample of texts."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _ROWS = 32
 
 @dataclass(frozen=True)
 class Divergence:
-    """The predictions of a model on a sample. `mean_kl`: nats, of the original's distributions from the model's."""
+    """The predictions of a model on a sample. `mean_kl`: nats, of the given distributions from the model's."""
 
     perplexity: float
-    mean_kl: float = 0.0
-    same_top: float = 1.0
+    mean_kl: float
+    same_top: float
 
 
 def sample_of(prompts: Seq[TokenIds], tokens: int) -> list[TokenIds]:
@@ -49,9 +49,10 @@ def sample_of(prompts: Seq[TokenIds], tokens: int) -> list[TokenIds]:
 
 
 class Predictions:
-    """The predictions of the original for a sample of texts, kept in a file without a name. `close` removes it.
+    """The predictions of a model for a sample of texts, kept in a file without a name. `close` removes it.
 
     Args:
+        model: needed only while they are made.
         texts: token ids, of two or more tokens each.
         folder: for the file, of four bytes per token of the texts and word of the vocabulary.
     """
@@ -61,16 +62,12 @@ class Predictions:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             self._file: Any = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # closed by close
-        surprise = _Surprise(texts)
-        for text, start, logits in _logits(model, texts, settings):
-            kept = _log_softmax(logits)
-            surprise.add(text, start, kept)
+        for _, _, logits in _logits(model, texts, settings):
             with writing(folder):
-                self._file.write(kept.tobytes())
-        self.of_original = Divergence(surprise.perplexity)
+                self._file.write(_log_softmax(logits).tobytes())
 
     def compare(self, model: Model) -> Divergence:
-        """Return how far the predictions of `model`, which has the same vocabulary, are from the original's."""
+        """Return how far the predictions of `model`, which has the same vocabulary, are from these."""
         self._file.seek(0)
         surprise, total, same, count = _Surprise(self._texts), 0.0, 0, 0
         for text, start, logits in _logits(model, self._texts, self._settings):

@@ -18,8 +18,8 @@ class WeightsFigures:
         prompt_tokens_per_s, decode_tokens_per_s: tokens of prompts, and of completions in steps of all slots.
         job_s: seconds of these speeds for the tokens of the job, every completion being as long as it may.
         perplexity: of the sample's tokens.
-        mean_kl: mean divergence (Kullback-Leibler, nats) of the next token's distribution from that of the file as it
-            is, at the sample's tokens.
+        mean_kl: mean divergence (Kullback-Leibler, nats) of the next token's distribution from that of the same weights
+            in f16, at the sample's tokens. The file as it is has one, too: its kernels round more than its weights.
         same_top: share of them at which both have the same likeliest token.
         doubt: why a row's bits may depend on its neighbours; None: they are tested not to.
         refused: why it was not measured.

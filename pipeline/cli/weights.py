@@ -1,5 +1,5 @@
 """`python -m pipeline weights model.path=m.gguf`: measure each type that the model's weights can have, on this machine
-and for a job: its size, its speed, and how far its predictions are from those of the file as it is."""
+and for a job: its size, its speed, and how far its predictions are from what its weights say."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from pipeline.system.terminal import say
 
 PROMPTS = PROJECT / "jobs/data/evaluate_tiny.jsonl"
 """The prompts where none are given."""
+_DATA = ("data=", "data.path=", "data.dataset=")
 LITTLE_KL = 1e-4
 """A mean divergence up to this is taken for none."""
 TITLES = ("weights", "MB", "memory MB", "prompt t/s", "decode t/s", "the job", "perplexity", "mean KL", "same top")
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str]) -> ExitCode:
     given = [*own.settings, *more]
     if not any(a.lstrip("+").startswith("job=") for a in given):
         given.append("job=generate")
-    if "job=generate" in given and not any(a.startswith("data.") for a in given):
+    if "job=generate" in given and not any(a.startswith(_DATA) for a in given):
         given += [f"data.path={PROMPTS}", "data.prompt_column=prompt"]
 
     def weigh(settings: JobSettings, process: Resources) -> ExitCode:
@@ -96,7 +97,8 @@ def advice(found: Sequence[WeightsFigures]) -> Iterator[str]:
     plain = measured[0]
     fast = sorted(measured, key=lambda f: f.job_s or 0.0)
     yield "the job: the seconds of these speeds if every completion is as long as it may be; measured in this order"
-    same = next(f for f in fast if (f.mean_kl or 0.0) < LITTLE_KL)
+    little = max(LITTLE_KL, plain.mean_kl or 0.0)
+    same = next(f for f in fast if (f.mean_kl or 0.0) <= little)
     if fast[0] is not same:
         yield (
             f"{fast[0].weights} is the fastest, {_times(plain, fast[0])} times as fast as the file as it is, but it"
