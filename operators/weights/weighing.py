@@ -45,8 +45,6 @@ WORTH_SAYING = 1.3
 """Times as fast as the job's own type another must be for a run to mention it."""
 SAMPLE_TOKENS, FEW_TOKENS = 1024, 256
 """Tokens on which predictions are compared: for a user, and for `auto`."""
-_PATIENCE_S = 9.0
-"""`auto` tries no further type after so many seconds: converting and comparing take some more."""
 _GRAIN = 64
 log = logging.getLogger(__name__)
 
@@ -151,8 +149,7 @@ class Weighing:
         with closing(trial):
             trial.speeds[AS_IS] = trial.test(AS_IS).measure()
             for name in self._candidates():
-                if self.clock() - began < _PATIENCE_S:
-                    trial.against_as_is(name)
+                trial.against_as_is(name)
             best, said = trial.best(sample_of(prompts, FEW_TOKENS))
         took = self.clock() - began
         seconds = {name: speed.of_rows(rows, trial.lengths) for name, speed in trial.speeds.items()}

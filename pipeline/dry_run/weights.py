@@ -33,11 +33,11 @@ def settled(settings: JobSettings) -> tuple[JobSettings, list[str]]:
     Raises:
         ConfigError: the graph is invalid, or no node generates.
     """
-    if getattr(settings.model, "weights", None) != AUTO or settings.model.weights_chosen is not None:
+    plain = as_is(settings)
+    if plain is settings:
         return settings, []
     if (before := None if settings.overwrite else _before(settings)) is not None:
         return _with(settings, before), []
-    plain = _with(settings, AS_IS)
     if settings.show or settings.dry_run == PLAN:
         return plain, ["model.weights=auto is chosen when the run begins; the plan is of the file as it is"]
     graph, name = _weighed(plain)
@@ -50,8 +50,16 @@ def settled(settings: JobSettings) -> tuple[JobSettings, list[str]]:
     return _with(settings, chosen), [f"model.weights=auto: {chosen} ({why})"]
 
 
+def as_is(settings: JobSettings) -> JobSettings:
+    """Return the settings of a job whose model is not loaded to generate: what `auto` takes makes no difference."""
+    is_open = getattr(settings.model, "weights", None) == AUTO and settings.model.weights_chosen is None
+    return _with(settings, AS_IS) if is_open else settings
+
+
 def compared(settings: JobSettings) -> Iterator[WeightsFigures]:
     """Measure the model of a job with its weights as they are, and then with each other type, in turn."""
+    if not hasattr(settings.model, "weights"):
+        raise ConfigError(f"the job {settings.name} has no model (the config group model), so it has no weights")
     model = dataclasses.replace(settings.model, weights=AUTO, weights_chosen=None)
     whole = dataclasses.replace(_replaced(settings, settings.model, model), overwrite=False)
     plain = _with(whole, AS_IS)
