@@ -150,7 +150,11 @@ class LlamaModel:
 
     def fingerprint(self) -> str:
         """Content id of the file."""
-        return facts_of(self._path).fingerprint
+        return self._content
+
+    @functools.cached_property
+    def _content(self) -> str:
+        return content_of(self._path)  # asked for once: a converted file may leave its cache while it is used
 
     def tokenize(self, texts: Sequence[bytes]) -> tuple[TokenIds, npt.NDArray[np.int32]]:
         """Tokenize, with a BOS at the start of each text if the model wants one."""

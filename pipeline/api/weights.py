@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -36,6 +34,3 @@ class WeightsFigures:
     same_top: float | None = None
     doubt: str | None = None
     refused: str | None = None
-
-    def row(self) -> Mapping[str, Any]:
-        return asdict(self)

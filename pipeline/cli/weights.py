@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import pyarrow as pa
@@ -120,7 +120,7 @@ def save(found: Sequence[WeightsFigures], folder: Path) -> list[str]:
     schema = pa.schema([(field.name, kinds[str(field.type)]) for field in fields(WeightsFigures)])
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.Table.from_pylist([dict(f.row()) for f in found], schema), folder / "weights.parquet")
+        pq.write_table(pa.Table.from_pylist([asdict(f) for f in found], schema), folder / "weights.parquet")
     measured = [f for f in found if f.refused is None and f.job_s]
     points = [(f.weights, (f.mean_kl or 0.0), (measured[0].job_s or 0.0) / (f.job_s or 1.0)) for f in measured]
     about = "How many times as fast the job is as with the file as it is, against how far predictions are from its."
