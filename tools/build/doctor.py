@@ -138,7 +138,7 @@ def _text(report: dict[str, Any]) -> str:
         told |= {name: build[name] for name in ("CMAKE_ARGS", "CFLAGS") if build.get(name)}
     kept = report["weights"]
     room = f"{kept['bytes']:,} of {kept['most_bytes']:,} bytes"
-    told["converted weights"] = f"{kept['files']} files, {room} in {kept['place']}"
+    told["converted weights"] = f"{kept['files']} in {kept['place']}, {room}"
     told |= report["features"] | {f"proof {name}": state for name, state in report["proofs"].items()}
     lines = [f"{name:18} {value}" for name, value in told.items()]
     lines += [f"note: {note}" for note in report["notes"]]
