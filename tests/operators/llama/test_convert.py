@@ -19,6 +19,7 @@ from operators.settings.model import WEIGHTS
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.cli.main import main
+from pipeline.config.fingerprint import flat
 from pipeline.run_dir.names import CARD
 from pipeline.system.file_cache import PLACE, weights_cache
 from tests.operators.llama.test_split import TINY, split
@@ -55,6 +56,7 @@ def test_it_gives_the_completions_of_the_converted_file(tmp_path):
 
 def test_as_is_converts_nothing_and_changes_no_fingerprint():
     assert identity(AS_IS) == {"model": inspect_model(AS_IS).fingerprint}
+    assert not [key for key, _ in flat("model", replace(BF16, weights_chosen="f16")) if "weights" in key]
     assert weights_cache().files() == []
 
 
