@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from operators.batch_by_length import prompt_lengths
 from operators.endpoint.generate import EndpointGenerate
-from operators.engine.backend.loading import inspect_model, load_model
+from operators.engine.backend.interface import Model, TokenIds
+from operators.engine.backend.loading import identity, load_model
 from operators.engine.sequence import Sequence as Row
 from operators.estimate.node import Generating, memory_of
 from operators.estimate.trial import Device
@@ -48,9 +49,12 @@ from operators.settings.endpoint import EndpointSettings
 from operators.settings.runtime import EngineSettings
 from operators.tuning.calibration import FEW_ROWS
 from operators.tuning.choices import LookAhead, Tuning
+from operators.weights.weighing import Weighing
+from pipeline.api.errors import ConfigError
 from pipeline.api.forecast import Forecast, Task
-from pipeline.api.protocols import BaseOperator, Inbox, MemoryNeed, Runtime, Scope
+from pipeline.api.protocols import BaseOperator, Inbox, MemoryNeed, Runtime, Scope, WeightsSample
 from pipeline.api.records import Batch, ChunkEnd, Item
+from pipeline.api.weights import WeightsFigures
 
 UNREAD_CALLS = (
     "%s: tool calls stay in the completion, since the chat template writes them in no format that is known; name one"
@@ -163,11 +167,10 @@ class Generate(BaseOperator):
         constraint |= {} if tags is None else {"reasoning": repr(tags)}
         tools = Tools.of(self._model_settings, self._data, self._sampling)
         constraint |= {} if tools is None else {"tools": tools.identity}
-        model = inspect_model(self._model_settings).fingerprint
         runtime = self._engine_settings
         # It says where texts are cut, as runtime.max_sequence_tokens does.
         room = {"n_ctx": runtime.n_ctx} if runtime.row_limit == "runtime.n_ctx" else {}
-        return {"model": model, **runtime.exactness(), **room, **constraint}
+        return {**identity(self._model_settings), **runtime.exactness(), **room, **constraint}
 
     def memory_needs(self) -> Iterable[MemoryNeed]:
         key = repr((self._model_settings, self._engine_settings, self._decode))
@@ -185,6 +188,8 @@ class Generate(BaseOperator):
         said = self._sampling.tools is not None or CHOICE in self._sampling.per_row
         if self._tools is None and self._data.has_tools and not said:
             runtime.log.warning(UNREAD_CALLS, runtime.node)
+        if (wanted := self._model_settings.converts_to) is not None:
+            runtime.log.info("%s: the model's weights as %s (model.weights)", runtime.node, wanted)
         if not self._engine_settings.open_keys():
             self._take_engine(self._engine_settings)
         runtime.totals(lambda: {f"{runtime.node}/identical": float(self._duplicates.served)})
@@ -225,7 +230,31 @@ class Generate(BaseOperator):
         found = generating.forecast(batches, task, time.perf_counter() - began)
         memory = memory_of(self._model_settings, settings)
         assumed = f"what runtime leaves open is chosen when the run begins; {settings.slots} slots are assumed"
-        return replace(found, memory=memory, notes=[*([] if before else [assumed]), *found.notes])
+        faster = self._weighing.mention(self._model_settings.converts_to)
+        notes = [*([] if before else [assumed]), *([faster] if faster else []), *found.notes]
+        return replace(found, memory=memory, notes=notes)
+
+    @property
+    def _weighing(self) -> Weighing:
+        return Weighing(self._model_settings, self._engine_settings, self._sampling.max_tokens)
+
+    def best_weights(self, sample: Callable[[], WeightsSample]) -> tuple[str, str]:
+        known = self._weighing.known()
+        if "best" in known:
+            return known["best"], f"{known['why']}; measured by an earlier run"
+        return self._weighing.choose(*self._weighed(sample()))
+
+    def compare_weights(self, sample: WeightsSample) -> Iterator[WeightsFigures]:
+        yield from self._weighing.each(*self._weighed(sample))
+
+    def _weighed(self, sample: WeightsSample) -> tuple[Model, list[TokenIds], list[int], float]:
+        """Return the loaded model, the prompts of a sample, the tokens that each may get, and the count of all rows."""
+        self._load(sample.runtime)
+        found = [row for batch in sample.batches for row in self._requests.of(self._where.split(batch)[0])[0]]
+        if not found:
+            raise ConfigError("no row of the sample has a prompt that can be completed, so no weights can be measured")
+        share = len(found) / sum(batch.num_rows for batch in sample.batches)
+        return self._model, [row.prompt for row in found], [row.max_tokens for row in found], sample.rows * share
 
     def run(self, inbox: Inbox) -> Iterator[Item]:
         if self._engine_settings.open_keys():
@@ -301,6 +330,8 @@ class Generate(BaseOperator):
         rows = self._ahead.gather(inbox, FEW_ROWS // (each or 1))
         few = None if rows is None or each is None else rows * each
         lengths, longest = prompt_lengths(self._ahead.data()), self._sampling.max_tokens
+        if (faster := self._weighing.mention(self._model_settings.converts_to)) is not None:
+            self._runtime.log.info("%s: %s", self._runtime.node, faster)
         return chosen_settings(self._runtime, self._model, self._engine_settings, lengths, longest, few)
 
     def _wants_rows(self) -> bool:

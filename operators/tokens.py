@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from operators.endpoint.render import EndpointTokenize
-from operators.engine.backend.loading import inspect_model, load_model
+from operators.engine.backend.loading import identity, inspect_model, load_model
 from operators.rows.lineage import refuse_identity
 from operators.rows.token_lists import PROMPT_IDS, list_column, list_views
 from operators.settings import ModelSettings
@@ -71,7 +71,7 @@ class Tokenize(BaseOperator):
         return self._schema
 
     def fingerprint(self) -> dict[str, Any]:
-        return {"model": inspect_model(self._settings).fingerprint}
+        return identity(self._settings)
 
     def open(self, runtime: Runtime) -> None:
         self._model = load_model(runtime, self._settings)
@@ -169,7 +169,7 @@ class Split(BaseOperator):
         return self._schema
 
     def fingerprint(self) -> dict[str, Any]:
-        return {"model": inspect_model(self._settings).fingerprint}
+        return identity(self._settings)
 
     def open(self, runtime: Runtime) -> None:
         self._model = load_model(runtime, self._settings)

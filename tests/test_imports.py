@@ -51,6 +51,7 @@ ORDER = [
     "operators.generation",
     "operators.estimate",
     "operators.scoring",
+    "operators.weights",
     "operators.endpoint.api",
     "operators.endpoint.connection",
     "operators.endpoint",

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from operators.tuning.choices import CACHE_VARIABLE
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
+from pipeline.system.file_cache import PLACE
 from tools.models.make_model import write_model
 
 SAMPLINGS = {"greedy": (), "warm": ("sampling.temperature=1.0", "sampling.n=2")}
@@ -94,7 +94,7 @@ def expected(request, bytes_of) -> tuple[tuple[str, ...], str]:
 
 @pytest.mark.parametrize("way", [way if way in OFTEN else pytest.param(way, marks=pytest.mark.faults) for way in WAYS])
 def test_the_same_bytes(expected, bytes_of, way, tmp_path, monkeypatch):
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(PLACE, str(tmp_path))
     sampling, digest = expected
     assert bytes_of(*WAYS[way], *sampling) == digest
 

@@ -80,7 +80,8 @@ def model_memory(
     if facts.sizes is None or facts.n_ctx_train is None or model.gpu_layers:
         return
     name = model.path or model.file or model.loader
-    yield MemoryNeed(model_key(model), f"the weights of {name}", facts.sizes.weights_bytes)
+    converted = f" as {model.converts_to}" if model.converts_to else ""
+    yield MemoryNeed(model_key(model), f"the weights of {name}{converted}", facts.sizes.weights_bytes)
     usual = settings.with_defaults()
     shape = decoder_shape(usual, facts.n_ctx_train, wanted)
     kv = int(shape.kv_cells * (facts.sizes.kv_values or 0) * KV_TYPES[usual.kv_type] / 8)

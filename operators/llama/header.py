@@ -16,6 +16,7 @@ import llama_cpp
 
 from operators.llama.gguf_check import check_gguf
 from operators.llama.library import forget_errors, initialise, last_errors
+from operators.rows.content import content_id
 from pipeline.api.errors import InputError
 
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
@@ -86,6 +87,17 @@ def parts_of(path: Path) -> list[Path]:
         if not part.is_file():
             raise InputError(f"{part} is missing: {path.name} needs all {len(parts)} parts of its model beside it")
     return parts
+
+
+def content_of(path: Path) -> str:
+    """Return the content id of a model, those of its parts one after the other; cached as `read_header`."""
+    found = [(part, part.stat()) for part in parts_of(path)]
+    return " ".join(_content_id(part, status.st_size, status.st_mtime_ns) for part, status in found)
+
+
+@functools.lru_cache(maxsize=256)
+def _content_id(path: Path, size: int, changed: int) -> str:
+    return content_id(path)
 
 
 def read_header(path: Path) -> Header:

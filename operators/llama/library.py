@@ -54,6 +54,11 @@ def forget_errors() -> None:
     _RECENT.clear()
 
 
+def recent_lines() -> list[str]:
+    """Return the last lines that llama.cpp has logged."""
+    return list(_RECENT)
+
+
 def last_errors(count: int = 3) -> str:
     """Return the last log lines about an error, for messages."""
     telling = [line for line in _RECENT if "error" in line or "fail" in line or "invalid" in line]

@@ -16,13 +16,13 @@ import numpy.typing as npt
 from operators.engine.backend.interface import DecoderShape, Head, TokenIds, Wanted, decoder_shape
 from operators.engine.backend.loading import ModelFacts, ModelSizes, check_options
 from operators.llama.context import ContextPool, LlamaContext
+from operators.llama.convert import converted, type_of
 from operators.llama.encoder import EncoderContext
-from operators.llama.header import Header, parts_of, read_header
+from operators.llama.header import Header, content_of, parts_of, read_header
 from operators.llama.kernels import K_QUANTS, doubt, is_arm, keep_rows_apart, lone_tokens, repacks
 from operators.llama.library import initialise, last_errors
 from operators.llama.pieces import Pieces
 from operators.llama.trial import require_sound_build
-from operators.rows.content import content_id
 from operators.settings import ModelSettings
 from operators.settings.checks import check, usable_cores
 from operators.settings.runtime import EngineSettings
@@ -48,7 +48,7 @@ def inspect(settings: ModelSettings) -> ModelFacts:
     """
     check_options(settings, ())
     check_gpu(settings)
-    return facts_of(gguf_path(settings))
+    return facts_of(weights_path(settings))
 
 
 def check_gpu(settings: ModelSettings) -> None:
@@ -84,6 +84,12 @@ def gguf_path(settings: ModelSettings) -> Path:
     return path
 
 
+def weights_path(settings: ModelSettings) -> Path:
+    """Return the file to load: the model file, or what `model.weights` has made of it. See `gguf_path`, `converted`."""
+    path, wanted = gguf_path(settings), settings.converts_to
+    return path if wanted is None else converted(path, wanted)
+
+
 class LlamaModel:
     """Implements operators.engine.backend.interface.Model. `close` frees it and its contexts.
 
@@ -98,7 +104,7 @@ class LlamaModel:
 
     def __init__(self, settings: ModelSettings, *, vocab_only: bool = False) -> None:
         initialise()
-        self._path = gguf_path(settings)
+        self._path = gguf_path(settings) if vocab_only else weights_path(settings)
         params = llama_cpp.llama_model_default_params()
         params.vocab_only = vocab_only
         params.n_gpu_layers = settings.gpu_layers
@@ -144,7 +150,11 @@ class LlamaModel:
 
     def fingerprint(self) -> str:
         """Content id of the file."""
-        return facts_of(self._path).fingerprint
+        return self._content
+
+    @functools.cached_property
+    def _content(self) -> str:
+        return content_of(self._path)  # asked for once: a converted file may leave its cache while it is used
 
     def tokenize(self, texts: Sequence[bytes]) -> tuple[TokenIds, npt.NDArray[np.int32]]:
         """Tokenize, with a BOS at the start of each text if the model wants one."""
@@ -268,17 +278,10 @@ class LlamaModel:
 def facts_of(path: Path, fingerprint: str | None = None) -> ModelFacts:
     """Return the facts of the model in `path` and its other parts. `fingerprint`: None for that of the content."""
     header = read_header(path)
-    each = [(part, part.stat()) for part in parts_of(path)]
-    if fingerprint is None:
-        fingerprint = " ".join(_content_id(part, found.st_size, found.st_mtime_ns) for part, found in each)
-    size = sum(found.st_size for _, found in each)
+    fingerprint = content_of(path) if fingerprint is None else fingerprint
+    size = sum(part.stat().st_size for part in parts_of(path))
     sizes = ModelSizes(size, header.n_vocab, header.kv_values, header.recurrent)
     return ModelFacts(
-        fingerprint, header.n_ctx_train, header.n_embd, sizes, header.encoder, header.outputs, header.template
+        *(fingerprint, header.n_ctx_train, header.n_embd, sizes, header.encoder, header.outputs, header.template),
+        type_of(path),
     )
-
-
-@functools.lru_cache(maxsize=256)
-def _content_id(path: Path, size: int, changed: int) -> str:
-    """Hash a file; cached until its size or modification time changes."""
-    return str(content_id(path))

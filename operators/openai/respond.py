@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from operators.engine.backend.loading import inspect_model, load_model
+from operators.engine.backend.loading import identity, load_model
 from operators.openai.bodies import body_of, digest_of, line_of, usage
 from operators.openai.faults import Code, Fault
 from operators.openai.parse_batch import FIELDS
@@ -77,7 +77,7 @@ class Respond(BaseOperator):
         return SCHEMA
 
     def fingerprint(self) -> dict[str, Any]:
-        return {"model": inspect_model(self._settings).fingerprint}
+        return identity(self._settings)
 
     def open(self, runtime: Runtime) -> None:
         model = load_model(runtime, self._settings)

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from operators.engine.backend.interface import TokenIds, Wanted, max_sequence_tokens
-from operators.engine.backend.loading import inspect_model, load_model
+from operators.engine.backend.loading import identity, inspect_model, load_model
 from operators.estimate.texts import forecast_texts
 from operators.generation.wiring import check_room, engine_threads, identity_of, model_memory, warn_unless_exact
 from operators.scoring.prefix_tree import Text
@@ -69,7 +69,7 @@ class ReadsTexts(BaseOperator):
             require_column(schema, name, TEXT_TYPES)
 
     def fingerprint(self) -> dict[str, Any]:
-        return {"model": inspect_model(self._model).fingerprint, **self._settings.exactness()}
+        return {**identity(self._model), **self._settings.exactness()}
 
     def memory_needs(self) -> Iterable[MemoryNeed]:
         facts = inspect_model(self._model)

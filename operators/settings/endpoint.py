@@ -9,14 +9,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from operators.settings.checks import NOT_IN_DATA, WHEN_GIVEN, check, check_one_of
-from operators.settings.model import ModelSettings
+from operators.settings.model import AS_IS, AUTO, ModelSettings
 from pipeline.api.errors import ConfigError
 from pipeline.system.redaction import clean_url
 
 APIS = ("chat", "completions", "embeddings", "rerank")
 DIALECTS = ("openai", "vllm", "sglang", "llama_server", "llama_cpp_python")
 """The servers whose parameters are known, operators/endpoint/api/dialects.py has them."""
-AUTO = "auto"
 PRICES = ("input", "cached", "output")
 _LOCAL = ("path", "repo", "file", "revision", "chat_template", "reasoning_tags", "tool_format", "date")
 
@@ -65,8 +64,8 @@ class EndpointSettings(ModelSettings):
         for key in _LOCAL:
             if (given := getattr(self, key)) is not None:
                 raise ConfigError(f"model.{key}={given} is of a model in this process, and model.url names a server")
-        for key in ("gpu_layers", "options"):
-            if given := getattr(self, key):
+        for key in ("gpu_layers", "options", "weights"):
+            if (given := getattr(self, key)) and given != AS_IS:
                 raise ConfigError(f"model.{key}={given} is of a model in this process, and model.url names a server")
         urls = self.url if isinstance(self.url, list) else [self.url]
         for url in urls or [None]:

@@ -7,13 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from operators.settings.checks import WHEN_GIVEN, check, check_one_of
+from operators.settings.checks import NOT_IN_DATA, WHEN_GIVEN, check, check_one_of
 from pipeline.api.errors import ConfigError
 
 GIVEN_TO_TEMPLATES = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
 """What Render gives to every chat template; no argument of `template_kwargs`."""
 TOOL_FORMATS = ("hermes", "tags", "llama3", "mistral", "mistral_args", "harmony", "gemma", "function_gemma")
 """Those of operators/prompts/tool_formats.py."""
+WEIGHTS = {
+    **{"f32": 32.0, "f16": 16.0, "bf16": 16.0, "q8_0": 8.5, "q6_k": 6.6},
+    **{"q5_k_m": 5.7, "q4_k_m": 4.9, "q4_0": 4.5, "q3_k_m": 3.9},
+}
+"""Types of weights that a model file can be converted to, and about their bits per weight."""
+AS_IS, AUTO = "as_is", "auto"
 
 
 @dataclass
@@ -31,6 +37,10 @@ class ModelSettings:
             [] for none. With ["", TAG] all that comes before TAG is reasoning.
         tool_format: how the model writes tool calls (docs/chat.md has the names); null: read off the chat template.
         date: ISO date that a chat template gets when it asks for today's; null: it is told that there is none.
+        weights: the type that the weights are converted to, once, into a cache (f32, f16, bf16, q8_0, q6_k, q5_k_m,
+            q4_k_m, q4_0, q3_k_m); as_is: none; auto: the fastest on this machine that loses nothing to speak of. See
+            docs/weights.md.
+        weights_chosen: what `auto` has chosen; a run fills it in, so that it is the same when it is resumed.
         gpu_layers: layers to compute on the GPU: 0 for none, 999 for all. Needs a llama.cpp that was built for the GPU.
         options: further keyword arguments for the loader; one that it does not know is an error.
     """
@@ -46,6 +56,8 @@ class ModelSettings:
     reasoning_tags: list[str] | None = field(default=None, metadata=WHEN_GIVEN)
     tool_format: str | None = field(default=None, metadata=WHEN_GIVEN)
     date: str | None = field(default=None, metadata=WHEN_GIVEN)
+    weights: str = field(default=AS_IS, metadata=NOT_IN_DATA)  # the content of the converted file counts
+    weights_chosen: str | None = field(default=None, metadata=NOT_IN_DATA)
     gpu_layers: int = 0
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -64,6 +76,9 @@ class ModelSettings:
         )
         if self.tool_format is not None:
             check_one_of("model.tool_format", self.tool_format, TOOL_FORMATS)
+        check_one_of("model.weights", self.weights, (AS_IS, AUTO, *WEIGHTS))
+        if self.weights_chosen is not None:
+            check_one_of("model.weights_chosen", self.weights_chosen, (AS_IS, *WEIGHTS))
         try:
             _ = self.date_given
         except ValueError:
@@ -79,6 +94,21 @@ class ModelSettings:
         if "url" in values:
             return EndpointSettings
         return ModelSettings if "path" in values or "repo" in values else cls
+
+    @property
+    def converts_to(self) -> str | None:
+        """The type to convert the weights to; None for none.
+
+        Raises:
+            ConfigError: it is left to be chosen, and nothing has chosen it.
+        """
+        if self.weights == AUTO and self.weights_chosen is None:
+            raise ConfigError(
+                "model.weights=auto is chosen for the model of the job's Generate nodes (the config group model); name"
+                f" a type here: {AS_IS}, {', '.join(WEIGHTS)}"
+            )
+        found = self.weights_chosen if self.weights == AUTO else self.weights
+        return None if found == AS_IS else found
 
     @property
     def date_given(self) -> datetime.date | None:

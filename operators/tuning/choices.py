@@ -23,11 +23,11 @@ from operators.tuning.calibration import Calibration, Choice
 from operators.tuning.machine_load import NOISY, OtherWork
 from pipeline.api.protocols import Inbox
 from pipeline.api.records import Batch, Item
+from pipeline.system.file_cache import cache_folder
 from pipeline.system.machine import free_memory
 
 CHOICE_FILE = "autotune.json"
 """File in the output directory with this run's choice, which a resumed run repeats."""
-CACHE_VARIABLE = "LLAMA_PIPELINE_CACHE"
 _GRAIN = 64
 """Runs share a cached choice if their lengths are equal when rounded down to multiples of this many tokens."""
 _PATIENCE_S = 3.0
@@ -91,9 +91,7 @@ class Tuning:
         run = (asdict(self.settings), self.model.fingerprint(), *lengths)
         machine = (platform.machine(), platform.processor(), platform.node(), usable_cores())
         digest = hashlib.sha256(repr((run, machine)).encode()).hexdigest()[:16]
-        home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-        folder = os.environ.get(CACHE_VARIABLE) or f"{home}/llama-pipeline"
-        return Path(folder).expanduser() / f"autotune-{digest}.json"
+        return cache_folder() / f"autotune-{digest}.json"
 
     def _read(self, path: Path) -> Choice | None:
         try:

@@ -158,10 +158,11 @@ def _facts(settings: JobSettings, keys: Mapping[str, Any], generated: bool) -> I
     """Yield names and values for the table of main settings: model, prompt, sampling, seed."""
     model = settings.model
     repo, path = getattr(model, "repo", None), getattr(model, "path", None)
+    converted = f", its weights as `{kind}`" if (kind := getattr(model, "converts_to", None)) else ""
     if repo:
-        yield "model", f"`{repo} ({model.file}, {model.revision})`"
+        yield "model", f"`{repo} ({model.file}, {model.revision})`{converted}"
     elif path:
-        yield "model", f"`{PurePath(path).name}`"
+        yield "model", f"`{PurePath(path).name}`{converted}"
     if generated and model is not None:
         template = next((v for k, v in keys.items() if k.endswith(".op.template") and v), None)
         yield "prompt", f"`{template}`" if template else "the chat template of the model"

@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from operators.settings.runtime import OptimiseSettings
-from operators.tuning.choices import CACHE_VARIABLE
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from pipeline.system.failpoints import VARIABLE, Failpoint
+from pipeline.system.file_cache import PLACE
 from tests.families.make import LARGEST, LEAST_GAP, LEAST_TOKENS, NEAR, NEW_TOKENS, PROMPTS, STRANGERS
 
 HERE = Path(__file__).parent
@@ -115,7 +115,7 @@ def test_no_way_changes_a_byte_of_the_data(family, way, usual, tmp_path):
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("way", OTHER_WAYS)
 def test_ids_hold_where_bits_may_not(family, way, tmp_path, monkeypatch):
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(PLACE, str(tmp_path))
     assert main(job(family, tmp_path / "out", *OTHER_WAYS[way])) == ExitCode.DONE
     assert not differences(family, tmp_path / "out")
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from pipeline.system.file_cache import weights_cache
 from pipeline.system.machine import machine, versions
 from tools.build.backends import BACKENDS
 from tools.build.build import ROOT, STAMP, read_stamp, record
@@ -96,6 +97,7 @@ def examine(child: Sequence[str], host: Host) -> dict[str, Any]:
             proofs["q8_0 on the GPU"] = "decodes"
         except ChildError as error:
             problems.append(f"the build for backend={build['backend']} does not compute there: decoding on it {error}")
+    cache = weights_cache()
     found = features(host, str(llama.get("system_info", "")))
     return {
         "versions": {name: version or "missing" for name, version in versions().items()},
@@ -103,6 +105,12 @@ def examine(child: Sequence[str], host: Host) -> dict[str, Any]:
         "llama": llama,
         "build": build,
         "features": found,
+        "weights": {
+            "place": str(cache.folder),
+            "files": len(cache.files()),
+            "bytes": cache.size_bytes,
+            "most_bytes": cache.most_bytes,
+        },
         "proofs": proofs,
         "notes": _notes(build, found),
         "problems": problems,
@@ -128,6 +136,9 @@ def _text(report: dict[str, Any]) -> str:
     if build:
         told["built with"] = f"{build.get('compiler')}, {build.get('why')}"
         told |= {name: build[name] for name in ("CMAKE_ARGS", "CFLAGS") if build.get(name)}
+    kept = report["weights"]
+    room = f"{kept['bytes']:,} of {kept['most_bytes']:,} bytes"
+    told["converted weights"] = f"{kept['files']} in {kept['place']}, {room}"
     told |= report["features"] | {f"proof {name}": state for name, state in report["proofs"].items()}
     lines = [f"{name:18} {value}" for name, value in told.items()]
     lines += [f"note: {note}" for note in report["notes"]]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from operators.engine.backend.loading import ModelFacts, check_options
-from operators.llama.model import LlamaModel, check_gpu, facts_of
+from operators.llama.model import LlamaModel, check_gpu, facts_of, weights_path
 from operators.llama.model import load as load_file
 from operators.settings import ModelSettings
 from pipeline.api.errors import ConfigError
@@ -24,7 +24,7 @@ def load(settings: ModelSettings) -> LlamaModel:
 def inspect(settings: ModelSettings) -> ModelFacts:
     """Return the facts of the model's file; makes it if needed."""
     check_gpu(settings)
-    return facts_of(written(settings))
+    return facts_of(weights_path(replace(settings, path=str(written(settings)))))
 
 
 def written(settings: ModelSettings) -> Path:

@@ -218,6 +218,8 @@ def load(settings: ModelSettings) -> FakeModel:
 
 def inspect(settings: ModelSettings) -> ModelFacts:
     check_options(settings, ())
+    if settings.converts_to is not None:
+        raise ConfigError(f"model.weights={settings.weights} cannot work: the fake model has no weights")
     return ModelFacts("fake-1", FakeModel.n_ctx_train, N_EMBD)
 
 

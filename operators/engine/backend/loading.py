@@ -6,10 +6,12 @@ import importlib
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from operators.engine.backend.interface import Model
 from operators.settings import ModelSettings
 from operators.settings.checks import read_text
+from operators.settings.model import AS_IS
 from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import Runtime
 
@@ -22,7 +24,8 @@ def load_model(runtime: Runtime, settings: ModelSettings) -> Model:
 def model_key(settings: ModelSettings) -> tuple[str, str]:
     """Return a key that is equal for settings with the same weights."""
     of_prompts = ("chat_template", "system", "template_kwargs", "reasoning_tags", "tool_format", "date")
-    return ("model", repr(replace(settings, **dict.fromkeys(of_prompts))))  # type: ignore[arg-type]
+    same = replace(settings, weights=settings.converts_to or AS_IS, weights_chosen=None)
+    return ("model", repr(replace(same, **dict.fromkeys(of_prompts))))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class ModelFacts:
     Args:
         encoder: why it cannot continue texts, though it reads them; None: it can.
         outputs: of its classifier head; 0: it has none.
+        weights: the type of the file, as `model.weights` names it; None: one that has no name there.
     """
 
     fingerprint: str
@@ -52,6 +56,14 @@ class ModelFacts:
     encoder: str | None = None
     outputs: int = 0
     chat_template: str | None = None
+    weights: str | None = None
+
+
+def identity(settings: ModelSettings) -> dict[str, Any]:
+    """Return what a fingerprint has of a model: its content, and the type that its weights were converted to. See
+    inspect_model."""
+    wanted = settings.converts_to
+    return {"model": inspect_model(settings).fingerprint} | ({} if wanted is None else {"weights": wanted})
 
 
 def inspect_model(settings: ModelSettings) -> ModelFacts:

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from operators.generation.wiring import model_memory
+from operators.llama.header import content_of
 from operators.llama.hub import fetch, inspect, load
 from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError, InputError
+from pipeline.system.file_cache import PLACE, weights_cache
 from tools.models.make_model import write_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -76,6 +78,20 @@ def test_a_file_is_fetched_once_hashed_and_loaded(hub, content):
     assert model.n_vocab > 256
     model.close()
     assert asked.count("GET") == 1
+
+
+def test_it_is_converted_after_it_was_fetched(hub, tmp_path, monkeypatch):
+    monkeypatch.setenv(PLACE, str(tmp_path / "converted"))
+    settings = replace(hub[0], weights="bf16")
+    facts = inspect(settings)
+    assert (facts.weights, inspect(hub[0]).weights) == ("bf16", "q8_0")
+    model = load(settings)
+    (file,) = weights_cache().files()
+    assert model.fingerprint() == facts.fingerprint == content_of(file)
+    file.unlink()  # as another process may, which needs the room
+    assert model.fingerprint() == facts.fingerprint
+    model.close()
+    assert hub[1].count("GET") == 1
 
 
 def test_its_weights_are_counted(hub, content):

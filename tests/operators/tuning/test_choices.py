@@ -12,10 +12,11 @@ import pytest
 from operators.engine.backend.fake import FakeModel
 from operators.settings.runtime import OPEN, EngineSettings, OptimiseSettings
 from operators.tuning.calibration import FEW_ROWS, Calibration, Choice
-from operators.tuning.choices import CACHE_VARIABLE, CHOICE_FILE, Tuning
+from operators.tuning.choices import CHOICE_FILE, Tuning
 from operators.tuning.machine_load import OtherWork
 from pipeline.api.errors import ConfigError
 from pipeline.run_dir.names import CHOICES, wipe
+from pipeline.system.file_cache import PLACE
 from tests.operators.test_generate import flow, generate, prompts
 
 AUTO = EngineSettings(**OPEN, max_sequence_tokens=256)
@@ -28,7 +29,7 @@ def choose(settings: EngineSettings, prompt_tokens: list[int], folder: Path) -> 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(PLACE, str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
@@ -101,7 +102,7 @@ def test_a_damaged_file_is_no_choice(tmp_path, cache, calibrations):
 
 def test_a_cache_that_cannot_be_written_is_no_failure(tmp_path, monkeypatch, caplog):
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file" / "cache"))
+    monkeypatch.setenv(PLACE, str(tmp_path / "file" / "cache"))
     assert not choose(AUTO, [60], tmp_path).open_keys()
     assert "cannot be written" in caplog.text
 

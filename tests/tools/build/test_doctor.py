@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from pipeline.system.file_cache import PLACE
 from tools.build import doctor
 from tools.build.compilers import Host
 
@@ -28,6 +29,14 @@ def test_this_build_is_healthy(capsys):
     report = json.loads(capsys.readouterr().out)
     assert report["proofs"] == {"q8_0": "decodes", "q4_0": "decodes"}
     assert report["problems"] == []
+
+
+def test_the_cache_of_converted_weights_is_shown(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(PLACE, str(tmp_path))
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "m-bf16-0.gguf").write_bytes(b"1234")
+    doctor.main([], child("print('{}')"))
+    assert f"1 in {tmp_path / 'weights'}, 4 of 107,374,182,400 bytes" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGILL", "SIGABRT"])

@@ -1,0 +1,210 @@
+"""Types of weights, measured: what `model.weights=auto` takes, and what `python -m pipeline weights` shows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from operators.engine.backend.loading import close_model
+from operators.llama.model import LlamaModel, load
+from operators.settings import ModelSettings
+from operators.settings.runtime import EngineSettings
+from operators.tuning.machine_load import OtherWork
+from operators.weights.divergence import Predictions, sample_of
+from operators.weights.speed import Lengths, Speed, SpeedTest
+from operators.weights.weighing import MOST_KL, Weighing
+from pipeline import PROJECT
+from pipeline.api.errors import ExitCode
+from pipeline.cli.main import main
+from pipeline.system.file_cache import PLACE, weights_cache
+from tests.pipeline.command_line import refused
+
+TINY = PROJECT / "models/tiny/tiny-q8_0.gguf"
+AS_IS = ModelSettings(path=str(TINY))
+ENGINE = EngineSettings(slots=4, max_sequence_tokens=256)
+PROMPTS = [np.arange(20 + i, 60 + i, dtype=np.int32) for i in range(8)]
+JOB = ["job=quickstart", "data.limit=4", "sampling.max_tokens=4", "runtime.slots=4", "progress=none"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def cache(folder, monkeypatch):
+    """The tests share what is converted; what is measured is forgotten."""
+    for file in folder.glob("weights-*.json"):
+        file.unlink()
+    monkeypatch.setenv(PLACE, str(folder))
+    monkeypatch.setattr(OtherWork, "share", lambda self: 0.0)
+    return folder
+
+
+@pytest.fixture
+def as_bf16(monkeypatch):
+    """Seconds of everything with weights in bf16; with others it takes 1. To be set by a test. And the measurements."""
+    seconds, measured = {"bf16": 0.5}, []
+    make = SpeedTest.__init__
+    taken: dict[int, float] = {}
+
+    def note(self: SpeedTest, model: LlamaModel, *others: object) -> None:
+        make(self, model, *others)  # type: ignore[arg-type]
+        taken[id(self)] = next((s for name, s in seconds.items() if f"-{name}-" in str(model._path)), 1.0)
+
+    def measure(self: SpeedTest) -> Speed:
+        measured.append(taken[id(self)])
+        return Speed(measured[-1], measured[-1])
+
+    monkeypatch.setattr(SpeedTest, "__init__", note)
+    monkeypatch.setattr(SpeedTest, "measure", measure)
+    return seconds, measured
+
+
+@pytest.fixture
+def model():
+    model = load(AS_IS)
+    yield model
+    close_model(model)
+
+
+def choose(model: LlamaModel) -> tuple[str, str]:
+    return Weighing(AS_IS, ENGINE, 8).choose(model, PROMPTS, [8] * len(PROMPTS), 48)
+
+
+def test_auto_takes_a_wider_type_that_is_faster_and_says_what_it_saw(model, as_bf16):
+    best, why = choose(model)
+    assert best == "bf16"
+    assert "mean KL from f16" in why
+    assert as_bf16[1] == [1.0, 0.5, 1.0, 0.5], "in turn"
+    assert Weighing(AS_IS, ENGINE, 8).known()["best"] == "bf16"
+
+
+@pytest.mark.parametrize("seconds", [0.96, 1.0, 2.0])
+def test_auto_leaves_the_file_as_it_is_where_the_gain_is_not_clear(model, as_bf16, seconds):
+    as_bf16[0]["bf16"] = seconds
+    best, why = choose(model)
+    assert best == "as_is"
+    assert "no type that loses nothing is 5% faster" in why
+
+
+def test_auto_refuses_what_predicts_otherwise(model, as_bf16, monkeypatch):
+    compare = Predictions.compare
+
+    def worse(self, other):
+        found = compare(self, other)
+        return replace(found, mean_kl=1.0) if other is not model else found
+
+    monkeypatch.setattr(Predictions, "compare", worse)
+    best, why = choose(model)
+    assert best == "as_is"
+    assert "1.0e+00 as bf16" in why
+
+
+def test_what_was_measured_beside_other_work_is_not_kept(model, as_bf16, monkeypatch):
+    monkeypatch.setattr(OtherWork, "share", lambda self: 0.5)
+    assert choose(model)[0] == "bf16"
+    assert Weighing(AS_IS, ENGINE, 8).known() == {}
+
+
+def test_a_real_measurement_has_speeds(model):
+    test = SpeedTest(model, ENGINE, Lengths(40, 8), iter(range(10**6)).__next__)
+    speed = test.measure()
+    test.close()
+    assert speed == Speed(1 / 160, 1 / 4), "a call of four prompts, and a step of four rows, of a clock that ticks once"
+
+
+def test_predictions_of_the_same_weights_are_the_same_and_wider_ones_lie_nearer_than_narrower_ones(model, tmp_path):
+    kept = Predictions(model, sample_of(PROMPTS, 100), ENGINE, tmp_path)
+    same = kept.compare(model)
+    assert (same.mean_kl, same.same_top) == (0.0, 1.0)
+    far = {}
+    for name in ("bf16", "q4_0"):
+        other = load(replace(AS_IS, weights=name))
+        far[name] = kept.compare(other)
+        close_model(other)
+    kept.close()
+    assert 0 < far["bf16"].mean_kl < far["q4_0"].mean_kl
+    assert far["q4_0"].same_top < 1
+    assert far["bf16"].perplexity == pytest.approx(same.perplexity, rel=0.02)
+    assert list(tmp_path.iterdir()) == [], "the file has no name"
+
+
+def test_the_sample_is_of_whole_prompts_up_to_its_size():
+    assert sum(map(len, sample_of(PROMPTS, 100))) == 120
+    assert len(sample_of([np.arange(9999, dtype=np.int32)], 100)[0]) == 256
+
+
+def test_a_run_mentions_a_type_that_is_known_to_be_much_faster():
+    weighing = Weighing(AS_IS, ENGINE, 8)
+    assert weighing.mention(None) is None
+    weighing.keep(job_s={"as_is": 1.3, "bf16": 1.0})
+    assert "model.weights=bf16 was measured to be 1.3 times as fast" in str(weighing.mention(None))
+    assert weighing.mention("bf16") is None
+    weighing.keep(job_s={"as_is": 1.2, "bf16": 1.0})
+    assert weighing.mention(None) is None
+
+
+def test_a_run_keeps_what_its_first_attempt_took(tmp_path, cache, as_bf16, capsys):
+    auto = [*JOB, "model.weights=auto", f"output_dir={tmp_path / 'auto'}"]
+    assert main(auto) == ExitCode.DONE
+    assert "model.weights=auto: bf16 (4 rows take" in capsys.readouterr().err
+    assert main([*JOB, "model.weights=bf16", f"output_dir={tmp_path / 'named'}"]) == ExitCode.DONE
+    tables = [pq.read_table(tmp_path / name / "data") for name in ("auto", "named")]
+    assert tables[0] == tables[1]
+    config = yaml.safe_load((tmp_path / "auto/config.yaml").read_text())
+    assert (config["model"]["weights"], config["model"]["weights_chosen"]) == ("auto", "bf16")
+
+    for file in cache.glob("weights-*.json"):
+        file.unlink()
+    as_bf16[0]["bf16"] = 2.0  # now it would choose otherwise
+    as_bf16[1].clear()
+    assert main(auto) == ExitCode.DONE
+    assert "is finished already" in capsys.readouterr().out
+    assert as_bf16[1] == []
+    assert main([*auto, "overwrite=true"]) == ExitCode.DONE
+    assert as_bf16[1], "a new run measures anew"
+    assert yaml.safe_load((tmp_path / "auto/config.yaml").read_text())["model"]["weights_chosen"] == "as_is"
+
+
+def test_the_next_run_takes_what_was_measured(tmp_path, as_bf16, capsys):
+    for name in ("a", "b"):
+        assert main([*JOB, "model.weights=auto", f"output_dir={tmp_path / name}"]) == ExitCode.DONE
+        assert ("measured by an earlier run" in capsys.readouterr().err) == (name == "b")
+    assert len(as_bf16[1]) == 4
+
+
+def test_a_plan_measures_nothing(tmp_path, as_bf16, capsys):
+    assert main([*JOB, "model.weights=auto", "dry_run=plan", f"output_dir={tmp_path / 'a'}"]) == ExitCode.DONE
+    assert "model.weights=auto is chosen when the run begins" in capsys.readouterr().err
+    assert as_bf16[1] == []
+
+
+def test_auto_needs_a_node_that_generates(capsys):
+    assert "this has none; name a type: model.weights=bf16" in refused(capsys, "job=embed", "model.weights=auto")
+
+
+def test_the_command_compares_all_types(tmp_path, as_bf16, capsys):
+    arguments = ["weights", "model=tiny", "data.limit=8", "sampling.max_tokens=4", "runtime.slots=4"]
+    assert main([*arguments, "--save", str(tmp_path / "saved")]) == ExitCode.DONE
+    out = capsys.readouterr().out.splitlines()
+    assert out[1].split()[0] == "weights"
+    assert [line.split()[0] for line in out[2:7]] == ["as_is", "f32", "f16", "bf16", "q4_0"]
+    assert "q4_k_m: model.weights=q4_k_m cannot work" in "\n".join(out)
+    assert any(line.startswith("model.weights=bf16 # 2.00 times as fast; mean KL") for line in out)
+    rows = {row["weights"]: row for row in pq.read_table(tmp_path / "saved/weights.parquet").to_pylist()}
+    assert rows["bf16"]["mean_kl"] < MOST_KL < rows["as_is"]["mean_kl"] < rows["q4_0"]["mean_kl"]
+    assert rows["q6_k"]["refused"]
+    assert rows["bf16"]["size_bytes"] == next(p for p in weights_cache().files() if "-bf16-" in p.name).stat().st_size
+    assert ElementTree.parse(tmp_path / "saved/weights.svg").getroot().tag.endswith("svg")
+    assert not Path("outputs").exists() or not Path("outputs/generate").exists()
+
+
+def test_the_command_needs_a_model(capsys):
+    assert "model.path" in refused(capsys, "weights")
