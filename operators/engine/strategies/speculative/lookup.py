@@ -1,7 +1,7 @@
 """Lookup: drafts what came next where the last tokens stood before.
 
-In the row's own prompt and completion, or in the completions of rows whose prompts begin alike. The idea is that of
-prompt lookup decoding (Saxena 2023): answers quote, and objects of one shape repeat their keys.
+In the row's own prompt and completion, or in the completions of rows of its node that have ended. The idea is that of
+prompt lookup decoding (Saxena 2023): answers quote their prompts, and those to one template resemble each other.
 """
 
 from __future__ import annotations
@@ -12,17 +12,15 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from operators.engine.sequence import Sequence
+from operators.engine.sequence.placement import NodeQueue
 
-LONG, SHORT = 3, 2
-"""Tokens that have to be equal: first it looks for as many, then for fewer."""
-BEGINNING = 16
-"""Tokens with which prompts have to begin alike for their completions to be looked up together."""
-MOST_TEXTS = 8
-"""Beginnings to remember; the oldest goes first."""
+LENGTHS = (3, 2, 1)
+"""Tokens that have to be equal: it looks for the longest match, and first in the row's own text."""
+LONGEST = LENGTHS[0]
 MOST_TOKENS = 1 << 15
-"""Tokens of completions to remember for a beginning; then they are gathered anew."""
+"""Tokens of completions to remember for a node; then they are gathered anew."""
 _BITS = 20
-_MASKS = {n: (1 << _BITS * n) - 1 for n in (LONG, SHORT)}
+_MASKS = {n: (1 << _BITS * n) - 1 for n in LENGTHS}
 
 
 class Draft(NamedTuple):
@@ -40,7 +38,7 @@ class NGrams:
 
     Attributes:
         tokens: of the text.
-        last: its last LONG tokens as one number, as `find` takes it.
+        last: its last LONGEST tokens as one number, as `find` takes it.
     """
 
     __slots__ = ("_after", "last", "tokens")
@@ -48,16 +46,16 @@ class NGrams:
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.last = 0
-        self._after: dict[int, dict[int, int]] = {n: {} for n in (LONG, SHORT)}
+        self._after: dict[int, dict[int, int]] = {n: {} for n in LENGTHS}
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append `tokens`."""
         text, last = self.tokens, self.last
-        long, short = self._after[LONG], self._after[SHORT]
+        (three, two, one), (all_bits, two_bits, one_bits) = self._after.values(), _MASKS.values()
         for token in tokens:
-            long[last], short[last & _MASKS[SHORT]] = len(text), len(text)
+            three[last] = two[last & two_bits] = one[last & one_bits] = len(text)
             text.append(token)
-            last = (last << _BITS | token) & _MASKS[LONG]
+            last = (last << _BITS | token) & all_bits
         self.last = last
 
     def find(self, last: int, matched: int, most: int) -> Seq[int]:
@@ -90,33 +88,25 @@ class Lookup:
     """Makes drafts for the rows of one context."""
 
     def __init__(self) -> None:
-        self._completions: dict[bytes, NGrams] = {}
+        self._completions: dict[NodeQueue | None, NGrams] = {}
 
     def drafts(self, rows: Seq[DraftedRow], most: Seq[int]) -> list[Draft]:
         """Return a draft for each of `rows`, of at most so many tokens; an empty one where nothing is found."""
         return [self._draft(row, count) if count > 0 else NOTHING for row, count in zip(rows, most, strict=True)]
 
-    def ended(self, row: DraftedRow) -> None:
-        """Remember the completion of `row`, with the end of its prompt, for rows whose prompts begin alike."""
-        key = _beginning(row)
-        texts = self._completions.get(key)
+    def ended(self, row: Sequence) -> None:
+        """Remember the completion of `row`, with the end of its prompt, for other rows of its node."""
+        texts = self._completions.get(row.owner)
         if texts is None or len(texts.tokens) > MOST_TOKENS:
-            self._completions.pop(key, None)
-            texts = self._completions[key] = NGrams()
-            if len(self._completions) > MOST_TEXTS:
-                del self._completions[next(iter(self._completions))]
-        texts.extend(row.prompt[-LONG:].tolist())
+            texts = self._completions[row.owner] = NGrams()
+        texts.extend(row.prompt[-LONGEST:].tolist())
         texts.extend(row.tokens)
 
     def _draft(self, row: DraftedRow, most: int) -> Draft:
-        own, others = row.text(), self._completions.get(_beginning(row))
-        for matched in (LONG, SHORT):
-            if len(own.tokens) >= matched:
-                for texts in (own, others):
-                    if texts is not None and (tokens := texts.find(own.last, matched, most)):
-                        return Draft(tokens, matched)
+        own, others = row.text(), self._completions.get(row.owner)
+        for matched in LENGTHS:
+            if tokens := own.find(own.last, matched, most):
+                return Draft(tokens, matched)
+            if others is not None and (tokens := others.find(own.last, matched, most)):
+                return Draft(tokens, matched)
         return NOTHING
-
-
-def _beginning(row: Sequence) -> bytes:
-    return row.prompt[:BEGINNING].tobytes()

@@ -1,27 +1,33 @@
-"""Pace: chooses how many drafted tokens the rows of a call bring, by what calls cost and how often drafts are right.
+"""Pace: chooses how many tokens the rows of a call bring, by what calls cost and how often drafts are right.
 
 The choice changes no token of a text, only the time that it takes. All rows of a call bring equally many, since
-llama.cpp cuts a batch into micro-batches of equal token counts.
+llama.cpp cuts a batch into micro-batches of equal token counts; and it builds its graph anew for a call of another size
+than the last one, which is most of the time of a small model.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from math import inf
 
+WIDTHS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 63)
+"""Tokens of a row to choose from, beside 1: few, so that their costs are soon known."""
 TRIALS_SHARE = 0.01
 """Share of the time that calls of a size not yet measured may lose."""
+TRIAL_STEPS = 4
+"""Steps in succession to measure a size by."""
 IDLE_SHARE = 0.005
 """Share of the time for drafts that no call takes."""
 MOST_REST = 16
 """Steps without drafts at most."""
+STALE = 1000
+"""Steps after which a size is measured again."""
 _FIRST_RATE = 0.6
 _RATE_STEP = 0.1
-_FIRST = 4
-"""Calls of a size of which the quickest counts; later ones move the estimate."""
-_COST_STEP = 0.1
-_OUTLIER = 2.0
+_CHANGE_STEP = 0.1
 
 
 @dataclass(slots=True)
@@ -47,47 +53,104 @@ class Bid:
         return gain
 
 
+class Estimate:
+    """Seconds of a step of some size: of its latest ones the lower quartile, which other work on the machine hardly
+    moves.
+
+    Attributes:
+        noted: number of the latest among all steps.
+    """
+
+    __slots__ = ("_latest", "noted", "seconds")
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.noted = 0
+        self._latest = deque[float](maxlen=2 * TRIAL_STEPS)
+
+    @property
+    def is_sure(self) -> bool:
+        return len(self._latest) >= TRIAL_STEPS
+
+    def note(self, seconds: float, step: int) -> None:
+        """Record a step."""
+        if step - self.noted > STALE:
+            self._latest.clear()
+        self._latest.append(seconds)
+        self.seconds = sorted(self._latest)[len(self._latest) // 4]
+        self.noted = step
+
+
 class CallCosts:
     """Seconds of a step by its rows and the tokens of each, as they were measured."""
 
     def __init__(self) -> None:
-        self._seconds: dict[tuple[int, int], tuple[float, int]] = {}
-        self._sizes: list[tuple[int, int, int]] = []
+        self.change_s = 0.0
+        """What a step costs more after one of another size."""
+        self._known: dict[tuple[int, int], Estimate] = {}
+        self._sizes: list[tuple[int, tuple[int, int]]] = []
+        self._last: tuple[int, int] | None = None
+        self._steps = 0
 
     def note(self, rows: int, tokens: int, seconds: float) -> None:
         """Record a step with `tokens` of each of `rows` rows."""
-        key = (rows, tokens)
-        if key not in self._seconds:
-            insort(self._sizes, (rows * tokens, *key))
-        mean, count = self._seconds.get(key, (seconds, 0))
-        if count < _FIRST:
-            mean = min(mean, seconds)
-        else:
-            mean += _COST_STEP * (min(seconds, _OUTLIER * mean) - mean)
-        self._seconds[key] = (mean, count + 1)
+        key, last = (rows, tokens), self._last
+        self._last = key
+        self._steps += 1
+        known = self._known.get(key)
+        if known is None:
+            self._known[key] = Estimate(seconds)
+            insort(self._sizes, (rows * tokens, key))
+        elif key == last:
+            known.note(seconds, self._steps)
+        elif known.is_sure:
+            more = min(max(0.0, seconds - known.seconds), known.seconds)
+            self.change_s += _CHANGE_STEP * (more - self.change_s)
+
+    def interrupted(self) -> None:
+        """Note that the next step follows one that is not recorded."""
+        self._last = None
+
+    def is_sure(self, rows: int, tokens: int) -> bool:
+        """Return True if this size was measured often, and not long ago."""
+        known = self._known.get((rows, tokens))
+        return known is not None and known.is_sure and not self.is_stale(rows, tokens)
+
+    def is_stale(self, rows: int, tokens: int) -> bool:
+        """Return True if this size was measured, but long ago."""
+        return (rows, tokens) in self._known and self._steps - self._known[rows, tokens].noted > STALE
+
+    def on_trial(self, rows: int, tokens: int) -> bool:
+        """Return True if the last step had this size, which is not measured often enough."""
+        return self._last == (rows, tokens) and not self.is_sure(rows, tokens)
+
+    def changes(self, rows: int, tokens: int) -> float:
+        """Return the seconds that a step of this size costs more now."""
+        return 0.0 if self._last in (None, (rows, tokens)) else self.change_s
 
     def bounds(self, rows: int, tokens: int) -> tuple[float, float]:
-        """Return the least and the most that a step takes: equal where it was measured, or lies between two that were.
-        Beyond the largest a token costs between nothing and as much as it does there."""
-        if (known := self._seconds.get((rows, tokens))) is not None:
-            return known[0], known[0]
+        """Return the least and the most that a step takes: equal where it was measured often and not long ago, or lies
+        between two sizes that were. Else it takes no less than a smaller one. A token beyond the largest size costs at
+        most what it does there."""
+        known = self._known.get((rows, tokens))
+        if known is not None and self.is_sure(rows, tokens):
+            return known.seconds, known.seconds
         size = rows * tokens
-        at = bisect_left(self._sizes, (size, 0, 0))
+        at = bisect_left(self._sizes, (size, (0, 0)))
+        below = self._at(at - 1) if at else 0.0
+        if known is not None:
+            return min(below, known.seconds), known.seconds
         if at == len(self._sizes):
-            if not at:
-                return 0.0, float("inf")
-            most, seconds = self._sizes[-1][0], self._at(-1)
-            return seconds, seconds * size / most
-        above = self._at(at)
-        if at == 0 or self._sizes[at][0] == size:
+            return below, below * size / self._sizes[-1][0] if at else inf
+        above, high = self._at(at), self._sizes[at][0]
+        if not at or high == size:
             return above, above
-        low, high = self._sizes[at - 1][0], self._sizes[at][0]
-        seconds = self._at(at - 1) + (above - self._at(at - 1)) * (size - low) / (high - low)
+        low = self._sizes[at - 1][0]
+        seconds = below + (above - below) * (size - low) / (high - low)
         return seconds, seconds
 
     def _at(self, place: int) -> float:
-        _, rows, tokens = self._sizes[place]
-        return self._seconds[rows, tokens][0]
+        return self._known[self._sizes[place][1]].seconds
 
 
 class Pace:
@@ -106,7 +169,7 @@ class Pace:
             self._rest -= 1
             return True
         alone = self.costs.bounds(rows, 1)[1]
-        return most < 2 or all(self.costs.bounds(rows, n)[0] >= n * alone for n in range(2, most + 1))
+        return all(self.costs.bounds(rows, n)[0] >= n * alone for n in _widths(most))
 
     def choose(self, bids: Seq[Bid], most: int, drafting_s: float) -> int:
         """Return the tokens of each row that give most tokens a second, at most `most`.
@@ -114,18 +177,23 @@ class Pace:
         A size that was not measured is tried if what that may lose is within TRIALS_SHARE of the time so far.
         `drafting_s`: seconds that it took to make the drafts.
         """
-        rows = len(bids)
-        each = self.costs.bounds(rows, 1)[1] / rows
-        best, best_rate = 1, 1.0
-        for tokens in range(2, min(most, max(bid.known + bid.drafted for bid in bids)) + 1):
+        rows, costs = len(bids), self.costs
+        alone = costs.bounds(rows, 1)[1]
+        if alone == inf or costs.on_trial(rows, 1) or costs.is_stale(rows, 1):
+            return 1
+        each = alone / rows
+        best, best_rate = 1, rows / (alone + costs.changes(rows, 1))
+        for tokens in _widths(most):
+            if costs.on_trial(rows, tokens):
+                return tokens
             gain = sum(bid.gain(tokens) for bid in bids)
-            least, highest = self.costs.bounds(rows, tokens)
-            affordable = self._lost_s + highest - gain * each <= TRIALS_SHARE * self._total_s
-            seconds = least if affordable else highest
-            if gain * each > best_rate * seconds:
-                best, best_rate = tokens, gain * each / seconds
+            least, highest = costs.bounds(rows, tokens)
+            may_lose = TRIAL_STEPS * (highest + costs.change_s - gain * each)
+            seconds = least if self._lost_s + may_lose <= TRIALS_SHARE * self._total_s else highest
+            if (rate := gain / (seconds + costs.changes(rows, tokens))) > best_rate:
+                best, best_rate = tokens, rate
         if best == 1 and each > 0:
-            self._rest = min(MOST_REST, int(drafting_s / (IDLE_SHARE * each * rows)))
+            self._rest = min(MOST_REST, int(drafting_s / (IDLE_SHARE * alone)))
         return best
 
     def note(self, rows: int, tokens: int, counted: int, seconds: float) -> None:
@@ -149,3 +217,7 @@ class Pace:
             own = hit if own is None else own + 2 * _RATE_STEP * (hit - own)
         self._rates[matched] = usual
         return own
+
+
+def _widths(most: int) -> list[int]:
+    return [tokens for tokens in WIDTHS if tokens <= most]

@@ -109,9 +109,11 @@ class Speculative(Autoregressive):
             self._learn(batch, row, draft, max(0, self._tokens - known), row.tokens[made:])
         if rows and not batch.chunks:
             self._pace.note(len(rows), self._tokens, counted, self._clock() - self._began)
-        for row in cast(list[DraftedRow], batch.sequences):
-            if row.finish_reason is not None:
-                self._drafter.ended(row)
+        elif batch.chunks:
+            self._pace.costs.interrupted()
+        for ended in batch.sequences:
+            if ended.finish_reason is not None:
+                self._drafter.ended(ended)
 
     def _choose(self, rows: Seq[DraftedRow]) -> None:
         """Make the drafts of `rows`, and choose the tokens that each brings to this call."""
