@@ -164,9 +164,11 @@ class Pace:
 
     def rests(self, rows: int, most: int) -> bool:
         """Return whether to make no drafts for this step of `rows` rows: none could pay, or the latest did not and
-        making them takes time, too. `most`: tokens of a row."""
+        making them takes time, too, or it is not known what so many rows cost without. `most`: tokens of a row."""
         if self._rest > 0:
             self._rest -= 1
+            return True
+        if not self.costs.is_sure(rows, 1):  # fewer rows than were measured might cost as much: calls would look cheap
             return True
         alone = self.costs.bounds(rows, 1)[1]
         return all(self.costs.bounds(rows, n)[0] >= n * alone for n in _widths(most))
@@ -179,8 +181,6 @@ class Pace:
         """
         rows, costs = len(bids), self.costs
         alone = costs.bounds(rows, 1)[1]
-        if alone == inf or costs.on_trial(rows, 1) or costs.is_stale(rows, 1):
-            return 1
         each = alone / rows
         best, best_rate = 1, rows / (alone + costs.changes(rows, 1))
         for tokens in _widths(most):

@@ -65,3 +65,13 @@ def test_certain_tokens_are_worth_a_larger_call():
     assert Bid(3, 0, 0.0).gain(4) == 3
     assert Bid(1, 2, 0.5).gain(4) == 1.75
     assert Bid(2, 5, 1.0).gain(3) == 3
+
+
+def test_nothing_is_drafted_for_a_number_of_rows_whose_usual_step_is_not_known():
+    """What 16 rows cost says nothing of 4: a call of 8 tokens of each would look cheap."""
+    pace = Pace()
+    for _ in range(100):
+        pace.note(16, 1, 16, 1.0)
+        pace.note(16, 2, 20, 1.8)
+    assert pace.rests(4, 8)
+    assert not pace.rests(16, 8)
