@@ -146,7 +146,7 @@ class Generate(BaseOperator):
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
         check_room(self._model_settings, self._engine_settings)
-        decode_strategy(self._decode).check(self._sampling, self._engine_settings)
+        decode_strategy(self._decode).check(self._sampling, self._engine_settings, self._model_settings)
         self._where.plan(schema)
         require_columns(schema, self._sampling, self._id_column, self._priority)
         schema = self._samples.schema(schema)
@@ -174,7 +174,8 @@ class Generate(BaseOperator):
 
     def memory_needs(self) -> Iterable[MemoryNeed]:
         key = repr((self._model_settings, self._engine_settings, self._decode))
-        return model_memory(self._model_settings, self._engine_settings, key)
+        draft = decode_strategy(self._decode).draft
+        return model_memory(self._model_settings, self._engine_settings, key, draft=draft)
 
     def open(self, runtime: Runtime) -> None:
         check_chosen(runtime, self._engine_settings)
@@ -184,7 +185,8 @@ class Generate(BaseOperator):
         self._ahead = LookAhead()
         self._repeated = RepeatedDraws()
         self._duplicates = Duplicates(enabled=self._engine_settings.optimise.identical_rows)
-        self._metrics = RowMetrics(runtime, constrained=self._sampling.structured.kind is not None)
+        drafts = decode_strategy(self._decode).draft > 0
+        self._metrics = RowMetrics(runtime, constrained=self._sampling.structured.kind is not None, drafts=drafts)
         said = self._sampling.tools is not None or CHOICE in self._sampling.per_row
         if self._tools is None and self._data.has_tools and not said:
             runtime.log.warning(UNREAD_CALLS, runtime.node)

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from operators.engine.sampling.constraint import Costs
 from operators.engine.sequence import Sequence
 from operators.generation.requests import batch_row
-from pipeline.api.histogram import Histogram
+from pipeline.api.histogram import CacheUse, Histogram
 from pipeline.api.meter import Completed
 from pipeline.api.protocols import Runtime
 
@@ -31,6 +31,8 @@ ROWS_SCHEMA = pa.schema(
         pa.field("shared_tokens", pa.int32()),
         pa.field("shared_logits", pa.bool_()),
         pa.field("preemptions", pa.int32()),
+        pa.field("drafted_tokens", pa.int32()),
+        pa.field("accepted_tokens", pa.int32()),
         pa.field("from_store", pa.bool_()),
         pa.field("identical", pa.bool_()),
     ]
@@ -43,13 +45,15 @@ class RowMetrics:
     Args:
         runtime: of the node.
         constrained: whether to add the cost of constraints to the run's totals.
+        drafts: whether to count drafted tokens, and those that were right.
     """
 
-    def __init__(self, runtime: Runtime, *, constrained: bool) -> None:
+    def __init__(self, runtime: Runtime, *, constrained: bool, drafts: bool = False) -> None:
         self._node = runtime.node
         self._table = runtime.table("rows", ROWS_SCHEMA)
         self._completed = runtime.meter.completed = Completed()
         self._prefixes, self._logits = runtime.cache("prefix"), runtime.cache("prompt_logits")
+        self._drafts = runtime.cache("drafts") if drafts else CacheUse()
         self._first_tokens = runtime.meter.times["first_token"] = Histogram()
         self._costs = Costs()
         if constrained:
@@ -64,6 +68,8 @@ class RowMetrics:
         self._prefixes.hits += sum(row.placement.shared_tokens for row in rows)
         self._logits.queries += len(rows)
         self._logits.hits += sum(row.placement.shared_logits for row in rows)
+        self._drafts.queries += sum(row.drafted for row in rows)
+        self._drafts.hits += sum(row.accepted for row in rows)
         self._completed.rows += len(rows)
         self._completed.tokens += sum(len(row.tokens) for row in rows)
         self._add(rows)
@@ -97,6 +103,8 @@ class RowMetrics:
             [row.placement.shared_tokens for row in rows],
             [row.placement.shared_logits for row in rows],
             [row.placement.preemptions for row in rows],
+            [row.drafted for row in rows],
+            [row.accepted for row in rows],
             [from_store] * len(rows),
             [identical] * len(rows),
         )

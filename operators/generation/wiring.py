@@ -6,7 +6,7 @@ import importlib
 import itertools
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from operators.engine.backend.interface import Model, Wanted, decoder_shape, max_sequence_tokens
@@ -65,7 +65,7 @@ def identity_of(model: Model, settings: EngineSettings) -> dict[str, str]:
 
 
 def model_memory(
-    model: ModelSettings, settings: EngineSettings, key: Hashable, wanted: Wanted = Wanted.NEXT
+    model: ModelSettings, settings: EngineSettings, key: Hashable, wanted: Wanted = Wanted.NEXT, draft: int = 0
 ) -> Iterator[MemoryNeed]:
     """Yield the memory of the weights of `model`, and of its contexts with `settings`, by the header of its file.
 
@@ -75,6 +75,7 @@ def model_memory(
     Args:
         key: equal for nodes that share the contexts.
         wanted: the outputs of the contexts.
+        draft: see DecoderShape.
     """
     facts = inspect_model(model)
     if facts.sizes is None or facts.n_ctx_train is None or model.gpu_layers:
@@ -83,12 +84,11 @@ def model_memory(
     converted = f" as {model.converts_to}" if model.converts_to else ""
     yield MemoryNeed(model_key(model), f"the weights of {name}{converted}", facts.sizes.weights_bytes)
     usual = settings.with_defaults()
-    shape = decoder_shape(usual, facts.n_ctx_train, wanted)
+    shape = decoder_shape(usual, facts.n_ctx_train, wanted, draft=draft)
     kv = int(shape.kv_cells * (facts.sizes.kv_values or 0) * KV_TYPES[usual.kv_type] / 8)
-    outputs = shape.streams if wanted is Wanted.NEXT else shape.n_batch
     width = facts.n_embd or 0 if wanted in (Wanted.EMBEDDINGS, Wanted.HEAD) else facts.sizes.n_vocab
     each = f"{shape.slots} slots x {shape.max_sequence_tokens} tokens"
-    size = usual.contexts * (kv + 4 * outputs * width)
+    size = usual.contexts * (kv + 4 * shape.outputs * width)
     yield MemoryNeed(("context", key), f"{usual.contexts} context(s) of {name}: KV cache of {each}, outputs", size)
     if facts.sizes.recurrent and wanted is Wanted.NEXT and usual.snapshot_mb:
         most = usual.contexts * usual.snapshot_mb << 20
@@ -133,7 +133,7 @@ def _make_engine(
     closing = ExitStack()
     cores = max(1, (settings.threads or usable_cores()) // settings.contexts)
     for number, strategy in enumerate(strategies):
-        decoder, back = model.lease(replace(settings, threads=cores), block=strategy.block)
+        decoder, back = model.lease(replace(settings, threads=cores), block=strategy.block, draft=strategy.draft)
         closing.callback(back)
         suffix = f".{number + 1}" if number else ""
         meters = (runtime.part(f"decode{suffix}"), runtime.part(f"sample{suffix}"))
@@ -195,7 +195,8 @@ def store_path(settings: StoreSettings, directory: Path) -> Path:
 def completion_keys(model: Model, decode: DecodeSettings, settings: EngineSettings) -> CompletionKeys:
     """Return the maker of content keys. They cover all `settings` that can change a bit of a row's logits."""
     kept = {f.name: getattr(settings, f.name) for f in fields(settings) if f.metadata.get("fingerprint", True)}
-    return CompletionKeys(model.fingerprint(), asdict(decode), kept | settings.exactness())
+    identity = decode.identity(exact=settings.deterministic and not model.doubt)
+    return CompletionKeys(model.fingerprint(), identity, kept | settings.exactness())
 
 
 def chosen_settings(

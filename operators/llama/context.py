@@ -208,9 +208,7 @@ def _context_params(shape: DecoderShape, settings: EngineSettings, on_cpu: bool)
     params.n_seq_max = shape.streams
     params.n_batch = shape.n_batch
     params.n_ubatch = shape.n_ubatch
-    # Of each row the last token, of all rows the whole block, or of one row everything.
-    last = max(shape.streams * max(1, shape.block), 2)
-    params.n_outputs_max = last if shape.wanted is Wanted.NEXT else shape.n_batch
+    params.n_outputs_max = shape.outputs
     if shape.wanted is Wanted.EMBEDDINGS:
         params.embeddings = True
     params.kv_unified = not shape.per_sequence

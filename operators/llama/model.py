@@ -176,11 +176,11 @@ class LlamaModel:
         return self._text_of(token) if llama_cpp.llama_vocab_get_attr(self._vocab, token) & special else None
 
     def lease(
-        self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT, block: int = 0
+        self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT, block: int = 0, draft: int = 0
     ) -> tuple[LlamaContext, Callable[[], None]]:
         self._abort.value = b""
         threads = settings.threads or usable_cores()
-        shape = decoder_shape(settings, self.n_ctx_train, wanted, block)
+        shape = decoder_shape(settings, self.n_ctx_train, wanted, block, draft)
         signature = (shape, threads, settings.flash_attention, settings.kv_type)
         return self.contexts.lease(signature, functools.partial(self._context, settings, shape))
 

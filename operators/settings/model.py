@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from operators.settings.checks import NOT_IN_DATA, WHEN_GIVEN, check, check_one_of
@@ -121,3 +121,8 @@ class DecodeSettings:
     """The way to make a completion (`decode`). `strategy` is a class, as `module:Class`."""
 
     strategy: str = "operators.engine.strategies.autoregressive:Autoregressive"
+
+    def identity(self, *, exact: bool) -> dict[str, Any]:
+        """Return everything in it that can change a text, for content keys. `exact`: bits of a row's logits do not
+        depend on what else a call computes."""
+        return asdict(self)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 CACHES: Mapping[str, tuple[str, str]] = {
     "prefix": ("prefix cache", "prompt tokens"),
     "prompt_logits": ("logits of equal prompts", "completions"),
+    "drafts": ("drafts", "tokens"),
     "store": ("store", "completions"),
 }
 """Display name and unit of each cache."""

@@ -225,14 +225,16 @@ def cache_uses(results: Results) -> list[CacheFigures]:
         pl.col("prompt_tokens", "shared_tokens").filter(made).cast(pl.Int64).sum(),
         made.sum().alias("made"),
         pl.col("shared_logits").filter(made).sum(),
+        pl.col("drafted_tokens", "accepted_tokens").filter(made).cast(pl.Int64).sum(),
         pl.len().alias("rows"),
         pl.col("from_store").sum(),
     )
     found = []
-    for node, tokens, shared, generated, logits, rows, stored in sums.sort("node").collect().rows():
+    for node, tokens, shared, generated, logits, drafted, accepted, rows, stored in sums.sort("node").collect().rows():
         found += [
             CacheFigures(node, "prefix", tokens, shared),
             CacheFigures(node, "prompt_logits", generated, logits),
+            CacheFigures(node, "drafts", drafted, accepted),
             CacheFigures(node, "store", rows, stored),
         ]
     return found

@@ -86,6 +86,8 @@ DYNAMIC = _blocks("4/4 dynamic", 4, 4, "decode.remasking=low_confidence_dynamic"
 """A model with random weights is never confident: with this threshold a step commits about two of four tokens with the
 built-in vocabulary (measured on three shapes)."""
 
+ALWAYS = ("decode=speculative", "decode.adaptive=false")
+
 FEW_SHOT = Scenario(
     "worked examples before every question: a long prefix that all rows share",
     (
@@ -145,6 +147,18 @@ SCENARIOS: Mapping[str, Scenario] = {
         Recipe(32, 32, words=4),
         slots=(1,),
         rows=6,
+    ),
+    "speculative": Scenario(
+        "drafts against one token per step: as many as pay, and always 1, 3 or 7, where a text of random weights shows"
+        " what they cost and a model of your own what they gain",
+        (
+            JOB,
+            Job("speculative", ("decode=speculative",)),
+            *(Job(f"{n} drafted", (*ALWAYS, f"decode.draft_tokens={n}")) for n in (1, 3, 7)),
+        ),
+        Recipe(64, 64, words=4),
+        slots=(1, 4, 16),
+        rows_per_slot=2,
     ),
     "contexts": Scenario(
         "one context, cleared between calls of a slot's worth of rows, against a new one a call",

@@ -193,9 +193,9 @@ class FakeModel:
         return None
 
     def lease(
-        self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT, block: int = 0
+        self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT, block: int = 0, draft: int = 0
     ) -> tuple[FakeDecoder, Callable[[], None]]:
-        shape = decoder_shape(settings, self.n_ctx_train, wanted, block)
+        shape = decoder_shape(settings, self.n_ctx_train, wanted, block, draft)
         self.decoders.append(FakeDecoder(shape, self._fail))
         return self.decoders[-1], lambda: None
 

@@ -50,6 +50,7 @@ class DecoderShape:
         block: tokens that a row brings to each call, and which see each other; 0: as many as there are, and each sees
             those before it (causal attention).
         flash_attention: the model may compute KERNEL_TOKENS and more tokens of a row by another kernel than fewer.
+        draft: tokens that a row may bring to a call beyond one, with logits for each.
     """
 
     slots: int
@@ -62,6 +63,7 @@ class DecoderShape:
     wanted: Wanted = Wanted.NEXT
     block: int = 0
     flash_attention: bool = True
+    draft: int = 0
 
     @property
     def call_tokens(self) -> int:
@@ -80,6 +82,15 @@ class DecoderShape:
     def step_tokens(self) -> int:
         """Tokens that a decoding row adds to a call."""
         return self.block or 1
+
+    @property
+    def outputs(self) -> int:
+        """Tokens of a call that may have outputs: of each row the last, its block or its draft, or of one everything.
+        With one slot the last two tokens of a prompt have them."""
+        if self.wanted is not Wanted.NEXT:
+            return self.n_batch
+        drafts = min(self.streams * (1 + self.draft), max(self.n_ubatch, self.streams))
+        return max(drafts, self.streams * self.block, 2)
 
     @property
     def cells(self) -> int:
@@ -211,9 +222,10 @@ class Model(Protocol):
         """Return the text of a special token (control, or defined by the model's makers); None for any other."""
 
     def lease(
-        self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT, block: int = 0
+        self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT, block: int = 0, draft: int = 0
     ) -> tuple[Decoder, Callable[[], None]]:
-        """Return an empty decoder from the pool, and a function that gives it back. `block`: see DecoderShape."""
+        """Return an empty decoder from the pool, and a function that gives it back. `block`, `draft`: see
+        DecoderShape."""
 
     def lease_apart(self, settings: EngineSettings) -> tuple[Decoder, Callable[[], None]]:
         """Return a decoder outside of the pool, and a function that frees it."""
@@ -242,7 +254,7 @@ def max_sequence_tokens(settings: EngineSettings, n_ctx_train: int) -> int:
 
 
 def decoder_shape(
-    settings: EngineSettings, n_ctx_train: int, wanted: Wanted = Wanted.NEXT, block: int = 0
+    settings: EngineSettings, n_ctx_train: int, wanted: Wanted = Wanted.NEXT, block: int = 0, draft: int = 0
 ) -> DecoderShape:
     """Return the sizes of a decoder with `settings`, for a model trained for `n_ctx_train` tokens."""
     return DecoderShape(
@@ -256,4 +268,5 @@ def decoder_shape(
         wanted=wanted,
         block=block,
         flash_attention=settings.flash_attention is not False,
+        draft=draft,
     )

@@ -24,6 +24,7 @@ STEPS_SCHEMA = pa.schema(
         ("kv_tokens", pa.int64()),
         *((name, pa.int32()) for name in _CHANGES),
         ("snapshot_bytes", pa.int64()),
+        *((name, pa.int32()) for name in ("drafted_tokens", "accepted_tokens")),
         *((f"unfilled_{reason.value}", pa.int32()) for reason in IdleReason),
     ]
 )
@@ -40,6 +41,8 @@ class StepTotals:
     decode_s: float = 0.0
     sample_s: float = 0.0
     prefill_tokens: float = 0.0
+    drafted_tokens: float = 0.0
+    accepted_tokens: float = 0.0
 
 
 class StepLog:
@@ -75,7 +78,8 @@ class StepLog:
         self._before = replace(scheduler.counts)
         self._prefill_calls, self._decode_calls, self._tokens = Histogram(), Histogram(), Histogram()
         meters[0].times.update(prefill_call=self._prefill_calls, decode_call=self._decode_calls)
-        if scheduler.slots.decoder.shape.step_tokens == 1:  # a pass over a block draws no token, or several
+        shape = scheduler.slots.decoder.shape
+        if shape.step_tokens == 1 and not shape.draft:  # others draw no token in a step, or several
             meters[0].times["token"] = self._tokens
 
     @contextmanager
@@ -104,6 +108,8 @@ class StepLog:
             sum(row.slot.num_cached for row in sequences),
             *(getattr(counts, name) - getattr(before, name) for name in _CHANGES),
             self._scheduler.snapshot_bytes,
+            batch.drafted,
+            batch.accepted,
             *(batch.idle.get(reason, 0) for reason in IdleReason),
         )
         self._before = replace(counts)
@@ -113,6 +119,8 @@ class StepLog:
             meter.rows_out += len(sequences)
         sums.steps += 1
         sums.prefill_tokens += prefill_tokens
+        sums.drafted_tokens += batch.drafted
+        sums.accepted_tokens += batch.accepted
         sums.form_s += seconds["form"]
         sums.decode_s += seconds["decode"]
         sums.sample_s += seconds["sample"]

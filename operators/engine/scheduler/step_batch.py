@@ -49,7 +49,7 @@ class IdleReason(StrEnum):
     """Not empty: its sequence waits for a prefix that another one computes."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepBatch:
     """The work of one step: at most one call of the backend.
 
@@ -60,6 +60,9 @@ class StepBatch:
             have a step of their own, since a sequence that has just sampled can decode with the others.
         idle: empty slots in a decode step, and why.
         dummy: the slot of a dummy token in this call, so that the backend never sees a lone row; None: no need.
+
+    Attributes:
+        drafted, accepted: drafted tokens in the call, and those of them that are the rows'; counted by the strategy.
     """
 
     decoding: list[Sequence] = field(default_factory=list)
@@ -67,6 +70,8 @@ class StepBatch:
     known_logits: list[Sequence] = field(default_factory=list)
     idle: dict[IdleReason, int] = field(default_factory=dict)
     dummy: Slot | None = None
+    drafted: int = field(default=0, init=False)
+    accepted: int = field(default=0, init=False)
 
     @property
     def sequences(self) -> list[Sequence]:

@@ -166,6 +166,10 @@ class Slot:
     node: PrefixNode | None = None
     group: PromptGroup | None = None
 
+    def accept(self) -> None:
+        """Count one more token as cached: a call has computed it as a draft, and it is the row's."""
+        self.num_cached += 1
+
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens, and drop all others, also those left by a failed call."""
         self.decoder.truncate(self.index, length)

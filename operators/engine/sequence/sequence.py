@@ -121,6 +121,10 @@ class Sequence:
     """False if its finished text violates the constraint."""
     dropped: int = field(default=0, init=False)
     """1 if the token that ended it is not in `tokens`."""
+    drafted: int = field(default=0, init=False)
+    """Drafted tokens that calls have verified."""
+    accepted: int = field(default=0, init=False)
+    """Those of them that are in `tokens`."""
     owner: NodeQueue | None = field(default=None, init=False)
     """The queue of the node that submitted it."""
     key: bytes = field(default=b"", init=False)

@@ -12,7 +12,7 @@ from operators.engine.sampling.sampler import Sampler
 from operators.engine.scheduler.step_batch import PrefillChunk, StepBatch
 from operators.engine.sequence import Sequence
 from operators.engine.strategies.base import Strategy
-from operators.settings import DecodeSettings, SamplingSettings
+from operators.settings import DecodeSettings, ModelSettings, SamplingSettings
 from operators.settings.runtime import EngineSettings
 
 
@@ -23,7 +23,7 @@ class Autoregressive(Strategy):
         super().__init__(settings)
         self._sampler = sampler or Sampler()
 
-    def check(self, sampling: SamplingSettings, runtime: EngineSettings) -> None:
+    def check(self, sampling: SamplingSettings, runtime: EngineSettings, model: ModelSettings) -> None:
         """Accept all settings."""
 
     def fill(self, batch: StepBatch) -> None:
@@ -71,9 +71,11 @@ class Autoregressive(Strategy):
             [(2 if lone else 1) if chunk.completes else 0 for chunk in chunks],
         )
 
-    def _draw(self, logits: Logits, rows: Seq[Sequence]) -> None:
+    def _draw(self, logits: Logits, rows: Seq[Sequence], among: Seq[int] | None = None) -> None:
+        """Draw a token for each of `rows` whose tokens are all computed. `among`: indices of those to look at."""
         # Forced tokens at the beginning of a text are not drawn either.
-        places = [i for i, row in enumerate(rows) if not row.to_compute and (row.tokens or not row.skip())]
+        among = range(len(rows)) if among is None else among
+        places = [i for i in among if not rows[i].to_compute and (rows[i].tokens or not rows[i].skip())]
         for place, token in zip(places, self._sampler.draw(logits, rows, places), strict=True):
             row = rows[place]
             if token is not None:

@@ -10,7 +10,7 @@ from operators.engine.backend.interface import Decoder, DecoderShape, Logits, Mo
 from operators.engine.scheduler.step_batch import Chunking, StepBatch
 from operators.engine.scheduler.waiting_queue import WaitingQueue
 from operators.engine.sequence import Sequence
-from operators.settings import DecodeSettings, SamplingSettings
+from operators.settings import DecodeSettings, ModelSettings, SamplingSettings
 from operators.settings.runtime import KERNEL_TOKENS, EngineSettings
 
 
@@ -23,16 +23,18 @@ class Strategy(ABC):
     Attributes:
         decoder: the context, once bound; its batch is filled in place.
         block: tokens of a block that a sequence brings to each call, see DecoderShape; 0: none.
+        draft: tokens that a sequence may bring to a call beyond one, see DecoderShape.
     """
 
     decoder: Decoder
     block: int = 0
+    draft: int = 0
 
     def __init__(self, settings: DecodeSettings) -> None:
         self.settings = settings
 
     @abstractmethod
-    def check(self, sampling: SamplingSettings, runtime: EngineSettings) -> None:
+    def check(self, sampling: SamplingSettings, runtime: EngineSettings, model: ModelSettings) -> None:
         """Check everything that needs no loaded model; raise ConfigError if it cannot work with these settings."""
 
     def room(self, settings: EngineSettings, n_ctx_train: int) -> int:

@@ -22,6 +22,7 @@ from operators.engine.scheduler.waiting_queue import WaitingQueue
 from operators.engine.sequence import Sequence
 from operators.engine.sequence.placement import Slot
 from operators.engine.strategies.autoregressive import Autoregressive
+from operators.engine.strategies.base import Strategy
 from operators.settings import DecodeSettings
 from operators.settings.runtime import EngineSettings, OptimiseSettings
 from pipeline.api.meter import StageMeter
@@ -103,10 +104,15 @@ def in_slot(row: Sequence, num_cached: int = 0) -> Sequence:
 
 
 def worker_on(
-    decoder: Decoder, settings: EngineSettings, queue: WaitingQueue, sampler: Sampler | None = None
+    decoder: Decoder,
+    settings: EngineSettings,
+    queue: WaitingQueue,
+    sampler: Sampler | None = None,
+    strategy: Strategy | None = None,
 ) -> Worker:
     meters = (StageMeter("decode"), StageMeter("sample"))
-    return Worker(Autoregressive(DecodeSettings(), sampler).bind(decoder, FakeModel()), queue, settings, meters)
+    strategy = strategy or Autoregressive(DecodeSettings(), sampler)
+    return Worker(strategy.bind(decoder, FakeModel()), queue, settings, meters)
 
 
 def check_pool(pool: SlotPool) -> None:

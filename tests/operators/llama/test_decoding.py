@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
@@ -14,9 +15,10 @@ from operators.engine.backend.interface import Decoder, Logits
 from operators.engine.loop.engine import Engine
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sampling.sampler import Sampler
-from operators.engine.sequence import Sequence
+from operators.engine.strategies.autoregressive import Autoregressive
+from operators.engine.strategies.base import Strategy
 from operators.llama.model import LlamaModel
-from operators.settings import ModelSettings
+from operators.settings import DecodeSettings, ModelSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import InputError
 from pipeline.api.meter import StageMeter
@@ -68,24 +70,28 @@ def complete(
     order: Seq[int],
     params: SamplingParams,
     max_tokens: int | None = None,
+    make: Callable[[Sampler], Strategy] | None = None,
     **settings,
 ) -> tuple[dict[object, list[int]], dict[tuple[object, int], bytes]]:
-    """Tokens of each prompt, and the bytes of the logits by (prompt, step). `max_tokens`: by default 3 to 11."""
+    """Tokens of each prompt, and the bytes of the logits by (prompt, step). `max_tokens`: by default 3 to 11. `make`:
+    makes the strategy from a sampler; default: Autoregressive."""
     engine_settings = EngineSettings(max_sequence_tokens=1024, **settings)
-    decoder, give_back = model.lease(engine_settings)
     bits: dict[tuple[object, int], bytes] = {}
 
     class Watching(Sampler):
         def draw(self, logits, rows, places=None):
-            for line, row in zip(logits, rows, strict=True):
-                bits[row.handle, len(row.tokens)] = line.tobytes()
+            for i in range(len(rows)) if places is None else places:
+                bits[rows[i].handle, len(rows[i].tokens)] = logits[i].tobytes()
             return super().draw(logits, rows, places)
 
     queue = queue_for(engine_settings)
-    worker = worker_on(decoder, engine_settings, queue, Watching())
+    strategy = Autoregressive(DecodeSettings(), Watching()) if make is None else make(Watching())
+    decoder, give_back = model.lease(engine_settings, draft=strategy.draft)
+    worker = worker_on(decoder, engine_settings, queue, strategy=strategy)
     engine = Engine([worker], queue, Table())
     client = engine.connect(StageMeter("node"), 1, 10_000, lambda: None, steps=False)
-    client.submit([Sequence(i, prompts[i], params, seed=i, max_tokens=max_tokens or 3 + i % 9) for i in order])
+    kind = strategy.sequence_type()
+    client.submit([kind(i, prompts[i], params, seed=i, max_tokens=max_tokens or 3 + i % 9) for i in order])
     client.end()
     while worker.scheduler.runnable:
         worker.step()

@@ -66,7 +66,7 @@ def test_no_setting_changes_a_bit(model, expected, name):
 @pytest.mark.parametrize("model_file", ["f32", "q8_0", "q4_k_m"], indirect=True)  # one of each kind of kernel
 def test_without_flash_attention_it_holds_too(model):
     rows = texts()
-    how = {"flash_attention": False}
+    how: dict[str, Any] = {"flash_attention": False}
     plain = complete(model, rows, range(len(rows)), WARM, slots=3, optimise=only(compaction=True), **how)
     for slots in (1, 7, 16):
         assert complete(model, rows, range(len(rows)), WARM, slots=slots, **how) == plain

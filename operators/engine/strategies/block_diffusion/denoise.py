@@ -29,7 +29,7 @@ from operators.engine.strategies.base import Strategy
 from operators.engine.strategies.block_diffusion.block_rows import Before, Block, BlockChunking, BlockRow
 from operators.engine.strategies.block_diffusion.remasking import Confidences, committed, confidences_of
 from operators.engine.strategies.block_diffusion.requirements import check_sampling, check_sizes, mask_of
-from operators.settings import DecodeSettings, SamplingSettings
+from operators.settings import DecodeSettings, ModelSettings, SamplingSettings
 from operators.settings.block_diffusion import BlockDiffusionSettings, Remasking
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError
@@ -86,7 +86,7 @@ class BlockDiffusion(Strategy):
         self._passes: list[Pass] = []
         self._outputs: Flags = np.empty((0, self.block), np.bool_)
 
-    def check(self, sampling: SamplingSettings, runtime: EngineSettings) -> None:
+    def check(self, sampling: SamplingSettings, runtime: EngineSettings, model: ModelSettings) -> None:
         check_sampling(sampling)
         check_sizes(runtime, self.block)
 

@@ -12,7 +12,7 @@ import pytest
 
 from operators.engine.strategies.block_diffusion.denoise import BlockDiffusion
 from operators.generation.wiring import decode_strategy
-from operators.settings import DecodeSettings, SamplingSettings
+from operators.settings import DecodeSettings, ModelSettings, SamplingSettings
 from operators.settings.block_diffusion import BlockDiffusionSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError, ExitCode
@@ -85,9 +85,10 @@ def test_a_value_that_cannot_work_is_refused(values, said):
 )
 def test_what_cannot_work_together_is_refused(sampling, runtime, said):
     strategy = BlockDiffusion(BlockDiffusionSettings())
-    strategy.check(SamplingSettings(temperature=0.7, top_k=5, stop=["a"], stop_token_ids=[3], n=2), EngineSettings())
+    sampling_that_works = SamplingSettings(temperature=0.7, top_k=5, stop=["a"], stop_token_ids=[3], n=2)
+    strategy.check(sampling_that_works, EngineSettings(), ModelSettings())
     with pytest.raises(ConfigError, match=re.escape(said)):
-        strategy.check(SamplingSettings(**sampling), EngineSettings(**runtime))
+        strategy.check(SamplingSettings(**sampling), EngineSettings(**runtime), ModelSettings())
 
 
 def test_keys_of_block_diffusion_are_none_of_the_other_strategy(tmp_path, capsys):

@@ -1,0 +1,1 @@
+"""Speculative decoding: drafts of the next tokens, verified in one call."""

@@ -1,0 +1,223 @@
+"""Pace: chooses how many tokens the rows of a call bring, by what calls cost and how often drafts are right.
+
+The choice changes no token of a text, only the time that it takes. All rows of a call bring equally many, since
+llama.cpp cuts a batch into micro-batches of equal token counts; and it builds its graph anew for a call of another size
+than the last one, which is most of the time of a small model.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from math import inf
+
+WIDTHS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 63)
+"""Tokens of a row to choose from, beside 1: few, so that their costs are soon known."""
+TRIALS_SHARE = 0.01
+"""Share of the time that calls of a size not yet measured may lose."""
+TRIAL_STEPS = 4
+"""Steps in succession to measure a size by."""
+IDLE_SHARE = 0.005
+"""Share of the time for drafts that no call takes."""
+MOST_REST = 16
+"""Steps without drafts at most."""
+STALE = 1000
+"""Steps after which a size is measured again."""
+_FIRST_RATE = 0.6
+_RATE_STEP = 0.1
+_CHANGE_STEP = 0.1
+
+
+@dataclass(slots=True)
+class Bid:
+    """The tokens that a row would bring.
+
+    Args:
+        known: certain ones, at least 1: computed whatever the draft is.
+        drafted: of its draft.
+        rate: the chance that a drafted token is right if those before it are.
+    """
+
+    known: int
+    drafted: int
+    rate: float
+
+    def gain(self, tokens: int) -> float:
+        """Return the expected tokens that count, if it brings so many."""
+        right, gain = 1.0, float(min(self.known, tokens))
+        for _ in range(min(self.drafted, tokens - self.known)):
+            right *= self.rate
+            gain += right
+        return gain
+
+
+class Estimate:
+    """Seconds of a step of some size: of its latest ones the lower quartile, which other work on the machine hardly
+    moves.
+
+    Attributes:
+        noted: number of the latest among all steps.
+    """
+
+    __slots__ = ("_latest", "noted", "seconds")
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.noted = 0
+        self._latest = deque[float](maxlen=2 * TRIAL_STEPS)
+
+    @property
+    def is_sure(self) -> bool:
+        return len(self._latest) >= TRIAL_STEPS
+
+    def note(self, seconds: float, step: int) -> None:
+        """Record a step."""
+        if step - self.noted > STALE:
+            self._latest.clear()
+        self._latest.append(seconds)
+        self.seconds = sorted(self._latest)[len(self._latest) // 4]
+        self.noted = step
+
+
+class CallCosts:
+    """Seconds of a step by its rows and the tokens of each, as they were measured."""
+
+    def __init__(self) -> None:
+        self.change_s = 0.0
+        """What a step costs more after one of another size."""
+        self._known: dict[tuple[int, int], Estimate] = {}
+        self._sizes: list[tuple[int, tuple[int, int]]] = []
+        self._last: tuple[int, int] | None = None
+        self._steps = 0
+
+    def note(self, rows: int, tokens: int, seconds: float) -> None:
+        """Record a step with `tokens` of each of `rows` rows."""
+        key, last = (rows, tokens), self._last
+        self._last = key
+        self._steps += 1
+        known = self._known.get(key)
+        if known is None:
+            self._known[key] = Estimate(seconds)
+            insort(self._sizes, (rows * tokens, key))
+        elif key == last:
+            known.note(seconds, self._steps)
+        elif known.is_sure:
+            more = min(max(0.0, seconds - known.seconds), known.seconds)
+            self.change_s += _CHANGE_STEP * (more - self.change_s)
+
+    def interrupted(self) -> None:
+        """Note that the next step follows one that is not recorded."""
+        self._last = None
+
+    def is_sure(self, rows: int, tokens: int) -> bool:
+        """Return True if this size was measured often, and not long ago."""
+        known = self._known.get((rows, tokens))
+        return known is not None and known.is_sure and not self.is_stale(rows, tokens)
+
+    def is_stale(self, rows: int, tokens: int) -> bool:
+        """Return True if this size was measured, but long ago."""
+        return (rows, tokens) in self._known and self._steps - self._known[rows, tokens].noted > STALE
+
+    def on_trial(self, rows: int, tokens: int) -> bool:
+        """Return True if the last step had this size, which is not measured often enough."""
+        return self._last == (rows, tokens) and not self.is_sure(rows, tokens)
+
+    def changes(self, rows: int, tokens: int) -> float:
+        """Return the seconds that a step of this size costs more now."""
+        return 0.0 if self._last in (None, (rows, tokens)) else self.change_s
+
+    def bounds(self, rows: int, tokens: int) -> tuple[float, float]:
+        """Return the least and the most that a step takes: equal where it was measured often and not long ago, or lies
+        between two sizes that were. Else it takes no less than a smaller one. A token beyond the largest size costs at
+        most what it does there."""
+        known = self._known.get((rows, tokens))
+        if known is not None and self.is_sure(rows, tokens):
+            return known.seconds, known.seconds
+        size = rows * tokens
+        at = bisect_left(self._sizes, (size, (0, 0)))
+        below = self._at(at - 1) if at else 0.0
+        if known is not None:
+            return min(below, known.seconds), known.seconds
+        if at == len(self._sizes):
+            return below, below * size / self._sizes[-1][0] if at else inf
+        above, high = self._at(at), self._sizes[at][0]
+        if not at or high == size:
+            return above, above
+        low = self._sizes[at - 1][0]
+        seconds = below + (above - below) * (size - low) / (high - low)
+        return seconds, seconds
+
+    def _at(self, place: int) -> float:
+        return self._known[self._sizes[place][1]].seconds
+
+
+class Pace:
+    """The choice for one context. Tokens of a row are counted with the one that it brings in any case."""
+
+    def __init__(self) -> None:
+        self.costs = CallCosts()
+        self._rates: dict[int, float] = {}
+        self._rest = 0
+        self._total_s = self._lost_s = 0.0
+
+    def rests(self, rows: int, most: int) -> bool:
+        """Return whether to make no drafts for this step of `rows` rows: none could pay, or the latest did not and
+        making them takes time, too, or it is not known what so many rows cost without. `most`: tokens of a row."""
+        if self._rest > 0:
+            self._rest -= 1
+            return True
+        if not self.costs.is_sure(rows, 1):  # fewer rows than were measured might cost as much: calls would look cheap
+            return True
+        alone = self.costs.bounds(rows, 1)[1]
+        return all(self.costs.bounds(rows, n)[0] >= n * alone for n in _widths(most))
+
+    def choose(self, bids: Seq[Bid], most: int, drafting_s: float) -> int:
+        """Return the tokens of each row that give most tokens a second, at most `most`.
+
+        A size that was not measured is tried if what that may lose is within TRIALS_SHARE of the time so far.
+        `drafting_s`: seconds that it took to make the drafts.
+        """
+        rows, costs = len(bids), self.costs
+        alone = costs.bounds(rows, 1)[1]
+        each = alone / rows
+        best, best_rate = 1, rows / (alone + costs.changes(rows, 1))
+        for tokens in _widths(most):
+            if costs.on_trial(rows, tokens):
+                return tokens
+            gain = sum(bid.gain(tokens) for bid in bids)
+            least, highest = costs.bounds(rows, tokens)
+            may_lose = TRIAL_STEPS * (highest + costs.change_s - gain * each)
+            seconds = least if self._lost_s + may_lose <= TRIALS_SHARE * self._total_s else highest
+            if (rate := gain / (seconds + costs.changes(rows, tokens))) > best_rate:
+                best, best_rate = tokens, rate
+        if best == 1 and each > 0:
+            self._rest = min(MOST_REST, int(drafting_s / (IDLE_SHARE * alone)))
+        return best
+
+    def note(self, rows: int, tokens: int, counted: int, seconds: float) -> None:
+        """Record a step: `counted` tokens of all rows were right."""
+        self._total_s += seconds
+        if tokens > 1:
+            self._lost_s = max(0.0, self._lost_s + seconds - counted * self.costs.bounds(rows, 1)[1] / rows)
+        self.costs.note(rows, tokens, seconds)
+
+    def rate(self, matched: int, own: float | None) -> float:
+        """Return the chance of a drafted token. `own`: the row's rate; `matched`: of its draft."""
+        usual = self._rates.get(matched, _FIRST_RATE)
+        return usual if own is None else (usual + own) / 2
+
+    def learn(self, matched: int, own: float | None, right: int, *, wrong: bool) -> float | None:
+        """Learn from a draft of which `right` tokens were right, and the next `wrong` if there was one; return the
+        row's new rate."""
+        usual = self._rates.get(matched, _FIRST_RATE)
+        for hit in [1.0] * right + [0.0] * wrong:
+            usual += _RATE_STEP * (hit - usual)
+            own = hit if own is None else own + 2 * _RATE_STEP * (hit - own)
+        self._rates[matched] = usual
+        return own
+
+
+def _widths(most: int) -> list[int]:
+    return [tokens for tokens in WIDTHS if tokens <= most]

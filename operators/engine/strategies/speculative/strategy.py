@@ -1,0 +1,174 @@
+"""Speculative, the decode strategy that drafts the next tokens of a row and verifies them in one call.
+
+The rows of a call bring equally many tokens: those that are certain (forced ones of a constraint among them), then a
+draft, then fillers. Each row draws in order, with the random numbers of its steps, as token by token; after the first
+token that differs from what it brought the rest is truncated. So a draft, or how many tokens a call has, changes no
+token. Nor a bit, where the kernels compute a token of a row the same beside others of the row as alone
+(tests/operators/llama/test_speculative.py).
+
+Leviathan et al. 2023 and Chen et al. 2023 accept or reject drafts by their probabilities, which keeps the distribution
+of the text; drawing keeps the text itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from typing import Self, cast
+
+import numpy as np
+
+from operators.engine.backend.interface import Decoder, Logits, Model, TokenIds
+from operators.engine.backend.loading import inspect_model
+from operators.engine.sampling.sampler import Sampler
+from operators.engine.scheduler.step_batch import StepBatch
+from operators.engine.strategies.autoregressive import Autoregressive
+from operators.engine.strategies.speculative.lookup import Draft, DraftedRow, Lookup
+from operators.engine.strategies.speculative.pace import Bid, Pace
+from operators.settings import DecodeSettings, ModelSettings, SamplingSettings
+from operators.settings.runtime import EngineSettings
+from operators.settings.speculative import SpeculativeSettings
+from pipeline.api.errors import ConfigError
+from pipeline.api.meter import Clock
+
+
+class Speculative(Autoregressive):
+    """Several tokens a step, where drafts are right."""
+
+    settings: SpeculativeSettings
+
+    def __init__(
+        self, settings: DecodeSettings, sampler: Sampler | None = None, clock: Clock = time.perf_counter
+    ) -> None:
+        if not isinstance(settings, SpeculativeSettings):
+            raise ConfigError(f"decode.strategy='{settings.strategy}' has settings of its own; use decode=speculative")
+        super().__init__(settings, sampler)
+        self.draft = settings.draft_tokens
+        self._clock = clock
+        self._drafter = Lookup()
+        self._pace = Pace()
+        self._tokens = 1
+        self._known: list[int] = []
+        self._drafts: list[Draft] = []
+        self._brought: list[TokenIds] = []
+        self._began = 0.0
+
+    def check(self, sampling: SamplingSettings, runtime: EngineSettings, model: ModelSettings) -> None:
+        """Refuse what would cut calls otherwise than by rows, or compute tokens of a row otherwise than one."""
+        why = "rows share the cells of one stream" if runtime.kv == "unified" else "runtime=auto may choose unified"
+        if runtime.kv == "unified" or (runtime.kv == "auto" and not runtime.deterministic):
+            raise ConfigError(f"decode=speculative needs runtime.kv=per_sequence: {why}")
+        if runtime.deterministic and runtime.flash_attention is not True:
+            raise ConfigError(
+                "decode=speculative needs runtime.flash_attention=true: without it llama.cpp computes several tokens of"
+                " a row by other kernels than one, and a text would depend on its drafts (runtime.deterministic=false"
+                " allows that)"
+            )
+        sizes = inspect_model(model).sizes
+        if sizes is not None and sizes.recurrent:
+            raise ConfigError(
+                f"decode=speculative cannot work with {model.path or model.file}: it has recurrent layers, whose state"
+                " cannot drop the tokens of a draft that was wrong; use decode=autoregressive"
+            )
+
+    def sequence_type(self) -> Callable[..., DraftedRow]:
+        return DraftedRow
+
+    def bind(self, decoder: Decoder, model: Model) -> Self:
+        if not decoder.partial:
+            raise ConfigError("decode=speculative drops the end of what the model keeps of a row; this one cannot")
+        return super().bind(decoder, model)
+
+    def fill(self, batch: StepBatch) -> None:
+        rows = cast(list[DraftedRow], batch.decoding)
+        self._known, self._drafts, self._tokens = [], [], 1
+        if rows and not batch.chunks:
+            self._choose(rows)
+        self._began = self._clock()
+        if self._tokens == 1:
+            super().fill(batch)
+            return
+        batch.dummy = None  # it is for a lone token
+        self._brought = [_bring(row, draft, self._tokens) for row, draft in zip(rows, self._drafts, strict=True)]
+        slots = [row.slot for row in rows]
+        outputs = [self._tokens] * len(rows)
+        self.decoder.batch.clear()
+        self.decoder.batch.add_spans(self._brought, [s.num_cached for s in slots], [s.index for s in slots], outputs)
+
+    def advance(self, batch: StepBatch, logits: Logits) -> None:
+        rows = cast(list[DraftedRow], batch.decoding)
+        before = [(row.slot.num_cached, len(row.tokens)) for row in rows]
+        if self._tokens == 1:
+            super().advance(batch, logits)
+        else:
+            self._verify(rows, logits)
+        counted = len(rows)
+        for row, known, draft, (cached, made) in zip(rows, self._known, self._drafts, before, strict=False):
+            counted += row.slot.num_cached - cached
+            self._learn(batch, row, draft, max(0, self._tokens - known), row.tokens[made:])
+        if rows and not batch.chunks:
+            self._pace.note(len(rows), self._tokens, counted, self._clock() - self._began)
+        elif batch.chunks:
+            self._pace.costs.interrupted()
+        for ended in batch.sequences:
+            if ended.finish_reason is not None:
+                self._drafter.ended(ended)
+
+    def _choose(self, rows: Seq[DraftedRow]) -> None:
+        """Make the drafts of `rows`, and choose the tokens that each brings to this call."""
+        shape = self.decoder.shape
+        room = shape.max_sequence_tokens - max(row.slot.num_cached for row in rows)
+        most = min(1 + self.draft, shape.n_ubatch // len(rows), room)
+        if self.settings.adaptive and self._pace.rests(len(rows), most):
+            return
+        began = self._clock()
+        self._known = known = [row.to_compute for row in rows]
+        # The last token of a completion is drawn and never computed.
+        left = [min(most - n, row.max_tokens - len(row.tokens) - 1) for n, row in zip(known, rows, strict=True)]
+        self._drafts = self._drafter.drafts(rows, left)
+        if not self.settings.adaptive:
+            self._tokens = max(1, most)
+            return
+        bids = [
+            Bid(n, len(draft.tokens), self._pace.rate(draft.matched, row.rate))
+            for n, draft, row in zip(known, self._drafts, rows, strict=True)
+        ]
+        self._tokens = self._pace.choose(bids, most, self._clock() - began)
+
+    def _verify(self, rows: Seq[DraftedRow], logits: Logits) -> None:
+        """Draw from `logits`, float32 [rows * tokens, n_vocab], as long as the tokens that rows brought are theirs."""
+        lines = logits.reshape(len(rows), self._tokens, -1)
+        going: Seq[int] = range(len(rows))
+        for place in range(self._tokens):
+            self._draw(lines[:, place], rows, going)
+            going = [i for i in going if rows[i].finish_reason is None and rows[i].error is None]
+            if place + 1 < self._tokens:
+                going = [i for i in going if rows[i].next_token == self._brought[i][place + 1]]
+            for i in going if place + 1 < self._tokens else ():
+                rows[i].slot.accept()
+        for row in rows:
+            row.slot.truncate(row.slot.num_cached)
+            if row.finish_reason is None and row.error is None:
+                row.update_state()
+
+    def _learn(self, batch: StepBatch, row: DraftedRow, draft: Draft, room: int, drawn: Seq[int]) -> None:
+        """Compare `draft`, of which the call had the first `room` tokens, with the tokens that `row` has `drawn`."""
+        pairs = list(zip(draft.tokens, drawn, strict=False))
+        right = next((n for n, (one, other) in enumerate(pairs) if one != other), len(pairs))
+        row.rate = self._pace.learn(draft.matched, row.rate, right, wrong=right < len(pairs))
+        brought = min(len(draft.tokens), room)
+        row.drafted += brought
+        row.accepted += min(right, brought)
+        batch.drafted += brought
+        batch.accepted += min(right, brought)
+
+
+def _bring(row: DraftedRow, draft: Draft, count: int) -> TokenIds:
+    """Return int32 [count]: the tokens to compute next, then those of the draft, then zeros."""
+    brought = np.zeros(count, np.int32)
+    known = row.next_tokens(min(row.to_compute, count))
+    drafted = draft.tokens[: count - len(known)]
+    brought[: len(known)] = known
+    brought[len(known) : len(known) + len(drafted)] = drafted
+    return brought

@@ -1,0 +1,43 @@
+"""Drafters for tests: models with random weights never repeat themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+
+import numpy as np
+
+from operators.engine.sampling.sampler import Sampler
+from operators.engine.strategies.speculative.lookup import Draft, DraftedRow, Lookup
+from operators.engine.strategies.speculative.strategy import Speculative
+from operators.settings.speculative import SpeculativeSettings
+
+
+class Oracle(Lookup):
+    """Drafts the true tokens, each with a chance to be changed.
+
+    Args:
+        truth: the completions, by the handles of the rows.
+        right: chance of a token to stay.
+    """
+
+    def __init__(self, truth: Mapping[object, Seq[int]], right: float) -> None:
+        super().__init__()
+        self._truth = truth
+        self._right = right
+        self._random = np.random.default_rng(5)
+
+    def drafts(self, rows: Seq[DraftedRow], most: Seq[int]) -> list[Draft]:
+        return [self._of(row, count) for row, count in zip(rows, most, strict=True)]
+
+    def _of(self, row: DraftedRow, count: int) -> Draft:
+        tokens = self._truth[row.handle][len(row.tokens) : len(row.tokens) + max(count, 0)]
+        return Draft([t if self._random.random() < self._right else (t + 1) % 250 for t in tokens], 3)
+
+
+def speculative(drafter: Lookup | None = None, sampler: Sampler | None = None, **values: int | bool) -> Speculative:
+    """Return the strategy, which drafts by `drafter`."""
+    strategy = Speculative(SpeculativeSettings(**values), sampler)  # type: ignore[arg-type]
+    if drafter is not None:
+        strategy._drafter = drafter
+    return strategy

@@ -1,0 +1,122 @@
+"""Speculative decoding on the fake decoder: the completions of decode=autoregressive, whatever is drafted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import numpy as np
+import pytest
+
+from operators.engine.backend.fake import END_ID, FakeDecoder
+from operators.engine.loop.engine import Engine
+from operators.engine.sampling.params import SamplingParams
+from operators.engine.sequence import Sequence, StopWatcher
+from operators.engine.strategies.speculative.lookup import DraftedRow, Lookup
+from tests.operators.engine.fixtures import GREEDY, WARM, Bench, prompts, shape, worker_on
+from tests.operators.engine.speculative.drafters import Oracle, speculative
+from tests.operators.engine.test_constrained import params as constrained
+from tests.operators.rows.schemas import PERSON
+
+STOPS = frozenset({END_ID})
+PENALTIES: dict[str, Any] = {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "dry_multiplier": 0.8}
+SAMPLING = {
+    "greedy": GREEDY,
+    "sampled": WARM,
+    "penalties": SamplingParams(temperature=0.8, stop_ids=STOPS, dry_allowed_length=1, **PENALTIES),
+    "logprobs": SamplingParams(temperature=1.2, top_p=0.9, logprobs=2, stop_ids=STOPS, min_tokens=4, end_ids=STOPS),
+    "mirostat": SamplingParams(temperature=1.0, mirostat=2, stop_ids=STOPS),
+    "no end": SamplingParams(temperature=1.0),
+    "constraint": constrained({"json_schema": PERSON}, temperature=1.0),
+}
+PIECES = [bytes([i % 256]) for i in range(320)]
+
+
+class Drafting(Bench):
+    """A bench whose rows are completed by drafts."""
+
+    def __init__(self, slots: int, drafter: Lookup | None = None, **values: Any) -> None:
+        strategy_values = {key: values.pop(key) for key in ("adaptive", "draft_tokens") if key in values}
+        super().__init__(shape(slots), **values)
+        strategy = speculative(drafter, **strategy_values)
+        self.worker = worker_on(self.decoder, self.settings, self.queue, strategy=strategy)
+        self.scheduler = self.worker.scheduler
+        self.engine = Engine([self.worker], self.queue, self.steps)
+
+
+def rows_of(texts: Seq[np.ndarray], params: SamplingParams, stops: bool = False) -> list[Sequence]:
+    watch = [StopWatcher([b"ab", b"e", b"Q"], PIECES, keep=bool(i % 2)) if stops else None for i in range(len(texts))]
+    made = enumerate(zip(texts, watch, strict=True))
+    return [DraftedRow(i, t, params, seed=1000 + i, max_tokens=5 + 3 * (i % 12), stops=w) for i, (t, w) in made]
+
+
+def completions(rows: Seq[Sequence]) -> dict[object, tuple[Any, ...]]:
+    return {r.handle: (r.tokens, r.finish_reason, r.error, r.fits, r.sampling.scores, r.dropped) for r in rows}
+
+
+@pytest.mark.parametrize("name", SAMPLING)
+@pytest.mark.parametrize("right", [0.0, 0.8])
+def test_completions_are_those_of_autoregressive_whatever_is_drafted(name, right):
+    texts, params = prompts(16), SAMPLING[name]
+    expected = rows_of(texts, params, stops=name == "no end")
+    truth = Bench(shape(4)).run(expected)
+    for slots, values in [(1, {"draft_tokens": 5}), (4, {"draft_tokens": 3}), (4, {"preempt_every": 3}), (16, {})]:
+        for adaptive in (True, False):
+            rows = rows_of(texts, params, stops=name == "no end")
+            bench = Drafting(slots, Oracle(truth, right), adaptive=adaptive, **values)
+            bench.run([rows[i] for i in np.random.default_rng(slots).permutation(16)])
+            assert completions(rows) == completions(expected), (slots, values)
+            for kind in ("drafted", "accepted"):
+                counted = sum(getattr(row, kind) for row in rows)
+                assert bench.engine.totals()[f"{kind}_tokens"] == counted == sum(bench.column(f"{kind}_tokens"))
+            assert adaptive or bench.engine.totals()["drafted_tokens"] > 0
+
+
+def test_right_drafts_save_steps_and_wrong_ones_cost_none():
+    texts = prompts(8)
+    expected = Bench(shape(2))
+    truth = expected.run(rows_of(texts, SamplingParams()))
+    steps = {}
+    for right in (0.0, 1.0):
+        bench = Drafting(2, Oracle(truth, right), adaptive=False, draft_tokens=4)
+        assert bench.run(rows_of(texts, SamplingParams())) == truth
+        steps[right] = len([n for n in bench.column("decode_tokens") if n])
+    plain = len([n for n in expected.column("decode_tokens") if n])
+    assert steps[0.0] == plain
+    assert steps[1.0] < plain / 3
+
+
+def test_forced_tokens_are_computed_together():
+    """A forced token is a draft that is always right: fewer steps, though nothing is drafted."""
+    texts, params = prompts(6), constrained({"json_schema": PERSON})
+    plain, bench = Bench(shape(2)), Drafting(2, Oracle({i: [] for i in range(6)}, 1.0), adaptive=False)
+    assert bench.run(rows_of(texts, params)) == plain.run(rows_of(texts, params))
+    assert len(bench.steps.rows) < len(plain.steps.rows)
+
+
+def test_a_failing_call_costs_the_guilty_row_alone():
+    texts = prompts(6)
+    truth = Bench(shape(3)).run(rows_of(texts, SamplingParams()))
+    bench = Drafting(3, Oracle(truth, 1.0), adaptive=False)
+    guilty = 2
+    drafted = FakeDecoder(shape(3), fail=lambda batch: -3 if 77_777 in batch.token[: batch.n_tokens] else 0)
+    assert drafted.shape == bench.decoder.shape
+    bench.decoder._fail = drafted._fail
+    truth[guilty] = [*truth[guilty][:2], 77_777, *truth[guilty][3:]]
+    rows = rows_of(texts, SamplingParams())
+    assert {i: t for i, t in bench.run(rows).items() if i != guilty} == {i: t for i, t in truth.items() if i != guilty}
+
+
+def test_what_was_said_before_is_found():
+    lookup, row = Lookup(), DraftedRow(0, np.array([1, 2, 3, 4, 5, 9, 2, 3], np.int32), GREEDY, seed=0, max_tokens=9)
+    [draft] = lookup.drafts([row], [3])
+    assert (list(draft.tokens), draft.matched) == ([4, 5, 9], 2)
+    row.tokens += [4, 5]
+    assert lookup.drafts([row], [2])[0] == ([9, 2], 3)
+    assert lookup.drafts([row], [0])[0].tokens == ()
+    row.tokens.append(8)
+    assert lookup.drafts([row], [2])[0].tokens == ()
+    other = DraftedRow(1, np.array([6, 7], np.int32), GREEDY, seed=0, max_tokens=9)
+    other.tokens += [8, 50, 60]
+    lookup.ended(other)
+    assert lookup.drafts([row], [2])[0] == ([50, 60], 1)
