@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from operators.rows.token_lists import PROMPT_IDS
 from operators.settings.runtime import EngineSettings
-from pipeline.api.protocols import BaseOperator, Inbox
+from pipeline.api.protocols import BaseOperator, Inbox, Scope
 from pipeline.api.records import ROW, Batch, ChunkEnd, Item, require_column
 
 MIN_BATCH_ROWS = 64
@@ -33,6 +33,8 @@ class BatchByLength(BaseOperator):
             _target_: operators.batch_by_length.BatchByLength
             runtime: ${runtime}
     """
+
+    scope = Scope.ROW
 
     def __init__(self, runtime: EngineSettings) -> None:
         self._lookahead_rows = runtime.lookahead_rows

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from operators.rows.arrow_types import parse_type
 from operators.rows.lineage import IDENTITY, append_to_lineage, refuse_identity, repeated, with_lineage
-from pipeline.api.protocols import BaseOperator
+from pipeline.api.protocols import BaseOperator, Scope
 from pipeline.api.records import HALF_A_CHARACTER, LINEAGE, ROW, Batch, Output, RejectKind, require_column
 
 Row = dict[str, Any]
@@ -48,6 +48,8 @@ class Call(BaseOperator):
             function: my_functions.score
             columns: {score: double}
     """
+
+    scope = Scope.ROW
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from operators.rows.lineage import IDENTITY, refuse_identity
 from pipeline.api.errors import ConfigError, SchemaError
-from pipeline.api.protocols import BaseOperator
+from pipeline.api.protocols import BaseOperator, Scope
 from pipeline.api.records import Batch, Output, require_column
 
 
@@ -29,6 +29,8 @@ class Select(BaseOperator):
             _target_: operators.columns.Select
             columns: [id, prompt, completion]
     """
+
+    scope = Scope.ROW
 
     def __init__(self, columns: list[str] | None = None, drop: list[str] | None = None) -> None:
         if (columns is None) == (drop is None):
@@ -69,6 +71,8 @@ class Rename(BaseOperator):
               prompt: first_prompt
               completion: prompt
     """
+
+    scope = Scope.ROW
 
     def __init__(self, columns: dict[str, str], drop: list[str] | None = None) -> None:
         if not columns:

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from operators.rows.lineage import append_to_lineage, refuse_identity, repeated, with_lineage
 from operators.settings.checks import check_one_of
 from pipeline.api.errors import SchemaError
-from pipeline.api.protocols import BaseOperator
+from pipeline.api.protocols import BaseOperator, Scope
 from pipeline.api.records import LINEAGE, ROW, Batch, Output, RejectKind, add_columns, require_column
 
 
@@ -33,6 +33,8 @@ class Explode(BaseOperator):
             column: questions
             as: question
     """
+
+    scope = Scope.ROW
 
     def __init__(self, column: str, as_: str | None = None, empty: str = "reject") -> None:
         check_one_of("empty", empty, ("reject", "keep"))

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pyarrow as pa
 
 from operators.rows.row_condition import Where
-from pipeline.api.protocols import BaseOperator
+from pipeline.api.protocols import BaseOperator, Scope
 from pipeline.api.records import Batch, Output, RejectKind
 
 
@@ -28,6 +28,8 @@ class Filter(BaseOperator):
             _target_: operators.filter.Filter
             where: length(completion) > 20 AND finish_reason = 'stop'
     """
+
+    scope = Scope.ROW
 
     def __init__(self, where: str, reason: str | None = None) -> None:
         self._reason = reason or f"where: {where}"

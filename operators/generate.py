@@ -16,6 +16,7 @@ from operators.engine.backend.loading import inspect_model, load_model
 from operators.engine.sequence import Sequence as Row
 from operators.estimate.node import Generating, memory_of
 from operators.estimate.trial import Device
+from operators.generation.canary import canary
 from operators.generation.completions import Completions, OpenChunks, completion_fields, with_completion
 from operators.generation.duplicates import Duplicates, RepeatedDraws
 from operators.generation.reasoning import Reasoning, reasoning_tags
@@ -27,10 +28,12 @@ from operators.generation.store_lookup import StoreLookup
 from operators.generation.tool_calls import ToolReader
 from operators.generation.tools import CHOICE, Tools
 from operators.generation.wiring import (
+    check_chosen,
     check_room,
     chosen_settings,
     completion_keys,
     decode_strategy,
+    identity_of,
     model_memory,
     shared_engine,
     shared_store,
@@ -46,7 +49,7 @@ from operators.settings.runtime import EngineSettings
 from operators.tuning.calibration import FEW_ROWS
 from operators.tuning.choices import LookAhead, Tuning
 from pipeline.api.forecast import Forecast, Task
-from pipeline.api.protocols import BaseOperator, Inbox, MemoryNeed, Runtime
+from pipeline.api.protocols import BaseOperator, Inbox, MemoryNeed, Runtime, Scope
 from pipeline.api.records import Batch, ChunkEnd, Item
 
 UNREAD_CALLS = (
@@ -95,6 +98,8 @@ class Generate(BaseOperator):
             seed: ${seed}
             as: judge
     """
+
+    scope = Scope.MODEL
 
     parts = ("decode", "sample")
 
@@ -169,6 +174,7 @@ class Generate(BaseOperator):
         return model_memory(self._model_settings, self._engine_settings, key)
 
     def open(self, runtime: Runtime) -> None:
+        check_chosen(runtime, self._engine_settings)
         self._load(runtime)
         shared_store(runtime, self._store_settings)  # an unusable store ends the run before anything is computed
         self._lookup: StoreLookup | None = None
@@ -182,6 +188,12 @@ class Generate(BaseOperator):
         if not self._engine_settings.open_keys():
             self._take_engine(self._engine_settings)
         runtime.totals(lambda: {f"{runtime.node}/identical": float(self._duplicates.served)})
+
+    def identity(self) -> dict[str, str]:
+        made = decode_strategy(self._decode)
+        longest = made.room(self._engine_settings, self._model.n_ctx_train)
+        found = canary(self._engine, self._model.n_vocab, longest, made.sequence_type())
+        return identity_of(self._model, self._engine_settings) | {"the bits of three prompts": found}
 
     def forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
         return self._where.forecast(

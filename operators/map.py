@@ -16,7 +16,7 @@ from operators.rows.lineage import refuse_identity
 from operators.rows.sql import RowExpression
 from operators.settings.checks import check
 from pipeline.api.errors import ConfigError
-from pipeline.api.protocols import BaseOperator
+from pipeline.api.protocols import BaseOperator, Scope
 from pipeline.api.records import Batch, Output
 
 _NUMBER = re.compile(r"(?<![\d.])(-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)(?:\s*(?:/|(?:out )?of)\s*\d+(?:\.\d+)?)?")
@@ -50,6 +50,8 @@ class Map(BaseOperator):
             templates:
               prompt: "Translate from {{ language }}: {{ text }}"
     """
+
+    scope = Scope.ROW
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from operators.rows.json_values import Misfit, declared_fields, schema_fields
 from operators.settings.checks import check_one_of
 from operators.settings.structured import read_schema
 from pipeline.api.errors import ConfigError
-from pipeline.api.protocols import BaseOperator
+from pipeline.api.protocols import BaseOperator, Scope
 from pipeline.api.records import Batch, Output, RejectKind, add_columns, require_column
 
 _FENCED = re.compile(r"```(?:json|JSON)?[ \t]*\n(.*?)```", re.S)
@@ -50,6 +50,8 @@ class ParseJson(BaseOperator):
             fields: {name: string, age: int64, tags: list<string>}
             optional: [age]
     """
+
+    scope = Scope.ROW
 
     def __init__(
         self,

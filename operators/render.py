@@ -13,7 +13,7 @@ from operators.prompts.rendering import ASSISTANT, Rendering
 from operators.prompts.template import Template, probe
 from operators.settings.endpoint import EndpointSettings
 from pipeline.api.errors import ConfigError
-from pipeline.api.protocols import BaseOperator, Runtime
+from pipeline.api.protocols import BaseOperator, Runtime, Scope
 from pipeline.api.records import Batch, Output
 
 BYPASSED = (
@@ -67,6 +67,8 @@ class Render(Rendering):
               - {role: system, content: You write for children.}
               - {role: user, content: "Summarise in one sentence: {{ text }}"}
     """
+
+    scope = Scope.ROW
 
     @classmethod
     def suited(cls, arguments: Mapping[str, Any]) -> type[BaseOperator]:

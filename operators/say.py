@@ -18,7 +18,7 @@ from operators.rows.json_values import noun
 from operators.rows.lineage import refuse_identity
 from operators.settings.checks import check_one_of
 from pipeline.api.errors import ConfigError, SchemaError
-from pipeline.api.protocols import BaseOperator
+from pipeline.api.protocols import BaseOperator, Scope
 from pipeline.api.records import HALF_A_CHARACTER, Batch, Output, require_column
 
 ASSISTANT, TOOL = "assistant", "tool"
@@ -66,6 +66,8 @@ class Say(BaseOperator):
             role: user
             content: "What do you know about {{ topic }}?"
     """
+
+    scope = Scope.ROW
 
     def __init__(
         self,

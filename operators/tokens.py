@@ -20,7 +20,7 @@ from operators.rows.token_lists import PROMPT_IDS, list_column, list_views
 from operators.settings import ModelSettings
 from operators.settings.checks import check
 from operators.settings.endpoint import EndpointSettings
-from pipeline.api.protocols import BaseOperator, Runtime
+from pipeline.api.protocols import BaseOperator, Runtime, Scope
 from pipeline.api.records import Batch, Output, add_columns, require_column
 
 PROMPT_TEXT = "prompt_text"
@@ -51,6 +51,8 @@ class Tokenize(BaseOperator):
             _target_: operators.tokens.Tokenize
             model: ${model}
     """
+
+    scope = Scope.ROW
 
     def __init__(self, model: ModelSettings, ids_column: str | None = None) -> None:
         self._settings = model
@@ -145,6 +147,8 @@ class Split(BaseOperator):
             max_tokens: 400
             as: piece
     """
+
+    scope = Scope.ROW
 
     def __init__(self, model: ModelSettings, column: str, max_tokens: int, as_: str | None = None) -> None:
         check(max_tokens >= 1, "max_tokens", max_tokens, "it is 1 or more")

@@ -19,6 +19,8 @@ OUTPUTS = "outputs"
 LEAST_CHUNK_ROWS = 16
 CHUNKS_OF_A_TARGET = 8
 """Minimum number of chunks until a target is reached, so that a run makes few rows too many."""
+POOLS = ("ray", "processes", "threads")
+MIXED = ("refuse", "allow")
 GROUPS = ("data", "model", "sampling", "decode", "runtime", "output", "store", "bench")
 """Config groups; conf/schemas.yaml names their dataclasses, which belong to the operators."""
 
@@ -125,6 +127,57 @@ class TargetSettings:
 
 
 @dataclass
+class ClusterSettings:
+    """Workers that compute the nodes around a model (`cluster`); see docs/cluster.md.
+
+    None of it is fingerprinted: a run gives the same bytes with any workers and without.
+
+    Args:
+        pool: what starts workers: ray, processes (of this machine) or threads (of this process, for tests).
+        workers: how many; null: 2, with Ray as many as fit on the cluster when the run begins.
+        address: of Ray: auto (the cluster of this machine, or RAY_ADDRESS), local (starts one here) or host:port.
+        cpus: CPUs that Ray keeps for a worker; null: runtime.threads, else all of its node shared by its workers.
+        gpus: GPUs that Ray keeps for a worker.
+        memory: memory that Ray keeps for a worker, in bytes; null for none.
+        resources: other resources of Ray that a worker takes, by name.
+        piece_rows: rows that a worker is sent at a time; null: twice runtime.slots.
+        in_flight: pieces that a worker has at a time. With too few its slots run empty between two.
+        poison_after: workers that may end with a piece before it is computed alone, and before a row is given up.
+        copies: at the end of a run give the oldest pieces to idle workers a second time.
+        mixed: refuse (all workers have the same build, processor and model, so equal rows get equal bytes) or allow.
+        start_timeout_s: seconds to wait for the first worker.
+    """
+
+    pool: str = "processes"
+    workers: int | None = None
+    address: str = "auto"
+    cpus: float | None = None
+    gpus: float = 0.0
+    memory: int | None = None
+    resources: dict[str, float] = field(default_factory=dict)
+    piece_rows: int | None = None
+    in_flight: int = 3
+    poison_after: int = 2
+    copies: bool = True
+    mixed: str = "refuse"
+    start_timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        _check(self, "cluster.pool", self.pool in POOLS, f"it is one of {', '.join(POOLS)}")
+        for key in ("workers", "piece_rows", "in_flight", "poison_after"):
+            value = getattr(self, key)
+            _check(self, f"cluster.{key}", value is None or value >= 1, "it is 1 or more")
+        for key in ("cpus", "memory", "start_timeout_s"):
+            value = getattr(self, key)
+            _check(self, f"cluster.{key}", value is None or value > 0, "it is above 0")
+        _check(self, "cluster.gpus", self.gpus >= 0, "it is 0 or more")
+        _check(self, "cluster.mixed", self.mixed in MIXED, f"it is one of {', '.join(MIXED)}")
+        client = self.address.startswith("ray://")
+        need = "the driver has to run on a node of the cluster: use `ray job submit`, or start it there"
+        _check(self, "cluster.address", not client, need)
+
+
+@dataclass
 class JobSettings:
     """A whole job.
 
@@ -136,6 +189,7 @@ class JobSettings:
         seed: random seed.
         chunk_rows: source rows per chunk, the unit of commit.
         max_open_chunks: chunks that may be begun and not committed.
+        cluster: workers in other processes or on other machines; null for none.
         max_error_rate: share of source rows that may be rejected as errors; above it the exit code is 3.
         output_dir: null for outputs/<name>, relative to the current directory.
         overwrite: replace the results of another configuration.
@@ -167,6 +221,7 @@ class JobSettings:
     seed: int = 0
     chunk_rows: int = 4096
     max_open_chunks: int = 8
+    cluster: Any = None
     max_error_rate: float = 0.01
     output_dir: str | None = None
     overwrite: bool = False

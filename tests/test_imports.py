@@ -24,6 +24,7 @@ ORDER = [
     "pipeline.run_dir",
     "pipeline.dataflow",
     "pipeline.config",
+    "pipeline.cluster",
     "pipeline.monitor",
     "pipeline.publish",
     "pipeline.results",
@@ -66,13 +67,20 @@ MAY_USE_HYDRA = ("pipeline/config/", "pipeline/cli/")
 PUBLIC_NAMES = "pipeline/__init__.py"
 """It names for type checkers what it imports when it is first used."""
 STARTS_THREADS = {
+    "pipeline/cluster/crew.py",
+    "pipeline/cluster/running_island.py",
+    "pipeline/cluster/pool.py",
+    "pipeline/cluster/process_pool.py",
+    "pipeline/cluster/ray_pool.py",
+    "pipeline/cluster/rpc.py",
+    "pipeline/cluster/thread_pool.py",
     "pipeline/dataflow/executor.py",
     "pipeline/publish/uploader.py",
     "pipeline/runs/on_finish.py",
     "pipeline/system/signals.py",
     "operators/endpoint/connection/client.py",
     "operators/engine/loop/threads.py",
-    "operators/generation/store.py",
+    "operators/generation/journal.py",
     "operators/scoring/whole_texts.py",
     "tools/bench/alternatives.py",
 }

@@ -84,7 +84,7 @@ def test_the_columns_of_a_table_are_those_that_are_written(name, folder):
     assert [(c[0], c[1]) for c in columns] == [(f"`{f.name}`", str(f.type)) for f in SCHEMAS[name]]
     assert all(len(c[3]) > 5 for c in columns)
     written = pq.read_schema(folder / f"outputs/quickstart/metrics/{name}.parquet")
-    assert written.names == ["attempt", *SCHEMAS[name].names]
+    assert written.names == ["attempt", "worker", *SCHEMAS[name].names]
 
 
 def test_every_key_of_the_totals_is_explained(folder):

@@ -23,7 +23,7 @@ from operators.endpoint.estimate import forecast_of
 from operators.endpoint.metrics import PAID, paid_totals, usage_lines
 from operators.endpoint.rows import texts_in
 from operators.endpoint.server import server_of
-from operators.generation.store import StoredCompletion
+from operators.generation.journal import StoredCompletion
 from operators.generation.wiring import shared_store
 from operators.rows.row_condition import Where, passed_by
 from operators.settings import ModelSettings, StoreSettings

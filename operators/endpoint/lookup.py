@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from operators.endpoint.api.answers import from_json, to_json
 from operators.endpoint.rows import EndpointRow
-from operators.generation.store import CompletionStore, StoredCompletion
+from operators.generation.journal import Journal, StoredCompletion
 from operators.generation.store_lookup import Lookup
 from pipeline.api.histogram import CacheUse
 
@@ -23,7 +23,7 @@ class AnswerLookup(Lookup):
         use: incremented here.
     """
 
-    def __init__(self, store: CompletionStore, retry: Collection[str], run: str, use: CacheUse) -> None:
+    def __init__(self, store: Journal, retry: Collection[str], run: str, use: CacheUse) -> None:
         super().__init__(use)
         self._store = store
         self._retry = frozenset(retry)

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
-from operators.engine.backend.interface import TokenIds
 from operators.engine.sampling.logprobs import Scored
+from operators.generation.journal import Journal, StoredCompletion
 from pipeline.api.errors import InputError, PipelineError
 from pipeline.system.disk_errors import is_of_disk, storage_error
 from pipeline.system.failpoints import Failpoint, reached
 
-FLUSH_ROWS = 64
-FLUSH_S = 0.5
 _FORMAT = 2
 _AT_ONCE = 500
 """Keys per query."""
@@ -33,26 +29,8 @@ CREATE TABLE IF NOT EXISTS settings (digest BLOB PRIMARY KEY) WITHOUT ROWID;
 """
 
 
-@dataclass(frozen=True, slots=True)
-class StoredCompletion:
-    """A finished generation."""
-
-    ids: Sequence[int] | TokenIds
-    text: str
-    finish_reason: str
-    scores: Sequence[Scored] | None = None
-    """Log-probabilities of the tokens, if they were asked for."""
-    least: int = 0
-    """The smallest max_tokens that does not cut the text."""
-    run: str = ""
-    """Name of the run that made it."""
-
-
-class CompletionStore:
-    """Keeps completions by key. Safe to use from several threads and several processes.
-
-    Completions are written by a thread of its own, at the latest after FLUSH_S seconds and at once when there are
-    FLUSH_ROWS.
+class CompletionStore(Journal):
+    """Keeps completions in a database. Safe to use from several threads and several processes.
 
     Args:
         path: the database; made if it is not there.
@@ -65,30 +43,23 @@ class CompletionStore:
 
     def __init__(self, path: Path, sync: str = "process") -> None:
         self._path = path
-        self._changed = threading.Condition()
-        self._unsaved: dict[bytes, StoredCompletion] = {}
-        self._writing: dict[bytes, StoredCompletion] = {}
-        self._new_settings: set[bytes] = set()
-        self._reading = threading.Lock()
-        self._closing = False
-        self._failure: PipelineError | None = None
+        super().__init__()
+        self._reading, self._committing = threading.Lock(), threading.Lock()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._writer, self._reader = self._connect(sync), self._connect(sync)
             self._writer.executescript(_SCHEMA)
             self.settings = {bytes(d) for (d,) in self._reader.execute("SELECT digest FROM settings")}
-            """Digests of the settings under which something was generated before."""
         except (sqlite3.Error, OSError) as error:
             raise unusable(path, error, opening=True) from error
-        self._thread = threading.Thread(target=self._write_on, name="journal")
         self._thread.start()
 
-    def find(self, keys: Sequence[bytes]) -> dict[bytes, StoredCompletion]:
-        """Return the completions of those `keys` that are in the store."""
-        with self._changed:
-            self._raise_failure()
-            fresh = self._writing | self._unsaved
-        found = {k: fresh[k] for k in keys if k in fresh}
+    def known_settings(self) -> set[bytes]:
+        """Return `settings`, for a worker of a cluster."""
+        return self.settings
+
+    def read(self, keys: Sequence[bytes]) -> dict[bytes, StoredCompletion]:
+        found: dict[bytes, StoredCompletion] = {}
         for start in range(0, len(keys), _AT_ONCE):
             some = keys[start : start + _AT_ONCE]
             query = (
@@ -104,26 +75,8 @@ class CompletionStore:
             for key, ids, text, reason, scores, least, run in rows:
                 scored = None if scores is None else from_bytes(scores)
                 stored = StoredCompletion(np.frombuffer(ids, np.int32), text, reason, scored, least, run)
-                found.setdefault(key, stored)
+                found[key] = stored
         return found
-
-    def put(self, completions: Mapping[bytes, StoredCompletion]) -> None:
-        """Keep `completions`.
-
-        Raises:
-            PipelineError: earlier completions cannot be written.
-        """
-        with self._changed:
-            self._raise_failure()
-            before = len(self._unsaved)
-            self._unsaved.update(completions)
-            if before < FLUSH_ROWS <= len(self._unsaved):
-                self._changed.notify_all()
-
-    def note_settings(self, digests: set[bytes]) -> None:
-        """Store the digests of settings that rows are generated with."""
-        with self._changed:
-            self._new_settings |= digests
 
     def close(self) -> None:
         """Write what is pending, and close the database.
@@ -131,13 +84,16 @@ class CompletionStore:
         Raises:
             PipelineError: it cannot be written.
         """
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        self._thread.join()
-        self._writer.close()
-        self._reader.close()
-        self._raise_failure()
+        try:
+            super().close()
+        finally:
+            self._writer.close()
+            self._reader.close()
+
+    def explained(self, error: Exception) -> PipelineError:
+        if isinstance(error, sqlite3.Error | OSError):
+            return unusable(self._path, error)
+        return PipelineError(f"the completion store {self._path} fails: {type(error).__name__}: {error}")
 
     def _connect(self, sync: str) -> sqlite3.Connection:
         connection = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None, timeout=60)
@@ -152,33 +108,9 @@ class CompletionStore:
         connection.execute(f"PRAGMA user_version = {_FORMAT}")
         return connection
 
-    def _write_on(self) -> None:
-        """Run the writer's thread."""
-        try:
-            while self._wait():
-                self._write()
-            self._write()
-        except (sqlite3.Error, OSError) as error:
-            with self._changed:
-                self._failure = unusable(self._path, error)
-                self._failure.__cause__ = error
-
-    def _wait(self) -> bool:
-        """Wait until enough completions are pending or time has passed. Return False when the store is being closed."""
-        with self._changed:
-            until = time.monotonic() + FLUSH_S
-            while not self._closing and len(self._unsaved) < FLUSH_ROWS and (left := until - time.monotonic()) > 0:
-                self._changed.wait(left)
-            return not self._closing
-
-    def _write(self) -> None:
-        with self._changed:
-            self._writing, self._unsaved = self._unsaved, {}
-            new_settings, self._new_settings = self._new_settings, set()
-        if self._writing or new_settings:
-            self._transact(self._writing, new_settings)
-        with self._changed:
-            self._writing = {}
+    def write(self, completions: Mapping[bytes, StoredCompletion], settings: set[bytes]) -> None:
+        with self._committing:  # workers of a cluster write too
+            self._transact(completions, settings)
 
     def _transact(self, completions: Mapping[bytes, StoredCompletion], new_settings: set[bytes]) -> None:
         rows = [
@@ -198,10 +130,6 @@ class CompletionStore:
                 self._writer.execute("ROLLBACK")
             raise
         reached(Failpoint.JOURNAL_COMMITTED)
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
 
 
 def to_bytes(scores: Sequence[Scored]) -> bytes:

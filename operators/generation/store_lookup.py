@@ -11,8 +11,8 @@ import numpy as np
 from operators.engine.backend.interface import TokenIds
 from operators.engine.sequence import FinishReason, Sequence
 from operators.generation.completions import completion_text
+from operators.generation.journal import Journal, StoredCompletion
 from operators.generation.requests import batch_row
-from operators.generation.store import CompletionStore, StoredCompletion
 from pipeline.api.histogram import CacheUse
 
 
@@ -116,7 +116,7 @@ class StoreLookup(Lookup):
 
     def __init__(
         self,
-        store: CompletionStore,
+        store: Journal,
         keys: CompletionKeys,
         pieces: Seq[bytes],
         retry: Collection[str],

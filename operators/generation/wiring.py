@@ -16,6 +16,8 @@ from operators.engine.loop.step_log import STEPS_SCHEMA
 from operators.engine.loop.threads import EngineThreads
 from operators.engine.loop.worker import Worker
 from operators.engine.strategies.base import Strategy
+from operators.generation.journal import Journal
+from operators.generation.remote_store import RemoteStore
 from operators.generation.store import CompletionStore
 from operators.generation.store_lookup import CompletionKeys, StoreLookup
 from operators.settings import DecodeSettings, ModelSettings, StoreSettings
@@ -44,6 +46,22 @@ def check_room(model: ModelSettings, settings: EngineSettings, *, continues: boo
         )
     if facts.n_ctx_train is not None:
         max_sequence_tokens(settings, facts.n_ctx_train)
+
+
+def check_chosen(runtime: Runtime, settings: EngineSettings) -> None:
+    """Refuse open settings in a worker of a cluster: each would choose its own, and some change the bits of a row."""
+    if runtime.services is not None and settings.open_keys():
+        given = ", ".join(f"runtime.{key}" for key in settings.open_keys())
+        raise ConfigError(
+            f"{given} cannot be left open with a cluster; run the job with runtime=auto and no cluster for some rows"
+            " (data.limit=200), and write down the values that run.log names"
+        )
+
+
+def identity_of(model: Model, settings: EngineSettings) -> dict[str, str]:
+    """Return what must be the same on every machine for equal rows to get equal bits."""
+    threads = settings.exactness().get("threads", "any")
+    return {"the model": model.fingerprint(), "llama.cpp": model.kernels, "runtime.threads": str(threads)}
 
 
 def model_memory(
@@ -141,13 +159,17 @@ def warn_unless_exact(runtime: Runtime, settings: EngineSettings, model: Model) 
     return settings.deterministic and not model.doubt
 
 
-def shared_store(runtime: Runtime, settings: StoreSettings) -> CompletionStore | None:
-    """Return the store of finished completions; None if it is switched off."""
+def shared_store(runtime: Runtime, settings: StoreSettings) -> Journal | None:
+    """Return the store of finished completions, in a worker that of its driver; None if it is switched off."""
     if not settings.enabled:
         return None
     path = store_path(settings, runtime.output_dir)
-    key = ("store", str(path))
-    return runtime.resource(key, lambda: CompletionStore(path, settings.sync), CompletionStore.close)
+    services = runtime.services
+
+    def made() -> Journal:
+        return CompletionStore(path, settings.sync) if services is None else RemoteStore(services, path, settings.sync)
+
+    return runtime.resource(("store", str(path)), made, Journal.close)
 
 
 def store_lookup(

@@ -106,6 +106,8 @@ class LlamaModel:
         self._file_type = header.file_type
         params.use_extra_bufts = repacks(self._file_type)
         self.is_cpu = settings.gpu_layers == 0
+        info = llama_cpp.llama_print_system_info().decode(errors="replace").strip()
+        self.kernels = f"llama-cpp-python {llama_cpp.__version__}, {info}"
         self.doubt = doubt(header.architecture, self._file_type) if self.is_cpu else "it runs on a GPU"
         self._model = llama_cpp.llama_model_load_from_file(os.fsencode(self._path), params)
         if not self._model:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from operators.engine.backend.interface import TokenIds, Wanted, max_sequence_tokens
 from operators.engine.backend.loading import inspect_model, load_model
 from operators.estimate.texts import forecast_texts
-from operators.generation.wiring import check_room, engine_threads, model_memory, warn_unless_exact
+from operators.generation.wiring import check_room, engine_threads, identity_of, model_memory, warn_unless_exact
 from operators.scoring.prefix_tree import Text
 from operators.scoring.text_batches import Part, Reader, reading_settings
 from operators.scoring.whole_texts import WholeTexts, encoder_settings, most_tokens
@@ -24,7 +24,7 @@ from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import Cancelled
 from pipeline.api.forecast import Forecast, Task
-from pipeline.api.protocols import BaseOperator, MemoryNeed, Runtime
+from pipeline.api.protocols import BaseOperator, MemoryNeed, Runtime, Scope
 from pipeline.api.records import Batch, Output, require_column
 
 TEXT_TYPES = (pa.string(), pa.list_(pa.int32()))
@@ -35,6 +35,7 @@ class ReadsTexts(BaseOperator):
     """Base of operators that compute columns from texts, with a context of their own. `columns`: those whose texts are
     joined into one."""
 
+    scope = Scope.MODEL
     wanted: ClassVar[Wanted]
     """Outputs to ask of the model: logits, embeddings, or those of its classifier head."""
     broken: ClassVar[str]
@@ -84,6 +85,9 @@ class ReadsTexts(BaseOperator):
         self._runtime = runtime
         self._loaded = load_model(runtime, self._model)
         self._room = max_sequence_tokens(self._settings, self._loaded.n_ctx_train)
+
+    def identity(self) -> dict[str, str]:
+        return identity_of(self._loaded, self._settings)
 
     def close(self) -> None:
         if self._lent is not None:

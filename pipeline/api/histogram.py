@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 BOUNDS_S = (
@@ -27,6 +28,17 @@ class Histogram:
         place = bisect_left(BOUNDS_S, seconds)
         self._counts[place] += times
         self._sums[place] += times * seconds
+
+    @classmethod
+    def summed(cls, each: Iterable[Mapping[float, tuple[int, float]]]) -> Histogram:
+        """Return the sum of histograms, each given by its `buckets`."""
+        made = cls()
+        for buckets in each:
+            for bound, (count, total_s) in buckets.items():
+                place = bisect_left(BOUNDS_S, bound)
+                made._counts[place] += count
+                made._sums[place] += total_s
+        return made
 
     def buckets(self) -> dict[float, tuple[int, float]]:
         """Return count and sum in seconds of each bucket that is not empty, by its upper bound, ascending."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from pipeline.api.histogram import CacheUse, Histogram
@@ -165,3 +165,30 @@ class StageMeter:
         """Return all counters by column name of metrics/stages.parquet."""
         names = ("rows_in", "rows_out", "expanded", "rejected", "batches", "tokens_in", "tokens_out")
         return {**{name: getattr(self, name) for name in names}, "queue_rows": self.queue_rows()}
+
+    def by_worker(self) -> Iterator[tuple[str | None, dict[str, float]]]:
+        """Yield the counts and clocks of each worker of a cluster that has the stage; (None, all of them) without."""
+        yield None, {**self.counts(), **self.clock.seconds()}
+
+    def read(self) -> MeterReading:
+        """Return the counters and clocks as they are now."""
+        completed = None if self.completed is None else replace(self.completed)
+        caches = {name: replace(use) for name, use in list(self.caches.items())}
+        times = {name: histogram.buckets() for name, histogram in list(self.times.items())}
+        return MeterReading(
+            self.name, self.counts(), self.clock.seconds(), self.cost, self.queue_capacity, completed, caches, times
+        )
+
+
+@dataclass(frozen=True)
+class MeterReading:
+    """The counters and clocks of a stage at one moment, to be sent to another process; see StageMeter."""
+
+    name: str
+    counts: Mapping[str, int]
+    seconds: Mapping[str, float]
+    cost: float
+    queue_capacity: int
+    completed: Completed | None
+    caches: Mapping[str, CacheUse]
+    times: Mapping[str, Mapping[float, tuple[int, float]]]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ import pyarrow as pa
 from pipeline.api.by_batch import OnError, run_by_batch
 from pipeline.api.errors import ConfigError
 from pipeline.api.forecast import Forecast, Task
+from pipeline.api.meter import StageMeter
 from pipeline.api.records import Batch, Item, Output, Shard
 from pipeline.api.runtime import Runtime as Runtime
 from pipeline.api.runtime import Table as Table
@@ -75,6 +77,17 @@ class ListInbox:
         return self._next is None
 
 
+class Scope(StrEnum):
+    """What the output of an operator depends on; so where it may run in a job with a `cluster`."""
+
+    ROW = "row"
+    """Each row's output depends on that row alone: it may run in a worker, beside a node with a model."""
+    MODEL = "model"
+    """The same, and it computes with a model: it is what workers are for."""
+    RUN = "run"
+    """On other rows or earlier chunks, or it reads or writes files: it runs in the driver."""
+
+
 @dataclass(frozen=True)
 class MemoryNeed:
     """Memory that a node allocates in `open`.
@@ -104,6 +117,13 @@ class BaseOperator:
     plan: Callable[..., pa.Schema | None]
     """`plan(*inputs)` is called while the graph is built, with the schema of each input, and returns the schema of the
     output, or None for a sink. It raises SchemaError for columns that do not fit and must not load anything large."""
+
+    scope = Scope.RUN
+    """Set it to Scope.ROW in an operator of your own whose rows do not depend on each other."""
+
+    meters: Sequence[StageMeter] = ()
+    """Meters of the nodes that this operator stands for: an island of a cluster. Their row counts are committed with
+    its own."""
 
     parts: Sequence[str] = ()
     """Names of the parts with their own meters (`Runtime.part`); `show=graph` draws them."""
@@ -155,6 +175,10 @@ class BaseOperator:
 
     def close(self) -> None:
         """Release what `open` acquired. Called once, however the run ends."""
+
+    def identity(self) -> Mapping[str, str]:
+        """Return what must be the same on every machine for equal rows to get equal bytes. Called after `open`."""
+        return {}
 
     def state(self, chunk: int) -> bytes:
         """Return the operator's state after `chunk`; with `append`, only what `chunk` adds to it.

@@ -68,7 +68,7 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class Rejects:
-    """Rejected rows of one chunk, sent before its ChunkEnd. The outbox sets `node`."""
+    """Rejected rows of one chunk, sent before its ChunkEnd. The outbox sets `node`, in a worker of a cluster too."""
 
     chunk: int
     rows: tuple[Reject, ...]

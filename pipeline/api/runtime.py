@@ -32,6 +32,14 @@ class Table(Protocol):
         """Add several rows at once, as columns of equal length; much cheaper per row than `append`."""
 
 
+class Services(Protocol):
+    """Calls from a worker of a cluster to objects that a run has once, on the driver's machine."""
+
+    def call(self, key: object, factory: Callable[[], object], method: str, *args: object) -> Any:
+        """Call `method` of the object under `key` and return its result; `factory` makes the object on first use.
+        Everything that is passed is pickled."""
+
+
 class Resources:
     """Shared objects by key: created on first use, closed in reverse order of creation."""
 
@@ -76,6 +84,7 @@ class RunContext:
         process: resources shared by all runs of this process.
         table: returns the metrics table of a name and schema.
         run_id: identifies the run; the same for all its attempts.
+        services: in a worker of a cluster, the way to objects of the driver; else None.
         stop_after_chunk, round_rows: set by the executor; see Runtime.stop_after_chunk and Runtime.round_of.
     """
 
@@ -84,6 +93,7 @@ class RunContext:
     table: Callable[[str, pa.Schema], Table]
     attempt: int = 1
     run_id: str = ""
+    services: Services | None = None
     clock: Clock = time.perf_counter
     resources: Resources = field(default_factory=Resources)
     cancelled: threading.Event = field(default_factory=threading.Event)
@@ -113,6 +123,8 @@ class Runtime:
         self.output_dir = self.context.output_dir
         self.run_id = self.context.run_id
         """Identifies the run. Resuming keeps it; overwriting the results makes a new one."""
+        self.services = self.context.services
+        """In a worker of a cluster the way to objects that the run has once; a worker writes no files. Else None."""
         self.log = logging.getLogger(f"pipeline.node.{self.node}")
 
     @property

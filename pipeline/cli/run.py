@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from pipeline.api.errors import ConfigError, ExitCode, PipelineError
 from pipeline.api.runtime import Resources
 from pipeline.cli.commands import PROGRAM, config_dir
+from pipeline.cluster.cut import places
 from pipeline.config.build import build_graph
 from pipeline.config.compose import COMPOSITION_ERRORS, overrides_given, register, register_job, settings_of
 from pipeline.config.explain import PARSER, explain
@@ -216,7 +217,7 @@ def _notes(settings: object, key: str = "") -> Iterator[str]:
 def _show(settings: JobSettings, process: Resources) -> ExitCode:
     graph = build_graph(settings)
     if settings.show:
-        say([graph.to_mermaid()])
+        say([graph.to_mermaid(places(graph) if settings.cluster else None)])
     if settings.dry_run:
         for line in dry_run_lines(settings, graph, process):
             say([line])

@@ -44,7 +44,7 @@ def build_graph(settings: JobSettings) -> Graph:
     """Build and check the graph of a job. Loads no model and reads no more data than a source's schema needs. Raises
     GraphError or another ConfigError that names the node."""
     try:
-        nodes = {name: _node(name, node) for name, node in settings.nodes.items()}
+        nodes = {name: build_node(name, node) for name, node in settings.nodes.items()}
         graph = Graph(nodes)  # before a target: errors are to speak of the graph as the user wrote it
     except ConfigError as error:
         step = getattr(settings.nodes.get(error.node or ""), "step", None)
@@ -105,7 +105,8 @@ def kind_of(settings: type[Any], values: Mapping[str, Any]) -> type[Any]:
     return choose(values)
 
 
-def _node(name: str, settings: object) -> Node:
+def build_node(name: str, settings: object) -> Node:
+    """Build a node of a job, without planning it. Raises GraphError."""
     try:
         # An interpolation (${data}) may yield any value: OmegaConf does not check its type.
         if not isinstance(settings, NodeSettings):

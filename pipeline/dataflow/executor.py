@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pipeline.api.by_batch import line_of
 from pipeline.api.errors import Cancelled, Interrupted, NodeFailed, PipelineError, Released
 from pipeline.api.meter import RowCounts, StageMeter, StageState
+from pipeline.api.protocols import BaseOperator
 from pipeline.api.runtime import RunContext, Runtime
 from pipeline.dataflow.commit import ChunkWindow, CommitHook, Committer
 from pipeline.dataflow.graph import REJECT_WRITER, Graph, Node
@@ -62,6 +63,8 @@ class Executor:
         first_chunk, last_chunk: of the source; None for the end of its input.
         states: by node, the operator states of earlier chunks.
         tick_s: seconds between two calls of `tick`.
+        rejects: the sink of all rejects; None for one that writes them to the output directory.
+        opened: called when all operators are open, before the first row.
     """
 
     def __init__(
@@ -75,6 +78,8 @@ class Executor:
         last_chunk: int | None = None,
         states: Mapping[str, Iterable[bytes]] | None = None,
         tick_s: float = 0.2,
+        rejects: BaseOperator | None = None,
+        opened: Callable[[], None] = lambda: None,
     ) -> None:
         self._graph = graph
         self._context = context
@@ -82,6 +87,7 @@ class Executor:
         self._tick_s = tick_s
         self._window = ChunkWindow(max_open_chunks, first_chunk, last_chunk)
         self._commit = commit
+        self._opened = opened
         self._committer = Committer(graph.sinks, self._commit_chunk, self._window, lambda: self.stop(None))
         self._failure: PipelineError | None = None
         self._enough = False
@@ -90,6 +96,7 @@ class Executor:
         self._told_to_stop = threading.Event()
         self._ended = threading.Event()
         self.tally = RejectTally()
+        self._reject_sink = rejects or RejectWriter(context.output_dir / REJECTS, self.tally)
         self._stages = self._build()
         if first_chunk:
             graph.nodes[graph.source].op.seek(first_chunk)
@@ -106,7 +113,8 @@ class Executor:
     @property
     def meters(self) -> list[StageMeter]:
         """Meters of all nodes in topological order, then of the parts that operators have declared."""
-        return [s.meter for s in self._stages.values() if s.name != REJECT_WRITER] + self._context.parts
+        stages = [stage for name, stage in self._stages.items() if name != REJECT_WRITER]
+        return [m for stage in stages for m in (stage.meter, *stage.node.op.meters)] + self._context.parts
 
     @property
     def source_ended(self) -> bool:
@@ -127,6 +135,7 @@ class Executor:
                 for stage in self._stages.values():
                     self._open(stage)
                     opened.callback(stage.node.op.close)
+                self._opened()
                 self._start_and_wait(tick)
             finally:
                 self._ended.set()
@@ -157,7 +166,7 @@ class Executor:
 
     def _build(self) -> dict[str, Stage]:
         nodes = {name: self._graph.nodes[name] for name in self._graph.order}
-        nodes[REJECT_WRITER] = Node(RejectWriter(self._context.output_dir / REJECTS, self.tally))
+        nodes[REJECT_WRITER] = Node(self._reject_sink)
         meters = {name: StageMeter(name, self._context.clock) for name in nodes}
         inboxes = {name: Inbox(meters[name]) for name in nodes}
         readers: dict[str, list[Edge]] = {name: [] for name in nodes}

@@ -74,8 +74,8 @@ class Graph:
         """Return the number of edges on the longest path from the source to `name`."""
         return 1 + max(self.depth(i) for i in self.nodes[name].inputs) if self.nodes[name].inputs else 0
 
-    def to_mermaid(self) -> str:
-        """Return the graph as a Mermaid flowchart, the nodes of a step in one box."""
+    def to_mermaid(self, places: Mapping[str, str] | None = None) -> str:
+        """Return the graph as a Mermaid flowchart, the nodes of a step in one box. `places`: where each node runs."""
         boxes: dict[str, list[str]] = {}
         for name in self.order:
             boxes.setdefault(self._box(name), []).append(name)
@@ -86,7 +86,9 @@ class Graph:
             parts = "".join(
                 f"<br/><small>{name}/{part}</small>" for name in names for part in self.nodes[name].op.parts
             )
-            lines.append(f'    {box}{left}"<b>{box}</b><br/>{titles}{parts}"{right}')
+            where = dict.fromkeys(places[name] for name in names) if places else {}
+            told = "".join(f"<br/><i>{place}</i>" for place in where)
+            lines.append(f'    {box}{left}"<b>{box}</b><br/>{titles}{parts}{told}"{right}')
         edges = [(self._box(src), self._box(name)) for name in self.order for src in self.nodes[name].inputs]
         lines += [f"    {before} --> {after}" for before, after in edges if before != after]
         return "\n".join(lines)

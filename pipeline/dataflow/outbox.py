@@ -54,7 +54,7 @@ class Outbox:
                 self._to_readers(item)
             case Rejects():
                 self.meter.count(item.chunk, rejected=item.num_rows)
-                self._to_reject_writer(replace(item, node=self.node))
+                self._to_reject_writer(item if item.node else replace(item, node=self.node))
             case Shard():
                 self.meter.count(item.chunk, rows_out=item.rows)
                 self._shards.append(item)
@@ -80,6 +80,8 @@ class Outbox:
             self.meter.count(end.chunk, rows_in=end.rows)
         # The committer first: once the reject writer and the sinks have the end, the chunk may be committed.
         shards, self._shards = self._shards, []
+        for meter in self.operator.meters:
+            self.committer.add(meter.name, end, meter.take(end.chunk))
         self.committer.add(self.node, end, self.meter.take(end.chunk), shards, self._state(end.chunk))
         # Then the reject writer: `_to_readers` raises Released if the last reader leaves at this end.
         self._to_reject_writer(end)

@@ -19,6 +19,7 @@ from pipeline.api.errors import ConfigError
 from pipeline.api.forecast import NOTHING, Forecast, Range
 from pipeline.api.records import RejectKind
 from pipeline.api.runtime import Resources
+from pipeline.cluster.cut import places
 from pipeline.config.build import Job, build_graph
 from pipeline.dataflow.graph import Graph
 from pipeline.dataflow.reject_writer import without_other_rows
@@ -214,11 +215,13 @@ def plan_lines(settings: JobSettings, graph: Graph) -> list[str]:
     rows = settings.chunk_rows if graph.target is None else settings.target.rows_of_chunk(settings.chunk_rows)
     lines = [f"job {settings.name}: {len(graph.nodes)} nodes, chunks of {rows} rows, seed {settings.seed}"]
     width = max(len(name) for name in graph.order)
+    runs = places(graph) if settings.cluster is not None else {}
     for name in graph.order:
         node, schema = graph.nodes[name], graph.schemas[name]
         source = f" <- {', '.join(node.inputs)}" if node.inputs else ""
         first = graph.schemas[node.inputs[0]] if node.inputs else None
-        lines.append(f"  {name:{width}}  {node.op.title}{source}: {_columns(first, schema)}")
+        there = f" ({runs[name]})" if runs else ""
+        lines.append(f"  {name:{width}}  {node.op.title}{source}: {_columns(first, schema)}{there}")
     lines += [] if graph.target is None else [_target_line(settings.target)]
     url = getattr(settings.output, "publish", None)
     where = f"results would go to {settings.directory}" + (f" and {url}" if url else "")

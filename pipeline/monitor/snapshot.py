@@ -200,7 +200,7 @@ class Observer:
         arrived = sum(meters[name].rows_in for name in self._ends) + self._tally.errors + self._tally.filtered
         source = meters[self._graph.source]
         read = source.rows_out + source.rejected
-        expanded = sum(m.expanded for m in meters.values())
+        expanded = sum(meters[name].expanded for name in self._graph.order)
         copied = sum(meters[name].rows_out * (readers - 1) for name, readers in self._readers.items())
         return min(read, arrived * read // max(1, read + expanded + copied))
 

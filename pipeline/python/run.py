@@ -15,6 +15,7 @@ from typing import Any
 from pipeline.api.errors import ExitCode
 from pipeline.api.forecast import Forecast, Range
 from pipeline.api.runtime import Resources
+from pipeline.cluster.cut import places
 from pipeline.config.build import build_graph
 from pipeline.dry_run.estimate import dry_run_lines
 from pipeline.monitor.summary import Outcome
@@ -163,7 +164,10 @@ def plan(
         given = {**_given(settings, groups, directory), "dry_run": PLAN}
         composed = settings_from(job, given, rows, lambda name: f"{folder}/{name}", Path(folder))
         graph = build_graph(composed)
-        return Plan("\n".join(dry_run_lines(composed, graph, _models)), graph.to_mermaid())
+        return Plan(
+            "\n".join(dry_run_lines(composed, graph, _models)),
+            graph.to_mermaid(places(graph) if composed.cluster else None),
+        )
 
 
 def estimate(

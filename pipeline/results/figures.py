@@ -32,7 +32,7 @@ ROW_COUNTS = {
 STEP_PARTS = ("form_s", "decode_s", "sample_s")
 UNFILLED = "unfilled_"
 """Prefix of the columns of metrics/steps.parquet that count empty slots by cause."""
-OF_A_MOMENT = ("attempt", "t_s", "interval_s", "node", "queue_rows")
+OF_A_MOMENT = ("attempt", "worker", "t_s", "interval_s", "node", "queue_rows")
 """Columns of metrics/stages.parquet that cannot be added up."""
 TOKEN_COUNTS = ("prompt_token_count", "completion_token_count", "token_count")
 

@@ -24,6 +24,8 @@ from pipeline.system.failpoints import Failpoint, reached
 
 log = logging.getLogger(__name__)
 ATTEMPT = pa.field("attempt", pa.int32(), nullable=False)
+WORKER = pa.field("worker", pa.string())
+"""The worker of a cluster that the row is about; null for the driver and in runs without one."""
 MERGED_PARTS = b"merged_parts"
 """Metadata key of a merged file: JSON list of the part files of its last merge."""
 
@@ -51,7 +53,7 @@ class MetricsTable:
     Args:
         directory: the metrics directory of the run.
         name: of the table; parts go to <directory>/<name>/, the merged file to <directory>/<name>.parquet.
-        schema: without `attempt`, which is put first.
+        schema: without `attempt` and `worker`, which are put first.
         attempt: number of this attempt, from 1.
     """
 
@@ -60,7 +62,7 @@ class MetricsTable:
         self._parts = directory / name
         self._merged = directory / f"{name}.parquet"
         self._own = schema
-        self._schema = pa.schema([ATTEMPT, *schema])
+        self._schema = pa.schema([ATTEMPT, WORKER, *schema])
         self._attempt = attempt
         self._lock = threading.Lock()
         self._rows: list[tuple[object, ...]] = []
@@ -74,9 +76,14 @@ class MetricsTable:
 
     def extend(self, columns: Sequence[Sequence[object]]) -> None:
         """Add several rows at once, as columns of equal length in the order of the schema."""
-        batch = self._batch(columns)
+        batch = _with_worker(self._batch(columns), None)
         with self._lock:
             self._batches.append(batch)
+
+    def add(self, worker: str | None, rows: pa.RecordBatch) -> None:
+        """Add rows of `worker`, under the table's own schema."""
+        with self._lock:
+            self._batches.append(_with_worker(rows, worker))
 
     def flush(self) -> None:
         """Write the rows since the last flush as a part file.
@@ -88,10 +95,10 @@ class MetricsTable:
             rows, self._rows = self._rows, []
             batches, self._batches = self._batches, []
         if rows:
-            batches.append(self._batch(list(zip(*rows, strict=True))))
+            batches.append(_with_worker(self._batch(list(zip(*rows, strict=True))), None))
         if not batches:
             return
-        table = pa.Table.from_batches(batches, self._own)
+        table = pa.Table.from_batches(batches)
         table = table.add_column(0, ATTEMPT, pa.repeat(pa.scalar(self._attempt, ATTEMPT.type), len(table)))
         path = self._parts / f"part-{self._attempt:04d}-{self._written:06d}.parquet"
         temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
@@ -172,6 +179,10 @@ class MetricsTable:
         return pa.record_batch(arrays, schema=self._own)
 
 
+def _with_worker(rows: pa.RecordBatch, worker: str | None) -> pa.RecordBatch:
+    return rows.add_column(0, WORKER, pa.repeat(pa.scalar(worker, WORKER.type), len(rows)))
+
+
 class MetricsTables:
     """The metrics tables of one attempt, created on first use."""
 
@@ -225,14 +236,20 @@ class StageRecorder:
 
     def __init__(self, table: MetricsTable) -> None:
         self._table = table
-        self._last: dict[str, dict[str, float]] = {}
+        self._last: dict[tuple[str, str | None], dict[str, float]] = {}
 
     def record(self, now_s: float, meters: list[StageMeter]) -> None:
-        """Append the increase of each meter since the last call. `now_s`: seconds since the attempt began."""
+        """Append the increase of each meter since the last call, of each worker if it is one of a cluster. `now_s`:
+        seconds since the attempt began."""
+        gained: dict[str | None, list[tuple[object, ...]]] = {}
         for meter in meters:
-            total: dict[str, float] = {**meter.counts(), **meter.clock.seconds()}
-            last = self._last.get(meter.name, {"t_s": 0.0})
-            gain = {k: v - last.get(k, 0) for k, v in total.items()} | {"queue_rows": total["queue_rows"]}
-            row = {"t_s": now_s, "interval_s": now_s - last["t_s"], "node": meter.name, **gain}
-            self._table.append(*(row[f.name] for f in STAGES_SCHEMA))
-            self._last[meter.name] = {**total, "t_s": now_s}
+            for worker, total in meter.by_worker():
+                last = self._last.get((meter.name, worker), {"t_s": 0.0})
+                gain = {k: v - last.get(k, 0) for k, v in total.items()} | {"queue_rows": total["queue_rows"]}
+                row = {"t_s": now_s, "interval_s": now_s - last["t_s"], "node": meter.name, **gain}
+                gained.setdefault(worker, []).append(tuple(row[f.name] for f in STAGES_SCHEMA))
+                self._last[meter.name, worker] = {**total, "t_s": now_s}
+        for worker, rows in gained.items():
+            columns = zip(*rows, strict=True)
+            arrays = [pa.array(column, f.type) for column, f in zip(columns, STAGES_SCHEMA, strict=True)]
+            self._table.add(worker, pa.record_batch(arrays, schema=STAGES_SCHEMA))

@@ -141,6 +141,16 @@ class RunState:
             self._set("defect", why)
 
     @property
+    def identity(self) -> dict[str, str]:
+        """What the machines that began the run on a cluster had in common; empty for a run without one."""
+        return self._get("identity", {})
+
+    def note_identity(self, identity: Mapping[str, str]) -> None:
+        """Record what the machines of the run have in common."""
+        with self._transaction():
+            self._set("identity", identity)
+
+    @property
     def run_id(self) -> str:
         """Identifies the run; the same for all its attempts."""
         return self._get("run_id", "")

@@ -13,6 +13,8 @@ from functools import partial
 from pipeline.api.errors import ExitCode, GraphError, Interrupted, PipelineError
 from pipeline.api.protocols import overrides
 from pipeline.api.runtime import Resources, RunContext
+from pipeline.cluster.identity import check_here
+from pipeline.cluster.start import driver_graph
 from pipeline.config.build import Job
 from pipeline.config.config_yaml import changes, origin, to_yaml
 from pipeline.dataflow.executor import AccountingError, Executor
@@ -66,9 +68,17 @@ class Attempt:
         self._tables = MetricsTables(job.directory, attempt)
         self._context = context = RunContext(job.directory, process, self._tables.get, attempt, state.run_id)
         reached(Failpoint.ATTEMPT_STARTED)
-        open_chunks = job.settings.max_open_chunks
+        graph, open_chunks = job.graph, job.settings.max_open_chunks
+        if job.settings.cluster is not None:
+            graph, open_chunks = driver_graph(job.settings, graph, context, self._tables, state)
         self._executor = Executor(
-            job.graph, context, self._commit, max_open_chunks=open_chunks, first_chunk=first, states=states
+            graph,
+            context,
+            self._commit,
+            max_open_chunks=open_chunks,
+            first_chunk=first,
+            states=states,
+            opened=self._check_identity,
         )
         self._recorder = Recorder(job, state, context, self._tables, self._executor, self._started_at)
         stall_timeout_s = getattr(job.settings.runtime, "stall_timeout_s", None)
@@ -199,6 +209,12 @@ class Attempt:
         rename_shards(record.shards)
         self._state.commit(self._context.attempt, record)
         self._committed()
+
+    def _check_identity(self) -> None:
+        """Check that this machine gives the bytes of the workers that began the run, if there were any."""
+        kept = self._state.identity
+        if kept and self._settings.cluster is None:
+            check_here(self._graph, kept)
 
     def _check_resumable(self, kept: Set[str]) -> None:
         """Check that all operators can resume. `kept`: names of the nodes with a committed state."""

@@ -215,7 +215,8 @@ def test_with_ever_less_room_a_run_fails_clearly_and_goes_on_when_there_is_room(
 JOURNAL = """
 import subprocess, sys
 from pathlib import Path
-from operators.generation.store import CompletionStore, StoredCompletion
+from operators.generation.journal import StoredCompletion
+from operators.generation.store import CompletionStore
 from pipeline.api.errors import StorageError
 path = Path("disk/completions.sqlite")
 big = {n.to_bytes(16, "big"): StoredCompletion([n], "x" * 4000, "stop") for n in range(99)}

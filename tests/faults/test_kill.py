@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from operators.generation.store import FLUSH_ROWS
+from operators.generation.journal import FLUSH_ROWS
 from pipeline import PROJECT
 from tests.faults.hooks import TOKENS, WATCHED, new_counter
 from tests.faults.matrix import Case

@@ -157,6 +157,7 @@ class FakeDecoder:
 class FakeModel:
     """A Model whose decoders are FakeDecoders."""
 
+    kernels = "fake"
     n_vocab = N_VOCAB
     n_embd = N_EMBD
     n_ctx_train = 8192

@@ -171,6 +171,9 @@ class Encoder(Protocol):
 class Model(Protocol):
     """A loaded model: vocabulary, template and decoders. Any thread may tokenize, also during decoding."""
 
+    kernels: str
+    """Build and processor features: where it is equal, the same code computes."""
+
     n_vocab: int
     n_embd: int
     """Length of an embedding."""

@@ -15,7 +15,8 @@ import pyarrow as pa
 import pytest
 
 from operators.generate import Generate
-from operators.generation.store import FLUSH_ROWS, CompletionStore, StoredCompletion
+from operators.generation.journal import FLUSH_ROWS, StoredCompletion
+from operators.generation.store import CompletionStore
 from operators.generation.store_lookup import CompletionKeys
 from operators.settings import DecodeSettings, ModelSettings, SamplingSettings, StoreSettings
 from operators.settings.runtime import EngineSettings

@@ -1,0 +1,100 @@
+"""Island: the node of the driver's graph that stands for a chain of nodes in the workers."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+
+from pipeline.api.protocols import BaseOperator, Inbox, Runtime
+from pipeline.api.records import Batch, ChunkEnd, Item
+from pipeline.cluster.crew import Crew
+from pipeline.cluster.cut import ClusterSize, Cut
+from pipeline.cluster.meters import RemoteMeter
+from pipeline.cluster.pieces import Answer, Cutter, Piece, from_ipc, rejects_of
+
+
+class Island(BaseOperator):
+    """Sends rows to the workers, and what they make of them downstream. Rows leave in the order in which pieces are
+    answered; a chunk ends when all its pieces are.
+
+    Args:
+        cut: the nodes that it stands for.
+        size: of the cluster.
+        crew: makes the crew of the run, which all islands share.
+    """
+
+    def __init__(self, cut: Cut, size: ClusterSize, crew: Callable[[], Crew]) -> None:
+        self._cut = cut
+        self._size = size
+        self._make_crew = crew
+        self.meters = [RemoteMeter(name) for name in cut.nodes]
+
+    @property
+    def title(self) -> str:
+        return f"{', '.join(self._cut.nodes)}, in {self._size.workers} workers"
+
+    def plan(self, schema: pa.Schema) -> pa.Schema:
+        return self._cut.made
+
+    def open(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._crew = runtime.resource(("crew",), self._make_crew, Crew.close)
+
+    def run(self, inbox: Inbox) -> Iterator[Item]:
+        name, crew = self._cut.name, self._crew
+        crew.connect(name, inbox.wake)
+        cutter = Cutter(self._size.piece_rows)
+        self._waiting: Counter[int] = Counter()
+        ends: deque[ChunkEnd] = deque()
+        while True:
+            while self._wants_rows() and (item := inbox.poll()) is not None:
+                if isinstance(item, Batch):
+                    self._submit(cutter.add(item))
+                elif isinstance(item, ChunkEnd):
+                    self._submit(cutter.flush())
+                    ends.append(item)
+            if crew.hungry:
+                self._submit(cutter.flush())
+            for piece, answer in crew.take(name):
+                yield from self._rows_of(piece, answer)
+            while ends and not self._waiting[ends[0].chunk]:
+                del self._waiting[ends[0].chunk]
+                yield ends.popleft()
+            if inbox.exhausted:
+                crew.end(name)
+                if not ends:
+                    return
+            inbox.wait(idle=not self._waiting.total(), for_items=self._wants_rows())
+
+    def _wants_rows(self) -> bool:
+        return self._waiting.total() < self._size.rows_in_flight
+
+    def _submit(self, pieces: Iterator[Batch]) -> None:
+        for batch in pieces:
+            self._waiting[batch.chunk] += batch.num_rows
+            self._crew.submit(self._cut.name, batch)
+
+    def _rows_of(self, piece: Piece, answer: Answer) -> Iterator[Item]:
+        chunk = piece.batch.chunk
+        self._waiting[chunk] -= piece.num_rows
+        for meter in self.meters:
+            counts = answer.counts[meter.name]
+            meter.count(
+                chunk,
+                rows_in=counts.rows_in,
+                expanded=counts.expanded,
+                rejected=counts.rejected,
+                rows_out=counts.rows_out,
+            )
+        rows = from_ipc(answer.rows)
+        rejected = 0
+        for rejects in rejects_of(answer, chunk):
+            rejected += rejects.num_rows
+            yield rejects
+        expanded = rows.num_rows + rejected - piece.num_rows
+        if rows.num_rows:
+            yield Batch(chunk, rows, expanded)
+        elif expanded:
+            self._runtime.meter.count(chunk, expanded=expanded)

@@ -1,0 +1,82 @@
+"""Meters of nodes that run in workers, as the driver shows and records them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from pipeline.api.histogram import CacheUse, Histogram
+from pipeline.api.meter import CLOCKS, Completed, MeterReading, StageClock, StageMeter, StageState
+
+
+class RemoteMeter(StageMeter):
+    """The meter of a node, or of a part of one, that several workers run. The driver counts rows, by answers, so each
+    once; everything else is the sum over all workers, those that have ended included."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.clock = self._sums = SummedClock()
+        self._readings: dict[str, MeterReading] = {}
+        self._total = {"batches": 0, "tokens_in": 0, "tokens_out": 0}
+
+    def update(self, worker: str, reading: MeterReading) -> None:
+        """Take the latest reading of `worker`."""
+        before = self._readings.get(worker)
+        self._readings[worker] = reading
+        for key in self._total:
+            setattr(self, key, getattr(self, key) + reading.counts[key] - (before.counts[key] if before else 0))
+        each = list(self._readings.values())
+        self.cost = sum(one.cost for one in each)
+        self.queue_capacity = sum(one.queue_capacity for one in each)
+        rows = sum(one.counts["queue_rows"] for one in each)
+        self.queue_rows = lambda: rows
+        self._sums.take(one.seconds for one in each)
+        if reading.completed is not None:
+            done = [one.completed for one in each if one.completed is not None]
+            self.completed = Completed(
+                sum(c.rows for c in done), sum(c.tokens for c in done), sum(c.recalled for c in done)
+            )
+        self.caches = _summed_caches(one.caches for one in each)
+        self.times = {name: Histogram.summed(one.times.get(name, {}) for one in each) for name in reading.times}
+
+    def by_worker(self) -> Iterator[tuple[str | None, dict[str, float]]]:
+        """Yield the driver's row counts, and of each worker its counts and clocks."""
+        rows = {key: value for key, value in self.counts().items() if key not in self._total}
+        yield (
+            None,
+            {**dict.fromkeys(self._total, 0), **rows, "queue_rows": 0, **dict.fromkeys((*CLOCKS, "wall_s"), 0.0)},
+        )
+        for worker, reading in list(self._readings.items()):
+            own = {key: reading.counts[key] for key in (*self._total, "queue_rows")}
+            yield worker, {**dict.fromkeys(rows, 0), **own, **reading.seconds}
+
+
+class SummedClock(StageClock):
+    """The sum of the clocks of workers, each of which has busy + starved + blocked = wall."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sums = Counter[str]()
+
+    @property
+    def state(self) -> StageState | None:
+        return None
+
+    def take(self, seconds: Iterator[Mapping[str, float]]) -> None:
+        """Set the sums."""
+        sums = Counter[str]()
+        for one in seconds:
+            sums.update(one)
+        self._sums = sums
+
+    def seconds(self) -> dict[str, float]:
+        return {key: float(self._sums[key]) for key in (*CLOCKS, "wall_s")}
+
+
+def _summed_caches(each: Iterator[Mapping[str, CacheUse]]) -> dict[str, CacheUse]:
+    found: dict[str, CacheUse] = {}
+    for caches in each:
+        for name, use in caches.items():
+            before = found.get(name, CacheUse())
+            found[name] = CacheUse(before.queries + use.queries, before.hits + use.hits)
+    return found

@@ -1,0 +1,168 @@
+"""Pieces: contiguous rows of one chunk, the unit of work of a worker; and its answer to one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from pipeline.api.meter import MeterReading, RowCounts
+from pipeline.api.records import Batch, Reject, Rejects
+
+
+@dataclass(eq=False)
+class Piece:
+    """Rows to be computed by one worker.
+
+    Args:
+        number: counts the pieces of a run; a smaller one is older.
+        island: that computes it.
+        batch: the rows, of one chunk.
+        round_rows: source rows per round of a run under a target, None while they are unknown.
+        deaths: workers that ended while they had it.
+        deaths_alone: of these, those that had nothing else.
+        workers: that have it now: one, or two where it is computed a second time.
+        done: it has an answer.
+    """
+
+    number: int
+    island: str
+    batch: Batch
+    round_rows: int | None = None
+    deaths: int = 0
+    deaths_alone: int = 0
+    workers: set[str] = field(default_factory=set)
+    done: bool = False
+
+    @property
+    def num_rows(self) -> int:
+        return self.batch.num_rows
+
+    def halves(self, numbers: Iterator[int]) -> list[Piece]:
+        """Return two pieces with half of the rows each; none if there is only one row."""
+        if self.num_rows < 2:
+            return []
+        middle = self.num_rows // 2
+        parts = (self.batch.data.slice(0, middle), self.batch.data.slice(middle))
+        return [
+            Piece(next(numbers), self.island, self.batch.with_data(part), self.round_rows, self.deaths)
+            for part in parts
+        ]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A piece as it is sent to a worker. `rows`: an Arrow IPC stream."""
+
+    number: int
+    island: str
+    rows: bytes
+    round_rows: int | None
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """Rows that a worker added to a metrics table."""
+
+    name: str
+    schema: pa.Schema
+    rows: pa.RecordBatch
+
+
+@dataclass(frozen=True)
+class News:
+    """Counters and records of a worker, sent with each answer and in between.
+
+    Args:
+        meters: of all its nodes and parts, since the worker began.
+        totals: of the run, counted by this worker since it began.
+        tables: rows of metrics tables since the last news.
+        log: level, logger and text of log records since the last news.
+    """
+
+    meters: Sequence[MeterReading] = ()
+    totals: Mapping[str, float] = field(default_factory=dict)
+    tables: Sequence[TableRows] = ()
+    log: Sequence[tuple[int, str, str]] = ()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The result of a piece.
+
+    Args:
+        rows: an Arrow IPC stream of the rows that came out, sorted by (row, lineage).
+        rejects: by node.
+        counts: row counts of each node of the island.
+        news: of the worker.
+    """
+
+    rows: bytes
+    rejects: Sequence[tuple[str, Sequence[Reject]]]
+    counts: Mapping[str, RowCounts]
+    news: News = field(default_factory=News)
+
+    @property
+    def digest(self) -> bytes:
+        """Hash of the rows and rejects, to compare two answers to one piece."""
+        found = hashlib.blake2b(self.rows, digest_size=16)
+        found.update(repr(sorted((node, sorted(map(repr, rows))) for node, rows in self.rejects)).encode())
+        return found.digest()
+
+
+class Cutter:
+    """Cuts the batches that come to an island into pieces of `rows` rows, and of fewer at the end of a chunk."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._held: list[Batch] = []
+
+    def add(self, batch: Batch) -> Iterator[Batch]:
+        """Yield the pieces that are full with `batch`."""
+        if self._held and self._held[0].chunk != batch.chunk:  # an input that is ahead of another
+            yield from self.flush()
+        self._held.append(batch)
+        if sum(held.num_rows for held in self._held) >= self._rows:
+            yield from self._cut()
+
+    def flush(self) -> Iterator[Batch]:
+        """Yield the rows that are held."""
+        yield from self._cut(least=1)
+
+    def _cut(self, least: int | None = None) -> Iterator[Batch]:
+        """Yield pieces; hold a last one of fewer rows than `least`, default those of a piece."""
+        if not self._held:
+            return
+        first = self._held[0]
+        data = pa.concat_batches([held.data for held in self._held])
+        self._held = []
+        for begin in range(0, data.num_rows, self._rows):
+            part = first.with_data(data.slice(begin, self._rows))
+            if part.num_rows < (least or self._rows):
+                self._held = [part]
+            else:
+                yield part
+
+
+def to_ipc(data: pa.RecordBatch | pa.Table) -> bytes:
+    """Return `data` as an Arrow IPC stream; a slice takes no more than its own rows."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, data.schema) as writer:
+        writer.write(data)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
+def from_ipc(content: bytes) -> pa.RecordBatch:
+    """Return the rows of an Arrow IPC stream as one batch."""
+    with pa.ipc.open_stream(content) as reader:
+        table = reader.read_all().combine_chunks()
+    return table.to_batches()[0] if table.num_rows else pa.RecordBatch.from_pylist([], table.schema)
+
+
+def rejects_of(answer: Answer, chunk: int) -> Iterator[Rejects]:
+    """Yield the rejects of an answer, as rows of `chunk`."""
+    for node, rows in answer.rejects:
+        yield Rejects(chunk, tuple(rows), node)

@@ -1,0 +1,141 @@
+"""Workers as processes of this machine (`cluster=processes`): one for each GPU, socket or group of cores."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
+
+from pipeline.cluster.pool import USUAL_WORKERS, ServiceDesk, WorkerLost
+from pipeline.cluster.rpc import Caller, serve
+from pipeline.cluster.worker import Worker, WorkerPlan
+from pipeline.settings import ClusterSettings
+
+BEGIN = "import sys; sys.path[:] = {path!r}; from pipeline.cluster.process_pool import main; main({calls}, {services})"
+SERVICE_CALLS = 8
+"""Calls of one worker to the driver that are answered at a time."""
+LEAVE_S = 5.0
+CROWDED = (
+    "%d workers of %d threads each share %d cores, which makes all of them slow: set runtime.threads=%d, or fewer"
+    " cluster.workers"
+)
+log = logging.getLogger(__name__)
+
+
+class ProcessPool:
+    """Starts workers as processes of this machine.
+
+    Args:
+        settings: of the cluster; `gpus` says how many devices each worker sees.
+        plan: of every worker.
+        calls: that a worker answers at a time.
+        threads: runtime.threads. Where the workers have cores enough, each is kept to so many of its own.
+        on_cpu: the model runs on the CPU.
+    """
+
+    def __init__(
+        self, settings: ClusterSettings, plan: WorkerPlan, calls: int, threads: int | None, *, on_cpu: bool
+    ) -> None:
+        self._gpus = int(settings.gpus)
+        self._plan = plan
+        self._calls = calls
+        there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.fits = settings.workers or USUAL_WORKERS
+        each = threads or there
+        self._cores = each if on_cpu and each * self.fits <= there else 0
+        if on_cpu and not self._cores:
+            log.warning(CROWDED, self.fits, each, there, max(1, there // self.fits))
+        self._desk = ServiceDesk()
+        self._started: list[ProcessHandle] = []
+
+    def hire(self, name: str) -> ProcessHandle:
+        place = int(name.partition(".")[0]) - 1
+        cores = [*range(place * self._cores, (place + 1) * self._cores)]
+        environment = dict(os.environ)
+        if self._gpus:
+            devices = range(place * self._gpus, (place + 1) * self._gpus)
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, devices))
+        handle = ProcessHandle(self._plan, self._calls, self._desk, environment, cores)
+        self._started.append(handle)
+        return handle
+
+    def missing(self) -> str:
+        return "the model is still being loaded, or the machine is too busy"
+
+    def close(self) -> None:
+        for handle in self._started:
+            handle.kill()
+        self._desk.close()
+
+
+class ProcessHandle:
+    """A worker in a process of this machine. It ends by itself when the driver does."""
+
+    def __init__(
+        self, plan: WorkerPlan, calls: int, desk: ServiceDesk, environment: dict[str, str], cores: list[int]
+    ) -> None:
+        self._calls, theirs = Pipe()
+        services, their_services = Pipe()
+        files = (theirs.fileno(), their_services.fileno())
+        begin = BEGIN.format(path=sys.path, calls=files[0], services=files[1])
+        # A session of its own: Ctrl-C in the terminal is for the driver, which asks its workers to stop.
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", begin],
+            env=environment,
+            pass_fds=files,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        theirs.close()
+        their_services.close()
+        self._calls.send((plan, calls, cores))
+        self._caller = Caller(self._calls, self._lost)
+        start_serving(services, desk)
+
+    def call(self, method: str, *args: object) -> Future[Any]:
+        return self._caller.call(method, *args)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def _lost(self) -> WorkerLost:
+        try:
+            code = self._process.wait(LEAVE_S)
+        except subprocess.TimeoutExpired:
+            return WorkerLost("it closed its pipe")
+        ended = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        return WorkerLost(f"its process ended {ended}")
+
+
+def start_serving(pipe: Connection, desk: ServiceDesk) -> None:
+    """Answer the calls of a worker in a thread."""
+    threading.Thread(target=serve, args=(pipe, desk, SERVICE_CALLS), name="services", daemon=True).start()
+
+
+class PipeServices:
+    """The objects of the driver, over a pipe."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._caller = Caller(pipe, lambda: WorkerLost("the driver is gone"))
+
+    def call(self, key: object, factory: Callable[[], object], method: str, *args: object) -> Any:
+        return self._caller.call("call", key, factory, method, *args).result()
+
+
+def main(calls: int, services: int) -> None:
+    """Run the process of a worker. `calls`, `services`: descriptors of its pipes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    pipe = Connection(calls)
+    plan, at_a_time, cores = pipe.recv()
+    if cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
+    serve(pipe, Worker(plan, PipeServices(Connection(services))), at_a_time)
+    os._exit(0)  # the driver is gone: nothing is left to be said

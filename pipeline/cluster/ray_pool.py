@@ -1,0 +1,240 @@
+"""Workers as actors of a Ray cluster (`cluster=ray`). The only module that imports ray."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from pipeline.api.errors import ConfigError
+from pipeline.cluster.pool import WorkerLost
+from pipeline.cluster.rpc import portable
+from pipeline.cluster.worker import Worker, WorkerPlan
+from pipeline.settings import ClusterSettings
+
+LOCAL = "local"
+SERVICE_CALLS = 8
+"""Calls of all workers to the objects of the driver that are answered at a time."""
+
+
+class RayPool:
+    """Starts workers as actors. An actor that Ray cannot place yet begins when there is room, so that it is the demand
+    that an autoscaler sees; one that ends is replaced by the crew, on whatever node has room.
+
+    Args:
+        settings: of the cluster.
+        plan: of every worker.
+        calls: that a worker answers at a time.
+        threads: runtime.threads; the CPUs of a worker unless the settings say otherwise.
+
+    Raises:
+        ConfigError: there is no such cluster.
+    """
+
+    def __init__(self, settings: ClusterSettings, plan: WorkerPlan, calls: int, threads: int | None) -> None:
+        self._ours = not ray.is_initialized()
+        if self._ours:
+            _connect(settings.address)
+        self._plan, self._calls = plan, calls
+        cores = [node["Resources"].get("CPU", 0.0) for node in _nodes() if node["Alive"]]
+        cpus = settings.cpus or threads or min((each for each in cores if each), default=1.0)
+        self._needs: dict[str, float] = {"CPU": float(cpus), **settings.resources}
+        if settings.gpus:
+            self._needs["GPU"] = settings.gpus
+        if settings.memory:
+            self._needs["memory"] = float(settings.memory)
+        options = {
+            "num_cpus": cpus,
+            "num_gpus": settings.gpus,
+            "memory": settings.memory,
+            "resources": settings.resources or None,
+            "max_concurrency": calls,
+            "max_restarts": 0,
+            "max_task_retries": 0,
+        }
+        self._actor = ray.remote(_actor_class()).options(**{k: v for k, v in options.items() if v is not None})
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        desk = ray.remote(_desk_class()).options(
+            num_cpus=0,
+            max_concurrency=SERVICE_CALLS,
+            max_restarts=-1,
+            max_task_retries=-1,
+            scheduling_strategy=here,
+        )
+        self._desk = desk.remote(sys.path)
+        self._started: list[RayHandle] = []
+
+    @property
+    def fits(self) -> int:
+        """Workers that the cluster has room for as it is now, at least one."""
+        there = _resources()
+        return max(1, int(min(there.get(name, 0.0) / need for name, need in self._needs.items() if need)))
+
+    def hire(self, name: str) -> RayHandle:
+        handle = RayHandle(self._actor.remote(sys.path, os.getcwd(), self._plan, self._desk))  # noqa: PTH109
+        self._started.append(handle)
+        return handle
+
+    def missing(self) -> str:
+        needs, there = _in_words(self._needs), _resources()
+        some = {name: there.get(name, 0.0) for name in self._needs}
+        short = [name for name, need in self._needs.items() if need > some[name]]
+        hint = f"there is too little {' and '.join(short)}" if short else "its nodes are taken, or load the model"
+        return f"a worker takes {needs}, and the cluster has {_in_words(some)} in all; {hint}"
+
+    def close(self) -> None:
+        for handle in self._started:
+            handle.kill()
+        try:
+            ray.get(self._desk.close.remote(), timeout=30)
+        except (RayError, TimeoutError) as error:
+            logging.getLogger(__name__).warning("the completion store's actor did not close: %s", error)
+        ray.kill(self._desk)
+        if self._ours:
+            ray.shutdown()
+
+
+class RayHandle:
+    """A worker in an actor."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def call(self, method: str, *args: object) -> Future[Any]:
+        answer: Future[Any] = Future()
+
+        def settle(done: Future[Any]) -> None:
+            try:
+                works, found = done.result()
+            except RayError as error:
+                answer.set_exception(WorkerLost(_first_line(error)))
+            except Exception as error:
+                answer.set_exception(portable(error))
+            else:
+                if works:
+                    answer.set_result(found)
+                else:
+                    answer.set_exception(found)
+
+        self._actor.call.remote(method, *args).future().add_done_callback(settle)
+        return answer
+
+    def kill(self) -> None:
+        ray.kill(self._actor)
+
+
+class RayServices:
+    """The objects of the driver's machine, in an actor there."""
+
+    def __init__(self, desk: Any) -> None:
+        self._desk = desk
+
+    def call(self, key: object, factory: Callable[[], object], method: str, *args: object) -> Any:
+        works, found = ray.get(self._desk.call.remote(key, factory, method, *args))
+        if not works:
+            raise found
+        return found
+
+
+def worker_of(plan: WorkerPlan, desk: Any) -> Worker:
+    """Return the worker of an actor."""
+    return Worker(plan, RayServices(desk))
+
+
+def answered(target: object, method: str, args: tuple[object, ...]) -> tuple[bool, Any]:
+    """Call a method; return True and its result, or False and its exception: Ray would wrap that in one of its own."""
+    try:
+        return True, getattr(target, method)(*args)
+    except BaseException as error:
+        return False, portable(error)
+
+
+def _actor_class() -> type[Any]:
+    """Return the class of the workers' actors. It is sent by value, and needs nothing before it has the path."""
+
+    class PieceWorker:
+        def __init__(self, path: list[str], folder: str, plan: object, desk: object) -> None:
+            import os
+            import sys
+
+            sys.path += [entry for entry in path if entry not in sys.path]
+            if os.path.isdir(folder):  # noqa: PTH112
+                os.chdir(folder)
+            from pipeline.cluster.ray_pool import worker_of
+
+            self._worker = worker_of(plan, desk)  # type: ignore[arg-type]
+
+        def call(self, method: str, *args: object) -> object:
+            from pipeline.cluster.ray_pool import answered
+
+            return answered(self._worker, method, args)
+
+    return PieceWorker
+
+
+def _desk_class() -> type[Any]:
+    """Return the class of the actor with the driver's objects."""
+
+    class Desk:
+        def __init__(self, path: list[str]) -> None:
+            import sys
+
+            sys.path += [entry for entry in path if entry not in sys.path]
+            from pipeline.cluster.pool import ServiceDesk
+
+            self._desk = ServiceDesk()
+
+        def call(self, *args: object) -> object:
+            from pipeline.cluster.ray_pool import answered
+
+            return answered(self._desk, "call", args)
+
+        def close(self) -> None:
+            self._desk.close()
+
+    return Desk
+
+
+def _connect(address: str) -> None:
+    """Connect to a cluster, or start one on this machine. Ray's handler of SIGTERM is taken back: ours asks the workers
+    to finish their step."""
+    handler = signal.getsignal(signal.SIGTERM)
+    local = address == LOCAL
+    if local:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        dashboard = False if local else None
+        ray.init(address=address, log_to_driver=False, configure_logging=False, include_dashboard=dashboard)
+    except (ConnectionError, RayError, ValueError) as error:
+        raise ConfigError(
+            f"cluster.address={address}: {_first_line(error)} Start a cluster (`ray start --head`), name the one that"
+            " runs (host:port), or start one here with cluster.address=local"
+        ) from error
+    finally:
+        if threading.current_thread() is threading.main_thread() and handler is not None:
+            signal.signal(signal.SIGTERM, handler)
+
+
+def _nodes() -> list[dict[str, Any]]:
+    return list(ray.nodes())  # type: ignore[no-untyped-call]
+
+
+def _resources() -> dict[str, float]:
+    return dict(ray.cluster_resources())  # type: ignore[no-untyped-call]
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _in_words(resources: Mapping[str, float]) -> str:
+    return ", ".join(f"{amount:g} {name}" for name, amount in resources.items())

@@ -1,0 +1,231 @@
+"""An island in a worker: an executor over [pieces, the island's nodes, answers], in which each piece is a chunk."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from pipeline.api.errors import Cancelled, ExitCode, Interrupted, PipelineError
+from pipeline.api.meter import StageMeter
+from pipeline.api.protocols import BaseOperator, Inbox, Runtime
+from pipeline.api.records import Batch, ChunkEnd, Item, Reject, Rejects, Shard
+from pipeline.api.runtime import RunContext
+from pipeline.cluster.identity import identity_of
+from pipeline.cluster.pieces import Answer, Task, from_ipc, to_ipc
+from pipeline.config.build import build_node
+from pipeline.dataflow.executor import Executor
+from pipeline.dataflow.graph import Graph, Node
+from pipeline.run_dir.chunk_record import ChunkRecord
+from pipeline.settings import NodeSettings
+from pipeline.system.atomic_files import sorted_by_identity
+
+PIECES, ANSWERS = "cluster_pieces", "cluster_answers"
+"""Names of the source and of the sink of a worker's graph."""
+LOOK_S = 0.2
+"""Seconds between two looks of a waiting source at whether the worker is to stop."""
+_MANY = 1 << 30
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class IslandPlan:
+    """An island as a worker builds it: its nodes in order, and the schema of its rows, serialised."""
+
+    name: str
+    nodes: Mapping[str, NodeSettings]
+    schema: bytes
+
+
+class WorkerFailed(PipelineError):
+    """A worker cannot go on: an operator raised, or its build, model or machine does not fit. It ends the run.
+
+    Args:
+        message: without the worker's name.
+        code: exit code of the run.
+    """
+
+    def __init__(self, message: str, code: int = ExitCode.FAILED) -> None:
+        super().__init__(message, code)
+        self.message = message
+        self.exit_code = ExitCode(code)
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class RunningIsland:
+    """One island of a worker: its executor, in a thread."""
+
+    def __init__(self, plan: IslandPlan, context: RunContext) -> None:
+        self.context = context
+        self._names = tuple(plan.nodes)
+        self._source = _Pieces(pa.ipc.read_schema(pa.py_buffer(plan.schema)))
+        self._rows, self._rejects = _Rows(), _RejectRows()
+        nodes = {PIECES: Node(self._source)}
+        before = PIECES
+        for name, settings in plan.nodes.items():
+            nodes[name] = replace(build_node(name, settings), inputs=(before,))
+            before = name
+        nodes[ANSWERS] = Node(self._rows, (before,))
+        self._graph = Graph(nodes)
+        self._executor = Executor(self._graph, context, self._answer, max_open_chunks=_MANY, rejects=self._rejects)
+        context.round_rows = lambda: self._source.round_rows
+        self._thread = threading.Thread(target=self._run, name=f"island-{plan.name}", daemon=True)
+        self._failure: WorkerFailed | None = None
+
+    @property
+    def meters(self) -> list[StageMeter]:
+        """Meters of the island's nodes and of their parts."""
+        return [m for m in self._executor.meters if m.name not in (PIECES, ANSWERS)]
+
+    def start(self) -> None:
+        """Open the operators; returns when they are open."""
+        self._thread.start()
+        self._source.opened.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def identity(self) -> dict[str, str]:
+        """Return what must be the same in all workers, by node."""
+        return identity_of(self._graph, self._names)
+
+    def compute(self, task: Task) -> Future[Answer]:
+        """Take a piece; the future has the answer when it is done."""
+        return self._source.put(task)
+
+    def stop(self) -> None:
+        self._executor.interrupt()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._executor.run()
+        except Interrupted:
+            self._source.fail(Cancelled())
+        except BaseException as error:
+            code = error.exit_code if isinstance(error, PipelineError) else ExitCode.FAILED
+            text = str(error) if isinstance(error, PipelineError) else f"{type(error).__name__}: {error}"
+            log.debug("the island ends", exc_info=error)
+            self._failure = WorkerFailed(text, int(code))
+            self._source.fail(self._failure)
+        finally:
+            self._source.opened.set()
+
+    def _answer(self, record: ChunkRecord) -> None:
+        """Answer the piece that is complete; called as a commit is, in the order of pieces."""
+        rows = sorted_by_identity(self._rows.take(record.chunk))
+        counts = {name: record.counts[name] for name in self._names}
+        answer = Answer(to_ipc(rows.combine_chunks()), self._rejects.take(record.chunk), counts)
+        self._source.answered(record.chunk, answer)
+
+
+class _Pieces(BaseOperator):
+    """The source of an island's graph in a worker: each piece is a chunk."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._tasks: queue.SimpleQueue[tuple[Task, Future[Answer]]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._open: dict[int, Future[Answer]] = {}
+        self._error: BaseException | None = None
+        self.opened = threading.Event()
+        self.round_rows: int | None = None
+
+    def plan(self) -> pa.Schema:
+        return self._schema
+
+    def open(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def put(self, task: Task) -> Future[Answer]:
+        """Queue a piece."""
+        future: Future[Answer] = Future()
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            self._tasks.put((task, future))
+            self._open[id(future)] = future
+        return future
+
+    def answered(self, chunk: int, answer: Answer) -> None:
+        """Give the future of `chunk` its answer."""
+        with self._lock:
+            future = self._futures.pop(chunk)
+            self._open.pop(id(future), None)
+        future.set_result(answer)
+
+    def fail(self, error: BaseException) -> None:
+        """Give `error` to all pieces that have no answer, and to later ones."""
+        with self._lock:
+            self._error = error
+            futures, self._open = list(self._open.values()), {}
+        for future in futures:
+            if not future.done():
+                future.set_exception(error)
+
+    def run(self, inbox: Inbox) -> Iterator[Item | Shard]:
+        self._futures: dict[int, Future[Answer]] = {}
+        self.opened.set()
+        chunk = 0
+        while True:
+            try:
+                task, future = self._tasks.get(timeout=LOOK_S)
+            except queue.Empty:
+                if self._runtime.cancelled:
+                    raise Cancelled from None
+                continue
+            with self._lock:
+                self._futures[chunk] = future
+            self.round_rows = task.round_rows
+            data = from_ipc(task.rows)
+            yield Batch(chunk, data)
+            yield ChunkEnd(chunk, data.num_rows)
+            chunk += 1
+
+
+class _Rows(BaseOperator):
+    """The sink of an island's graph in a worker: collects the rows of each piece."""
+
+    def __init__(self) -> None:
+        self._batches: dict[int, list[pa.RecordBatch]] = {}
+
+    def plan(self, schema: pa.Schema) -> None:
+        self._schema = schema
+
+    def run(self, inbox: Inbox) -> Iterator[Item | Shard]:
+        for item in inbox:
+            if isinstance(item, Batch):
+                self._batches.setdefault(item.chunk, []).append(item.data)
+            else:
+                yield item
+
+    def take(self, chunk: int) -> pa.Table:
+        """Return the rows of a piece that has ended."""
+        return pa.Table.from_batches(self._batches.pop(chunk, []), self._schema)
+
+
+class _RejectRows(BaseOperator):
+    """Collects the rejects of each piece, in place of the reject writer."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, list[tuple[str, Sequence[Reject]]]] = {}
+
+    def plan(self) -> None:
+        pass
+
+    def run(self, inbox: Inbox) -> Iterator[Item | Shard]:
+        for item in inbox:
+            if isinstance(item, Rejects):
+                self._rows.setdefault(item.chunk, []).append((item.node, item.rows))
+            else:
+                yield item
+
+    def take(self, chunk: int) -> list[tuple[str, Sequence[Reject]]]:
+        """Return the rejects of a piece that has ended, by node."""
+        return self._rows.pop(chunk, [])

@@ -1,0 +1,144 @@
+"""Make the driver's graph of a job with a cluster: islands in place of the nodes that workers run."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+
+from pipeline.api.errors import ConfigError, install
+from pipeline.api.runtime import RunContext
+from pipeline.cluster.crew import Crew
+from pipeline.cluster.cut import ClusterSize, Cut, islands_of
+from pipeline.cluster.identity import OF_A_NODE, check_equal
+from pipeline.cluster.island import Island
+from pipeline.cluster.meters import RemoteMeter
+from pipeline.cluster.pool import Pool
+from pipeline.cluster.process_pool import ProcessPool
+from pipeline.cluster.running_island import IslandPlan
+from pipeline.cluster.thread_pool import ThreadPool
+from pipeline.cluster.worker import WorkerPlan
+from pipeline.dataflow.graph import Graph, Node
+from pipeline.run_dir.metrics_table import MetricsTables
+from pipeline.run_dir.state import RunState
+from pipeline.settings import ClusterSettings, JobSettings
+
+LEAST_PIECE_ROWS = 8
+USUAL_PIECE_ROWS = 32
+STALL_SHARE = 0.8
+"""A worker in which nothing moves is ended before the run would be: at this share of runtime.stall_timeout_s."""
+MORE_CALLS = 3
+"""Calls besides pieces that a worker answers at a time."""
+
+
+def driver_graph(
+    settings: JobSettings,
+    graph: Graph,
+    context: RunContext,
+    tables: MetricsTables,
+    state: RunState,
+) -> tuple[Graph, int]:
+    """Return the driver's graph and how many chunks may be open, so that no worker waits for rows.
+
+    Raises:
+        ConfigError: the cluster or the graph cannot work so.
+    """
+    cluster: ClusterSettings = settings.cluster
+    _check(settings)
+    cuts = islands_of(graph)
+    plan = WorkerPlan(
+        tuple(_island_plan(cut, settings) for cut in cuts), context.run_id, context.attempt, str(context.output_dir)
+    )
+    pool = _pool(settings, plan)
+    size = _size(settings, pool)
+    meters: dict[str, RemoteMeter] = {}
+    stall_timeout_s = getattr(settings.runtime, "stall_timeout_s", None)
+
+    def crew() -> Crew:
+        made = Crew(
+            cluster,
+            size,
+            pool,
+            context,
+            tables,
+            cuts,
+            meters,
+            partial(_began_with, state) if cluster.mixed == "refuse" else lambda identity: None,
+            compares=_deterministic(settings),
+            stall_s=stall_timeout_s and STALL_SHARE * stall_timeout_s,
+        )
+        made.start()
+        return made
+
+    nodes = _replaced(graph, cuts, lambda cut: Island(cut, size, crew))
+    for cut in cuts:
+        meters.update({meter.name: meter for meter in nodes[cut.name].op.meters if isinstance(meter, RemoteMeter)})
+    chunk_rows = settings.chunk_rows if graph.target is None else settings.target.rows_of_chunk(settings.chunk_rows)
+    open_chunks = max(settings.max_open_chunks, math.ceil(size.rows_in_flight / chunk_rows) + 2)
+    return Graph(nodes, graph.target), open_chunks
+
+
+def _began_with(state: RunState, identity: Mapping[str, str]) -> None:
+    """Keep the identity of the workers with the run, or compare it with the one that is kept."""
+    own = {what: value for what, value in identity.items() if OF_A_NODE in what}
+    if state.identity:
+        remedy = "Go on with machines like those"
+        check_equal("the workers that began this run", state.identity, "a worker of now", own, remedy)
+    else:
+        state.note_identity(own)
+
+
+def _check(settings: JobSettings) -> None:
+    if settings.cluster.mixed == "allow" and _deterministic(settings):
+        raise ConfigError(
+            "cluster.mixed=allow cannot keep runtime.deterministic=true: unlike machines give equal rows other bytes;"
+            " set runtime.deterministic=false, or leave cluster.mixed out"
+        )
+
+
+def _size(settings: JobSettings, pool: Pool) -> ClusterSize:
+    """Return the size of a job's cluster, with the values that follow from other settings and from the machines."""
+    cluster: ClusterSettings = settings.cluster
+    slots = getattr(settings.runtime, "slots", 0)
+    rows = cluster.piece_rows or (max(LEAST_PIECE_ROWS, 2 * slots) if slots else USUAL_PIECE_ROWS)
+    return ClusterSize(cluster.workers or pool.fits, rows, cluster.in_flight)
+
+
+def _deterministic(settings: JobSettings) -> bool:
+    return bool(getattr(settings.runtime, "deterministic", True))
+
+
+def _island_plan(cut: Cut, settings: JobSettings) -> IslandPlan:
+    nodes = {name: settings.nodes[name] for name in cut.nodes}
+    return IslandPlan(cut.name, nodes, cut.schema.serialize().to_pybytes())
+
+
+def _replaced(graph: Graph, cuts: tuple[Cut, ...], island: Callable[[Cut], Island]) -> Mapping[str, Node]:
+    """Return the nodes of `graph` with an island in place of each of `cuts`."""
+    found: dict[str, Node] = {}
+    ends = {cut.nodes[-1]: cut.name for cut in cuts}
+    inside = {name for cut in cuts for name in cut.nodes}
+    for name, node in graph.nodes.items():
+        inputs = tuple(ends.get(source, source) for source in node.inputs)
+        cut = next((cut for cut in cuts if cut.nodes[0] == name), None)
+        if cut is not None:
+            found[cut.name] = replace(node, op=island(cut), inputs=inputs)
+        elif name not in inside:
+            found[name] = replace(node, inputs=inputs)
+    return found
+
+
+def _pool(settings: JobSettings, plan: WorkerPlan) -> Pool:
+    cluster: ClusterSettings = settings.cluster
+    calls, threads = cluster.in_flight + MORE_CALLS, getattr(settings.runtime, "threads", None)
+    if cluster.pool == "threads":
+        return ThreadPool(plan, calls)
+    if cluster.pool == "processes":
+        return ProcessPool(cluster, plan, calls, threads, on_cpu=not getattr(settings.model, "gpu_layers", 0))
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError(f"cluster=ray needs the package ray; {install('ray')}")
+    from pipeline.cluster.ray_pool import RayPool
+
+    return RayPool(cluster, plan, calls, threads)

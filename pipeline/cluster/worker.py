@@ -1,0 +1,175 @@
+"""A worker: the executor of each island over the pieces that it is sent. It writes no files."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyarrow as pa
+
+from pipeline.api.meter import MeterReading
+from pipeline.api.runtime import Resources, RunContext, Services
+from pipeline.cluster.identity import program
+from pipeline.cluster.pieces import Answer, News, TableRows, Task
+from pipeline.cluster.running_island import IslandPlan, RunningIsland
+
+
+@dataclass(frozen=True)
+class WorkerPlan:
+    """Everything that a worker needs to begin.
+
+    Args:
+        run_id, attempt, directory: of the run; the directory is the driver's, and only names things.
+    """
+
+    islands: Sequence[IslandPlan]
+    run_id: str
+    attempt: int
+    directory: str
+
+
+class Worker:
+    """Runs the islands of a job on the pieces that it is given. Thread-safe.
+
+    Args:
+        plan: from the driver.
+        services: the way to objects of the driver.
+        keeps_log: collect log records for the driver; False where they reach its log anyway.
+    """
+
+    def __init__(self, plan: WorkerPlan, services: Services, *, keeps_log: bool = True) -> None:
+        self._tables: dict[str, _TableBuffer] = {}
+        self._process, resources = Resources(), _Lent()
+        self._resources = resources
+        self._log = _Log() if keeps_log else None
+        self._islands: dict[str, RunningIsland] = {}
+        for island in plan.islands:
+            context = RunContext(
+                Path(plan.directory),
+                self._process,
+                self._table,
+                plan.attempt,
+                plan.run_id,
+                services,
+                resources=resources,
+            )
+            self._islands[island.name] = RunningIsland(island, context)
+
+    def open(self) -> dict[str, str]:
+        """Load models and begin; return what must be the same in all workers, by what it is.
+
+        Raises:
+            WorkerFailed: an operator cannot be opened.
+        """
+        if self._log is not None:
+            logging.getLogger("pipeline").addHandler(self._log)
+            logging.getLogger("pipeline").setLevel(logging.INFO)
+        found = program()
+        for island in self._islands.values():
+            island.start()
+            found = found | island.identity()
+        return found
+
+    def compute(self, task: Task) -> Answer:
+        """Compute a piece. Returns when it is done; several calls at a time share the slots.
+
+        Raises:
+            WorkerFailed: an operator raised.
+            Cancelled: the worker was stopped.
+        """
+        answer: Answer = self._islands[task.island].compute(task).result()
+        return replace(answer, news=self.news())
+
+    def news(self) -> News:
+        """Return counters, new rows of metrics tables, and new log records."""
+        meters: list[MeterReading] = []
+        totals: dict[str, float] = {}
+        for island in self._islands.values():
+            meters += [meter.read() for meter in island.meters]
+            for values in list(island.context.totals):
+                for key, value in values().items():
+                    totals[key] = totals.get(key, 0.0) + value
+        tables = [rows for table in list(self._tables.values()) for rows in table.take()]
+        return News(meters, totals, tables, self._log.take() if self._log is not None else ())
+
+    def stop(self) -> News:
+        """Finish the current step and stop; return the last news."""
+        for island in self._islands.values():
+            island.stop()
+        self._resources.close_lent()
+        news = self.news()
+        self._process.close()
+        if self._log is not None:
+            logging.getLogger("pipeline").removeHandler(self._log)
+        return news
+
+    def where(self) -> str:
+        """Return the machine and process."""
+        return f"{socket.gethostname()}, process {os.getpid()}"
+
+    def _table(self, name: str, schema: pa.Schema) -> _TableBuffer:
+        return self._tables.setdefault(name, _TableBuffer(name, schema))
+
+
+class _Lent(Resources):
+    """Resources of all islands of a worker: the end of one island's executor does not close them."""
+
+    def close(self) -> None:
+        pass
+
+    def close_lent(self) -> None:
+        """Close all objects."""
+        super().close()
+
+
+class _TableBuffer:
+    """Rows of a metrics table until they are sent to the driver."""
+
+    def __init__(self, name: str, schema: pa.Schema) -> None:
+        self._name = name
+        self._schema = schema
+        self._lock = threading.Lock()
+        self._rows: list[tuple[object, ...]] = []
+        self._columns: list[Sequence[Sequence[object]]] = []
+
+    def append(self, *values: object) -> None:
+        with self._lock:
+            self._rows.append(values)
+
+    def extend(self, columns: Sequence[Sequence[object]]) -> None:
+        with self._lock:
+            self._columns.append(columns)
+
+    def take(self) -> list[TableRows]:
+        """Return the rows since the last call."""
+        with self._lock:
+            rows, self._rows = self._rows, []
+            each, self._columns = self._columns, []
+        if rows:
+            each.append(list(zip(*rows, strict=True)))
+        return [TableRows(self._name, self._schema, self._batch(columns)) for columns in each]
+
+    def _batch(self, columns: Sequence[Sequence[object]]) -> pa.RecordBatch:
+        arrays = [pa.array(c, f.type) for c, f in zip(columns, self._schema, strict=True)]
+        return pa.record_batch(arrays, schema=self._schema)
+
+
+class _Log(logging.Handler):
+    """Collects log records for the driver's log."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self._found: list[tuple[int, str, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._found.append((record.levelno, record.name, record.getMessage()))
+
+    def take(self) -> list[tuple[int, str, str]]:
+        """Return the records since the last call."""
+        found, self._found = self._found, []
+        return found

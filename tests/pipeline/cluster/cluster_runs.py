@@ -1,0 +1,31 @@
+"""Runs of shipped jobs with and without workers, and their bytes."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from pipeline.cli.main import main
+
+SMALL = ("data.limit=40", "sampling.max_tokens=24", "runtime.slots=4", "runtime.threads=1", "progress=none")
+ONE_ROUND = ("target.accepted_rows=24", "target.chunk_rows=8")
+
+
+def run(job: str, directory: Path, *arguments: str) -> int:
+    """Run a job in this process; return its exit code."""
+    return main((f"job={job}", f"output_dir={directory}", *SMALL, *arguments))
+
+
+def bytes_of(directory: Path) -> dict[str, str]:
+    """SHA-256 of every file of results, by its path below `directory`."""
+    files = [path for folder in ("data", "rejects") for path in (directory / folder).rglob("*") if path.is_file()]
+    files += list(directory.glob("*.jsonl"))
+    return {str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(files)}
+
+
+def stages(directory: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pq.read_table(directory / "metrics/stages.parquet").to_pylist()
+    return rows

@@ -1,0 +1,78 @@
+"""Runs in a process of their own, whose workers can be found and killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from pipeline import PROJECT
+from tests.pipeline.cluster.cluster_runs import SMALL
+
+LIMIT_S = 240.0
+OPS = "tests.pipeline.cluster.worker_ops"
+
+
+def job_with(folder: Path, function: str, *arguments: str) -> str:
+    """Write a job that calls `function` of worker_ops for each row, behind the model; return its path."""
+    path = folder / f"{function}.yaml"
+    given = f"\n      arguments: {{{', '.join(arguments)}}}" if arguments else ""
+    path.write_text(f"""
+defaults:
+  - override /flow: generate
+  - override /model: fake
+data: {{path: "${{project:jobs/data/quickstart.jsonl}}", id_column: id}}
+nodes:
+  trouble:
+    inputs: generate
+    op:
+      _target_: operators.call.Call
+      function: {OPS}.{function}{given}
+  write: {{inputs: trouble}}
+""")
+    return str(path)
+
+
+def command(job: str, directory: Path, *arguments: str) -> list[str]:
+    """The command line of a run."""
+    return [sys.executable, "-m", "pipeline", f"job={job}", f"output_dir={directory}", *SMALL, *arguments]
+
+
+def start(arguments: Sequence[str]) -> subprocess.Popen[str]:
+    """Start a run; its working directory is the project, so that it finds the operators of tests."""
+    environment = os.environ | {"PYTHONPATH": str(PROJECT)}
+    return subprocess.Popen(arguments, cwd=PROJECT, env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def finished(arguments: Sequence[str]) -> tuple[int, str]:
+    """Run to the end; return the exit code and what it wrote to stderr."""
+    process = start(arguments)
+    _, said = process.communicate(timeout=LIMIT_S)
+    return process.returncode, said
+
+
+def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The worker processes of a run that are there now."""
+    found = []
+    with suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+                if any("process_pool" in part or "PieceWorker" in part for part in child.cmdline()):
+                    found.append(child)
+    return found
+
+
+def wait_for_workers(process: subprocess.Popen[str], count: int) -> list[psutil.Process]:
+    """Wait until a run has `count` workers."""
+    until = time.monotonic() + LIMIT_S
+    while len(found := workers_of(process)) < count:
+        assert process.poll() is None, "the run ended before"
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    return found

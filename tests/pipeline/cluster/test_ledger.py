@@ -1,0 +1,137 @@
+"""Every piece is answered once, whatever workers do; a row is given up only if it ends its workers by itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.api.records import Batch
+from pipeline.cluster.ledger import Ledger
+from pipeline.cluster.pieces import Piece
+
+AFTER = 2
+
+
+def piece(ledger: Ledger, rows: range) -> Piece:
+    data = pa.record_batch({"row": pa.array(list(rows), pa.int64())})
+    return Piece(next(ledger.numbers), "workers_1", Batch(0, data))
+
+
+def rows_of(one: Piece) -> list[int]:
+    found: list[int] = one.batch.data.column("row").to_pylist()
+    return found
+
+
+class Run:
+    """A ledger and its workers, of which some are ended by rows that they compute."""
+
+    def __init__(self, ledger: Ledger, poison: frozenset[int]) -> None:
+        self.ledger = ledger
+        self.poison = poison
+        self.answers: Counter[int] = Counter()
+        self.given_up: list[int] = []
+        self.born = 0
+
+    def hire(self) -> None:
+        self.ledger.join(f"{self.born}")
+        self.born += 1
+
+    def kill(self, worker: str) -> None:
+        for lost in self.ledger.leave(worker):
+            self.given_up += rows_of(lost)
+        self.hire()
+
+    def work(self, worker: str) -> None:
+        """Compute the oldest piece of a worker, or end with it."""
+        held = self.ledger.pieces_of(worker)
+        if not held:
+            return
+        if any(self.poison & set(rows_of(one)) for one in held):
+            self.kill(worker)
+            return
+        found = held[0]
+        first = not found.done
+        self.ledger.answered(worker, found.number)
+        if first:
+            self.answers.update(rows_of(found))
+
+
+@given(
+    poison=st.frozensets(st.integers(0, 39), max_size=3),
+    events=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), max_size=60),
+    size=st.integers(1, 9),
+    workers=st.integers(1, 4),
+    copies=st.booleans(),
+)
+def test_every_row_is_answered_once_or_was_poison(poison, events, size, workers, copies) -> None:
+    ledger = Ledger(2, AFTER, copies=copies)
+    run = Run(ledger, poison)
+    for _ in range(workers):
+        run.hire()
+    for start in range(0, 40, size):
+        ledger.add(piece(ledger, range(start, min(start + size, 40))))
+    ledger.ending = True
+    for which, event in events:
+        list(ledger.assign())
+        there = ledger.workers
+        if event == 9:  # ended from outside
+            run.kill(there[which % len(there)])
+        else:
+            run.work(there[which % len(there)])
+    for _ in range(5000):
+        list(ledger.assign())
+        if not ledger.waiting and not any(map(ledger.pieces_of, ledger.workers)):
+            break
+        for worker in ledger.workers:
+            run.work(worker)
+    assert poison >= set(run.given_up) or any(event == 9 for _, event in events)
+    assert sorted([*run.answers.elements(), *run.given_up]) == list(range(40))
+    if not any(event == 9 for _, event in events):
+        assert set(run.given_up) == poison
+
+
+def test_a_worker_that_ends_costs_only_its_pieces_another_try() -> None:
+    ledger = Ledger(2, AFTER, copies=False)
+    ledger.join("a")
+    ledger.join("b")
+    pieces = [piece(ledger, range(i, i + 1)) for i in range(6)]
+    for one in pieces:
+        ledger.add(one)
+    assert [(w, p.number) for w, p in ledger.assign()] == [("a", 0), ("b", 1), ("a", 2), ("b", 3)]
+    assert ledger.leave("a") == []
+    ledger.join("c")
+    assert [(w, p.number) for w, p in ledger.assign()] == [("c", 0), ("c", 2)]  # before 4 and 5, which came later
+    assert ledger.redone == 2
+
+
+def test_a_suspect_is_computed_alone_and_halved() -> None:
+    ledger = Ledger(2, AFTER, copies=False)
+    bad = piece(ledger, range(4))
+    ledger.add(bad)
+    for number in range(AFTER):
+        ledger.join(f"{number}")
+        list(ledger.assign())
+        assert ledger.leave(f"{number}") == []
+    ledger.join("x")
+    ledger.add(piece(ledger, range(4, 8)))
+    assert [p.num_rows for _, p in ledger.assign()] == [2]  # alone: the other half and the new piece wait
+    assert ledger.waiting == 2
+
+
+def test_an_idle_worker_repeats_the_oldest_piece_at_the_end() -> None:
+    ledger = Ledger(2, AFTER)
+    ledger.join("slow")
+    ledger.add(piece(ledger, range(3)))
+    assert len(list(ledger.assign())) == 1
+    ledger.join("idle")
+    assert list(ledger.assign()) == []  # more may come
+    ledger.ending = True
+    ((worker, copy),) = ledger.assign()
+    assert (worker, copy.number, copy.workers) == ("idle", 0, {"slow", "idle"})
+    assert list(ledger.assign()) == []  # two are enough
+    ledger.answered("idle", 0)
+    assert ledger.leave("slow") == []
+    assert ledger.waiting == 0  # it has its answer

@@ -1,0 +1,109 @@
+"""Workers as processes: what ends one costs its pieces a second try, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline import PROJECT
+from pipeline.api.errors import ExitCode
+from tests.pipeline.cluster.cluster_runs import bytes_of, run
+from tests.pipeline.cluster.processes import command, finished, job_with, start, wait_for_workers
+
+PROCESSES = ("cluster=processes", "cluster.workers=2", "cluster.piece_rows=4", "chunk_rows=16")
+PROMPTS = PROJECT / "jobs/data/quickstart.jsonl"
+LEAVES_S = 5.0
+
+
+def totals(directory: Path) -> dict[str, float]:
+    found: dict[str, float] = json.loads(pq.read_table(directory / "metrics/run.parquet")["totals"][-1].as_py())
+    return found
+
+
+def test_a_killed_worker_is_replaced_and_changes_no_byte(tmp_path: Path) -> None:
+    slow = job_with(tmp_path, "slow")
+    assert run(slow, tmp_path / "alone", "chunk_rows=16") == ExitCode.DONE
+    process = start(command(slow, tmp_path / "out", *PROCESSES))
+    first = wait_for_workers(process, 2)[0]
+    while not (tmp_path / "out/completions.sqlite").exists():  # a worker has opened
+        time.sleep(0.02)
+    first.kill()
+    _, said = process.communicate(timeout=240)
+    assert process.returncode == ExitCode.DONE, said
+    assert "by signal SIGKILL" in said
+    assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "alone")
+    assert totals(tmp_path / "out")["cluster/workers_lost"] == 1
+
+
+@pytest.mark.faults
+def test_a_row_that_ends_its_worker_becomes_one_reject(tmp_path: Path) -> None:
+    job = job_with(tmp_path, "poison")
+    limit = ("data.limit=12", "cluster.workers=1", "cluster.poison_after=1", "max_error_rate=0.5")
+    code, said = finished(command(job, tmp_path / "out", *PROCESSES, *limit))
+    assert code == ExitCode.DONE, said
+    rows = [json.loads(line) for line in PROMPTS.read_text().splitlines()[:12]]
+    guilty = {i for i, row in enumerate(rows) if "hare" in row["prompt"]}
+    rejects = pq.read_table(tmp_path / "out/rejects").to_pylist()
+    assert {reject["row"] for reject in rejects} == guilty
+    told = r"it ended \d+ workers, 1 of which computed nothing else; .* by signal SIGKILL"
+    assert all(re.search(told, reject["reason"]) for reject in rejects)
+    assert set(pq.read_table(tmp_path / "out/data")["row"].to_pylist()) == set(range(12)) - guilty
+
+
+def test_an_operator_that_raises_ends_the_run_and_names_the_worker(tmp_path: Path) -> None:
+    code, said = finished(command(job_with(tmp_path, "fails"), tmp_path / "out", *PROCESSES))
+    assert code == ExitCode.FAILED
+    assert "worker " in said
+    assert "node 'trouble' failed: ValueError: no such luck" in said
+    assert "row 17" in said
+
+
+@pytest.mark.faults
+def test_a_worker_that_hangs_is_ended(tmp_path: Path) -> None:
+    job = job_with(tmp_path, "hangs_once", f'flag: "{tmp_path}/flag"')
+    code, said = finished(command(job, tmp_path / "out", *PROCESSES, "runtime.stall_timeout_s=6"))
+    assert code == ExitCode.DONE, said
+    assert "nothing has moved in it" in said
+    assert pq.read_table(tmp_path / "out/data").num_rows == 40
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.faults)])
+def test_a_signal_ends_all_workers_and_the_run_can_go_on(sent: signal.Signals, tmp_path: Path) -> None:
+    slow = job_with(tmp_path, "slow")
+    process = start(command(slow, tmp_path / "out", *PROCESSES))
+    workers = wait_for_workers(process, 2)
+    while not list((tmp_path / "out/data").glob("*.parquet")):
+        time.sleep(0.02)
+    process.send_signal(sent)
+    _, said = process.communicate(timeout=240)
+    assert process.returncode == ExitCode.INTERRUPTED, said
+    _, alive = psutil.wait_procs(workers, LEAVES_S)
+    assert not alive
+    assert run(slow, tmp_path / "out", "chunk_rows=16") == ExitCode.DONE
+    assert run(slow, tmp_path / "alone", "chunk_rows=16") == ExitCode.DONE
+    assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "alone")
+
+
+@pytest.mark.faults
+def test_workers_end_with_their_driver(tmp_path: Path) -> None:
+    process = start(command(job_with(tmp_path, "slow"), tmp_path / "out", *PROCESSES))
+    workers = wait_for_workers(process, 2)
+    process.kill()
+    process.communicate(timeout=240)
+    _, alive = psutil.wait_procs(workers, LEAVES_S)
+    assert not alive
+
+
+@pytest.mark.faults
+def test_workers_that_cannot_begin_end_the_run(tmp_path: Path) -> None:
+    soon = "cluster.start_timeout_s=0.001"
+    code, said = finished(command(job_with(tmp_path, "slow"), tmp_path / "out", *PROCESSES, soon))
+    assert code == ExitCode.FAILED
+    assert "no worker was ready within cluster.start_timeout_s=0.001 s" in said

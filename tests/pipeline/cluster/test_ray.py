@@ -1,0 +1,130 @@
+"""Workers as actors of Ray: the same bytes, whatever ends on the way. One cluster of this machine serves all tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pipeline.api.errors import ExitCode
+from tests.pipeline.cluster.cluster_runs import bytes_of, run
+from tests.pipeline.cluster.processes import command, job_with, start, wait_for_workers
+
+ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
+RAY = ("cluster=ray", "cluster.workers=2", "cluster.piece_rows=5", "cluster.cpus=0.5", "chunk_rows=16")
+LEAVES_S = 10.0
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Any]:
+    """A Ray cluster on this machine, to which nodes can be added, and a connection to it."""
+    from ray.cluster_utils import Cluster
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    before = signal.getsignal(signal.SIGTERM)
+    quick = {"health_check_period_ms": 1000, "health_check_failure_threshold": 8}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "_system_config": quick})
+    ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
+    signal.signal(signal.SIGTERM, before)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> Path:
+    """The results of quickstart without workers."""
+    out: Path = tmp_path_factory.mktemp("alone") / "out"
+    assert run("quickstart", out, "chunk_rows=16") == ExitCode.DONE
+    return out
+
+
+def actors(kind: str = "PieceWorker") -> list[psutil.Process]:
+    """Processes of actors on this machine."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if any(kind in part for part in process.cmdline()[:1]):
+                found.append(process)
+    return found
+
+
+def test_actors_give_the_same_files(nodes, alone, tmp_path: Path) -> None:
+    assert run("quickstart", tmp_path / "out", *RAY) == ExitCode.DONE
+    assert bytes_of(tmp_path / "out") == bytes_of(alone)
+
+
+def test_killed_actors_change_no_byte(nodes, alone, tmp_path: Path) -> None:
+    """Workers and the actor with the completion store are killed while the run goes on."""
+    killed: list[int] = []
+
+    def kill() -> None:
+        until = time.monotonic() + 60
+        while len(killed) < 3 and time.monotonic() < until:
+            time.sleep(0.7)
+            victims = actors("Desk" if len(killed) == 1 else "PieceWorker")
+            if victims:
+                with suppress(psutil.Error):
+                    victims[0].kill()
+                    killed.append(victims[0].pid)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    code = run("quickstart", tmp_path / "out", *RAY, "cluster.piece_rows=2")
+    killed += [0, 0, 0]
+    thread.join()
+    assert code == ExitCode.DONE
+    assert bytes_of(tmp_path / "out") == bytes_of(alone)
+
+
+def test_too_little_is_said(nodes, tmp_path: Path, capsys) -> None:
+    much = ("cluster.cpus=64", "cluster.start_timeout_s=1", "+cluster.resources.tpu=2")
+    assert run("quickstart", tmp_path / "out", *RAY, *much) == ExitCode.FAILED
+    said = capsys.readouterr().err
+    assert "a worker takes 64 CPU, 2 tpu, and the cluster has 2 CPU, 0 tpu in all" in said
+    assert "there is too little CPU and tpu" in said
+
+
+@pytest.mark.faults
+def test_nodes_come_and_go(nodes, alone, tmp_path: Path) -> None:
+    """The only node with room for workers is removed while they work, and another one joins."""
+    first = nodes.add_node(num_cpus=2, resources={"dev": 2})
+    nodes.wait_for_nodes()
+    one_by_one = (f"cluster.address={nodes.address}", "+cluster.resources.dev=1", "cluster.piece_rows=1")
+    process = start(command("quickstart", tmp_path / "out", *RAY, *one_by_one))
+    while len(actors()) < 2:
+        time.sleep(0.1)
+        assert process.poll() is None
+    time.sleep(2)
+    nodes.remove_node(first, allow_graceful=False)
+    nodes.add_node(num_cpus=2, resources={"dev": 2})
+    _, said = process.communicate(timeout=240)
+    assert process.returncode == ExitCode.DONE, said
+    assert bytes_of(tmp_path / "out") == bytes_of(alone)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all_actors(sent: signal.Signals, tmp_path: Path) -> None:
+    slow = job_with(tmp_path, "slow")
+    own = ("cluster.address=local", "cluster.piece_rows=2")
+    process = start(command(slow, tmp_path / "out", *RAY, *own))
+    there = wait_for_workers(process, 2)
+    while not list((tmp_path / "out/data").glob("*.parquet")):
+        time.sleep(0.02)
+    process.send_signal(sent)
+    _, said = process.communicate(timeout=240)
+    assert process.returncode == ExitCode.INTERRUPTED, said
+    _, alive = psutil.wait_procs(there, LEAVES_S)
+    assert not alive
+    assert run(slow, tmp_path / "out", "chunk_rows=16") == ExitCode.DONE
+    assert run(slow, tmp_path / "alone", "chunk_rows=16") == ExitCode.DONE
+    assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "alone")

@@ -1,0 +1,177 @@
+"""Workers change no byte: jobs that ship give with workers in threads what they give without."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter, defaultdict
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from operators.generate import Generate
+from pipeline.api.errors import ExitCode
+from pipeline.run_dir.state import RunState
+from tests.pipeline.cluster.cluster_runs import ONE_ROUND, bytes_of, run, stages
+
+JOBS = {
+    "quickstart": ("chunk_rows=16",),
+    "self_instruct": ONE_ROUND,
+    "best_of_n": ("chunk_rows=16", "sampling.n=2"),
+    "openai_batch": ("chunk_rows=16",),
+    "classify": ("chunk_rows=16",),
+}
+CLUSTERS = ((1, 7), (2, 64), (3, 1), (8, 7))
+"""Workers and rows of a piece."""
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    """The results of a job without workers, run once."""
+    made: dict[str, Path] = {}
+
+    def get(job: str) -> Path:
+        if job not in made:
+            made[job] = tmp_path_factory.mktemp(job) / "out"
+            assert run(job, made[job], *JOBS[job]) == ExitCode.DONE
+        return made[job]
+
+    return get
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_two_workers_give_the_same_files(job: str, local, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run(job, out, *JOBS[job], "cluster=threads", "cluster.piece_rows=5") == ExitCode.DONE
+    assert bytes_of(out) == bytes_of(local(job))
+    assert accounts(out) == accounts(local(job))
+
+
+@pytest.mark.parametrize(("workers", "rows"), CLUSTERS)
+def test_neither_workers_nor_pieces_change_a_byte(workers: int, rows: int, local, tmp_path: Path) -> None:
+    sizes = (f"cluster.workers={workers}", f"cluster.piece_rows={rows}")
+    assert run("quickstart", tmp_path / "out", *JOBS["quickstart"], "cluster=threads", *sizes) == ExitCode.DONE
+    assert bytes_of(tmp_path / "out") == bytes_of(local("quickstart"))
+
+
+def test_the_metrics_name_workers_and_count_rows_once(local, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run("quickstart", out, *JOBS["quickstart"], "cluster=threads", "cluster.piece_rows=5") == ExitCode.DONE
+    clocks: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    rows: Counter[str] = Counter()
+    tokens: Counter[str] = Counter()
+    for row in stages(out):
+        rows[row["node"]] += row["rows_out"]
+        tokens[row["node"]] += row["tokens_out"]
+        clocks[row["node"], row["worker"]].update({k: row[k] for k in ("busy_s", "starved_s", "blocked_s", "wall_s")})
+    assert rows["generate"] == rows["render"] == 40
+    assert tokens["generate"] == sum(
+        row["tokens_out"] for row in stages(local("quickstart")) if row["node"] == "generate"
+    )
+    for worker in ("1", "2"):
+        for node in ("render", "generate", "generate/decode", "generate/sample"):
+            each = clocks[node, worker]
+            assert each["wall_s"] > 0
+            assert each["wall_s"] == pytest.approx(each["busy_s"] + each["starved_s"] + each["blocked_s"])
+    status = json.loads((out / "status.json").read_text())
+    assert status["accounts"]["generate"]["rows_out"] == 40
+
+
+def test_a_run_goes_on_without_workers_and_with_them(local, tmp_path: Path, monkeypatch) -> None:
+    """Chunks of one run may be made by workers, the next ones without, the next ones by workers again."""
+    out, commit = tmp_path / "out", RunState.commit
+    stop_after: list[int | None] = [1]
+
+    def stopping(self, attempt, record):
+        commit(self, attempt, record)
+        if record.chunk + 1 == stop_after[0]:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunState, "commit", stopping)
+    for chunks, cluster in ((1, ("cluster=threads",)), (2, ()), (None, ("cluster=threads", "cluster.workers=3"))):
+        stop_after[0] = chunks
+        code = run("quickstart", out, *JOBS["quickstart"], *cluster)
+    assert code == ExitCode.DONE
+    assert bytes_of(out) == bytes_of(local("quickstart"))
+
+
+def test_a_machine_with_other_bits_does_not_go_on(tmp_path: Path, capsys, monkeypatch) -> None:
+    out, commit = tmp_path / "out", RunState.commit
+
+    def stopping(self, attempt, record):
+        commit(self, attempt, record)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunState, "commit", stopping)
+        run("quickstart", out, *JOBS["quickstart"], "cluster=threads")
+    found = Generate.identity
+
+    def other(self):
+        return found(self) | {"the bits of three prompts": "0123456789abcdef"}
+
+    monkeypatch.setattr(Generate, "identity", other)
+    for cluster in ((), ("cluster=threads",)):
+        capsys.readouterr()
+        assert run("quickstart", out, *JOBS["quickstart"], *cluster) == ExitCode.CONFIG
+        said = capsys.readouterr().err
+        assert "differ in the bits of three prompts of node 'generate'" in said
+        assert "0123456789abcdef" in said
+    monkeypatch.undo()
+    assert run("quickstart", out, *JOBS["quickstart"]) == ExitCode.DONE
+
+
+def test_unlike_workers_are_refused_by_name(tmp_path: Path, capsys, monkeypatch) -> None:
+    found, seen = Generate.identity, iter("abcdefgh")
+    monkeypatch.setattr(Generate, "identity", lambda self: found(self) | {"llama.cpp": next(seen)})
+    assert run("quickstart", tmp_path / "out", *JOBS["quickstart"], "cluster=threads") == ExitCode.CONFIG
+    said = capsys.readouterr().err
+    assert "worker " in said
+    assert "differ in llama.cpp of node 'generate'" in said
+    allowed = ("cluster.mixed=allow", "runtime.deterministic=false")
+    assert run("quickstart", tmp_path / "any", *JOBS["quickstart"], "cluster=threads", *allowed) == ExitCode.DONE
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("cluster.mixed=allow",), "set runtime.deterministic=false"),
+        (("cluster.workers=0",), "cluster.workers=0 cannot work"),
+        (("cluster.address=ray://host:1",), "the driver has to run on a node of the cluster"),
+        (("runtime=auto",), "cannot be left open with a cluster"),
+    ],
+)
+def test_what_cannot_work_is_said(arguments, says, tmp_path: Path, capsys) -> None:
+    assert run("quickstart", tmp_path / "out", "cluster=threads", *arguments) == ExitCode.CONFIG
+    assert says in capsys.readouterr().err
+
+
+def test_a_graph_without_a_model_has_nothing_for_workers(tmp_path: Path, capsys) -> None:
+    job = tmp_path / "plain.yaml"
+    job.write_text("""
+data: {path: "${project:jobs/data/quickstart.jsonl}"}
+nodes:
+  read: {op: {_target_: operators.sources.read_prompts.ReadPrompts}}
+  write: {inputs: read, op: {_target_: operators.sinks.write_rows.WriteRows}}
+""")
+    assert run(str(job), tmp_path / "out", "cluster=threads") == ExitCode.CONFIG
+    assert "no node of this graph has a model" in capsys.readouterr().err
+
+
+def test_the_plan_and_the_graph_say_where_each_node_runs(tmp_path: Path, capsys) -> None:
+    assert run("self_instruct", tmp_path / "out", "cluster=threads", "dry_run=plan") == ExitCode.DONE
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")}
+    assert lines["answer"].endswith("(in the workers)")
+    assert lines["dataset"].endswith("(in the workers)")  # its rows go to the sink without passing another chain
+    assert lines["distinct"].endswith("(in the driver: it does not say that its rows are independent)")
+    assert lines["read"].endswith("(in the driver: it is the source)")
+    assert run("self_instruct", tmp_path / "out", "cluster=threads", "show=graph") == ExitCode.DONE
+    assert "<i>in the driver: it writes files</i>" in capsys.readouterr().out
+
+
+def accounts(directory: Path) -> list[tuple[object, ...]]:
+    """Row counts of each node that ships rows, as the state of the run has them."""
+    with closing(sqlite3.connect(directory / "state.sqlite")) as db:
+        found = db.execute("SELECT * FROM accounts WHERE node NOT LIKE 'workers_%' ORDER BY node").fetchall()
+    return list(found)
