@@ -170,7 +170,7 @@ def shared_store(runtime: Runtime, settings: StoreSettings) -> Journal | None:
     def made() -> Journal:
         return CompletionStore(path, settings.sync) if services is None else RemoteStore(services, path, settings.sync)
 
-    return runtime.resource(("store", str(path)), made, Journal.close)
+    return runtime.resource(("store", str(path)), made, lambda store: store.close())
 
 
 def store_lookup(
