@@ -96,6 +96,8 @@ class AnswerMetrics:
             [answer.cached_tokens for answer in answers],
             [False] * len(rows),
             [0 if r is None else max(r.tries - 1, 0) for r in requests],
+            [0] * len(rows),  # nor what it drafted
+            [0] * len(rows),
             [from_store] * len(rows),
             [identical] * len(rows),
         )

@@ -234,7 +234,7 @@ def cache_uses(results: Results) -> list[CacheFigures]:
         found += [
             CacheFigures(node, "prefix", tokens, shared),
             CacheFigures(node, "prompt_logits", generated, logits),
-            CacheFigures(node, "drafts", drafted, accepted),
+            *([CacheFigures(node, "drafts", drafted, accepted)] if drafted else []),
             CacheFigures(node, "store", rows, stored),
         ]
     return found
