@@ -34,6 +34,8 @@ NEWS_S = 1.0
 """Seconds between two questions to a worker for its counters; longer with many workers."""
 STOP_S = 5.0
 """Seconds that workers have to finish their step when a run ends."""
+MOST_SAID = 1000
+"""Log lines of workers that are remembered, to say each once."""
 MOST_STARTS = 3
 """Workers in a row that may end before they are open."""
 MOST_DEATHS = 16
@@ -102,7 +104,7 @@ class Crew:
         self._members: dict[str, Member] = {}
         self._identity: tuple[str, Mapping[str, str]] | None = None
         self._digests: dict[int, tuple[str, bytes]] = {}
-        self._begun_at = 0.0
+        self._begun_at = self._added_up_at = 0.0
         self._deaths_at_start = self._deaths_in_a_row = 0
         self._counts = Counter[str]()
         self._lost_totals = Counter[str]()
@@ -162,6 +164,7 @@ class Crew:
                 self._take_news(member, stop.result(max(0.0, until - time.monotonic())))
             except Exception as error:  # it is ended next, and its pieces are not committed
                 log.debug("worker %s did not stop: %r", member.name, error)
+        self._add_up(self._context.clock())
         for member in self._members.values():
             member.handle.kill()
         self._pool.close()
@@ -298,6 +301,8 @@ class Crew:
                 waited = f"no worker was ready within cluster.start_timeout_s={self._settings.start_timeout_s:g} s"
                 raise WorkerFailed(f"{waited}: {self._pool.missing()}")
             return
+        if now - self._added_up_at >= NEWS_S:
+            self._add_up(now)
         every = max(NEWS_S, len(self._members) / 16)
         for member in list(self._members.values()):
             if member.opened and not member.asking and now - member.asked_at >= every:
@@ -325,8 +330,15 @@ class Crew:
             self._tables.get(table.name, table.schema).add(member.name, table.rows)
         for level, name, text in news.log:
             if (name, text) not in self._said:  # most are the same from every worker
-                self._said.add((name, text))
+                if len(self._said) < MOST_SAID:
+                    self._said.add((name, text))
                 logging.getLogger(name).log(level, "worker %s: %s", member.name, text)
+
+    def _add_up(self, now: float) -> None:
+        """Add up the meters of all workers, once in a while: that takes longer the more there are."""
+        self._added_up_at = now
+        for meter in list(self._meters.values()):
+            meter.add_up()
 
     def _totals(self) -> dict[str, float]:
         found = Counter(self._lost_totals)

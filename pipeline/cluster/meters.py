@@ -17,27 +17,30 @@ class RemoteMeter(StageMeter):
         super().__init__(name)
         self.clock = self._sums = SummedClock()
         self._readings: dict[str, MeterReading] = {}
-        self._total = {"batches": 0, "tokens_in": 0, "tokens_out": 0}
+        self._total = ("batches", "tokens_in", "tokens_out")
 
     def update(self, worker: str, reading: MeterReading) -> None:
-        """Take the latest reading of `worker`."""
-        before = self._readings.get(worker)
+        """Take the latest reading of `worker`; it counts from the next `add_up` on."""
         self._readings[worker] = reading
-        for key in self._total:
-            setattr(self, key, getattr(self, key) + reading.counts[key] - (before.counts[key] if before else 0))
+
+    def add_up(self) -> None:
+        """Add up the readings of all workers."""
         each = list(self._readings.values())
+        if not each:
+            return
+        for key in self._total:
+            setattr(self, key, sum(one.counts[key] for one in each))
         self.cost = sum(one.cost for one in each)
         self.queue_capacity = sum(one.queue_capacity for one in each)
         rows = sum(one.counts["queue_rows"] for one in each)
         self.queue_rows = lambda: rows
         self._sums.take(one.seconds for one in each)
-        if reading.completed is not None:
-            done = [one.completed for one in each if one.completed is not None]
-            self.completed = Completed(
-                sum(c.rows for c in done), sum(c.tokens for c in done), sum(c.recalled for c in done)
-            )
+        if done := [one.completed for one in each if one.completed is not None]:
+            rows_done, tokens = sum(c.rows for c in done), sum(c.tokens for c in done)
+            self.completed = Completed(rows_done, tokens, sum(c.recalled for c in done))
         self.caches = _summed_caches(one.caches for one in each)
-        self.times = {name: Histogram.summed(one.times.get(name, {}) for one in each) for name in reading.times}
+        names = dict.fromkeys(name for one in each for name in one.times)
+        self.times = {name: Histogram.summed(one.times.get(name, {}) for one in each) for name in names}
 
     def by_worker(self) -> Iterator[tuple[str | None, dict[str, float]]]:
         """Yield the driver's row counts, and of each worker its counts and clocks."""
