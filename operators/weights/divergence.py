@@ -1,4 +1,4 @@
-"""How far the predictions of a model with other weights are from given ones, on a sample of texts."""
+"""Divergence of the predictions of a model with other weights from given ones, on a sample of texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must be the same on every machine that computes rows of a run, so that equal rows get equal bytes."""
+"""Identity of a worker: build, model and bits that all machines of a run share, so that equal rows get equal bytes."""
 
 from __future__ import annotations
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -107,10 +105,6 @@ class Worker:
         if self._log is not None:
             logging.getLogger("pipeline").removeHandler(self._log)
         return news
-
-    def where(self) -> str:
-        """Return the machine and process."""
-        return f"{socket.gethostname()}, process {os.getpid()}"
 
     def _table(self, name: str, schema: pa.Schema) -> _TableBuffer:
         return self._tables.setdefault(name, _TableBuffer(name, schema))

@@ -1,1 +1,1 @@
-"""What is said to a server and what it says: dialects, bodies of requests, readers of answers."""
+"""The API of servers: dialects, bodies of requests, readers of answers."""

@@ -1,1 +1,1 @@
-"""How a server is asked: HTTP, tries and waits, several URLs, how many requests are in flight."""
+"""The connection to servers: HTTP, retries, several URLs, the number of requests in flight."""
