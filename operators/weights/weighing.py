@@ -39,6 +39,8 @@ so that a Q8_0 file itself lies further from its weights (mean KL 2.2e-4 for mod
 copy in bf16 does (3.2e-5); that in f16 lies nearest (8e-7)."""
 LEAST_GAIN = 1.05
 """Times as fast as the file as it is a type must be for `auto` to take it."""
+HOPELESS = 0.8
+"""Times as fast as the file as it is a type is at most that is not measured a second time: no machine drifts so far."""
 MOST_KL = 1e-4
 """The divergence up to which a type loses nothing to speak of; nor does one with no more than the file as it is."""
 WORTH_SAYING = 1.3
@@ -226,8 +228,10 @@ class _Trial:
             self.notes.append(f"{name}: that a row does not depend on its neighbours is not tested for it ({doubt})")
             self._free(name)
             return
-        self.speeds[AS_IS] = self.speeds[AS_IS].best(self.test(AS_IS).measure())
-        self.speeds[name] = found.best(self.test(name).measure())
+        self.speeds[name] = found
+        if self._gain(name) > HOPELESS:
+            self.speeds[AS_IS] = self.speeds[AS_IS].best(self.test(AS_IS).measure())
+            self.speeds[name] = found.best(self.test(name).measure())
         if self._gain(name) < LEAST_GAIN:
             self._free(name)
 

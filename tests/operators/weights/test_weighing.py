@@ -92,6 +92,7 @@ def test_auto_leaves_the_file_as_it_is_where_the_gain_is_not_clear(model, as_bf1
     best, why = choose(model)
     assert best == "as_is"
     assert "no type that loses nothing is 5% faster" in why
+    assert as_bf16[1] == ([1.0, seconds] if seconds == 2.0 else [1.0, seconds, 1.0, seconds]), "much slower: once"
 
 
 def test_auto_refuses_what_predicts_otherwise(model, as_bf16, monkeypatch):
