@@ -69,6 +69,7 @@ PUBLIC_NAMES = "pipeline/__init__.py"
 """It names for type checkers what it imports when it is first used."""
 STARTS_THREADS = {
     "pipeline/cluster/crew.py",
+    "pipeline/cluster/members.py",
     "pipeline/cluster/running_island.py",
     "pipeline/cluster/pool.py",
     "pipeline/cluster/process_pool.py",

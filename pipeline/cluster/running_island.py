@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from pipeline.api.errors import Cancelled, ExitCode, Interrupted, PipelineError
+from pipeline.api.errors import Cancelled, ExitCode, Interrupted, NodeFailed, PipelineError
 from pipeline.api.meter import StageMeter
 from pipeline.api.protocols import BaseOperator, Inbox, Runtime
 from pipeline.api.records import Batch, ChunkEnd, Item, Reject, Rejects, Shard
@@ -42,16 +42,16 @@ class IslandPlan:
     schema: bytes
 
 
-class WorkerFailed(PipelineError):
+class WorkerFailed(NodeFailed):
     """A worker cannot go on: an operator raised, or its build, model or machine does not fit. It ends the run.
 
     Args:
-        message: without the worker's name.
+        message: of the node that failed, without the worker's name.
         code: exit code of the run.
     """
 
     def __init__(self, message: str, code: int = ExitCode.FAILED) -> None:
-        super().__init__(message, code)
+        PipelineError.__init__(self, message, code)  # what is pickled
         self.message = message
         self.exit_code = ExitCode(code)
 

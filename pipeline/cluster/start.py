@@ -14,6 +14,8 @@ from pipeline.cluster.crew import Crew
 from pipeline.cluster.cut import ClusterSize, Cut, islands_of
 from pipeline.cluster.identity import OF_A_NODE, check_equal
 from pipeline.cluster.island import Island
+from pipeline.cluster.ledger import Ledger
+from pipeline.cluster.members import Event, Members
 from pipeline.cluster.meters import RemoteMeter
 from pipeline.cluster.pool import Pool
 from pipeline.cluster.process_pool import ProcessPool
@@ -56,19 +58,15 @@ def driver_graph(
     meters: dict[str, RemoteMeter] = {}
     stall_timeout_s = getattr(settings.runtime, "stall_timeout_s", None)
 
+    began_with = partial(_began_with, state) if cluster.mixed == "refuse" else lambda identity: None
+    stall_s = stall_timeout_s and STALL_SHARE * stall_timeout_s
+
+    def members(post: Callable[[Event], None]) -> Members:
+        return Members(cluster, size.workers, pool, context, tables, meters, began_with, stall_s, post)
+
     def crew() -> Crew:
-        made = Crew(
-            cluster,
-            size,
-            pool,
-            context,
-            tables,
-            cuts,
-            meters,
-            partial(_began_with, state) if cluster.mixed == "refuse" else lambda identity: None,
-            compares=_deterministic(settings),
-            stall_s=stall_timeout_s and STALL_SHARE * stall_timeout_s,
-        )
+        ledger = Ledger(cluster.in_flight, cluster.poison_after, copies=cluster.copies)
+        made = Crew(members, ledger, size.workers, context, cuts, compares=_deterministic(settings))
         made.start()
         return made
 

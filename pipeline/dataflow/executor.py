@@ -268,6 +268,8 @@ class Executor:
                 cut_off()
 
     def _node_failed(self, name: str, error: BaseException) -> NodeFailed:
+        if isinstance(error, NodeFailed):
+            return error  # of a node in a worker
         cause = explained(error, self._context.output_dir)
         if not isinstance(cause, PipelineError) and (line := line_of(cause)) is not None:
             cause.add_note(line)

@@ -1,0 +1,245 @@
+"""Members: the workers of a run, as its driver sees them: started, compared, asked for news, replaced when they end."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from pipeline.api.runtime import RunContext
+from pipeline.cluster.identity import check_equal
+from pipeline.cluster.meters import RemoteMeter
+from pipeline.cluster.pieces import News
+from pipeline.cluster.pool import Handle, Pool, WorkerLost
+from pipeline.cluster.running_island import WorkerFailed
+from pipeline.run_dir.metrics_table import MetricsTables
+from pipeline.settings import ClusterSettings
+
+NEWS_S = 1.0
+"""Seconds between two questions to a worker for its counters; longer with many workers."""
+STOP_S = 5.0
+"""Seconds that workers have to finish their step when a run ends."""
+MOST_SAID = 1000
+"""Log lines of workers that are remembered, to say each once."""
+MOST_STARTS = 3
+"""Workers in a row that may end before they are open."""
+MOST_DEATHS = 16
+"""Workers in a row, besides two for each that is wanted, that may end without an answer of any."""
+log = logging.getLogger(__name__)
+
+Event = Callable[[], None]
+
+
+@dataclass
+class Member:
+    """One worker. `place`: its number, which a replacement takes over."""
+
+    name: str
+    place: int
+    handle: Handle
+    opened: bool = False
+    asked_at: float = 0.0
+    asking: bool = False
+    moved_at: float = 0.0
+    seen: object = None
+    totals: Mapping[str, float] = field(default_factory=dict)
+
+
+class Members:
+    """Starts the workers of a run and watches them. All is called by one thread, but `totals` and `number`.
+
+    Args:
+        settings: of the cluster.
+        wanted: number of workers.
+        pool: starts workers.
+        context: of the run.
+        tables: metrics tables of the run.
+        meters: of the nodes of the islands.
+        began_with: called with the identity of the first worker that opens; raises if the run began on other machines.
+        stall_s: seconds after which a busy worker in which nothing moves is ended; None for never.
+        post: has an event called later, by the thread.
+    """
+
+    def __init__(
+        self,
+        settings: ClusterSettings,
+        wanted: int,
+        pool: Pool,
+        context: RunContext,
+        tables: MetricsTables,
+        meters: Mapping[str, RemoteMeter],
+        began_with: Callable[[Mapping[str, str]], None],
+        stall_s: float | None,
+        post: Callable[[Event], None],
+    ) -> None:
+        self._settings, self._wanted, self._pool, self._context = settings, wanted, pool, context
+        self._tables = tables
+        self._meters = dict(meters)
+        self._began_with = began_with
+        self._stall_s = stall_s
+        self._post = post
+        self._members: dict[str, Member] = {}
+        self._identity: tuple[str, Mapping[str, str]] | None = None
+        self._begun_at = self._added_up_at = 0.0
+        self._deaths_at_start = self._deaths_in_a_row = 0
+        self._counts = Counter[str]()
+        self._lost_totals = Counter[str]()
+        self._said: set[tuple[str, str]] = set()
+
+    def hire(self, joined: Callable[[str], None], left: Callable[[str, str], None]) -> None:
+        """Begin to start all workers.
+
+        Args:
+            joined: called with the name of each worker that can take pieces.
+            left: called with the name of each that has ended, and why.
+        """
+        self._joined, self._left = joined, left
+        self._begun_at = self._context.clock()
+        for place in range(1, self._wanted + 1):
+            self._hire(place, f"{place}")
+
+    def call(self, name: str, method: str, then: Callable[[Any], None], *args: object) -> None:
+        """Call a method of the worker `name`; `then` gets its result as an event."""
+        self._call(self._members[name], method, then, *args)
+
+    def note_work(self, name: str) -> None:
+        """Note that the worker `name` begins to work: it has not stalled before."""
+        self._members[name].moved_at = self._context.clock()
+
+    def note_answer(self, name: str, news: News) -> None:
+        """Take the news that came with an answer of the worker `name`."""
+        self._deaths_in_a_row = 0
+        self._take_news(self._members[name], news)
+
+    def look(self, busy: Callable[[str], bool]) -> None:
+        """Ask workers for news, and end those in which nothing moves though they are `busy`.
+
+        Raises:
+            WorkerFailed: none has opened in time.
+        """
+        now = self._context.clock()
+        if not any(m.opened for m in self._members.values()) and self._counts["workers"] == 0:
+            if now - self._begun_at > self._settings.start_timeout_s:
+                waited = f"no worker was ready within cluster.start_timeout_s={self._settings.start_timeout_s:g} s"
+                raise WorkerFailed(f"{waited}: {self._pool.missing()}")
+            return
+        if now - self._added_up_at >= NEWS_S:
+            self._add_up(now)
+        every = max(NEWS_S, len(self._members) / 16)
+        for member in list(self._members.values()):
+            if member.opened and not member.asking and now - member.asked_at >= every:
+                member.asking, member.asked_at = True, now
+                self._call(member, "news", partial(self._take_news, member))
+            if not member.opened or not busy(member.name):
+                continue
+            if self._stall_s and now - member.moved_at > self._stall_s:
+                log.error("worker %s: nothing has moved in it for %g s; it is ended", member.name, self._stall_s)
+                self._counts["workers_stalled"] += 1
+                member.handle.kill()
+
+    def stop(self) -> None:
+        """Stop all workers: they finish their step and store what is finished. Ends those that do not."""
+        opened = [member for member in self._members.values() if member.opened]
+        stops = [(member, member.handle.call("stop")) for member in opened]
+        until = time.monotonic() + STOP_S
+        for member, stop in stops:
+            try:
+                self._take_news(member, stop.result(max(0.0, until - time.monotonic())))
+            except Exception as error:  # it is ended next, and its pieces are not committed
+                log.debug("worker %s did not stop: %r", member.name, error)
+        self._add_up(self._context.clock())
+        for member in self._members.values():
+            member.handle.kill()
+        self._pool.close()
+
+    def totals(self) -> dict[str, float]:
+        """Return what all workers have counted, and counts of the workers."""
+        found = Counter(self._lost_totals)
+        for member in list(self._members.values()):
+            found.update(member.totals)
+        return {**found, **{f"cluster/{key}": float(value) for key, value in self._counts.items()}}
+
+    def _hire(self, place: int, name: str) -> None:
+        handle = self._pool.hire(name)
+        self._members[name] = member = Member(name, place, handle, moved_at=self._context.clock())
+        self._call(member, "open", partial(self._opened, member))
+
+    def _call(self, member: Member, method: str, then: Callable[[Any], None], *args: object) -> None:
+        def answered(future: Future[Any]) -> None:
+            self._post(partial(self._settle, member, future, then))
+
+        member.handle.call(method, *args).add_done_callback(answered)
+
+    def _settle(self, member: Member, future: Future[Any], then: Callable[[Any], None]) -> None:
+        if self._members.get(member.name) is not member:
+            return  # it was replaced
+        try:
+            found = future.result()
+        except WorkerLost as error:
+            self._lost(member, str(error))
+        except WorkerFailed as error:
+            raise WorkerFailed(f"worker {member.name}: {error}", error.exit_code) from error
+        else:
+            then(found)
+
+    def _opened(self, member: Member, identity: Mapping[str, str]) -> None:
+        first = self._identity
+        if first is None:
+            self._identity = f"worker {member.name}", identity
+            self._began_with(identity)
+        elif self._settings.mixed == "refuse":
+            check_equal(*first, f"worker {member.name}", identity, "Make them alike")
+        member.opened, member.moved_at = True, self._context.clock()
+        self._deaths_at_start = 0
+        self._counts["workers"] += 1
+        self._joined(member.name)
+
+    def _lost(self, member: Member, why: str) -> None:
+        """Replace a worker that has ended."""
+        del self._members[member.name]
+        self._lost_totals.update(member.totals)
+        self._deaths_in_a_row += 1
+        self._deaths_at_start += not member.opened
+        self._counts["workers_lost"] += 1
+        self._left(member.name, why)
+        if self._deaths_at_start >= MOST_STARTS:
+            raise WorkerFailed(f"workers end before they can begin, {MOST_STARTS} in a row; the last one: {why}")
+        if self._deaths_in_a_row >= MOST_DEATHS + 2 * self._wanted:
+            raise WorkerFailed(f"{self._deaths_in_a_row} workers in a row ended without an answer; the last one: {why}")
+        generation = member.name.partition(".")[2] or "1"
+        self._hire(member.place, f"{member.place}.{int(generation) + 1}")
+
+    def _take_news(self, member: Member, news: News) -> None:
+        member.asking = False
+        member.totals = news.totals or member.totals
+        for reading in news.meters:
+            meter = self._meters.get(reading.name)
+            if meter is None:
+                meter = self._meters[reading.name] = RemoteMeter(reading.name)
+                self._context.parts.append(meter)
+            meter.update(member.name, reading)
+        seen = [(r.name, r.counts["batches"], r.counts["tokens_in"], r.counts["tokens_out"]) for r in news.meters]
+        if seen and seen != member.seen:
+            member.seen, member.moved_at = seen, self._context.clock()
+        for table in news.tables:
+            self._tables.get(table.name, table.schema).add(member.name, table.rows)
+        self._say(member.name, news.log)
+
+    def _say(self, name: str, records: Sequence[tuple[int, str, str]]) -> None:
+        """Log what a worker has logged, but nothing twice: most is the same from every worker."""
+        for level, logger, text in records:
+            if (logger, text) not in self._said:
+                if len(self._said) < MOST_SAID:
+                    self._said.add((logger, text))
+                logging.getLogger(logger).log(level, "worker %s: %s", name, text)
+
+    def _add_up(self, now: float) -> None:
+        """Add up the meters of all workers, once in a while: that takes longer the more there are."""
+        self._added_up_at = now
+        for meter in list(self._meters.values()):
+            meter.add_up()
