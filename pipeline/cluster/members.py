@@ -85,7 +85,7 @@ class Members:
         self._post = post
         self._members: dict[str, Member] = {}
         self._identity: tuple[str, Mapping[str, str]] | None = None
-        self._begun_at = self._added_up_at = 0.0
+        self._begun_at = self._looked_at = self._added_up_at = 0.0
         self._deaths_at_start = self._deaths_in_a_row = 0
         self._counts = Counter[str]()
         self._lost_totals = Counter[str]()
@@ -120,9 +120,13 @@ class Members:
         """Ask workers for news, and end those in which nothing moves though they are `busy`.
 
         Raises:
-            WorkerFailed: none has opened in time.
+            WorkerFailed: none has opened in time, or none can be reached any more.
         """
         now = self._context.clock()
+        if now - self._looked_at >= NEWS_S:
+            self._looked_at = now
+            if (lost := self._pool.lost) is not None:
+                raise WorkerFailed(lost)
         if not any(m.opened for m in self._members.values()) and self._counts["workers"] == 0:
             if now - self._begun_at > self._settings.start_timeout_s:
                 waited = f"no worker was ready within cluster.start_timeout_s={self._settings.start_timeout_s:g} s"
@@ -144,17 +148,9 @@ class Members:
 
     def stop(self) -> None:
         """Stop all workers: they finish their step and store what is finished. Ends those that do not."""
-        opened = [member for member in self._members.values() if member.opened]
-        stops = [(member, member.handle.call("stop")) for member in opened]
-        until = time.monotonic() + STOP_S
-        for member, stop in stops:
-            try:
-                self._take_news(member, stop.result(max(0.0, until - time.monotonic())))
-            except Exception as error:  # it is ended next, and its pieces are not committed
-                log.debug("worker %s did not stop: %r", member.name, error)
+        if self._pool.lost is None:
+            self._stop_all()
         self._add_up(self._context.clock())
-        for member in self._members.values():
-            member.handle.kill()
         self._pool.close()
 
     def totals(self) -> dict[str, float]:
@@ -163,6 +159,18 @@ class Members:
         for member in list(self._members.values()):
             found.update(member.totals)
         return {**found, **{f"cluster/{key}": float(value) for key, value in self._counts.items()}}
+
+    def _stop_all(self) -> None:
+        opened = [member for member in self._members.values() if member.opened]
+        stops = [(member, member.handle.call("stop")) for member in opened]
+        until = time.monotonic() + STOP_S
+        for member, stop in stops:
+            try:
+                self._take_news(member, stop.result(max(0.0, until - time.monotonic())))
+            except Exception as error:  # it is ended next, and its pieces are not committed
+                log.debug("worker %s did not stop: %r", member.name, error)
+        for member in self._members.values():
+            member.handle.kill()
 
     def _hire(self, place: int, name: str) -> None:
         handle = self._pool.hire(name)

@@ -34,6 +34,10 @@ class Pool(Protocol):
     def fits(self) -> int:
         """Workers to start where the job does not say how many."""
 
+    @property
+    def lost(self) -> str | None:
+        """Why no worker can be reached any more, for a message; None while they can."""
+
     def hire(self, name: str) -> Handle:
         """Begin to start a worker. Returns at once: its calls are answered when it runs, which may be minutes later."""
 

@@ -55,6 +55,10 @@ class ProcessPool:
         self._desk = ServiceDesk()
         self._started: list[ProcessHandle] = []
 
+    @property
+    def lost(self) -> None:
+        return None
+
     def hire(self, name: str) -> ProcessHandle:
         place = int(name.partition(".")[0]) - 1
         cores = [*range(place * self._cores, (place + 1) * self._cores)]

@@ -9,8 +9,10 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
+import psutil
 import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -72,12 +74,19 @@ class RayPool:
         )
         self._desk = desk.remote(sys.path)
         self._started: list[RayHandle] = []
+        self._node = _own_node()
 
     @property
     def fits(self) -> int:
         """Workers that the cluster has room for as it is now, at least one."""
         there = _resources()
         return max(1, int(min(there.get(name, 0.0) / need for name, need in self._needs.items() if need)))
+
+    @property
+    def lost(self) -> str | None:
+        if self._node is None or self._node.is_running():
+            return None
+        return "Ray has ended on this machine (its raylet is gone); start it again, and the same command goes on"
 
     def hire(self, name: str) -> RayHandle:
         handle = RayHandle(self._actor.remote(sys.path, os.getcwd(), self._plan, self._desk))  # noqa: PTH109
@@ -92,6 +101,8 @@ class RayPool:
         return f"a worker takes {needs}, and the cluster has {_in_words(some)} in all; {hint}"
 
     def close(self) -> None:
+        if self.lost:  # nothing would answer; Ray ends the workers of a driver that is gone
+            return
         for handle in self._started:
             handle.kill()
         try:
@@ -222,6 +233,16 @@ def _connect(address: str) -> None:
     finally:
         if threading.current_thread() is threading.main_thread() and handler is not None:
             signal.signal(signal.SIGTERM, handler)
+
+
+def _own_node() -> psutil.Process | None:
+    """Return the process of the raylet that this process is connected to; None if it cannot be seen."""
+    named = f"--node_id={ray.get_runtime_context().get_node_id()}"
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if named in process.cmdline():
+                return process
+    return None
 
 
 def _nodes() -> list[dict[str, Any]]:

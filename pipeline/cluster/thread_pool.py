@@ -27,6 +27,10 @@ class ThreadPool:
         self._desk = ServiceDesk()
         self.fits = USUAL_WORKERS
 
+    @property
+    def lost(self) -> None:
+        return None
+
     def hire(self, name: str) -> ThreadHandle:
         return ThreadHandle(Worker(self._plan, self._desk, keeps_log=False), self._calls)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
 import time
@@ -127,4 +128,62 @@ def test_a_signal_ends_all_actors(sent: signal.Signals, tmp_path: Path) -> None:
     assert not alive
     assert run(slow, tmp_path / "out", "chunk_rows=16") == ExitCode.DONE
     assert run(slow, tmp_path / "alone", "chunk_rows=16") == ExitCode.DONE
+    assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "alone")
+
+
+@pytest.mark.faults
+def test_the_end_of_the_own_node_is_said_at_once(tmp_path: Path) -> None:
+    cluster = own_cluster()
+    address = (f"cluster.address={cluster.address}", "cluster.piece_rows=2")
+    process = start(command(job_with(tmp_path, "slow"), tmp_path / "out", *RAY, *address))
+    try:
+        while not list((tmp_path / "out/data").glob("*.parquet")):
+            time.sleep(0.02)
+            assert process.poll() is None
+        there = actors()
+        cluster.head_node.kill_raylet()
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        cluster.shutdown()
+    assert process.returncode == ExitCode.FAILED, said
+    assert "Ray has ended on this machine" in said
+    _, alive = psutil.wait_procs(there, LEAVES_S)
+    assert not alive
+
+
+def own_cluster() -> Any:
+    from ray.cluster_utils import Cluster
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    return Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("seed", range(3))
+def test_random_kills_change_no_byte(seed: int, nodes, tmp_path: Path) -> None:
+    """Actors, the store's actor, a node and the driver are killed in any order; the same command goes on."""
+    chance, kills, limit = random.Random(seed), 0, time.monotonic() + 300
+    own = (f"cluster.address={nodes.address}", "cluster.piece_rows=2", "+cluster.resources.dev=1", "data.limit=200")
+    assert run("quickstart", tmp_path / "alone", "chunk_rows=16", "data.limit=200") == ExitCode.DONE
+    node, code, said = nodes.add_node(num_cpus=2, resources={"dev": 2}), None, ""
+    while code != ExitCode.DONE:
+        process = start(command("quickstart", tmp_path / "out", *RAY, *own))
+        while process.poll() is None and kills < 8:
+            time.sleep(chance.uniform(0.3, 2.0))
+            what = chance.choice(("PieceWorker", "PieceWorker", "Desk", "node", "driver"))
+            if what == "node":
+                nodes.remove_node(node, allow_graceful=False)
+                node = nodes.add_node(num_cpus=2, resources={"dev": 2})
+            elif what == "driver":
+                process.kill()
+            elif victims := actors(what):
+                with suppress(psutil.Error):
+                    chance.choice(victims).kill()
+            kills += 1
+        _, said = process.communicate(timeout=240)
+        code = process.returncode
+        assert code in (ExitCode.DONE, -signal.SIGKILL), said
+        assert time.monotonic() < limit
+    nodes.remove_node(node)
     assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "alone")
