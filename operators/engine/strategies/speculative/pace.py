@@ -17,6 +17,8 @@ WIDTHS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 63)
 """Tokens of a row to choose from, beside 1: few, so that their costs are soon known."""
 TRIALS_SHARE = 0.01
 """Share of the time that calls of a size not yet measured may lose, and after which losses there are no drafts."""
+GAINS_SHARE = 0.05
+"""Share of the time that is kept of what drafts have gained, to lose it again before there are none."""
 TRIAL_STEPS = 4
 """Steps in succession to measure a size by."""
 IDLE_SHARE = 0.005
@@ -24,7 +26,10 @@ IDLE_SHARE = 0.005
 MOST_REST = 16
 """Steps without drafts at most."""
 STALE = 1000
-"""Steps after which a size is measured again, and the rates of drafts are learned anew."""
+"""Steps after which a size is measured again."""
+FORGET = 100
+"""Steps without drafts after which they are thought to be as good as in the beginning: else drafts that were bad for a
+while would never be tried again."""
 _FIRST_RATE = 0.6
 _RATE_STEP = 0.1
 _CHANGE_STEP = 0.1
@@ -244,28 +249,35 @@ class Pace:
         if tokens > 1:
             usual = min(seconds, 2 * (self.costs.bounds(rows, tokens)[1] + change_s))
             alone = self.costs.bounds(rows, 1)[1]
-            self._lost_s = max(0.0, self._lost_s + usual + drafting_s - counted * alone / rows)
+            lost_s = self._lost_s + usual + drafting_s - counted * alone / rows
+            self._lost_s = max(-GAINS_SHARE * self._total_s, lost_s)
 
     def rate(self, matched: int, own: float | None) -> float:
-        """Return the chance of a drafted token. `own`: the row's rate; `matched`: of its draft. What was learned long
-        ago does not count."""
-        if self.costs.steps - self._learned > STALE:
-            self._rates.clear()
-            own = None
-        usual = self._rates.get(matched, _FIRST_RATE)
-        return usual if own is None else (usual + own) / 2
+        """Return the chance of a drafted token. `own`: the row's rate; `matched`: of its draft. What was learned counts
+        less with every step in which nothing is."""
+        usual = self._usual(matched)
+        return usual if own is None else (usual + own + self._forgotten * (usual - own)) / 2
 
     def learn(self, matched: int, own: float | None, right: int, *, wrong: bool) -> float | None:
         """Learn from a draft of which `right` tokens were right, and the next `wrong` if there was one; return the
         row's new rate."""
-        usual = self._rates.get(matched, _FIRST_RATE)
+        usual = self._usual(matched)
         if right or wrong:
             self._learned = self.costs.steps
         for hit in [1.0] * right + [0.0] * wrong:
             usual += _RATE_STEP * (hit - usual)
             own = hit if own is None else own + 2 * _RATE_STEP * (hit - own)
-        self._rates[matched] = usual
+            self._rates[matched] = usual
         return own
+
+    @property
+    def _forgotten(self) -> float:
+        """The share of what was learned that does not count any more."""
+        return min(1.0, (self.costs.steps - self._learned) / FORGET)
+
+    def _usual(self, matched: int) -> float:
+        known = self._rates.get(matched, _FIRST_RATE)
+        return known + self._forgotten * (_FIRST_RATE - known)
 
 
 def _widths(most: int) -> list[int]:
