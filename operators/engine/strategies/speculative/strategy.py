@@ -34,6 +34,9 @@ from operators.settings.speculative import SpeculativeSettings
 from pipeline.api.errors import ConfigError
 from pipeline.api.meter import Clock
 
+FIRST_STEPS = 100
+"""Steps before a draft model is measured: a job of fewer has nothing of it."""
+
 
 class Speculative(Autoregressive):
     """Several tokens a step, where drafts are right."""
@@ -142,18 +145,19 @@ class Speculative(Autoregressive):
         shape = self.decoder.shape
         room = shape.max_sequence_tokens - max(row.slot.num_cached for row in rows)
         most = min(1 + self.draft, shape.n_ubatch // len(rows), room)
-        if self.settings.adaptive and self._pace.rests(len(rows), most):
+        model = self._drafter if isinstance(self._drafter, DraftModel) else None
+        early = model is not None and self._pace.costs.steps < FIRST_STEPS
+        if self.settings.adaptive and (early or self._pace.rests(len(rows), most)):
             return
         began = self._clock()
         self._known = known = [row.to_compute for row in rows]
         # The last token of a completion is drawn and never computed.
         left = [min(most - n, row.max_tokens - len(row.tokens) - 1) for n, row in zip(known, rows, strict=True)]
-        model, ahead, rate = None, NOTHING_AHEAD, self._pace.rate
-        if isinstance(self._drafter, DraftModel):
-            model = self._drafter
+        ahead, rate = NOTHING_AHEAD, self._pace.rate
+        if model is not None:
             ahead = model.ahead(rows) if self.settings.adaptive else NOTHING_AHEAD
             self._drafts = [NOTHING] * len(rows)
-            bids = [Bid(n, most, rate(MODEL, row.rate)) for n, most, row in zip(known, left, rows, strict=True)]
+            bids = [Bid(n, room, rate(MODEL, row.rate)) for n, room, row in zip(known, left, rows, strict=True)]
         else:
             self._drafts = drafts = self._drafter.drafts(rows, left)
             of_rows = zip(known, drafts, rows, strict=True)

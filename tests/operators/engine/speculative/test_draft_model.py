@@ -15,6 +15,7 @@ from operators.engine.sampling.params import SamplingParams
 from operators.engine.sequence import Sequence
 from operators.engine.strategies.speculative import draft_model
 from operators.engine.strategies.speculative.draft_model import DraftModel
+from operators.engine.strategies.speculative.strategy import FIRST_STEPS
 from tests.operators.engine.fixtures import Bench, check_slots, prompts, shape, worker_on
 from tests.operators.engine.speculative.drafters import WithModel
 from tests.operators.engine.speculative.test_engine import SAMPLING, completions, rows_of
@@ -116,6 +117,20 @@ def test_a_draft_takes_as_many_calls_as_tokens_and_its_rows_bring_equally_many()
     reading, drafts = 3, len([n for n in bench.column("drafted_tokens") if n])
     assert len(calls) - reading in (3 * drafts - 1, 3 * drafts)
     assert calls[reading + 1 : -2] == [[1] * 4 if i % 3 else [2] * 4 for i in range(1, len(calls) - reading - 2)]
+
+
+def test_a_short_job_has_nothing_of_a_draft_model():
+    calls: list[int] = []
+    bench = Drafting(4, FakeModel(lambda batch: calls.append(1) or 0))  # type: ignore[func-returns-value]
+    bench.run(rows_of(prompts(12), SamplingParams()))
+    assert len(bench.steps.rows) < FIRST_STEPS
+    assert not calls
+
+
+def test_each_row_is_drafted_for_as_far_as_it_needs():
+    """No further: there may be no room."""
+    rows: Any = rows_of(prompts(3), SamplingParams())
+    assert [len(draft.tokens) for draft in Drafting(3).drafter.drafts(rows, [3, 0, 1])] == [3, 0, 1]
 
 
 def test_a_prompt_that_begins_like_another_is_not_read_again():

@@ -140,6 +140,7 @@ def test_drafts_of_a_model_are_counted_with_their_time(tmp_path):
     busy = dict(zip(stages["node"].to_pylist(), stages["busy_s_sum"].to_pylist(), strict=True))
     assert busy["generate/decode"] >= sums["draft_s"] + sums["decode_s"] - 1e-3
     assert f"{TINY} makes drafts (decode.draft.model)" in (tmp_path / "out/run.log").read_text()
+    assert "| draft model | `tiny-q8_0.gguf`, which changes no text |" in (tmp_path / "out/README.md").read_text()
     run(tmp_path / "plain")
     assert "drafting" in repr(time_spent(read_results(tmp_path / "out")))
     assert "drafting" not in repr(time_spent(read_results(tmp_path / "plain")))

@@ -162,3 +162,13 @@ def test_drafts_that_pay_are_not_given_up_for_a_few_bad_rows():
         job.step(0.1 if job.tokens // 60 % 10 == 0 else 0.9)
     assert job.chosen[2000:].count(1) < 500
     assert job.gain > 1.5
+
+
+def test_reading_a_prompt_is_spread_over_the_tokens_that_are_left():
+    pace = Pace()
+    for tokens in (1, 4):
+        for _ in range(9):
+            pace.note(1, tokens, tokens, 1.0)
+    bids = [Bid(1, 3, 0.9)]
+    assert pace.choose(bids, 4, Ahead((0.1, 0.1), late_s=10.0, left=50)) == 4
+    assert pace.choose(bids, 4, Ahead((0.1, 0.1), late_s=10.0, left=5)) == 1
