@@ -53,11 +53,11 @@ class Drafting(Bench):
         while self.scheduler.runnable:
             self.worker.step()
             check_slots(self.scheduler)
-            check_seats(self.drafter)
+            check_seats(self.drafter, whole=len(self.steps.rows) % 7 == 0)
         return {row.handle: row.tokens for row in client.collect()}
 
 
-def check_seats(drafter: DraftModel) -> None:
+def check_seats(drafter: DraftModel, *, whole: bool) -> None:
     """No row has two seats, and the KV cache has what the seats say: the fake can be asked."""
     seats = drafter._seats
     decoder = seats._decoder
@@ -66,7 +66,7 @@ def check_seats(drafter: DraftModel) -> None:
     again = FakeDecoder(decoder.shape)
     for seat in seats.all:
         assert seat.sure <= seat.length == decoder._length[seat.index]
-        if seat.length:
+        if whole and seat.length:
             again.batch.clear()
             computed = np.minimum(seats._lines[seat.index, : seat.length], seats._last_word)
             again.batch.add_spans([computed], [0], [seat.index], [1])
@@ -81,7 +81,7 @@ def test_completions_are_those_of_autoregressive_whatever_is_drafted(name, draft
     expected = rows_of(texts, params, stops=name == "no end")
     Bench(shape(4)).run(expected)
     for slots, values in [(1, {"draft_tokens": 5}), (4, {"draft_tokens": 3}), (4, {"preempt_every": 3}), (16, {})]:
-        for adaptive in (True, False):
+        for adaptive in (True, False) if draft is FakeModel else (False,):
             rows = rows_of(texts, params, stops=name == "no end")
             bench = Drafting(slots, draft(), adaptive=adaptive, **values)
             bench.run([rows[i] for i in np.random.default_rng(slots).permutation(16)])

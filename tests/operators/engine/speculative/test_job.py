@@ -119,7 +119,6 @@ def test_a_draft_model_changes_no_byte_also_resumed_and_from_its_store(tmp_path,
     expected = run(tmp_path / "plain", store, *warm)
     for name, draft in (("same", BY_TINY), ("stranger", stranger)):
         assert run(tmp_path / name, *ALWAYS, draft, *warm) == expected
-        assert run(tmp_path / f"{name}_adaptive", "decode=speculative", draft, *warm) == expected
     command = [sys.executable, "-m", "pipeline", "job=quickstart", f"output_dir={tmp_path / 'killed'}", "progress=none"]
     at = os.environ | {VARIABLE: f"{Failpoint.SHARD_RENAMED}:2"}
     assert (
