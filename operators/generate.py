@@ -34,6 +34,7 @@ from operators.generation.wiring import (
     chosen_settings,
     completion_keys,
     decode_strategy,
+    draft_memory,
     identity_of,
     model_memory,
     shared_engine,
@@ -174,8 +175,9 @@ class Generate(BaseOperator):
 
     def memory_needs(self) -> Iterable[MemoryNeed]:
         key = repr((self._model_settings, self._engine_settings, self._decode))
-        draft = decode_strategy(self._decode).draft
-        return model_memory(self._model_settings, self._engine_settings, key, draft=draft)
+        strategy = decode_strategy(self._decode)
+        yield from model_memory(self._model_settings, self._engine_settings, key, draft=strategy.draft)
+        yield from draft_memory(strategy, self._model_settings, self._engine_settings, key)
 
     def open(self, runtime: Runtime) -> None:
         check_chosen(runtime, self._engine_settings)
@@ -185,13 +187,16 @@ class Generate(BaseOperator):
         self._ahead = LookAhead()
         self._repeated = RepeatedDraws()
         self._duplicates = Duplicates(enabled=self._engine_settings.optimise.identical_rows)
-        drafts = decode_strategy(self._decode).draft > 0
-        self._metrics = RowMetrics(runtime, constrained=self._sampling.structured.kind is not None, drafts=drafts)
+        strategy = decode_strategy(self._decode)
+        drafts, constrained = strategy.draft > 0, self._sampling.structured.kind is not None
+        self._metrics = RowMetrics(runtime, constrained=constrained, drafts=drafts)
         said = self._sampling.tools is not None or CHOICE in self._sampling.per_row
         if self._tools is None and self._data.has_tools and not said:
             runtime.log.warning(UNREAD_CALLS, runtime.node)
         if (wanted := self._model_settings.converts_to) is not None:
             runtime.log.info("%s: the model's weights as %s (model.weights)", runtime.node, wanted)
+        if strategy.draft_model is not None:
+            runtime.log.info("%s: %s makes drafts (decode.draft.model)", runtime.node, strategy.draft_model.path)
         if not self._engine_settings.open_keys():
             self._take_engine(self._engine_settings)
         runtime.totals(lambda: {f"{runtime.node}/identical": float(self._duplicates.served)})
@@ -230,7 +235,7 @@ class Generate(BaseOperator):
             store_path(self._store_settings, task.results),
         )
         found = generating.forecast(batches, task, time.perf_counter() - began)
-        memory = memory_of(self._model_settings, settings)
+        memory = memory_of(self._model_settings, settings, decode_strategy(self._decode))
         assumed = f"what runtime leaves open is chosen when the run begins; {settings.slots} slots are assumed"
         faster = self._weighing.mention(self._model_settings.converts_to)
         notes = [*([] if before else [assumed]), *([faster] if faster else []), *found.notes]

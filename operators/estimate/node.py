@@ -13,6 +13,7 @@ import numpy as np
 
 from operators.engine.backend.loading import inspect_model
 from operators.engine.sequence import FinishReason, Sequence
+from operators.engine.strategies.base import Strategy
 from operators.estimate.generation import Generated, generated
 from operators.estimate.trial import Device
 from operators.generation.completions import Completions
@@ -20,7 +21,7 @@ from operators.generation.duplicates import Duplicates
 from operators.generation.requests import Requests, batch_row
 from operators.generation.store import unusable
 from operators.generation.store_lookup import CompletionKeys
-from operators.generation.wiring import model_memory
+from operators.generation.wiring import draft_memory, model_memory
 from operators.settings import ModelSettings, SamplingSettings, StoreSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.forecast import Forecast, Range, Task, share
@@ -151,11 +152,14 @@ def not_stored(path: Path, rows: Seq[Sequence], retry: Seq[str]) -> list[Sequenc
         raise unusable(path, error, opening=True) from error
 
 
-def memory_of(model: ModelSettings, settings: EngineSettings) -> dict[str, float]:
-    """Return the bytes that the model and its contexts take, by purpose, if the file's header tells."""
+def memory_of(model: ModelSettings, settings: EngineSettings, strategy: Strategy) -> dict[str, float]:
+    """Return the bytes that the model, the draft model and their contexts take, by purpose, if the headers of the files
+    tell."""
     facts = inspect_model(model)
-    sizes = [need.size_bytes for need in model_memory(model, settings, "forecast")]
+    sizes = [need.size_bytes for need in model_memory(model, settings, "forecast", draft=strategy.draft)]
+    drafts = sum(need.size_bytes for need in draft_memory(strategy, model, settings, "forecast"))
     known = facts.sizes is not None and facts.sizes.kv_values is not None
     purposes = ("model", "KV cache and logits", "snapshots")
     found = {what: float(size) for what, size in zip(purposes, sizes, strict=False)}
-    return {what: size for what, size in found.items() if known or what != purposes[1]}
+    found = {what: size for what, size in found.items() if known or what != purposes[1]}
+    return found | ({"draft model": float(drafts)} if drafts else {})

@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from operators.engine.backend.interface import Model, Wanted, decoder_shape, max_sequence_tokens
-from operators.engine.backend.loading import inspect_model, model_key
+from operators.engine.backend.loading import inspect_model, load_model, model_key
 from operators.engine.loop.engine import Engine
 from operators.engine.loop.step_log import STEPS_SCHEMA
 from operators.engine.loop.threads import EngineThreads
@@ -95,6 +95,16 @@ def model_memory(
         yield MemoryNeed(("snapshots", key), f"snapshots of {name}: up to runtime.snapshot_mb a context", most)
 
 
+def draft_memory(strategy: Strategy, model: ModelSettings, settings: EngineSettings, key: Hashable) -> list[MemoryNeed]:
+    """Return the memory of the draft model of `strategy`, as `model_memory` does; none if it has none."""
+    n_ctx_train = inspect_model(model).n_ctx_train
+    if strategy.draft_model is None or n_ctx_train is None:
+        return []
+    longest = max_sequence_tokens(settings, n_ctx_train)
+    own = replace(settings, max_sequence_tokens=longest)
+    return list(model_memory(strategy.draft_model, own, ("draft", key)))
+
+
 def engine_threads(runtime: Runtime) -> EngineThreads:
     """Return the threads that compute for all engines of the run."""
     return runtime.resource(("engine threads",), EngineThreads, EngineThreads.close)
@@ -138,6 +148,10 @@ def _make_engine(
         suffix = f".{number + 1}" if number else ""
         meters = (runtime.part(f"decode{suffix}"), runtime.part(f"sample{suffix}"))
         workers.append(Worker(strategy.bind(decoder, model), queue, settings, meters, lambda: runtime.cancelled))
+        if strategy.draft_model is not None:
+            draft = load_model(runtime, strategy.draft_model)
+            closing.callback(strategy.take_draft_model(draft, replace(settings, threads=cores)))
+            runtime.when_stuck(draft.abort)
     number = next(runtime.resource(("engine numbers",), itertools.count))
     engine = Engine(workers, queue, runtime.table("steps", STEPS_SCHEMA), engine_threads(runtime), number)
     closing.callback(engine.close)

@@ -27,9 +27,10 @@ MOST_DIMENSIONS = 4
 STRING, ARRAY, UINT32, INT32, FLOAT32 = 8, 9, 4, 5, 6
 SIZES: Mapping[int, int] = {0: 1, 1: 1, 2: 2, 3: 2, UINT32: 4, INT32: 4, FLOAT32: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Bytes of a value by its type; STRING and ARRAY have none of their own."""
+TOKENS = b"tokenizer.ggml.tokens"
 NEEDED: Mapping[bytes, tuple[int, int | None]] = {
     b"general.alignment": (UINT32, None),
-    b"tokenizer.ggml.tokens": (ARRAY, STRING),
+    TOKENS: (ARRAY, STRING),
     b"tokenizer.ggml.merges": (ARRAY, STRING),
     b"tokenizer.ggml.scores": (ARRAY, FLOAT32),
     b"tokenizer.ggml.token_type": (ARRAY, INT32),
@@ -41,10 +42,12 @@ _U32, _U64, _COUNTS = struct.Struct("<I"), struct.Struct("<Q"), struct.Struct("<
 
 @dataclass(frozen=True)
 class Contents:
-    """Names of tensors in a file, and of arrays in its metadata with the number of their items."""
+    """Names of tensors in a file, and of arrays in its metadata with the number of their items. `tokens_at`: the place
+    of the texts of the tokens in the file; None: it has none."""
 
     tensors: frozenset[bytes]
     arrays: Mapping[bytes, int]
+    tokens_at: int | None = None
 
 
 def check_gguf(path: Path) -> Contents:
@@ -59,6 +62,24 @@ def check_gguf(path: Path) -> Contents:
         return _Walk(path, data).whole()
 
 
+def tokens_of(path: Path) -> list[bytes]:
+    """Return the texts of the tokens in a file, as its tokenizer has them: spaces may be other characters.
+
+    Raises:
+        InputError: see check_gguf.
+    """
+    contents = check_gguf(path)
+    if contents.tokens_at is None:
+        return []
+    found, at = [], contents.tokens_at + _U64.size
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        for _ in range(contents.arrays[TOKENS]):
+            end = at + _U64.size + _U64.unpack_from(data, at)[0]
+            found.append(data[at + _U64.size : end])
+            at = end
+    return found
+
+
 class _Walk:
     """A place in the file, which moves to its end; whatever is read is looked for first."""
 
@@ -67,6 +88,7 @@ class _Walk:
         self._data = data
         self._at = 4
         self._counts: dict[bytes, int] = {}
+        self._tokens_at: int | None = None
 
     def whole(self) -> Contents:
         """Keys and values, then the descriptions of the tensors."""
@@ -81,10 +103,10 @@ class _Walk:
         for _ in range(keys):
             self._pair()
         for key in ONE_A_TOKEN:
-            tokens = self._counts.get(b"tokenizer.ggml.tokens")
+            tokens = self._counts.get(TOKENS)
             if key in self._counts and self._counts[key] != tokens:
                 raise self._damaged(f"{key.decode()} has {self._counts[key]} values for {tokens} tokens")
-        return Contents(frozenset([self._tensor() for _ in range(tensors)]), self._counts)
+        return Contents(frozenset([self._tensor() for _ in range(tensors)]), self._counts, self._tokens_at)
 
     def _pair(self) -> None:
         key = self._key()
@@ -94,6 +116,7 @@ class _Walk:
         if wanted is not None and (kind, item) != wanted:
             raise self._damaged(f"{key.decode()} is of type {kind}, and must be of type {wanted[0]}")
         if item is not None:
+            self._tokens_at = self._at if key == TOKENS else self._tokens_at
             self._counts[key] = self._array(item)
         elif key == b"general.alignment":
             alignment = self._number(_U32)

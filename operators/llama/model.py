@@ -18,6 +18,7 @@ from operators.engine.backend.loading import ModelFacts, ModelSizes, check_optio
 from operators.llama.context import ContextPool, LlamaContext
 from operators.llama.convert import converted, type_of
 from operators.llama.encoder import EncoderContext
+from operators.llama.gguf_check import tokens_of
 from operators.llama.header import Header, content_of, parts_of, read_header
 from operators.llama.kernels import K_QUANTS, doubt, is_arm, keep_rows_apart, lone_tokens, repacks
 from operators.llama.library import initialise, last_errors
@@ -284,4 +285,5 @@ def facts_of(path: Path, fingerprint: str | None = None) -> ModelFacts:
     return ModelFacts(
         *(fingerprint, header.n_ctx_train, header.n_embd, sizes, header.encoder, header.outputs, header.template),
         type_of(path),
+        functools.partial(tokens_of, parts_of(path)[0]),
     )

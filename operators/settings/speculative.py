@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from operators.settings.checks import NOT_IN_DATA, check, check_one_of
-from operators.settings.model import DecodeSettings
+from operators.settings.checks import NOT_IN_DATA, check
+from operators.settings.model import DecodeSettings, ModelSettings
 from operators.settings.runtime import KERNEL_TOKENS
 
-DRAFTS = ("lookup",)
+LOOKUP = "lookup"
 
 
 @dataclass
@@ -19,22 +19,38 @@ class SpeculativeSettings(DecodeSettings):
     Nothing but the strategy is in the fingerprint: a draft changes no token.
 
     Args:
-        draft: where drafts come from; lookup: the row's own prompt and completion, and completions of other rows.
+        draft: where drafts come from; lookup: the row's own prompt and completion, and completions of other rows. Or a
+            mapping: `model`, the GGUF file of a small model with the vocabulary of the job's own (null: lookup), and
+            its `gpu_layers`.
         draft_tokens: tokens of a draft at most.
         adaptive: choose the tokens of each call, also none, by what calls cost and how often drafts are right; false:
             always bring `draft_tokens`.
     """
 
     strategy: str = "operators.engine.strategies.speculative.strategy:Speculative"
-    draft: str = field(default="lookup", metadata=NOT_IN_DATA)
+    draft: Any = field(default_factory=lambda: {"model": None, "gpu_layers": 0}, metadata=NOT_IN_DATA)
     draft_tokens: int = field(default=7, metadata=NOT_IN_DATA)
     adaptive: bool = field(default=True, metadata=NOT_IN_DATA)
 
     def __post_init__(self) -> None:
-        check_one_of("decode.draft", self.draft, DRAFTS)
+        keys = {"model", "gpu_layers"}
+        known = self.draft == LOOKUP or (isinstance(self.draft, dict) and self.draft.keys() <= keys)
+        check(known, "decode.draft", self.draft, f"it is {LOOKUP}; a model is named by decode.draft.model=small.gguf")
+        if (model := self.draft_model) is not None:
+            layers = model.gpu_layers
+            check(isinstance(model.path, str), "decode.draft.model", model.path, "it is the path of a GGUF file")
+            check(isinstance(layers, int), "decode.draft.gpu_layers", layers, "0 (CPU) or more; 999 is all layers")
         most = KERNEL_TOKENS - 2
         allowed = f"it is 1 to {most}: from {KERNEL_TOKENS} tokens of a row on llama.cpp computes with another kernel"
         check(1 <= self.draft_tokens <= most, "decode.draft_tokens", self.draft_tokens, allowed)
+
+    @property
+    def draft_model(self) -> ModelSettings | None:
+        """The model that makes the drafts; None: they are looked up."""
+        given = self.draft if isinstance(self.draft, dict) else {}
+        if given.get("model") is None:
+            return None
+        return ModelSettings(path=given["model"], gpu_layers=given.get("gpu_layers", 0))
 
     def identity(self, *, exact: bool) -> dict[str, Any]:
         """Be that of decode=autoregressive where the text is the same to the bit: a store serves both."""

@@ -163,6 +163,8 @@ def _facts(settings: JobSettings, keys: Mapping[str, Any], generated: bool) -> I
         yield "model", f"`{repo} ({model.file}, {model.revision})`{converted}"
     elif path:
         yield "model", f"`{PurePath(path).name}`{converted}"
+    if draft := getattr(settings.decode, "draft_model", None):
+        yield "draft model", f"`{PurePath(draft.path).name}`, which changes no text"
     if generated and model is not None:
         template = next((v for k, v in keys.items() if k.endswith(".op.template") and v), None)
         yield "prompt", f"`{template}`" if template else "the chat template of the model"

@@ -29,7 +29,7 @@ ROW_COUNTS = {
     "filtered_rejects": "rows filtered out",
 }
 """Display name by key of the manifest's counts."""
-STEP_PARTS = ("form_s", "decode_s", "sample_s")
+STEP_PARTS = ("form_s", "draft_s", "decode_s", "sample_s")
 UNFILLED = "unfilled_"
 """Prefix of the columns of metrics/steps.parquet that count empty slots by cause."""
 OF_A_MOMENT = ("attempt", "worker", "t_s", "interval_s", "node", "queue_rows")

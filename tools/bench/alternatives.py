@@ -20,6 +20,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,12 @@ def create_completion(spec: Spec) -> Figures:
         prompt_tokens=sum(usage["prompt_tokens"] for usage in usages),
         new_tokens=sum(usage["completion_tokens"] for usage in usages),
     )
+
+
+def drafting_server(spec: Spec) -> Figures:
+    """Do as `server`, with the draft model."""
+    drafts = ["--model-draft", str(spec.bench.draft_model), "--gpu-layers-draft", "0"]
+    return server(replace(spec, bench=replace(spec.bench, server_arguments=[*spec.bench.server_arguments, *drafts])))
 
 
 def server(spec: Spec) -> Figures:

@@ -86,6 +86,7 @@ class Contender(ABC):
         row_tokens: KV cache per row, in tokens; None: as much as the rows need.
         makes_blocks: completes rows by block diffusion, which needs a mask token.
         needs_file: reads the model from a GGUF file.
+        drafts: has a draft model.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Contender(ABC):
     row_tokens: int | None = None
     makes_blocks: bool = False
     needs_file: bool = False
+    drafts: bool = False
 
     def reason_to_skip(self, spec: Spec) -> str | None:
         """Return the reason why it cannot be measured here; None if it can."""
@@ -104,6 +106,8 @@ class Contender(ABC):
             return f"rows of {needed} tokens are needed and the model was trained for {n_ctx_train}"
         if self.makes_blocks and spec.bench.mask_token_id is None and not spec.workload.has_mask:
             return "the model's vocabulary names no mask token; give one with bench.mask_token_id="
+        if self.drafts and spec.bench.draft_model is None:
+            return "no draft model is given; name one with bench.draft_model=small.gguf"
         return "it needs a GGUF file (model.path)" if self.needs_file and not spec.model.path else None
 
     @abstractmethod
@@ -139,6 +143,7 @@ class Job(Contender):
         return [
             *(sys.executable, "-m", "pipeline", f"job={job}", "progress=none", *self.overrides),
             *([f"decode.mask_token_id={mask}"] if self.makes_blocks and mask is not None else []),
+            *([f"decode.draft.model={spec.bench.draft_model}"] if self.drafts else []),
         ]
 
     def figures(self, spec: Spec, output: str) -> Figures:
@@ -164,16 +169,21 @@ class Function(Contender):
 
 @dataclass(frozen=True)
 class Program(Function):
-    """One of llama.cpp's own programs, which `make peers` builds; its name is that of the file."""
+    """One of llama.cpp's own programs, which `make peers` builds; the first word of its name is that of the file."""
 
     needs_file: bool = field(default=True, kw_only=True)
 
+    @property
+    def program(self) -> str:
+        """The name of the file."""
+        return self.name.partition(" ")[0]
+
     def reason_to_skip(self, spec: Spec) -> str | None:
         reason = super().reason_to_skip(spec)
-        if reason or spec.program(self.name).is_file():
+        if reason or spec.program(self.program).is_file():
             return reason
         return (
-            f"there is no {self.name} in {spec.bench.peers}; build it with `make peers`, or name its folder with"
+            f"there is no {self.program} in {spec.bench.peers}; build it with `make peers`, or name its folder with"
             " bench.peers=, and measure again with overwrite=true"
         )
 

@@ -25,7 +25,7 @@ class Figures:
         cpu_s, peak_rss_mb: of the process that did the work.
         steps: calls of the model; decode_step_ms: the median one that only generates.
         prefill_s: in calls that compute prompts.
-        form_s, decode_s, sample_s: filling batches, in the model, choosing tokens; over all calls.
+        form_s, draft_s, decode_s, sample_s: filling batches, drafting, in the model, choosing tokens; over all calls.
         calls_per_block: of a row with block diffusion; a call that stores a block and begins the next one counts once.
         tokens_per_pass: committed in a denoising step of a block.
         texts: a digest of the completions, equal for equal texts of equal rows.
@@ -43,6 +43,7 @@ class Figures:
     decode_step_ms: float | None = None
     prefill_s: float | None = None
     form_s: float | None = None
+    draft_s: float | None = None
     decode_s: float | None = None
     sample_s: float | None = None
     calls_per_block: float | None = None
@@ -70,7 +71,7 @@ COLUMNS = (
 
 def of_steps(steps: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the fields of Figures that follow from the rows of metrics/steps.parquet."""
-    rows, parts = list(steps), ("form_s", "decode_s", "sample_s")
+    rows, parts = list(steps), ("form_s", "draft_s", "decode_s", "sample_s")
     generating = [row for row in rows if row["decode_tokens"] and not row["prefill_tokens"]]
     seconds = [sum(row[part] for part in parts) for row in generating]
     return {

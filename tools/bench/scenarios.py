@@ -150,11 +150,14 @@ SCENARIOS: Mapping[str, Scenario] = {
     ),
     "speculative": Scenario(
         "drafts against one token per step: as many as pay, and always 1, 3 or 7, where a text of random weights shows"
-        " what they cost and a model of your own what they gain",
+        " what they cost and a model of your own what they gain; looked up, and of a draft model",
         (
             JOB,
             Job("speculative", ("decode=speculative",)),
             *(Job(f"{n} drafted", (*ALWAYS, f"decode.draft_tokens={n}")) for n in (1, 3, 7)),
+            Job("draft model", ("decode=speculative",), drafts=True),
+            *(Job(f"{n} by draft model", (*ALWAYS, f"decode.draft_tokens={n}"), drafts=True) for n in (1, 3, 7)),
+            Program("llama-server with drafts", "tools.bench.alternatives:drafting_server", drafts=True),
         ),
         Recipe(64, 64, words=4),
         slots=(1, 4, 16),

@@ -27,6 +27,7 @@ class BenchSettings:
             a GGUF file whose tokenizer it gets, null for the small built-in one.
         mask_token_id: the mask of block diffusion, for a model whose vocabulary names none; with random weights any
             token will do.
+        draft_model: the small GGUF model that drafts for the scenario speculative; null: there is none.
         cache: where the made model is kept.
         peers: the folder with llama-server, llama-batched-bench and llama-bench (`make peers` makes it).
         server_arguments: further arguments of llama-server, such as [--kv-unified].
@@ -47,6 +48,7 @@ class BenchSettings:
     file_type: str = "q8_0"
     vocab: str | None = None
     mask_token_id: int | None = None
+    draft_model: str | None = None
     cache: str = field(default=".cache/bench", metadata=NOT_IN_DATA)
     peers: str = field(default=".cache/peers/bin", metadata=NOT_IN_DATA)
     server_arguments: list[str] = field(default_factory=list)

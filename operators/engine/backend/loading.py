@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,6 +47,7 @@ class ModelFacts:
         encoder: why it cannot continue texts, though it reads them; None: it can.
         outputs: of its classifier head; 0: it has none.
         weights: the type of the file, as `model.weights` names it; None: one that has no name there.
+        tokens: reads the texts of its tokens.
     """
 
     fingerprint: str
@@ -57,6 +58,7 @@ class ModelFacts:
     outputs: int = 0
     chat_template: str | None = None
     weights: str | None = None
+    tokens: Callable[[], Sequence[bytes]] | None = None
 
 
 def identity(settings: ModelSettings) -> dict[str, Any]:

@@ -20,7 +20,7 @@ STEPS_SCHEMA = pa.schema(
     [
         ("t_s", pa.float64()),
         *((name, pa.int32()) for name in ("engine", "context", "rows", "prefill_tokens", "decode_tokens")),
-        *((name, pa.float64()) for name in ("form_s", "decode_s", "sample_s")),
+        *((name, pa.float64()) for name in ("form_s", "draft_s", "decode_s", "sample_s")),
         ("kv_tokens", pa.int64()),
         *((name, pa.int32()) for name in _CHANGES),
         ("snapshot_bytes", pa.int64()),
@@ -38,6 +38,7 @@ class StepTotals:
     slot_steps: float = 0.0
     slot_steps_used: float = 0.0
     form_s: float = 0.0
+    draft_s: float = 0.0
     decode_s: float = 0.0
     sample_s: float = 0.0
     prefill_tokens: float = 0.0
@@ -72,9 +73,10 @@ class StepLog:
         self._scheduler = scheduler
         self._slots = scheduler.slots.size
         self._counts = scheduler.counts
-        self._meters = dict(zip(("decode", "sample"), meters, strict=True))
+        self._meters = meters
+        self._busy = dict(zip(("decode", "sample", "draft"), (*meters, meters[0]), strict=True))
         self._began = began
-        self._seconds: dict[str, float] = {}
+        self._seconds: dict[str, float] = {"draft": 0.0}
         self._before = replace(scheduler.counts)
         self._prefill_calls, self._decode_calls, self._tokens = Histogram(), Histogram(), Histogram()
         meters[0].times.update(prefill_call=self._prefill_calls, decode_call=self._decode_calls)
@@ -84,8 +86,9 @@ class StepLog:
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
-        """Time a phase of a step (form, decode or sample); its meter is busy meanwhile."""
-        began, meter = self.clock(), self._meters.get(phase)
+        """Time a phase of a step: form, draft, fill, decode or sample. The meter of decode is busy in draft and decode,
+        that of sample in sample."""
+        began, meter = self.clock(), self._busy.get(phase)
         with nullcontext() if meter is None else meter.clock.during(StageState.BUSY):
             yield
         self._seconds[phase] = self.clock() - began
@@ -96,13 +99,15 @@ class StepLog:
         prefill_tokens = sum(chunk.count for chunk in batch.chunks)
         decode_tokens = tokens - prefill_tokens - (batch.dummy is not None)
         seconds, counts, before, sums = self._seconds, self._counts, self._before, self.totals
+        form_s = seconds["form"] + seconds["fill"]
         self._table.append(
             began - self._began,
             *self._ids,
             len(sequences),
             prefill_tokens,
             decode_tokens,
-            seconds["form"],
+            form_s,
+            seconds["draft"],
             seconds["decode"],
             seconds["sample"],
             sum(row.slot.num_cached for row in sequences),
@@ -113,7 +118,7 @@ class StepLog:
             *(batch.idle.get(reason, 0) for reason in IdleReason),
         )
         self._before = replace(counts)
-        for meter in self._meters.values():
+        for meter in self._meters:
             meter.batches += 1
             meter.rows_in += len(sequences)
             meter.rows_out += len(sequences)
@@ -121,7 +126,8 @@ class StepLog:
         sums.prefill_tokens += prefill_tokens
         sums.drafted_tokens += batch.drafted
         sums.accepted_tokens += batch.accepted
-        sums.form_s += seconds["form"]
+        sums.form_s += form_s
+        sums.draft_s += seconds["draft"]
         sums.decode_s += seconds["decode"]
         sums.sample_s += seconds["sample"]
         if prefill_tokens:
@@ -131,4 +137,4 @@ class StepLog:
         if batch.decoding:
             sums.slot_steps += self._slots
             sums.slot_steps_used += len(batch.decoding)
-            self._tokens.add(seconds["form"] + seconds["decode"] + seconds["sample"], len(batch.decoding))
+            self._tokens.add(form_s + seconds["decode"] + seconds["sample"], len(batch.decoding))

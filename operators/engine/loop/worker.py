@@ -50,12 +50,16 @@ class Worker:
         self._recovery = Recovery(self.scheduler, strategy, stopping)
 
     def step(self) -> None:
-        """Run one step for the sequences in the slots: schedule, fill, decode (or recover), sample, log, finish."""
+        """Run one step for the rows in the slots: schedule, draft, fill, decode (or recover), sample, log, finish."""
         began = self.log.clock()
         with self.log.timed("form"):
             batch = self.scheduler.schedule(began)
             if batch is None:
                 return
+        if self.strategy.draft:
+            with self.log.timed("draft"):
+                self.strategy.prepare(batch)
+        with self.log.timed("fill"):
             self.strategy.fill(batch)
             tokens = self.decoder.batch.n_tokens
         with self.log.timed("decode"):

@@ -24,11 +24,13 @@ class Strategy(ABC):
         decoder: the context, once bound; its batch is filled in place.
         block: tokens of a block that a sequence brings to each call, see DecoderShape; 0: none.
         draft: tokens that a sequence may bring to a call beyond one, see DecoderShape.
+        draft_model: a second model, which drafts these tokens; None: it needs none.
     """
 
     decoder: Decoder
     block: int = 0
     draft: int = 0
+    draft_model: ModelSettings | None = None
 
     def __init__(self, settings: DecodeSettings) -> None:
         self.settings = settings
@@ -61,6 +63,13 @@ class Strategy(ABC):
         """Set the context, and return itself; raise ConfigError if it cannot work with `model`."""
         self.decoder = decoder
         return self
+
+    def take_draft_model(self, model: Model, settings: EngineSettings) -> Callable[[], None]:
+        """Make a context of its draft model, once it is bound; return a function that gives it back."""
+        raise TypeError(f"{type(self).__name__} has no draft model")
+
+    def prepare(self, batch: StepBatch) -> None:  # noqa: B027 - most strategies draft nothing
+        """Make the drafts for `batch`, which is filled next; called if `draft` is not 0."""
 
     @abstractmethod
     def fill(self, batch: StepBatch) -> None:

@@ -15,7 +15,8 @@ from pipeline.results.reader import Results
 from pipeline.results.report.panel import Bars, Cell, Panel, Series, Table, shares_table
 
 CLOCK_COLOURS = dict(zip(CLOCKS, ("c1", "c7", "c2"), strict=True))
-PARTS = (("filling the batch", "c3"), ("in the model", "c1"), ("choosing tokens", "c2"))
+NAMES = ("filling the batch", "drafting", "in the model", "choosing tokens")
+COLOURS = ("c3", "c4", "c1", "c2")
 """Name and colour of each of STEP_PARTS."""
 DURATIONS = {
     "prefill_call": "prefill calls",
@@ -83,15 +84,17 @@ def _steps(results: Results) -> Bars | None:
         return None
     names = ["computing prompts" if group["prompts"] else "generating" for group in found]
     unit, length = unit_of_time(max(spent))
-    series = [
-        Series(name, colour, [group[part] / length for group in found])
-        for part, (name, colour) in zip(STEP_PARTS, PARTS, strict=True)
+    drawn = [
+        (part, name, colour)
+        for part, name, colour in zip(STEP_PARTS, NAMES, COLOURS, strict=True)
+        if part != "draft_s" or any(group[part] for group in found)
     ]
-    columns = ["calls", "number", "tokens", "tokens a call", *(name for name, _ in PARTS), "a call"]
+    series = [Series(name, colour, [group[part] / length for group in found]) for part, name, colour in drawn]
+    columns = ["calls", "number", "tokens", "tokens a call", *(name for _, name, _ in drawn), "a call"]
     rows = [
         [
             *(name, f"{group['steps']:,}", f"{group['tokens']:,}", number(group["tokens"] / group["steps"])),
-            *(seconds(group[part]) for part in STEP_PARTS),
+            *(seconds(group[part]) for part, _, _ in drawn),
             f"{number(1000 * total / group['steps'])} ms",
         ]
         for name, group, total in zip(names, found, spent, strict=True)

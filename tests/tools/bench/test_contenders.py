@@ -62,6 +62,17 @@ def test_a_program_that_is_not_built_is_skipped_with_the_remedy(tmp_path, made, 
     assert contender.reason_to_skip(replace(made, model=FAKE)) == "it needs a GGUF file (model.path)"
 
 
+def test_a_contender_with_a_draft_model_needs_one(tmp_path, made):
+    contenders = [c for c in ALL["speculative"].contenders if c.drafts]
+    assert {type(c) for c in contenders} == {Job, Program}
+    assert all("bench.draft_model=" in (c.reason_to_skip(made) or "") for c in contenders)
+    given = replace(made, bench=replace(made.bench, draft_model="/models/small.gguf"))
+    (tmp_path / "llama-server").touch()
+    assert not any(c.reason_to_skip(given) for c in contenders)
+    job = next(c for c in contenders if isinstance(c, Job))
+    assert "decode.draft.model=/models/small.gguf" in job.command(given)
+
+
 LONG = Function("x", "tools.bench.rungs:blocks_fresh", row_tokens=513, makes_blocks=True)
 
 

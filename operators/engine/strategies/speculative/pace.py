@@ -1,4 +1,4 @@
-"""Pace: chooses how many tokens the rows of a call bring, by what calls cost and how often drafts are right.
+"""Pace: chooses how many tokens the rows of a call bring, by what calls and drafts cost and how often these are right.
 
 The choice changes no token of a text, only the time that it takes. All rows of a call bring equally many, since
 llama.cpp cuts a batch into micro-batches of equal token counts; and it builds its graph anew for a call of another size
@@ -16,7 +16,9 @@ from math import inf
 WIDTHS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 63)
 """Tokens of a row to choose from, beside 1: few, so that their costs are soon known."""
 TRIALS_SHARE = 0.01
-"""Share of the time that calls of a size not yet measured may lose."""
+"""Share of the time that calls of a size not yet measured may lose, and after which losses there are no drafts."""
+GAINS_SHARE = 0.05
+"""Share of the time that is kept of what drafts have gained, to lose it again before there are none."""
 TRIAL_STEPS = 4
 """Steps in succession to measure a size by."""
 IDLE_SHARE = 0.005
@@ -25,6 +27,9 @@ MOST_REST = 16
 """Steps without drafts at most."""
 STALE = 1000
 """Steps after which a size is measured again."""
+FORGET = 100
+"""Steps without drafts after which they are thought to be as good as in the beginning: else drafts that were bad for a
+while would never be tried again."""
 _FIRST_RATE = 0.6
 _RATE_STEP = 0.1
 _CHANGE_STEP = 0.1
@@ -51,6 +56,24 @@ class Bid:
             right *= self.rate
             gain += right
         return gain
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """The costs of drafts that are made after the choice.
+
+    Args:
+        token_s: least and most seconds that a token of each row takes.
+        late_s: seconds to read what the draft model has not read of the rows.
+        left: tokens that these rows are expected to get yet, all together: `late_s` is spread over them.
+    """
+
+    token_s: tuple[float, float] = (0.0, 0.0)
+    late_s: float = 0.0
+    left: float = 1.0
+
+
+NOTHING_AHEAD = Ahead()
 
 
 class Estimate:
@@ -111,6 +134,11 @@ class CallCosts:
         """Note that the next step follows one that is not recorded."""
         self._last = None
 
+    @property
+    def steps(self) -> int:
+        """Number of steps that were recorded."""
+        return self._steps
+
     def is_sure(self, rows: int, tokens: int) -> bool:
         """Return True if this size was measured often, and not long ago."""
         known = self._known.get((rows, tokens))
@@ -159,64 +187,97 @@ class Pace:
     def __init__(self) -> None:
         self.costs = CallCosts()
         self._rates: dict[int, float] = {}
+        self._learned = 0
         self._rest = 0
         self._total_s = self._lost_s = 0.0
 
     def rests(self, rows: int, most: int) -> bool:
         """Return whether to make no drafts for this step of `rows` rows: none could pay, or the latest did not and
-        making them takes time, too, or it is not known what so many rows cost without. `most`: tokens of a row."""
+        choosing takes time, too, or drafts have lost too much, or it is not known what so many rows cost without.
+        `most`: tokens of a row."""
         if self._rest > 0:
             self._rest -= 1
+            return True
+        if self._lost_s > TRIALS_SHARE * self._total_s:
             return True
         if not self.costs.is_sure(rows, 1):  # fewer rows than were measured might cost as much: calls would look cheap
             return True
         alone = self.costs.bounds(rows, 1)[1]
         return all(self.costs.bounds(rows, n)[0] >= n * alone for n in _widths(most))
 
-    def choose(self, bids: Seq[Bid], most: int, drafting_s: float) -> int:
+    def rest(self, rows: int, idle_s: float) -> None:
+        """Make no drafts for some steps of `rows` rows: `idle_s` seconds went into drafts, or a choice, for nothing.
+        What such a rest does not make up for is lost."""
+        if (alone := self.costs.bounds(rows, 1)[1]) > 0:
+            self._rest = min(MOST_REST, int(idle_s / (IDLE_SHARE * alone)))
+            self._lost_s += max(0.0, idle_s - (1 + MOST_REST) * IDLE_SHARE * alone)
+
+    def choose(self, bids: Seq[Bid], most: int, ahead: Ahead = NOTHING_AHEAD) -> int:
         """Return the tokens of each row that give most tokens a second, at most `most`.
 
         A size that was not measured is tried if what that may lose is within TRIALS_SHARE of the time so far.
-        `drafting_s`: seconds that it took to make the drafts.
+        `ahead`: costs of the drafts, unless they are made already.
         """
         rows, costs = len(bids), self.costs
         alone = costs.bounds(rows, 1)[1]
         each = alone / rows
+        known = min(bid.known for bid in bids)
         best, best_rate = 1, rows / (alone + costs.changes(rows, 1))
         for tokens in _widths(most):
             if costs.on_trial(rows, tokens):
                 return tokens
             gain = sum(bid.gain(tokens) for bid in bids)
-            least, highest = costs.bounds(rows, tokens)
-            may_lose = TRIAL_STEPS * (highest + costs.change_s - gain * each)
+            drafted = max(0, tokens - known)
+            least, highest = (
+                call + drafted * token for call, token in zip(costs.bounds(rows, tokens), ahead.token_s, strict=True)
+            )
+            may_lose = TRIAL_STEPS * (highest + costs.change_s - gain * each) + ahead.late_s
             seconds = least if self._lost_s + may_lose <= TRIALS_SHARE * self._total_s else highest
+            seconds += ahead.late_s * min(1.0, gain / ahead.left)
             if (rate := gain / (seconds + costs.changes(rows, tokens))) > best_rate:
                 best, best_rate = tokens, rate
-        if best == 1 and each > 0:
-            self._rest = min(MOST_REST, int(drafting_s / (IDLE_SHARE * alone)))
         return best
 
-    def note(self, rows: int, tokens: int, counted: int, seconds: float) -> None:
-        """Record a step: `counted` tokens of all rows were right."""
-        self._total_s += seconds
-        if tokens > 1:
-            self._lost_s = max(0.0, self._lost_s + seconds - counted * self.costs.bounds(rows, 1)[1] / rows)
+    def note(self, rows: int, tokens: int, counted: int, seconds: float, drafting_s: float = 0.0) -> None:
+        """Record a step: `counted` tokens of all rows were right; `drafting_s` seconds went into drafts before it.
+
+        Of what it lost, more than twice its usual time is not counted: that is other work on the machine.
+        """
+        self._total_s += seconds + drafting_s
+        change_s = self.costs.changes(rows, tokens)
         self.costs.note(rows, tokens, seconds)
+        if tokens > 1:
+            usual = min(seconds, 2 * (self.costs.bounds(rows, tokens)[1] + change_s))
+            alone = self.costs.bounds(rows, 1)[1]
+            lost_s = self._lost_s + usual + drafting_s - counted * alone / rows
+            self._lost_s = max(-GAINS_SHARE * self._total_s, lost_s)
 
     def rate(self, matched: int, own: float | None) -> float:
-        """Return the chance of a drafted token. `own`: the row's rate; `matched`: of its draft."""
-        usual = self._rates.get(matched, _FIRST_RATE)
-        return usual if own is None else (usual + own) / 2
+        """Return the chance of a drafted token. `own`: the row's rate; `matched`: of its draft. What was learned counts
+        less with every step in which nothing is."""
+        usual = self._usual(matched)
+        return usual if own is None else (usual + own + self._forgotten * (usual - own)) / 2
 
     def learn(self, matched: int, own: float | None, right: int, *, wrong: bool) -> float | None:
         """Learn from a draft of which `right` tokens were right, and the next `wrong` if there was one; return the
         row's new rate."""
-        usual = self._rates.get(matched, _FIRST_RATE)
+        usual = self._usual(matched)
+        if right or wrong:
+            self._learned = self.costs.steps
         for hit in [1.0] * right + [0.0] * wrong:
             usual += _RATE_STEP * (hit - usual)
             own = hit if own is None else own + 2 * _RATE_STEP * (hit - own)
-        self._rates[matched] = usual
+            self._rates[matched] = usual
         return own
+
+    @property
+    def _forgotten(self) -> float:
+        """The share of what was learned that does not count any more."""
+        return min(1.0, (self.costs.steps - self._learned) / FORGET)
+
+    def _usual(self, matched: int) -> float:
+        known = self._rates.get(matched, _FIRST_RATE)
+        return known + self._forgotten * (_FIRST_RATE - known)
 
 
 def _widths(most: int) -> list[int]:

@@ -15,22 +15,27 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import Self, cast
 
 import numpy as np
 
 from operators.engine.backend.interface import Decoder, Logits, Model, TokenIds
-from operators.engine.backend.loading import inspect_model
 from operators.engine.sampling.sampler import Sampler
 from operators.engine.scheduler.step_batch import StepBatch
 from operators.engine.strategies.autoregressive import Autoregressive
-from operators.engine.strategies.speculative.lookup import Draft, DraftedRow, Lookup
-from operators.engine.strategies.speculative.pace import Bid, Pace
+from operators.engine.strategies.speculative.compatible import check_draft_model, check_model
+from operators.engine.strategies.speculative.draft_model import MODEL, DraftModel
+from operators.engine.strategies.speculative.lookup import NOTHING, Draft, DraftedRow, Lookup
+from operators.engine.strategies.speculative.pace import NOTHING_AHEAD, Bid, Pace
 from operators.settings import DecodeSettings, ModelSettings, SamplingSettings
 from operators.settings.runtime import EngineSettings
 from operators.settings.speculative import SpeculativeSettings
 from pipeline.api.errors import ConfigError
 from pipeline.api.meter import Clock
+
+FIRST_STEPS = 100
+"""Steps before a draft model is measured: a job of fewer has nothing of it."""
 
 
 class Speculative(Autoregressive):
@@ -46,13 +51,16 @@ class Speculative(Autoregressive):
         super().__init__(settings, sampler)
         self.draft = settings.draft_tokens
         self._clock = clock
-        self._drafter = Lookup()
+        self.draft_model = settings.draft_model
+        self._drafter: Lookup | DraftModel = Lookup()
         self._pace = Pace()
+        self._n_vocab = 0
+        self._prepared: StepBatch | None = None
         self._tokens = 1
         self._known: list[int] = []
         self._drafts: list[Draft] = []
         self._brought: list[TokenIds] = []
-        self._began = 0.0
+        self._began = self._drafting_s = 0.0
 
     def check(self, sampling: SamplingSettings, runtime: EngineSettings, model: ModelSettings) -> None:
         """Refuse what would cut calls otherwise than by rows, or compute tokens of a row otherwise than one."""
@@ -65,12 +73,9 @@ class Speculative(Autoregressive):
                 " a row by other kernels than one, and a text would depend on its drafts (runtime.deterministic=false"
                 " allows that)"
             )
-        sizes = inspect_model(model).sizes
-        if sizes is not None and sizes.recurrent:
-            raise ConfigError(
-                f"decode=speculative cannot work with {model.path or model.file}: it has recurrent layers, whose state"
-                " cannot drop the tokens of a draft that was wrong; use decode=autoregressive"
-            )
+        check_model(model)
+        if self.draft_model is not None:
+            check_draft_model(self.draft_model, model, runtime)
 
     def sequence_type(self) -> Callable[..., DraftedRow]:
         return DraftedRow
@@ -78,13 +83,26 @@ class Speculative(Autoregressive):
     def bind(self, decoder: Decoder, model: Model) -> Self:
         if not decoder.partial:
             raise ConfigError("decode=speculative drops the end of what the model keeps of a row; this one cannot")
+        self._n_vocab = model.n_vocab
         return super().bind(decoder, model)
 
+    def take_draft_model(self, model: Model, settings: EngineSettings) -> Callable[[], None]:
+        longest = self.decoder.shape.max_sequence_tokens
+        decoder, give_back = model.lease(replace(settings, max_sequence_tokens=longest))
+        self._drafter = DraftModel(decoder, self._n_vocab, model.n_vocab, self._clock)
+        return give_back
+
+    def prepare(self, batch: StepBatch) -> None:
+        began = self._clock()
+        self._reset(batch)
+        if batch.decoding and not batch.chunks:
+            self._choose(cast(list[DraftedRow], batch.decoding))
+        self._drafting_s = self._clock() - began
+
     def fill(self, batch: StepBatch) -> None:
+        if self._prepared is not batch:  # a part of a call that has failed
+            self._reset(batch)
         rows = cast(list[DraftedRow], batch.decoding)
-        self._known, self._drafts, self._tokens = [], [], 1
-        if rows and not batch.chunks:
-            self._choose(rows)
         self._began = self._clock()
         if self._tokens == 1:
             super().fill(batch)
@@ -108,33 +126,50 @@ class Speculative(Autoregressive):
             counted += row.slot.num_cached - cached
             self._learn(batch, row, draft, max(0, self._tokens - known), row.tokens[made:])
         if rows and not batch.chunks:
-            self._pace.note(len(rows), self._tokens, counted, self._clock() - self._began)
+            self._pace.note(len(rows), self._tokens, counted, self._clock() - self._began, self._drafting_s)
         elif batch.chunks:
             self._pace.costs.interrupted()
         for ended in batch.sequences:
             if ended.finish_reason is not None:
                 self._drafter.ended(ended)
 
+    def _reset(self, batch: StepBatch) -> None:
+        self._prepared = batch
+        self._known, self._drafts, self._tokens, self._drafting_s = [], [], 1, 0.0
+
     def _choose(self, rows: Seq[DraftedRow]) -> None:
-        """Make the drafts of `rows`, and choose the tokens that each brings to this call."""
+        """Make the drafts of `rows`, and choose the tokens that each brings to this call.
+
+        What is looked up costs next to nothing: it is there before the choice. A draft model is asked after it.
+        """
         shape = self.decoder.shape
         room = shape.max_sequence_tokens - max(row.slot.num_cached for row in rows)
         most = min(1 + self.draft, shape.n_ubatch // len(rows), room)
-        if self.settings.adaptive and self._pace.rests(len(rows), most):
+        model = self._drafter if isinstance(self._drafter, DraftModel) else None
+        early = model is not None and self._pace.costs.steps < FIRST_STEPS
+        if self.settings.adaptive and (early or self._pace.rests(len(rows), most)):
             return
         began = self._clock()
         self._known = known = [row.to_compute for row in rows]
         # The last token of a completion is drawn and never computed.
         left = [min(most - n, row.max_tokens - len(row.tokens) - 1) for n, row in zip(known, rows, strict=True)]
-        self._drafts = self._drafter.drafts(rows, left)
-        if not self.settings.adaptive:
-            self._tokens = max(1, most)
-            return
-        bids = [
-            Bid(n, len(draft.tokens), self._pace.rate(draft.matched, row.rate))
-            for n, draft, row in zip(known, self._drafts, rows, strict=True)
-        ]
-        self._tokens = self._pace.choose(bids, most, self._clock() - began)
+        ahead, rate = NOTHING_AHEAD, self._pace.rate
+        if model is not None:
+            ahead = model.ahead(rows) if self.settings.adaptive else NOTHING_AHEAD
+            self._drafts = [NOTHING] * len(rows)
+            bids = [Bid(n, room, rate(MODEL, row.rate)) for n, room, row in zip(known, left, rows, strict=True)]
+        else:
+            self._drafts = drafts = self._drafter.drafts(rows, left)
+            of_rows = zip(known, drafts, rows, strict=True)
+            bids = [Bid(n, len(draft.tokens), rate(draft.matched, row.rate)) for n, draft, row in of_rows]
+        self._tokens = max(1, most)
+        if self.settings.adaptive:
+            self._tokens = self._pace.choose(bids, most, ahead)
+            if self._tokens == 1:
+                self._pace.rest(len(rows), self._clock() - began)
+        if model is not None and self._tokens > 1:
+            brought = [min(n, self._tokens - k) for n, k in zip(left, known, strict=True)]
+            self._drafts = model.drafts(rows, brought)
 
     def _verify(self, rows: Seq[DraftedRow], logits: Logits) -> None:
         """Draw from `logits`, float32 [rows * tokens, n_vocab], as long as the tokens that rows brought are theirs."""

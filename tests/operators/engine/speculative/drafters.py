@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
+from typing import Self
 
 import numpy as np
 
+from operators.engine.backend.interface import Decoder, Model
 from operators.engine.sampling.sampler import Sampler
 from operators.engine.strategies.speculative.lookup import Draft, DraftedRow, Lookup
 from operators.engine.strategies.speculative.strategy import Speculative
+from operators.settings.runtime import EngineSettings
 from operators.settings.speculative import SpeculativeSettings
 
 
@@ -41,3 +44,23 @@ def speculative(drafter: Lookup | None = None, sampler: Sampler | None = None, *
     if drafter is not None:
         strategy._drafter = drafter
     return strategy
+
+
+class WithModel(Speculative):
+    """The strategy with drafts by `draft`, of which it takes a context when it is bound.
+
+    Attributes:
+        give_back: gives that context back.
+    """
+
+    give_back: Callable[[], None]
+
+    def __init__(self, draft: Model, runtime: EngineSettings, sampler: Sampler | None = None, **values: int | bool):
+        super().__init__(SpeculativeSettings(**values), sampler)  # type: ignore[arg-type]
+        self._own, self._runtime = draft, runtime
+
+    def bind(self, decoder: Decoder, model: Model) -> Self:
+        bound = super().bind(decoder, model)
+        self._n_vocab = self._own.n_vocab
+        self.give_back = self.take_draft_model(self._own, self._runtime)
+        return bound

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from operators.engine.strategies.speculative.pace import TRIALS_SHARE, Bid, Pace
+from operators.engine.strategies.speculative.pace import TRIALS_SHARE, Ahead, Bid, Pace
 
 
 def play(
@@ -20,7 +20,7 @@ def play(
         width = 1
         if not pace.rests(rows, most):
             rate = [pace.rate(3, None) for _ in range(rows)]
-            width = pace.choose([Bid(1, most - 1, one) for one in rate], most, 0.0)
+            width = pace.choose([Bid(1, most - 1, one) for one in rate], most)
         counted = 0
         for _ in range(rows):
             hits = int((random.random(most - 1) < right).cumprod().sum())
@@ -54,7 +54,7 @@ def test_most_tokens_a_second_are_chosen(rows, right, seconds, likely):
 def test_costs_that_change_are_noticed():
     pace, chosen = Pace(), []
     for step in range(10_000):
-        width = 1 if pace.rests(1, 4) else pace.choose([Bid(1, 3, 0.9)], 4, 0.0)
+        width = 1 if pace.rests(1, 4) else pace.choose([Bid(1, 3, 0.9)], 4)
         pace.note(1, width, width, 4.0 if width > 1 and step < 4000 else 1.0)
         chosen.append(width)
     assert chosen[3000:4000].count(1) > 950
@@ -75,3 +75,100 @@ def test_nothing_is_drafted_for_a_number_of_rows_whose_usual_step_is_not_known()
             pace.note(16, tokens, 20, 0.4 + 0.6 * tokens)
     assert pace.rests(4, 8)
     assert not pace.rests(16, 8)
+
+
+class Job:
+    """Rows that are decoded at given costs, with drafts of a model: `time`, and `tokens` that counted.
+
+    Args:
+        call_s: seconds of a call, by its tokens.
+        draft_s: seconds of a token of each row in the draft model.
+        late_s: seconds that it takes to read what comes at the beginning of a row.
+        length: tokens of a row.
+    """
+
+    def __init__(
+        self, rows: int, call_s: Callable[[int], float], draft_s: float, late_s: float = 0.0, length: int = 100
+    ) -> None:
+        self.pace, self.random = Pace(), np.random.default_rng(0)
+        self.rows, self.call_s, self.draft_s, self.late_s, self.length = rows, call_s, draft_s, late_s, length
+        self.time, self.tokens, self.chosen = 0.0, 0, list[int]()
+        self._late, self._made = late_s, 0
+
+    def step(self, right: float, most: int = 8) -> None:
+        pace, rows, width, drafting_s = self.pace, self.rows, 1, 0.0
+        if not pace.rests(rows, most):
+            bids = [Bid(1, most - 1, pace.rate(0, None))] * rows
+            left = max(1, self.length - self._made) * rows
+            width = pace.choose(bids, most, Ahead((self.draft_s, self.draft_s), self._late, left))
+        counted = rows
+        if width > 1:
+            drafting_s, self._late = (width - 1) * self.draft_s + self._late, 0.0
+            for _ in range(rows):
+                hits = int((self.random.random(width - 1) < right).cumprod().sum())
+                pace.learn(0, None, hits, wrong=hits < width - 1)
+                counted += hits
+        seconds = self.call_s(rows * width)
+        pace.note(rows, width, counted, seconds, drafting_s)
+        self.time, self.tokens = self.time + seconds + drafting_s, self.tokens + counted
+        self._made += counted // rows
+        if self._made >= self.length:
+            self._made, self._late = 0, self.late_s
+        self.chosen.append(width)
+
+    @property
+    def gain(self) -> float:
+        """Speed over that of one token per step."""
+        return self.tokens / self.time / (self.rows / self.call_s(self.rows))
+
+
+@pytest.mark.parametrize(
+    ("rows", "right", "draft_s", "late_s", "least", "likely"),
+    [
+        (1, 0.9, 0.1, 3.0, 1.8, {6, 8}),
+        (1, 0.7, 0.2, 3.0, 1.2, {3, 4}),
+        (1, 0.7, 0.9, 0.0, 0.98, {1}),
+        (1, 0.1, 0.1, 3.0, 0.98, {1}),
+        (1, 0.9, 0.1, 300.0, 0.98, {1}),
+        (16, 0.7, 0.1, 3.0, 0.98, {1}),
+    ],
+)
+def test_drafts_are_made_where_they_pay_with_what_they_cost(rows, right, draft_s, late_s, least, likely):
+    """A call of one row costs 1.05, of 16 rows 1.8: the last case. The fifth has prompts that take too long to read."""
+    job = Job(rows, lambda n: 1 + 0.05 * n, draft_s, late_s) if rows == 1 else Job(rows, lambda n: 0.1 * n, draft_s)
+    for _ in range(6000):
+        job.step(right)
+    latest = job.chosen[3000:]
+    assert max(set(latest), key=latest.count) in likely
+    assert job.gain > least
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize("phases", [(0.9, 0.0, 0.9), (0.0, 0.9, 0.0)])
+def test_a_job_is_never_slower_than_without_drafts_by_two_percent(rows, phases):
+    """Whatever becomes of the drafts; and good ones are found out after bad ones."""
+    job = Job(rows, lambda n: 1 + 0.02 * n, 0.1, late_s=2.0)
+    for right in phases:
+        for step in range(3000):
+            job.step(right)
+            assert step % 100 or job.gain > 0.98
+        assert right == 0.0 or sum(job.chosen[-100:]) > 500
+
+
+def test_drafts_that_pay_are_not_given_up_for_a_few_bad_rows():
+    """Every tenth row of 60 tokens is drafted badly, and the others well."""
+    job = Job(1, lambda n: 0.9 + 0.1 * n, 0.02, length=60)
+    while len(job.chosen) < 4000:
+        job.step(0.1 if job.tokens // 60 % 10 == 0 else 0.9)
+    assert job.chosen[2000:].count(1) < 500
+    assert job.gain > 1.5
+
+
+def test_reading_a_prompt_is_spread_over_the_tokens_that_are_left():
+    pace = Pace()
+    for tokens in (1, 4):
+        for _ in range(9):
+            pace.note(1, tokens, tokens, 1.0)
+    bids = [Bid(1, 3, 0.9)]
+    assert pace.choose(bids, 4, Ahead((0.1, 0.1), late_s=10.0, left=50)) == 4
+    assert pace.choose(bids, 4, Ahead((0.1, 0.1), late_s=10.0, left=5)) == 1

@@ -1,0 +1,81 @@
+"""Checks of the models for `decode=speculative`, before any is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from operators.engine.backend.interface import max_sequence_tokens
+from operators.engine.backend.loading import ModelFacts, inspect_model
+from operators.settings import ModelSettings
+from operators.settings.runtime import EngineSettings
+from pipeline.api.errors import ConfigError, InputError
+
+MOST_UNUSED = 128
+"""Words that one vocabulary may have behind those of the other: models of a family are padded to different sizes.
+llama.cpp allows as many."""
+_KEYS = {"model.path=": "decode.draft.model=", "model.gpu_layers=": "decode.draft.gpu_layers="}
+
+
+def check_model(model: ModelSettings) -> None:
+    """Raise ConfigError if `model` cannot drop tokens that were drafted wrongly."""
+    sizes = inspect_model(model).sizes
+    if sizes is not None and sizes.recurrent:
+        raise ConfigError(
+            f"decode=speculative cannot work with {model.path or model.file}: it has recurrent layers, whose state"
+            " cannot drop the tokens of a draft that was wrong; use decode=autoregressive"
+        )
+
+
+def check_draft_model(draft: ModelSettings, model: ModelSettings, runtime: EngineSettings) -> None:
+    """Check that `draft` can make drafts for `model`.
+
+    Raises:
+        InputError: the file of `draft` is missing or damaged.
+        ConfigError: it does not continue texts, cannot drop tokens, was trained for shorter rows, or has another
+            vocabulary.
+    """
+    own, facts = _inspect(draft), inspect_model(model)
+    name = f"decode.draft.model={draft.path}"
+    if own.encoder is not None:
+        raise ConfigError(f"{name} cannot make drafts: {own.encoder}; take a model that continues texts")
+    if own.sizes is not None and own.sizes.recurrent:
+        raise ConfigError(
+            f"{name} cannot make drafts: it has recurrent layers, whose state cannot drop the tokens of a draft that"
+            " was wrong; take a model with attention only, or decode.draft=lookup"
+        )
+    longest = max_sequence_tokens(runtime, facts.n_ctx_train) if facts.n_ctx_train is not None else None
+    if longest is not None and own.n_ctx_train is not None and own.n_ctx_train < longest:
+        raise ConfigError(
+            f"{name} was trained for {own.n_ctx_train} tokens, and rows have up to {longest};"
+            f" set runtime.max_sequence_tokens={own.n_ctx_train}, or take another draft model"
+        )
+    if facts.tokens is None or own.tokens is None:
+        raise ConfigError(f"{name} cannot make drafts: the model's vocabulary is not known; use decode.draft=lookup")
+    if (difference := _difference(own.tokens(), facts.tokens())) is not None:
+        raise ConfigError(
+            f"{name} has another vocabulary than the model: {difference}; take a smaller model of the same family, or"
+            " decode.draft=lookup"
+        )
+
+
+def _inspect(draft: ModelSettings) -> ModelFacts:
+    """Inspect the draft model; errors name its keys."""
+    try:
+        return inspect_model(draft)
+    except (ConfigError, InputError) as error:
+        text = str(error)
+        for key, own in _KEYS.items():
+            text = text.replace(key, own)
+        raise type(error)(text) from error
+
+
+def _difference(own: Seq[bytes], tokens: Seq[bytes]) -> str | None:
+    """Return how two vocabularies differ; None if they agree but for unused words at the end of one."""
+    different = [i for i, (one, other) in enumerate(zip(own, tokens, strict=False)) if one != other]
+    if different:
+        i = different[0]
+        shown = [text.decode("utf-8", "replace") for text in (own[i], tokens[i])]
+        return f"token {i} is {shown[0]!r} and not {shown[1]!r}, and {len(different):,} in all differ"
+    if abs(len(own) - len(tokens)) > MOST_UNUSED:
+        return f"it has {len(own):,} tokens and not {len(tokens):,}"
+    return None
