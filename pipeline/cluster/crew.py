@@ -91,7 +91,7 @@ class Crew:
     @property
     def hungry(self) -> bool:
         """True if a worker has nothing to do."""
-        return not self._ledger.waiting and any(not self._ledger.pieces_of(name) for name in self._ledger.workers)
+        return self._ledger.hungry
 
     def end(self, island: str) -> None:
         """Note that no more pieces of `island` come."""

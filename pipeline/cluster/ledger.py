@@ -30,6 +30,7 @@ class Ledger:
         self._copies = copies
         self._waiting: deque[Piece] = deque()
         self._held: dict[str, dict[int, Piece]] = {}
+        self._alone: set[str] = set()  # workers that compute a suspect
         self._numbers = count()
         self.ending = False
         """Set it when no more pieces come."""
@@ -47,6 +48,11 @@ class Ledger:
     def waiting(self) -> int:
         """Pieces that no worker has."""
         return len(self._waiting)
+
+    @property
+    def hungry(self) -> bool:
+        """True if no piece waits and a worker has none."""
+        return not self._waiting and not all(self._held.values())
 
     @property
     def workers(self) -> list[str]:
@@ -72,6 +78,7 @@ class Ledger:
             Pieces of a single row that have ended too many workers alone; they are given up.
         """
         pieces = list(self._held.pop(worker, {}).values())
+        self._alone.discard(worker)
         again: list[Piece] = []
         poison: list[Piece] = []
         for piece in pieces:
@@ -96,6 +103,7 @@ class Ledger:
         if piece is not None:
             piece.workers.discard(worker)
             piece.done = True
+            self._alone.discard(worker)
         return piece
 
     def assign(self) -> Iterator[tuple[str, Piece]]:
@@ -109,13 +117,15 @@ class Ledger:
     def _give(self, worker: str, piece: Piece) -> Piece:
         piece.workers.add(worker)
         self._held[worker][piece.number] = piece
+        if self._is_suspect(piece):
+            self._alone.add(worker)
         return piece
 
     def _worker_for(self, piece: Piece) -> str | None:
         """Return the worker with the fewest pieces that may take `piece`. Nobody overtakes a piece that waits for a
         worker of its own, so that one becomes free."""
         limit = 1 if self._is_suspect(piece) else self._in_flight
-        open_to = [w for w, held in self._held.items() if not any(map(self._is_suspect, held.values()))]
+        open_to = [name for name in self._held if name not in self._alone]
         worker = min(open_to, key=lambda w: len(self._held[w]), default=None)
         return worker if worker is not None and len(self._held[worker]) < limit else None
 

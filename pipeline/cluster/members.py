@@ -22,6 +22,8 @@ from pipeline.settings import ClusterSettings
 
 NEWS_S = 1.0
 """Seconds between two questions to a worker for its counters; longer with many workers."""
+LOOK_S = 0.25
+"""Seconds between two looks at all workers."""
 STOP_S = 5.0
 """Seconds that workers have to finish their step when a run ends."""
 MOST_SAID = 1000
@@ -123,10 +125,11 @@ class Members:
             WorkerFailed: none has opened in time, or none can be reached any more.
         """
         now = self._context.clock()
-        if now - self._looked_at >= NEWS_S:
-            self._looked_at = now
-            if (lost := self._pool.lost) is not None:
-                raise WorkerFailed(lost)
+        if now - self._looked_at < LOOK_S:
+            return
+        self._looked_at = now
+        if (lost := self._pool.lost) is not None:
+            raise WorkerFailed(lost)
         if not any(m.opened for m in self._members.values()) and self._counts["workers"] == 0:
             if now - self._begun_at > self._settings.start_timeout_s:
                 waited = f"no worker was ready within cluster.start_timeout_s={self._settings.start_timeout_s:g} s"
