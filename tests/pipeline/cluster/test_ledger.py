@@ -44,6 +44,13 @@ class Run:
             self.given_up += rows_of(lost)
         self.hire()
 
+    def assign(self) -> None:
+        """Give out what can be given out: a piece that workers ended with has its worker alone."""
+        list(self.ledger.assign())
+        for worker in self.ledger.workers:
+            held = self.ledger.pieces_of(worker)
+            assert len(held) < 2 or all(one.deaths < AFTER for one in held)
+
     def work(self, worker: str) -> None:
         """Compute the oldest piece of a worker, or end with it."""
         held = self.ledger.pieces_of(worker)
@@ -75,14 +82,14 @@ def test_every_row_is_answered_once_or_was_poison(poison, events, size, workers,
         ledger.add(piece(ledger, range(start, min(start + size, 40))))
     ledger.ending = True
     for which, event in events:
-        list(ledger.assign())
+        run.assign()
         there = ledger.workers
         if event == 9:  # ended from outside
             run.kill(there[which % len(there)])
         else:
             run.work(there[which % len(there)])
     for _ in range(5000):
-        list(ledger.assign())
+        run.assign()
         if not ledger.waiting and not any(map(ledger.pieces_of, ledger.workers)):
             break
         for worker in ledger.workers:
