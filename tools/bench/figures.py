@@ -29,7 +29,8 @@ class Figures:
         calls_per_block: of a row with block diffusion; a call that stores a block and begins the next one counts once.
         tokens_per_pass: committed in a denoising step of a block.
         efficiency: share of their time for which workers compute, from the opening of the last until one is done;
-            whole_efficiency: until the end of the run; tail_idle: share of that time for which they idle after one is done.
+            whole_efficiency: until the end of the run.
+        tail_idle: share of the time up to the end of the run that workers idle after one is done.
         driver_row_us, driver_piece_ms: CPU time of the driver, by row and by piece.
         texts: a digest of the completions, equal for equal texts of equal rows.
     """

@@ -26,7 +26,7 @@ from tools.bench.child import ChildFailed, last_words, peak_rss_mb, start
 from tools.bench.contenders import CELLS, Job, Spec
 from tools.bench.figures import Figures, of_job
 
-STEP_S = 0.2
+STEP_S = 0.15
 """Seconds that a call of the model sleeps: so long that the Python of 64 workers needs less than a core."""
 _MEDIAN_TOKENS, _SPREAD, _MOST_TOKENS = 20, 0.6, 96
 """Completions are lognormal: the median, the standard deviation of the logarithm, and the cut."""
@@ -99,10 +99,12 @@ def of_workers(found: Figures, stages: pl.DataFrame, driver: Sequence[tuple[floa
     generate = stages.filter(pl.col("node") == "generate")
     workers = generate.filter(pl.col("worker").is_not_null())
     opened = workers.group_by("worker").agg(pl.col("t_s").min())["t_s"].max()
-    last = workers.filter(pl.col("busy_s") > 0).group_by("worker").agg(pl.col("t_s").max())["t_s"].min()
+    last = (
+        workers.filter(pl.col("busy_s") > pl.col("wall_s") / 2).group_by("worker").agg(pl.col("t_s").max())["t_s"].min()
+    )
     after = pl.col("t_s") > opened
     rows = generate.filter(pl.col("worker").is_null())
-    counted = rows.filter(after)["rows_in"].sum()
+    counted, sent = (int(part["rows_in"].sum()) for part in (rows.filter(after), rows))
     if not (isinstance(opened, float) and isinstance(last, float) and opened < last and counted):
         raise ValueError("the workers were done before all of them had opened: give them more rows (bench.max_rows)")
     before = [cpu for at, cpu in driver if at <= opened]
@@ -117,7 +119,7 @@ def of_workers(found: Figures, stages: pl.DataFrame, driver: Sequence[tuple[floa
         whole_efficiency=whole[0] / whole[1],
         tail_idle=(tail[1] - tail[0]) / whole[1],
         driver_row_us=1e6 * cpu_s / counted,
-        driver_piece_ms=1e3 * cpu_s / (pieces * counted / rows["rows_in"].sum()),
+        driver_piece_ms=1e3 * cpu_s / (pieces * counted / sent),
     )
 
 

@@ -172,7 +172,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         " is the driver's, and figures begin when all workers are open",
         tuple(Workers(f"{n} workers", ("cluster=processes",), workers=n, once=True) for n in (1, 4, 16, 64)),
         slots=(8,),
-        rows_per_slot=9,
+        rows_per_slot=18,
     ),
     "one_worker": Scenario(
         "a worker as a process of its own, against none",
