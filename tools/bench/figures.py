@@ -28,6 +28,10 @@ class Figures:
         form_s, draft_s, decode_s, sample_s: filling batches, drafting, in the model, choosing tokens; over all calls.
         calls_per_block: of a row with block diffusion; a call that stores a block and begins the next one counts once.
         tokens_per_pass: committed in a denoising step of a block.
+        efficiency: share of their time for which workers compute, from the opening of the last until one is done;
+            whole_efficiency: until the end of the run.
+        tail_idle: share of the time up to the end of the run that workers idle after one is done.
+        driver_row_us, driver_piece_ms: CPU time of the driver, by row and by piece.
         texts: a digest of the completions, equal for equal texts of equal rows.
     """
 
@@ -48,6 +52,11 @@ class Figures:
     sample_s: float | None = None
     calls_per_block: float | None = None
     tokens_per_pass: float | None = None
+    efficiency: float | None = None
+    whole_efficiency: float | None = None
+    tail_idle: float | None = None
+    driver_row_us: float | None = None
+    driver_piece_ms: float | None = None
     texts: str | None = None
     note: str | None = None
 
@@ -86,12 +95,15 @@ def of_job(directory: Path) -> Figures:
     """Return the figures of a job, from its metrics. Raises ValueError if it has not ended well.
 
     `work_s` begins when all nodes are open, so that model and context are loaded, and ends when the last chunk is
-    committed: it is the longest wall time of any node.
+    committed: it is the longest wall time of any node; of a run with workers, of any node in any of them.
     """
     (run,) = pq.read_table(directory / "metrics/run.parquet").to_pylist()
     if run["state"] != "done" or run["rejects_error"]:
         raise ValueError(f"the job ended as {run['state']} with {run['rejects_error']} rows rejected as errors")
-    walls = pq.read_table(directory / "metrics/stages.parquet").group_by("node").aggregate([("wall_s", "sum")])
+    stages = pq.read_table(directory / "metrics/stages.parquet")
+    if stages["worker"].null_count < stages.num_rows:
+        stages = stages.filter(stages["worker"].is_valid())
+    walls = stages.group_by(["node", "worker"]).aggregate([("wall_s", "sum")])
     steps = pq.read_table(directory / "metrics/steps.parquet").to_pylist()
     return Figures(
         work_s=max(walls["wall_s_sum"].to_pylist()),

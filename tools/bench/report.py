@@ -35,6 +35,14 @@ _OF_BLOCKS = (
     ("Python and sampling", "own_share", ".1%"),
 )
 """Columns of a scenario in which blocks are made."""
+_OF_WORKERS = (
+    ("busy, steady", "efficiency", ".1%"),
+    ("busy, whole", "whole_efficiency", ".1%"),
+    ("idle at the end", "tail_idle", ".1%"),
+    ("driver's us a row", "driver_row_us", ",.0f"),
+    ("driver's ms a piece", "driver_piece_ms", ",.2f"),
+)
+"""Columns of a scenario with workers that sleep; there the peak memory is that of the driver."""
 
 
 def report(directory: Path) -> str:
@@ -74,7 +82,8 @@ def _table(name: str, measured: Sequence[str], rows: Sequence[Row], of_scenario:
     blocks = any(row["calls_per_block"] for row in rows)
     few, slots = min(row["slots"] for row in of_scenario), rows[0]["slots"]
     batched = [f"by {_slots(few)}", f"calls allow by {_slots(few)}"] if blocks and slots > few else []
-    figures = (*_FIGURES, *_OF_BLOCKS) if blocks else _FIGURES
+    workers = any(row["efficiency"] is not None for row in rows)
+    figures = (*_FIGURES, *(_OF_BLOCKS if blocks else ()), *(_OF_WORKERS if workers else ()))
     by = "by the reused one" if against else f"by {measured[0]}"
     titles = ["contender", "t/s", by, *(title for title, _, _ in figures), *batched]
     yield f"| {' | '.join(titles)} |"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tools.bench.contenders import BatchedBench, Contender, Function, Job, LlamaBench, Program
+from tools.bench.scale import Workers
 from tools.bench.workload import Recipe
 
 
@@ -168,6 +169,17 @@ SCENARIOS: Mapping[str, Scenario] = {
         tuple(Function(f"context-{word}", f"{RUNGS}:context_{word}") for word in ("reused", "fresh")),
         Recipe(8, 8, words=4),
         rows=320,
+    ),
+    "scale": Scenario(
+        "what the driver costs with many workers, whose model only sleeps: rows are those of each worker, peak memory"
+        " is the driver's, and figures begin when all workers are open",
+        tuple(Workers(f"{n} workers", ("cluster=processes",), workers=n, once=True) for n in (1, 4, 16, 64)),
+        slots=(8,),
+        rows_per_slot=18,
+    ),
+    "one_worker": Scenario(
+        "a worker as a process of its own, against none",
+        (JOB, Job("one worker", ("cluster=processes", "cluster.workers=1"))),
     ),
 }
 
