@@ -52,13 +52,20 @@ def inspect(settings: ModelSettings) -> ModelFacts:
 
 @dataclass(frozen=True)
 class Workers(Job):
-    """A job with `workers` workers that sleep, each with as many rows as the case has."""
+    """A job with workers that sleep.
+
+    Args:
+        workers: how many.
+        step_s: seconds that a call of the model sleeps.
+        rows_each: rows of each worker, times those that the case has.
+    """
 
     workers: int = field(default=1, kw_only=True)
+    rows_each: int = field(default=1, kw_only=True)
     step_s: float = field(default=STEP_S, kw_only=True)
 
     def command(self, spec: Spec) -> list[str]:
-        rows = self.workers * spec.workload.rows.num_rows
+        rows = self.workers * self.rows_each * spec.workload.rows.num_rows
         drawn = np.random.default_rng(0).lognormal(np.log(_MEDIAN_TOKENS), _SPREAD, rows)
         lengths = np.clip(drawn, 1, min(_MOST_TOKENS, spec.sampling.max_tokens)).astype(np.int32)
         table = pa.table({"prompt": [f"Question {i}" for i in range(rows)], "max_tokens": lengths})

@@ -42,6 +42,7 @@ EXACT_LENGTHS: Mapping[str, Any] = {"per_row": ["max_tokens"], "ignore_eos": Tru
 
 RUNGS = "tools.bench.rungs"
 JOB = Job("job")
+PROCESSES = ("cluster=processes",)
 SERVER = Program("llama-server", "tools.bench.alternatives:server")
 LADDER = (
     Function("engine", f"{RUNGS}:engine"),
@@ -173,13 +174,16 @@ SCENARIOS: Mapping[str, Scenario] = {
     "scale": Scenario(
         "what the driver costs with many workers, whose model only sleeps: rows are those of each worker, peak memory"
         " is the driver's, and figures begin when all workers are open",
-        tuple(Workers(f"{n} workers", ("cluster=processes",), workers=n, once=True) for n in (1, 4, 16, 64)),
+        (
+            *(Workers(f"{n} workers", PROCESSES, workers=n, once=True) for n in (1, 4, 16, 64)),
+            Workers("8 quick workers", PROCESSES, workers=8, step_s=0.005, rows_each=8, once=True),
+        ),
         slots=(8,),
         rows_per_slot=18,
     ),
     "one_worker": Scenario(
         "a worker as a process of its own, against none",
-        (JOB, Job("one worker", ("cluster=processes", "cluster.workers=1"))),
+        (JOB, Job("one worker", (*PROCESSES, "cluster.workers=1"))),
     ),
 }
 
