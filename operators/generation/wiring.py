@@ -82,7 +82,7 @@ def model_memory(
         return
     name = model.path or model.file or model.loader
     converted = f" as {model.converts_to}" if model.converts_to else ""
-    yield MemoryNeed(model_key(model), f"the weights of {name}{converted}", facts.sizes.weights_bytes)
+    yield MemoryNeed(model_key(model), f"the weights of {name}{converted}", facts.sizes.weights_bytes, shared=True)
     usual = settings.with_defaults()
     shape = decoder_shape(usual, facts.n_ctx_train, wanted, draft=draft)
     kv = int(shape.kv_cells * (facts.sizes.kv_values or 0) * KV_TYPES[usual.kv_type] / 8)

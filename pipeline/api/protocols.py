@@ -97,11 +97,13 @@ class MemoryNeed:
         key: nodes that return the same key share the memory.
         what: its purpose, with the settings that decide its size.
         size_bytes: lower bound.
+        shared: pages of a file, which all workers of a machine (`cluster`) have once.
     """
 
     key: Hashable
     what: str
     size_bytes: int
+    shared: bool = False
 
 
 @dataclass(frozen=True)

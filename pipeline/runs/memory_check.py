@@ -6,6 +6,8 @@ from collections.abc import Hashable
 
 from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import MemoryNeed
+from pipeline.cluster.cut import islands_of
+from pipeline.cluster.pool import USUAL_WORKERS
 from pipeline.dataflow.graph import Graph
 from pipeline.monitor.wording import mib
 from pipeline.settings import JobSettings
@@ -27,42 +29,65 @@ def check_memory(settings: JobSettings, graph: Graph) -> None:
         ConfigError: it needs more. The message lists the needs and the remedies.
     """
     limit = _limit(settings)
-    total, lines = _needs(graph)
-    if limit is not None and total > limit:
+    needs = _Needs(settings, graph)
+    if limit is not None and needs.total > limit:
+        remedies = needs.remedies(limit)
         raise ConfigError(
-            f"the graph takes at least {mib(total)} of memory, and runtime.memory_limit is {mib(limit)}:\n"
-            + "\n".join(lines)
-            + f"\n{REMEDIES[0].upper()}{REMEDIES[1:]}, or raise runtime.memory_limit"
+            f"the graph takes at least {mib(needs.total)} of memory, and runtime.memory_limit is {mib(limit)}:\n"
+            + "\n".join(needs.lines)
+            + f"\n{remedies[0].upper()}{remedies[1:]}, or raise runtime.memory_limit"
         )
 
 
 def memory_warning(settings: JobSettings, graph: Graph) -> str | None:
     """Return a warning if there is no limit and the graph needs more memory than is free, else None."""
-    (total, lines), free = _needs(graph), free_memory()
-    if _limit(settings) is not None or total <= free:
+    needs, free = _Needs(settings, graph), free_memory()
+    if _limit(settings) is not None or needs.total <= free:
         return None
     return (
-        f"the graph takes at least {mib(total)} of memory and {mib(free)} are free; if it fails or becomes slow,"
-        f" {REMEDIES}:\n" + "\n".join(lines)
+        f"the graph takes at least {mib(needs.total)} of memory and {mib(free)} are free; if it fails or becomes slow,"
+        f" {needs.remedies(free)}:\n" + "\n".join(needs.lines)
     )
 
 
 def memory_lines(settings: JobSettings, graph: Graph) -> list[str]:
     """Return the lines on memory of a dry run's plan; none if no node has needs."""
-    total, lines = _needs(graph)
+    needs = _Needs(settings, graph)
     limit = _limit(settings)
     of = f"{mib(free_memory())} free" if limit is None else f"runtime.memory_limit={mib(limit)}"
-    return [f"memory, at least: {mib(total)} ({of})", *lines] if lines else []
+    return [f"memory, at least: {mib(needs.total)} ({of})", *needs.lines] if needs.lines else []
 
 
-def _needs(graph: Graph) -> tuple[int, list[str]]:
-    """Return the bytes that all nodes need together, and a line per need; shared memory counts once."""
-    found: dict[Hashable, MemoryNeed] = {}
-    for name in graph.order:
-        for need in graph.nodes[name].op.memory_needs():
-            found.setdefault(need.key, need)
-    lines = [f"  {mib(need.size_bytes):>11}  {need.what}" for need in found.values()]
-    return sum(need.size_bytes for need in found.values()), lines
+class _Needs:
+    """What all nodes need together; shared memory counts once. Each worker of this machine has contexts of its own, and
+    all have the pages of the model file once.
+
+    Attributes:
+        total: bytes.
+        lines: one per need.
+    """
+
+    def __init__(self, settings: JobSettings, graph: Graph) -> None:
+        cluster = settings.cluster
+        here = cluster is not None and cluster.pool != "ray"  # on which machine Ray puts a worker is not known
+        self._workers = (cluster.workers or USUAL_WORKERS) if here else 1
+        in_workers = {name for cut in islands_of(graph) for name in cut.nodes} if self._workers > 1 else set()
+        found: dict[Hashable, tuple[MemoryNeed, int]] = {}
+        for name in graph.order:
+            for need in graph.nodes[name].op.memory_needs():
+                times = self._workers if name in in_workers and not need.shared else 1
+                found.setdefault(need.key, (need, times))
+        self.total = sum(need.size_bytes * times for need, times in found.values())
+        self._each = sum(need.size_bytes for need, times in found.values() if times > 1)
+        self.lines = [
+            f"  {mib(need.size_bytes * times):>11}  {f'{times} x ' if times > 1 else ''}{need.what}"
+            for need, times in found.values()
+        ]
+
+    def remedies(self, room: int) -> str:
+        """Return what can be done to need no more than `room` bytes."""
+        fewer = self._each and self._workers - -(-(self.total - room) // self._each)
+        return f"use cluster.workers={fewer}, or {REMEDIES}" if fewer > 0 else REMEDIES
 
 
 def _limit(settings: JobSettings) -> int | None:

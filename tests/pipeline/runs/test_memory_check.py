@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from pipeline.api.errors import ConfigError, ExitCode
-from pipeline.api.protocols import BaseOperator, MemoryNeed
+from pipeline.api.protocols import BaseOperator, MemoryNeed, Scope
 from pipeline.api.records import Batch
 from pipeline.config.build import build_graph
 from pipeline.dry_run.estimate import plan_lines
-from pipeline.settings import JobSettings, NodeSettings
+from pipeline.settings import ClusterSettings, JobSettings, NodeSettings
 from pipeline.system.machine import free_memory
 from tests.pipeline.runs.test_job import OPS, job, run
 
@@ -47,6 +47,15 @@ class Large(BaseOperator):
 
     def open(self, runtime):
         type(self).opened += 1
+
+
+class OfWorkers(Large):
+    """The same, with a model that workers may have, whose pages they share."""
+
+    scope = Scope.MODEL
+
+    def memory_needs(self):
+        yield from (replace(need, shared=need.key == "shared") for need in super().memory_needs())
 
 
 def two(directory: Path, limit: int | None, extra_mib: int = 0) -> JobSettings:
@@ -96,3 +105,16 @@ def test_a_plan_says_what_is_taken_and_of_how_much(tmp_path):
 
 def test_some_memory_is_free():
     assert free_memory() > MIB
+
+
+def test_workers_have_contexts_of_their_own_and_the_pages_of_the_model_once(tmp_path):
+    settings = two(tmp_path / "out", 899 * MIB)
+    settings.nodes["square"].op["_target_"] = "tests.pipeline.runs.test_memory_check.OfWorkers"
+    assert run(settings) is ExitCode.DONE, "500 MiB without workers"
+    settings.cluster = ClusterSettings(pool="processes", workers=2)
+    with pytest.raises(ConfigError) as refusal:
+        run(replace(settings, output_dir=str(tmp_path / "other")))
+    said = str(refusal.value)
+    assert "at least 900 MiB" in said
+    assert said.count("400 MiB  2 x own things of 200 MiB") == 2
+    assert "use cluster.workers=1, or use fewer runtime.slots" in said.lower()
