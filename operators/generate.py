@@ -288,9 +288,9 @@ class Generate(BaseOperator):
         finally:
             self._noted(self._client.leave())
 
-    def report(self, directory: Path) -> Iterable[str]:
+    def report(self, directory: Path, node: str) -> Iterable[str]:
         if self._sampling.structured.kind is not None:
-            yield from cost_lines(self._runtime.node, directory)
+            yield from cost_lines(node, directory)
 
     def close(self) -> None:
         id_column = None if SEED in self._sampling.per_row else self._id_column

@@ -45,7 +45,7 @@ class CheckAnswers(BaseOperator):
         kept = batch.data.take(pa.array(known, pa.int64()))
         yield batch.with_data(pa.record_batch([*kept.columns, correct], schema=self._schema))
 
-    def report(self, directory: Path) -> Iterable[str]:
+    def report(self, directory: Path, node: str) -> Iterable[str]:
         """The accuracy by family."""
         yield f"{'family':12} {'right':>6} {'of':>5}  accuracy"
         for family, right, rows in accuracy(directory / "data").iter_rows():

@@ -131,8 +131,8 @@ class AsksByBatch(BaseOperator):
         prompt, completion = self._paid["paid_prompt_tokens"], self._paid["paid_completion_tokens"]
         return ([prompt / rows], [completion / rows]) if rows else ([], [])
 
-    def report(self, directory: Path) -> Iterable[str]:
-        return usage_lines(self._runtime.node, directory)
+    def report(self, directory: Path, node: str) -> Iterable[str]:
+        return usage_lines(node, directory)
 
     def _answers(self, questions: Sequence[Question]) -> list[Answer | str]:
         """Return the answer to each question, from the store or from the server; or why there is none."""

@@ -177,8 +177,8 @@ class EndpointGenerate(BaseOperator):
                 self._endpoint.leave(self._requests)
                 self._collected()
 
-    def report(self, directory: Path) -> Iterable[str]:
-        return usage_lines(self._runtime.node, directory)
+    def report(self, directory: Path, node: str) -> Iterable[str]:
+        return usage_lines(node, directory)
 
     def close(self) -> None:
         if self._lookup is not None and (summary := self._lookup.summary()) is not None:

@@ -51,9 +51,9 @@ class WriteBatch(WriteRows):
         write_atomically(directory / OUTPUT, _output_lines(data))
         write_atomically(directory / ERRORS, _error_lines(data, rejects))
 
-    def report(self, directory: Path) -> Iterable[str]:
+    def report(self, directory: Path, node: str) -> Iterable[str]:
         """Name the two files, if the run is done."""
-        yield from super().report(directory)
+        yield from super().report(directory, node)
         for name in (name for name in self.concluded if (directory / name).exists()):
             with (directory / name).open("rb") as file:
                 yield f"{name:13} {sum(1 for _ in file):9,} lines  {directory / name}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import time
 from abc import abstractmethod
@@ -16,6 +17,7 @@ import pyarrow as pa
 from operators.engine.backend.interface import TokenIds, Wanted, max_sequence_tokens
 from operators.engine.backend.loading import identity, inspect_model, load_model
 from operators.estimate.texts import forecast_texts
+from operators.generation.canary import fixed_texts
 from operators.generation.wiring import check_room, engine_threads, identity_of, model_memory, warn_unless_exact
 from operators.scoring.prefix_tree import Text
 from operators.scoring.text_batches import Part, Reader, reading_settings
@@ -87,7 +89,17 @@ class ReadsTexts(BaseOperator):
         self._room = max_sequence_tokens(self._settings, self._loaded.n_ctx_train)
 
     def identity(self) -> dict[str, str]:
-        return identity_of(self._loaded, self._settings)
+        self._take_context()
+        found = self._threads.call(self._canary)
+        return identity_of(self._loaded, self._settings) | {"the bits of three texts": found}
+
+    def _canary(self) -> str:
+        """Return a hash of the outputs for three fixed texts, to the bit. Runs on the engine's thread."""
+        found: dict[tuple[int, int], bytes] = {}
+        for parts in self._reader.read([Text(ids) for ids in fixed_texts(self._loaded.n_vocab, self._room)]):
+            for part in parts:
+                found[part.texts[0], part.start] = hashlib.blake2b(part.rows.tobytes(), digest_size=8).digest()
+        return hashlib.blake2b(b"".join(found[key] for key in sorted(found)), digest_size=8).hexdigest()
 
     def close(self) -> None:
         if self._lent is not None:

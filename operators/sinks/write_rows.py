@@ -89,7 +89,7 @@ class WriteRows(BaseOperator):
         self._write(pa.Table.from_batches(rows, self._schema), file)
         return file.tell()
 
-    def report(self, directory: Path) -> Iterable[str]:
+    def report(self, directory: Path, node: str) -> Iterable[str]:
         """Return the first rows, if `output.preview` asks for them."""
         if not self._output.preview:
             return

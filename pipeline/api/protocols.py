@@ -214,8 +214,9 @@ class BaseOperator:
         meanwhile, or if one of the files is missing from a finished run.
         """
 
-    def report(self, directory: Path) -> Iterable[str]:
-        """Return lines for the summary of a finished run, from the results in `directory`, so of all attempts."""
+    def report(self, directory: Path, node: str) -> Iterable[str]:
+        """Return lines for the summary of a finished run, from the results in `directory`, so of all attempts. `node`:
+        its own name. Called in the driver, where it was not opened if it ran in workers."""
         return ()
 
     def seek(self, chunk: int) -> None:

@@ -17,6 +17,7 @@ from pipeline.cluster.pool import USUAL_WORKERS, ServiceDesk, WorkerLost
 from pipeline.cluster.rpc import Caller, serve
 from pipeline.cluster.worker import Worker, WorkerPlan
 from pipeline.settings import ClusterSettings
+from pipeline.system.cores import numa_nodes, own_cores, split_cores
 
 BEGIN = "import sys; sys.path[:] = {path!r}; from pipeline.cluster.process_pool import main; main({calls}, {services})"
 SERVICE_CALLS = 8
@@ -46,12 +47,12 @@ class ProcessPool:
         self._gpus = int(settings.gpus)
         self._plan = plan
         self._calls = calls
-        there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores = own_cores()
         self.fits = settings.workers or USUAL_WORKERS
-        each = threads or there
-        self._cores = each if on_cpu and each * self.fits <= there else 0
+        each = threads or len(cores)
+        self._cores = split_cores(cores, each, self.fits, numa_nodes()) if on_cpu else []
         if on_cpu and not self._cores:
-            log.warning(CROWDED, self.fits, each, there, max(1, there // self.fits))
+            log.warning(CROWDED, self.fits, each, len(cores), max(1, len(cores) // self.fits))
         self._desk = ServiceDesk()
         self._started: list[ProcessHandle] = []
 
@@ -61,7 +62,7 @@ class ProcessPool:
 
     def hire(self, name: str) -> ProcessHandle:
         place = int(name.partition(".")[0]) - 1
-        cores = [*range(place * self._cores, (place + 1) * self._cores)]
+        cores = self._cores[place] if self._cores else []
         environment = dict(os.environ)
         if self._gpus:
             devices = range(place * self._gpus, (place + 1) * self._gpus)

@@ -84,7 +84,7 @@ class RayPool:
 
     @property
     def lost(self) -> str | None:
-        if self._node is None or self._node.is_running():
+        if self._node is None or _runs(self._node):
             return None
         return "Ray has ended on this machine (its raylet is gone); start it again, and the same command goes on"
 
@@ -243,6 +243,13 @@ def _own_node() -> psutil.Process | None:
             if named in process.cmdline():
                 return process
     return None
+
+
+def _runs(process: psutil.Process) -> bool:
+    """Return False if `process` has ended, also where it is a child that nobody has waited for."""
+    with suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def _nodes() -> list[dict[str, Any]]:

@@ -87,7 +87,7 @@ def report_lines(graph: Graph, directory: Path) -> list[str]:
     lines: list[str] = []
     for name in graph.order:
         try:
-            lines += graph.nodes[name].op.report(directory)
+            lines += graph.nodes[name].op.report(directory, name)
         except Exception as error:  # a failed report does not change that the run is done
             log.exception("node '%s' cannot report", name)
             lines.append(f"node '{name}' cannot report: {type(error).__name__}: {error}")

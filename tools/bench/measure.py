@@ -121,7 +121,7 @@ class Measure(BaseOperator):
             row = batch.data.slice(i, 1)
             yield batch.with_data(pa.record_batch([*row.columns, *columns], schema=self._schema))
 
-    def report(self, directory: Path) -> Iterable[str]:
+    def report(self, directory: Path, node: str) -> Iterable[str]:
         """Write report.md, and return its path in a line."""
         (directory / REPORT).write_text(report(directory), encoding="utf-8")
         return [f"report      {directory / REPORT}", ""]

@@ -129,7 +129,7 @@ def test_rows_that_cannot_be_shown_end_no_run_that_is_done(tmp_path) -> None:
     op.process(Batch(0, pa.record_batch([pa.array([0]), pa.nulls(1, schema.field("odd").type)], schema=schema)))
     rename_shards([shard for shard in op.finish(0) if isinstance(shard, Shard)])
     with pytest.raises(ValueError, match="a type that polars cannot show"):
-        list(op.report(tmp_path))
+        list(op.report(tmp_path, "write"))
 
 
 def test_no_time_stands_in_a_gzip_header(tmp_path) -> None:
@@ -250,7 +250,7 @@ def test_a_preview_rounds_numbers_and_shows_nested_values_as_json(tmp_path):
     messages = [{"role": "user", "content": "é"}]
     values = {"row": 0, "perplexity": 1.0003905573437335, "messages": messages, "text": "a\nb"}
     pq.write_table(pa.Table.from_pylist([values], schema), tmp_path / "data/part-00000.parquet")
-    assert list(op.report(tmp_path)) == [
+    assert list(op.report(tmp_path, "write")) == [
         "perplexity  1.00039",
         'messages    [{"role": "user", "content": "é"}]',
         "text        a b",

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sqlite3
 from collections import Counter, defaultdict
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from operators.generate import Generate
+from operators.scoring.text_reader import ReadsTexts
 from pipeline.api.errors import ExitCode
 from pipeline.run_dir.state import RunState
 from tests.pipeline.cluster.cluster_runs import ONE_ROUND, bytes_of, run, stages
@@ -120,6 +123,39 @@ def test_a_machine_with_other_bits_does_not_go_on(tmp_path: Path, capsys, monkey
         assert "0123456789abcdef" in said
     monkeypatch.undo()
     assert run("quickstart", out, *JOBS["quickstart"]) == ExitCode.DONE
+
+
+@pytest.mark.parametrize("name", ["score_perplexity", "embed", "label", "rerank", "classify_head"])
+def test_readers_of_texts_refuse_other_bits(name, tmp_path: Path, capsys, monkeypatch) -> None:
+    """One flipped bit of what a worker computes is refused, before a row is given out."""
+    few = ("cluster=threads", "cluster.workers=2", "data.limit=4")
+    assert run(name, tmp_path / "out", *few) == ExitCode.DONE
+    made, count = ReadsTexts._new_reader, itertools.count()
+
+    def flipped(self, lent):
+        reader, number = made(self, lent), next(count)
+        read = reader.read
+
+        def other(texts):
+            for parts in read(texts):
+                for part in parts if number else ():
+                    part.rows.view(np.uint32)[0, 0] ^= 1
+                yield parts
+
+        monkeypatch.setattr(reader, "read", other)
+        return reader
+
+    monkeypatch.setattr(ReadsTexts, "_new_reader", flipped)
+    assert run(name, tmp_path / "other", *few) == ExitCode.CONFIG
+    assert "differ in the bits of three texts of node '" in capsys.readouterr().err
+    assert not list((tmp_path / "other/data").glob("*.parquet"))
+
+
+def test_what_nodes_in_workers_report_is_there(tmp_path: Path, capsys) -> None:
+    assert run("classify", tmp_path / "out", "cluster=threads", "data.limit=4") == ExitCode.DONE
+    said = capsys.readouterr()
+    assert "generate: structured output:" in said.err + said.out
+    assert "cannot report" not in said.err + said.out
 
 
 def test_unlike_workers_are_refused_by_name(tmp_path: Path, capsys, monkeypatch) -> None:

@@ -21,7 +21,7 @@ from tests.pipeline.ops import Collect, Count
 
 
 class Says(Collect):
-    def report(self, directory: Path) -> Iterable[str]:
+    def report(self, directory: Path, node: str) -> Iterable[str]:
         yield f"results of {directory.name}"
 
 
@@ -30,12 +30,12 @@ class SaysLines(Collect):
         super().__init__()
         self._lines = lines
 
-    def report(self, directory: Path) -> Iterable[str]:
+    def report(self, directory: Path, node: str) -> Iterable[str]:
         return self._lines
 
 
 class Fails(Collect):
-    def report(self, directory: Path) -> Iterable[str]:
+    def report(self, directory: Path, node: str) -> Iterable[str]:
         raise OSError("the disk is gone")
 
 
