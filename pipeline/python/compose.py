@@ -13,6 +13,7 @@ from pipeline.python.job import Job
 from pipeline.python.rows import write_rows
 from pipeline.python.values import options_and_values, plain_value
 from pipeline.run_dir.names import INPUT
+from pipeline.run_dir.state import STATE_FILE
 from pipeline.settings import JobSettings
 
 
@@ -44,7 +45,7 @@ def settings_from(
         values["output_dir"] = fallback(found.name)
     if rows is not None:
         path = (folder or Path(values.get("output_dir") or found.directory)) / INPUT
-        write_rows(rows, path)
+        write_rows(rows, path, keep=not found.overwrite and (path.parent / STATE_FILE).is_file())
         values |= {"data.path": str(path), "data.format": "parquet", "data.dataset": None}
     return _composed(job, options, values)
 

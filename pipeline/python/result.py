@@ -80,7 +80,7 @@ class Result:
         found = self._read()
         rows = found.rows(folder)
         if rows is None:
-            there = ", ".join(found.folders) or "none, since it has no rows yet"
+            there = ", ".join(found.folders) or "none: it has no rows"
             raise ConfigError(f"{self.directory} has no rows in {folder}; folders with rows: {there}")
         return rows
 

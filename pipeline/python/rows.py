@@ -24,11 +24,14 @@ TAKES = (
 )
 
 
-def write_rows(rows: Any, path: Path) -> None:
+def write_rows(rows: Any, path: Path, *, keep: bool = False) -> None:
     """Write `rows` as a Parquet file, unless it holds just these already: a resumed run is to find its input unchanged.
 
+    Args:
+        keep: refuse to replace a file with other rows.
+
     Raises:
-        ConfigError: they are no rows, or a row does not fit the columns of those before it.
+        ConfigError: they are no rows, a row does not fit the columns of those before it, or there are other rows.
         StorageError: the file cannot be written.
     """
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
@@ -37,6 +40,11 @@ def write_rows(rows: Any, path: Path) -> None:
         try:
             _write(batches_of(rows), temporary)
             if not path.is_file() or _digest(path) != _digest(temporary):
+                if keep and path.is_file():
+                    raise ConfigError(
+                        f"{path.parent} has a run with other rows; name another directory, or give overwrite=True to"
+                        " begin anew with these"
+                    )
                 temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)

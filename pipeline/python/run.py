@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.api.errors import ExitCode
+from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.api.forecast import Forecast, Range
 from pipeline.api.runtime import Resources
 from pipeline.cluster.cut import places
@@ -126,7 +126,10 @@ def run(
         temporary.append(tempfile.mkdtemp(prefix=f"{name}-"))
         return temporary[0]
 
-    composed = settings_from(job, _given(settings, groups, directory), rows, make)
+    given = _given(settings, groups, directory)
+    if asked := [key for key in ("dry_run", "show") if given.get(key)]:
+        raise ConfigError(f"run(..., {asked[0]}=...) would run the job; use pipeline.plan or pipeline.estimate instead")
+    composed = settings_from(job, given, rows, make)
     seen: list[Outcome] = []
     with _one_at_a_time, staying(), ExitStack() as quiet:
         if composed.progress == QUIET:

@@ -166,8 +166,18 @@ def test_other_rows_in_the_same_directory_are_refused(tmp_path):
         with pytest.raises(ConfigError, match="other settings"):
             call(rows=["b"], **given)
     assert (tmp_path / "out" / INPUT).stat().st_mtime_ns == before
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="has a run with other rows"):
         run(rows=["b"], model="tiny", sampling={"max_tokens": 2}, directory=tmp_path / "out", **QUIET)
+    assert (tmp_path / "out" / INPUT).stat().st_mtime_ns == before
+    again = {"sampling": {"max_tokens": 2}, "directory": tmp_path / "out", "overwrite": True, **QUIET}
+    assert run(rows=["b"], model="tiny", **again).rows().collect()["prompt"].to_list() == ["b"]
+
+
+@pytest.mark.parametrize("key", ["dry_run", "show"])
+def test_a_run_that_is_to_run_nothing_is_refused(key, tmp_path):
+    with pytest.raises(ConfigError, match=r"use pipeline.plan or pipeline.estimate"):
+        run("quickstart", {key: "plan"}, directory=tmp_path / "out", **QUIET)
+    assert not (tmp_path / "out").exists()
 
 
 def test_two_runs_in_turn_load_the_model_once(monkeypatch):
