@@ -22,6 +22,7 @@ import llama_cpp
 from tqdm import tqdm
 
 from operators.llama.header import content_of, read_header
+from operators.llama.kernels import system_info
 from operators.llama.library import initialise, last_errors, recent_lines
 from operators.settings.model import WEIGHTS
 from pipeline import PACKAGES
@@ -131,7 +132,7 @@ def _reason(said: str) -> str:
 
 def _name(path: Path, wanted: str) -> str:
     """Return the name in the cache: it tells the content of the source and the build that converts it."""
-    key = (content_of(path), wanted, llama_cpp.__version__, llama_cpp.llama_print_system_info())
+    key = (content_of(path), wanted, llama_cpp.__version__, system_info())
     stem = re.sub(r"-\d{5}-of-\d{5}$", "", path.stem)
     return f"{stem}-{wanted}-{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}.gguf"
 

@@ -23,11 +23,13 @@ from __future__ import annotations
 
 import os
 import platform
+import threading
 
 import llama_cpp
 
 TILED_ALWAYS = "GGML_CPU_TILED_MM_FORCE"
 """Read by llama.cpp once, at its first multiplication."""
+_system_info_free = threading.Lock()
 
 _X86 = ("x86_64", "amd64")
 _ARM = ("aarch64", "arm64")
@@ -91,7 +93,7 @@ def doubt(architecture: str | None, file_type: int | None, machine: str | None =
     machine = machine or platform.machine()
     kind = CLASSES.get(architecture or "")
     if machine.lower() in _ARM:
-        return _doubt_on_arm(kind, file_type, llama_cpp.llama_print_system_info())
+        return _doubt_on_arm(kind, file_type, system_info())
     if machine.lower() not in _X86:
         return f"no test ran on a processor of this kind, {machine}"
     if kind is None:
@@ -118,7 +120,16 @@ def is_arm() -> bool:
 
 def has_amx() -> bool:
     """Return whether llama.cpp was compiled with AMX kernels."""
-    return b"AMX" in llama_cpp.llama_print_system_info()
+    return b"AMX" in system_info()
+
+
+def system_info() -> bytes:
+    """Return llama.cpp's list of the instructions that it was compiled with.
+
+    llama_print_system_info writes it to one static string at each call: threads that call it at once get a mixture.
+    """
+    with _system_info_free:
+        return bytes(llama_cpp.llama_print_system_info())
 
 
 def repacks(file_type: int | None) -> bool:

@@ -20,7 +20,7 @@ from operators.llama.convert import converted, type_of
 from operators.llama.encoder import EncoderContext
 from operators.llama.gguf_check import tokens_of
 from operators.llama.header import Header, content_of, parts_of, read_header
-from operators.llama.kernels import K_QUANTS, doubt, is_arm, keep_rows_apart, lone_tokens, repacks
+from operators.llama.kernels import K_QUANTS, doubt, is_arm, keep_rows_apart, lone_tokens, repacks, system_info
 from operators.llama.library import initialise, last_errors
 from operators.llama.pieces import Pieces
 from operators.llama.trial import require_sound_build
@@ -113,7 +113,7 @@ class LlamaModel:
         self._file_type = header.file_type
         params.use_extra_bufts = repacks(self._file_type)
         self.is_cpu = settings.gpu_layers == 0
-        info = llama_cpp.llama_print_system_info().decode(errors="replace").strip()
+        info = system_info().decode(errors="replace").strip()
         self.kernels = f"llama-cpp-python {llama_cpp.__version__}, {info}"
         self.doubt = doubt(header.architecture, self._file_type) if self.is_cpu else "it runs on a GPU"
         self._model = llama_cpp.llama_model_load_from_file(os.fsencode(self._path), params)
@@ -206,7 +206,7 @@ class LlamaModel:
         )
 
     def _state_key(self, settings: EngineSettings, shape: DecoderShape) -> str:
-        kernels = (llama_cpp.llama_print_system_info(), llama_cpp.__version__, self.is_cpu, shape.per_sequence)
+        kernels = (system_info(), llama_cpp.__version__, self.is_cpu, shape.per_sequence)
         threads = settings.threads or usable_cores()
         return repr((self.fingerprint(), *kernels, threads, settings.kv_type, settings.flash_attention))
 

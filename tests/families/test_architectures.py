@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 from gguf import GGUFWriter, LlamaFileType
 
 from operators.llama.header import REFUSED
-from operators.llama.kernels import CLASSES, PROVEN, doubt
+from operators.llama.kernels import CLASSES, PROVEN, doubt, system_info
 from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
@@ -75,6 +77,22 @@ def test_on_arm64_the_instructions_that_were_compiled_in_decide(monkeypatch, com
     monkeypatch.setattr("llama_cpp.llama_print_system_info", compiled.encode)
     said = None if tested else "on arm64 only kernels with dotprod and fp16 and without i8mm, SVE and SME are tested"
     assert doubt("qwen3", Q8_0, "arm64") == said
+
+
+def test_threads_that_ask_for_the_instructions_at_once_wait_for_each_other(monkeypatch):
+    """llama.cpp writes the answer to one string: what two threads write at once differs between workers."""
+    asking: list[bool] = []
+
+    def ask() -> bytes:
+        assert not asking
+        asking.append(True)
+        time.sleep(0.01)
+        asking.clear()
+        return b"AVX = 1 | "
+
+    monkeypatch.setattr("llama_cpp.llama_print_system_info", ask)
+    with ThreadPoolExecutor(4) as threads:
+        assert set(threads.map(lambda _: system_info(), range(8))) == {b"AVX = 1 | "}
 
 
 def job(model: Path, out: Path) -> list[str]:

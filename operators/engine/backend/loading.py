@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from operators.engine.backend.interface import Model
@@ -58,7 +58,7 @@ class ModelFacts:
     outputs: int = 0
     chat_template: str | None = None
     weights: str | None = None
-    tokens: Callable[[], Sequence[bytes]] | None = None
+    tokens: Callable[[], Sequence[bytes]] | None = field(default=None, compare=False)
 
 
 def identity(settings: ModelSettings) -> dict[str, Any]:

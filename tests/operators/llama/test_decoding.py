@@ -114,6 +114,8 @@ def complete(
     indirect=["model_file"],
 )
 def test_logits_are_the_same_to_the_bit_in_any_company(model, params):
+    if model.doubt == "K-quants on a processor with AMX":
+        pytest.skip("not promised: K-quants on a processor with AMX")
     prompts = texts(38)
     assert model.doubt is None
     shuffled = np.random.default_rng(1).permutation(38).tolist()

@@ -67,7 +67,8 @@ def test_ids_and_bits_are_those_of_autoregressive(model, other, params):
             drafted, accepted = COUNTS["drafted_tokens"], COUNTS["accepted_tokens"]
             assert drafted > 20
             if params is GREEDY:
-                assert (accepted > 0.97 * drafted) if right else (accepted < 0.3 * drafted)
+                # With AMX a verified token is computed by another kernel than a drafted one.
+                assert (accepted > 0.9 * drafted) if right else (accepted < 0.3 * drafted)
         assert complete(model, prompts, shuffled, params, slots=4, threads=1, make=drafting(draft)) == expected
 
 

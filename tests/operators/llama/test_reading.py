@@ -246,9 +246,10 @@ def test_a_text_is_framed_as_the_model_wants_it(tmp_path, process, framed):
     vocabulary.close()
 
 
-def test_a_completion_is_scored_and_embedded_beside_the_generate_that_makes_it(tmp_path, process):
+@pytest.mark.parametrize("model_file", ["f32"], indirect=True)  # with AMX a prompt in Q8_0 has another kernel
+def test_a_completion_is_scored_and_embedded_beside_the_generate_that_makes_it(model_file, tmp_path, process):
     """Three contexts, one thread that computes: no deadlock, and the log-probabilities of the draw."""
-    tiny = ModelSettings(path=str(TINY))
+    tiny = ModelSettings(path=str(model_file))
     runtime = EngineSettings(slots=2, lookahead_rows=1, max_sequence_tokens=256, **PLAIN)
     sampling = SamplingSettings(temperature=1.0, logprobs=0, min_tokens=2, max_tokens=12)
     store = StoreSettings(enabled=False)
