@@ -53,7 +53,7 @@ from operators.tuning.choices import LookAhead, Tuning
 from operators.weights.weighing import Weighing
 from pipeline.api.errors import ConfigError
 from pipeline.api.forecast import Forecast, Task
-from pipeline.api.protocols import BaseOperator, Inbox, MemoryNeed, Runtime, Scope, WeightsSample
+from pipeline.api.protocols import BITS, BaseOperator, Inbox, MemoryNeed, Runtime, Scope, WeightsSample
 from pipeline.api.records import Batch, ChunkEnd, Item
 from pipeline.api.weights import WeightsFigures
 
@@ -202,10 +202,13 @@ class Generate(BaseOperator):
         runtime.totals(lambda: {f"{runtime.node}/identical": float(self._duplicates.served)})
 
     def identity(self) -> dict[str, str]:
-        made = decode_strategy(self._decode)
-        longest = made.room(self._engine_settings, self._model.n_ctx_train)
-        found = canary(self._engine, self._model.n_vocab, longest, made.sequence_type())
-        return identity_of(self._model, self._engine_settings) | {"the bits of three prompts": found}
+        same = identity_of(self._model, self._engine_settings)
+        here = self._runtime.services is None
+        if self._engine_settings.open_keys() or (here and self._model.doubt):
+            return same  # there is no context yet, or its bits may depend on the slots, which a resume may change
+        decoder = self._engine.workers[0].decoder
+        found = self._engine.threads.call(lambda: canary(decoder, self._model.n_vocab))
+        return same if found is None else same | {BITS: found}
 
     def forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
         return self._where.forecast(

@@ -20,7 +20,8 @@ LEAST_CHUNK_ROWS = 16
 CHUNKS_OF_A_TARGET = 8
 """Minimum number of chunks until a target is reached, so that a run makes few rows too many."""
 POOLS = ("ray", "processes", "threads")
-MIXED = ("refuse", "allow")
+REFUSE = "refuse"
+MIXED = (REFUSE, "allow")
 GROUPS = ("data", "model", "sampling", "decode", "runtime", "output", "store", "bench")
 """Config groups; conf/schemas.yaml names their dataclasses, which belong to the operators."""
 
@@ -159,7 +160,7 @@ class ClusterSettings:
     in_flight: int = 3
     poison_after: int = 2
     copies: bool = True
-    mixed: str = "refuse"
+    mixed: str = REFUSE
     start_timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
@@ -191,6 +192,8 @@ class JobSettings:
         max_open_chunks: chunks that may be begun and not committed.
         cluster: workers in other processes or on other machines; null for none.
         max_error_rate: share of source rows that may be rejected as errors; above it the exit code is 3.
+        other_bits: what a resume does on a machine that computes other bits than the one that began the run: refuse, or
+            allow.
         output_dir: null for outputs/<name>, relative to the current directory.
         overwrite: replace the results of another configuration.
         dry_run: true checks everything, loads the model, computes for at most half a minute and prints an estimate of
@@ -223,6 +226,7 @@ class JobSettings:
     max_open_chunks: int = 8
     cluster: Any = None
     max_error_rate: float = 0.01
+    other_bits: str = REFUSE
     output_dir: str | None = None
     overwrite: bool = False
     dry_run: Any = False  # false, true or plan
@@ -242,6 +246,7 @@ class JobSettings:
         _check(self, "chunk_rows", self.chunk_rows >= 1, "it is 1 or more")
         _check(self, "max_open_chunks", self.max_open_chunks >= 1, "it is 1 or more")
         _check(self, "max_error_rate", 0 <= self.max_error_rate <= 1, "it is a share, 0 to 1")
+        _check(self, "other_bits", self.other_bits in MIXED, f"it is one of {', '.join(MIXED)}")
         _check(self, "metrics_interval_s", self.metrics_interval_s > 0, "it is above 0 seconds")
         _check(self, "progress", self.progress in PROGRESS, f"it is one of {', '.join(PROGRESS)}")
         _check(self, "dry_run", isinstance(self.dry_run, bool) or self.dry_run == PLAN, modes)

@@ -1,22 +1,19 @@
-"""Canaries: hashes of what a model computes for three fixed texts, to tell machines with other bits apart."""
+"""Canaries: hashes of what a model computes for fixed texts, to tell machines with other bits apart."""
 
 from __future__ import annotations
 
 import hashlib
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
-from operators.engine.backend.interface import TokenIds
-from operators.engine.loop.engine import Engine
-from operators.engine.sampling.params import SamplingParams
-from operators.engine.sequence import Sequence
-from pipeline.api.meter import StageMeter
+from operators.engine.backend.batch import DecodeFailed
+from operators.engine.backend.interface import Decoder, TokenIds
 
 LENGTHS = (7, 40, 70)
 """Tokens of the texts; attention has another kernel from 64 on."""
-TOKENS = 16
+STEPS = 4
+"""Tokens that are drawn after each text by `canary`."""
 
 
 def fixed_texts(n_vocab: int, longest: int) -> Iterator[TokenIds]:
@@ -26,33 +23,44 @@ def fixed_texts(n_vocab: int, longest: int) -> Iterator[TokenIds]:
         yield ((np.arange(size, dtype=np.int64) + 1) * (7919 + 104729 * number) % n_vocab).astype(np.int32)
 
 
-def canary(engine: Engine, n_vocab: int, longest: int, sequence: Callable[..., Sequence]) -> str:
-    """Complete three prompts greedily, and return a hash of tokens and log-probabilities, to the bit.
+def canary(decoder: Decoder, n_vocab: int) -> str | None:
+    """Read two fixed texts and continue them greedily, together; return a hash of all logits, to the bit.
+
+    It does not depend on slots and sizes of calls, which may change on a resume.
 
     Args:
-        engine: it may complete other rows meanwhile.
-        n_vocab: the prompts are ids below it.
-        longest: tokens that a row may have.
-        sequence: makes the rows.
+        decoder: with empty slots; they are empty again afterwards.
+        n_vocab: the texts are ids below it.
+
+    Returns:
+        None if the texts do not fit into a call, or the backend failed.
     """
-    woken = threading.Event()
-    client = engine.connect(StageMeter("canary"), 0, len(LENGTHS), woken.set)
-    params = SamplingParams(max_tokens=TOKENS, logprobs=0)
-    rows = []
-    for number, prompt in enumerate(fixed_texts(n_vocab, longest - TOKENS)):
-        rows.append(sequence(number, prompt, params, number, max(1, min(TOKENS, longest - len(prompt)))))
+    shape, batch, digest = decoder.shape, decoder.batch, hashlib.blake2b(digest_size=8)
+    longest = shape.block or min(LENGTHS[-1], shape.max_sequence_tokens - STEPS)
+    room = min(shape.call_tokens, shape.n_ubatch, shape.cells // 2 - STEPS)
+    if longest > room or shape.streams < 2:
+        return None
+    texts = list(fixed_texts(n_vocab, longest))[::2]
+    if shape.block:  # a call takes whole blocks, and nothing is drawn after them here
+        texts = [np.resize(text, shape.block) for text in texts]
+    slots, drawn = range(len(texts)), []
     try:
-        client.submit(rows)
-        client.end()
-        found: list[Sequence] = []
-        while len(found) < len(rows):
-            woken.wait()
-            woken.clear()
-            found += client.collect()
+        for slot, text in enumerate(texts):
+            batch.clear()
+            batch.add_spans([text], [0], [slot], [shape.block or 1])
+            logits = decoder.decode()
+            digest.update(logits.tobytes())
+            drawn.append(int(logits[-1].argmax()))
+        for step in range(0 if shape.block else STEPS):
+            batch.clear()
+            batch.add_rows(drawn, [len(text) + step for text in texts], slots)
+            logits = decoder.decode()
+            digest.update(logits.tobytes())
+            drawn = logits.argmax(axis=1).tolist()
+    except DecodeFailed:
+        return None
     finally:
-        client.leave()
-    digest = hashlib.blake2b(digest_size=8)
-    for row in rows:
-        digest.update(repr((row.tokens, row.error)).encode())
-        digest.update(np.array([score.logprob for score in row.sampling.scores], "<f4").tobytes())
+        batch.clear()
+        for slot in slots:
+            decoder.truncate(slot, 0)
     return digest.hexdigest()

@@ -26,7 +26,7 @@ from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import Cancelled
 from pipeline.api.forecast import Forecast, Task
-from pipeline.api.protocols import BaseOperator, MemoryNeed, Runtime, Scope
+from pipeline.api.protocols import BITS, BaseOperator, MemoryNeed, Runtime, Scope
 from pipeline.api.records import Batch, Output, require_column
 
 TEXT_TYPES = (pa.string(), pa.list_(pa.int32()))
@@ -91,7 +91,7 @@ class ReadsTexts(BaseOperator):
     def identity(self) -> dict[str, str]:
         self._take_context()
         found = self._threads.call(self._canary)
-        return identity_of(self._loaded, self._settings) | {"the bits of three texts": found}
+        return identity_of(self._loaded, self._settings) | {BITS: found}
 
     def _canary(self) -> str:
         """Return a hash of the outputs for three fixed texts, to the bit. Runs on the engine's thread."""

@@ -23,6 +23,9 @@ from pipeline.api.runtime import Runtime as Runtime
 from pipeline.api.runtime import Table as Table
 from pipeline.api.weights import WeightsFigures
 
+BITS = "the bits of fixed texts"
+"""A key of `BaseOperator.identity`."""
+
 
 class Inbox(Protocol):
     """The aligned inputs of a node: batches and chunk ends (the reject writer's holds rejects instead of batches).
@@ -189,7 +192,8 @@ class BaseOperator:
         """Release what `open` acquired. Called once, however the run ends."""
 
     def identity(self) -> Mapping[str, str]:
-        """Return what must be the same on every machine for equal rows to get equal bytes. Called after `open`."""
+        """Return what must be the same on every machine for equal rows to get equal bytes, by what it is: BITS for a
+        hash of what a model computes. Called after `open`, before `run`."""
         return {}
 
     def state(self, chunk: int) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import platform
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -10,14 +11,13 @@ from importlib import metadata
 
 from pipeline import PACKAGES
 from pipeline.api.errors import ConfigError
+from pipeline.api.protocols import BITS
 from pipeline.dataflow.graph import Graph
 
+log = logging.getLogger(__name__)
 OF_A_NODE = " of node '"
 """In the keys that are kept with a run; the others, of the program, may differ in a later attempt."""
-DIFFER = (
-    "{one} and {other} differ in {what}: {theirs} and {its}. Equal rows could get other bytes from them. {remedy}, or"
-    " set cluster.mixed=allow with runtime.deterministic=false"
-)
+DIFFER = "{one} and {other} differ in {what}: {theirs} and {its}. Equal rows could get other bytes from them. {remedy}"
 
 
 def identity_of(graph: Graph, nodes: Iterable[str]) -> dict[str, str]:
@@ -46,9 +46,28 @@ def check_equal(one: str, theirs: Mapping[str, str], other: str, its: Mapping[st
             )
 
 
-def check_here(graph: Graph, kept: Mapping[str, str]) -> None:
-    """Raise ConfigError if this machine computes other bits than the workers that began the run. `kept`: their
-    identity; `graph`: with all operators open."""
-    nodes = {what.partition(OF_A_NODE)[2].rstrip("'") for what in kept}
-    here = identity_of(graph, [name for name in graph.order if name in nodes])
-    check_equal("the workers that began this run", kept, "this machine", here, "Go on with machines like those")
+def check_here(graph: Graph, kept: Mapping[str, str]) -> dict[str, str]:
+    """Return the identity of this machine; warn if it has another build than the one that began the run.
+
+    Args:
+        graph: with all operators open.
+        kept: the identity of the machine that began the run; empty if this one does.
+
+    Raises:
+        ConfigError: it computes other bits.
+    """
+    here = identity_of(graph, graph.order)
+    others = {what: value for what, value in here.items() if kept.get(what, value) != value}
+    if other_bits := [what for what in others if what.startswith(BITS)]:
+        builds = [what for what in others if what not in other_bits] or other_bits
+        there = "; ".join(f"{what}: {kept[what]} then, {others[what]} now" for what in builds)
+        raise ConfigError(
+            f"this machine computes {' and '.join(other_bits)} with other bits than the one that began the run, so its"
+            f" rows could get other texts ({there}). Go on with a machine and a build like that one, take what this one"
+            " computes with other_bits=allow, or begin anew with overwrite=true and an empty store"
+        )
+    for what, value in others.items():
+        log.warning(
+            "%s is another than when the run began, with the same bits: %s then, %s now", what, kept[what], value
+        )
+    return here

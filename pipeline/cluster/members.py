@@ -18,7 +18,7 @@ from pipeline.cluster.pieces import News
 from pipeline.cluster.pool import Handle, Pool, WorkerLost
 from pipeline.cluster.running_island import WorkerFailed
 from pipeline.run_dir.metrics_table import MetricsTables
-from pipeline.settings import ClusterSettings
+from pipeline.settings import REFUSE, ClusterSettings
 
 NEWS_S = 1.0
 """Seconds between two questions to a worker for its counters; longer with many workers."""
@@ -32,6 +32,7 @@ MOST_STARTS = 3
 """Workers in a row that may end before they are open."""
 MOST_DEATHS = 16
 """Workers in a row, besides two for each that is wanted, that may end without an answer of any."""
+ALIKE = "Make them alike, or set cluster.mixed=allow with runtime.deterministic=false"
 log = logging.getLogger(__name__)
 
 Event = Callable[[], None]
@@ -203,8 +204,8 @@ class Members:
         if first is None:
             self._identity = f"worker {member.name}", identity
             self._began_with(identity)
-        elif self._settings.mixed == "refuse":
-            check_equal(*first, f"worker {member.name}", identity, "Make them alike")
+        elif self._settings.mixed == REFUSE:
+            check_equal(*first, f"worker {member.name}", identity, ALIKE)
         member.opened, member.moved_at = True, self._context.clock()
         self._deaths_at_start = 0
         self._counts["workers"] += 1

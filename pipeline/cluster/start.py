@@ -25,7 +25,7 @@ from pipeline.cluster.worker import WorkerPlan
 from pipeline.dataflow.graph import Graph, Node
 from pipeline.run_dir.metrics_table import MetricsTables
 from pipeline.run_dir.state import RunState
-from pipeline.settings import ClusterSettings, JobSettings
+from pipeline.settings import REFUSE, ClusterSettings, JobSettings
 
 LEAST_PIECE_ROWS = 8
 USUAL_PIECE_ROWS = 32
@@ -58,7 +58,8 @@ def driver_graph(
     meters: dict[str, RemoteMeter] = {}
     stall_timeout_s = getattr(settings.runtime, "stall_timeout_s", None)
 
-    began_with = partial(_began_with, state) if cluster.mixed == "refuse" else lambda identity: None
+    kept = cluster.mixed == REFUSE and settings.other_bits == REFUSE
+    began_with = partial(_began_with, state) if kept else lambda identity: None
     stall_s = stall_timeout_s and STALL_SHARE * stall_timeout_s
 
     def members(post: Callable[[Event], None]) -> Members:
@@ -82,8 +83,8 @@ def _began_with(state: RunState, identity: Mapping[str, str]) -> None:
     """Keep the identity of the workers with the run, or compare it with the one that is kept."""
     own = {what: value for what, value in identity.items() if OF_A_NODE in what}
     if state.identity:
-        remedy = "Go on with machines like those"
-        check_equal("the workers that began this run", state.identity, "a worker of now", own, remedy)
+        remedy = "Go on with machines like those, or take what these compute: other_bits=allow"
+        check_equal("the machines that began this run", state.identity, "a worker of now", own, remedy)
     else:
         state.note_identity(own)
 

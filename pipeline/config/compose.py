@@ -36,7 +36,7 @@ COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 
 _NOT_OF_A_SWEEP = ("overwrite", "dry_run", "show", "progress", "output_dir", "output.publish", "output.storage_options")
 _SAME_RESULTS = (
-    *("max_error_rate", "on_finish", "output.card", "output.retries", "prometheus_file", "report"),
+    *("max_error_rate", "on_finish", "other_bits", "output.card", "output.retries", "prometheus_file", "report"),
     *("target.max_tokens", "target.max_minutes", "target.max_cost"),
 )
 """Keys that may change on a resume: they do not name the directory of a job of a sweep, unless they are swept."""

@@ -142,7 +142,7 @@ class RunState:
 
     @property
     def identity(self) -> dict[str, str]:
-        """What the machines that began the run on a cluster had in common; empty for a run without one."""
+        """What the machines that began the run compute with, by what it is; empty if that is not kept."""
         return self._get("identity", {})
 
     def note_identity(self, identity: Mapping[str, str]) -> None:

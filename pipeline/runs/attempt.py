@@ -30,7 +30,7 @@ from pipeline.run_dir.names import CONFIG, DATA, remove_parts
 from pipeline.run_dir.state import RunState, RunStatus
 from pipeline.runs.ending import exit_code_of, recorded, remove_concluded, run_row, settled, show
 from pipeline.runs.watchdog import Watchdog
-from pipeline.settings import FULL
+from pipeline.settings import FULL, REFUSE
 from pipeline.system.atomic_files import rename_shards, write_atomically
 from pipeline.system.failpoints import Failpoint, reached
 from pipeline.system.machine import RUN_SCHEMA
@@ -211,10 +211,13 @@ class Attempt:
         self._committed()
 
     def _check_identity(self) -> None:
-        """Check that this machine gives the bytes of the workers that began the run, if there were any."""
-        kept = self._state.identity
-        if kept and self._settings.cluster is None:
-            check_here(self._graph, kept)
+        """Check that this machine gives the bytes of those that began the run; with workers these are checked."""
+        settings, kept = self._settings, self._state.identity
+        exact = getattr(settings.runtime, "deterministic", True) and settings.other_bits == REFUSE
+        if settings.cluster is None and exact:
+            here = check_here(self._graph, kept)
+            if here and not kept:
+                self._state.note_identity(here)
 
     def _check_resumable(self, kept: Set[str]) -> None:
         """Check that all operators can resume. `kept`: names of the nodes with a committed state."""

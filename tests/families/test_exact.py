@@ -17,7 +17,7 @@ from operators.llama.model import LlamaModel
 from operators.settings import ModelSettings
 from tests.families.make import LOGITS_OF, PROMPTS
 from tests.families.test_families import FAMILIES, HERE, OFTEN, REFERENCES
-from tests.operators.llama.test_decoding import COUNTS, LENGTHS, complete, texts
+from tests.operators.llama.test_decoding import COUNTS, LENGTHS, check_canary, complete, texts
 from tools.models.make_model import quantize_file
 
 SHUFFLED = np.random.default_rng(1).permutation(len(LENGTHS)).tolist()
@@ -56,6 +56,10 @@ def check_bits(model: LlamaModel) -> None:
 
 def test_logits_are_the_same_to_the_bit_in_any_company(model):
     check_bits(model)
+
+
+def test_a_canary_does_not_depend_on_slots_and_leaves_them_empty(model):
+    check_canary(model)
 
 
 @pytest.mark.parametrize("family", [f if f in OFTEN else pytest.param(f, marks=pytest.mark.faults) for f in FAMILIES])

@@ -17,6 +17,7 @@ from operators.engine.sampling.params import SamplingParams
 from operators.engine.sampling.sampler import Sampler
 from operators.engine.strategies.autoregressive import Autoregressive
 from operators.engine.strategies.base import Strategy
+from operators.generation.canary import canary
 from operators.llama.model import LlamaModel
 from operators.settings import DecodeSettings, ModelSettings
 from operators.settings.runtime import EngineSettings
@@ -122,6 +123,33 @@ def test_logits_are_the_same_to_the_bit_in_any_company(model, params):
     expected = complete(model, prompts, range(38), params, slots=16)
     for slots, order in [(1, range(38)), (2, range(38)), (7, shuffled), (32, shuffled)]:
         assert complete(model, prompts, order, params, slots=slots) == expected, f"{slots} slots"
+
+
+def check_canary(model) -> None:
+    found = set()
+    for slots, n_ubatch in ((1, 128), (2, 512), (16, 256), (16, 256)):
+        settings = EngineSettings(slots=slots, n_ubatch=n_ubatch, n_batch=512, max_sequence_tokens=256, threads=1)
+        decoder, give_back = model.lease(settings)
+        found.add(canary(decoder, model.n_vocab))
+        assert not decoder.batch.n_tokens
+        compute(decoder, np.zeros(9, np.int32))
+        give_back()
+    assert len(found) == 1
+    assert None not in found
+
+
+@pytest.mark.parametrize("model_file", EXACT, indirect=True)
+def test_a_canary_does_not_depend_on_slots_and_leaves_them_empty(model):
+    if model.doubt == "K-quants on a processor with AMX":
+        pytest.skip("not promised: K-quants on a processor with AMX")
+    check_canary(model)
+
+
+@pytest.mark.parametrize("model_file", ["f32"], indirect=True)
+def test_there_is_no_canary_where_its_texts_do_not_fit_into_a_call(model):
+    decoder, give_back = model.lease(EngineSettings(slots=2, n_batch=64, n_ubatch=64, deterministic=False))
+    assert canary(decoder, model.n_vocab) is None
+    give_back()
 
 
 def test_without_deterministic_the_lone_row_shows(model):

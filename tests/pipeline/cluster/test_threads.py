@@ -15,6 +15,7 @@ import pytest
 from operators.generate import Generate
 from operators.scoring.text_reader import ReadsTexts
 from pipeline.api.errors import ExitCode
+from pipeline.api.protocols import BITS
 from pipeline.run_dir.state import RunState
 from tests.pipeline.cluster.cluster_runs import ONE_ROUND, bytes_of, run, stages
 
@@ -99,7 +100,9 @@ def test_a_run_goes_on_without_workers_and_with_them(local, tmp_path: Path, monk
     assert bytes_of(out) == bytes_of(local("quickstart"))
 
 
-def test_a_machine_with_other_bits_does_not_go_on(tmp_path: Path, capsys, monkeypatch) -> None:
+@pytest.mark.parametrize("begun", [(), ("cluster=threads",)], ids=["here", "by workers"])
+def test_a_machine_with_other_bits_does_not_go_on(begun, tmp_path: Path, capsys, monkeypatch) -> None:
+    """The run is refused with other bits, unless they are allowed; another build with the same bits is said."""
     out, commit = tmp_path / "out", RunState.commit
 
     def stopping(self, attempt, record):
@@ -108,21 +111,25 @@ def test_a_machine_with_other_bits_does_not_go_on(tmp_path: Path, capsys, monkey
 
     with monkeypatch.context() as patched:
         patched.setattr(RunState, "commit", stopping)
-        run("quickstart", out, *JOBS["quickstart"], "cluster=threads")
+        run("quickstart", out, "chunk_rows=8", *begun)
     found = Generate.identity
-
-    def other(self):
-        return found(self) | {"the bits of three prompts": "0123456789abcdef"}
-
-    monkeypatch.setattr(Generate, "identity", other)
+    monkeypatch.setattr(Generate, "identity", lambda self: found(self) | {BITS: "0123456789abcdef"})
     for cluster in ((), ("cluster=threads",)):
         capsys.readouterr()
-        assert run("quickstart", out, *JOBS["quickstart"], *cluster) == ExitCode.CONFIG
+        assert run("quickstart", out, "chunk_rows=8", *cluster) == ExitCode.CONFIG
         said = capsys.readouterr().err
-        assert "differ in the bits of three prompts of node 'generate'" in said
+        assert f"{BITS} of node 'generate'" in said
         assert "0123456789abcdef" in said
+        assert "other_bits=allow" in said
+    monkeypatch.setattr(RunState, "commit", stopping)
+    for cluster in ((), ("cluster=threads",)):
+        run("quickstart", out, "chunk_rows=8", *cluster, "other_bits=allow")
+    assert len(list((out / "data").glob("*.parquet"))) == 3
     monkeypatch.undo()
-    assert run("quickstart", out, *JOBS["quickstart"]) == ExitCode.DONE
+    monkeypatch.setattr(Generate, "identity", lambda self: found(self) | {"llama.cpp": "another"})
+    capsys.readouterr()
+    assert run("quickstart", out, "chunk_rows=8") == ExitCode.DONE
+    assert "llama.cpp of node 'generate' is another than when the run began" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["score_perplexity", "embed", "label", "rerank", "classify_head"])
@@ -147,7 +154,7 @@ def test_readers_of_texts_refuse_other_bits(name, tmp_path: Path, capsys, monkey
 
     monkeypatch.setattr(ReadsTexts, "_new_reader", flipped)
     assert run(name, tmp_path / "other", *few) == ExitCode.CONFIG
-    assert "differ in the bits of three texts of node '" in capsys.readouterr().err
+    assert f"differ in {BITS} of node '" in capsys.readouterr().err
     assert not list((tmp_path / "other/data").glob("*.parquet"))
 
 
