@@ -139,7 +139,7 @@ class ClusterSettings:
         address: of Ray: auto (the cluster of this machine, or RAY_ADDRESS), local (starts one here) or host:port.
         cpus: CPUs that Ray keeps for a worker; null: runtime.threads, else all of its node shared by its workers.
         gpus: GPUs that Ray keeps for a worker.
-        memory: memory that Ray keeps for a worker, in bytes; null for none.
+        memory: bytes that Ray keeps for a worker; null: what its contexts take, by the memory check.
         resources: other resources of Ray that a worker takes, by name.
         piece_rows: rows that a worker is sent at a time; null: twice runtime.slots.
         in_flight: pieces that a worker has at a time. With too few its slots run empty between two.

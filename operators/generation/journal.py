@@ -13,7 +13,6 @@ from operators.engine.sampling.logprobs import Scored
 from pipeline.api.errors import PipelineError
 
 FLUSH_ROWS = 64
-FLUSH_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +33,11 @@ class StoredCompletion:
 class Journal(ABC):
     """Keeps completions by key. Safe to use from several threads.
 
-    Completions are written by a thread of its own, at the latest after FLUSH_S seconds and at once when there are
+    Completions are written by a thread of its own, at the latest after `flush_s` seconds and at once when there are
     FLUSH_ROWS.
     """
 
+    flush_s = 0.5
     settings: set[bytes]
     """Digests of the settings under which something was generated before."""
 
@@ -114,7 +114,7 @@ class Journal(ABC):
     def _wait(self) -> bool:
         """Wait until enough completions are pending or time has passed. Return False when the store is being closed."""
         with self._changed:
-            until = time.monotonic() + FLUSH_S
+            until = time.monotonic() + self.flush_s
             while not self._closing and len(self._unsaved) < FLUSH_ROWS and (left := until - time.monotonic()) > 0:
                 self._changed.wait(left)
             return not self._closing

@@ -15,12 +15,14 @@ from pipeline.api.runtime import Services
 
 class RemoteStore(Journal):
     """Keeps completions in the store of the driver. A completion is written there before `write` returns, so it is as
-    durable as one of a run without a cluster.
+    durable as one of a run without a cluster; but it is sent later, since the driver serves many workers.
 
     Args:
         services: the way to the driver.
         path, sync: of the store; see CompletionStore.
     """
+
+    flush_s = 2.0
 
     def __init__(self, services: Services, path: Path, sync: str) -> None:
         super().__init__()

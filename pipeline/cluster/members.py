@@ -14,7 +14,7 @@ from typing import Any
 from pipeline.api.runtime import RunContext
 from pipeline.cluster.identity import check_equal
 from pipeline.cluster.meters import RemoteMeter
-from pipeline.cluster.pieces import News
+from pipeline.cluster.pieces import News, from_ipc
 from pipeline.cluster.pool import Handle, Pool, WorkerLost
 from pipeline.cluster.running_island import WorkerFailed
 from pipeline.run_dir.metrics_table import MetricsTables
@@ -117,6 +117,7 @@ class Members:
     def note_answer(self, name: str, news: News) -> None:
         """Take the news that came with an answer of the worker `name`."""
         self._deaths_in_a_row = 0
+        self._members[name].asked_at = self._context.clock()
         self._take_news(self._members[name], news)
 
     def look(self, busy: Callable[[str], bool]) -> None:
@@ -138,7 +139,7 @@ class Members:
             return
         if now - self._added_up_at >= NEWS_S:
             self._add_up(now)
-        every = max(NEWS_S, len(self._members) / 16)
+        every = max(NEWS_S, len(self._members) / 8)
         for member in list(self._members.values()):
             if member.opened and not member.asking and now - member.asked_at >= every:
                 member.asking, member.asked_at = True, now
@@ -239,7 +240,8 @@ class Members:
         if seen and seen != member.seen:
             member.seen, member.moved_at = seen, self._context.clock()
         for table in news.tables:
-            self._tables.get(table.name, table.schema).add(member.name, table.rows)
+            rows = from_ipc(table.rows)
+            self._tables.get(table.name, rows.schema).add(member.name, rows)
         self._say(member.name, news.log)
 
     def _say(self, name: str, records: Sequence[tuple[int, str, str]]) -> None:

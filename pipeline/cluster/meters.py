@@ -8,6 +8,9 @@ from collections.abc import Iterator, Mapping
 from pipeline.api.histogram import CacheUse, Histogram
 from pipeline.api.meter import CLOCKS, Completed, MeterReading, StageClock, StageMeter, StageState
 
+_SUMMED = ("batches", "tokens_in", "tokens_out")
+"""Counts that workers keep; rows are counted by the driver."""
+
 
 class RemoteMeter(StageMeter):
     """The meter of a node, or of a part of one, that several workers run. The driver counts rows, by answers, so each
@@ -17,18 +20,21 @@ class RemoteMeter(StageMeter):
         super().__init__(name)
         self.clock = self._sums = SummedClock()
         self._readings: dict[str, MeterReading] = {}
-        self._total = ("batches", "tokens_in", "tokens_out")
+        self._each: dict[str, dict[str, float]] = {}
 
     def update(self, worker: str, reading: MeterReading) -> None:
         """Take the latest reading of `worker`; it counts from the next `add_up` on."""
         self._readings[worker] = reading
+        rows = {key: 0 for key in reading.counts if key not in _SUMMED}
+        own = {key: reading.counts[key] for key in (*_SUMMED, "queue_rows")}
+        self._each[worker] = {**rows, **own, **reading.seconds}
 
     def add_up(self) -> None:
         """Add up the readings of all workers."""
         each = list(self._readings.values())
         if not each:
             return
-        for key in self._total:
+        for key in _SUMMED:
             setattr(self, key, sum(one.counts[key] for one in each))
         self.cost = sum(one.cost for one in each)
         self.queue_capacity = sum(one.queue_capacity for one in each)
@@ -44,14 +50,12 @@ class RemoteMeter(StageMeter):
 
     def by_worker(self) -> Iterator[tuple[str | None, dict[str, float]]]:
         """Yield the driver's row counts, and of each worker its counts and clocks."""
-        rows = {key: value for key, value in self.counts().items() if key not in self._total}
+        rows = {key: value for key, value in self.counts().items() if key not in _SUMMED}
         yield (
             None,
-            {**dict.fromkeys(self._total, 0), **rows, "queue_rows": 0, **dict.fromkeys((*CLOCKS, "wall_s"), 0.0)},
+            {**dict.fromkeys(_SUMMED, 0), **rows, "queue_rows": 0, **dict.fromkeys((*CLOCKS, "wall_s"), 0.0)},
         )
-        for worker, reading in list(self._readings.items()):
-            own = {key: reading.counts[key] for key in (*self._total, "queue_rows")}
-            yield worker, {**dict.fromkeys(rows, 0), **own, **reading.seconds}
+        yield from list(self._each.items())
 
 
 class SummedClock(StageClock):

@@ -64,11 +64,10 @@ class Task:
 
 @dataclass(frozen=True)
 class TableRows:
-    """Rows that a worker added to a metrics table."""
+    """Rows that a worker added to a metrics table. `rows`: an Arrow IPC stream."""
 
     name: str
-    schema: pa.Schema
-    rows: pa.RecordBatch
+    rows: bytes
 
 
 @dataclass(frozen=True)

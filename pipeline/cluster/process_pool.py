@@ -23,10 +23,7 @@ BEGIN = "import sys; sys.path[:] = {path!r}; from pipeline.cluster.process_pool 
 SERVICE_CALLS = 8
 """Calls of one worker to the driver that are answered at a time."""
 LEAVE_S = 5.0
-CROWDED = (
-    "%d workers of %d threads each share %d cores, which makes all of them slow: set runtime.threads=%d, or fewer"
-    " cluster.workers"
-)
+CROWDED = "%d workers of %d threads each share %d cores, which makes all of them slow: set %s"
 log = logging.getLogger(__name__)
 
 
@@ -52,7 +49,9 @@ class ProcessPool:
         each = threads or len(cores)
         self._cores = split_cores(cores, each, self.fits, numa_nodes()) if on_cpu else []
         if on_cpu and not self._cores:
-            log.warning(CROWDED, self.fits, each, len(cores), max(1, len(cores) // self.fits))
+            fewer = max(1, len(cores) // self.fits)
+            remedy = f"runtime.threads={fewer}, or fewer cluster.workers" if fewer < each else "fewer cluster.workers"
+            log.warning(CROWDED, self.fits, each, len(cores), remedy)
         self._desk = ServiceDesk()
         self._started: list[ProcessHandle] = []
 

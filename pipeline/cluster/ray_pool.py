@@ -24,6 +24,7 @@ from pipeline.cluster.worker import Worker, WorkerPlan
 from pipeline.settings import ClusterSettings
 
 LOCAL = "local"
+_SIGTERM_S = 0.01
 SERVICE_CALLS = 8
 """Calls of all workers to the objects of the driver that are answered at a time."""
 
@@ -37,12 +38,15 @@ class RayPool:
         plan: of every worker.
         calls: that a worker answers at a time.
         threads: runtime.threads; the CPUs of a worker unless the settings say otherwise.
+        memory: bytes that Ray keeps for a worker; 0 for none.
 
     Raises:
         ConfigError: there is no such cluster.
     """
 
-    def __init__(self, settings: ClusterSettings, plan: WorkerPlan, calls: int, threads: int | None) -> None:
+    def __init__(
+        self, settings: ClusterSettings, plan: WorkerPlan, calls: int, threads: int | None, memory: int
+    ) -> None:
         self._ours = not ray.is_initialized()
         if self._ours:
             _connect(settings.address)
@@ -52,12 +56,12 @@ class RayPool:
         self._needs: dict[str, float] = {"CPU": float(cpus), **settings.resources}
         if settings.gpus:
             self._needs["GPU"] = settings.gpus
-        if settings.memory:
-            self._needs["memory"] = float(settings.memory)
+        if memory:
+            self._needs["memory"] = float(memory)
         options = {
             "num_cpus": cpus,
             "num_gpus": settings.gpus,
-            "memory": settings.memory,
+            "memory": memory or None,
             "resources": settings.resources or None,
             "max_concurrency": calls,
             "max_restarts": 0,
@@ -111,7 +115,7 @@ class RayPool:
             logging.getLogger(__name__).warning("the completion store's actor did not close: %s", error)
         ray.kill(self._desk)
         if self._ours:
-            ray.shutdown()
+            _disconnect()
 
 
 class RayHandle:
@@ -231,8 +235,24 @@ def _connect(address: str) -> None:
             " runs (host:port), or start one here with cluster.address=local"
         ) from error
     finally:
-        if threading.current_thread() is threading.main_thread() and handler is not None:
-            signal.signal(signal.SIGTERM, handler)
+        _take_back(handler)
+
+
+def _disconnect() -> None:
+    """End the connection, and a cluster that was started here. Ray's end, which takes a second, has SIGTERM end the
+    process at once, so our handler is set again all the while."""
+    handler = signal.getsignal(signal.SIGTERM)
+    ending = threading.Thread(target=ray.shutdown, name="ray-shutdown")
+    ending.start()
+    while ending.is_alive():
+        ending.join(_SIGTERM_S)
+        _take_back(handler)
+
+
+def _take_back(handler: Any) -> None:
+    """Set the handler of SIGTERM, where that is allowed."""
+    if threading.current_thread() is threading.main_thread() and handler is not None:
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _own_node() -> psutil.Process | None:
@@ -265,4 +285,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _in_words(resources: Mapping[str, float]) -> str:
-    return ", ".join(f"{amount:g} {name}" for name, amount in resources.items())
+    return ", ".join(
+        f"{amount / (1 << 20):,.0f} MiB of memory" if name == "memory" else f"{amount:g} {name}"
+        for name, amount in resources.items()
+    )

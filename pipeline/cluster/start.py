@@ -53,7 +53,7 @@ def driver_graph(
     plan = WorkerPlan(
         tuple(_island_plan(cut, settings) for cut in cuts), context.run_id, context.attempt, str(context.output_dir)
     )
-    pool = _pool(settings, plan)
+    pool = _pool(settings, plan, _own_memory(graph, cuts))
     size = _size(settings, pool)
     meters: dict[str, RemoteMeter] = {}
     stall_timeout_s = getattr(settings.runtime, "stall_timeout_s", None)
@@ -129,7 +129,13 @@ def _replaced(graph: Graph, cuts: tuple[Cut, ...], island: Callable[[Cut], Islan
     return found
 
 
-def _pool(settings: JobSettings, plan: WorkerPlan) -> Pool:
+def _own_memory(graph: Graph, cuts: tuple[Cut, ...]) -> int:
+    """Return the bytes that a worker needs for itself: contexts, not the model file, whose pages a machine has once."""
+    needs = [need for cut in cuts for name in cut.nodes for need in graph.nodes[name].op.memory_needs()]
+    return sum({need.key: need.size_bytes for need in needs if not need.shared}.values())
+
+
+def _pool(settings: JobSettings, plan: WorkerPlan, own_memory: int) -> Pool:
     cluster: ClusterSettings = settings.cluster
     calls, threads = cluster.in_flight + MORE_CALLS, getattr(settings.runtime, "threads", None)
     if cluster.pool == "threads":
@@ -140,4 +146,4 @@ def _pool(settings: JobSettings, plan: WorkerPlan) -> Pool:
         raise ConfigError(f"cluster=ray needs the package ray; {install('ray')}")
     from pipeline.cluster.ray_pool import RayPool
 
-    return RayPool(cluster, plan, calls, threads)
+    return RayPool(cluster, plan, calls, threads, cluster.memory or own_memory)

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pipeline.api.meter import MeterReading
 from pipeline.api.runtime import Resources, RunContext, Services
 from pipeline.cluster.identity import program
-from pipeline.cluster.pieces import Answer, News, TableRows, Task
+from pipeline.cluster.pieces import Answer, News, TableRows, Task, to_ipc
 from pipeline.cluster.running_island import IslandPlan, RunningIsland
 
 
@@ -128,8 +128,7 @@ class _TableBuffer:
         self._name = name
         self._schema = schema
         self._lock = threading.Lock()
-        self._rows: list[tuple[object, ...]] = []
-        self._columns: list[Sequence[Sequence[object]]] = []
+        self._rows: list[Sequence[object]] = []
 
     def append(self, *values: object) -> None:
         with self._lock:
@@ -137,20 +136,16 @@ class _TableBuffer:
 
     def extend(self, columns: Sequence[Sequence[object]]) -> None:
         with self._lock:
-            self._columns.append(columns)
+            self._rows.extend(zip(*columns, strict=True))
 
     def take(self) -> list[TableRows]:
-        """Return the rows since the last call."""
+        """Return the rows since the last call, in one batch: the driver has to take those of all workers."""
         with self._lock:
             rows, self._rows = self._rows, []
-            each, self._columns = self._columns, []
-        if rows:
-            each.append(list(zip(*rows, strict=True)))
-        return [TableRows(self._name, self._schema, self._batch(columns)) for columns in each]
-
-    def _batch(self, columns: Sequence[Sequence[object]]) -> pa.RecordBatch:
-        arrays = [pa.array(c, f.type) for c, f in zip(columns, self._schema, strict=True)]
-        return pa.record_batch(arrays, schema=self._schema)
+        if not rows:
+            return []
+        arrays = [pa.array(c, f.type) for c, f in zip(zip(*rows, strict=True), self._schema, strict=True)]
+        return [TableRows(self._name, to_ipc(pa.record_batch(arrays, schema=self._schema)))]
 
 
 class _Log(logging.Handler):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -45,6 +45,7 @@ STAGES_SCHEMA = pa.schema(
     | dict.fromkeys(_COUNTS, pa.int64())
     | dict.fromkeys((*CLOCKS, "wall_s"), pa.float64())
 )
+_STAGES = tuple(STAGES_SCHEMA.names)
 
 
 class MetricsTable:
@@ -236,19 +237,21 @@ class StageRecorder:
 
     def __init__(self, table: MetricsTable) -> None:
         self._table = table
-        self._last: dict[tuple[str, str | None], dict[str, float]] = {}
+        self._last: dict[tuple[str, str | None], tuple[float, Mapping[str, float]]] = {}
 
     def record(self, now_s: float, meters: list[StageMeter]) -> None:
-        """Append the increase of each meter since the last call, of each worker if it is one of a cluster. `now_s`:
-        seconds since the attempt began."""
+        """Append the increase of each meter since the last call, of each worker if it is one of a cluster; a worker
+        that has not sent news since gets no row. `now_s`: seconds since the attempt began."""
         gained: dict[str | None, list[tuple[object, ...]]] = {}
         for meter in meters:
             for worker, total in meter.by_worker():
-                last = self._last.get((meter.name, worker), {"t_s": 0.0})
-                gain = {k: v - last.get(k, 0) for k, v in total.items()} | {"queue_rows": total["queue_rows"]}
-                row = {"t_s": now_s, "interval_s": now_s - last["t_s"], "node": meter.name, **gain}
-                gained.setdefault(worker, []).append(tuple(row[f.name] for f in STAGES_SCHEMA))
-                self._last[meter.name, worker] = {**total, "t_s": now_s}
+                before_s, before = self._last.get((meter.name, worker), (0.0, {}))
+                if total == before:
+                    continue
+                gain = {k: v - before.get(k, 0) for k, v in total.items()} | {"queue_rows": total["queue_rows"]}
+                row = {"t_s": now_s, "interval_s": now_s - before_s, "node": meter.name, **gain}
+                gained.setdefault(worker, []).append(tuple(row[name] for name in _STAGES))
+                self._last[meter.name, worker] = now_s, total
         for worker, rows in gained.items():
             columns = zip(*rows, strict=True)
             arrays = [pa.array(column, f.type) for column, f in zip(columns, STAGES_SCHEMA, strict=True)]

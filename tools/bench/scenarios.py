@@ -43,6 +43,7 @@ EXACT_LENGTHS: Mapping[str, Any] = {"per_row": ["max_tokens"], "ignore_eos": Tru
 RUNGS = "tools.bench.rungs"
 JOB = Job("job")
 PROCESSES = ("cluster=processes",)
+RAY = ("cluster=ray", "cluster.address=local", "cluster.cpus=0.2")
 SERVER = Program("llama-server", "tools.bench.alternatives:server")
 LADDER = (
     Function("engine", f"{RUNGS}:engine"),
@@ -176,7 +177,9 @@ SCENARIOS: Mapping[str, Scenario] = {
         " is the driver's, and figures begin when all workers are open",
         (
             *(Workers(f"{n} workers", PROCESSES, workers=n, once=True) for n in (1, 4, 16, 64)),
+            Workers("64 workers, more rows", PROCESSES, workers=64, rows_each=4, once=True),
             Workers("8 quick workers", PROCESSES, workers=8, step_s=0.005, rows_each=8, once=True),
+            Workers("8 quick workers, Ray", RAY, workers=8, step_s=0.005, rows_each=8, once=True),
         ),
         slots=(8,),
         rows_per_slot=18,
@@ -184,6 +187,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     "one_worker": Scenario(
         "a worker as a process of its own, against none",
         (JOB, Job("one worker", (*PROCESSES, "cluster.workers=1"))),
+        rows_per_slot=16,
     ),
 }
 

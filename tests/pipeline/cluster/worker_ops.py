@@ -1,11 +1,18 @@
-"""What rows can do to a worker: end it, hang it, raise."""
+"""What rows can do to a worker: end it, hang it, raise; and a model that says when it is loaded and when it decodes."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+from operators.engine.backend import fake
+from operators.engine.backend.batch import BatchBuffer
+from operators.engine.backend.loading import ModelFacts
+from operators.settings import ModelSettings
 
 
 def poison(row: dict[str, Any]) -> dict[str, Any]:
@@ -37,3 +44,21 @@ def slow(row: dict[str, Any]) -> dict[str, Any]:
     """Take a while."""
     time.sleep(0.05)
     return {}
+
+
+def load(settings: ModelSettings) -> fake.FakeModel:
+    """Load the fake model in `load_s` seconds; each call takes 0.1 s. Makes files `load` and `decode` in `folder`."""
+    folder = Path(settings.options["folder"])
+
+    def step(batch: BatchBuffer) -> int:
+        (folder / "decode").touch()
+        time.sleep(0.1)
+        return 0
+
+    (folder / "load").touch()
+    time.sleep(settings.options["load_s"])
+    return fake.FakeModel(step)
+
+
+def inspect(settings: ModelSettings) -> ModelFacts:
+    return fake.inspect(replace(settings, options={}))
