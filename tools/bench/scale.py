@@ -92,8 +92,9 @@ class Workers(Job):
 def of_workers(found: Figures, stages: pl.DataFrame, driver: Sequence[tuple[float, float]], pieces: int) -> Figures:
     """Return `found` with the figures of workers.
 
-    Everything is counted from the time when the last worker had opened. The steady state ends when the first worker
-    has computed for the last time; what it and the others idle after that is the tail.
+    Everything is counted from the time when the last worker had opened: of workers, the intervals between two news
+    that begin after it. The steady state ends when the first worker has computed for the last time; what it and the
+    others idle after that is the tail.
 
     Args:
         stages: metrics/stages.parquet.
@@ -109,7 +110,7 @@ def of_workers(found: Figures, stages: pl.DataFrame, driver: Sequence[tuple[floa
     last = (
         workers.filter(pl.col("busy_s") > pl.col("wall_s") / 2).group_by("worker").agg(pl.col("t_s").max())["t_s"].min()
     )
-    after = pl.col("t_s") > opened
+    after, begun = pl.col("t_s") > opened, pl.col("t_s") - pl.col("interval_s") >= opened
     rows = generate.filter(pl.col("worker").is_null())
     counted, sent = (int(part["rows_in"].sum()) for part in (rows.filter(after), rows))
     if not (isinstance(opened, float) and isinstance(last, float) and opened < last and counted):
@@ -117,8 +118,8 @@ def of_workers(found: Figures, stages: pl.DataFrame, driver: Sequence[tuple[floa
     before = [cpu for at, cpu in driver if at <= opened]
     cpu_s = driver[-1][1] - (before[-1] if before else 0.0)
     steady, whole, tail = (
-        workers.filter(part).select(pl.col("busy_s", "wall_s").sum()).row(0)
-        for part in (after & (pl.col("t_s") <= last), after, pl.col("t_s") > last)
+        workers.filter(begun, part).select(pl.col("busy_s", "wall_s").sum()).row(0)
+        for part in (pl.col("t_s") <= last, pl.lit(value=True), pl.col("t_s") > last)
     )
     return replace(
         found,

@@ -28,7 +28,7 @@ from gguf.lazy import LazyNumpyTensor
 from numpy.typing import DTypeLike, NDArray
 
 from operators.llama import library
-from tools.models.shapes import SHAPES, Shape, TensorSpec, named_shape, tensor_specs
+from tools.models.shapes import CONVOLVED, SHAPES, Shape, TensorSpec, named_shape, tensor_specs
 from tools.models.vocabularies import Vocabulary, builtin_vocabulary, read_vocabulary
 
 UNIFORM_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
@@ -157,7 +157,11 @@ def _add_metadata(writer: GGUFWriter, shape: Shape, kind: LlamaFileType, vocabul
         writer.add_expert_used_count(shape.n_expert_used)
         writer.add_expert_feed_forward_length(shape.n_ff)
     writer.add_head_count(shape.n_head)
-    writer.add_head_count_kv(shape.n_head_kv)
+    if shape.attention_every > 1:
+        writer.add_head_count_kv([shape.n_head_kv * shape.attends(layer) for layer in range(shape.n_layer)])
+        writer.add_shortconv_l_cache(CONVOLVED)
+    else:
+        writer.add_head_count_kv(shape.n_head_kv)
     writer.add_key_length(shape.head_dim)
     writer.add_value_length(shape.head_dim)
     writer.add_rope_dimension_count(shape.head_dim)

@@ -19,6 +19,9 @@ ATTENTION_GAIN = 2.0  # standard deviation of the attention scores: above 1, so 
 NORM_SPREAD = 0.1  # relative; norms of exactly one would hide a norm that is applied in the wrong place
 BIAS_STD = 0.1
 _ROUTER = "ffn_gate_inp.weight"
+_CONVOLUTION = "shortconv.conv.weight"
+CONVOLVED = 3
+"""Tokens that a short convolution looks at."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,8 @@ class Architecture:
     qk_norm: bool = False
     free_head_dim: bool = True  # n_head * head_dim may differ from n_embd
     experts: bool = False  # a token is fed forward by a few of many blocks, which a router chooses
+    convolves: bool = False  # layers that do not attend have a short convolution, which is recurrent
+    last_norm: str = "output_norm.weight"
 
 
 ARCHITECTURES = {
@@ -36,6 +41,7 @@ ARCHITECTURES = {
     "qwen2": Architecture(qkv_bias=True, free_head_dim=False),
     "qwen3": Architecture(qk_norm=True),
     "qwen3moe": Architecture(qk_norm=True, experts=True),
+    "lfm2": Architecture(qk_norm=True, free_head_dim=False, convolves=True, last_norm="token_embd_norm.weight"),
 }
 
 
@@ -45,7 +51,8 @@ class Shape:
 
     `arch` is a key of `ARCHITECTURES`; `n_ctx_train` is in tokens; `n_ff` is the width of the gated feed-forward
     block, of each expert where there are some; `n_expert_used` of `n_expert` work on a token; with `tied_embeddings`
-    the output matrix is the embedding matrix and is not stored.
+    the output matrix is the embedding matrix and is not stored. One layer in `attention_every` attends, where the
+    others can do something else (lfm2).
 
     Raises ValueError for sizes that cannot be a model, naming the field, what came and what is allowed.
     """
@@ -59,6 +66,7 @@ class Shape:
     n_ff: int = 128
     n_expert: int = 1
     n_expert_used: int = 1
+    attention_every: int = 1
     n_ctx_train: int = 4096
     rope_theta: float = 10_000.0
     rms_eps: float = 1e-6
@@ -78,6 +86,9 @@ class Shape:
         if (self.n_expert > 1) is not ARCHITECTURES[self.arch].experts:
             wanted = "above 1" if ARCHITECTURES[self.arch].experts else "1: the architecture has no experts"
             raise ValueError(f"{self.arch} needs n_expert {wanted}, found {self.n_expert}")
+        if (self.attention_every > 1) is not ARCHITECTURES[self.arch].convolves:
+            wanted = "above 1" if ARCHITECTURES[self.arch].convolves else "1: every layer of the architecture attends"
+            raise ValueError(f"{self.arch} needs attention_every {wanted}, found {self.attention_every}")
         if self.n_expert_used > self.n_expert:
             raise ValueError(f"n_expert_used={self.n_expert_used} must not be above n_expert={self.n_expert}")
         if not ARCHITECTURES[self.arch].free_head_dim and self.q_dim != self.n_embd:
@@ -96,6 +107,10 @@ class Shape:
         """Width of all key (or value) heads."""
         return self.n_head_kv * self.head_dim
 
+    def attends(self, layer: int) -> bool:
+        """True if `layer` has attention: the last one of every `attention_every`."""
+        return (layer + 1) % self.attention_every == 0
+
     @property
     def row_sizes(self) -> dict[str, int]:
         """The row lengths of the matrices, by name, which must be multiples of a quantised type's block."""
@@ -107,9 +122,13 @@ SHAPES = {
     "tiny-llama": Shape(arch="llama", tied_embeddings=False, rms_eps=1e-5),
     "tiny-qwen2": Shape(arch="qwen2", head_dim=16),
     "tiny-qwen3moe": Shape(arch="qwen3moe", n_ff=64, n_expert=8, n_expert_used=2),
+    "tiny-lfm2": Shape(arch="lfm2", n_layer=4, head_dim=16, attention_every=2),
     "tiny-256": Shape(n_embd=256, head_dim=64, n_ff=512),
     "llama-5m": Shape(arch="llama", n_layer=6, n_embd=256, n_head=8, n_head_kv=4, n_ff=768, rms_eps=1e-5),
     "qwen3-0.6b": Shape("qwen3", 28, 1024, 16, 8, 128, 3072, n_ctx_train=40_960, rope_theta=1e6),
+    # Of the kind of Qwen3-30B-A3B, and about LFM2-350M, with as much to read and to compute as a small machine can.
+    "qwen3moe-0.7b": Shape("qwen3moe", 16, 1024, 16, 4, 128, 384, 32, 4, n_ctx_train=40_960, rope_theta=1e6),
+    "lfm2-350m": Shape("lfm2", 16, 1024, 16, 8, 64, 4608, attention_every=3, n_ctx_train=32_768, rope_theta=1e6),
 }
 
 
@@ -135,9 +154,9 @@ class TensorSpec:
 
     @property
     def is_matrix(self) -> bool:
-        """True for a matrix, which gets the file's type; vectors (norms and biases) and routers stay F32, as in
-        llama.cpp."""
-        return len(self.dims) > 1 and not self.name.endswith(_ROUTER)
+        """True for a matrix, which gets the file's type; vectors (norms and biases), routers and short convolutions
+        stay F32, as in llama.cpp."""
+        return len(self.dims) > 1 and not self.name.endswith((_ROUTER, _CONVOLUTION))
 
 
 def tensor_specs(shape: Shape, n_vocab: int) -> Iterator[TensorSpec]:
@@ -145,9 +164,9 @@ def tensor_specs(shape: Shape, n_vocab: int) -> Iterator[TensorSpec]:
     logit_gain = LOGIT_STD / (EMBEDDING_STD * sqrt(shape.n_embd))
     yield TensorSpec("token_embd.weight", (n_vocab, shape.n_embd), 0.0, EMBEDDING_STD)
     for layer in range(shape.n_layer):
-        yield from _attention(shape, f"blk.{layer}.")
+        yield from (_attention if shape.attends(layer) else _convolution)(shape, f"blk.{layer}.")
         yield from _feed_forward(shape, f"blk.{layer}.")
-    yield _norm("output_norm.weight", shape.n_embd, logit_gain)
+    yield _norm(ARCHITECTURES[shape.arch].last_norm, shape.n_embd, logit_gain)
     if not shape.tied_embeddings:
         yield TensorSpec("output.weight", (n_vocab, shape.n_embd), 0.0, EMBEDDING_STD)
 
@@ -165,6 +184,13 @@ def _attention(shape: Shape, block: str) -> Iterator[TensorSpec]:
         yield _norm(block + "attn_q_norm.weight", shape.head_dim, ATTENTION_GAIN)
         yield _norm(block + "attn_k_norm.weight", shape.head_dim)
     yield _matrix(block + "attn_output.weight", shape.n_embd, shape.q_dim)
+
+
+def _convolution(shape: Shape, block: str) -> Iterator[TensorSpec]:
+    yield _norm(block + "attn_norm.weight", shape.n_embd)
+    yield TensorSpec(block + _CONVOLUTION, (shape.n_embd, CONVOLVED), 0.0, 1 / sqrt(CONVOLVED))
+    yield _matrix(block + "shortconv.in_proj.weight", 3 * shape.n_embd, shape.n_embd)
+    yield _matrix(block + "shortconv.out_proj.weight", shape.n_embd, shape.n_embd)
 
 
 def _feed_forward(shape: Shape, block: str) -> Iterator[TensorSpec]:

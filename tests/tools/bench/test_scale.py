@@ -16,26 +16,26 @@ FOUND = Figures(work_s=1, prompt_tokens=1, new_tokens=1)
 DRIVER = [(0.0, 1.0), (1.5, 3.0), (2.5, 3.5), (6.0, 4.0)]
 
 
-def stages(*rows: tuple[str | None, float, int, float, float]) -> pl.DataFrame:
-    names = ["worker", "t_s", "rows_in", "busy_s", "wall_s"]
+def stages(*rows: tuple[str | None, float, float, int, float, float]) -> pl.DataFrame:
+    names = ["worker", "t_s", "interval_s", "rows_in", "busy_s", "wall_s"]
     return pl.DataFrame([("generate", *row) for row in rows], schema=["node", *names], orient="row")
 
 
 TWO = stages(
-    (None, 1.0, 60, 0, 0),
-    (None, 3.0, 30, 0, 0),
-    (None, 5.0, 10, 0, 0),
-    ("1", 1.0, 0, 0.1, 1.0),
-    ("2", 2.0, 0, 0.0, 0.5),
-    ("1", 2.0, 0, 0.0, 1.0),
-    ("1", 3.0, 0, 0.9, 1.0),
-    ("2", 3.0, 0, 0.9, 1.0),
-    ("1", 4.0, 0, 1.0, 1.0),
-    ("2", 4.0, 0, 0.8, 1.0),
-    ("1", 5.0, 0, 0.01, 1.0),
-    ("2", 5.0, 0, 0.99, 1.0),
+    (None, 1.0, 1.0, 60, 0, 0),
+    (None, 3.0, 2.0, 30, 0, 0),
+    (None, 5.0, 2.0, 10, 0, 0),
+    ("1", 1.0, 1.0, 0, 0.1, 1.0),
+    ("2", 2.0, 2.0, 0, 0.0, 0.5),
+    ("1", 2.1, 1.1, 0, 0.0, 1.1),
+    ("1", 3.0, 0.9, 0, 0.9, 1.0),
+    ("2", 3.0, 1.0, 0, 0.9, 1.0),
+    ("1", 4.0, 1.0, 0, 1.0, 1.0),
+    ("2", 4.0, 1.0, 0, 0.8, 1.0),
+    ("1", 5.0, 1.0, 0, 0.01, 1.0),
+    ("2", 5.0, 1.0, 0, 0.99, 1.0),
 )
-"""Worker 2 opens at 2.0; worker 1 is done at 4.0, with some work of its end after that."""
+"""Worker 2 opens at 2.0, in an interval of worker 1; that one is done at 4.0, with some work of its end after that."""
 
 
 def test_figures_begin_when_the_last_worker_has_opened_and_a_worker_that_is_done_ends_the_steady_state():

@@ -65,7 +65,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 CASES = [
     *(("tiny", name) for name in UNIFORM_TYPES),
     *(("tiny-256", name) for name in K_QUANTS),
-    *((shape, name) for shape in ("tiny-llama", "tiny-qwen2", "tiny-qwen3moe") for name in ("f32", "q8_0")),
+    *(
+        (shape, name)
+        for shape in ("tiny-llama", "tiny-qwen2", "tiny-qwen3moe", "tiny-lfm2")
+        for name in ("f32", "q8_0")
+    ),
     ("llama-5m", "q4_k_m"),
 ]
 
@@ -173,6 +177,8 @@ def _with_bytes(vocabulary: Any) -> Any:
         (["--arch", "qwen2"], ["n_head * head_dim", "128"]),
         (["--arch", "qwen3moe"], ["qwen3moe needs n_expert above 1, found 1"]),
         (["--n_expert", "4"], ["qwen3 needs n_expert 1", "found 4"]),
+        (["--arch", "lfm2"], ["lfm2 needs attention_every above 1, found 1"]),
+        (["--attention_every", "2"], ["qwen3 needs attention_every 1: every layer", "found 2"]),
         (["--shape", "tiny-qwen3moe", "--n_expert_used", "9"], ["n_expert_used=9", "n_expert=8"]),
         (["--vocab", "missing.gguf"], ["missing.gguf", "does not exist"]),
         (["--seed", "-1"], ["seed=-1"]),
