@@ -89,6 +89,7 @@ DYNAMIC = _blocks("4/4 dynamic", 4, 4, "decode.remasking=low_confidence_dynamic"
 """A model with random weights is never confident: with this threshold a step commits about two of four tokens with the
 built-in vocabulary (measured on three shapes)."""
 
+AS_THEY_COME = ("runtime.optimise.longest_first=false",)
 ALWAYS = ("decode=speculative", "decode.adaptive=false")
 
 FEW_SHOT = Scenario(
@@ -165,6 +166,17 @@ SCENARIOS: Mapping[str, Scenario] = {
         Recipe(64, 64, words=4),
         slots=(1, 4, 16),
         rows_per_slot=2,
+    ),
+    "speculative_tail": Scenario(
+        "drafts where two rows go on long after the others, which nobody knows beforehand",
+        (
+            Job("job", AS_THEY_COME),
+            Job("speculative", (*AS_THEY_COME, "decode=speculative")),
+            Job("draft model", (*AS_THEY_COME, "decode=speculative"), drafts=True),
+        ),
+        Recipe(40, 40, tail=400),
+        slots=(16,),
+        rows=62,
     ),
     "contexts": Scenario(
         "one context, cleared between calls of a slot's worth of rows, against a new one a call",

@@ -35,6 +35,7 @@ class Recipe:
 
     Args:
         low, high: range of a row's completion tokens; None: as many as the reference answer, at most max_tokens.
+        tail: tokens of the last two rows, which makes the tail of a job long where that is not known beforehand.
         words: number of the prompt's words to keep; None keeps all.
         few_shot: put worked examples before each question.
         stops: choose a stop string from the vocabulary.
@@ -42,6 +43,7 @@ class Recipe:
 
     low: int | None = None
     high: int | None = None
+    tail: int | None = None
     words: int | None = None
     few_shot: bool = False
     stops: bool = False
@@ -147,13 +149,15 @@ def _lengths(
     if recipe.stops:
         return np.full(rows, cap)
     if recipe.low is not None and recipe.high is not None:
-        return random.integers(recipe.low, recipe.high + 1, rows)
+        found = random.integers(recipe.low, recipe.high + 1, rows)
+        found[-2:] = recipe.tail or found[-2:]
+        return found
     drawn = random.integers(min(10, cap), cap + 1, len(answers))
-    found = [
+    by_answer = [
         int(n) if a is None else min(max(len(model.tokenize([str(a).encode()])[0]), 1), cap)
         for a, n in zip(answers, drawn, strict=True)
     ]
-    return np.resize(found, rows)
+    return np.resize(by_answer, rows)
 
 
 def _stop_string(model: Model) -> str:

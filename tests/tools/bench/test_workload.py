@@ -46,6 +46,12 @@ def test_drawn_lengths_are_in_their_range_and_the_same_again(tmp_path):
     assert one == other
 
 
+def test_the_last_two_rows_are_the_tail(tmp_path):
+    found = column(workload(tmp_path, Recipe(5, 7, tail=9), rows=40), "max_tokens")
+    assert found[-2:] == [9, 9]
+    assert set(found[:-2]) == {5, 6, 7}
+
+
 def test_lengths_are_drawn_where_there_are_no_answers(tmp_path):
     assert all(1 <= n <= 10 for n in column(workload(tmp_path, answer_column="nothing"), "max_tokens"))
 
