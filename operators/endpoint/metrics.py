@@ -88,6 +88,7 @@ class AnswerMetrics:
         columns: tuple[Sequence[object], ...] = (
             [self._node] * len(rows),
             [row.row for row in rows],
+            [row.chunk for row in rows],
             [answer.prompt_tokens for answer in answers],
             [answer.completion_tokens for answer in answers],
             [0.0 if r is None else r.sent_s - r.queued_s for r in requests],

@@ -18,11 +18,13 @@ from operators.generation.requests import batch_row
 from pipeline.api.histogram import CacheUse, Histogram
 from pipeline.api.meter import Completed
 from pipeline.api.protocols import Runtime
+from pipeline.api.runtime import CHUNK
 
 ROWS_SCHEMA = pa.schema(
     [
         pa.field("node", pa.string()),
         pa.field("row", pa.int64()),
+        pa.field(CHUNK, pa.int64()),
         pa.field("prompt_tokens", pa.int32()),
         pa.field("completion_tokens", pa.int32()),
         pa.field("queued_s", pa.float64()),
@@ -95,6 +97,7 @@ class RowMetrics:
         columns: tuple[Seq[object], ...] = (
             [self._node] * len(rows),
             [batch_row(row).row for row in rows],
+            [batch_row(row).batch.chunk for row in rows],
             [len(row.prompt) for row in rows],
             [len(row.tokens) for row in rows],
             [row.times.admitted - row.times.queued for row in rows],

@@ -22,6 +22,11 @@ Closer = Callable[[T], None]
 log = logging.getLogger(__name__)
 
 
+CHUNK = "chunk"
+"""Column of metrics tables whose lines are about rows: the chunk of the row. With workers they come with the rows, each
+once."""
+
+
 class Table(Protocol):
     """A metrics table that grows while the job runs."""
 

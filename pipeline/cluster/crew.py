@@ -148,13 +148,14 @@ class Crew:
 
     def _answered(self, worker: str, piece: Piece, answer: Answer) -> None:
         self._members.note_answer(worker, answer.news)
+        repeated = piece.done
         self._ledger.answered(worker, piece.number)
-        first = self._digests.pop(piece.number, None)
-        if first is None:
+        if not repeated:
             if piece.workers and self._compares:
                 self._digests[piece.number] = worker, answer.digest
+            self._members.add_lines(worker, answer.tables, piece.batch.chunk)
             self._deliver(piece, answer)
-        elif first[1] != answer.digest:
+        elif (first := self._digests.pop(piece.number, None)) is not None and first[1] != answer.digest:
             raise WorkerFailed(
                 f"workers {first[0]} and {worker} gave other bytes for the same {piece.num_rows} rows from row"
                 f" {piece.batch.data.column('row')[0].as_py()}: one of the machines is broken, or they are not alike"

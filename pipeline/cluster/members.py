@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from pipeline.api.runtime import RunContext
+import pyarrow as pa
+
+from pipeline.api.runtime import CHUNK, RunContext
 from pipeline.cluster.identity import check_equal
 from pipeline.cluster.meters import RemoteMeter
-from pipeline.cluster.pieces import News, from_ipc
+from pipeline.cluster.pieces import News, TableRows, from_ipc
 from pipeline.cluster.pool import Handle, Pool, WorkerLost
 from pipeline.cluster.running_island import WorkerFailed
 from pipeline.run_dir.metrics_table import MetricsTables
@@ -119,6 +121,16 @@ class Members:
         self._deaths_in_a_row = 0
         self._members[name].asked_at = self._context.clock()
         self._take_news(self._members[name], news)
+
+    def add_lines(self, name: str, tables: Sequence[TableRows], chunk: int | None = None) -> None:
+        """Add lines of metrics tables of the worker `name`. `chunk`: of the rows that they are about."""
+        for table in tables:
+            lines = from_ipc(table.rows)
+            if chunk is not None:
+                at = lines.schema.get_field_index(CHUNK)
+                field = lines.schema.field(at)
+                lines = lines.set_column(at, field, pa.repeat(pa.scalar(chunk, field.type), len(lines)))
+            self._tables.get(table.name, lines.schema).add(name, lines)
 
     def look(self, busy: Callable[[str], bool]) -> None:
         """Ask workers for news, and end those in which nothing moves though they are `busy`.
@@ -239,9 +251,7 @@ class Members:
         seen = [(r.name, r.counts["batches"], r.counts["tokens_in"], r.counts["tokens_out"]) for r in news.meters]
         if seen and seen != member.seen:
             member.seen, member.moved_at = seen, self._context.clock()
-        for table in news.tables:
-            rows = from_ipc(table.rows)
-            self._tables.get(table.name, rows.schema).add(member.name, rows)
+        self.add_lines(member.name, news.tables)
         self._say(member.name, news.log)
 
     def _say(self, name: str, records: Sequence[tuple[int, str, str]]) -> None:

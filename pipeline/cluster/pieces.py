@@ -64,7 +64,7 @@ class Task:
 
 @dataclass(frozen=True)
 class TableRows:
-    """Rows that a worker added to a metrics table. `rows`: an Arrow IPC stream."""
+    """Lines that a worker added to a metrics table. `rows`: an Arrow IPC stream."""
 
     name: str
     rows: bytes
@@ -77,7 +77,7 @@ class News:
     Args:
         meters: of all its nodes and parts, since the worker began.
         totals: of the run, counted by this worker since it began.
-        tables: rows of metrics tables since the last news.
+        tables: lines of metrics tables about no row, since the last news.
         log: level, logger and text of log records since the last news.
     """
 
@@ -95,12 +95,14 @@ class Answer:
         rows: an Arrow IPC stream of the rows that came out, sorted by (row, lineage).
         rejects: by node.
         counts: row counts of each node of the island.
+        tables: lines of metrics tables about its rows; their column `chunk` has a number of the worker's own.
         news: of the worker.
     """
 
     rows: bytes
     rejects: Sequence[tuple[str, Sequence[Reject]]]
     counts: Mapping[str, RowCounts]
+    tables: Sequence[TableRows] = ()
     news: News = field(default_factory=News)
 
     @property

@@ -18,6 +18,7 @@ from pipeline.api.records import Batch, ChunkEnd, Item, Reject, Rejects, Shard
 from pipeline.api.runtime import RunContext
 from pipeline.cluster.identity import identity_of
 from pipeline.cluster.pieces import Answer, Task, from_ipc, to_ipc
+from pipeline.cluster.tables import IslandTables
 from pipeline.config.build import build_node
 from pipeline.dataflow.executor import Executor
 from pipeline.dataflow.graph import Graph, Node
@@ -60,10 +61,14 @@ class WorkerFailed(NodeFailed):
 
 
 class RunningIsland:
-    """One island of a worker: its executor, in a thread."""
+    """One island of a worker: its executor, in a thread.
 
-    def __init__(self, plan: IslandPlan, context: RunContext) -> None:
-        self.context = context
+    Args:
+        context: whose metrics tables are `tables`.
+    """
+
+    def __init__(self, plan: IslandPlan, context: RunContext, tables: IslandTables) -> None:
+        self.context, self.tables = context, tables
         self._names = tuple(plan.nodes)
         self._source = _Pieces(pa.ipc.read_schema(pa.py_buffer(plan.schema)))
         self._rows, self._rejects = _Rows(), _RejectRows()
@@ -121,7 +126,8 @@ class RunningIsland:
         """Answer the piece that is complete; called as a commit is, in the order of pieces."""
         rows = sorted_by_identity(self._rows.take(record.chunk))
         counts = {name: record.counts[name] for name in self._names}
-        answer = Answer(to_ipc(rows.combine_chunks()), self._rejects.take(record.chunk), counts)
+        tables = self.tables.take(record.chunk)
+        answer = Answer(to_ipc(rows.combine_chunks()), self._rejects.take(record.chunk), counts, tables)
         self._source.answered(record.chunk, answer)
 
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import pyarrow as pa
-
 from pipeline.api.meter import MeterReading
 from pipeline.api.runtime import Resources, RunContext, Services
 from pipeline.cluster.identity import program
-from pipeline.cluster.pieces import Answer, News, TableRows, Task, to_ipc
+from pipeline.cluster.pieces import Answer, News, Task
 from pipeline.cluster.running_island import IslandPlan, RunningIsland
+from pipeline.cluster.tables import IslandTables
 
 
 @dataclass(frozen=True)
@@ -41,22 +39,22 @@ class Worker:
     """
 
     def __init__(self, plan: WorkerPlan, services: Services, *, keeps_log: bool = True) -> None:
-        self._tables: dict[str, _TableBuffer] = {}
         self._process, resources = Resources(), _Lent()
         self._resources = resources
         self._log = _Log() if keeps_log else None
         self._islands: dict[str, RunningIsland] = {}
         for island in plan.islands:
+            tables = IslandTables()
             context = RunContext(
                 Path(plan.directory),
                 self._process,
-                self._table,
+                tables.get,
                 plan.attempt,
                 plan.run_id,
                 services,
                 resources=resources,
             )
-            self._islands[island.name] = RunningIsland(island, context)
+            self._islands[island.name] = RunningIsland(island, context, tables)
 
     def open(self) -> dict[str, str]:
         """Load models and begin; return what must be the same in all workers, by what it is.
@@ -92,7 +90,7 @@ class Worker:
             for values in list(island.context.totals):
                 for key, value in values().items():
                     totals[key] = totals.get(key, 0.0) + value
-        tables = [rows for table in list(self._tables.values()) for rows in table.take()]
+        tables = [rows for island in self._islands.values() for rows in island.tables.take()]
         return News(meters, totals, tables, self._log.take() if self._log is not None else ())
 
     def stop(self) -> News:
@@ -106,9 +104,6 @@ class Worker:
             logging.getLogger("pipeline").removeHandler(self._log)
         return news
 
-    def _table(self, name: str, schema: pa.Schema) -> _TableBuffer:
-        return self._tables.setdefault(name, _TableBuffer(name, schema))
-
 
 class _Lent(Resources):
     """Resources of all islands of a worker: the end of one island's executor does not close them."""
@@ -119,33 +114,6 @@ class _Lent(Resources):
     def close_lent(self) -> None:
         """Close all objects."""
         super().close()
-
-
-class _TableBuffer:
-    """Rows of a metrics table until they are sent to the driver."""
-
-    def __init__(self, name: str, schema: pa.Schema) -> None:
-        self._name = name
-        self._schema = schema
-        self._lock = threading.Lock()
-        self._rows: list[Sequence[object]] = []
-
-    def append(self, *values: object) -> None:
-        with self._lock:
-            self._rows.append(values)
-
-    def extend(self, columns: Sequence[Sequence[object]]) -> None:
-        with self._lock:
-            self._rows.extend(zip(*columns, strict=True))
-
-    def take(self) -> list[TableRows]:
-        """Return the rows since the last call, in one batch: the driver has to take those of all workers."""
-        with self._lock:
-            rows, self._rows = self._rows, []
-        if not rows:
-            return []
-        arrays = [pa.array(c, f.type) for c, f in zip(zip(*rows, strict=True), self._schema, strict=True)]
-        return [TableRows(self._name, to_ipc(pa.record_batch(arrays, schema=self._schema)))]
 
 
 class _Log(logging.Handler):

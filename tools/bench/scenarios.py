@@ -165,7 +165,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
         Recipe(64, 64, words=4),
         slots=(1, 4, 16),
-        rows_per_slot=2,
+        rows=32,
     ),
     "speculative_tail": Scenario(
         "drafts where two rows go on long after the others, which nobody knows beforehand",

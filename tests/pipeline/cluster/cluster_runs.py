@@ -26,6 +26,15 @@ def bytes_of(directory: Path) -> dict[str, str]:
     return {str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(files)}
 
 
+def assert_a_line_for_each_row(directory: Path, chunk_rows: int) -> None:
+    """Of a run of one attempt, metrics/rows.parquet has each row of data/ once, with its chunk and its tokens."""
+    lines = pq.read_table(directory / "metrics/rows.parquet").to_pylist()
+    rows = pq.read_table(directory / "data").to_pylist()
+    assert sorted((line["row"], line["chunk"], line["completion_tokens"]) for line in lines) == sorted(
+        (row["row"], row["row"] // chunk_rows, row["completion_token_count"]) for row in rows
+    )
+
+
 def stages(directory: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = pq.read_table(directory / "metrics/stages.parquet").to_pylist()
     return rows

@@ -14,7 +14,7 @@ import pytest
 
 from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
-from tests.pipeline.cluster.cluster_runs import bytes_of, run
+from tests.pipeline.cluster.cluster_runs import assert_a_line_for_each_row, bytes_of, run
 from tests.pipeline.cluster.processes import command, finished, job_with, start, wait_for_workers
 
 PROCESSES = ("cluster=processes", "cluster.workers=2", "cluster.piece_rows=4", "chunk_rows=16")
@@ -40,6 +40,7 @@ def test_a_killed_worker_is_replaced_and_changes_no_byte(tmp_path: Path) -> None
     assert "by signal SIGKILL" in said
     assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "alone")
     assert totals(tmp_path / "out")["cluster/workers_lost"] == 1
+    assert_a_line_for_each_row(tmp_path / "out", 16)
 
 
 @pytest.mark.faults

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from pipeline.api.errors import ExitCode
-from tests.pipeline.cluster.cluster_runs import bytes_of, run, stages
+from tests.pipeline.cluster.cluster_runs import assert_a_line_for_each_row, bytes_of, run, stages
 from tests.pipeline.cluster.processes import command, job_with, start
 
 ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
@@ -85,6 +85,7 @@ def test_killed_actors_change_no_byte(nodes, alone, tmp_path: Path) -> None:
     thread.join()
     assert code == ExitCode.DONE
     assert bytes_of(tmp_path / "out") == bytes_of(alone)
+    assert_a_line_for_each_row(tmp_path / "out", 16)
 
 
 def test_too_little_is_said(nodes, tmp_path: Path, capsys) -> None:

@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from operators.generate import Generate
@@ -17,7 +18,8 @@ from operators.scoring.text_reader import ReadsTexts
 from pipeline.api.errors import ExitCode
 from pipeline.api.protocols import BITS
 from pipeline.run_dir.state import RunState
-from tests.pipeline.cluster.cluster_runs import ONE_ROUND, bytes_of, run, stages
+from tests.pipeline.cluster.cluster_runs import ONE_ROUND, assert_a_line_for_each_row, bytes_of, run, stages
+from tests.pipeline.cluster.processes import job_with
 
 JOBS = {
     "quickstart": ("chunk_rows=16",),
@@ -73,6 +75,7 @@ def test_the_metrics_name_workers_and_count_rows_once(local, tmp_path: Path) -> 
     assert tokens["generate"] == sum(
         row["tokens_out"] for row in stages(local("quickstart")) if row["node"] == "generate"
     )
+    assert_a_line_for_each_row(out, 16)
     for worker in ("1", "2"):
         for node in ("render", "generate", "generate/decode", "generate/sample"):
             each = clocks[node, worker]
@@ -80,6 +83,18 @@ def test_the_metrics_name_workers_and_count_rows_once(local, tmp_path: Path) -> 
             assert each["wall_s"] == pytest.approx(each["busy_s"] + each["starved_s"] + each["blocked_s"])
     status = json.loads((out / "status.json").read_text())
     assert status["accounts"]["generate"]["rows_out"] == 40
+
+
+@pytest.mark.parametrize("deterministic", ["true", "false"])
+def test_a_copied_piece_counts_once(deterministic: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    slow = job_with(tmp_path, "slow")  # so that pieces are left when a worker has no more
+    cluster = ("cluster=threads", "cluster.copies=true", "cluster.workers=3", "cluster.piece_rows=4")
+    assert run(slow, out, *cluster, "chunk_rows=16", f"runtime.deterministic={deterministic}") == ExitCode.DONE
+    totals = json.loads(pq.read_table(out / "metrics/run.parquet")["totals"][-1].as_py())
+    assert totals["cluster/pieces_copied"] > 0
+    assert sorted(pq.read_table(out / "data")["row"].to_pylist()) == list(range(40))
+    assert_a_line_for_each_row(out, 16)
 
 
 def test_a_run_goes_on_without_workers_and_with_them(local, tmp_path: Path, monkeypatch) -> None:
