@@ -12,7 +12,10 @@ Measured on 2 AVX-512 cores without AMX, Q4_K_M, 8 layers of Qwen3-0.6B's shape:
 repacked and 60 ms tiled, a prompt is read at 630 and 1,570 tokens/s. So K-quants are not repacked; and where a row's
 text must not depend on its neighbours the tiled kernels are taken at any number of rows. That costs speed below 8 rows:
 a lone row 49 instead of 9 ms.
-With AMX neither was measured, and llama.cpp's choice is left alone.
+With AMX neither was measured, and llama.cpp's choice is left alone, but for recurrent layers: those multiply with a row
+of their sequences as a dimension of its own, which the AMX kernels do not know: small models got wrong texts where
+several rows decode, and a larger one ended the process (SIGSEGV; llama-server, too; the crash of llama.cpp's issue
+20824 is of that kind). So no weights of recurrent and hybrid models are repacked there.
 
 On arm64 with dotprod (seen with tools/build/arm64.py) Q8_0 and Q4_0 are repacked, too. The two kernels of Q4_0 give
 the same bits, those of Q8_0 do not; not repacked Q8_0 has one kernel for a lone row and one for more, and the scheduler
@@ -132,11 +135,11 @@ def system_info() -> bytes:
         return bytes(llama_cpp.llama_print_system_info())
 
 
-def repacks(file_type: int | None) -> bool:
-    """Return whether llama.cpp may repack the weights of such a file."""
+def repacks(file_type: int | None, *, recurrent: bool) -> bool:
+    """Return whether llama.cpp may repack the weights of such a file. `recurrent`: it has recurrent layers."""
     if is_arm():
         return file_type not in K_QUANTS | {llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0}
-    return file_type not in K_QUANTS or has_amx()
+    return not recurrent if has_amx() else file_type not in K_QUANTS
 
 
 _settled: list[bool] = []

@@ -25,6 +25,7 @@ from pipeline.api.errors import InputError
 from pipeline.api.meter import StageMeter
 from tests.operators.engine.fixtures import Table, check_pool, queue_for, worker_on
 from tools.models.make_model import write_model
+from tools.models.shapes import Shape
 
 LENGTHS = (5, 1, 2, 31, 33, 60, 63, 64, 65, 66, 100, 127, 129, 300, 511, 512, 513, 514, 700)
 """Both sides of the 64-token kernel and of the cut at n_ubatch."""
@@ -224,3 +225,17 @@ def test_a_file_that_is_no_model_is_named(tmp_path, content, message):
         path.write_bytes(content)
     with pytest.raises(InputError, match=message):
         LlamaModel(ModelSettings(path=str(path)))
+
+
+@pytest.mark.parametrize("file_type", ["q8_0", "q4_0", "q4_k_m"])
+def test_quantised_recurrent_layers_compute_all_rows_of_a_call(file_type: str, tmp_path: Path) -> None:
+    """With AMX llama.cpp's own choice of kernels computes one of them, or ends the process."""
+    path = tmp_path / "lfm2.gguf"
+    sizes = Shape("lfm2", n_layer=4, n_embd=256, n_head=4, head_dim=64, n_ff=512, attention_every=2)
+    write_model(path, shape=sizes, file_type=file_type)
+    model = LlamaModel(ModelSettings(path=str(path)))
+    prompts = texts(19)
+    together, _ = complete(model, prompts, range(19), SamplingParams(), slots=16)
+    alone, _ = complete(model, prompts, range(19), SamplingParams(), slots=1)
+    model.close()
+    assert together == alone
