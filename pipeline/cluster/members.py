@@ -31,7 +31,7 @@ STOP_S = 5.0
 MOST_SAID = 1000
 """Log lines of workers that are remembered, to say each once."""
 MOST_STARTS = 3
-"""Workers in a row that may end before they are open."""
+"""Workers in a row in one place that may end before they are open: a node that is lost takes those of many places."""
 MOST_DEATHS = 16
 """Workers in a row, besides two for each that is wanted, that may end without an answer of any."""
 ALIKE = "Make them alike, or set cluster.mixed=allow with runtime.deterministic=false"
@@ -42,11 +42,17 @@ Event = Callable[[], None]
 
 @dataclass
 class Member:
-    """One worker. `place`: its number, which a replacement takes over."""
+    """One worker.
+
+    Args:
+        place: its number, which a replacement takes over.
+        never_opened: workers in a row before this one that ended in its place before they were open.
+    """
 
     name: str
     place: int
     handle: Handle
+    never_opened: int = 0
     opened: bool = False
     asked_at: float = 0.0
     asking: bool = False
@@ -91,7 +97,7 @@ class Members:
         self._members: dict[str, Member] = {}
         self._identity: tuple[str, Mapping[str, str]] | None = None
         self._begun_at = self._looked_at = self._added_up_at = 0.0
-        self._deaths_at_start = self._deaths_in_a_row = 0
+        self._deaths_in_a_row = 0
         self._counts = Counter[str]()
         self._lost_totals = Counter[str]()
         self._said: set[tuple[str, str]] = set()
@@ -189,9 +195,9 @@ class Members:
         for member in self._members.values():
             member.handle.kill()
 
-    def _hire(self, place: int, name: str) -> None:
+    def _hire(self, place: int, name: str, never_opened: int = 0) -> None:
         handle = self._pool.hire(name)
-        self._members[name] = member = Member(name, place, handle, moved_at=self._context.clock())
+        self._members[name] = member = Member(name, place, handle, never_opened, moved_at=self._context.clock())
         self._call(member, "open", partial(self._opened, member))
 
     def _call(self, member: Member, method: str, then: Callable[[Any], None], *args: object) -> None:
@@ -220,7 +226,6 @@ class Members:
         elif self._settings.mixed == REFUSE:
             check_equal(*first, f"worker {member.name}", identity, ALIKE)
         member.opened, member.moved_at = True, self._context.clock()
-        self._deaths_at_start = 0
         self._counts["workers"] += 1
         self._joined(member.name)
 
@@ -229,15 +234,15 @@ class Members:
         del self._members[member.name]
         self._lost_totals.update(member.totals)
         self._deaths_in_a_row += 1
-        self._deaths_at_start += not member.opened
+        never_opened = 0 if member.opened else member.never_opened + 1
         self._counts["workers_lost"] += 1
         self._left(member.name, why)
-        if self._deaths_at_start >= MOST_STARTS:
-            raise WorkerFailed(f"workers end before they can begin, {MOST_STARTS} in a row; the last one: {why}")
+        if never_opened >= MOST_STARTS:
+            raise WorkerFailed(f"workers end before they can begin, {never_opened} in one place; the last one: {why}")
         if self._deaths_in_a_row >= MOST_DEATHS + 2 * self._wanted:
             raise WorkerFailed(f"{self._deaths_in_a_row} workers in a row ended without an answer; the last one: {why}")
         generation = member.name.partition(".")[2] or "1"
-        self._hire(member.place, f"{member.place}.{int(generation) + 1}")
+        self._hire(member.place, f"{member.place}.{int(generation) + 1}", never_opened)
 
     def _take_news(self, member: Member, news: News) -> None:
         member.asking = False

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
@@ -99,7 +100,8 @@ class ProcessHandle:
         )
         theirs.close()
         their_services.close()
-        self._calls.send((plan, calls, cores))
+        with suppress(OSError):  # it has ended already, which its first call says
+            self._calls.send((plan, calls, cores))
         self._caller = Caller(self._calls, self._lost)
         start_serving(services, desk)
 

@@ -102,6 +102,20 @@ def test_workers_end_with_their_driver(tmp_path: Path) -> None:
 
 
 @pytest.mark.faults
+def test_a_node_that_is_lost_with_workers_that_load_does_not_end_the_run(tmp_path: Path) -> None:
+    """All workers end at once before they are open: those that take their places begin."""
+    slow = job_with(tmp_path, "slow")
+    process = start(command(slow, tmp_path / "out", *PROCESSES, "cluster.workers=3"))
+    for worker in wait_for_workers(process, 3):
+        worker.kill()
+    _, said = process.communicate(timeout=240)
+    assert process.returncode == ExitCode.DONE, said
+    assert totals(tmp_path / "out")["cluster/workers_lost"] == 3
+    assert run(slow, tmp_path / "alone", "chunk_rows=16") == ExitCode.DONE
+    assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "alone")
+
+
+@pytest.mark.faults
 def test_workers_that_cannot_begin_end_the_run(tmp_path: Path) -> None:
     soon = "cluster.start_timeout_s=0.001"
     code, said = finished(command(job_with(tmp_path, "slow"), tmp_path / "out", *PROCESSES, soon))

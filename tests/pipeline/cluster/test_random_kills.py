@@ -31,6 +31,8 @@ def alone(tmp_path_factory) -> Path:
 
 def kill_one(process: subprocess.Popen[str], chance: random.Random) -> bool:
     """Kill a worker or, once in three times, the driver; return False if there was nothing to kill."""
+    if process.poll() is not None:
+        return False
     if chance.random() < 1 / 3:
         process.kill()
         return True
@@ -44,17 +46,20 @@ def kill_one(process: subprocess.Popen[str], chance: random.Random) -> bool:
 @pytest.mark.faults
 @pytest.mark.parametrize("seed", range(5))
 def test_random_kills_change_no_byte(seed: int, alone, tmp_path: Path) -> None:
-    chance, kills, until = random.Random(seed), 0, time.monotonic() + LIMIT_S
-    while True:
-        process = start(command("quickstart", tmp_path / "out", *ROWS))
-        while process.poll() is None and kills < KILLS and time.monotonic() < until:
-            time.sleep(chance.uniform(0.5, 5.0))
+    """A run that ends before all kills were made is followed by another one."""
+    chance, kills, runs, code, until = random.Random(seed), 0, 0, None, time.monotonic() + LIMIT_S
+    while kills < KILLS or code != ExitCode.DONE:
+        out = tmp_path / f"out{runs}"
+        process = start(command("quickstart", out, *ROWS))
+        while process.poll() is None and kills < KILLS:
+            time.sleep(chance.uniform(0.5, 4.0))
             kills += kill_one(process, chance)
         _, said = process.communicate(timeout=LIMIT_S)
-        if process.returncode == ExitCode.DONE:
-            break
-        too_many = process.returncode == ExitCode.FAILED and "workers end before they can begin" in said
-        assert process.returncode == -9 or too_many, said
+        code = process.returncode
+        if code == ExitCode.DONE:
+            assert bytes_of(out) == bytes_of(alone)
+            runs += 1
+        else:
+            too_many = code == ExitCode.FAILED and "workers end before they can begin" in said
+            assert code == -9 or too_many, said
         assert time.monotonic() < until
-    assert bytes_of(tmp_path / "out") == bytes_of(alone)
-    assert kills >= 1

@@ -187,7 +187,8 @@ def test_random_kills_change_no_byte(seed: int, nodes, tmp_path: Path) -> None:
             kills += 1
         _, said = process.communicate(timeout=240)
         code = process.returncode
-        assert code in (ExitCode.DONE, -signal.SIGKILL), said
+        too_many = code == ExitCode.FAILED and "workers end before they can begin" in said
+        assert too_many or code in (ExitCode.DONE, -signal.SIGKILL), said
         assert time.monotonic() < limit
     nodes.remove_node(node)
     assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "alone")
