@@ -25,8 +25,10 @@ from pipeline.settings import ClusterSettings
 
 LOCAL = "local"
 _SIGTERM_S = 0.01
+_CLOSE_S = 5.0
 SERVICE_CALLS = 8
 """Calls of all workers to the objects of the driver that are answered at a time."""
+log = logging.getLogger(__name__)
 
 
 class RayPool:
@@ -109,13 +111,21 @@ class RayPool:
             return
         for handle in self._started:
             handle.kill()
-        try:
-            ray.get(self._desk.close.remote(), timeout=30)
-        except (RayError, TimeoutError) as error:
-            logging.getLogger(__name__).warning("the completion store's actor did not close: %s", error)
+        if not self._close_desk():
+            return
         ray.kill(self._desk)
         if self._ours:
             _disconnect()
+
+    def _close_desk(self) -> bool:
+        """Have the objects of the driver closed; return False if Ray no longer answers, as when a scheduler ends an
+        allocation: it tells all processes at once, and kills them soon after. The store has on disk what it took."""
+        try:
+            ray.get(self._desk.close.remote(), timeout=_CLOSE_S)
+        except (RayError, TimeoutError) as error:
+            log.warning("the completion store's actor did not close: %s", _first_line(error))
+            return False
+        return True
 
 
 class RayHandle:

@@ -156,6 +156,33 @@ def test_the_end_of_the_own_node_is_said_at_once(tmp_path: Path) -> None:
     assert not alive
 
 
+@pytest.mark.faults
+def test_the_end_of_an_allocation_leaves_a_run_that_can_go_on(tmp_path: Path) -> None:
+    """Slurm sends SIGTERM to every process of an allocation, Ray's own too, and SIGKILL 30 s later."""
+    cluster = own_cluster()
+    address = (f"cluster.address={cluster.address}", "cluster.piece_rows=2")
+    slow = job_with(tmp_path, "slow")
+    process = start(command(slow, tmp_path / "out", *RAY, *address))
+    try:
+        while not list((tmp_path / "out/data").glob("*.parquet")):
+            time.sleep(0.02)
+            assert process.poll() is None
+        started = [each.process.pid for infos in cluster.head_node.all_processes.values() for each in infos]
+        of_ray = [each for pid in started for each in (psutil.Process(pid), *psutil.Process(pid).children())]
+        assert len(of_ray) >= 5  # GCS, raylet, two workers and the store's actor
+        for each in of_ray:
+            each.terminate()
+        process.terminate()
+        _, said = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        cluster.shutdown()
+    assert process.returncode == ExitCode.INTERRUPTED, said
+    assert run(slow, tmp_path / "out", "chunk_rows=16") == ExitCode.DONE
+    assert run(slow, tmp_path / "alone", "chunk_rows=16") == ExitCode.DONE
+    assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "alone")
+
+
 def own_cluster() -> Any:
     from ray.cluster_utils import Cluster
 
