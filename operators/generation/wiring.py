@@ -140,18 +140,19 @@ def _make_engine(
     strategies = [decode_strategy(decode) for _ in range(settings.contexts)]
     queue = strategies[0].queue(settings)
     workers: list[Worker] = []
-    closing = ExitStack()
     cores = max(1, (settings.threads or usable_cores()) // settings.contexts)
-    for number, strategy in enumerate(strategies):
-        decoder, back = model.lease(replace(settings, threads=cores), block=strategy.block, draft=strategy.draft)
-        closing.callback(back)
-        suffix = f".{number + 1}" if number else ""
-        meters = (runtime.part(f"decode{suffix}"), runtime.part(f"sample{suffix}"))
-        workers.append(Worker(strategy.bind(decoder, model), queue, settings, meters, lambda: runtime.cancelled))
-        if strategy.draft_model is not None:
-            draft = load_model(runtime, strategy.draft_model)
-            closing.callback(strategy.take_draft_model(draft, replace(settings, threads=cores)))
-            runtime.when_stuck(draft.abort)
+    with ExitStack() as leased:  # gives them back if one cannot be had
+        for number, strategy in enumerate(strategies):
+            decoder, back = model.lease(replace(settings, threads=cores), block=strategy.block, draft=strategy.draft)
+            leased.callback(back)
+            suffix = f".{number + 1}" if number else ""
+            meters = (runtime.part(f"decode{suffix}"), runtime.part(f"sample{suffix}"))
+            workers.append(Worker(strategy.bind(decoder, model), queue, settings, meters, lambda: runtime.cancelled))
+            if strategy.draft_model is not None:
+                draft = load_model(runtime, strategy.draft_model)
+                leased.callback(strategy.take_draft_model(draft, replace(settings, threads=cores)))
+                runtime.when_stuck(draft.abort)
+        closing = leased.pop_all()
     number = next(runtime.resource(("engine numbers",), itertools.count))
     engine = Engine(workers, queue, runtime.table("steps", STEPS_SCHEMA), engine_threads(runtime), number)
     closing.callback(engine.close)

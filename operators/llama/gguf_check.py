@@ -42,10 +42,10 @@ _U32, _U64, _COUNTS = struct.Struct("<I"), struct.Struct("<Q"), struct.Struct("<
 
 @dataclass(frozen=True)
 class Contents:
-    """Names of tensors in a file, and of arrays in its metadata with the number of their items. `tokens_at`: the place
-    of the texts of the tokens in the file; None: it has none."""
+    """Names of tensors in a file with their dimensions, the length of a row first, and of arrays in its metadata with
+    the number of their items. `tokens_at`: the place of the texts of the tokens in the file; None: it has none."""
 
-    tensors: frozenset[bytes]
+    tensors: Mapping[bytes, tuple[int, ...]]
     arrays: Mapping[bytes, int]
     tokens_at: int | None = None
 
@@ -106,7 +106,7 @@ class _Walk:
             tokens = self._counts.get(TOKENS)
             if key in self._counts and self._counts[key] != tokens:
                 raise self._damaged(f"{key.decode()} has {self._counts[key]} values for {tokens} tokens")
-        return Contents(frozenset([self._tensor() for _ in range(tensors)]), self._counts, self._tokens_at)
+        return Contents(dict(self._tensor() for _ in range(tensors)), self._counts, self._tokens_at)
 
     def _pair(self) -> None:
         key = self._key()
@@ -157,12 +157,13 @@ class _Walk:
         self._skip(0)
         return count
 
-    def _tensor(self) -> bytes:
+    def _tensor(self) -> tuple[bytes, tuple[int, ...]]:
         name = self._key()
         dimensions = self._number(_U32)
         self._limit(dimensions, MOST_DIMENSIONS, "dimensions of a tensor")
-        self._skip(8 * dimensions + 4 + 8)
-        return name
+        lengths = tuple(self._number(_U64) for _ in range(dimensions))
+        self._skip(4 + 8)
+        return name, lengths
 
     def _number(self, form: struct.Struct) -> int:
         start = self._at

@@ -15,6 +15,7 @@ from pathlib import Path
 import llama_cpp
 
 from operators.llama.gguf_check import check_gguf
+from operators.llama.kernels import fits_amx
 from operators.llama.library import forget_errors, initialise, last_errors
 from operators.rows.content import content_id
 from pipeline.api.errors import InputError
@@ -54,6 +55,8 @@ class Header:
     n_vocab: int = 0
     kv_values: int | None = None
     recurrent: bool = False
+    fits_amx: bool = True
+    """Whether llama.cpp's AMX kernels compute it, see kernels.fits_amx."""
     encoder: str | None = None
     outputs: int = 0
     pooling: str | None = None
@@ -126,9 +129,10 @@ def _read(path: Path, states: tuple[tuple[int, int], ...]) -> Header:
         n_embd = _number(model, f"{architecture}.embedding_length_out")
         if architecture in REFUSED:
             raise InputError(f"{path}: {_why(architecture, REFUSED[architecture])}; docs/models.md has a list")
-        has_head = any(HEAD_TENSORS & each.tensors for each in contents)
+        has_head = any(HEAD_TENSORS & each.tensors.keys() for each in contents)
         encoder = _encoder(architecture, causal=_value(model, f"{architecture}.attention.causal"))
         template = llama_cpp.llama_model_chat_template(model, None)
+        recurrent = any(_value(model, f"{architecture}.{key}") is not None for key in _RECURRENT)
         labels = contents[0].arrays.get(f"{architecture}.classifier.output_labels".encode(), 1)
         return Header(
             architecture,
@@ -137,7 +141,8 @@ def _read(path: Path, states: tuple[tuple[int, int], ...]) -> Header:
             _number(model, f"{architecture}.embedding_length") if n_embd is None else n_embd,
             llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model)),
             _kv_values(model, architecture) if encoder is None else None,
-            any(_value(model, f"{architecture}.{key}") is not None for key in _RECURRENT),
+            recurrent,
+            not recurrent and all(fits_amx(each.tensors) for each in contents),
             encoder,
             labels if has_head else 0,
             POOLING.get(_value(model, f"{architecture}.pooling_type") or ""),

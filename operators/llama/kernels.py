@@ -12,10 +12,15 @@ Measured on 2 AVX-512 cores without AMX, Q4_K_M, 8 layers of Qwen3-0.6B's shape:
 repacked and 60 ms tiled, a prompt is read at 630 and 1,570 tokens/s. So K-quants are not repacked; and where a row's
 text must not depend on its neighbours the tiled kernels are taken at any number of rows. That costs speed below 8 rows:
 a lone row 49 instead of 9 ms.
-With AMX neither was measured, and llama.cpp's choice is left alone, but for recurrent layers: those multiply with a row
-of their sequences as a dimension of its own, which the AMX kernels do not know: small models got wrong texts where
-several rows decode, and a larger one ended the process (SIGSEGV; llama-server, too; the crash of llama.cpp's issue
-20824 is of that kind). So no weights of recurrent and hybrid models are repacked there.
+With AMX neither was measured, and llama.cpp's choice is left alone, but for models that its AMX kernels do not know:
+
+- recurrent layers multiply with a row of their sequences as a dimension of its own: small models got wrong texts where
+  several rows decode, and a larger one ended the process (SIGSEGV; llama-server, too; the crash of llama.cpp's issue
+  20824 is of that kind);
+- weights of three dimensions that are no experts' (latent attention) end the process (GGML_ASSERT in ggml-backend.cpp);
+- rows of 32 numbers, which only very small models have, give wrong texts.
+
+So no weights of such models are repacked there.
 
 On arm64 with dotprod (seen with tools/build/arm64.py) Q8_0 and Q4_0 are repacked, too. The two kernels of Q4_0 give
 the same bits, those of Q8_0 do not; not repacked Q8_0 has one kernel for a lone row and one for more, and the scheduler
@@ -24,14 +29,20 @@ leaves no row alone. F32 has one for up to three rows and one for more, which no
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import threading
+from collections.abc import Mapping
 
 import llama_cpp
 
 TILED_ALWAYS = "GGML_CPU_TILED_MM_FORCE"
 """Read by llama.cpp once, at its first multiplication."""
+_EXPERTS = b"_exps."
+"""In the names of weights that llama.cpp multiplies in another way, without AMX."""
+_LEAST_AMX_ROW = 64
+"""Numbers in a row of weights from which the AMX kernels are right."""
 _system_info_free = threading.Lock()
 
 _X86 = ("x86_64", "amd64")
@@ -135,11 +146,18 @@ def system_info() -> bytes:
         return bytes(llama_cpp.llama_print_system_info())
 
 
-def repacks(file_type: int | None, *, recurrent: bool) -> bool:
-    """Return whether llama.cpp may repack the weights of such a file. `recurrent`: it has recurrent layers."""
+def fits_amx(tensors: Mapping[bytes, tuple[int, ...]]) -> bool:
+    """Return whether llama.cpp's AMX kernels compute weights of these dimensions (the length of a row first), if no
+    layer is recurrent."""
+    weights = [lengths for name, lengths in tensors.items() if len(lengths) > 1 and _EXPERTS not in name]
+    return all(math.prod(more) == 1 and row >= _LEAST_AMX_ROW for row, _, *more in weights)
+
+
+def repacks(file_type: int | None, *, amx: bool) -> bool:
+    """Return whether llama.cpp may repack the weights of such a file. `amx`: its AMX kernels compute them."""
     if is_arm():
         return file_type not in K_QUANTS | {llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0}
-    return not recurrent if has_amx() else file_type not in K_QUANTS
+    return amx if has_amx() else file_type not in K_QUANTS
 
 
 _settled: list[bool] = []

@@ -111,7 +111,7 @@ class LlamaModel:
         params.n_gpu_layers = settings.gpu_layers
         header = read_header(self._path)
         self._file_type = header.file_type
-        params.use_extra_bufts = repacks(self._file_type, recurrent=header.recurrent)
+        params.use_extra_bufts = repacks(self._file_type, amx=header.fits_amx)
         self.is_cpu = settings.gpu_layers == 0
         info = system_info().decode(errors="replace").strip()
         self.kernels = f"llama-cpp-python {llama_cpp.__version__}, {info}"
