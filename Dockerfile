@@ -13,5 +13,7 @@ USER pipeline
 WORKDIR /work
 # Any user may run it (docker run --user): what is kept beside the results goes to a folder that all may write.
 ENV HOME=/tmp PYTHONDONTWRITEBYTECODE=1
+# For `ray`, which KubeRay calls.
+ENV PATH="/opt/pipeline/bin:$PATH"
 ENTRYPOINT ["/opt/pipeline/bin/python", "-m", "pipeline"]
 CMD ["--help"]

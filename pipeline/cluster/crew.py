@@ -57,7 +57,6 @@ class Crew:
         self._answers: dict[str, deque[tuple[Piece, Answer]]] = {name: deque() for name in self._islands}
         self._wake: dict[str, Event] = {}
         self._ended: set[str] = set()
-        self._digests: dict[int, tuple[str, bytes]] = {}
         self._counts = Counter[str]()
         self._failure: PipelineError | None = None
         self._closing = False
@@ -152,12 +151,12 @@ class Crew:
         self._ledger.answered(worker, piece.number)
         if not repeated:
             if piece.workers and self._compares:
-                self._digests[piece.number] = worker, answer.digest
+                piece.first = worker, answer.digest
             self._members.add_lines(worker, answer.tables, piece.batch.chunk)
             self._deliver(piece, answer)
-        elif (first := self._digests.pop(piece.number, None)) is not None and first[1] != answer.digest:
+        elif piece.first is not None and piece.first[1] != answer.digest:
             raise WorkerFailed(
-                f"workers {first[0]} and {worker} gave other bytes for the same {piece.num_rows} rows from row"
+                f"workers {piece.first[0]} and {worker} gave other bytes for the same {piece.num_rows} rows from row"
                 f" {piece.batch.data.column('row')[0].as_py()}: one of the machines is broken, or they are not alike"
             )
 

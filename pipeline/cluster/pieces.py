@@ -25,6 +25,7 @@ class Piece:
         deaths_alone: of these, those that had nothing else.
         workers: that have it now: one, or two where it is computed a second time.
         done: it has an answer.
+        first: the worker that gave it, and its digest, while another computes the piece too.
     """
 
     number: int
@@ -35,6 +36,7 @@ class Piece:
     deaths_alone: int = 0
     workers: set[str] = field(default_factory=set)
     done: bool = False
+    first: tuple[str, bytes] | None = None
 
     @property
     def num_rows(self) -> int:

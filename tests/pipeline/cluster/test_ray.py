@@ -33,7 +33,8 @@ def nodes() -> Iterator[Any]:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     before = signal.getsignal(signal.SIGTERM)
     quick = {"health_check_period_ms": 1000, "health_check_failure_threshold": 8}
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "_system_config": quick})
+    head = {"num_cpus": 2, "include_dashboard": False, "_system_config": quick}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
     signal.signal(signal.SIGTERM, before)
     yield cluster

@@ -57,7 +57,9 @@ def test_the_dockerfile_names_the_steps_and_gets_what_they_take():
     for name in names:
         assert (PROJECT / name).exists()
         assert f"!{name}" in sent
-    assert "RUN sh /checkout/tools/build/image.sh" in (PROJECT / "Dockerfile").read_text(encoding="utf-8")
+    image = (PROJECT / "Dockerfile").read_text(encoding="utf-8")
+    assert "RUN sh /checkout/tools/build/image.sh" in image
+    assert 'ENV PATH="/opt/pipeline/bin:$PATH"' in image
 
 
 def test_the_steps_are_a_shell_script():
