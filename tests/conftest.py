@@ -1,10 +1,12 @@
-"""No run of a test writes a report, which takes longer than most of these runs; what tests reports asks for them."""
+"""Settings of all tests: no run writes a report, which takes longer than most of these runs (what tests reports asks
+for them), and no example of hypothesis has a deadline: a busy machine is no defect."""
 
 from __future__ import annotations
 
 import os
 
 import pytest
+from hypothesis import settings
 
 from pipeline.results.report.write import VARIABLE
 from tests.composing import keep
@@ -13,6 +15,8 @@ from tests.composing import keep
 def pytest_configure(config: pytest.Config) -> None:
     """Here, not in a fixture: processes that tests start inherit it."""
     os.environ[VARIABLE] = "off"
+    settings.register_profile("no deadline", deadline=None)
+    settings.load_profile("no deadline")
     _take_own_cores()
     keep()
 

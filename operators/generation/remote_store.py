@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from operators.generation.journal import Journal, StoredCompletion
-from operators.generation.store import CompletionStore
+from operators.generation.store import CompletionStore, encoded
 from pipeline.api.errors import PipelineError
 from pipeline.api.runtime import Services
 
 
 class RemoteStore(Journal):
     """Keeps completions in the store of the driver. A completion is written there before `write` returns, so it is as
-    durable as one of a run without a cluster; but it is sent later, since the driver serves many workers.
+    durable as one of a run without a cluster; but it is sent later, and encoded here, since the driver serves many.
 
     Args:
         services: the way to the driver.
@@ -28,7 +28,7 @@ class RemoteStore(Journal):
         super().__init__()
         self._services = services
         self._key = ("store", str(path))
-        self._make = partial(CompletionStore, path, sync)
+        self._make = partial(_opened, str(path), sync)
         self.settings = self._call("known_settings")
         self._thread.start()
 
@@ -37,10 +37,15 @@ class RemoteStore(Journal):
         return found
 
     def write(self, completions: Mapping[bytes, StoredCompletion], settings: set[bytes]) -> None:
-        self._call("write", dict(completions), settings)
+        self._call("insert", *encoded(completions), settings)
 
     def explained(self, error: Exception) -> PipelineError:
         return error if isinstance(error, PipelineError) else PipelineError(f"{type(error).__name__}: {error}")
 
     def _call(self, method: str, *args: object) -> Any:
         return self._services.call(self._key, self._make, method, *args)
+
+
+def _opened(path: str, sync: str) -> CompletionStore:
+    """Return the store in `path`, text since that is what is sent with each call."""
+    return CompletionStore(Path(path), sync)

@@ -19,14 +19,17 @@ from pipeline.system.failpoints import Failpoint, reached
 _FORMAT = 2
 _AT_ONCE = 500
 """Keys per query."""
+# Lines lie in the order of writing, beside an index of keys: ordered by key, each would change a page of its own.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS completions (
     key BLOB PRIMARY KEY, ids BLOB NOT NULL, text TEXT NOT NULL, finish_reason TEXT NOT NULL,
     least INTEGER NOT NULL, run TEXT NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS logprobs (key BLOB PRIMARY KEY, scores BLOB NOT NULL) WITHOUT ROWID;
+);
+CREATE TABLE IF NOT EXISTS logprobs (key BLOB PRIMARY KEY, scores BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS settings (digest BLOB PRIMARY KEY) WITHOUT ROWID;
 """
+
+Lines = Sequence[tuple[object, ...]]
 
 
 class CompletionStore(Journal):
@@ -109,15 +112,14 @@ class CompletionStore(Journal):
         return connection
 
     def write(self, completions: Mapping[bytes, StoredCompletion], settings: set[bytes]) -> None:
-        with self._committing:  # workers of a cluster write too
-            self._transact(completions, settings)
+        self.insert(*encoded(completions), settings)
 
-    def _transact(self, completions: Mapping[bytes, StoredCompletion], new_settings: set[bytes]) -> None:
-        rows = [
-            (key, np.asarray(c.ids, np.int32).tobytes(), c.text, c.finish_reason, c.least, c.run)
-            for key, c in completions.items()
-        ]
-        scores = [(key, to_bytes(c.scores)) for key, c in completions.items() if c.scores is not None]
+    def insert(self, rows: Lines, scores: Lines, new_settings: set[bytes]) -> None:
+        """Write lines of the tables, as `encoded` returns them, and digests of settings; workers of a cluster do."""
+        with self._committing:
+            self._transact(rows, scores, new_settings)
+
+    def _transact(self, rows: Lines, scores: Lines, new_settings: set[bytes]) -> None:
         try:
             self._writer.execute("BEGIN IMMEDIATE")
             self._writer.executemany("INSERT OR IGNORE INTO settings VALUES (?)", [(d,) for d in new_settings])
@@ -130,6 +132,15 @@ class CompletionStore(Journal):
                 self._writer.execute("ROLLBACK")
             raise
         reached(Failpoint.JOURNAL_COMMITTED)
+
+
+def encoded(completions: Mapping[bytes, StoredCompletion]) -> tuple[Lines, Lines]:
+    """Return `completions` as lines of the tables `completions` and `logprobs`."""
+    rows = [
+        (key, np.asarray(c.ids, np.int32).tobytes(), c.text, c.finish_reason, c.least, c.run)
+        for key, c in completions.items()
+    ]
+    return rows, [(key, to_bytes(c.scores)) for key, c in completions.items() if c.scores is not None]
 
 
 def to_bytes(scores: Sequence[Scored]) -> bytes:

@@ -31,6 +31,7 @@ class Ledger:
         self._waiting: deque[Piece] = deque()
         self._held: dict[str, dict[int, Piece]] = {}
         self._alone: set[str] = set()  # workers that compute a suspect
+        self._by_pieces: list[dict[str, None]] = [{} for _ in range(in_flight + 1)]  # the others, by what they have
         self._numbers = count()
         self.ending = False
         """Set it when no more pieces come."""
@@ -52,7 +53,7 @@ class Ledger:
     @property
     def hungry(self) -> bool:
         """True if no piece waits and a worker has none."""
-        return not self._waiting and not all(self._held.values())
+        return not self._waiting and bool(self._by_pieces[0])
 
     @property
     def workers(self) -> list[str]:
@@ -70,6 +71,7 @@ class Ledger:
     def join(self, worker: str) -> None:
         """Note that `worker` can take pieces."""
         self._held[worker] = {}
+        self._by_pieces[0][worker] = None
 
     def leave(self, worker: str) -> list[Piece]:
         """Note that `worker` has ended. Its pieces go to the head of the queue, whole or in halves.
@@ -77,6 +79,7 @@ class Ledger:
         Returns:
             Pieces of a single row that have ended too many workers alone; they are given up.
         """
+        self._take_out(worker)
         pieces = list(self._held.pop(worker, {}).values())
         self._alone.discard(worker)
         again: list[Piece] = []
@@ -99,11 +102,14 @@ class Ledger:
 
     def answered(self, worker: str, number: int) -> Piece | None:
         """Note that `worker` has answered; return the piece, None if it is no longer the worker's."""
-        piece = self._held.get(worker, {}).pop(number, None)
-        if piece is not None:
+        held = self._held.get(worker, {})
+        if (piece := held.get(number)) is not None:
             piece.workers.discard(worker)
             piece.done = True
+            self._take_out(worker)
+            del held[number]
             self._alone.discard(worker)
+            self._by_pieces[len(held)][worker] = None
         return piece
 
     def assign(self) -> Iterator[tuple[str, Piece]]:
@@ -116,22 +122,27 @@ class Ledger:
 
     def _give(self, worker: str, piece: Piece) -> Piece:
         piece.workers.add(worker)
-        self._held[worker][piece.number] = piece
+        self._take_out(worker)
+        held = self._held[worker]
+        held[piece.number] = piece
         if self._is_suspect(piece):
             self._alone.add(worker)
+        else:
+            self._by_pieces[len(held)][worker] = None
         return piece
+
+    def _take_out(self, worker: str) -> None:
+        self._by_pieces[len(self._held.get(worker, ()))].pop(worker, None)
 
     def _worker_for(self, piece: Piece) -> str | None:
         """Return the worker with the fewest pieces that may take `piece`. Nobody overtakes a piece that waits for a
         worker of its own, so that one becomes free."""
         limit = 1 if self._is_suspect(piece) else self._in_flight
-        open_to = [name for name in self._held if name not in self._alone]
-        worker = min(open_to, key=lambda w: len(self._held[w]), default=None)
-        return worker if worker is not None and len(self._held[worker]) < limit else None
+        return next((worker for workers in self._by_pieces[:limit] for worker in workers), None)
 
     def _to_copy(self) -> tuple[str, Piece] | None:
         """Return an idle worker and the oldest piece that one other worker has."""
-        idle = next((worker for worker, held in self._held.items() if not held), None)
+        idle = next(iter(self._by_pieces[0]), None)
         alone = (p for held in self._held.values() for p in held.values() if len(p.workers) == 1 and not p.done)
         oldest = min((p for p in alone if not self._is_suspect(p)), key=lambda p: p.number, default=None)
         return None if idle is None or oldest is None else (idle, oldest)

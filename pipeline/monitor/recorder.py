@@ -124,7 +124,9 @@ class Recorder:
             "caches": self._caches(),
             "histograms": self._durations(),
         }
-        write_atomically(self._directory / STATUS, json.dumps(values, indent=1) + "\n")
+        # A line a key; Python's encoder indents without its C code, which takes five times as long.
+        lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(value)}" for key, value in values.items())
+        write_atomically(self._directory / STATUS, f"{{\n{lines}\n}}\n")
         if self._prometheus_file is None:
             return
         try:

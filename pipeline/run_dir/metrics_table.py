@@ -45,7 +45,7 @@ STAGES_SCHEMA = pa.schema(
     | dict.fromkeys(_COUNTS, pa.int64())
     | dict.fromkeys((*CLOCKS, "wall_s"), pa.float64())
 )
-_STAGES = tuple(STAGES_SCHEMA.names)
+_MEASURED = STAGES_SCHEMA.names[3:]
 
 
 class MetricsTable:
@@ -67,24 +67,26 @@ class MetricsTable:
         self._attempt = attempt
         self._lock = threading.Lock()
         self._rows: list[tuple[object, ...]] = []
-        self._batches: list[pa.RecordBatch] = []
+        self._batches: list[tuple[Sequence[str | None], pa.RecordBatch]] = []
         self._written = 0
 
     def append(self, *values: object) -> None:
         """Add one row, values in the order of the schema."""
+        self.append_of(None, values)
+
+    def append_of(self, worker: str | None, values: Sequence[object]) -> None:
+        """Add one row of `worker`."""
         with self._lock:
-            self._rows.append(values)
+            self._rows.append((worker, *values))
 
     def extend(self, columns: Sequence[Sequence[object]]) -> None:
         """Add several rows at once, as columns of equal length in the order of the schema."""
-        batch = _with_worker(self._batch(columns), None)
-        with self._lock:
-            self._batches.append(batch)
+        self.add(None, self._batch(columns))
 
     def add(self, worker: str | None, rows: pa.RecordBatch) -> None:
         """Add rows of `worker`, under the table's own schema."""
         with self._lock:
-            self._batches.append(_with_worker(rows, worker))
+            self._batches.append(([worker] * len(rows), rows))
 
     def flush(self) -> None:
         """Write the rows since the last flush as a part file.
@@ -96,11 +98,14 @@ class MetricsTable:
             rows, self._rows = self._rows, []
             batches, self._batches = self._batches, []
         if rows:
-            batches.append(_with_worker(self._batch(list(zip(*rows, strict=True))), None))
+            workers, *columns = zip(*rows, strict=True)
+            batches.append((workers, self._batch(columns)))
         if not batches:
             return
-        table = pa.Table.from_batches(batches)
-        table = table.add_column(0, ATTEMPT, pa.repeat(pa.scalar(self._attempt, ATTEMPT.type), len(table)))
+        table = pa.Table.from_batches([batch for _, batch in batches])
+        each = pa.array([worker for workers, _ in batches for worker in workers], WORKER.type)
+        attempt = pa.repeat(pa.scalar(self._attempt, ATTEMPT.type), len(table))
+        table = table.add_column(0, WORKER, each).add_column(0, ATTEMPT, attempt)
         path = self._parts / f"part-{self._attempt:04d}-{self._written:06d}.parquet"
         temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
         with writing(path), removed_on_failure(temporary):
@@ -180,10 +185,6 @@ class MetricsTable:
         return pa.record_batch(arrays, schema=self._own)
 
 
-def _with_worker(rows: pa.RecordBatch, worker: str | None) -> pa.RecordBatch:
-    return rows.add_column(0, WORKER, pa.repeat(pa.scalar(worker, WORKER.type), len(rows)))
-
-
 class MetricsTables:
     """The metrics tables of one attempt, created on first use."""
 
@@ -242,17 +243,11 @@ class StageRecorder:
     def record(self, now_s: float, meters: list[StageMeter]) -> None:
         """Append the increase of each meter since the last call, of each worker if it is one of a cluster; a worker
         that has not sent news since gets no row. `now_s`: seconds since the attempt began."""
-        gained: dict[str | None, list[tuple[object, ...]]] = {}
         for meter in meters:
             for worker, total in meter.by_worker():
                 before_s, before = self._last.get((meter.name, worker), (0.0, {}))
                 if total == before:
                     continue
-                gain = {k: v - before.get(k, 0) for k, v in total.items()} | {"queue_rows": total["queue_rows"]}
-                row = {"t_s": now_s, "interval_s": now_s - before_s, "node": meter.name, **gain}
-                gained.setdefault(worker, []).append(tuple(row[name] for name in _STAGES))
+                gained = (total[key] - (0 if key == "queue_rows" else before.get(key, 0)) for key in _MEASURED)
+                self._table.append_of(worker, (now_s, now_s - before_s, meter.name, *gained))
                 self._last[meter.name, worker] = now_s, total
-        for worker, rows in gained.items():
-            columns = zip(*rows, strict=True)
-            arrays = [pa.array(column, f.type) for column, f in zip(columns, STAGES_SCHEMA, strict=True)]
-            self._table.add(worker, pa.record_batch(arrays, schema=STAGES_SCHEMA))
