@@ -19,7 +19,7 @@ from pipeline.api.runtime import RunContext
 from pipeline.cluster.cut import Cut
 from pipeline.cluster.ledger import Ledger
 from pipeline.cluster.members import NEWS_S, Event, Members
-from pipeline.cluster.pieces import Answer, Piece, Task, to_ipc
+from pipeline.cluster.pieces import Answer, Piece, Task, one_batch, to_ipc
 from pipeline.cluster.running_island import WorkerFailed
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,6 @@ class Crew:
         wanted: number of workers.
         context: of the run; gets totals and status of the workers.
         islands: that they run.
-        compares: two answers to one piece must be equal.
     """
 
     def __init__(
@@ -44,12 +43,9 @@ class Crew:
         wanted: int,
         context: RunContext,
         islands: Sequence[Cut],
-        *,
-        compares: bool = True,
     ) -> None:
         self._wanted, self._context = wanted, context
         self._islands = {island.name: island for island in islands}
-        self._compares = compares
         self._ledger = ledger
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._members = members(self._events.put)
@@ -141,18 +137,18 @@ class Crew:
     def _send(self, worker: str, piece: Piece) -> None:
         if not self._ledger.pieces_of(worker)[1:]:
             self._members.note_work(worker)
-        task = Task(piece.number, piece.island, to_ipc(piece.batch.data), piece.round_rows)
+        task = Task(piece.number, piece.island, piece.batch.chunk, to_ipc(piece.batch.data), piece.round_rows)
         self._counts["pieces"] += 1
         self._members.call(worker, "compute", partial(self._answered, worker, piece), task)
 
     def _answered(self, worker: str, piece: Piece, answer: Answer) -> None:
-        self._members.note_answer(worker, answer.news)
+        self._members.note_answer(worker)
         repeated = piece.done
         self._ledger.answered(worker, piece.number)
         if not repeated:
-            if piece.workers and self._compares:
+            if piece.workers and self._members.exact:
                 piece.first = worker, answer.digest
-            self._members.add_lines(worker, answer.tables, piece.batch.chunk)
+            self._members.add_lines(worker, answer.tables)
             self._deliver(piece, answer)
         elif piece.first is not None and piece.first[1] != answer.digest:
             raise WorkerFailed(
@@ -171,18 +167,19 @@ class Crew:
         what = f"its {pieces} pieces are computed again" if pieces else "it had no pieces"
         log.warning("worker %s has ended: %s; %s, and another is started", worker, why, what)
         for piece in self._ledger.leave(worker):
-            self._deliver(piece, self._given_up(piece, why))
+            self._deliver(piece, self._given_up(worker, piece, why))
+            self._members.note_given_up(why)
 
-    def _given_up(self, piece: Piece, why: str) -> Answer:
-        """Return the answer for a row that ends every worker that computes it."""
+    def _given_up(self, worker: str, piece: Piece, why: str) -> Answer:
+        """Return the answer for a row that ends every worker that computes it, `worker` at last."""
         island = self._islands[piece.island]
         alone = f"{piece.deaths_alone} of which computed nothing else"
-        reason = f"it ended {piece.deaths} workers, {alone}; the last one: {why}"
+        reason = f"it ended {piece.deaths} workers, {alone}; the last one, {worker}: {why}"
         rejects = piece.batch.reject(range(piece.num_rows), reason, RejectKind.ERROR)
         counts = {name: RowCounts() for name in island.nodes}
         counts[island.nodes[0]] = RowCounts(rows_in=piece.num_rows, rejected=piece.num_rows)
         self._counts["rows_given_up"] += piece.num_rows
-        return Answer(to_ipc(island.made.empty_table()), [(island.nodes[0], rejects.rows)], counts)
+        return Answer(to_ipc(one_batch(island.made.empty_table())), [(island.nodes[0], rejects.rows)], counts)
 
     def _totals(self) -> dict[str, float]:
         counts = {**self._counts, "pieces_redone": self._ledger.redone, "pieces_copied": self._ledger.copied}

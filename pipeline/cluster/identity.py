@@ -12,9 +12,11 @@ from importlib import metadata
 from pipeline import PACKAGES
 from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import BITS
+from pipeline.config.fingerprint import content_of
 from pipeline.dataflow.graph import Graph
 
 log = logging.getLogger(__name__)
+CODE = "the program's code"
 OF_A_NODE = " of node '"
 """In the keys that are kept with a run; the others, of the program, may differ in a later attempt."""
 DIFFER = "{one} and {other} differ in {what}: {theirs} and {its}. Equal rows could get other bytes from them. {remedy}"
@@ -26,6 +28,12 @@ def identity_of(graph: Graph, nodes: Iterable[str]) -> dict[str, str]:
     return {f"{what}{OF_A_NODE}{name}'": value for name, found in each for what, value in found.items()}
 
 
+def contents_of(graph: Graph, nodes: Iterable[str]) -> dict[str, str]:
+    """Return hashes of the code and the model files of nodes, by what they are of."""
+    found = {key: value for name in nodes for key, value in content_of(name, graph.nodes[name]).items()}
+    return {key: str(value) for key, value in found.items()}
+
+
 @cache
 def program() -> dict[str, str]:
     """Return the identity of this program: its code, and the packages that compute."""
@@ -34,7 +42,7 @@ def program() -> dict[str, str]:
         for path in sorted((PACKAGES / package).rglob("*.py")):
             code.update(path.relative_to(PACKAGES).as_posix().encode() + path.read_bytes())
     packages = {name: metadata.version(name) for name in ("llama-cpp-python", "numpy")}
-    return {"the machine": platform.machine(), "the program's code": code.hexdigest(), **packages}
+    return {"the machine": platform.machine(), CODE: code.hexdigest(), **packages}
 
 
 def check_equal(one: str, theirs: Mapping[str, str], other: str, its: Mapping[str, str], remedy: str) -> None:

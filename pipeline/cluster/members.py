@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import pyarrow as pa
-
-from pipeline.api.runtime import CHUNK, RunContext
+from pipeline.api.protocols import EXACT, SAME_BITS
+from pipeline.api.runtime import RunContext
 from pipeline.cluster.identity import check_equal
 from pipeline.cluster.meters import RemoteMeter
 from pipeline.cluster.pieces import News, TableRows, from_ipc
@@ -33,7 +32,11 @@ MOST_SAID = 1000
 MOST_STARTS = 3
 """Workers in a row in one place that may end before they are open: a node that is lost takes those of many places."""
 MOST_DEATHS = 16
-"""Workers in a row, besides two for each that is wanted, that may end without an answer of any."""
+"""Workers in a row, besides two for each that is wanted, that may end before one answers or a row is given up."""
+MOST_GIVEN_UP = 16
+"""Rows in a row that may be given up before a worker answers: more, and it is the workers that are broken."""
+STACKS_S = 2.0
+"""Seconds that a worker in which nothing moves has to say where its threads are."""
 ALIKE = "Make them alike, or set cluster.mixed=allow with runtime.deterministic=false"
 log = logging.getLogger(__name__)
 
@@ -57,6 +60,7 @@ class Member:
     asked_at: float = 0.0
     asking: bool = False
     moved_at: float = 0.0
+    stalled_at: float | None = None
     seen: object = None
     totals: Mapping[str, float] = field(default_factory=dict)
 
@@ -96,8 +100,10 @@ class Members:
         self._post = post
         self._members: dict[str, Member] = {}
         self._identity: tuple[str, Mapping[str, str]] | None = None
-        self._begun_at = self._looked_at = self._added_up_at = 0.0
-        self._deaths_in_a_row = 0
+        self.exact = True
+        """Two answers to one piece are equal to the byte, by what all workers say."""
+        self._none_open_at = self._looked_at = self._added_up_at = 0.0
+        self._deaths_in_a_row = self._given_up_in_a_row = 0
         self._counts = Counter[str]()
         self._lost_totals = Counter[str]()
         self._said: set[tuple[str, str]] = set()
@@ -110,7 +116,7 @@ class Members:
             left: called with the name of each that has ended, and why.
         """
         self._joined, self._left = joined, left
-        self._begun_at = self._context.clock()
+        self._none_open_at = self._context.clock()
         for place in range(1, self._wanted + 1):
             self._hire(place, f"{place}")
 
@@ -122,20 +128,22 @@ class Members:
         """Note that the worker `name` begins to work: it has not stalled before."""
         self._members[name].moved_at = self._context.clock()
 
-    def note_answer(self, name: str, news: News) -> None:
-        """Take the news that came with an answer of the worker `name`."""
-        self._deaths_in_a_row = 0
-        self._members[name].asked_at = self._context.clock()
-        self._take_news(self._members[name], news)
+    def note_answer(self, name: str) -> None:
+        """Note that the worker `name` has answered a piece."""
+        self._deaths_in_a_row = self._given_up_in_a_row = 0
+        self._members[name].moved_at = self._context.clock()
 
-    def add_lines(self, name: str, tables: Sequence[TableRows], chunk: int | None = None) -> None:
-        """Add lines of metrics tables of the worker `name`. `chunk`: of the rows that they are about."""
+    def note_given_up(self, why: str) -> None:
+        """Note that a row is given up, whose last worker ended as `why` says. Raises WorkerFailed if too many are."""
+        self._deaths_in_a_row = 0
+        self._given_up_in_a_row += 1
+        if self._given_up_in_a_row > MOST_GIVEN_UP:
+            raise WorkerFailed(f"each of {MOST_GIVEN_UP} rows in a row ended its workers, the last one: {why}")
+
+    def add_lines(self, name: str, tables: Sequence[TableRows]) -> None:
+        """Add lines of metrics tables of the worker `name`."""
         for table in tables:
             lines = from_ipc(table.rows)
-            if chunk is not None:
-                at = lines.schema.get_field_index(CHUNK)
-                field = lines.schema.field(at)
-                lines = lines.set_column(at, field, pa.repeat(pa.scalar(chunk, field.type), len(lines)))
             self._tables.get(table.name, lines.schema).add(name, lines)
 
     def look(self, busy: Callable[[str], bool]) -> None:
@@ -150,11 +158,11 @@ class Members:
         self._looked_at = now
         if (lost := self._pool.lost) is not None:
             raise WorkerFailed(lost)
-        if not any(m.opened for m in self._members.values()) and self._counts["workers"] == 0:
-            if now - self._begun_at > self._settings.start_timeout_s:
-                waited = f"no worker was ready within cluster.start_timeout_s={self._settings.start_timeout_s:g} s"
-                raise WorkerFailed(f"{waited}: {self._pool.missing()}")
-            return
+        if any(member.opened for member in self._members.values()):
+            self._none_open_at = now
+        elif now - self._none_open_at > self._settings.start_timeout_s:
+            waited = f"no worker was ready within cluster.start_timeout_s={self._settings.start_timeout_s:g} s"
+            raise WorkerFailed(f"{waited}: {self._pool.missing()}")
         if now - self._added_up_at >= NEWS_S:
             self._add_up(now)
         every = max(NEWS_S, len(self._members) / 8)
@@ -165,16 +173,13 @@ class Members:
             if not member.opened or not busy(member.name):
                 continue
             if self._stall_s and now - member.moved_at > self._stall_s:
-                log.error("worker %s: nothing has moved in it for %g s; it is ended", member.name, self._stall_s)
-                self._counts["workers_stalled"] += 1
-                member.handle.kill()
+                self._end_stalled(member, now)
 
     def stop(self) -> None:
         """Stop all workers: they finish their step and store what is finished. Ends those that do not."""
         if self._pool.lost is None:
             self._stop_all()
         self._add_up(self._context.clock())
-        self._pool.close()
 
     def totals(self) -> dict[str, float]:
         """Return what all workers have counted, and counts of the workers."""
@@ -225,13 +230,16 @@ class Members:
             self._began_with(identity)
         elif self._settings.mixed == REFUSE:
             check_equal(*first, f"worker {member.name}", identity, ALIKE)
+        own = (value for what, value in identity.items() if what.startswith(EXACT))
+        self.exact = self.exact and all(value == SAME_BITS for value in own)
         member.opened, member.moved_at = True, self._context.clock()
         self._counts["workers"] += 1
         self._joined(member.name)
 
     def _lost(self, member: Member, why: str) -> None:
-        """Replace a worker that has ended."""
+        """Replace a worker that has ended, or cannot be reached: it is ended then, since it holds a place."""
         del self._members[member.name]
+        member.handle.kill()
         self._lost_totals.update(member.totals)
         self._deaths_in_a_row += 1
         never_opened = 0 if member.opened else member.never_opened + 1
@@ -243,6 +251,20 @@ class Members:
             raise WorkerFailed(f"{self._deaths_in_a_row} workers in a row ended without an answer; the last one: {why}")
         generation = member.name.partition(".")[2] or "1"
         self._hire(member.place, f"{member.place}.{int(generation) + 1}", never_opened)
+
+    def _end_stalled(self, member: Member, now: float) -> None:
+        """End a worker in which nothing moves, once it has said where its threads are."""
+        if member.stalled_at is None:
+            log.error("worker %s: nothing has moved in it for %g s; it is ended", member.name, self._stall_s)
+            self._counts["workers_stalled"] += 1
+            member.stalled_at = now
+            self._call(member, "stacks", partial(self._say_stacks, member))
+        elif now - member.stalled_at > STACKS_S:
+            member.handle.kill()
+
+    def _say_stacks(self, member: Member, found: str) -> None:
+        log.error("worker %s, where nothing moves:\n%s", member.name, found)
+        member.handle.kill()
 
     def _take_news(self, member: Member, news: News) -> None:
         member.asking = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
+from pipeline.api.errors import ConfigError
 from pipeline.cluster.pool import USUAL_WORKERS, ServiceDesk, WorkerLost
 from pipeline.cluster.rpc import Caller, serve
 from pipeline.cluster.worker import Worker, WorkerPlan
@@ -21,8 +23,7 @@ from pipeline.settings import ClusterSettings
 from pipeline.system.cores import numa_nodes, own_cores, split_cores
 
 BEGIN = "import sys; sys.path[:] = {path!r}; from pipeline.cluster.process_pool import main; main({calls}, {services})"
-SERVICE_CALLS = 8
-"""Calls of one worker to the driver that are answered at a time."""
+DEVICES = "CUDA_VISIBLE_DEVICES"
 LEAVE_S = 5.0
 CROWDED = "%d workers of %d threads each share %d cores, which makes all of them slow: set %s"
 log = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ class ProcessPool:
     def __init__(
         self, settings: ClusterSettings, plan: WorkerPlan, calls: int, threads: int | None, *, on_cpu: bool
     ) -> None:
-        self._gpus = int(settings.gpus)
+        self._gpus = settings.gpus
         self._plan = plan
         self._calls = calls
         cores = own_cores()
@@ -65,8 +66,7 @@ class ProcessPool:
         cores = self._cores[place] if self._cores else []
         environment = dict(os.environ)
         if self._gpus:
-            devices = range(place * self._gpus, (place + 1) * self._gpus)
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, devices))
+            environment[DEVICES] = ",".join(devices_of(place, self._gpus, os.environ.get(DEVICES)))
         handle = ProcessHandle(self._plan, self._calls, self._desk, environment, cores)
         self._started.append(handle)
         return handle
@@ -78,6 +78,26 @@ class ProcessPool:
         for handle in self._started:
             handle.kill()
         self._desk.close()
+
+
+def devices_of(place: int, gpus: float, visible: str | None) -> list[str]:
+    """Return the GPUs of worker number `place`, from 0. Workers that have a part of one share it.
+
+    Args:
+        gpus: of each worker.
+        visible: those that this process may use, separated by commas; None for all of the machine.
+
+    Raises:
+        ConfigError: there are too few.
+    """
+    wanted = range(math.floor(place * gpus), math.ceil((place + 1) * gpus))
+    there = None if visible is None else [device for device in visible.split(",") if device]
+    if there is not None and wanted.stop > len(there):
+        raise ConfigError(
+            f"cluster.gpus={gpus:g}: worker {place + 1} would have GPU {wanted.stop} of the {len(there)} in"
+            f" {DEVICES}={visible}; start fewer cluster.workers"
+        )
+    return [str(device) if there is None else there[device] for device in wanted]
 
 
 class ProcessHandle:
@@ -122,8 +142,8 @@ class ProcessHandle:
 
 
 def start_serving(pipe: Connection, desk: ServiceDesk) -> None:
-    """Answer the calls of a worker in a thread."""
-    threading.Thread(target=serve, args=(pipe, desk, SERVICE_CALLS), name="services", daemon=True).start()
+    """Answer the calls of a worker in a thread, one at a time."""
+    threading.Thread(target=serve, args=(pipe, desk, 1), name="services", daemon=True).start()
 
 
 class PipeServices:

@@ -24,6 +24,8 @@ from pipeline.cluster.worker import Worker, WorkerPlan
 from pipeline.settings import ClusterSettings
 
 LOCAL = "local"
+MOST_SAID = 500
+"""Characters of an error of Ray that are shown."""
 _SIGTERM_S = 0.01
 _CLOSE_S = 5.0
 SERVICE_CALLS = 8
@@ -78,7 +80,7 @@ class RayPool:
             max_task_retries=-1,
             scheduling_strategy=here,
         )
-        self._desk = desk.remote(sys.path)
+        self._desk = desk.remote(sys.path, os.getcwd())  # noqa: PTH109
         self._started: list[RayHandle] = []
         self._node = _own_node()
 
@@ -123,7 +125,7 @@ class RayPool:
         try:
             ray.get(self._desk.close.remote(), timeout=_CLOSE_S)
         except (RayError, TimeoutError) as error:
-            log.warning("the completion store's actor did not close: %s", _first_line(error))
+            log.warning("the completion store's actor did not close: %s", _reason(error))
             return False
         return True
 
@@ -141,7 +143,7 @@ class RayHandle:
             try:
                 works, found = done.result()
             except RayError as error:
-                answer.set_exception(WorkerLost(_first_line(error)))
+                answer.set_exception(WorkerLost(_reason(error)))
             except Exception as error:
                 answer.set_exception(portable(error))
             else:
@@ -210,10 +212,12 @@ def _desk_class() -> type[Any]:
     """Return the class of the actor with the driver's objects."""
 
     class Desk:
-        def __init__(self, path: list[str]) -> None:
+        def __init__(self, path: list[str], folder: str) -> None:
+            import os
             import sys
 
             sys.path += [entry for entry in path if entry not in sys.path]
+            os.chdir(folder)  # that of the driver, which is on this machine: a store's path may be relative
             from pipeline.cluster.pool import ServiceDesk
 
             self._desk = ServiceDesk()
@@ -239,9 +243,9 @@ def _connect(address: str) -> None:
     try:
         dashboard = False if local else None
         ray.init(address=address, log_to_driver=False, configure_logging=False, include_dashboard=dashboard)
-    except (ConnectionError, RayError, ValueError) as error:
+    except (ConnectionError, RayError, ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"cluster.address={address}: {_first_line(error)} Start a cluster (`ray start --head`), name the one that"
+            f"cluster.address={address}: {_reason(error)} Start a cluster (`ray start --head`), name the one that"
             " runs (host:port), or start one here with cluster.address=local"
         ) from error
     finally:
@@ -290,8 +294,10 @@ def _resources() -> dict[str, float]:
     return dict(ray.cluster_resources())  # type: ignore[no-untyped-call]
 
 
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+def _reason(error: Exception) -> str:
+    """Return the message of an error of Ray on one line, without the fields of its actor, which say only numbers."""
+    lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith("\t")]
+    return " ".join(line.strip() for line in lines)[:MOST_SAID] or type(error).__name__
 
 
 def _in_words(resources: Mapping[str, float]) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from itertools import count
 from multiprocessing.connection import Connection
 from typing import Any
@@ -14,7 +16,7 @@ from pipeline.cluster.running_island import WorkerFailed
 
 
 class Caller:
-    """Calls methods of the object at the other end. Thread-safe.
+    """Calls methods of the object at the other end. Thread-safe; no call waits for the other end to read.
 
     Args:
         pipe: to it.
@@ -28,8 +30,9 @@ class Caller:
         self._numbers = count()
         self._open: dict[int, Future[Any]] = {}
         self._gone = False
-        self._thread = threading.Thread(target=self._read, name="rpc", daemon=True)
-        self._thread.start()
+        self._outgoing: queue.SimpleQueue[tuple[int, str, tuple[object, ...]] | None] = queue.SimpleQueue()
+        for work in (self._read, self._write):
+            threading.Thread(target=work, name="rpc", daemon=True).start()
 
     def call(self, method: str, *args: object) -> Future[Any]:
         """Call `method`; returns at once."""
@@ -38,14 +41,16 @@ class Caller:
             gone, number = self._gone, next(self._numbers)
             if not gone:
                 self._open[number] = future
-                try:
-                    self._pipe.send((number, method, args))
-                except OSError:
-                    del self._open[number]
-                    gone = True
         if gone:
             future.set_exception(self._lost())
+        else:
+            self._outgoing.put((number, method, args))
         return future
+
+    def _write(self) -> None:
+        with suppress(OSError):  # the other end is gone, which the reading thread finds, too
+            while (message := self._outgoing.get()) is not None:
+                self._pipe.send(message)
 
     def _read(self) -> None:
         try:
@@ -61,12 +66,14 @@ class Caller:
             with self._lock:
                 self._gone = True
                 futures, self._open = list(self._open.values()), {}
+            self._outgoing.put(None)
             for future in futures:
                 future.set_exception(self._lost())
 
 
 def serve(pipe: Connection, target: object, calls: int) -> None:
-    """Answer calls of methods of `target`, `calls` at a time, until the other end is gone."""
+    """Answer calls of methods of `target`, `calls` at a time, until the other end is gone; a single one in this
+    thread."""
     sending = threading.Lock()
 
     def answer(number: int, method: str, args: tuple[object, ...]) -> None:
@@ -80,12 +87,17 @@ def serve(pipe: Connection, target: object, calls: int) -> None:
         except OSError:
             pass  # nobody waits for it any more
 
-    threads = ThreadPoolExecutor(calls, "call")
+    threads = ThreadPoolExecutor(calls, "call") if calls > 1 else None
     try:
         while True:
-            threads.submit(answer, *pipe.recv())
+            call = pipe.recv()
+            if threads is None:
+                answer(*call)
+            else:
+                threads.submit(answer, *call)
     except (EOFError, OSError):
-        threads.shutdown(wait=False, cancel_futures=True)
+        if threads is not None:
+            threads.shutdown(wait=False, cancel_futures=True)
 
 
 def portable(error: BaseException) -> Exception:

@@ -16,8 +16,8 @@ from pipeline.api.meter import StageMeter
 from pipeline.api.protocols import BaseOperator, Inbox, Runtime
 from pipeline.api.records import Batch, ChunkEnd, Item, Reject, Rejects, Shard
 from pipeline.api.runtime import RunContext
-from pipeline.cluster.identity import identity_of
-from pipeline.cluster.pieces import Answer, Task, from_ipc, to_ipc
+from pipeline.cluster.identity import contents_of, identity_of
+from pipeline.cluster.pieces import Answer, Task, from_ipc, one_batch, to_ipc
 from pipeline.cluster.tables import IslandTables
 from pipeline.config.build import build_node
 from pipeline.dataflow.executor import Executor
@@ -100,6 +100,10 @@ class RunningIsland:
         """Return what must be the same in all workers, by node."""
         return identity_of(self._graph, self._names)
 
+    def content(self) -> dict[str, str]:
+        """Return the code and the model files of its nodes, as the driver's; before anything is loaded."""
+        return contents_of(self._graph, self._names)
+
     def compute(self, task: Task) -> Future[Answer]:
         """Take a piece; the future has the answer when it is done."""
         return self._source.put(task)
@@ -126,8 +130,8 @@ class RunningIsland:
         """Answer the piece that is complete; called as a commit is, in the order of pieces."""
         rows = sorted_by_identity(self._rows.take(record.chunk))
         counts = {name: record.counts[name] for name in self._names}
-        tables = self.tables.take(record.chunk)
-        answer = Answer(to_ipc(rows.combine_chunks()), self._rejects.take(record.chunk), counts, tables)
+        tables = self.tables.take(record.chunk, self._source.task(record.chunk).chunk)
+        answer = Answer(to_ipc(one_batch(rows)), self._rejects.take(record.chunk), counts, tables)
         self._source.answered(record.chunk, answer)
 
 
@@ -159,10 +163,15 @@ class _Pieces(BaseOperator):
             self._open[id(future)] = future
         return future
 
+    def task(self, chunk: int) -> Task:
+        """Return the piece that is `chunk` here."""
+        with self._lock:
+            return self._begun[chunk][0]
+
     def answered(self, chunk: int, answer: Answer) -> None:
         """Give the future of `chunk` its answer."""
         with self._lock:
-            future = self._futures.pop(chunk)
+            _, future = self._begun.pop(chunk)
             self._open.pop(id(future), None)
         future.set_result(answer)
 
@@ -176,7 +185,7 @@ class _Pieces(BaseOperator):
                 future.set_exception(error)
 
     def run(self, inbox: Inbox) -> Iterator[Item | Shard]:
-        self._futures: dict[int, Future[Answer]] = {}
+        self._begun: dict[int, tuple[Task, Future[Answer]]] = {}
         self.opened.set()
         chunk = 0
         while True:
@@ -187,8 +196,9 @@ class _Pieces(BaseOperator):
                     raise Cancelled from None
                 continue
             with self._lock:
-                self._futures[chunk] = future
-            self.round_rows = task.round_rows
+                self._begun[chunk] = task, future
+            if task.round_rows is not None:  # an older piece, of when they were not known, may come after a newer one
+                self.round_rows = task.round_rows
             data = from_ipc(task.rows)
             yield Batch(chunk, data)
             yield ChunkEnd(chunk, data.num_rows)

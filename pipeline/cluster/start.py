@@ -12,7 +12,7 @@ from pipeline.api.errors import ConfigError, install
 from pipeline.api.runtime import RunContext
 from pipeline.cluster.crew import Crew
 from pipeline.cluster.cut import ClusterSize, Cut, islands_of
-from pipeline.cluster.identity import OF_A_NODE, check_equal
+from pipeline.cluster.identity import CODE, OF_A_NODE, check_equal, contents_of, program
 from pipeline.cluster.island import Island
 from pipeline.cluster.ledger import Ledger
 from pipeline.cluster.members import Event, Members
@@ -48,16 +48,17 @@ def driver_graph(
         ConfigError: the cluster or the graph cannot work so.
     """
     cluster: ClusterSettings = settings.cluster
-    _check(settings)
+    stall_timeout_s = getattr(settings.runtime, "stall_timeout_s", None)
+    _check(settings, stall_timeout_s)
     cuts = islands_of(graph)
-    plan = WorkerPlan(
-        tuple(_island_plan(cut, settings) for cut in cuts), context.run_id, context.attempt, str(context.output_dir)
-    )
-    pool = _pool(settings, plan, _own_memory(graph, cuts))
+    content = contents_of(graph, (name for cut in cuts for name in cut.nodes))
+    content |= {CODE: program()[CODE]} if cluster.mixed == REFUSE else {}
+    islands = tuple(_island_plan(cut, settings) for cut in cuts)
+    plan = WorkerPlan(islands, context.run_id, context.attempt, str(context.output_dir), content)
+    own_memory = _own_memory(graph, cuts)
+    pool = context.resources.get(("pool",), lambda: _pool(settings, plan, own_memory), lambda made: made.close())
     size = _size(settings, pool)
     meters: dict[str, RemoteMeter] = {}
-    stall_timeout_s = getattr(settings.runtime, "stall_timeout_s", None)
-
     kept = cluster.mixed == REFUSE and settings.other_bits == REFUSE
     began_with = partial(_began_with, state) if kept else lambda identity: None
     stall_s = stall_timeout_s and STALL_SHARE * stall_timeout_s
@@ -67,7 +68,7 @@ def driver_graph(
 
     def crew() -> Crew:
         ledger = Ledger(cluster.in_flight, cluster.poison_after, copies=cluster.copies)
-        made = Crew(members, ledger, size.workers, context, cuts, compares=_deterministic(settings))
+        made = Crew(members, ledger, size.workers, context, cuts)
         made.start()
         return made
 
@@ -89,7 +90,12 @@ def _began_with(state: RunState, identity: Mapping[str, str]) -> None:
         state.note_identity(own)
 
 
-def _check(settings: JobSettings) -> None:
+def _check(settings: JobSettings, stall_timeout_s: float | None) -> None:
+    if stall_timeout_s and settings.cluster.start_timeout_s > stall_timeout_s:
+        raise ConfigError(
+            f"cluster.start_timeout_s={settings.cluster.start_timeout_s:g} cannot be reached: with"
+            f" runtime.stall_timeout_s={stall_timeout_s:g} the run ends before, since nothing moves; raise that too"
+        )
     if settings.cluster.mixed == "allow" and _deterministic(settings):
         raise ConfigError(
             "cluster.mixed=allow cannot keep runtime.deterministic=true: unlike machines give equal rows other bytes;"

@@ -23,9 +23,10 @@ class IslandTables:
     def get(self, name: str, schema: pa.Schema) -> _Lines:
         return self._tables.setdefault(name, _Lines(name, schema))
 
-    def take(self, piece: int = _ANY) -> list[TableRows]:
-        """Return the lines about rows of `piece`; without it, those about no row since the last call."""
-        return [rows for table in list(self._tables.values()) for rows in table.take(piece)]
+    def take(self, piece: int = _ANY, chunk: int = 0) -> list[TableRows]:
+        """Return the lines about rows of `piece`, as rows of `chunk`; without it, those about no row since the last
+        call."""
+        return [rows for table in list(self._tables.values()) for rows in table.take(piece, chunk)]
 
 
 class _Lines:
@@ -47,11 +48,14 @@ class _Lines:
             for piece, line in zip(pieces, zip(*columns, strict=True), strict=True):
                 self._lines.setdefault(piece, []).append(line)
 
-    def take(self, piece: int) -> list[TableRows]:
+    def take(self, piece: int, chunk: int) -> list[TableRows]:
         """Return the lines of `piece` in one batch, if there are any: the driver has to take those of all workers."""
         with self._lock:
             lines = self._lines.pop(piece, None)
         if not lines:
             return []
-        arrays = [pa.array(c, f.type) for c, f in zip(zip(*lines, strict=True), self._schema, strict=True)]
+        columns: list[Sequence[object]] = list(zip(*lines, strict=True))
+        if self._chunk >= 0:
+            columns[self._chunk] = [chunk] * len(lines)
+        arrays = [pa.array(c, f.type) for c, f in zip(columns, self._schema, strict=True)]
         return [TableRows(self._name, to_ipc(pa.record_batch(arrays, schema=self._schema)))]

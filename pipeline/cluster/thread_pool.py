@@ -61,6 +61,8 @@ class ThreadHandle:
         return answer
 
     def kill(self) -> None:
+        if self._lost:
+            return
         self._lost = True
         for answer in list(self._open):
             self._settle(answer, WorkerLost("it was ended"))

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.api.meter import MeterReading
 from pipeline.api.runtime import Resources, RunContext, Services
-from pipeline.cluster.identity import program
+from pipeline.cluster.identity import check_equal, program
 from pipeline.cluster.pieces import Answer, News, Task
 from pipeline.cluster.running_island import IslandPlan, RunningIsland
 from pipeline.cluster.tables import IslandTables
+from pipeline.system.stacks import stacks
+
+LOGGERS = ("pipeline", "llama.cpp")
+"""Whose records the driver's log gets."""
+ALIKE = "Have the same version of the project, and the same model file at this path, on each machine"
 
 
 @dataclass(frozen=True)
@@ -21,12 +26,14 @@ class WorkerPlan:
 
     Args:
         run_id, attempt, directory: of the run; the directory is the driver's, and only names things.
+        content: the driver's code and model files, by what they are; a worker has the same.
     """
 
     islands: Sequence[IslandPlan]
     run_id: str
     attempt: int
     directory: str
+    content: Mapping[str, str]
 
 
 class Worker:
@@ -39,33 +46,28 @@ class Worker:
     """
 
     def __init__(self, plan: WorkerPlan, services: Services, *, keeps_log: bool = True) -> None:
-        self._process, resources = Resources(), _Lent()
-        self._resources = resources
+        self._plan, self._services = plan, services
+        self._process, self._resources = Resources(), _Lent()
         self._log = _Log() if keeps_log else None
         self._islands: dict[str, RunningIsland] = {}
-        for island in plan.islands:
-            tables = IslandTables()
-            context = RunContext(
-                Path(plan.directory),
-                self._process,
-                tables.get,
-                plan.attempt,
-                plan.run_id,
-                services,
-                resources=resources,
-            )
-            self._islands[island.name] = RunningIsland(island, context, tables)
 
     def open(self) -> dict[str, str]:
         """Load models and begin; return what must be the same in all workers, by what it is.
 
         Raises:
+            ConfigError: another program or model file is here than where the driver is.
             WorkerFailed: an operator cannot be opened.
         """
         if self._log is not None:
-            logging.getLogger("pipeline").addHandler(self._log)
-            logging.getLogger("pipeline").setLevel(logging.INFO)
+            for logger in map(logging.getLogger, LOGGERS):
+                logger.addHandler(self._log)
+                logger.setLevel(logging.INFO)
+        self._islands = {island.name: self._made(island) for island in self._plan.islands}
         found = program()
+        own = dict(found)
+        for island in self._islands.values():
+            own |= island.content()
+        check_equal("the driver", self._plan.content, "a worker", own, ALIKE)
         for island in self._islands.values():
             island.start()
             found = found | island.identity()
@@ -78,8 +80,7 @@ class Worker:
             WorkerFailed: an operator raised.
             Cancelled: the worker was stopped.
         """
-        answer: Answer = self._islands[task.island].compute(task).result()
-        return replace(answer, news=self.news())
+        return self._islands[task.island].compute(task).result()
 
     def news(self) -> News:
         """Return counters, new rows of metrics tables, and new log records."""
@@ -93,6 +94,10 @@ class Worker:
         tables = [rows for island in self._islands.values() for rows in island.tables.take()]
         return News(meters, totals, tables, self._log.take() if self._log is not None else ())
 
+    def stacks(self) -> str:
+        """Return the stack of every thread of this process."""
+        return stacks()
+
     def stop(self) -> News:
         """Finish the current step and stop; return the last news."""
         for island in self._islands.values():
@@ -101,8 +106,22 @@ class Worker:
         news = self.news()
         self._process.close()
         if self._log is not None:
-            logging.getLogger("pipeline").removeHandler(self._log)
+            for logger in map(logging.getLogger, LOGGERS):
+                logger.removeHandler(self._log)
         return news
+
+    def _made(self, island: IslandPlan) -> RunningIsland:
+        plan, tables = self._plan, IslandTables()
+        context = RunContext(
+            Path(plan.directory),
+            self._process,
+            tables.get,
+            plan.attempt,
+            plan.run_id,
+            self._services,
+            resources=self._resources,
+        )
+        return RunningIsland(island, context, tables)
 
 
 class _Lent(Resources):

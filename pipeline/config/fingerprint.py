@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import OURS
-from pipeline.dataflow.graph import Graph
+from pipeline.dataflow.graph import Graph, Node
 from pipeline.settings import GROUPS, JobSettings
 from pipeline.system.redaction import SECRET
 
@@ -48,11 +48,15 @@ def fingerprint_of(settings: JobSettings, graph: Graph) -> dict[str, Any]:
             found.update(flat(group or f"nodes.{name}.op.{key}", value))
         found[f"nodes.{name}.inputs"] = list(node.inputs)
         found[f"nodes.{name}.on_error"] = node.on_error
-        for module in graph.nodes[name].modules:
-            found.update({f"nodes.{name}.code.{file}": sha256 for file, sha256 in code_of(module).items()})
-        own = graph.nodes[name].op.fingerprint()
-        found.update({f"nodes.{name}.{key}": _plain(value) for key, value in own.items()})
+        found.update(content_of(name, graph.nodes[name]))
     return dict(sorted(found.items()))
+
+
+def content_of(name: str, node: Node) -> dict[str, Any]:
+    """Return the part of a fingerprint that files decide: the code of the node `name`, and what its operator says, such
+    as the hash of its model."""
+    code = {f"nodes.{name}.code.{file}": sha256 for module in node.modules for file, sha256 in code_of(module).items()}
+    return code | {f"nodes.{name}.{key}": _plain(value) for key, value in node.op.fingerprint().items()}
 
 
 def differences(

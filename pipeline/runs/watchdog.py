@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import sys
-import threading
-import traceback
 from collections.abc import Callable
 
 from pipeline.api.errors import PipelineError
 from pipeline.api.meter import Clock
 from pipeline.dataflow.executor import Executor
+from pipeline.system.stacks import stacks
 
 LEAVE_S = 15.0
 """Seconds after which the process ends if a stalled run was stopped and its threads do not end."""
@@ -58,12 +56,3 @@ class Watchdog:
                 " Run the same command again to resume; if steps do take that long, raise runtime.stall_timeout_s"
             )
             self._executor.stop(PipelineError(why))
-
-
-def stacks() -> str:
-    """Return the stack of every thread of this process."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    return "\n".join(
-        f"thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
-        for ident, frame in sys._current_frames().items()  # the only way to another thread's stack
-    )

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 
 from pipeline.api.errors import PipelineError
 from pipeline.api.meter import StageMeter
-from pipeline.runs.watchdog import LEAVE_S, Watchdog, stacks
+from pipeline.runs.watchdog import LEAVE_S, Watchdog
+from pipeline.system.stacks import stacks
 
 ROOT = Path(__file__).parents[3]
 
