@@ -34,10 +34,11 @@ class Journal(ABC):
     """Keeps completions by key. Safe to use from several threads.
 
     Completions are written by a thread of its own, at the latest after `flush_s` seconds and at once when there are
-    FLUSH_ROWS.
+    `flush_rows`.
     """
 
     flush_s = 0.5
+    flush_rows = FLUSH_ROWS
     settings: set[bytes]
     """Digests of the settings under which something was generated before."""
 
@@ -80,7 +81,7 @@ class Journal(ABC):
             self._raise_failure()
             before = len(self._unsaved)
             self._unsaved.update(completions)
-            if before < FLUSH_ROWS <= len(self._unsaved):
+            if before < self.flush_rows <= len(self._unsaved):
                 self._changed.notify_all()
 
     def note_settings(self, digests: set[bytes]) -> None:
@@ -115,7 +116,7 @@ class Journal(ABC):
         """Wait until enough completions are pending or time has passed. Return False when the store is being closed."""
         with self._changed:
             until = time.monotonic() + self.flush_s
-            while not self._closing and len(self._unsaved) < FLUSH_ROWS and (left := until - time.monotonic()) > 0:
+            while not self._closing and len(self._unsaved) < self.flush_rows and (left := until - time.monotonic()) > 0:
                 self._changed.wait(left)
             return not self._closing
 

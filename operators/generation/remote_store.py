@@ -23,6 +23,7 @@ class RemoteStore(Journal):
     """
 
     flush_s = 2.0
+    flush_rows = 256
 
     def __init__(self, services: Services, path: Path, sync: str) -> None:
         super().__init__()

@@ -8,8 +8,11 @@ import sqlite3
 from collections import Counter, defaultdict
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -17,6 +20,8 @@ from operators.generate import Generate
 from operators.scoring.text_reader import ReadsTexts
 from pipeline.api.errors import ExitCode
 from pipeline.api.protocols import BITS
+from pipeline.cluster.pieces import Task, to_ipc
+from pipeline.cluster.running_island import RunningIsland, _Pieces
 from pipeline.run_dir.state import RunState
 from tests.pipeline.cluster.cluster_runs import ONE_ROUND, assert_a_line_for_each_row, bytes_of, run, stages
 from tests.pipeline.cluster.processes import job_with
@@ -191,10 +196,40 @@ def test_unlike_workers_are_refused_by_name(tmp_path: Path, capsys, monkeypatch)
     assert run("quickstart", tmp_path / "any", *JOBS["quickstart"], "cluster=threads", *allowed) == ExitCode.DONE
 
 
+@pytest.mark.parametrize("what", ["nodes.generate.model", "the program's code"])
+def test_a_worker_with_another_file_than_the_driver_is_refused(what, tmp_path: Path, capsys, monkeypatch) -> None:
+    """All workers may be alike, and still have another model at the same path, or an older checkout."""
+    found, loads = RunningIsland.content, []
+    monkeypatch.setattr(RunningIsland, "content", lambda self: found(self) | {what: "another"})
+    monkeypatch.setattr(Generate, "open", lambda self, runtime: loads.append(self))
+    assert run("quickstart", tmp_path / "out", *JOBS["quickstart"], "cluster=threads") == ExitCode.CONFIG
+    said = capsys.readouterr().err
+    assert f"the driver and a worker differ in {what}: " in said
+    assert "the same model file at this path" in said
+    assert not loads
+
+
+def test_an_older_piece_does_not_take_the_rows_of_a_round_back() -> None:
+    """It is sent again when its worker has ended, and says what was known when it was made."""
+    source = _Pieces(pa.schema([("row", pa.int64())]))
+    runtime: Any = SimpleNamespace(cancelled=False)
+    source.open(runtime)
+    rows = to_ipc(pa.record_batch({"row": pa.array([1], pa.int64())}))
+    for known in (None, 8, None):
+        source.put(Task(0, "workers_1", 0, rows, known))
+    items, seen = source.run(runtime), []
+    for _ in range(3):
+        next(items)
+        seen.append(source.round_rows)
+        next(items)
+    assert seen == [None, 8, 8]
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (("cluster.mixed=allow",), "set runtime.deterministic=false"),
+        (("cluster.start_timeout_s=60", "runtime.stall_timeout_s=30"), "the run ends before"),
         (("cluster.workers=0",), "cluster.workers=0 cannot work"),
         (("cluster.address=ray://host:1",), "the driver has to run on a node of the cluster"),
         (("runtime=auto",), "cannot be left open with a cluster"),

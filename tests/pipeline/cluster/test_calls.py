@@ -1,0 +1,44 @@
+"""Calls to a worker's process never wait for it; each worker gets GPUs of those that the driver has."""
+
+from __future__ import annotations
+
+from multiprocessing.connection import Pipe
+
+import pytest
+
+from pipeline.api.errors import ConfigError
+from pipeline.cluster.pool import WorkerLost
+from pipeline.cluster.process_pool import devices_of
+from pipeline.cluster.rpc import Caller
+
+
+def test_a_call_does_not_wait_for_a_worker_that_does_not_read() -> None:
+    """A stopped process does not read; the driver has others to serve, and has to notice that it is stopped."""
+    ours, theirs = Pipe()
+    caller = Caller(ours, lambda: WorkerLost("gone"))
+    calls = [caller.call("compute", bytes(1 << 20)) for _ in range(4)]
+    assert not any(call.done() for call in calls)
+    theirs.close()
+    for call in (*calls, caller.call("news")):
+        assert isinstance(call.exception(timeout=60), WorkerLost)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "visible", "each"),
+    [
+        (1, None, (["0"], ["1"], ["2"])),
+        (2, None, (["0", "1"], ["2", "3"])),
+        (1, "2,3", (["2"], ["3"])),
+        (1, "GPU-a,GPU-b", (["GPU-a"], ["GPU-b"])),
+        (0.5, "4,5", (["4"], ["4"], ["5"], ["5"])),
+    ],
+)
+def test_each_worker_has_gpus_of_its_own(gpus, visible, each) -> None:
+    assert tuple(devices_of(place, gpus, visible) for place in range(len(each))) == each
+
+
+def test_too_few_gpus_are_said() -> None:
+    with pytest.raises(
+        ConfigError, match="worker 3 would have GPU 3 of the 2 in CUDA_VISIBLE_DEVICES=2,3;"
+    ):
+        devices_of(2, 1, "2,3")

@@ -1,0 +1,176 @@
+"""What becomes of workers that end, stall, or are not what the driver is, on workers that do nothing, and a clock."""
+
+from __future__ import annotations
+
+import logging
+import queue
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.api.errors import PipelineError
+from pipeline.api.protocols import EXACT, SAME_BITS
+from pipeline.api.runtime import Resources, RunContext
+from pipeline.cluster.members import MOST_GIVEN_UP, STACKS_S, Members
+from pipeline.cluster.pieces import News
+from pipeline.cluster.pool import WorkerLost
+from pipeline.run_dir.metrics_table import MetricsTables
+from pipeline.settings import ClusterSettings
+
+STALL_S, START_S = 100.0, 600.0
+
+
+class Handle:
+    def __init__(self) -> None:
+        self.calls: dict[str, Future[Any]] = {}
+        self.killed = 0
+
+    def call(self, method: str, *args: object) -> Future[Any]:
+        self.calls[method] = Future()
+        return self.calls[method]
+
+    def kill(self) -> None:
+        self.killed += 1
+
+
+class Run:
+    """Members of a run, whose workers answer when a test says so."""
+
+    def __init__(self, folder: Path, workers: int = 1) -> None:
+        self.now = 0.0
+        self.hired: dict[str, Handle] = {}
+        self.joined: list[str] = []
+        self.left: list[tuple[str, str]] = []
+        self.lost = None
+        self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        settings = ClusterSettings(start_timeout_s=START_S)
+        tables = MetricsTables(folder)
+        context = RunContext(folder, Resources(), tables.get, clock=lambda: self.now)
+        self.members = Members(
+            settings, workers, self, context, tables, {}, lambda identity: None, STALL_S, self._events.put
+        )
+        self.members.hire(self.joined.append, lambda name, why: self.left.append((name, why)))
+
+    fits = 1
+
+    def hire(self, name: str) -> Handle:
+        self.hired[name] = Handle()
+        return self.hired[name]
+
+    def missing(self) -> str:
+        return "no room"
+
+    def close(self) -> None:
+        pass
+
+    def answer(self, name: str, method: str, found: object) -> None:
+        future = self.hired[name].calls.pop(method)
+        if isinstance(found, Exception):
+            future.set_exception(found)
+        else:
+            future.set_result(found)
+        while not self._events.empty():
+            self._events.get()()
+
+    def open(self, name: str, **identity: str) -> None:
+        self.answer(name, "open", {f"{EXACT} of node 'generate'": SAME_BITS} | identity)
+
+    def end(self, name: str, why: str = "its process ended by signal SIGKILL") -> None:
+        self.answer(name, "open" if name not in self.joined else "news", WorkerLost(why))
+
+    def look(self, after_s: float = 1.0, *, busy: bool = False) -> None:
+        self.now += after_s
+        self.members.look(lambda worker: busy)
+
+
+def test_the_wait_for_a_worker_begins_anew_when_all_are_lost(tmp_path: Path) -> None:
+    """A cluster may lose all its nodes in the middle of a run, and get others or not."""
+    run = Run(tmp_path)
+    run.open("1")
+    run.look(START_S * 3)
+    run.end("1")
+    run.look(START_S - 1)
+    run.open("1.2")
+    run.look(START_S)
+    run.end("1.2")
+    run.look(START_S - 1)
+    with pytest.raises(PipelineError, match=r"cluster.start_timeout_s=600 s: no room"):
+        run.look(2.0)
+
+
+def test_a_worker_that_cannot_be_reached_gives_up_its_place(tmp_path: Path) -> None:
+    """Its process may live on behind a broken connection, and hold the GPU that the next one needs."""
+    run = Run(tmp_path)
+    run.open("1")
+    run.look()
+    run.end("1")
+    assert run.hired["1"].killed == 1
+    assert run.left == [("1", "its process ended by signal SIGKILL")]
+    assert list(run.hired) == ["1", "1.2"]
+
+
+def test_a_stalled_worker_says_where_it_is_and_is_ended(tmp_path: Path, caplog) -> None:
+    run = Run(tmp_path, workers=2)
+    for name in ("1", "2"):
+        run.open(name)
+    with caplog.at_level(logging.ERROR):
+        run.look(STALL_S + 1, busy=True)
+        run.answer("1", "stacks", "thread engine: in llama_decode")
+        run.look(STACKS_S + 0.5, busy=True)
+    assert "worker 1, where nothing moves:\nthread engine: in llama_decode" in caplog.text
+    assert run.hired["1"].killed
+    assert run.hired["2"].killed  # it did not even answer
+    assert run.members.totals()["cluster/workers_stalled"] == 2
+
+
+def test_rows_that_end_workers_one_after_another_do_not_end_the_run(tmp_path: Path) -> None:
+    """Each of them is given up after several workers; only when nothing but such rows comes are workers broken."""
+    run = Run(tmp_path)
+    name, generation = "1", 1
+    for row in range(MOST_GIVEN_UP + 1):
+        for _ in range(5):  # more in all than may end without an answer or a row that is given up
+            run.open(name)
+            run.look()
+            run.end(name)
+            generation += 1
+            name = f"1.{generation}"
+        if row < MOST_GIVEN_UP:
+            run.members.note_given_up("SIGSEGV")
+    with pytest.raises(PipelineError, match="each of 16 rows in a row ended its workers, the last one: SIGSEGV"):
+        run.members.note_given_up("SIGSEGV")
+
+
+def test_workers_that_end_on_everything_end_the_run(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    for name in ["1", *(f"1.{generation}" for generation in range(2, 18))]:
+        run.open(name)
+        run.look()
+        run.end(name)
+    run.open("1.18")
+    run.look()
+    with pytest.raises(PipelineError, match="18 workers in a row ended without an answer"):
+        run.end("1.18")
+
+
+@pytest.mark.parametrize("reason", [None, "it runs on a GPU"])
+def test_answers_are_compared_where_rows_are_exact(reason, tmp_path: Path) -> None:
+    run = Run(tmp_path, workers=2)
+    each = {} if reason is None else {f"{EXACT} of node 'judge'": reason}
+    for name in ("1", "2"):
+        run.open(name, **each)
+    assert run.members.exact == (reason is None)
+
+
+def test_counters_are_asked_for_once_at_a_time(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.open("1")
+    run.look()
+    first = run.hired["1"].calls["news"]
+    run.look(50.0)
+    assert run.hired["1"].calls["news"] is first
+    run.answer("1", "news", News(totals={"generate/steps": 3.0}))
+    run.look()
+    assert run.hired["1"].calls["news"] is not first
+    assert run.members.totals()["generate/steps"] == 3.0
