@@ -29,9 +29,10 @@ def identity_of(graph: Graph, nodes: Iterable[str]) -> dict[str, str]:
 
 
 def contents_of(graph: Graph, nodes: Iterable[str]) -> dict[str, str]:
-    """Return hashes of the code and the model files of nodes, by what they are of."""
+    """Return hashes of the code and the model files of nodes, by what they are of. Not the number of threads, which is
+    that of this machine's cores where it is not given: workers have to agree on it, but not with the driver."""
     found = {key: value for name in nodes for key, value in content_of(name, graph.nodes[name]).items()}
-    return {key: str(value) for key, value in found.items()}
+    return {key: str(value) for key, value in found.items() if not key.endswith(".threads")}
 
 
 @cache

@@ -38,7 +38,5 @@ def test_each_worker_has_gpus_of_its_own(gpus, visible, each) -> None:
 
 
 def test_too_few_gpus_are_said() -> None:
-    with pytest.raises(
-        ConfigError, match="worker 3 would have GPU 3 of the 2 in CUDA_VISIBLE_DEVICES=2,3;"
-    ):
+    with pytest.raises(ConfigError, match="worker 3 would have GPU 3 of the 2 in CUDA_VISIBLE_DEVICES=2,3;"):
         devices_of(2, 1, "2,3")

@@ -20,6 +20,7 @@ from operators.generate import Generate
 from operators.scoring.text_reader import ReadsTexts
 from pipeline.api.errors import ExitCode
 from pipeline.api.protocols import BITS
+from pipeline.cluster.identity import contents_of
 from pipeline.cluster.pieces import Task, to_ipc
 from pipeline.cluster.running_island import RunningIsland, _Pieces
 from pipeline.run_dir.state import RunState
@@ -207,6 +208,13 @@ def test_a_worker_with_another_file_than_the_driver_is_refused(what, tmp_path: P
     assert f"the driver and a worker differ in {what}: " in said
     assert "the same model file at this path" in said
     assert not loads
+
+
+def test_workers_may_have_other_cores_than_the_driver() -> None:
+    """Threads are those of the cores where they are not given."""
+    node: Any = SimpleNamespace(modules=(), op=SimpleNamespace(fingerprint=lambda: {"model": "sha", "threads": 64}))
+    graph: Any = SimpleNamespace(nodes={"generate": node})
+    assert contents_of(graph, ["generate"]) == {"nodes.generate.model": "sha"}
 
 
 def test_an_older_piece_does_not_take_the_rows_of_a_round_back() -> None:
