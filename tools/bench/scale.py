@@ -1,4 +1,4 @@
-"""What the driver costs with many workers: workers whose model sleeps, and the figures of their driver.
+"""The cost of the driver with many workers: workers whose model sleeps, and the figures of their driver.
 
 `python -m tools.bench.scale FOLDER COMMAND...` runs the command of a job, and writes what its driver used over time.
 """

@@ -192,6 +192,17 @@ SCENARIOS: Mapping[str, Scenario] = {
             Workers("64 workers, more rows", PROCESSES, workers=64, rows_each=4, once=True),
             Workers("8 quick workers", PROCESSES, workers=8, step_s=0.005, rows_each=8, once=True),
             Workers("8 quick workers, Ray", RAY, workers=8, step_s=0.005, rows_each=8, once=True),
+            *(
+                Workers(
+                    f"8 quick workers, {n} slots",
+                    (*PROCESSES, f"runtime.slots={n}"),
+                    workers=8,
+                    step_s=0.005,
+                    rows_each=8,
+                    once=True,
+                )
+                for n in (16, 32)
+            ),
         ),
         slots=(8,),
         rows_per_slot=18,

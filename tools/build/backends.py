@@ -1,4 +1,4 @@
-"""What llama.cpp can compute on: CMake's flags for each backend, and the tool that building it needs.
+"""The backends that llama.cpp can compute on: CMake's flags for each backend, and the tool that building it needs.
 
 Standard library only: this runs before anything is installed.
 """
