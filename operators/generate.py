@@ -35,6 +35,7 @@ from operators.generation.wiring import (
     completion_keys,
     decode_strategy,
     draft_memory,
+    engine_threads,
     identity_of,
     model_memory,
     shared_engine,
@@ -240,7 +241,7 @@ class Generate(BaseOperator):
         found = generating.forecast(batches, task, time.perf_counter() - began)
         memory = memory_of(self._model_settings, settings, decode_strategy(self._decode))
         assumed = f"what runtime leaves open is chosen when the run begins; {settings.slots} slots are assumed"
-        faster = self._weighing.mention(self._model_settings.converts_to)
+        faster = self._weighing.remembered.mention(self._model_settings.converts_to, lengths)
         notes = [*([] if before else [assumed]), *([faster] if faster else []), *found.notes]
         return replace(found, memory=memory, notes=notes)
 
@@ -249,10 +250,12 @@ class Generate(BaseOperator):
         return Weighing(self._model_settings, self._engine_settings, self._sampling.max_tokens)
 
     def best_weights(self, sample: Callable[[], WeightsSample]) -> tuple[str, str]:
-        known = self._weighing.known()
-        if "best" in known:
-            return known["best"], f"{known['why']}; measured by an earlier run"
-        return self._weighing.choose(*self._weighed(sample()))
+        weighing = self._weighing
+        if (known := weighing.remembered.choice()) is not None:
+            return known
+        found = sample()
+        weighing.on = engine_threads(found.runtime).call
+        return weighing.choose(*self._weighed(found))
 
     def compare_weights(self, sample: WeightsSample) -> Iterator[WeightsFigures]:
         yield from self._weighing.each(*self._weighed(sample))
@@ -340,7 +343,7 @@ class Generate(BaseOperator):
         rows = self._ahead.gather(inbox, FEW_ROWS // (each or 1))
         few = None if rows is None or each is None else rows * each
         lengths, longest = prompt_lengths(self._ahead.data()), self._sampling.max_tokens
-        if (faster := self._weighing.mention(self._model_settings.converts_to)) is not None:
+        if (faster := self._weighing.remembered.mention(self._model_settings.converts_to, lengths)) is not None:
             self._runtime.log.info("%s: %s", self._runtime.node, faster)
         return chosen_settings(self._runtime, self._model, self._engine_settings, lengths, longest, few)
 

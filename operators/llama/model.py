@@ -113,8 +113,7 @@ class LlamaModel:
         self._file_type = header.file_type
         params.use_extra_bufts = repacks(self._file_type, amx=header.fits_amx)
         self.is_cpu = settings.gpu_layers == 0
-        info = system_info().decode(errors="replace").strip()
-        self.kernels = f"llama-cpp-python {llama_cpp.__version__}, {info}"
+        self.kernels = build()
         self.doubt = doubt(header.architecture, self._file_type) if self.is_cpu else "it runs on a GPU"
         self._model = llama_cpp.llama_model_load_from_file(os.fsencode(self._path), params)
         if not self._model:
@@ -285,5 +284,11 @@ def facts_of(path: Path, fingerprint: str | None = None) -> ModelFacts:
     return ModelFacts(
         *(fingerprint, header.n_ctx_train, header.n_embd, sizes, header.encoder, header.outputs, header.template),
         type_of(path),
+        build(),
         functools.partial(tokens_of, parts_of(path)[0]),
     )
+
+
+def build() -> str:
+    """Return llama.cpp's version and the instructions that it uses here."""
+    return f"llama-cpp-python {llama_cpp.__version__}, {system_info().decode(errors='replace').strip()}"

@@ -17,14 +17,14 @@ MUCH = 0.3
 
 def cpu_seconds() -> Sequence[float]:
     """Return the busy and the total seconds of this process's cores since boot (time stolen by a hypervisor is busy),
-    and the CPU seconds of this process."""
+    and the CPU seconds of this process and of its children that have ended."""
     cores = psutil.cpu_times(percpu=True)
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(cores))
     times = [cores[core]._asdict() for core in usable]
     # The time of guests is part of user time.
     total = sum(seconds for each in times for key, seconds in each.items() if not key.startswith("guest"))
     idle = sum(each["idle"] + each.get("iowait", 0.0) for each in times)
-    return total - idle, total, time.process_time()
+    return total - idle, total, sum(os.times()[:4])
 
 
 class OtherWork:

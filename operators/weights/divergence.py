@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +103,15 @@ class _Surprise:
 def _logits(model: Model, texts: Seq[TokenIds], settings: EngineSettings) -> Iterator[tuple[int, int, Logits]]:
     """Yield the number of a text, the position of a token, and the logits after it and after some tokens behind it; in
     the same order for each model."""
+    own = replace(
+        settings,
+        max_sequence_tokens=min(TEXT_TOKENS, model.n_ctx_train),
+        kv="per_sequence",
+        n_ctx=None,
+        admission="reserve",
+    )
     with ExitStack() as stack:
-        decoder, give_back = model.lease(reading_settings(settings, model.n_vocab), Wanted.EVERY)
+        decoder, give_back = model.lease(reading_settings(own, model.n_vocab), Wanted.EVERY)
         stack.callback(give_back)
         reader = Reader(decoder, flash_attention=decoder.shape.flash_attention, sharing=False)
         for parts in reader.read([Text(ids) for ids in texts]):

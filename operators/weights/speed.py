@@ -12,6 +12,8 @@ from operators.settings.runtime import EngineSettings
 from operators.tuning.calibration import StepTimer, faster_of_two, read
 from pipeline.api.meter import Clock
 
+_PROMPT_TOKENS = 256
+"""Prompt tokens of a measured call, about: so many are read nearly as fast as more."""
 _DEPTH = 512
 """Most tokens before a decode step: what lies deeper is attention, which no type of weights changes."""
 
@@ -70,7 +72,7 @@ class SpeedTest:
         """Make some calls of prompts and of decode steps."""
         decoder = self._decoder
         prompt = int(np.clip(self._lengths.prompt, 2, decoder.shape.max_sequence_tokens - 1))
-        calls = min(max(1, decoder.shape.n_ubatch // prompt), self._slots)
+        calls = min(max(1, min(decoder.shape.n_ubatch, _PROMPT_TOKENS) // prompt), self._slots)
         prompt_s = faster_of_two(lambda: _read_together(decoder, prompt, calls), self._clock)
         depth = decoder.shape.max_sequence_tokens - 1
         step_s = StepTimer(decoder, depth, self._clock).step_s(self._slots)

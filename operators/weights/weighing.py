@@ -2,52 +2,45 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-import platform
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 from operators.engine.backend.interface import Model, TokenIds
 from operators.engine.backend.loading import close_model, inspect_model, loader
 from operators.generation.wiring import model_memory
 from operators.settings import ModelSettings
-from operators.settings.checks import usable_cores
 from operators.settings.model import AS_IS, WEIGHTS
 from operators.settings.runtime import EngineSettings
 from operators.tuning.machine_load import NOISY, OtherWork
+from operators.weights.candidates import candidates
 from operators.weights.divergence import Divergence, Predictions, sample_of
+from operators.weights.remembered import Remembered
 from operators.weights.speed import Lengths, Speed, SpeedTest
 from pipeline.api.errors import PipelineError
 from pipeline.api.meter import Clock
 from pipeline.api.weights import WeightsFigures
 from pipeline.system.file_cache import cache_folder
-from pipeline.system.machine import free_memory, machine, versions
 
-WIDE = ("bf16",)
-"""Types that `auto` may take, if they are as wide as the file's or wider."""
 EXACT = "f16"
 """The type by which the predictions of all are judged: what the weights of the file say, but for 11 bits a number.
 
 The file as it is cannot be that: with quantised weights llama.cpp rounds what they are multiplied with to 8 bits, too,
 so that a Q8_0 file itself lies further from its weights (mean KL 2.2e-4 for models/tiny, computed in f32) than its
-copy in bf16 does (3.2e-5); that in f16 lies nearest (8e-7)."""
+copy in bf16 does (3.2e-5); that in f16 lies nearest (8e-7). A file in a type as wide as this is exact itself."""
 LEAST_GAIN = 1.05
 """Times as fast as the file as it is a type must be for `auto` to take it."""
 HOPELESS = 0.8
 """Times as fast as the file as it is a type is at most that is not measured a second time: no machine drifts so far."""
 MOST_KL = 1e-4
 """The divergence up to which a type loses nothing to speak of; nor does one with no more than the file as it is."""
-WORTH_SAYING = 1.3
-"""Times as fast as the job's own type another must be for a run to mention it."""
-SAMPLE_TOKENS, FEW_TOKENS = 1024, 256
+ENOUGH_S = 12.0
+"""Seconds after which `auto` begins to measure no other type."""
+SAMPLE_TOKENS, FEW_TOKENS = 1024, 192
 """Tokens on which predictions are compared: for a user, and for `auto`."""
-_GRAIN = 64
 log = logging.getLogger(__name__)
 
 
@@ -59,48 +52,20 @@ class Weighing:
         model: its model; of `weights` only those as they are in the file are looked at.
         settings: its engine.
         new_tokens: of a completion at most.
+        on: runs work that computes, on another thread where the job goes on in this process: llama.cpp keeps a team of
+            threads for each thread that calls it, and one team too many makes all others wait for each other longer.
     """
 
     model: ModelSettings
     settings: EngineSettings
     new_tokens: int
     clock: Clock = time.perf_counter
+    on: Callable[[Callable[[], Any]], Any] = lambda work: work()
 
     def __post_init__(self) -> None:
         self.model = replace(self.model, weights=AS_IS, weights_chosen=None)
         self.settings = self.settings.with_defaults()
-
-    def known(self) -> dict[str, Any]:
-        """Return what was measured before, on this machine with this build, file, engine and about this length of
-        completions: `best`, `why`, and `job_s` by type. Each may be missing."""
-        try:
-            found = json.loads(self._cache.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
-
-    def keep(self, **found: Any) -> None:
-        """Add to what is known. Without effect where the cache cannot be written."""
-        known = self.known() | found
-        try:
-            self._cache.parent.mkdir(parents=True, exist_ok=True)
-            temporary = self._cache.with_suffix(f".{time.time_ns()}.tmp")
-            temporary.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
-            temporary.replace(self._cache)
-        except OSError as error:
-            log.warning("%s cannot be written: %s", self._cache, error.strerror)
-
-    def mention(self, weights: str | None) -> str | None:
-        """Return a line if a type is known to be much faster than `weights`, that of the job (None: as is)."""
-        seconds: Mapping[str, float] = self.known().get("job_s", {})
-        own = seconds.get(weights or AS_IS)
-        best = min(seconds, key=lambda name: seconds[name], default=None)
-        if own is None or best is None or own < WORTH_SAYING * seconds[best]:
-            return None
-        return (
-            f"model.weights={best} was measured to be {own / seconds[best]:.1f} times as fast here;"
-            " `python -m pipeline weights` with the same settings shows what it costs in quality"
-        )
+        self.remembered = Remembered(self.model, self.settings, self.new_tokens)
 
     def each(
         self, model: Model, prompts: Sequence[TokenIds], new: Sequence[int], rows: float
@@ -114,7 +79,7 @@ class Weighing:
         """
         lengths = Lengths.of([len(prompt) for prompt in prompts], new)
         with ExitStack() as stack:
-            exact = stack.enter_context(self.exact(sample_of(prompts, SAMPLE_TOKENS)))
+            exact = stack.enter_context(self.exact(sample_of(prompts, SAMPLE_TOKENS), model))
             yield self._figures(AS_IS, model, exact.compare(model), lengths, rows)
             for name in WEIGHTS:
                 if name == inspect_model(self.model).weights:
@@ -132,7 +97,7 @@ class Weighing:
         settings = replace(self.model, weights=name)
         size, needs = inspect_model(settings).sizes, model_memory(settings, self.settings, "weighing")
         job_s = speed.of_rows(rows, lengths)
-        self.keep(job_s=self.known().get("job_s", {}) | {name: speed.of_rows(1, lengths)})
+        self.remembered.keep_speed(name, speed)
         return WeightsFigures(
             name,
             size.weights_bytes if size else None,
@@ -149,9 +114,12 @@ class Weighing:
         began, others = self.clock(), OtherWork()
         trial = _Trial(self, Lengths.of([len(prompt) for prompt in prompts], new), {AS_IS: model})
         with closing(trial):
-            trial.speeds[AS_IS] = trial.test(AS_IS).measure()
-            for name in self._candidates():
-                trial.against_as_is(name)
+            trial.speeds[AS_IS] = trial.measure(AS_IS)
+            for name in candidates(self.model, self.settings):
+                if self.clock() - began > ENOUGH_S:
+                    trial.notes.append(f"{name} was not measured, since {ENOUGH_S:g} s were over")
+                else:
+                    trial.against_as_is(name)
             best, said = trial.best(sample_of(prompts, FEW_TOKENS))
         took = self.clock() - began
         seconds = {name: speed.of_rows(rows, trial.lengths) for name, speed in trial.speeds.items()}
@@ -160,38 +128,29 @@ class Weighing:
         if (share := others.share()) > NOISY:
             why += f"; other processes took {share:.0%} of the cores meanwhile, so it is measured anew for the next run"
         else:
-            one = {name: speed.of_rows(1, trial.lengths) for name, speed in trial.speeds.items()}
-            self.keep(best=best, why=why, job_s=self.known().get("job_s", {}) | one)
+            self.remembered.keep_choice(best, why)
+            for name, speed in trial.speeds.items():
+                self.remembered.keep_speed(name, speed)
         return best, f"{why}; measured in {took:.0f} s"
 
-    def exact(self, texts: Sequence[TokenIds]) -> closing[Predictions]:
-        """Return the predictions by which others are judged."""
-        settings = replace(self.model, weights=EXACT)
-        model = loader(settings)(settings)
+    def exact(self, texts: Sequence[TokenIds], plain: Model) -> closing[Predictions]:
+        """Return the predictions by which others are judged. `plain`: the file as it is, loaded; it is exact itself if
+        its type is wide, and has to serve where a copy cannot be made."""
+        settings, model = replace(self.model, weights=EXACT), None
+        if WEIGHTS.get(inspect_model(self.model).weights or "", 0.0) < WEIGHTS[EXACT]:
+            try:
+                model = self.on(lambda: loader(settings)(settings))
+            except PipelineError as error:
+                log.warning("the file as it is serves to judge all others, since %s", error)
+        if model is None:
+            return closing(self.on(lambda: self._predictions(plain, texts)))
         try:
-            return closing(Predictions(model, texts, self.settings, cache_folder()))
+            return closing(self.on(lambda: self._predictions(model, texts)))
         finally:
             close_model(model)
 
-    def _candidates(self) -> list[str]:
-        """Return the types that hold all that the file's does, and for which there is memory."""
-        facts = inspect_model(self.model)
-        bits = WEIGHTS.get(facts.weights or "", 0.0)
-        if facts.sizes is None:
-            return []
-        room = self.settings.memory_limit_bytes or free_memory()
-        others = sum(need.size_bytes for need in model_memory(self.model, self.settings, "weighing"))
-        wide = [name for name in WIDE if WEIGHTS[name] >= bits and name != facts.weights]
-        # Both models are in memory while they are compared.
-        return [n for n in wide if others + facts.sizes.weights_bytes * WEIGHTS[n] / (bits or 4.0) <= room]
-
-    @cached_property
-    def _cache(self) -> Any:
-        settings = asdict(self.settings)
-        job = (inspect_model(self.model).fingerprint, settings, self.model.gpu_layers, self.new_tokens // _GRAIN)
-        here = (machine()["cpu"], platform.node(), usable_cores(), versions()["llama-cpp-python"])
-        digest = hashlib.sha256(repr((job, here)).encode()).hexdigest()[:16]
-        return cache_folder() / f"weights-{digest}.json"
+    def _predictions(self, model: Model, texts: Sequence[TokenIds]) -> Predictions:
+        return Predictions(model, texts, self.settings, cache_folder())
 
 
 @dataclass
@@ -207,7 +166,12 @@ class _Trial:
     def __post_init__(self) -> None:
         self._tests: dict[str, SpeedTest] = {}
 
-    def test(self, name: str) -> SpeedTest:
+    def measure(self, name: str) -> Speed:
+        """Measure a type, which is loaded first if it is not yet."""
+        speed: Speed = self.weighing.on(lambda: self._test(name).measure())
+        return speed
+
+    def _test(self, name: str) -> SpeedTest:
         if name not in self._tests:
             if name not in self.models:
                 settings = replace(self.weighing.model, weights=name)
@@ -219,7 +183,7 @@ class _Trial:
     def against_as_is(self, name: str) -> None:
         """Measure `name` and the file as it is in turn, A B A B."""
         try:
-            found = self.test(name).measure()
+            found = self.measure(name)
         except PipelineError as error:
             self.notes.append(str(error))
             return
@@ -230,8 +194,8 @@ class _Trial:
             return
         self.speeds[name] = found
         if self._gain(name) > HOPELESS:
-            self.speeds[AS_IS] = self.speeds[AS_IS].best(self.test(AS_IS).measure())
-            self.speeds[name] = found.best(self.test(name).measure())
+            self.speeds[AS_IS] = self.speeds[AS_IS].best(self.measure(AS_IS))
+            self.speeds[name] = found.best(self.measure(name))
         if self._gain(name) < LEAST_GAIN:
             self._free(name)
 
@@ -241,11 +205,11 @@ class _Trial:
         if not fast:
             return AS_IS, [*self.notes, f"no type that loses nothing is {LEAST_GAIN - 1:.0%} faster"]
         try:
-            with self.weighing.exact(texts) as exact:
-                own = exact.compare(self.models[AS_IS]).mean_kl
+            with self.weighing.exact(texts, self.models[AS_IS]) as exact:
+                own = self._kl(exact, AS_IS)
                 for name in fast:
-                    kl = exact.compare(self.models[name]).mean_kl
-                    self.notes.append(f"mean KL from {EXACT}: {kl:.1e} as {name}, {own:.1e} as_is")
+                    kl = self._kl(exact, name)
+                    self.notes.append(f"mean KL from what its weights say: {kl:.1e} as {name}, {own:.1e} as_is")
                     if kl < max(MOST_KL, own):
                         return name, self.notes
         except PipelineError as error:  # no room for what they are judged by
@@ -255,6 +219,10 @@ class _Trial:
     def close(self) -> None:
         for name in list(self.models):
             self._free(name)
+
+    def _kl(self, exact: Predictions, name: str) -> float:
+        found: Divergence = self.weighing.on(lambda: exact.compare(self.models[name]))
+        return found.mean_kl
 
     def _gain(self, name: str) -> float:
         own = self.speeds[AS_IS].of_rows(1, self.lengths)

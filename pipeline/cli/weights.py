@@ -57,11 +57,13 @@ def main(arguments: Sequence[str]) -> ExitCode:
 
 
 def _shown(settings: JobSettings) -> Iterator[WeightsFigures]:
-    """Measure each type, with a bar on a terminal."""
+    """Measure each type; say each when it is measured, with a bar on a terminal."""
     with tqdm(desc="measuring", unit=" types", file=sys.stderr, disable=None, leave=False) as bar:
         for figures in compared(settings):
-            bar.set_postfix_str(f"{figures.weights} done")
             bar.update()
+            if figures.refused is None:
+                named = (f"{title} {cell}" for title, cell in zip(TITLES[1:], _cells(figures)[1:], strict=True) if cell)
+                tqdm.write(f"{figures.weights}: {', '.join(named)}", file=sys.stderr)
             yield figures
 
 
@@ -98,7 +100,7 @@ def advice(found: Sequence[WeightsFigures]) -> Iterator[str]:
     fast = sorted(measured, key=lambda f: f.job_s or 0.0)
     yield "the job: the seconds of these speeds if every completion is as long as it may be; measured in this order"
     little = max(LITTLE_KL, plain.mean_kl or 0.0)
-    same = next(f for f in fast if (f.mean_kl or 0.0) <= little)
+    same = next((f for f in fast if (f.mean_kl or 0.0) <= little), plain)
     if fast[0] is not same:
         yield (
             f"{fast[0].weights} is the fastest, {_times(plain, fast[0])} times as fast as the file as it is, but it"

@@ -75,9 +75,9 @@ class FileCache:
                 return found
             for left in self.folder.glob(f"*{TEMPORARY_SUFFIX}"):  # by a process that was killed
                 left.unlink(missing_ok=True)
-            self._make_room(name, size)
             path, temporary = self.folder / name, self.folder / f"{name}{TEMPORARY_SUFFIX}"
             with writing(path), removed_on_failure(temporary):
+                self._make_room(name, size)
                 write(temporary)
                 with temporary.open("rb") as file:
                     os.fsync(file.fileno())
@@ -99,17 +99,18 @@ class FileCache:
                 f"{name} takes {size / _GIB:.1f} GiB, and {self.folder} may take {self.most_bytes / _GIB:g} GiB:"
                 f" set {BOUND}={size // _GIB + 1} or more"
             )
-        files, total = self.files(), self.size_bytes
-        while files and total + size > self.most_bytes:
-            oldest = files.pop(0)
-            total -= oldest.stat().st_size
-            oldest.unlink()
-        free = shutil.disk_usage(self.folder).free
-        if size > free:
+        total, free = self.size_bytes, shutil.disk_usage(self.folder).free
+        if size > free + total:
             raise ConfigError(
                 f"no room for {name}: it takes {size:,} bytes, and {free:,} are free in {self.folder};"
                 f" make room there, or set {PLACE} to a folder on another disk"
             )
+        too_many = max(total + size - self.most_bytes, size - free)
+        for oldest in self.files():
+            if too_many <= 0:
+                break
+            too_many -= oldest.stat().st_size
+            oldest.unlink()
 
     @contextmanager
     def _locked(self, waits: Callable[[], None]) -> Iterator[None]:

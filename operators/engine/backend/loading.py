@@ -47,6 +47,7 @@ class ModelFacts:
         encoder: why it cannot continue texts, though it reads them; None: it can.
         outputs: of its classifier head; 0: it has none.
         weights: the type of the file, as `model.weights` names it; None: one that has no name there.
+        kernels: see Model.
         tokens: reads the texts of its tokens.
     """
 
@@ -58,6 +59,7 @@ class ModelFacts:
     outputs: int = 0
     chat_template: str | None = None
     weights: str | None = None
+    kernels: str = ""
     tokens: Callable[[], Sequence[bytes]] | None = field(default=None, compare=False)
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from threading import Event, Thread
+from types import SimpleNamespace
 
 import pytest
 
@@ -68,6 +69,18 @@ def test_what_has_no_room_is_refused_with_the_numbers(tmp_path):
         FileCache(tmp_path, 1 << 30).make("a", 3 << 30, never, never)
     with pytest.raises(ConfigError, match=rf"it takes {1 << 60:,} bytes, and [\d,]+ are free in {tmp_path};.*{PLACE}"):
         FileCache(tmp_path, 1 << 62).make("a", 1 << 60, never, never)
+
+
+def test_files_go_for_a_full_disk_too_but_only_if_that_helps(tmp_path, monkeypatch):
+    cache = FileCache(tmp_path, 100)
+    for name in ("a", "b", "c"):
+        os.utime(cache.make(name, 3, writes(name * 3), never), ns=(ord(name), 1))
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=2))
+    with pytest.raises(ConfigError, match="no room for d"):
+        cache.make("d", 12, never, never)
+    assert len(cache.files()) == 3
+    cache.make("d", 4, writes("dddd"), never)
+    assert {path.name for path in cache.files()} == {"b", "c", "d"}
 
 
 def test_a_failure_leaves_nothing(tmp_path):
