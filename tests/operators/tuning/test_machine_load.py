@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from operators.tuning.machine_load import OtherWork, SharedCores, cpu_seconds
@@ -35,3 +38,10 @@ def test_other_work_is_told_once_and_only_where_threads_wait_for_each_other(othe
         assert not said or now[0] >= 5.0
     assert len(said) == warnings
     assert all("other work takes 50% of the cores" in text and "runtime.threads=1" in text for text in said)
+
+
+def test_the_work_of_children_is_our_own():
+    """A conversion of weights runs in one."""
+    before = cpu_seconds()[2]
+    subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass"], check=True)
+    assert cpu_seconds()[2] - before >= 0.25
