@@ -157,6 +157,7 @@ RULES: dict[str, Callable[[Path], object]] = {
     "hydra stays at the door": not_at_home("hydra", *MAY_USE_HYDRA),
     "omegaconf stays at the door": not_at_home("omegaconf", *MAY_USE_HYDRA),
     "llama_cpp stays in its folder": not_at_home("llama_cpp", "operators/llama/", "tools/"),
+    "ray stays in its file": not_at_home("ray", "pipeline/cluster/ray_pool.py"),
     "llguidance stays in its folder": not_at_home("llguidance", "operators/constraints/", "tools/"),
     "matplotlib is imported by what draws": not_at_home("matplotlib", "pipeline/results/report/drawing.py"),
     "and only when it does": lambda path: any("matplotlib" in statement for statement in at_the_top(path)),

@@ -13,7 +13,7 @@ import pytest
 from pipeline import PROJECT
 from pipeline.api.runtime import Resources
 from pipeline.monitor.display import Lines
-from pipeline.monitor.prometheus import CACHES, HISTOGRAMS
+from pipeline.monitor.prometheus import CACHES, HISTOGRAMS, WORKERS
 from pipeline.monitor.snapshot import Snapshot
 from pipeline.runs.job import run_job
 from pipeline.settings import HookSettings
@@ -60,6 +60,7 @@ def test_the_metrics(folder):
     written = set(re.findall(r"^# TYPE (\w+)", text, re.M)) | {"llama_batch_eta_seconds"}
     written |= {f"llama_batch_{name}" for name, _ in CACHES.values()}  # this run has no model
     written |= {f"llama_batch_{what}_seconds" for what in HISTOGRAMS}
+    written |= {f"llama_batch_cluster_{key}" for key in WORKERS}  # nor workers
     assert written == named("Prometheus")
 
 

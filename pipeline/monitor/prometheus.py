@@ -35,6 +35,16 @@ CACHES = {
     "hits": ("cache_hits_total", "What of these was there."),
 }
 """Metric name and help text by key of the caches in status.json."""
+WORKERS = {
+    "workers": "Workers that have begun in the last attempt, replacements among them.",
+    "workers_lost": "Workers that have ended before the run.",
+    "workers_stalled": "Workers that were ended since nothing moved in them.",
+    "pieces": "Pieces that were sent to workers.",
+    "pieces_redone": "Pieces that were sent again since their worker ended.",
+    "pieces_copied": "Pieces that were sent a second time at the end.",
+    "rows_given_up": "Rows that ended every worker that computed them.",
+}
+"""Help text by key of the counts of workers in status.json; the metric is called cluster_KEY."""
 HISTOGRAMS = {
     "prefill_call": "Calls of the model that compute prompts.",
     "decode_call": "Calls of the model that only decode.",
@@ -96,6 +106,9 @@ def _families(status: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Sample
     kinds = (("error", "errors"), ("filtered", "filtered"))
     rejects: Samples = [("", {**job, "kind": kind}, status[key]) for kind, key in kinds]
     yield "rows_rejected", "gauge", "Rows of the run that were rejected.", rejects
+    for key, help_ in WORKERS.items():
+        count = status.get("workers", {}).get(key)
+        yield f"cluster_{key}", "gauge", help_, [] if count is None else [("", job, count)]
     for name, help_, value in _gauges(status):
         yield name, "gauge", help_, [] if value is None else [("", job, value)]
 

@@ -31,6 +31,8 @@ from pipeline.system.atomic_files import write_atomically
 
 FLUSH_INTERVAL_S = 10.0
 STATUS_INTERVAL_S = 1.0
+OF_WORKERS = "cluster/"
+"""Begins the names of totals on workers."""
 _KEYS = {"accounts", "counters", "caches", "histograms", "steps", *(field.name for field in fields(Snapshot))}
 log = logging.getLogger(__name__)
 
@@ -123,6 +125,7 @@ class Recorder:
             "counters": self._counters(),
             "caches": self._caches(),
             "histograms": self._durations(),
+            "workers": self._workers(),
         }
         # A line a key; Python's encoder indents without its C code, which takes five times as long.
         lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(value)}" for key, value in values.items())
@@ -181,6 +184,11 @@ class Recorder:
                 sum_s = before["sum_s"] + sum(sum_s for _, sum_s in filled.values())
                 own[what] = {"buckets": dict(counts), "sum_s": round(sum_s, 6)}
         return found
+
+    def _workers(self) -> dict[str, float]:
+        """Return the counts of the workers of this attempt and of their pieces; none without a cluster."""
+        each = (pair for values in list(self._context.totals) for pair in values().items())
+        return {key.removeprefix(OF_WORKERS): value for key, value in each if key.startswith(OF_WORKERS)}
 
     def _now_s(self) -> float:
         """Return the seconds since the attempt began."""

@@ -6,6 +6,7 @@ Queries aggregate while they read, so memory does not grow with the run.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
@@ -158,6 +159,14 @@ def cost_at_servers(results: Results) -> float | None:
     texts = [] if runs is None else runs.select("totals").collect()["totals"].to_list()
     costs = [totals["cost"] for text in texts if "cost" in (totals := json.loads(text or "{}"))]
     return sum(costs) if costs else None
+
+
+def run_totals(results: Results) -> Counter[str]:
+    """Return the totals of the run over all its attempts, by name."""
+    table, found = results.metrics("run"), Counter[str]()
+    for text in [] if table is None else table.select("totals").collect().to_series():
+        found.update(json.loads(text))
+    return found
 
 
 def stage_times(results: Results) -> list[dict[str, Any]]:

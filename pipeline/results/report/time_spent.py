@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections import Counter
 
 import polars as pl
 
 from pipeline.api.meter import CLOCKS, RowCounts
 from pipeline.monitor.wording import CACHES, number, seconds, share, unit_of_time
-from pipeline.results.figures import STEP_PARTS, attempts, cache_uses, histogram_sums, stage_times, step_sums
+from pipeline.results.figures import (
+    STEP_PARTS,
+    attempts,
+    cache_uses,
+    histogram_sums,
+    run_totals,
+    stage_times,
+    step_sums,
+)
 from pipeline.results.reader import Results
 from pipeline.results.report.panel import Bars, Cell, Panel, Series, Table, shares_table
 
@@ -191,11 +197,7 @@ def _whole(title: str, about: str, unit: str, pieces: list[tuple[str, str, int]]
 
 def _lookups(results: Results) -> list[Table]:
     """Return a table of store lookups by node and outcome; none if no lookup was a hit."""
-    table = results.metrics("run")
-    totals: Counter[str] = Counter()
-    for text in [] if table is None else table.select("totals").collect().to_series():
-        totals.update(json.loads(text))
-    split = [(*key.rpartition("/")[::2], value) for key, value in totals.items()]
+    split = [(*key.rpartition("/")[::2], value) for key, value in run_totals(results).items()]
     told = [(node, key, value) for node, key, value in split if key in STORED and value]
     rows = [[node, STORED[key], f"{value:,.0f}"] for node, key, value in told]
     return [Table(["node", "the store", "rows"], rows)] if any(key.startswith("found") for _, key, _ in told) else []

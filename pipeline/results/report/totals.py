@@ -10,13 +10,23 @@ import yaml
 
 from pipeline.monitor.summary import too_many_errors
 from pipeline.monitor.wording import seconds, share
-from pipeline.results.figures import ROW_COUNTS, STILL_OPEN, attempts, run_figures
+from pipeline.results.figures import ROW_COUNTS, STILL_OPEN, attempts, run_figures, run_totals
 from pipeline.results.reader import Results
 from pipeline.results.report.panel import Fold, Panel, Table
 from pipeline.run_dir.state import RunStatus
 
 ALWAYS = ("rows done", "rows in data")
 """Figures that are shown even if they are 0."""
+OF_WORKERS = "cluster/"
+WORKERS = {
+    "workers": "began",
+    "workers_lost": "ended before the run",
+    "pieces": "pieces",
+    "pieces_redone": "sent again",
+    "pieces_copied": "sent twice",
+    "rows_given_up": "rows given up",
+}
+"""Texts by key of the run's totals on workers."""
 WORDS: Mapping[str, str] = {
     RunStatus.NEW: "not begun",
     RunStatus.RUNNING: STILL_OPEN,
@@ -56,7 +66,9 @@ def totals(results: Results) -> list[tuple[str, str]]:
         rows, name = results.counts.get(key, 0), ROW_COUNTS[key]
         if 0 < rows <= source:
             shown[name] += f" ({share(rows, source)})"
-    return list(shown.items())
+    counts = {key.removeprefix(OF_WORKERS): v for key, v in run_totals(results).items() if key.startswith(OF_WORKERS)}
+    told = [f"{counts[key]:,.0f} {what}" for key, what in WORKERS.items() if counts.get(key)]
+    return [*shown.items(), *([("workers", ", ".join(told))] if told else [])]
 
 
 def attempt_panel(results: Results) -> list[Panel]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,11 @@ def run(job: str, directory: Path, *arguments: str) -> int:
 
 
 def bytes_of(directory: Path) -> dict[str, str]:
-    """SHA-256 of every file of results, by its path below `directory`."""
+    """SHA-256 of every file of results, by its path below `directory`, and what manifest.json says of the shards."""
     files = [path for folder in ("data", "rejects") for path in (directory / folder).rglob("*") if path.is_file()]
     files += list(directory.glob("*.jsonl"))
-    return {str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(files)}
+    found = {str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(files)}
+    return found | {"shards": json.dumps(json.loads((directory / "manifest.json").read_text())["shards"])}
 
 
 def assert_a_line_for_each_row(directory: Path, chunk_rows: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -11,8 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
+import pyarrow.parquet as pq
 
 from pipeline import PROJECT
+from pipeline.api.errors import ExitCode
 from tests.pipeline.cluster.cluster_runs import SMALL
 
 LIMIT_S = 240.0
@@ -55,6 +58,23 @@ def finished(arguments: Sequence[str]) -> tuple[int, str]:
     process = start(arguments)
     _, said = process.communicate(timeout=LIMIT_S)
     return process.returncode, said
+
+
+def assert_poison_is_rejected(folder: Path, *cluster: str) -> None:
+    """Rows that end every worker are rejected with the reason; all others are those of a run in which nothing ends."""
+    few = ("data.limit=12", "max_error_rate=0.5")
+    code, said = finished(command(job_with(folder, "poison"), folder / "out", *cluster, *few))
+    assert code == ExitCode.DONE, said
+    code, said = finished(command(job_with(folder, "slow"), folder / "alone", *few))
+    assert code == ExitCode.DONE, said
+    rows = pq.read_table(folder / "alone/data").to_pylist()
+    guilty = {row["row"] for row in rows if "hare" in row["prompt"]}
+    assert guilty
+    rejects = pq.read_table(folder / "out/rejects").to_pylist()
+    assert {reject["row"] for reject in rejects} == guilty
+    told = r"it ended \d+ workers, 2 of which computed nothing else; the last one, \d+\.\d+: .+"
+    assert all(re.search(told, reject["reason"]) for reject in rejects)
+    assert pq.read_table(folder / "out/data").to_pylist() == [row for row in rows if row["row"] not in guilty]
 
 
 def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:

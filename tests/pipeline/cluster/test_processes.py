@@ -15,7 +15,14 @@ import pytest
 from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
 from tests.pipeline.cluster.cluster_runs import assert_a_line_for_each_row, bytes_of, run
-from tests.pipeline.cluster.processes import command, finished, job_with, start, wait_for_workers
+from tests.pipeline.cluster.processes import (
+    assert_poison_is_rejected,
+    command,
+    finished,
+    job_with,
+    start,
+    wait_for_workers,
+)
 
 PROCESSES = ("cluster=processes", "cluster.workers=2", "cluster.piece_rows=4", "chunk_rows=16")
 PROMPTS = PROJECT / "jobs/data/quickstart.jsonl"
@@ -45,17 +52,7 @@ def test_a_killed_worker_is_replaced_and_changes_no_byte(tmp_path: Path) -> None
 
 @pytest.mark.faults
 def test_a_row_that_ends_its_worker_becomes_one_reject(tmp_path: Path) -> None:
-    job = job_with(tmp_path, "poison")
-    limit = ("data.limit=12", "cluster.workers=1", "cluster.poison_after=1", "max_error_rate=0.5")
-    code, said = finished(command(job, tmp_path / "out", *PROCESSES, *limit))
-    assert code == ExitCode.DONE, said
-    rows = [json.loads(line) for line in PROMPTS.read_text().splitlines()[:12]]
-    guilty = {i for i, row in enumerate(rows) if "hare" in row["prompt"]}
-    rejects = pq.read_table(tmp_path / "out/rejects").to_pylist()
-    assert {reject["row"] for reject in rejects} == guilty
-    told = r"it ended \d+ workers, 1 of which computed nothing else; .* by signal SIGKILL"
-    assert all(re.search(told, reject["reason"]) for reject in rejects)
-    assert set(pq.read_table(tmp_path / "out/data")["row"].to_pylist()) == set(range(12)) - guilty
+    assert_poison_is_rejected(tmp_path, *PROCESSES)
 
 
 def test_an_operator_that_raises_ends_the_run_and_names_the_worker(tmp_path: Path) -> None:

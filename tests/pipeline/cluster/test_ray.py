@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -14,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow.parquet as pq
 import pytest
 
 from pipeline.api.errors import ExitCode
 from tests.pipeline.cluster.cluster_runs import assert_a_line_for_each_row, bytes_of, run, stages
-from tests.pipeline.cluster.processes import command, job_with, start
+from tests.pipeline.cluster.processes import assert_poison_is_rejected, command, job_with, start
 
 ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
 RAY = ("cluster=ray", "cluster.workers=2", "cluster.piece_rows=5", "cluster.cpus=0.5", "chunk_rows=16")
@@ -68,11 +70,10 @@ def test_actors_give_the_same_files(nodes, alone, tmp_path: Path) -> None:
 def test_killed_actors_change_no_byte(nodes, alone, tmp_path: Path) -> None:
     """Workers and the actor with the completion store are killed while the run goes on."""
     killed: list[int] = []
+    over = threading.Event()
 
     def kill() -> None:
-        until = time.monotonic() + 60
-        while len(killed) < 3 and time.monotonic() < until:
-            time.sleep(0.7)
+        while len(killed) < 3 and not over.wait(0.5):
             victims = actors("Desk" if len(killed) == 1 else "PieceWorker")
             if victims:
                 with suppress(psutil.Error):
@@ -82,9 +83,10 @@ def test_killed_actors_change_no_byte(nodes, alone, tmp_path: Path) -> None:
     thread = threading.Thread(target=kill)
     thread.start()
     code = run("quickstart", tmp_path / "out", *RAY, "cluster.piece_rows=2")
-    killed += [0, 0, 0]
+    over.set()
     thread.join()
     assert code == ExitCode.DONE
+    assert killed
     assert bytes_of(tmp_path / "out") == bytes_of(alone)
     assert_a_line_for_each_row(tmp_path / "out", 16)
 
@@ -106,15 +108,49 @@ def test_nodes_come_and_go(nodes, alone, tmp_path: Path) -> None:
     nodes.wait_for_nodes()
     one_by_one = (f"cluster.address={nodes.address}", "+cluster.resources.dev=1", "cluster.piece_rows=1")
     process = start(command("quickstart", tmp_path / "out", *RAY, *one_by_one))
-    while len(actors()) < 2:
-        time.sleep(0.1)
+    while len(actors()) < 2 or not list((tmp_path / "out/data").glob("*.parquet")):
+        time.sleep(0.02)
         assert process.poll() is None
-    time.sleep(2)
     nodes.remove_node(first, allow_graceful=False)
-    nodes.add_node(num_cpus=2, resources={"dev": 2})
+    second = nodes.add_node(num_cpus=2, resources={"dev": 2})
     _, said = process.communicate(timeout=240)
+    nodes.remove_node(second)
     assert process.returncode == ExitCode.DONE, said
+    totals = json.loads(pq.read_table(tmp_path / "out/metrics/run.parquet")["totals"][-1].as_py())
+    assert totals["cluster/workers_lost"] >= 2
     assert bytes_of(tmp_path / "out") == bytes_of(alone)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(("workers", "rows"), [(1, 7), (3, 64), (8, 1)])
+def test_neither_workers_nor_pieces_change_a_byte(workers: int, rows: int, nodes, tmp_path: Path) -> None:
+    of_chunk = ("chunk_rows=64", "data.limit=80")
+    sizes = (f"cluster.workers={workers}", f"cluster.piece_rows={rows}", "cluster.cpus=0.2")
+    assert run("quickstart", tmp_path / "alone", *of_chunk) == ExitCode.DONE
+    assert run("quickstart", tmp_path / "out", *RAY, *of_chunk, *sizes) == ExitCode.DONE
+    assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "alone")
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("first", ["Ray", "here"])
+def test_a_killed_run_goes_on_the_other_way(first: str, nodes, tmp_path: Path) -> None:
+    slow, out = job_with(tmp_path, "slow"), tmp_path / "out"
+    on_ray = (*RAY, f"cluster.address={nodes.address}", "cluster.piece_rows=2")
+    begun, finished = (on_ray, ("chunk_rows=16",)) if first == "Ray" else (("chunk_rows=16",), on_ray)
+    process = start(command(slow, out, *begun))
+    while not list((out / "data").glob("*.parquet")):
+        time.sleep(0.02)
+        assert process.poll() is None
+    process.kill()
+    process.communicate()
+    assert run(slow, out, *finished) == ExitCode.DONE
+    assert run(slow, tmp_path / "alone", "chunk_rows=16") == ExitCode.DONE
+    assert bytes_of(out) == bytes_of(tmp_path / "alone")
+
+
+@pytest.mark.faults
+def test_a_row_that_ends_its_actor_becomes_one_reject(nodes, tmp_path: Path) -> None:
+    assert_poison_is_rejected(tmp_path, *RAY, f"cluster.address={nodes.address}")
 
 
 @pytest.mark.faults
@@ -191,32 +227,56 @@ def own_cluster() -> Any:
     return Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
 
 
+KILLS = 10
+"""Kills of each of five seeds."""
+BIG = (0, 2000, 250)
+"""A seed with more rows: its number, rows, rows of a chunk."""
+
+
+def kill_one(process: Any, nodes: Any, node: list[Any], chance: random.Random) -> bool:
+    """Kill an actor, the store's actor, the node with the workers, or the driver; False if there was none."""
+    what = chance.choice(("PieceWorker", "PieceWorker", "Desk", "node", "driver"))
+    if process.poll() is not None:
+        return False
+    if what == "driver":
+        process.kill()
+        return True
+    if what == "node":
+        nodes.remove_node(node.pop(), allow_graceful=False)
+        node.append(nodes.add_node(num_cpus=2, resources={"dev": 2}))
+        return True
+    with suppress(psutil.Error):
+        if victims := actors(what):
+            chance.choice(victims).kill()
+            return True
+    return False
+
+
 @pytest.mark.faults
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(5))
 def test_random_kills_change_no_byte(seed: int, nodes, tmp_path: Path) -> None:
-    """Actors, the store's actor, a node and the driver are killed in any order; the same command goes on."""
-    chance, kills, limit = random.Random(seed), 0, time.monotonic() + 300
-    own = (f"cluster.address={nodes.address}", "cluster.piece_rows=2", "+cluster.resources.dev=1", "data.limit=200")
-    assert run("quickstart", tmp_path / "alone", "chunk_rows=16", "data.limit=200") == ExitCode.DONE
-    node, code, said = nodes.add_node(num_cpus=2, resources={"dev": 2}), None, ""
-    while code != ExitCode.DONE:
-        process = start(command("quickstart", tmp_path / "out", *RAY, *own))
-        while process.poll() is None and kills < 8:
-            time.sleep(chance.uniform(0.3, 2.0))
-            what = chance.choice(("PieceWorker", "PieceWorker", "Desk", "node", "driver"))
-            if what == "node":
-                nodes.remove_node(node, allow_graceful=False)
-                node = nodes.add_node(num_cpus=2, resources={"dev": 2})
-            elif what == "driver":
-                process.kill()
-            elif victims := actors(what):
-                with suppress(psutil.Error):
-                    chance.choice(victims).kill()
-            kills += 1
+    """Fifty in all; the same command goes on, and a run that ends before all were made is followed by another one."""
+    _, rows, of_chunk = BIG if seed == BIG[0] else (seed, 200, 16)
+    data = tmp_path / "prompts.jsonl"
+    data.write_text("".join(json.dumps({"id": f"{i}", "prompt": f"Reverse: {i} fig pear"}) + "\n" for i in range(rows)))
+    job = ("data.path=" + str(data), f"data.limit={rows}", f"chunk_rows={of_chunk}")
+    own = (*RAY, *job, f"cluster.address={nodes.address}", "cluster.piece_rows=8", "+cluster.resources.dev=1")
+    assert run("quickstart", tmp_path / "alone", *job) == ExitCode.DONE
+    chance, kills, runs, code = random.Random(seed), 0, 0, None
+    node, limit = [nodes.add_node(num_cpus=2, resources={"dev": 2})], time.monotonic() + 500
+    while kills < KILLS or code != ExitCode.DONE:
+        out = tmp_path / f"out{runs}"
+        process = start(command("quickstart", out, *own))
+        while process.poll() is None and kills < KILLS:
+            time.sleep(chance.uniform(0.5, 3.0))
+            kills += kill_one(process, nodes, node, chance)
         _, said = process.communicate(timeout=240)
         code = process.returncode
-        too_many = code == ExitCode.FAILED and "workers end before they can begin" in said
-        assert too_many or code in (ExitCode.DONE, -signal.SIGKILL), said
+        if code == ExitCode.DONE:
+            assert bytes_of(out) == bytes_of(tmp_path / "alone")
+            runs += 1
+        else:
+            too_many = code == ExitCode.FAILED and "workers end before they can begin" in said
+            assert too_many or code == -signal.SIGKILL, said
         assert time.monotonic() < limit
-    nodes.remove_node(node)
-    assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "alone")
+    nodes.remove_node(node.pop())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
 import sqlite3
@@ -23,6 +24,9 @@ from pipeline.api.protocols import BITS
 from pipeline.cluster.identity import contents_of
 from pipeline.cluster.pieces import Task, to_ipc
 from pipeline.cluster.running_island import RunningIsland, _Pieces
+from pipeline.monitor.prometheus import exposition
+from pipeline.results.reader import read_results
+from pipeline.results.report.totals import totals
 from pipeline.run_dir.state import RunState
 from tests.pipeline.cluster.cluster_runs import ONE_ROUND, assert_a_line_for_each_row, bytes_of, run, stages
 from tests.pipeline.cluster.processes import job_with
@@ -35,7 +39,7 @@ JOBS = {
     "classify": ("chunk_rows=16",),
 }
 CLUSTERS = ((1, 7), (2, 64), (3, 1), (8, 7))
-"""Workers and rows of a piece."""
+"""Workers and rows of a piece; a chunk has as many rows or more."""
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +67,11 @@ def test_two_workers_give_the_same_files(job: str, local, tmp_path: Path) -> Non
 @pytest.mark.parametrize(("workers", "rows"), CLUSTERS)
 def test_neither_workers_nor_pieces_change_a_byte(workers: int, rows: int, local, tmp_path: Path) -> None:
     sizes = (f"cluster.workers={workers}", f"cluster.piece_rows={rows}")
-    assert run("quickstart", tmp_path / "out", *JOBS["quickstart"], "cluster=threads", *sizes) == ExitCode.DONE
-    assert bytes_of(tmp_path / "out") == bytes_of(local("quickstart"))
+    of_chunk = ("chunk_rows=16",) if rows <= 16 else (f"chunk_rows={rows}", f"data.limit={rows + 6}")
+    assert run("quickstart", tmp_path / "out", *of_chunk, "cluster=threads", *sizes) == ExitCode.DONE
+    if rows > 16:
+        assert run("quickstart", tmp_path / "alone", *of_chunk) == ExitCode.DONE
+    assert bytes_of(tmp_path / "out") == bytes_of(local("quickstart") if rows <= 16 else tmp_path / "alone")
 
 
 def test_the_metrics_name_workers_and_count_rows_once(local, tmp_path: Path) -> None:
@@ -89,6 +96,21 @@ def test_the_metrics_name_workers_and_count_rows_once(local, tmp_path: Path) -> 
             assert each["wall_s"] == pytest.approx(each["busy_s"] + each["starved_s"] + each["blocked_s"])
     status = json.loads((out / "status.json").read_text())
     assert status["accounts"]["generate"]["rows_out"] == 40
+    assert "workers 2/2" in status["statuses"]
+    pieces = status["workers"]["pieces"]
+    assert pieces >= 8
+    assert status["workers"]["workers"] == 2
+    assert f'llama_batch_cluster_pieces{{job="quickstart"}} {pieces:g}\n' in exposition(status)
+    assert ("workers", f"2 began, {pieces:g} pieces") in totals(read_results(out))
+
+
+def test_without_ray_the_remedy_is_said(tmp_path: Path, capsys, monkeypatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "ray" else found(name, *more))
+    assert run("quickstart", tmp_path / "out", "cluster=ray") == ExitCode.CONFIG
+    said = capsys.readouterr().err
+    assert "cluster=ray needs the package ray; " in said
+    assert "pip install" in said
 
 
 @pytest.mark.parametrize("deterministic", ["true", "false"])
