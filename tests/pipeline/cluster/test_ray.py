@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
 from tests.pipeline.cluster.cluster_runs import assert_a_line_for_each_row, bytes_of, run, stages
 from tests.pipeline.cluster.processes import assert_poison_is_rejected, command, job_with, start
@@ -25,6 +27,7 @@ from tests.pipeline.cluster.processes import assert_poison_is_rejected, command,
 ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
 RAY = ("cluster=ray", "cluster.workers=2", "cluster.piece_rows=5", "cluster.cpus=0.5", "chunk_rows=16")
 LEAVES_S = 10.0
+PROMPTS = PROJECT / "jobs/data/quickstart.jsonl"
 
 
 @pytest.fixture(scope="module")
@@ -257,8 +260,11 @@ def kill_one(process: Any, nodes: Any, node: list[Any], chance: random.Random) -
 def test_random_kills_change_no_byte(seed: int, nodes, tmp_path: Path) -> None:
     """Fifty in all; the same command goes on, and a run that ends before all were made is followed by another one."""
     _, rows, of_chunk = BIG if seed == BIG[0] else (seed, 200, 16)
-    data = tmp_path / "prompts.jsonl"
-    data.write_text("".join(json.dumps({"id": f"{i}", "prompt": f"Reverse: {i} fig pear"}) + "\n" for i in range(rows)))
+    data, shipped = tmp_path / "prompts.jsonl", map(json.loads, cycle(PROMPTS.read_text().splitlines()))
+    each = (
+        row | {"id": f"{i}", "prompt": f"{row['prompt']} {i}"} for i, row in zip(range(rows), shipped, strict=False)
+    )
+    data.write_text("".join(json.dumps(row) + "\n" for row in each))
     job = ("data.path=" + str(data), f"data.limit={rows}", f"chunk_rows={of_chunk}")
     own = (*RAY, *job, f"cluster.address={nodes.address}", "cluster.piece_rows=8", "+cluster.resources.dev=1")
     assert run("quickstart", tmp_path / "alone", *job) == ExitCode.DONE
