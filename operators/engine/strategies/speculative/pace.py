@@ -22,9 +22,10 @@ GAINS_SHARE = 0.05
 TRIAL_STEPS = 4
 """Steps in succession to measure a size by."""
 IDLE_SHARE = 0.005
-"""Share of the time for drafts that no call takes."""
+"""Share of the time for drafts that no call takes, and choices of none. It is apart from that for losses: where steps
+are quick, choices would leave nothing of it for trials."""
 MOST_REST = 16
-"""Steps without drafts at most."""
+"""Steps without drafts after such a choice at most, while its time is within that share, or of what drafts gained."""
 STALE = 1000
 """Steps after which a size is measured again."""
 FORGET = 100
@@ -189,16 +190,16 @@ class Pace:
         self._rates: dict[int, float] = {}
         self._learned = 0
         self._rest = 0
-        self._total_s = self._lost_s = 0.0
+        self._total_s = self._lost_s = self._idle_s = 0.0
 
     def rests(self, rows: int, most: int) -> bool:
         """Return whether to make no drafts for this step of `rows` rows: none could pay, or the latest did not and
-        choosing takes time, too, or drafts have lost too much, or it is not known what so many rows cost without.
+        choosing takes time, too, or too much time was lost, or it is not known what so many rows cost without.
         `most`: tokens of a row."""
         if self._rest > 0:
             self._rest -= 1
             return True
-        if self._lost_s > TRIALS_SHARE * self._total_s:
+        if self._lost_s > TRIALS_SHARE * self._total_s or self._idle_s > IDLE_SHARE * self._total_s:
             return True
         if not self.costs.is_sure(rows, 1):  # fewer rows than were measured might cost as much: calls would look cheap
             return True
@@ -207,10 +208,17 @@ class Pace:
 
     def rest(self, rows: int, idle_s: float) -> None:
         """Make no drafts for some steps of `rows` rows: `idle_s` seconds went into drafts, or a choice, for nothing.
-        What such a rest does not make up for is lost."""
+        What drafts have gained pays for what is more than IDLE_SHARE."""
         if (alone := self.costs.bounds(rows, 1)[1]) > 0:
             self._rest = min(MOST_REST, int(idle_s / (IDLE_SHARE * alone)))
-            self._lost_s += max(0.0, idle_s - (1 + MOST_REST) * IDLE_SHARE * alone)
+        self._idle_s += idle_s
+        paid_s = min(max(0.0, self._idle_s - IDLE_SHARE * self._total_s), max(0.0, -self._lost_s))
+        self._idle_s -= paid_s
+        self._lost_s += paid_s
+
+    def lose(self, seconds: float) -> None:
+        """Note a loss of `seconds` beside those of calls: the draft model was measured."""
+        self._lost_s += seconds
 
     def choose(self, bids: Seq[Bid], most: int, ahead: Ahead = NOTHING_AHEAD) -> int:
         """Return the tokens of each row that give most tokens a second, at most `most`.

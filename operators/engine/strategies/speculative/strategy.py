@@ -149,6 +149,9 @@ class Speculative(Autoregressive):
         early = model is not None and self._pace.costs.steps < FIRST_STEPS
         if self.settings.adaptive and (early or self._pace.rests(len(rows), most)):
             return
+        if self.settings.adaptive and model is not None and not model.is_measured:
+            self._pace.lose(model.measure())
+            return
         began = self._clock()
         self._known = known = [row.to_compute for row in rows]
         # The last token of a completion is drawn and never computed.

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from operators.engine.backend.batch import BatchBuffer
 from operators.engine.backend.fake import END_ID, FakeDecoder
 from operators.engine.loop.engine import Engine
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sequence import Sequence, StopWatcher
 from operators.engine.strategies.speculative.lookup import DraftedRow, Lookup
+from operators.engine.strategies.speculative.pace import IDLE_SHARE, TRIALS_SHARE, Pace
 from tests.operators.engine.fixtures import GREEDY, WARM, Bench, prompts, shape, worker_on
 from tests.operators.engine.speculative.drafters import Oracle, speculative
 from tests.operators.engine.test_constrained import params as constrained
@@ -36,7 +38,7 @@ class Drafting(Bench):
     """A bench whose rows are completed by drafts."""
 
     def __init__(self, slots: int, drafter: Lookup | None = None, **values: Any) -> None:
-        strategy_values = {key: values.pop(key) for key in ("adaptive", "draft_tokens") if key in values}
+        strategy_values = {key: values.pop(key) for key in ("adaptive", "draft_tokens", "clock") if key in values}
         super().__init__(shape(slots), **values)
         strategy = speculative(drafter, **strategy_values)
         self.worker = worker_on(self.decoder, self.settings, self.queue, strategy=strategy)
@@ -48,6 +50,10 @@ def rows_of(texts: Seq[np.ndarray], params: SamplingParams, stops: bool = False)
     watch = [StopWatcher([b"ab", b"e", b"Q"], PIECES, keep=bool(i % 2)) if stops else None for i in range(len(texts))]
     made = enumerate(zip(texts, watch, strict=True))
     return [DraftedRow(i, t, params, seed=1000 + i, max_tokens=5 + 3 * (i % 12), stops=w) for i, (t, w) in made]
+
+
+def long_rows(texts: Seq[np.ndarray]) -> list[Sequence]:
+    return [DraftedRow(i, text, SamplingParams(), seed=i, max_tokens=200) for i, text in enumerate(texts)]
 
 
 def completions(rows: Seq[Sequence]) -> dict[object, tuple[Any, ...]]:
@@ -84,6 +90,42 @@ def test_right_drafts_save_steps_and_wrong_ones_cost_none():
     plain = len([n for n in expected.column("decode_tokens") if n])
     assert steps[0.0] == plain
     assert steps[1.0] < plain / 3
+
+
+class Scripted:
+    """A clock of seconds that stands still but for calls of `decoder`, and for `python_s` whenever it is read."""
+
+    def __init__(self, python_s: float) -> None:
+        self.now, self.python_s = 0.0, python_s
+
+    def __call__(self) -> float:
+        self.now += self.python_s
+        return self.now
+
+    def call(self, batch: BatchBuffer) -> int:
+        self.now += 0.2e-3 + 0.01e-3 * batch.n_tokens
+        return 0
+
+
+def test_where_steps_are_quick_drafts_begin_soon_if_they_are_right_and_cost_little_if_not(monkeypatch):
+    """As with a small model at one slot: a call takes 0.2 ms, and a choice as much."""
+    texts = [np.resize(text, 40).astype(np.int32) for text in prompts(12)]
+    truth = Bench(shape(1)).run(long_rows(texts))
+
+    def seconds(right: float) -> tuple[float, list[int]]:
+        clock = Scripted(0.2e-3)
+        bench = Drafting(1, Oracle(truth, right), clock=clock)
+        bench.decoder._fail = clock.call
+        assert bench.run(long_rows(texts)) == truth
+        return clock.now, [step for step, tokens in enumerate(bench.column("drafted_tokens")) if tokens]
+
+    (well, drafted), (badly, _) = seconds(0.9), seconds(0.0)
+    monkeypatch.setattr(Pace, "rests", lambda *_: True)
+    never, none = seconds(0.9)
+    assert not none
+    assert drafted[0] < 400
+    assert well < never / 1.4
+    assert badly < never * (1 + TRIALS_SHARE + IDLE_SHARE)
 
 
 def test_forced_tokens_are_computed_together():

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from operators.engine.strategies.speculative.pace import TRIALS_SHARE, Ahead, Bid, Pace
+from operators.engine.strategies.speculative.pace import IDLE_SHARE, TRIALS_SHARE, Ahead, Bid, Pace
 
 
 def play(
@@ -85,12 +85,19 @@ class Job:
         draft_s: seconds of a token of each row in the draft model.
         late_s: seconds that it takes to read what comes at the beginning of a row.
         length: tokens of a row.
+        choice_s: seconds that a choice takes.
     """
 
     def __init__(
-        self, rows: int, call_s: Callable[[int], float], draft_s: float, late_s: float = 0.0, length: int = 100
+        self,
+        rows: int,
+        call_s: Callable[[int], float],
+        draft_s: float,
+        late_s: float = 0.0,
+        length: int = 100,
+        choice_s: float = 0.0,
     ) -> None:
-        self.pace, self.random = Pace(), np.random.default_rng(0)
+        self.pace, self.random, self.choice_s = Pace(), np.random.default_rng(0), choice_s
         self.rows, self.call_s, self.draft_s, self.late_s, self.length = rows, call_s, draft_s, late_s, length
         self.time, self.tokens, self.chosen = 0.0, 0, list[int]()
         self._late, self._made = late_s, 0
@@ -101,9 +108,12 @@ class Job:
             bids = [Bid(1, most - 1, pace.rate(0, None))] * rows
             left = max(1, self.length - self._made) * rows
             width = pace.choose(bids, most, Ahead((self.draft_s, self.draft_s), self._late, left))
+            drafting_s = self.choice_s
+            if width == 1:
+                pace.rest(rows, self.choice_s)
         counted = rows
         if width > 1:
-            drafting_s, self._late = (width - 1) * self.draft_s + self._late, 0.0
+            drafting_s, self._late = drafting_s + (width - 1) * self.draft_s + self._late, 0.0
             for _ in range(rows):
                 hits = int((self.random.random(width - 1) < right).cumprod().sum())
                 pace.learn(0, None, hits, wrong=hits < width - 1)
@@ -153,6 +163,28 @@ def test_a_job_is_never_slower_than_without_drafts_by_two_percent(rows, phases):
             job.step(right)
             assert step % 100 or job.gain > 0.98
         assert right == 0.0 or sum(job.chosen[-100:]) > 500
+
+
+@pytest.mark.parametrize("choice_s", [0.02, 0.2, 2.0])
+def test_what_choices_cost_does_not_keep_good_drafts_from_being_tried(choice_s):
+    """A call costs the same whatever its tokens, and a choice as much as many calls save: they begin all the same."""
+    job = Job(1, lambda _: 1.0, 0.0, choice_s=choice_s)
+    for _ in range(800):
+        job.step(0.85)
+    assert max(job.chosen[:400]) > 1
+    assert job.chosen[-100:].count(1) < 20 or choice_s > 1
+    assert choice_s > 1 or job.gain > 1.5
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize("choice_s", [0.02, 0.2, 2.0])
+def test_hopeless_drafts_lose_no_more_than_their_shares_of_the_time(rows, choice_s):
+    """One choice that has begun may go beyond them."""
+    job = Job(rows, lambda n: 1 + 0.02 * n, 0.0, choice_s=choice_s)
+    for _ in range(3000):
+        job.step(0.0)
+        without = len(job.chosen) * job.call_s(rows)
+        assert job.time - without < (TRIALS_SHARE + IDLE_SHARE) * job.time + choice_s + 1
 
 
 def test_drafts_that_pay_are_not_given_up_for_a_few_bad_rows():
