@@ -20,12 +20,12 @@ from operators.engine.backend.batch import DecodeFailed
 from operators.engine.backend.interface import Decoder
 from operators.engine.sequence import Sequence
 from operators.engine.strategies.speculative.lookup import NOTHING, Draft, DraftedRow
-from operators.engine.strategies.speculative.pace import TRIAL_STEPS, Ahead, CallCosts, Estimate
+from operators.engine.strategies.speculative.pace import TRIAL_STEPS, Ahead, CallCosts, Estimate, Kind
 from operators.engine.strategies.speculative.seats import Seats, length_of, text_of
 from pipeline.api.meter import Clock
 
-MODEL = 0
-"""`matched` of its drafts: those of lookups are matched by a token or more."""
+MODEL: Kind = ("model", 0)
+"""The kind of its drafts."""
 USUAL_TOKENS = 2
 """Tokens of a row in the first call of a draft, at most, where every step drafts."""
 PROBE_TOKENS = 64

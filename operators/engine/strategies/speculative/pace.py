@@ -11,6 +11,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from math import inf
 
 WIDTHS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 63)
@@ -31,6 +32,8 @@ STALE = 1000
 FORGET = 100
 """Steps without drafts after which they are thought to be as good as in the beginning: else drafts that were bad for a
 while would never be tried again."""
+Kind = tuple[str, int]
+"""Drafts that are right equally often: where they come from, and how many tokens before them were found equal there."""
 _FIRST_RATE = 0.6
 _RATE_STEP = 0.1
 _CHANGE_STEP = 0.1
@@ -50,13 +53,17 @@ class Bid:
     drafted: int
     rate: float
 
-    def gain(self, tokens: int) -> float:
-        """Return the expected tokens that count, if it brings so many."""
-        right, gain = 1.0, float(min(self.known, tokens))
-        for _ in range(min(self.drafted, tokens - self.known)):
-            right *= self.rate
-            gain += right
-        return gain
+
+def gains(bids: Seq[Bid], most: int) -> list[float]:
+    """Return the expected tokens of `bids` that count, if each row brings 0 to `most`: float [most + 1]."""
+    more = [0.0] * (most + 1)
+    for bid in bids:
+        right = 1.0
+        for place in range(1, min(bid.known + bid.drafted, most) + 1):
+            if place > bid.known:
+                right *= bid.rate
+            more[place] += right
+    return list(accumulate(more))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +156,10 @@ class CallCosts:
         """Return True if this size was measured, but long ago."""
         return (rows, tokens) in self._known and self._steps - self._known[rows, tokens].noted > STALE
 
-    def on_trial(self, rows: int, tokens: int) -> bool:
-        """Return True if the last step had this size, which is not measured often enough."""
-        return self._last == (rows, tokens) and not self.is_sure(rows, tokens)
+    def on_trial(self, rows: int) -> int:
+        """Return the tokens of each of `rows` rows in the last step, if that size is not measured often enough; else
+        0."""
+        return self._last[1] if self._last and self._last[0] == rows and not self.is_sure(*self._last) else 0
 
     def changes(self, rows: int, tokens: int) -> float:
         """Return the seconds that a step of this size costs more now."""
@@ -187,7 +195,7 @@ class Pace:
 
     def __init__(self) -> None:
         self.costs = CallCosts()
-        self._rates: dict[int, float] = {}
+        self._rates: dict[Kind, float] = {}
         self._learned = 0
         self._rest = 0
         self._total_s = self._lost_s = self._idle_s = 0.0
@@ -227,14 +235,18 @@ class Pace:
         `ahead`: costs of the drafts, unless they are made already.
         """
         rows, costs = len(bids), self.costs
+        if 1 < (trial := costs.on_trial(rows)) <= most:
+            return trial
         alone = costs.bounds(rows, 1)[1]
         each = alone / rows
         known = min(bid.known for bid in bids)
         best, best_rate = 1, rows / (alone + costs.changes(rows, 1))
-        for tokens in _widths(most):
-            if costs.on_trial(rows, tokens):
-                return tokens
-            gain = sum(bid.gain(tokens) for bid in bids)
+        longest = max(bid.known + bid.drafted for bid in bids)
+        gain_of = gains(bids, most) if longest > 1 else []
+        for fewer, tokens in pairwise((1, *_widths(most))):
+            if fewer >= longest:  # the others are fillers
+                break
+            gain = gain_of[tokens]
             drafted = max(0, tokens - known)
             least, highest = (
                 call + drafted * token for call, token in zip(costs.bounds(rows, tokens), ahead.token_s, strict=True)
@@ -260,22 +272,22 @@ class Pace:
             lost_s = self._lost_s + usual + drafting_s - counted * alone / rows
             self._lost_s = max(-GAINS_SHARE * self._total_s, lost_s)
 
-    def rate(self, matched: int, own: float | None) -> float:
-        """Return the chance of a drafted token. `own`: the row's rate; `matched`: of its draft. What was learned counts
+    def rate(self, kind: Kind, own: float | None) -> float:
+        """Return the chance of a drafted token. `own`: the row's rate; `kind`: of its draft. What was learned counts
         less with every step in which nothing is."""
-        usual = self._usual(matched)
+        usual = self._usual(kind)
         return usual if own is None else (usual + own + self._forgotten * (usual - own)) / 2
 
-    def learn(self, matched: int, own: float | None, right: int, *, wrong: bool) -> float | None:
+    def learn(self, kind: Kind, own: float | None, right: int, *, wrong: bool) -> float | None:
         """Learn from a draft of which `right` tokens were right, and the next `wrong` if there was one; return the
         row's new rate."""
-        usual = self._usual(matched)
+        usual = self._usual(kind)
         if right or wrong:
             self._learned = self.costs.steps
         for hit in [1.0] * right + [0.0] * wrong:
             usual += _RATE_STEP * (hit - usual)
             own = hit if own is None else own + 2 * _RATE_STEP * (hit - own)
-            self._rates[matched] = usual
+            self._rates[kind] = usual
         return own
 
     @property
@@ -283,8 +295,8 @@ class Pace:
         """The share of what was learned that does not count any more."""
         return min(1.0, (self.costs.steps - self._learned) / FORGET)
 
-    def _usual(self, matched: int) -> float:
-        known = self._rates.get(matched, _FIRST_RATE)
+    def _usual(self, kind: Kind) -> float:
+        known = self._rates.get(kind, _FIRST_RATE)
         return known + self._forgotten * (_FIRST_RATE - known)
 
 

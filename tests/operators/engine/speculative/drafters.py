@@ -37,7 +37,7 @@ class Oracle(Lookup):
 
     def _of(self, row: DraftedRow, count: int) -> Draft:
         tokens = self._truth[row.handle][len(row.tokens) : len(row.tokens) + max(count, 0)]
-        return Draft([t if self._random.random() < self._right else (t + 1) % 250 for t in tokens], 3)
+        return Draft([t if self._random.random() < self._right else (t + 1) % 250 for t in tokens], ("own", 3))
 
 
 def speculative(

@@ -13,7 +13,7 @@ from operators.engine.backend.fake import END_ID, FakeDecoder
 from operators.engine.loop.engine import Engine
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sequence import Sequence, StopWatcher
-from operators.engine.strategies.speculative.lookup import DraftedRow, Lookup
+from operators.engine.strategies.speculative.lookup import MOST_TOKENS, DraftedRow, Lookup
 from operators.engine.strategies.speculative.pace import IDLE_SHARE, TRIALS_SHARE, Pace
 from tests.operators.engine.fixtures import GREEDY, WARM, Bench, prompts, shape, worker_on
 from tests.operators.engine.speculative.drafters import Oracle, speculative
@@ -152,13 +152,37 @@ def test_a_failing_call_costs_the_guilty_row_alone():
 def test_what_was_said_before_is_found():
     lookup, row = Lookup(), DraftedRow(0, np.array([1, 2, 3, 4, 5, 9, 2, 3], np.int32), GREEDY, seed=0, max_tokens=9)
     [draft] = lookup.drafts([row], [3])
-    assert (list(draft.tokens), draft.matched) == ([4, 5, 9], 2)
+    assert draft == ([4, 5, 9], ("own", 2))
     row.tokens += [4, 5]
-    assert lookup.drafts([row], [2])[0] == ([9, 2], 3)
+    assert lookup.drafts([row], [2])[0] == ([9, 2], ("own", 3))
     assert lookup.drafts([row], [0])[0].tokens == ()
     row.tokens.append(8)
     assert lookup.drafts([row], [2])[0].tokens == ()
     other = DraftedRow(1, np.array([6, 7], np.int32), GREEDY, seed=0, max_tokens=9)
     other.tokens += [8, 50, 60]
+    lookup.drafts([other], [1])
+    assert other.text
     lookup.ended(other)
-    assert lookup.drafts([row], [2])[0] == ([50, 60], 1)
+    assert not other.text
+    assert lookup.drafts([row], [2])[0] == ([50, 60], ("others", 1))
+
+
+@pytest.mark.parametrize("period", [1, 2, 5])
+def test_what_repeats_itself_goes_on_as_it_did(period):
+    text = np.resize(np.arange(0xD7FE, 0xD7FE + period, dtype=np.int32), 12)  # tokens like halves of a UTF-16 pair, too
+    row = DraftedRow(0, text[:-1], GREEDY, seed=0, max_tokens=9)
+    [draft] = Lookup().drafts([row], [7])
+    assert draft.tokens == np.resize(np.roll(text[:period], -11), 7).tolist()
+
+
+def test_only_the_latest_completions_are_remembered():
+    lookup = Lookup()
+    for first in range(0, 3 * MOST_TOKENS, 100):
+        row = DraftedRow(0, np.array([9], np.int32), GREEDY, seed=0, max_tokens=9)
+        row.tokens += range(first, first + 100)
+        lookup.ended(row)
+    early, late = (
+        DraftedRow(0, np.array([token], np.int32), GREEDY, seed=0, max_tokens=9)
+        for token in (MOST_TOKENS, 3 * MOST_TOKENS - 200)
+    )
+    assert [len(draft.tokens) for draft in lookup.drafts([early, late], [7, 7])] == [0, 7]

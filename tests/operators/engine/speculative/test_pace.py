@@ -7,7 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from operators.engine.strategies.speculative.pace import IDLE_SHARE, TRIALS_SHARE, Ahead, Bid, Pace
+from operators.engine.strategies.speculative.pace import IDLE_SHARE, TRIALS_SHARE, Ahead, Bid, Pace, gains
+
+KIND = ("own", 3)
 
 
 def play(
@@ -19,12 +21,12 @@ def play(
     for step in range(steps):
         width = 1
         if not pace.rests(rows, most):
-            rate = [pace.rate(3, None) for _ in range(rows)]
+            rate = [pace.rate(KIND, None) for _ in range(rows)]
             width = pace.choose([Bid(1, most - 1, one) for one in rate], most)
         counted = 0
         for _ in range(rows):
             hits = int((random.random(most - 1) < right).cumprod().sum())
-            pace.learn(3, None, min(hits, max(width - 1, 1)), wrong=hits < max(width - 1, 1))
+            pace.learn(KIND, None, min(hits, max(width - 1, 1)), wrong=hits < max(width - 1, 1))
             counted += 1 + min(hits, width - 1)
         noise = 20.0 if random.random() < 0.1 else 1.0  # other work on the machine
         pace.note(rows, width, counted, noise * seconds(rows * width))
@@ -62,9 +64,8 @@ def test_costs_that_change_are_noticed():
 
 
 def test_certain_tokens_are_worth_a_larger_call():
-    assert Bid(3, 0, 0.0).gain(4) == 3
-    assert Bid(1, 2, 0.5).gain(4) == 1.75
-    assert Bid(2, 5, 1.0).gain(3) == 3
+    assert gains([Bid(3, 0, 0.0)], 4) == [0, 1, 2, 3, 3]
+    assert gains([Bid(1, 2, 0.5), Bid(2, 5, 1.0)], 4) == [0, 2, 3.5, 4.75, 5.75]
 
 
 def test_nothing_is_drafted_for_a_number_of_rows_whose_usual_step_is_not_known():
@@ -105,7 +106,7 @@ class Job:
     def step(self, right: float, most: int = 8) -> None:
         pace, rows, width, drafting_s = self.pace, self.rows, 1, 0.0
         if not pace.rests(rows, most):
-            bids = [Bid(1, most - 1, pace.rate(0, None))] * rows
+            bids = [Bid(1, most - 1, pace.rate(KIND, None))] * rows
             left = max(1, self.length - self._made) * rows
             width = pace.choose(bids, most, Ahead((self.draft_s, self.draft_s), self._late, left))
             drafting_s = self.choice_s
@@ -116,7 +117,7 @@ class Job:
             drafting_s, self._late = drafting_s + (width - 1) * self.draft_s + self._late, 0.0
             for _ in range(rows):
                 hits = int((self.random.random(width - 1) < right).cumprod().sum())
-                pace.learn(0, None, hits, wrong=hits < width - 1)
+                pace.learn(KIND, None, hits, wrong=hits < width - 1)
                 counted += hits
         seconds = self.call_s(rows * width)
         pace.note(rows, width, counted, seconds, drafting_s)
