@@ -212,7 +212,10 @@ class Pace:
         if not self.costs.is_sure(rows, 1):  # fewer rows than were measured might cost as much: calls would look cheap
             return True
         alone = self.costs.bounds(rows, 1)[1]
-        return all(self.costs.bounds(rows, n)[0] >= n * alone for n in _widths(most))
+        if all(self.costs.bounds(rows, n)[0] >= n * alone for n in _widths(most)):
+            self._rest = MOST_REST  # looking takes time, too
+            return True
+        return False
 
     def rest(self, rows: int, idle_s: float) -> None:
         """Make no drafts for some steps of `rows` rows: `idle_s` seconds went into drafts, or a choice, for nothing.

@@ -114,7 +114,7 @@ class Speculative(Autoregressive):
 
     def advance(self, batch: StepBatch, logits: Logits) -> None:
         rows = cast(list[DraftedRow], batch.decoding)
-        before = [(row.slot.num_cached, len(row.tokens)) for row in rows]
+        before = [(row.slot.num_cached, len(row.tokens)) for row in rows] if self._drafts else []
         if self._tokens == 1:
             super().advance(batch, logits)
         else:
