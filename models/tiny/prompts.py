@@ -3,7 +3,8 @@
 quickstart.jsonl and evaluate_tiny.jsonl hold held-out prompts of all families, in turn, as JSONL with the columns id,
 family, prompt, answer (one right completion) and meta (what the checker needs, as a JSON string: its keys differ by
 family). extract.jsonl asks for the same two fields of every record: id, prompt and answer. classify.jsonl has reviews
-whose sentiment is asked for, chat.jsonl conversations (id, messages, answer) whose last word is the user's.
+whose sentiment is asked for, extract_long.jsonl records of which four fields are asked for with /think, so that answers
+quote each twice, chat.jsonl conversations (id, messages, answer) whose last word is the user's.
 self_instruct_seeds.jsonl shows three instructions of a kind and asks for one more: id, kind and prompt.
 """
 
@@ -16,7 +17,7 @@ from itertools import cycle
 from pathlib import Path
 from random import Random
 
-from models.tiny.tasks import Example, generate, instruct, label, split_of
+from models.tiny.tasks import Example, extract, generate, instruct, label, split_of
 from models.tiny.tasks.extract import laid_out, person
 from models.tiny.tasks.kinds import KINDS, instruction
 
@@ -25,6 +26,9 @@ EVALUATION_ROWS = 500
 QUICKSTART_ROWS = 200
 EXTRACT_SEED = 11
 EXTRACT_ROWS = 40
+LONG_SEED = 19
+LONG_ROWS = 100
+LONG_FIELDS = 4
 SEEDS_SEED = 13
 SEEDS_ROWS = 50
 GIVEN = 3
@@ -65,6 +69,18 @@ def extract_rows(count: int) -> Iterator[dict[str, str]]:
             answer = json.dumps({"name": record["name"], "age": record["age"]})
             yield {"id": f"extract-{made:03d}", "prompt": prompt, "answer": answer}
             made += 1
+
+
+def long_extracts(count: int) -> Iterator[Example]:
+    """Held-out records with the longest answers of their family: each field is named in a sentence and then as JSON."""
+    rng = Random(LONG_SEED)
+    made: set[str] = set()
+    while len(made) < count:
+        example = extract.make(rng, "heldout")
+        long = "/think" in example.prompt and len(example.meta["answer"]) == LONG_FIELDS
+        if long and split_of(example.prompt) == "heldout" and example.prompt not in made:
+            made.add(example.prompt)
+            yield example
 
 
 def seed_rows(count: int) -> Iterator[dict[str, str]]:
@@ -115,6 +131,7 @@ def write_all(directory: Path) -> None:
     (directory / "extract.jsonl").write_text("\n".join(lines) + "\n")
     lines = map(json.dumps, seed_rows(SEEDS_ROWS))
     (directory / "self_instruct_seeds.jsonl").write_text("\n".join(lines) + "\n")
+    write_rows(directory / "extract_long.jsonl", "long", long_extracts(LONG_ROWS))
     write_rows(directory / "classify.jsonl", "review", classify_examples(CLASSIFY_ROWS))
     (directory / "chat.jsonl").write_text("\n".join(map(json.dumps, chat_rows(CHAT_ROWS))) + "\n")
 

@@ -1,10 +1,11 @@
 """The logits of every family: as transformers has them, the same to the bit in any company (what runtime.deterministic
-promises), and of one row only."""
+promises) and with drafts, and of one row only."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from operators.llama.model import LlamaModel
 from operators.settings import ModelSettings
 from tests.families.make import LOGITS_OF, PROMPTS
 from tests.families.test_families import FAMILIES, HERE, OFTEN, REFERENCES
+from tests.operators.engine.speculative.drafters import Oracle, speculative
 from tests.operators.llama.test_decoding import COUNTS, LENGTHS, check_canary, complete, texts
 from tools.models.make_model import quantize_file
 
@@ -52,6 +54,10 @@ def check_bits(model: LlamaModel) -> None:
     params, prompts = SamplingParams(temperature=1.0, top_k=40), texts(len(LENGTHS))
     expected = complete(model, prompts, range(len(LENGTHS)), params, slots=16)
     assert complete(model, prompts, SHUFFLED, params, slots=3) == expected
+    if not read_header(model._path).recurrent:  # others have no drafts
+        drafts = partial(speculative, Oracle(expected[0], 0.8), adaptive=False, draft_tokens=5)
+        assert complete(model, prompts, SHUFFLED, params, slots=3, make=drafts) == expected
+        assert COUNTS["drafted_tokens"] > COUNTS["accepted_tokens"] > 20
 
 
 def test_logits_are_the_same_to_the_bit_in_any_company(model):

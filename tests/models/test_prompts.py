@@ -39,6 +39,16 @@ def test_the_records_to_extract_from_are_held_out_and_all_different():
     assert all(json.loads(row["answer"])["name"] in row["prompt"] for row in rows)
 
 
+def test_the_long_answers_quote_four_fields_twice():
+    rows = rows_of("extract_long.jsonl")
+    assert {split_of(row["prompt"]) for row in rows} == {"heldout"}
+    assert len({row["prompt"] for row in rows}) == len({row["id"] for row in rows}) == len(rows) == 100
+    for row in rows:
+        fields = json.loads(row["meta"])["answer"].values()
+        assert len(fields) == 4
+        assert all(str(field) in row["prompt"] and row["answer"].count(str(field)) > 1 for field in fields)
+
+
 def test_the_seeds_ask_for_one_more_of_every_kind():
     rows = rows_of("self_instruct_seeds.jsonl")
     assert len({row["prompt"] for row in rows}) == len({row["id"] for row in rows}) == len(rows) == 50
@@ -65,5 +75,5 @@ def test_the_conversations_end_with_the_user_and_some_have_a_system_prompt():
 
 def test_the_files_can_be_made_again(tmp_path):
     write_all(tmp_path)
-    for name in (*ROWS, "extract.jsonl", "classify.jsonl", "chat.jsonl", "self_instruct_seeds.jsonl"):
+    for name in (*ROWS, "extract.jsonl", "extract_long.jsonl", "classify.jsonl", "chat.jsonl", "self_instruct_seeds.jsonl"):
         assert (tmp_path / name).read_bytes() == (SHIPPED / name).read_bytes()

@@ -178,6 +178,18 @@ SCENARIOS: Mapping[str, Scenario] = {
         slots=(16,),
         rows=62,
     ),
+    "speculative_extract": Scenario(
+        "drafts where answers quote their prompts; of jobs/data/extract_long.jsonl, whose answers quote four fields of a"
+        " record twice",
+        (
+            JOB,
+            Job("speculative", ("decode=speculative",)),
+            *(Job(f"{n} drafted", (*ALWAYS, f"decode.draft_tokens={n}")) for n in (1, 3, 7)),
+        ),
+        sampling={"temperature": 0.0},
+        slots=(1, 4, 16),
+        rows=100,
+    ),
     "contexts": Scenario(
         "one context, cleared between calls of a slot's worth of rows, against a new one a call",
         tuple(Function(f"context-{word}", f"{RUNGS}:context_{word}") for word in ("reused", "fresh")),

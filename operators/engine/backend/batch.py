@@ -52,20 +52,21 @@ class BatchBuffer:
 
     def add_spans(
         self,
-        tokens: Sequence[npt.NDArray[np.int32]],
+        tokens: Sequence[npt.NDArray[np.int32] | Sequence[int]],
         first_positions: Sequence[int],
         slots: Sequence[int],
         outputs: Sequence[int],
     ) -> None:
         """Add consecutive tokens to each of several rows, with logits for the last `outputs` of each."""
-        counts = np.array([len(t) for t in tokens])
-        ends = counts.cumsum()
-        span = self._take(int(ends[-1]))
-        np.concatenate(tokens, out=self.token[span])
-        steps = np.arange(ends[-1], dtype=np.int32)
-        self.pos[span] = steps + np.repeat(np.array(first_positions) - (ends - counts), counts)
-        self.seq_id[span] = np.repeat(slots, counts)
-        self.output[span] = np.repeat(ends - outputs, counts) <= steps
+        start = self._take(sum(map(len, tokens))).start
+        for text, position, slot, wanted in zip(tokens, first_positions, slots, outputs, strict=True):
+            end = start + len(text)
+            self.token[start:end] = text
+            self.pos[start:end] = np.arange(position, position + len(text), dtype=np.int32)
+            self.seq_id[start:end] = slot
+            self.output[start:end] = 0
+            self.output[end - wanted : end] = 1
+            start = end
 
     def _take(self, count: int) -> slice:
         end = self.n_tokens + count

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from operator import attrgetter, sub
+from types import TracebackType
 
 import pyarrow as pa
 
@@ -16,6 +16,8 @@ from pipeline.api.protocols import Table
 
 _CHANGES = ("shared_tokens", "moves", "snapshots_taken", "snapshots_used", "snapshots_evicted")
 """Counts of the scheduler whose change since the step before is a column."""
+_changes = attrgetter(*_CHANGES)
+_REASONS = tuple(IdleReason)
 STEPS_SCHEMA = pa.schema(
     [
         ("t_s", pa.float64()),
@@ -46,6 +48,34 @@ class StepTotals:
     accepted_tokens: float = 0.0
 
 
+class Timer:
+    """Times a phase, as a context manager.
+
+    Args:
+        seconds: of each phase; set when it ends.
+        meter: is busy in it; None: none is.
+    """
+
+    __slots__ = ("_before", "_began", "_clock", "_meter", "_phase", "_seconds")
+
+    def __init__(self, phase: str, seconds: dict[str, float], clock: Clock, meter: StageMeter | None) -> None:
+        self._phase, self._seconds, self._clock, self._meter = phase, seconds, clock, meter
+        self._began = 0.0
+        self._before: StageState | None = None
+
+    def __enter__(self) -> None:
+        self._began = self._clock()
+        if self._meter is not None:
+            self._before = self._meter.clock.enter(StageState.BUSY)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._meter is not None and self._before is not None:
+            self._meter.clock.enter(self._before)
+        self._seconds[self._phase] = self._clock() - self._began
+
+
 class StepLog:
     """Times the steps of one context, writes a row for each, and adds them up.
 
@@ -74,31 +104,29 @@ class StepLog:
         self._slots = scheduler.slots.size
         self._counts = scheduler.counts
         self._meters = meters
-        self._busy = dict(zip(("decode", "sample", "draft"), (*meters, meters[0]), strict=True))
         self._began = began
         self._seconds: dict[str, float] = {"draft": 0.0}
-        self._before = replace(scheduler.counts)
+        busy = {"decode": meters[0], "sample": meters[1], "draft": meters[0]}
+        phases = ("form", "draft", "fill", "decode", "sample")
+        self._timers = {phase: Timer(phase, self._seconds, clock, busy.get(phase)) for phase in phases}
+        self._before = _changes(scheduler.counts)
         self._prefill_calls, self._decode_calls, self._tokens = Histogram(), Histogram(), Histogram()
         meters[0].times.update(prefill_call=self._prefill_calls, decode_call=self._decode_calls)
         shape = scheduler.slots.decoder.shape
         if shape.step_tokens == 1 and not shape.draft:  # others draw no token in a step, or several
             meters[0].times["token"] = self._tokens
 
-    @contextmanager
-    def timed(self, phase: str) -> Iterator[None]:
+    def timed(self, phase: str) -> Timer:
         """Time a phase of a step: form, draft, fill, decode or sample. The meter of decode is busy in draft and decode,
         that of sample in sample."""
-        began, meter = self.clock(), self._busy.get(phase)
-        with nullcontext() if meter is None else meter.clock.during(StageState.BUSY):
-            yield
-        self._seconds[phase] = self.clock() - began
+        return self._timers[phase]
 
     def record(self, batch: StepBatch, tokens: int, began: float) -> None:
         """Write the step of `batch` that was just made, with `tokens` in the buffer of the backend."""
         sequences = batch.sequences
         prefill_tokens = sum(chunk.count for chunk in batch.chunks)
         decode_tokens = tokens - prefill_tokens - (batch.dummy is not None)
-        seconds, counts, before, sums = self._seconds, self._counts, self._before, self.totals
+        seconds, counts, before, sums = self._seconds, _changes(self._counts), self._before, self.totals
         form_s = seconds["form"] + seconds["fill"]
         self._table.append(
             began - self._began,
@@ -111,13 +139,13 @@ class StepLog:
             seconds["decode"],
             seconds["sample"],
             sum(row.slot.num_cached for row in sequences),
-            *(getattr(counts, name) - getattr(before, name) for name in _CHANGES),
+            *map(sub, counts, before),
             self._scheduler.snapshot_bytes,
             batch.drafted,
             batch.accepted,
-            *(batch.idle.get(reason, 0) for reason in IdleReason),
+            *(batch.idle.get(reason, 0) for reason in _REASONS),
         )
-        self._before = replace(counts)
+        self._before = counts
         for meter in self._meters:
             meter.batches += 1
             meter.rows_in += len(sequences)

@@ -120,6 +120,13 @@ class SamplingParams:
         """True if no seed changes a token."""
         return not self.chain.random
 
+    @cached_property
+    def plain(self) -> bool:
+        """True if each token is the likeliest by the model's logits, whatever came before, and nothing else is asked
+        of it."""
+        edited = self.chain.edits or self.bias is not None or self.min_tokens or self.long_bad_words
+        return self.chain.greedy and not edited and self.logprobs is None and self.constraint is None
+
     @property
     def skips_forced(self) -> bool:
         """True if tokens that the constraint forces are not drawn. With logprobs they are drawn: these need the logits

@@ -48,8 +48,10 @@ class Sampler:
             token ids; None for a row whose logits are no distribution (NaN, or -inf everywhere), and for one that has
             an error: no token fits its constraint.
         """
-        scratch = self._scratch_for(logits.shape[1])
         places = range(len(rows)) if places is None else places
+        if all(rows[i].params.plain for i in places):
+            return likeliest(logits, places)
+        scratch = self._scratch_for(logits.shape[1])
         drawn = _draw_rows(logits, rows, places, DRAW, scratch)
         if misfits := [i for i in places if _misfits(rows[i], drawn[i])]:
             chosen = [rows[i] for i in misfits]
@@ -63,6 +65,15 @@ class Sampler:
             if (found := drawn[i]) is not None:
                 _note(rows[i], logits[i], found, scratch)
         return [None if (found := drawn[i]) is None else found[0] for i in places]
+
+    def draw_ahead(self, lines: Logits, rows: Seq[SampledRow]) -> list[list[int | None]] | None:
+        """Draw at all places of rows before it is known which come next: None if what is drawn at one depends on those
+        before it. `lines`: float32 [rows, places, n_vocab]."""
+        if not all(row.params.plain for row in rows):
+            return None
+        count = lines.shape[1]
+        tokens = likeliest(lines.reshape(len(rows) * count, -1), range(len(rows) * count))
+        return [tokens[i : i + count] for i in range(0, len(tokens), count)]
 
     def draw_one(self, logits: Logits, row: SampledRow, uniform: float) -> int | None:
         """Draw a token from `logits`, float32 [n_vocab], by the parameters of `row`; bias, bans and leading penalties
@@ -85,6 +96,16 @@ class Sampler:
         if self._scratch is None or self._scratch.n_vocab != n_vocab:
             self._scratch = Scratch(n_vocab)
         return self._scratch
+
+
+def likeliest(logits: Logits, places: Seq[int]) -> list[int | None]:
+    """Return the token with the largest logit of the rows at `places` of `logits`, float32 [rows, n_vocab]; None for
+    one that is no distribution. One pass: argmax takes NaN as largest."""
+    whole = len(places) == len(logits)
+    ids = logits.argmax(axis=1) if whole else np.array([logits[i].argmax() for i in places], np.int64)
+    sane = np.isfinite(logits[places, ids])
+    tokens: list[int | None] = ids.tolist()
+    return tokens if sane.all() else [token if ok else None for token, ok in zip(tokens, sane, strict=True)]
 
 
 def _misfits(row: SampledRow, drawn: Drawn) -> bool:
@@ -177,11 +198,8 @@ def _finish(few: Few, steps: Seq[Step], rows: Seq[SampledRow], uniforms: Seq[flo
 
 
 def _likeliest(logits: Logits, places: list[int], patches: dict[int, Patch], scratch: Scratch) -> Iterable[Drawn]:
-    """Take the token with the largest logit of each of the rows at `places`. One pass: argmax takes NaN as largest."""
-    whole = len(places) == len(logits)
-    ids = logits.argmax(axis=1) if whole else np.array([logits[i].argmax() for i in places])
-    sane = np.isfinite(logits[places, ids])
-    drawn: list[Drawn] = [(token, 1.0) if ok else None for token, ok in zip(ids.tolist(), sane.tolist(), strict=True)]
+    """Take the token with the largest logit of each of the rows at `places`, after its changes."""
+    drawn: list[Drawn] = [None if token is None else (token, 1.0) for token in likeliest(logits, places)]
     for at, i in enumerate(places):
         if i in patches:
             full = _patched(logits[i], patches[i], scratch)

@@ -199,8 +199,9 @@ class Scheduler:
     ) -> StepBatch:
         """Make a batch, with a dummy token if it has a single token."""
         batch = StepBatch(rows, chunks, idle=idle or {})
-        alone = len(rows) + len(chunks) == 1 and (rows or self._shape.block == 1)
-        return replace(batch, dummy=self._dummy_beside(batch.sequences[0])) if alone else batch
+        if len(rows) + len(chunks) == 1 and (rows or self._shape.block == 1):
+            batch.dummy = self._dummy_beside(batch.sequences[0])
+        return batch
 
     def _preempt(self, *, always_save: bool) -> None:
         row = policy.victim(self.slots.rows())

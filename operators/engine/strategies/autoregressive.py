@@ -77,12 +77,16 @@ class Autoregressive(Strategy):
         among = range(len(rows)) if among is None else among
         places = [i for i in among if not rows[i].to_compute and (rows[i].tokens or not rows[i].skip())]
         for place, token in zip(places, self._sampler.draw(logits, rows, places), strict=True):
-            row = rows[place]
-            if token is not None:
-                row.append(token)
-                row.skip()
-            elif row.error is None:
-                row.error = f"the logits of step {len(row.tokens)} are no distribution (NaN or -inf everywhere)"
+            take(rows[place], token)
+
+
+def take(row: Sequence, token: int | None) -> None:
+    """Append `token`, which `row` has drawn, and the forced ones behind it; None: there was no distribution."""
+    if token is not None:
+        row.append(token)
+        row.skip()
+    elif row.error is None:
+        row.error = f"the logits of step {len(row.tokens)} are no distribution (NaN or -inf everywhere)"
 
 
 def _dummy_is_first(batch: StepBatch) -> bool:

@@ -20,12 +20,12 @@ from operators.engine.backend.batch import DecodeFailed
 from operators.engine.backend.interface import Decoder
 from operators.engine.sequence import Sequence
 from operators.engine.strategies.speculative.lookup import NOTHING, Draft, DraftedRow
-from operators.engine.strategies.speculative.pace import TRIAL_STEPS, Ahead, CallCosts, Estimate
+from operators.engine.strategies.speculative.pace import TRIAL_STEPS, Ahead, CallCosts, Estimate, Kind
 from operators.engine.strategies.speculative.seats import Seats, length_of, text_of
 from pipeline.api.meter import Clock
 
-MODEL = 0
-"""`matched` of its drafts: those of lookups are matched by a token or more."""
+MODEL: Kind = ("model", 0)
+"""The kind of its drafts."""
 USUAL_TOKENS = 2
 """Tokens of a row in the first call of a draft, at most, where every step drafts."""
 PROBE_TOKENS = 64
@@ -54,10 +54,13 @@ class DraftModel:
         self._token_s: Estimate | None = None
         self._failures = self._ended = self._ended_tokens = 0
 
+    @property
+    def is_measured(self) -> bool:
+        """True if its costs are known, or it has failed too often."""
+        return self._token_s is not None or self._failures >= MOST_FAILURES
+
     def ahead(self, rows: Seq[DraftedRow]) -> Ahead:
-        """Return what drafts for `rows` would cost now."""
-        if self._token_s is None and self._failures < MOST_FAILURES:
-            self._measure()
+        """Return what drafts for `rows` would cost now, once it is measured."""
         if self._token_s is None or self._failures >= MOST_FAILURES:
             return Ahead((_NEVER_S, _NEVER_S))
         late = sum(max(0, self._seats.behind(row) - USUAL_TOKENS) for row in rows)
@@ -121,9 +124,10 @@ class DraftModel:
         most = row.max_tokens - len(row.tokens)
         return min(most, max(1.0, self._ended_tokens / self._ended - len(row.tokens))) if self._ended else most
 
-    def _measure(self) -> None:
-        """Measure how fast the model reads, and what calls with a token of one row and of as many as there are cost."""
-        seats = self._seats
+    def measure(self) -> float:
+        """Measure how fast the model reads, and what calls with a token of one row and of as many as there are cost;
+        return the seconds that this took."""
+        seats, start = self._seats, self._clock()
         seats.clear()
         text = np.arange(min(PROBE_TOKENS, max(1, self._longest // 2)), dtype=np.int32)
         try:
@@ -142,6 +146,7 @@ class DraftModel:
         except DecodeFailed as failure:
             self._fail(failure)
         seats.clear()
+        return self._clock() - start
 
     def _note_reading(self, seconds: float) -> None:
         if self._token_s is None:

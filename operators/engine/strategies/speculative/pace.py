@@ -11,6 +11,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from math import inf
 
 WIDTHS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 63)
@@ -22,14 +23,17 @@ GAINS_SHARE = 0.05
 TRIAL_STEPS = 4
 """Steps in succession to measure a size by."""
 IDLE_SHARE = 0.005
-"""Share of the time for drafts that no call takes."""
+"""Share of the time for drafts that no call takes, and choices of none. It is apart from that for losses: where steps
+are quick, choices would leave nothing of it for trials."""
 MOST_REST = 16
-"""Steps without drafts at most."""
+"""Steps without drafts after such a choice at most, while its time is within that share, or of what drafts gained."""
 STALE = 1000
 """Steps after which a size is measured again."""
 FORGET = 100
 """Steps without drafts after which they are thought to be as good as in the beginning: else drafts that were bad for a
 while would never be tried again."""
+Kind = tuple[str, int]
+"""Drafts that are right equally often: where they come from, and how many tokens before them were found equal there."""
 _FIRST_RATE = 0.6
 _RATE_STEP = 0.1
 _CHANGE_STEP = 0.1
@@ -49,13 +53,17 @@ class Bid:
     drafted: int
     rate: float
 
-    def gain(self, tokens: int) -> float:
-        """Return the expected tokens that count, if it brings so many."""
-        right, gain = 1.0, float(min(self.known, tokens))
-        for _ in range(min(self.drafted, tokens - self.known)):
-            right *= self.rate
-            gain += right
-        return gain
+
+def gains(bids: Seq[Bid], most: int) -> list[float]:
+    """Return the expected tokens of `bids` that count, if each row brings 0 to `most`: float [most + 1]."""
+    more = [0.0] * (most + 1)
+    for bid in bids:
+        right = 1.0
+        for place in range(1, min(bid.known + bid.drafted, most) + 1):
+            if place > bid.known:
+                right *= bid.rate
+            more[place] += right
+    return list(accumulate(more))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +156,10 @@ class CallCosts:
         """Return True if this size was measured, but long ago."""
         return (rows, tokens) in self._known and self._steps - self._known[rows, tokens].noted > STALE
 
-    def on_trial(self, rows: int, tokens: int) -> bool:
-        """Return True if the last step had this size, which is not measured often enough."""
-        return self._last == (rows, tokens) and not self.is_sure(rows, tokens)
+    def on_trial(self, rows: int) -> int:
+        """Return the tokens of each of `rows` rows in the last step, if that size is not measured often enough; else
+        0."""
+        return self._last[1] if self._last and self._last[0] == rows and not self.is_sure(*self._last) else 0
 
     def changes(self, rows: int, tokens: int) -> float:
         """Return the seconds that a step of this size costs more now."""
@@ -186,31 +195,41 @@ class Pace:
 
     def __init__(self) -> None:
         self.costs = CallCosts()
-        self._rates: dict[int, float] = {}
+        self._rates: dict[Kind, float] = {}
         self._learned = 0
         self._rest = 0
-        self._total_s = self._lost_s = 0.0
+        self._total_s = self._lost_s = self._idle_s = 0.0
 
     def rests(self, rows: int, most: int) -> bool:
         """Return whether to make no drafts for this step of `rows` rows: none could pay, or the latest did not and
-        choosing takes time, too, or drafts have lost too much, or it is not known what so many rows cost without.
+        choosing takes time, too, or too much time was lost, or it is not known what so many rows cost without.
         `most`: tokens of a row."""
         if self._rest > 0:
             self._rest -= 1
             return True
-        if self._lost_s > TRIALS_SHARE * self._total_s:
+        if self._lost_s > TRIALS_SHARE * self._total_s or self._idle_s > IDLE_SHARE * self._total_s:
             return True
         if not self.costs.is_sure(rows, 1):  # fewer rows than were measured might cost as much: calls would look cheap
             return True
         alone = self.costs.bounds(rows, 1)[1]
-        return all(self.costs.bounds(rows, n)[0] >= n * alone for n in _widths(most))
+        if all(self.costs.bounds(rows, n)[0] >= n * alone for n in _widths(most)):
+            self._rest = MOST_REST  # looking takes time, too
+            return True
+        return False
 
     def rest(self, rows: int, idle_s: float) -> None:
         """Make no drafts for some steps of `rows` rows: `idle_s` seconds went into drafts, or a choice, for nothing.
-        What such a rest does not make up for is lost."""
+        What drafts have gained pays for what is more than IDLE_SHARE."""
         if (alone := self.costs.bounds(rows, 1)[1]) > 0:
             self._rest = min(MOST_REST, int(idle_s / (IDLE_SHARE * alone)))
-            self._lost_s += max(0.0, idle_s - (1 + MOST_REST) * IDLE_SHARE * alone)
+        self._idle_s += idle_s
+        paid_s = min(max(0.0, self._idle_s - IDLE_SHARE * self._total_s), max(0.0, -self._lost_s))
+        self._idle_s -= paid_s
+        self._lost_s += paid_s
+
+    def lose(self, seconds: float) -> None:
+        """Note a loss of `seconds` beside those of calls: the draft model was measured."""
+        self._lost_s += seconds
 
     def choose(self, bids: Seq[Bid], most: int, ahead: Ahead = NOTHING_AHEAD) -> int:
         """Return the tokens of each row that give most tokens a second, at most `most`.
@@ -219,14 +238,18 @@ class Pace:
         `ahead`: costs of the drafts, unless they are made already.
         """
         rows, costs = len(bids), self.costs
+        if 1 < (trial := costs.on_trial(rows)) <= most:
+            return trial
         alone = costs.bounds(rows, 1)[1]
         each = alone / rows
         known = min(bid.known for bid in bids)
         best, best_rate = 1, rows / (alone + costs.changes(rows, 1))
-        for tokens in _widths(most):
-            if costs.on_trial(rows, tokens):
-                return tokens
-            gain = sum(bid.gain(tokens) for bid in bids)
+        longest = max(bid.known + bid.drafted for bid in bids)
+        gain_of = gains(bids, most) if longest > 1 else []
+        for fewer, tokens in pairwise((1, *_widths(most))):
+            if fewer >= longest:  # the others are fillers
+                break
+            gain = gain_of[tokens]
             drafted = max(0, tokens - known)
             least, highest = (
                 call + drafted * token for call, token in zip(costs.bounds(rows, tokens), ahead.token_s, strict=True)
@@ -252,22 +275,22 @@ class Pace:
             lost_s = self._lost_s + usual + drafting_s - counted * alone / rows
             self._lost_s = max(-GAINS_SHARE * self._total_s, lost_s)
 
-    def rate(self, matched: int, own: float | None) -> float:
-        """Return the chance of a drafted token. `own`: the row's rate; `matched`: of its draft. What was learned counts
+    def rate(self, kind: Kind, own: float | None) -> float:
+        """Return the chance of a drafted token. `own`: the row's rate; `kind`: of its draft. What was learned counts
         less with every step in which nothing is."""
-        usual = self._usual(matched)
+        usual = self._usual(kind)
         return usual if own is None else (usual + own + self._forgotten * (usual - own)) / 2
 
-    def learn(self, matched: int, own: float | None, right: int, *, wrong: bool) -> float | None:
+    def learn(self, kind: Kind, own: float | None, right: int, *, wrong: bool) -> float | None:
         """Learn from a draft of which `right` tokens were right, and the next `wrong` if there was one; return the
         row's new rate."""
-        usual = self._usual(matched)
+        usual = self._usual(kind)
         if right or wrong:
             self._learned = self.costs.steps
         for hit in [1.0] * right + [0.0] * wrong:
             usual += _RATE_STEP * (hit - usual)
             own = hit if own is None else own + 2 * _RATE_STEP * (hit - own)
-            self._rates[matched] = usual
+            self._rates[kind] = usual
         return own
 
     @property
@@ -275,8 +298,8 @@ class Pace:
         """The share of what was learned that does not count any more."""
         return min(1.0, (self.costs.steps - self._learned) / FORGET)
 
-    def _usual(self, matched: int) -> float:
-        known = self._rates.get(matched, _FIRST_RATE)
+    def _usual(self, kind: Kind) -> float:
+        known = self._rates.get(kind, _FIRST_RATE)
         return known + self._forgotten * (_FIRST_RATE - known)
 
 

@@ -18,12 +18,10 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Self, cast
 
-import numpy as np
-
-from operators.engine.backend.interface import Decoder, Logits, Model, TokenIds
+from operators.engine.backend.interface import Decoder, Logits, Model
 from operators.engine.sampling.sampler import Sampler
 from operators.engine.scheduler.step_batch import StepBatch
-from operators.engine.strategies.autoregressive import Autoregressive
+from operators.engine.strategies.autoregressive import Autoregressive, take
 from operators.engine.strategies.speculative.compatible import check_draft_model, check_model
 from operators.engine.strategies.speculative.draft_model import MODEL, DraftModel
 from operators.engine.strategies.speculative.lookup import NOTHING, Draft, DraftedRow, Lookup
@@ -59,7 +57,7 @@ class Speculative(Autoregressive):
         self._tokens = 1
         self._known: list[int] = []
         self._drafts: list[Draft] = []
-        self._brought: list[TokenIds] = []
+        self._brought: list[list[int]] = []
         self._began = self._drafting_s = 0.0
 
     def check(self, sampling: SamplingSettings, runtime: EngineSettings, model: ModelSettings) -> None:
@@ -116,7 +114,7 @@ class Speculative(Autoregressive):
 
     def advance(self, batch: StepBatch, logits: Logits) -> None:
         rows = cast(list[DraftedRow], batch.decoding)
-        before = [(row.slot.num_cached, len(row.tokens)) for row in rows]
+        before = [(row.slot.num_cached, len(row.tokens)) for row in rows] if self._drafts else []
         if self._tokens == 1:
             super().advance(batch, logits)
         else:
@@ -131,7 +129,7 @@ class Speculative(Autoregressive):
             self._pace.costs.interrupted()
         for ended in batch.sequences:
             if ended.finish_reason is not None:
-                self._drafter.ended(ended)
+                self._drafter.ended(cast(DraftedRow, ended))
 
     def _reset(self, batch: StepBatch) -> None:
         self._prepared = batch
@@ -149,6 +147,9 @@ class Speculative(Autoregressive):
         early = model is not None and self._pace.costs.steps < FIRST_STEPS
         if self.settings.adaptive and (early or self._pace.rests(len(rows), most)):
             return
+        if self.settings.adaptive and model is not None and not model.is_measured:
+            self._pace.lose(model.measure())
+            return
         began = self._clock()
         self._known = known = [row.to_compute for row in rows]
         # The last token of a completion is drawn and never computed.
@@ -161,7 +162,7 @@ class Speculative(Autoregressive):
         else:
             self._drafts = drafts = self._drafter.drafts(rows, left)
             of_rows = zip(known, drafts, rows, strict=True)
-            bids = [Bid(n, len(draft.tokens), rate(draft.matched, row.rate)) for n, draft, row in of_rows]
+            bids = [Bid(n, len(draft.tokens), rate(draft.kind, row.rate)) for n, draft, row in of_rows]
         self._tokens = max(1, most)
         if self.settings.adaptive:
             self._tokens = self._pace.choose(bids, most, ahead)
@@ -174,24 +175,35 @@ class Speculative(Autoregressive):
     def _verify(self, rows: Seq[DraftedRow], logits: Logits) -> None:
         """Draw from `logits`, float32 [rows * tokens, n_vocab], as long as the tokens that rows brought are theirs."""
         lines = logits.reshape(len(rows), self._tokens, -1)
+        computed = [row.slot.num_cached - 1 + self._tokens for row in rows]
+        ahead = self._sampler.draw_ahead(lines, rows)
+        if ahead is None:
+            self._draw_all(rows, lines)
+        else:
+            for row, brought, tokens in zip(rows, self._brought, ahead, strict=True):
+                _follow(row, brought, tokens)
+        for row, length in zip(rows, computed, strict=True):
+            if row.slot.num_cached < length:
+                row.slot.truncate(row.slot.num_cached)
+            if _goes_on(row):
+                row.update_state()
+
+    def _draw_all(self, rows: Seq[DraftedRow], lines: Logits) -> None:
+        """Draw from `lines`, float32 [rows, tokens, n_vocab], place by place."""
         going: Seq[int] = range(len(rows))
         for place in range(self._tokens):
             self._draw(lines[:, place], rows, going)
-            going = [i for i in going if rows[i].finish_reason is None and rows[i].error is None]
-            if place + 1 < self._tokens:
-                going = [i for i in going if rows[i].next_token == self._brought[i][place + 1]]
-            for i in going if place + 1 < self._tokens else ():
+            going = [i for i in going if _is_next(rows[i], self._brought[i], place + 1)]
+            if not going:
+                break
+            for i in going:
                 rows[i].slot.accept()
-        for row in rows:
-            row.slot.truncate(row.slot.num_cached)
-            if row.finish_reason is None and row.error is None:
-                row.update_state()
 
     def _learn(self, batch: StepBatch, row: DraftedRow, draft: Draft, room: int, drawn: Seq[int]) -> None:
         """Compare `draft`, of which the call had the first `room` tokens, with the tokens that `row` has `drawn`."""
         pairs = list(zip(draft.tokens, drawn, strict=False))
         right = next((n for n, (one, other) in enumerate(pairs) if one != other), len(pairs))
-        row.rate = self._pace.learn(draft.matched, row.rate, right, wrong=right < len(pairs))
+        row.rate = self._pace.learn(draft.kind, row.rate, right, wrong=right < len(pairs))
         brought = min(len(draft.tokens), room)
         row.drafted += brought
         row.accepted += min(right, brought)
@@ -199,11 +211,28 @@ class Speculative(Autoregressive):
         batch.accepted += min(right, brought)
 
 
-def _bring(row: DraftedRow, draft: Draft, count: int) -> TokenIds:
-    """Return int32 [count]: the tokens to compute next, then those of the draft, then zeros."""
-    brought = np.zeros(count, np.int32)
-    known = row.next_tokens(min(row.to_compute, count))
-    drafted = draft.tokens[: count - len(known)]
-    brought[: len(known)] = known
-    brought[len(known) : len(known) + len(drafted)] = drafted
-    return brought
+def _bring(row: DraftedRow, draft: Draft, count: int) -> list[int]:
+    """Return `count` tokens: those to compute next, then those of the draft, then zeros."""
+    known = row.to_compute
+    certain = [row.next_token] if known == 1 else row.next_tokens(min(known, count)).tolist()
+    brought = [*certain, *draft.tokens[: count - len(certain)]]
+    return brought + [0] * (count - len(brought))
+
+
+def _follow(row: DraftedRow, brought: Seq[int], tokens: Seq[int | None]) -> None:
+    """Let `row` take of `tokens`, what it draws after each that it `brought`, those behind what is its own."""
+    for place, token in enumerate(tokens, 1):
+        if not row.to_compute:
+            take(row, token)
+        if not _is_next(row, brought, place):
+            break
+        row.slot.accept()
+
+
+def _is_next(row: DraftedRow, brought: Seq[int], place: int) -> bool:
+    """Return True if `row` goes on, and with the token at `place` of those that it `brought`."""
+    return place < len(brought) and _goes_on(row) and row.next_token == brought[place]
+
+
+def _goes_on(row: DraftedRow) -> bool:
+    return row.finish_reason is None and row.error is None

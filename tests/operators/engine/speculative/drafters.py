@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from typing import Self
@@ -14,6 +15,7 @@ from operators.engine.strategies.speculative.lookup import Draft, DraftedRow, Lo
 from operators.engine.strategies.speculative.strategy import Speculative
 from operators.settings.runtime import EngineSettings
 from operators.settings.speculative import SpeculativeSettings
+from pipeline.api.meter import Clock
 
 
 class Oracle(Lookup):
@@ -35,12 +37,17 @@ class Oracle(Lookup):
 
     def _of(self, row: DraftedRow, count: int) -> Draft:
         tokens = self._truth[row.handle][len(row.tokens) : len(row.tokens) + max(count, 0)]
-        return Draft([t if self._random.random() < self._right else (t + 1) % 250 for t in tokens], 3)
+        return Draft([t if self._random.random() < self._right else (t + 1) % 250 for t in tokens], ("own", 3))
 
 
-def speculative(drafter: Lookup | None = None, sampler: Sampler | None = None, **values: int | bool) -> Speculative:
+def speculative(
+    drafter: Lookup | None = None,
+    sampler: Sampler | None = None,
+    clock: Clock = time.perf_counter,
+    **values: int | bool,
+) -> Speculative:
     """Return the strategy, which drafts by `drafter`."""
-    strategy = Speculative(SpeculativeSettings(**values), sampler)  # type: ignore[arg-type]
+    strategy = Speculative(SpeculativeSettings(**values), sampler, clock)  # type: ignore[arg-type]
     if drafter is not None:
         strategy._drafter = drafter
     return strategy

@@ -198,4 +198,6 @@ def test_a_row_that_was_dropped_leaves_its_seat_to_another():
 def test_a_model_that_drafts_no_more_is_never_worth_it(monkeypatch):
     monkeypatch.setattr(draft_model, "MOST_FAILURES", 1)
     drafter = Drafting(2, FakeModel(lambda _: -3)).drafter
+    drafter.measure()
+    assert drafter.is_measured
     assert drafter.ahead(rows_of(prompts(2), SamplingParams())).token_s[0] > 1e6  # type: ignore[arg-type]

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from operators.engine.backend.batch import BatchBuffer
 from operators.engine.backend.fake import END_ID, FakeDecoder
 from operators.engine.loop.engine import Engine
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sequence import Sequence, StopWatcher
-from operators.engine.strategies.speculative.lookup import DraftedRow, Lookup
+from operators.engine.strategies.speculative.lookup import MOST_TOKENS, DraftedRow, Lookup
+from operators.engine.strategies.speculative.pace import IDLE_SHARE, TRIALS_SHARE, Pace
 from tests.operators.engine.fixtures import GREEDY, WARM, Bench, prompts, shape, worker_on
 from tests.operators.engine.speculative.drafters import Oracle, speculative
 from tests.operators.engine.test_constrained import params as constrained
@@ -36,7 +38,7 @@ class Drafting(Bench):
     """A bench whose rows are completed by drafts."""
 
     def __init__(self, slots: int, drafter: Lookup | None = None, **values: Any) -> None:
-        strategy_values = {key: values.pop(key) for key in ("adaptive", "draft_tokens") if key in values}
+        strategy_values = {key: values.pop(key) for key in ("adaptive", "draft_tokens", "clock") if key in values}
         super().__init__(shape(slots), **values)
         strategy = speculative(drafter, **strategy_values)
         self.worker = worker_on(self.decoder, self.settings, self.queue, strategy=strategy)
@@ -48,6 +50,10 @@ def rows_of(texts: Seq[np.ndarray], params: SamplingParams, stops: bool = False)
     watch = [StopWatcher([b"ab", b"e", b"Q"], PIECES, keep=bool(i % 2)) if stops else None for i in range(len(texts))]
     made = enumerate(zip(texts, watch, strict=True))
     return [DraftedRow(i, t, params, seed=1000 + i, max_tokens=5 + 3 * (i % 12), stops=w) for i, (t, w) in made]
+
+
+def long_rows(texts: Seq[np.ndarray]) -> list[Sequence]:
+    return [DraftedRow(i, text, SamplingParams(), seed=i, max_tokens=200) for i, text in enumerate(texts)]
 
 
 def completions(rows: Seq[Sequence]) -> dict[object, tuple[Any, ...]]:
@@ -86,6 +92,42 @@ def test_right_drafts_save_steps_and_wrong_ones_cost_none():
     assert steps[1.0] < plain / 3
 
 
+class Scripted:
+    """A clock of seconds that stands still but for calls of `decoder`, and for `python_s` whenever it is read."""
+
+    def __init__(self, python_s: float) -> None:
+        self.now, self.python_s = 0.0, python_s
+
+    def __call__(self) -> float:
+        self.now += self.python_s
+        return self.now
+
+    def call(self, batch: BatchBuffer) -> int:
+        self.now += 0.2e-3 + 0.01e-3 * batch.n_tokens
+        return 0
+
+
+def test_where_steps_are_quick_drafts_begin_soon_if_they_are_right_and_cost_little_if_not(monkeypatch):
+    """As with a small model at one slot: a call takes 0.2 ms, and a choice as much."""
+    texts = [np.resize(text, 40).astype(np.int32) for text in prompts(12)]
+    truth = Bench(shape(1)).run(long_rows(texts))
+
+    def seconds(right: float) -> tuple[float, list[int]]:
+        clock = Scripted(0.2e-3)
+        bench = Drafting(1, Oracle(truth, right), clock=clock)
+        bench.decoder._fail = clock.call
+        assert bench.run(long_rows(texts)) == truth
+        return clock.now, [step for step, tokens in enumerate(bench.column("drafted_tokens")) if tokens]
+
+    (well, drafted), (badly, _) = seconds(0.9), seconds(0.0)
+    monkeypatch.setattr(Pace, "rests", lambda *_: True)
+    never, none = seconds(0.9)
+    assert not none
+    assert drafted[0] < 400
+    assert well < never / 1.4
+    assert badly < never * (1 + TRIALS_SHARE + IDLE_SHARE)
+
+
 def test_forced_tokens_are_computed_together():
     """A forced token is a draft that is always right: fewer steps, though nothing is drafted."""
     texts, params = prompts(6), constrained({"json_schema": PERSON})
@@ -110,13 +152,37 @@ def test_a_failing_call_costs_the_guilty_row_alone():
 def test_what_was_said_before_is_found():
     lookup, row = Lookup(), DraftedRow(0, np.array([1, 2, 3, 4, 5, 9, 2, 3], np.int32), GREEDY, seed=0, max_tokens=9)
     [draft] = lookup.drafts([row], [3])
-    assert (list(draft.tokens), draft.matched) == ([4, 5, 9], 2)
+    assert draft == ([4, 5, 9], ("own", 2))
     row.tokens += [4, 5]
-    assert lookup.drafts([row], [2])[0] == ([9, 2], 3)
+    assert lookup.drafts([row], [2])[0] == ([9, 2], ("own", 3))
     assert lookup.drafts([row], [0])[0].tokens == ()
     row.tokens.append(8)
     assert lookup.drafts([row], [2])[0].tokens == ()
     other = DraftedRow(1, np.array([6, 7], np.int32), GREEDY, seed=0, max_tokens=9)
     other.tokens += [8, 50, 60]
+    lookup.drafts([other], [1])
+    assert other.text
     lookup.ended(other)
-    assert lookup.drafts([row], [2])[0] == ([50, 60], 1)
+    assert not other.text
+    assert lookup.drafts([row], [2])[0] == ([50, 60], ("others", 1))
+
+
+@pytest.mark.parametrize("period", [1, 2, 5])
+def test_what_repeats_itself_goes_on_as_it_did(period):
+    text = np.resize(np.arange(0xD7FE, 0xD7FE + period, dtype=np.int32), 12)  # tokens like halves of a UTF-16 pair, too
+    row = DraftedRow(0, text[:-1], GREEDY, seed=0, max_tokens=9)
+    [draft] = Lookup().drafts([row], [7])
+    assert draft.tokens == np.resize(np.roll(text[:period], -11), 7).tolist()
+
+
+def test_only_the_latest_completions_are_remembered():
+    lookup = Lookup()
+    for first in range(0, 3 * MOST_TOKENS, 100):
+        row = DraftedRow(0, np.array([9], np.int32), GREEDY, seed=0, max_tokens=9)
+        row.tokens += range(first, first + 100)
+        lookup.ended(row)
+    early, late = (
+        DraftedRow(0, np.array([token], np.int32), GREEDY, seed=0, max_tokens=9)
+        for token in (MOST_TOKENS, 3 * MOST_TOKENS - 200)
+    )
+    assert [len(draft.tokens) for draft in lookup.drafts([early, late], [7, 7])] == [0, 7]

@@ -7,7 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from operators.engine.strategies.speculative.pace import TRIALS_SHARE, Ahead, Bid, Pace
+from operators.engine.strategies.speculative.pace import IDLE_SHARE, TRIALS_SHARE, Ahead, Bid, Pace, gains
+
+KIND = ("own", 3)
 
 
 def play(
@@ -19,12 +21,12 @@ def play(
     for step in range(steps):
         width = 1
         if not pace.rests(rows, most):
-            rate = [pace.rate(3, None) for _ in range(rows)]
+            rate = [pace.rate(KIND, None) for _ in range(rows)]
             width = pace.choose([Bid(1, most - 1, one) for one in rate], most)
         counted = 0
         for _ in range(rows):
             hits = int((random.random(most - 1) < right).cumprod().sum())
-            pace.learn(3, None, min(hits, max(width - 1, 1)), wrong=hits < max(width - 1, 1))
+            pace.learn(KIND, None, min(hits, max(width - 1, 1)), wrong=hits < max(width - 1, 1))
             counted += 1 + min(hits, width - 1)
         noise = 20.0 if random.random() < 0.1 else 1.0  # other work on the machine
         pace.note(rows, width, counted, noise * seconds(rows * width))
@@ -62,9 +64,8 @@ def test_costs_that_change_are_noticed():
 
 
 def test_certain_tokens_are_worth_a_larger_call():
-    assert Bid(3, 0, 0.0).gain(4) == 3
-    assert Bid(1, 2, 0.5).gain(4) == 1.75
-    assert Bid(2, 5, 1.0).gain(3) == 3
+    assert gains([Bid(3, 0, 0.0)], 4) == [0, 1, 2, 3, 3]
+    assert gains([Bid(1, 2, 0.5), Bid(2, 5, 1.0)], 4) == [0, 2, 3.5, 4.75, 5.75]
 
 
 def test_nothing_is_drafted_for_a_number_of_rows_whose_usual_step_is_not_known():
@@ -85,12 +86,19 @@ class Job:
         draft_s: seconds of a token of each row in the draft model.
         late_s: seconds that it takes to read what comes at the beginning of a row.
         length: tokens of a row.
+        choice_s: seconds that a choice takes.
     """
 
     def __init__(
-        self, rows: int, call_s: Callable[[int], float], draft_s: float, late_s: float = 0.0, length: int = 100
+        self,
+        rows: int,
+        call_s: Callable[[int], float],
+        draft_s: float,
+        late_s: float = 0.0,
+        length: int = 100,
+        choice_s: float = 0.0,
     ) -> None:
-        self.pace, self.random = Pace(), np.random.default_rng(0)
+        self.pace, self.random, self.choice_s = Pace(), np.random.default_rng(0), choice_s
         self.rows, self.call_s, self.draft_s, self.late_s, self.length = rows, call_s, draft_s, late_s, length
         self.time, self.tokens, self.chosen = 0.0, 0, list[int]()
         self._late, self._made = late_s, 0
@@ -98,15 +106,18 @@ class Job:
     def step(self, right: float, most: int = 8) -> None:
         pace, rows, width, drafting_s = self.pace, self.rows, 1, 0.0
         if not pace.rests(rows, most):
-            bids = [Bid(1, most - 1, pace.rate(0, None))] * rows
+            bids = [Bid(1, most - 1, pace.rate(KIND, None))] * rows
             left = max(1, self.length - self._made) * rows
             width = pace.choose(bids, most, Ahead((self.draft_s, self.draft_s), self._late, left))
+            drafting_s = self.choice_s
+            if width == 1:
+                pace.rest(rows, self.choice_s)
         counted = rows
         if width > 1:
-            drafting_s, self._late = (width - 1) * self.draft_s + self._late, 0.0
+            drafting_s, self._late = drafting_s + (width - 1) * self.draft_s + self._late, 0.0
             for _ in range(rows):
                 hits = int((self.random.random(width - 1) < right).cumprod().sum())
-                pace.learn(0, None, hits, wrong=hits < width - 1)
+                pace.learn(KIND, None, hits, wrong=hits < width - 1)
                 counted += hits
         seconds = self.call_s(rows * width)
         pace.note(rows, width, counted, seconds, drafting_s)
@@ -153,6 +164,28 @@ def test_a_job_is_never_slower_than_without_drafts_by_two_percent(rows, phases):
             job.step(right)
             assert step % 100 or job.gain > 0.98
         assert right == 0.0 or sum(job.chosen[-100:]) > 500
+
+
+@pytest.mark.parametrize("choice_s", [0.02, 0.2, 2.0])
+def test_what_choices_cost_does_not_keep_good_drafts_from_being_tried(choice_s):
+    """A call costs the same whatever its tokens, and a choice as much as many calls save: they begin all the same."""
+    job = Job(1, lambda _: 1.0, 0.0, choice_s=choice_s)
+    for _ in range(800):
+        job.step(0.85)
+    assert max(job.chosen[:400]) > 1
+    assert job.chosen[-100:].count(1) < 20 or choice_s > 1
+    assert choice_s > 1 or job.gain > 1.5
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize("choice_s", [0.02, 0.2, 2.0])
+def test_hopeless_drafts_lose_no_more_than_their_shares_of_the_time(rows, choice_s):
+    """One choice that has begun may go beyond them."""
+    job = Job(rows, lambda n: 1 + 0.02 * n, 0.0, choice_s=choice_s)
+    for _ in range(3000):
+        job.step(0.0)
+        without = len(job.chosen) * job.call_s(rows)
+        assert job.time - without < (TRIALS_SHARE + IDLE_SHARE) * job.time + choice_s + 1
 
 
 def test_drafts_that_pay_are_not_given_up_for_a_few_bad_rows():
