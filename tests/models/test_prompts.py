@@ -75,5 +75,12 @@ def test_the_conversations_end_with_the_user_and_some_have_a_system_prompt():
 
 def test_the_files_can_be_made_again(tmp_path):
     write_all(tmp_path)
-    for name in (*ROWS, "extract.jsonl", "extract_long.jsonl", "classify.jsonl", "chat.jsonl", "self_instruct_seeds.jsonl"):
+    for name in (
+        *ROWS,
+        "extract.jsonl",
+        "extract_long.jsonl",
+        "classify.jsonl",
+        "chat.jsonl",
+        "self_instruct_seeds.jsonl",
+    ):
         assert (tmp_path / name).read_bytes() == (SHIPPED / name).read_bytes()
