@@ -179,8 +179,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         rows=62,
     ),
     "speculative_extract": Scenario(
-        "drafts where answers quote their prompts; of jobs/data/extract_long.jsonl, whose answers quote four fields of"
-        " a record twice",
+        "drafts where answers quote their prompts: those of jobs/data/extract_long.jsonl quote four fields twice",
         (
             JOB,
             Job("speculative", ("decode=speculative",)),

@@ -198,6 +198,7 @@ class Pace:
         self._rates: dict[Kind, float] = {}
         self._learned = 0
         self._rest = 0
+        self._drafted = False
         self._total_s = self._lost_s = self._idle_s = 0.0
 
     def rests(self, rows: int, most: int) -> bool:
@@ -269,11 +270,12 @@ class Pace:
         self._total_s += seconds + drafting_s
         change_s = self.costs.changes(rows, tokens)
         self.costs.note(rows, tokens, seconds)
-        if tokens > 1:
+        if tokens > 1 or self._drafted:  # to go back to one token costs, too
             usual = min(seconds, 2 * (self.costs.bounds(rows, tokens)[1] + change_s))
             alone = self.costs.bounds(rows, 1)[1]
-            lost_s = self._lost_s + usual + drafting_s - counted * alone / rows
+            lost_s = self._lost_s + usual - counted * alone / rows + (drafting_s if tokens > 1 else 0.0)
             self._lost_s = max(-GAINS_SHARE * self._total_s, lost_s)
+        self._drafted = tokens > 1
 
     def rate(self, kind: Kind, own: float | None) -> float:
         """Return the chance of a drafted token. `own`: the row's rate; `kind`: of its draft. What was learned counts
