@@ -1,7 +1,8 @@
 """What a job of these tests names as its model loader and decode strategy: the real ones, watched.
 
 FAULTS_AT=decode:5=TERM    as PIPELINE_FAILPOINT, for the points inspect, load, prefill and decode
-FAULTS_TOKENS=FILE         tokens drawn are added to the int64 in FILE, which outlives the process
+FAULTS_TOKENS=PATH         tokens drawn are added to the int64 in the file PATH, or in a new file of the folder PATH,
+                           since several processes cannot share one; it outlives the process
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import tempfile
 import threading
 import traceback
 from collections.abc import Iterable
@@ -103,4 +105,6 @@ def _trigger() -> Trigger | None:
 @functools.cache
 def _counter() -> npt.NDArray[np.int64] | None:
     path = os.environ.get(TOKENS)
+    if path and Path(path).is_dir():
+        return new_counter(Path(tempfile.mkstemp(dir=path)[1]))
     return np.memmap(path, np.int64, "r+", shape=(1,)) if path else None

@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 from pipeline.cli.main import main
 
 SMALL = ("data.limit=40", "sampling.max_tokens=24", "runtime.slots=4", "runtime.threads=1", "progress=none")
-ONE_ROUND = ("target.accepted_rows=24", "target.chunk_rows=8")
+ROUNDS = ("data.limit=8", "target.accepted_rows=12", "target.chunk_rows=6")
+"""Three rounds and a half over the seeds of self_instruct."""
 
 
 def run(job: str, directory: Path, *arguments: str) -> int:
@@ -40,3 +41,9 @@ def assert_a_line_for_each_row(directory: Path, chunk_rows: int) -> None:
 def stages(directory: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = pq.read_table(directory / "metrics/stages.parquet").to_pylist()
     return rows
+
+
+def totals(directory: Path) -> dict[str, float]:
+    """Totals of a run's last attempt."""
+    found: dict[str, float] = json.loads(pq.read_table(directory / "metrics/run.parquet")["totals"][-1].as_py())
+    return found

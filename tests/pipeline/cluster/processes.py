@@ -20,6 +20,8 @@ from tests.pipeline.cluster.cluster_runs import SMALL
 
 LIMIT_S = 240.0
 OPS = "tests.pipeline.cluster.worker_ops"
+WORKER, STORE = ("process_pool", "ray::PieceWorker"), ("ray::Desk",)
+"""What the command lines of workers and of the store's actor have."""
 
 
 def job_with(folder: Path, function: str, *arguments: str) -> str:
@@ -77,13 +79,13 @@ def assert_poison_is_rejected(folder: Path, *cluster: str) -> None:
     assert pq.read_table(folder / "out/data").to_pylist() == [row for row in rows if row["row"] not in guilty]
 
 
-def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    """The worker processes of a run that are there now."""
+def workers_of(process: subprocess.Popen[str] | psutil.Process, kinds: Sequence[str] = WORKER) -> list[psutil.Process]:
+    """The workers below a process that are there now, or other processes of `kinds`."""
     found = []
     with suppress(psutil.NoSuchProcess):
         for child in psutil.Process(process.pid).children(recursive=True):
             with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-                if any("process_pool" in part or "PieceWorker" in part for part in child.cmdline()):
+                if any(kind in part for part in child.cmdline() for kind in kinds):
                     found.append(child)
     return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import time
@@ -14,7 +13,7 @@ import pytest
 
 from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
-from tests.pipeline.cluster.cluster_runs import assert_a_line_for_each_row, bytes_of, run
+from tests.pipeline.cluster.cluster_runs import assert_a_line_for_each_row, bytes_of, run, totals
 from tests.pipeline.cluster.processes import (
     assert_poison_is_rejected,
     command,
@@ -27,11 +26,6 @@ from tests.pipeline.cluster.processes import (
 PROCESSES = ("cluster=processes", "cluster.workers=2", "cluster.piece_rows=4", "chunk_rows=16")
 PROMPTS = PROJECT / "jobs/data/quickstart.jsonl"
 LEAVES_S = 5.0
-
-
-def totals(directory: Path) -> dict[str, float]:
-    found: dict[str, float] = json.loads(pq.read_table(directory / "metrics/run.parquet")["totals"][-1].as_py())
-    return found
 
 
 def test_a_killed_worker_is_replaced_and_changes_no_byte(tmp_path: Path) -> None:

@@ -28,12 +28,12 @@ from pipeline.monitor.prometheus import exposition
 from pipeline.results.reader import read_results
 from pipeline.results.report.totals import totals
 from pipeline.run_dir.state import RunState
-from tests.pipeline.cluster.cluster_runs import ONE_ROUND, assert_a_line_for_each_row, bytes_of, run, stages
+from tests.pipeline.cluster.cluster_runs import ROUNDS, assert_a_line_for_each_row, bytes_of, run, stages
 from tests.pipeline.cluster.processes import job_with
 
 JOBS = {
     "quickstart": ("chunk_rows=16",),
-    "self_instruct": ONE_ROUND,
+    "self_instruct": ROUNDS,
     "best_of_n": ("chunk_rows=16", "sampling.n=2"),
     "openai_batch": ("chunk_rows=16",),
     "classify": ("chunk_rows=16",),
