@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 import pytest
 
-from operators.generation.journal import FLUSH_ROWS
+from operators.generation.remote_store import RemoteStore
 from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
 from tests.faults.hooks import TOKENS, WATCHED
@@ -37,7 +37,7 @@ SIZES = {0: (2000, 250)}
 """Rows and rows of a chunk of a seed, where they are not USUAL."""
 USUAL = (200, 16)
 WORKERS, SLOTS, MAX_TOKENS = 2, 4, 24
-BOUND = (WORKERS * SLOTS + FLUSH_ROWS) * MAX_TOKENS
+BOUND = (WORKERS * SLOTS + RemoteStore.flush_rows) * MAX_TOKENS
 """Tokens that a kill may cost: those in the slots, and the finished rows that wait to be journaled."""
 LIMIT_S = 900.0
 

