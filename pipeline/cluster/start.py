@@ -49,7 +49,7 @@ def driver_graph(
     """
     cluster: ClusterSettings = settings.cluster
     stall_timeout_s = getattr(settings.runtime, "stall_timeout_s", None)
-    _check(settings, stall_timeout_s)
+    _check(settings)
     cuts = islands_of(graph)
     content = contents_of(graph, (name for cut in cuts for name in cut.nodes))
     content |= {CODE: program()[CODE]} if cluster.mixed == REFUSE else {}
@@ -90,12 +90,7 @@ def _began_with(state: RunState, identity: Mapping[str, str]) -> None:
         state.note_identity(own)
 
 
-def _check(settings: JobSettings, stall_timeout_s: float | None) -> None:
-    if stall_timeout_s and settings.cluster.start_timeout_s > stall_timeout_s:
-        raise ConfigError(
-            f"cluster.start_timeout_s={settings.cluster.start_timeout_s:g} cannot be reached: with"
-            f" runtime.stall_timeout_s={stall_timeout_s:g} the run ends before, since nothing moves; raise that too"
-        )
+def _check(settings: JobSettings) -> None:
     if settings.cluster.mixed == "allow" and _deterministic(settings):
         raise ConfigError(
             "cluster.mixed=allow cannot keep runtime.deterministic=true: unlike machines give equal rows other bytes;"

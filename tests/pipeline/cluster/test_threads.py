@@ -259,7 +259,6 @@ def test_an_older_piece_does_not_take_the_rows_of_a_round_back() -> None:
     ("arguments", "says"),
     [
         (("cluster.mixed=allow",), "set runtime.deterministic=false"),
-        (("cluster.start_timeout_s=60", "runtime.stall_timeout_s=30"), "the run ends before"),
         (("cluster.workers=0",), "cluster.workers=0 cannot work"),
         (("cluster.address=ray://host:1",), "the driver has to run on a node of the cluster"),
         (("runtime=auto",), "cannot be left open with a cluster"),
