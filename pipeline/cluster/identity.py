@@ -11,7 +11,7 @@ from importlib import metadata
 
 from pipeline import PACKAGES
 from pipeline.api.errors import ConfigError
-from pipeline.api.protocols import BITS
+from pipeline.api.protocols import BITS, EXACT
 from pipeline.config.fingerprint import content_of
 from pipeline.dataflow.graph import Graph
 
@@ -26,6 +26,12 @@ def identity_of(graph: Graph, nodes: Iterable[str]) -> dict[str, str]:
     """Return the identity of open operators, by what it is."""
     each = ((name, graph.nodes[name].op.identity()) for name in nodes)
     return {f"{what}{OF_A_NODE}{name}'": value for name, found in each for what, value in found.items()}
+
+
+def of_machine(identity: Mapping[str, str]) -> dict[str, str]:
+    """Return the part of an identity that every attempt of a run shares: of its nodes, without EXACT, which follows
+    from settings that a resume may change."""
+    return {what: v for what, v in identity.items() if OF_A_NODE in what and not what.startswith(EXACT)}
 
 
 def contents_of(graph: Graph, nodes: Iterable[str]) -> dict[str, str]:
@@ -65,7 +71,7 @@ def check_here(graph: Graph, kept: Mapping[str, str]) -> dict[str, str]:
     Raises:
         ConfigError: it computes other bits.
     """
-    here = identity_of(graph, graph.order)
+    here = of_machine(identity_of(graph, graph.order))
     others = {what: value for what, value in here.items() if kept.get(what, value) != value}
     if other_bits := [what for what in others if what.startswith(BITS)]:
         builds = [what for what in others if what not in other_bits] or other_bits

@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from pipeline.api.errors import Cancelled, ExitCode, PipelineError
@@ -30,27 +31,29 @@ class Caller:
         self._numbers = count()
         self._open: dict[int, Future[Any]] = {}
         self._gone = False
-        self._outgoing: queue.SimpleQueue[tuple[int, str, tuple[object, ...]] | None] = queue.SimpleQueue()
+        self._outgoing: queue.SimpleQueue[memoryview | None] = queue.SimpleQueue()
         for work in (self._read, self._write):
             threading.Thread(target=work, name="rpc", daemon=True).start()
 
     def call(self, method: str, *args: object) -> Future[Any]:
-        """Call `method`; returns at once."""
+        """Call `method`; returns at once. Raises what `args` raise when they are pickled."""
         future: Future[Any] = Future()
+        number = next(self._numbers)
+        message = ForkingPickler.dumps((number, method, args))
         with self._lock:
-            gone, number = self._gone, next(self._numbers)
+            gone = self._gone
             if not gone:
                 self._open[number] = future
         if gone:
             future.set_exception(self._lost())
         else:
-            self._outgoing.put((number, method, args))
+            self._outgoing.put(message)
         return future
 
     def _write(self) -> None:
         with suppress(OSError):  # the other end is gone, which the reading thread finds, too
             while (message := self._outgoing.get()) is not None:
-                self._pipe.send(message)
+                self._pipe.send_bytes(message)
 
     def _read(self) -> None:
         try:

@@ -12,7 +12,7 @@ from pipeline.api.errors import ConfigError, install
 from pipeline.api.runtime import RunContext
 from pipeline.cluster.crew import Crew
 from pipeline.cluster.cut import ClusterSize, Cut, islands_of
-from pipeline.cluster.identity import CODE, OF_A_NODE, check_equal, contents_of, program
+from pipeline.cluster.identity import CODE, check_equal, contents_of, of_machine, program
 from pipeline.cluster.island import Island
 from pipeline.cluster.ledger import Ledger
 from pipeline.cluster.members import Event, Members
@@ -82,7 +82,7 @@ def driver_graph(
 
 def _began_with(state: RunState, identity: Mapping[str, str]) -> None:
     """Keep the identity of the workers with the run, or compare it with the one that is kept."""
-    own = {what: value for what, value in identity.items() if OF_A_NODE in what}
+    own = of_machine(identity)
     if state.identity:
         remedy = "Go on with machines like those, or take what these compute: other_bits=allow"
         check_equal("the machines that began this run", state.identity, "a worker of now", own, remedy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from multiprocessing.connection import Pipe
+from pickle import PicklingError
 
 import pytest
 
@@ -21,6 +22,18 @@ def test_a_call_does_not_wait_for_a_worker_that_does_not_read() -> None:
     theirs.close()
     for call in (*calls, caller.call("news")):
         assert isinstance(call.exception(timeout=60), WorkerLost)
+
+
+def test_what_cannot_be_sent_is_said_to_who_calls() -> None:
+    """Else nobody would ever answer."""
+    ours, theirs = Pipe()
+    caller = Caller(ours, lambda: WorkerLost("gone"))
+    with pytest.raises((AttributeError, TypeError, PicklingError)):
+        caller.call("compute", lambda: None)
+    call = caller.call("news", 3)
+    assert theirs.recv() == (1, "news", (3,))
+    theirs.send((1, True, "all well"))
+    assert call.result(timeout=60) == "all well"
 
 
 @pytest.mark.parametrize(

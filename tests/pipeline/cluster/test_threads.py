@@ -136,7 +136,8 @@ def test_a_run_goes_on_without_workers_and_with_them(local, tmp_path: Path, monk
             raise KeyboardInterrupt
 
     monkeypatch.setattr(RunState, "commit", stopping)
-    for chunks, cluster in ((1, ("cluster=threads",)), (2, ()), (None, ("cluster=threads", "cluster.workers=3"))):
+    patient = ("cluster=threads", "cluster.workers=3", "runtime.row_timeout_s=600")  # no machine is another for that
+    for chunks, cluster in ((1, ("cluster=threads",)), (2, ()), (None, patient)):
         stop_after[0] = chunks
         code = run("quickstart", out, *JOBS["quickstart"], *cluster)
     assert code == ExitCode.DONE
