@@ -22,8 +22,8 @@ from pipeline.system.disk_errors import writing
 
 TEXT_TOKENS = 256
 """Most tokens of a text."""
-_ROWS = 32
-"""Distributions that are compared at a time, for memory."""
+_ROWS = 4
+"""Distributions that are compared at a time, so that they stay in the cache of a core."""
 
 
 @dataclass(frozen=True)
@@ -103,15 +103,11 @@ class _Surprise:
 def _logits(model: Model, texts: Seq[TokenIds], settings: EngineSettings) -> Iterator[tuple[int, int, Logits]]:
     """Yield the number of a text, the position of a token, and the logits after it and after some tokens behind it; in
     the same order for each model."""
-    own = replace(
-        settings,
-        max_sequence_tokens=min(TEXT_TOKENS, model.n_ctx_train),
-        kv="per_sequence",
-        n_ctx=None,
-        admission="reserve",
-    )
+    longest = min(max(map(len, texts)), model.n_ctx_train)
+    own = replace(settings, max_sequence_tokens=longest, kv="per_sequence", n_ctx=None, admission="reserve")
+    reading = reading_settings(own, model.n_vocab)
     with ExitStack() as stack:
-        decoder, give_back = model.lease(reading_settings(own, model.n_vocab), Wanted.EVERY)
+        decoder, give_back = model.lease(replace(reading, slots=min(reading.slots or 1, len(texts))), Wanted.EVERY)
         stack.callback(give_back)
         reader = Reader(decoder, flash_attention=decoder.shape.flash_attention, sharing=False)
         for parts in reader.read([Text(ids) for ids in texts]):

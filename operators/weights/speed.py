@@ -14,6 +14,8 @@ from pipeline.api.meter import Clock
 
 _PROMPT_TOKENS = 256
 """Prompt tokens of a measured call, about: so many are read nearly as fast as more."""
+_CALL_S = 0.7
+"""Seconds of such a call, about: on a slow machine it has fewer prompts, but one."""
 _DEPTH = 512
 """Most tokens before a decode step: what lies deeper is attention, which no type of weights changes."""
 
@@ -56,10 +58,14 @@ class SpeedTest:
 
     Args:
         settings: of the job; the context has its slots, and as many cells as are needed.
+        calls: prompts of a measured call, those of the test that this one is compared with; None: as many as are read
+            in _CALL_S.
     """
 
-    def __init__(self, model: Model, settings: EngineSettings, lengths: Lengths, clock: Clock) -> None:
-        usual, self._lengths, self._clock = settings.with_defaults(), lengths, clock
+    def __init__(
+        self, model: Model, settings: EngineSettings, lengths: Lengths, clock: Clock, calls: int | None = None
+    ) -> None:
+        usual, self._clock = settings.with_defaults(), clock
         self._slots = usual.slots
         room = min(lengths.depth + 1, model.n_ctx_train)
         batch = max(usual.n_batch, room)
@@ -67,16 +73,18 @@ class SpeedTest:
             usual, max_sequence_tokens=room, n_batch=batch, kv="per_sequence", n_ctx=None, admission="reserve"
         )
         self._decoder, self.close = model.lease_apart(needed)
+        shape = self._decoder.shape
+        self._steps = StepTimer(self._decoder, shape.max_sequence_tokens - 1, clock)
+        self._prompt = int(np.clip(lengths.prompt, 2, shape.max_sequence_tokens - 1))
+        in_time = _CALL_S * (shape.max_sequence_tokens - 1) / max(self._steps.read_s, 1e-9)
+        fit = int(min(shape.n_ubatch, _PROMPT_TOKENS, in_time)) // self._prompt
+        self.calls = min(max(1, fit), self._slots) if calls is None else calls
 
     def measure(self) -> Speed:
         """Make some calls of prompts and of decode steps."""
-        decoder = self._decoder
-        prompt = int(np.clip(self._lengths.prompt, 2, decoder.shape.max_sequence_tokens - 1))
-        calls = min(max(1, min(decoder.shape.n_ubatch, _PROMPT_TOKENS) // prompt), self._slots)
-        prompt_s = faster_of_two(lambda: _read_together(decoder, prompt, calls), self._clock)
-        depth = decoder.shape.max_sequence_tokens - 1
-        step_s = StepTimer(decoder, depth, self._clock).step_s(self._slots)
-        return Speed(prompt_s / (prompt * calls), step_s / self._slots)
+        prompt_s = faster_of_two(lambda: _read_together(self._decoder, self._prompt, self.calls), self._clock)
+        self._steps.clear()
+        return Speed(prompt_s / (self._prompt * self.calls), self._steps.step_s(self._slots) / self._slots)
 
 
 def _read_together(decoder: Decoder, tokens: int, slots: int) -> None:

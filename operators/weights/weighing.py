@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
@@ -37,9 +38,9 @@ HOPELESS = 0.8
 """Times as fast as the file as it is a type is at most that is not measured a second time: no machine drifts so far."""
 MOST_KL = 1e-4
 """The divergence up to which a type loses nothing to speak of; nor does one with no more than the file as it is."""
-ENOUGH_S = 12.0
-"""Seconds after which `auto` begins to measure no other type."""
-SAMPLE_TOKENS, FEW_TOKENS = 1024, 192
+ENOUGH_S = 20.0
+"""Seconds within which `auto` has to be done, or it begins to measure no other type but the likeliest."""
+SAMPLE_TOKENS, FEW_TOKENS = 1024, 128
 """Tokens on which predictions are compared: for a user, and for `auto`."""
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ class Weighing:
         self.model = replace(self.model, weights=AS_IS, weights_chosen=None)
         self.settings = self.settings.with_defaults()
         self.remembered = Remembered(self.model, self.settings, self.new_tokens)
+        self._calls: int | None = None
 
     def each(
         self, model: Model, prompts: Sequence[TokenIds], new: Sequence[int], rows: float
@@ -77,7 +79,7 @@ class Weighing:
             prompts, new: token ids of prompts of the job, and tokens that each may get.
             rows: of the whole job.
         """
-        lengths = Lengths.of([len(prompt) for prompt in prompts], new)
+        lengths, self._calls = Lengths.of([len(prompt) for prompt in prompts], new), None
         with ExitStack() as stack:
             exact = stack.enter_context(self.exact(sample_of(prompts, SAMPLE_TOKENS), model))
             yield self._figures(AS_IS, model, exact.compare(model), lengths, rows)
@@ -92,7 +94,8 @@ class Weighing:
                     yield WeightsFigures(name, refused=str(error))
 
     def _figures(self, name: str, model: Model, found: Divergence, lengths: Lengths, rows: float) -> WeightsFigures:
-        with closing(SpeedTest(model, self.settings, lengths, self.clock)) as test:
+        with closing(SpeedTest(model, self.settings, lengths, self.clock, self._calls)) as test:
+            self._calls = test.calls
             speed = test.measure().best(test.measure())
         settings = replace(self.model, weights=name)
         size, needs = inspect_model(settings).sizes, model_memory(settings, self.settings, "weighing")
@@ -115,11 +118,15 @@ class Weighing:
         trial = _Trial(self, Lengths.of([len(prompt) for prompt in prompts], new), {AS_IS: model})
         with closing(trial):
             trial.speeds[AS_IS] = trial.measure(AS_IS)
-            for name in candidates(self.model, self.settings):
-                if self.clock() - began > ENOUGH_S:
-                    trial.notes.append(f"{name} was not measured, since {ENOUGH_S:g} s were over")
-                else:
-                    trial.against_as_is(name)
+            left = candidates(self.model, self.settings)
+            while left:
+                start = self.clock()
+                trial.against_as_is(left.pop(0))
+                now = self.clock()
+                if now - began + 2 * (now - start) > ENOUGH_S:  # one more, and as long to compare predictions
+                    break
+            if left:
+                trial.notes.append(f"no time was left to measure {', '.join(left)}")
             best, said = trial.best(sample_of(prompts, FEW_TOKENS))
         took = self.clock() - began
         seconds = {name: speed.of_rows(rows, trial.lengths) for name, speed in trial.speeds.items()}
@@ -133,9 +140,16 @@ class Weighing:
                 self.remembered.keep_speed(name, speed)
         return best, f"{why}; measured in {took:.0f} s"
 
-    def exact(self, texts: Sequence[TokenIds], plain: Model) -> closing[Predictions]:
-        """Return the predictions by which others are judged. `plain`: the file as it is, loaded; it is exact itself if
-        its type is wide, and has to serve where a copy cannot be made."""
+    def exact(self, texts: Sequence[TokenIds], plain: Model, copy: Model | None = None) -> closing[Predictions]:
+        """Return the predictions by which others are judged.
+
+        Args:
+            plain: the file as it is, loaded; it is exact itself if its type is wide, and has to serve where a copy
+                cannot be made.
+            copy: in the type EXACT, if it is loaded.
+        """
+        if copy is not None:
+            return closing(self.on(lambda: self._predictions(copy, texts)))
         settings, model = replace(self.model, weights=EXACT), None
         if WEIGHTS.get(inspect_model(self.model).weights or "", 0.0) < WEIGHTS[EXACT]:
             try:
@@ -176,8 +190,9 @@ class _Trial:
             if name not in self.models:
                 settings = replace(self.weighing.model, weights=name)
                 self.models[name] = loader(settings)(settings)
-            weighing = self.weighing
-            self._tests[name] = SpeedTest(self.models[name], weighing.settings, self.lengths, weighing.clock)
+            weighing, first = self.weighing, self._tests.get(AS_IS)
+            calls = None if first is None else first.calls
+            self._tests[name] = SpeedTest(self.models[name], weighing.settings, self.lengths, weighing.clock, calls)
         return self._tests[name]
 
     def against_as_is(self, name: str) -> None:
@@ -205,10 +220,11 @@ class _Trial:
         if not fast:
             return AS_IS, [*self.notes, f"no type that loses nothing is {LEAST_GAIN - 1:.0%} faster"]
         try:
-            with self.weighing.exact(texts, self.models[AS_IS]) as exact:
+            with self.weighing.exact(texts, self.models[AS_IS], self.models.get(EXACT)) as exact:
                 own = self._kl(exact, AS_IS)
                 for name in fast:
-                    kl = self._kl(exact, name)
+                    # A copy whose numbers overflow has no divergence from anything.
+                    kl = (0.0 if math.isfinite(own) else own) if name == EXACT else self._kl(exact, name)
                     self.notes.append(f"mean KL from what its weights say: {kl:.1e} as {name}, {own:.1e} as_is")
                     if kl < max(MOST_KL, own):
                         return name, self.notes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -103,12 +105,14 @@ def test_auto_takes_the_fastest_of_the_wider_types(model, as_bf16):
     assert "as bf16" in why
 
 
-def test_auto_begins_no_other_type_after_some_seconds(model, as_bf16, monkeypatch):
-    monkeypatch.setattr(weighing, "ENOUGH_S", -1.0)
+def test_auto_measures_only_the_likeliest_type_where_time_is_short(model, as_bf16, monkeypatch):
+    monkeypatch.setattr(weighing, "ENOUGH_S", 0.0)
+    monkeypatch.setattr(candidates, "WIDE", ("bf16", "f16"))
+    first, second = candidates.candidates(AS_IS, ENGINE)
     best, why = choose(model)
-    assert best == "as_is"
-    assert "bf16 was not measured" in why
-    assert as_bf16[1] == [1.0]
+    assert f"no time was left to measure {second}" in why
+    assert best == ("bf16" if first == "bf16" else "as_is")
+    assert as_bf16[1] == ([1.0, 0.5, 1.0, 0.5] if first == "bf16" else [1.0, 2.0])
 
 
 @pytest.mark.parametrize("seconds", [0.96, 1.0, 2.0])
@@ -141,10 +145,31 @@ def test_what_was_measured_beside_other_work_is_not_kept(model, as_bf16, monkeyp
 
 
 def test_a_real_measurement_has_speeds(model):
-    test = SpeedTest(model, ENGINE, Lengths(40, 8), iter(range(10**6)).__next__)
-    speed = test.measure()
+    ticks = iter(range(10**6)).__next__
+    first = SpeedTest(model, ENGINE, Lengths(40, 8), ticks)
+    assert first.calls == 1, "a call takes a whole second"
+    test = SpeedTest(model, ENGINE, Lengths(40, 8), ticks, 4)
+    speeds = [test.measure() for _ in range(2)]
+    first.close()
     test.close()
-    assert speed == Speed(1 / 160, 1 / 4), "a call of four prompts, and a step of four rows, of a clock that ticks once"
+    assert speeds == [Speed(1 / 160, 1 / 4)] * 2, "a call of four prompts, and a step of four rows"
+
+
+def test_a_call_of_a_slow_model_has_fewer_prompts(model):
+    for tick, calls in ((1e-3, 4), (0.3, 2), (10.0, 1)):
+        clock = itertools.count(0.0, tick).__next__
+        test = SpeedTest(model, ENGINE, Lengths(40, 8), clock)
+        test.close()
+        assert test.calls == calls
+
+
+def test_a_copy_whose_numbers_overflow_is_not_taken(model, as_bf16, monkeypatch):
+    as_bf16[0].update(bf16=2.0, f16=0.5)
+    compare = Predictions.compare
+    monkeypatch.setattr(Predictions, "compare", lambda self, other: replace(compare(self, other), mean_kl=math.nan))
+    best, why = choose(model)
+    assert best == "as_is"
+    assert "nan as f16" in why
 
 
 def test_predictions_of_the_same_weights_are_the_same_and_wider_ones_lie_nearer_than_narrower_ones(model, tmp_path):
