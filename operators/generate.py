@@ -258,7 +258,7 @@ class Generate(BaseOperator):
         return weighing.choose(*self._weighed(found))
 
     def compare_weights(self, sample: WeightsSample) -> Iterator[WeightsFigures]:
-        yield from self._weighing.each(*self._weighed(sample))
+        yield from self._weighing.each(sample.types, *self._weighed(sample))
 
     def _weighed(self, sample: WeightsSample) -> tuple[Model, list[TokenIds], list[int], float]:
         """Return the loaded model, the prompts of a sample, the tokens that each may get, and the count of all rows."""

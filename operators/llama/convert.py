@@ -36,6 +36,8 @@ FILE_TYPES = {
 """llama.cpp's number of each type."""
 GOOD_SOURCES = ("f32", "f16", "bf16", "q8_0")
 """Types that lose so little that a narrower one may be made of them."""
+LONG_BLOCKS = tuple(name for name in WEIGHTS if "_k" in name or name == "iq4_xs")
+"""Types that take 256 weights of a row at a time."""
 LEAST_BITS = 16
 """From this many bits per weight a type may be made of any: it holds what the source says."""
 _SIZE = re.compile(r"quant size\s*=\s*([\d.]+) MiB")
@@ -96,7 +98,7 @@ def converted_size(path: Path, wanted: str) -> int:
     if fallback := _FALLBACK.search(said):
         raise ConfigError(
             f"{about}: rows of {fallback[1]} tensors are no multiple of 256, so llama.cpp would store them in other"
-            f" types; take {', '.join(name for name in WEIGHTS if '_k' not in name)}"
+            f" types; take {', '.join(name for name in WEIGHTS if name not in LONG_BLOCKS)}"
         )
     size = _SIZE.search(said)
     if size is None:

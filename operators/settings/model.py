@@ -16,9 +16,12 @@ TOOL_FORMATS = ("hermes", "tags", "llama3", "mistral", "mistral_args", "harmony"
 """Those of operators/prompts/tool_formats.py."""
 WEIGHTS = {
     **{"f32": 32.0, "f16": 16.0, "bf16": 16.0, "q8_0": 8.5, "q6_k": 6.6},
-    **{"q5_k_m": 5.7, "q4_k_m": 4.9, "q4_0": 4.5, "q3_k_m": 3.9},
+    **{"q5_1": 6.0, "q5_k_m": 5.7, "q5_k_s": 5.6, "q5_0": 5.5},
+    **{"q4_1": 5.0, "q4_k_m": 4.9, "q4_k_s": 4.7, "q4_0": 4.5, "iq4_nl": 4.5, "iq4_xs": 4.3},
+    **{"q3_k_l": 4.3, "q3_k_m": 3.9, "q3_k_s": 3.5, "q2_k": 3.2},
 }
-"""Types of weights that a model file can be converted to, and about their bits per weight."""
+"""Types of weights that a model file can be converted to, and about their bits per weight: those that llama.cpp makes
+of a file alone (others need an importance matrix, or ternary weights)."""
 AS_IS, AUTO = "as_is", "auto"
 
 
@@ -37,9 +40,9 @@ class ModelSettings:
             [] for none. With ["", TAG] all that comes before TAG is reasoning.
         tool_format: how the model writes tool calls (docs/chat.md has the names); null: read off the chat template.
         date: ISO date that a chat template gets when it asks for today's; null: it is told that there is none.
-        weights: the type that the weights are converted to, once, into a cache (f32, f16, bf16, q8_0, q6_k, q5_k_m,
-            q4_k_m, q4_0, q3_k_m); as_is: none; auto: the fastest on this machine that loses nothing to speak of. See
-            docs/weights.md.
+        weights: the type that the weights are converted to, once, into a cache (f32, f16, bf16, q8_0, q6_k, q5_1,
+            q5_k_m, q5_k_s, q5_0, q4_1, q4_k_m, q4_k_s, q4_0, iq4_nl, iq4_xs, q3_k_l, q3_k_m, q3_k_s, q2_k); as_is:
+            none; auto: the fastest on this machine that loses nothing to speak of. See docs/weights.md.
         weights_chosen: what `auto` has chosen; a run fills it in, so that it is the same when it is resumed.
         gpu_layers: layers to compute on the GPU: 0 for none, 999 for all. Needs a llama.cpp that was built for the GPU.
         options: further keyword arguments for the loader; one that it does not know is an error.

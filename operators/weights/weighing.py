@@ -14,6 +14,7 @@ from operators.engine.backend.interface import Model, TokenIds
 from operators.engine.backend.loading import close_model, inspect_model, loader
 from operators.generation.wiring import model_memory
 from operators.settings import ModelSettings
+from operators.settings.checks import check_one_of
 from operators.settings.model import AS_IS, WEIGHTS
 from operators.settings.runtime import EngineSettings
 from operators.tuning.machine_load import NOISY, OtherWork
@@ -70,20 +71,22 @@ class Weighing:
         self._calls: int | None = None
 
     def each(
-        self, model: Model, prompts: Sequence[TokenIds], new: Sequence[int], rows: float
+        self, types: Sequence[str], model: Model, prompts: Sequence[TokenIds], new: Sequence[int], rows: float
     ) -> Iterator[WeightsFigures]:
-        """Measure the file as it is, and then each type of WEIGHTS.
+        """Measure the file as it is, and then each of `types`; each of WEIGHTS if there are none.
 
         Args:
             model: the file as it is, loaded.
             prompts, new: token ids of prompts of the job, and tokens that each may get.
             rows: of the whole job.
         """
+        for name in types:
+            check_one_of("--types", name, tuple(WEIGHTS))
         lengths, self._calls = Lengths.of([len(prompt) for prompt in prompts], new), None
         with ExitStack() as stack:
             exact = stack.enter_context(self.exact(sample_of(prompts, SAMPLE_TOKENS), model))
             yield self._figures(AS_IS, model, exact.compare(model), lengths, rows)
-            for name in WEIGHTS:
+            for name in types or WEIGHTS:
                 if name == inspect_model(self.model).weights:
                     continue
                 try:

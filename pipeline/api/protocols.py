@@ -113,11 +113,17 @@ class MemoryNeed:
 
 @dataclass(frozen=True)
 class WeightsSample:
-    """Rows that come to a node, by which the types of its model's weights are measured. `rows`: of the whole job."""
+    """Rows that come to a node, by which the types of its model's weights are measured.
+
+    Args:
+        rows: of the whole job.
+        types: to compare with the weights as they are; empty: all.
+    """
 
     runtime: Runtime
     batches: Sequence[Batch]
     rows: float
+    types: Sequence[str] = ()
 
 
 class BaseOperator:

@@ -38,6 +38,9 @@ def main(arguments: Sequence[str]) -> ExitCode:
     """Measure, and print the table."""
     parser = parser_of("weights")
     parser.add_argument("--save", type=Path, metavar="DIR", help="write weights.parquet and weights.svg into DIR")
+    parser.add_argument(
+        "--types", type=lambda names: names.split(","), default=(), metavar="A,B", help="measure only these (q4_0,bf16)"
+    )
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings of a job (default: job=generate)")
     own, more = parser.parse_known_args(arguments)
     given = [*own.settings, *more]
@@ -47,7 +50,7 @@ def main(arguments: Sequence[str]) -> ExitCode:
         given += [f"data.path={PROMPTS}", "data.prompt_column=prompt"]
 
     def weigh(settings: JobSettings, process: Resources) -> ExitCode:
-        found = list(_shown(settings))
+        found = list(_shown(settings, own.types))
         say(["", *table(found), "", *advice(found)])
         if own.save is not None:
             say(save(found, own.save))
@@ -56,10 +59,10 @@ def main(arguments: Sequence[str]) -> ExitCode:
     return run_jobs(given, config_dirs_of(given), weigh)
 
 
-def _shown(settings: JobSettings) -> Iterator[WeightsFigures]:
+def _shown(settings: JobSettings, types: Sequence[str]) -> Iterator[WeightsFigures]:
     """Measure each type; say each when it is measured, with a bar on a terminal."""
     with tqdm(desc="measuring", unit=" types", file=sys.stderr, disable=None, leave=False) as bar:
-        for figures in compared(settings):
+        for figures in compared(settings, types):
             bar.update()
             if figures.refused is None:
                 named = (f"{title} {cell}" for title, cell in zip(TITLES[1:], _cells(figures)[1:], strict=True) if cell)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -56,8 +56,9 @@ def as_is(settings: JobSettings) -> JobSettings:
     return _with(settings, AS_IS) if is_open else settings
 
 
-def compared(settings: JobSettings) -> Iterator[WeightsFigures]:
-    """Measure the model of a job with its weights as they are, and then with each other type, in turn."""
+def compared(settings: JobSettings, types: Sequence[str] = ()) -> Iterator[WeightsFigures]:
+    """Measure the model of a job with its weights as they are, and then with each type of `types`, in turn. Empty: with
+    all types."""
     if not hasattr(settings.model, "weights"):
         raise ConfigError(f"the job {settings.name} has no model (the config group model), so it has no weights")
     model = dataclasses.replace(settings.model, weights=AUTO, weights_chosen=None)
@@ -65,7 +66,7 @@ def compared(settings: JobSettings) -> Iterator[WeightsFigures]:
     plain = _with(whole, AS_IS)
     graph, name = _weighed(plain)
     with _sample(plain, graph, name) as sample:
-        yield from graph.nodes[name].op.compare_weights(sample)
+        yield from graph.nodes[name].op.compare_weights(dataclasses.replace(sample, types=types))
 
 
 def _weighed(settings: JobSettings) -> tuple[Graph, str]:

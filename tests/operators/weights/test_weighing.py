@@ -311,7 +311,8 @@ def test_the_command_compares_all_types(tmp_path, as_bf16, capsys):
     assert "bf16: MB " in said.err, "a line for each type as soon as it is measured"
     out = said.out.splitlines()
     assert out[1].split()[0] == "weights"
-    assert [line.split()[0] for line in out[2:7]] == ["as_is", "f32", "f16", "bf16", "q4_0"]
+    made = ["as_is", "f32", "f16", "bf16", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
+    assert [line.split()[0] for line in out[2:11]] == made
     assert "q4_k_m: model.weights=q4_k_m cannot work" in "\n".join(out)
     assert any(line.startswith("model.weights=bf16 # 2.00 times as fast; mean KL") for line in out)
     rows = {row["weights"]: row for row in pq.read_table(tmp_path / "saved/weights.parquet").to_pylist()}
@@ -320,6 +321,14 @@ def test_the_command_compares_all_types(tmp_path, as_bf16, capsys):
     assert rows["bf16"]["size_bytes"] == next(p for p in weights_cache().files() if "-bf16-" in p.name).stat().st_size
     assert ElementTree.parse(tmp_path / "saved/weights.svg").getroot().tag.endswith("svg")
     assert not Path("outputs").exists() or not Path("outputs/generate").exists()
+
+
+def test_the_command_compares_the_types_that_are_named(as_bf16, capsys):
+    arguments = ["weights", "model=tiny", "data.limit=8", "sampling.max_tokens=4", "runtime.slots=4"]
+    assert main([*arguments, "--types", "q4_1,iq4_nl"]) == ExitCode.DONE
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[2:5]] == ["as_is", "q4_1", "iq4_nl"]
+    assert "--types='q9' cannot work: it is one of f32, f16," in refused(capsys, *arguments, "--types=q9")
 
 
 def test_the_command_needs_a_model(capsys):
