@@ -134,7 +134,7 @@ class Generate(BaseOperator):
         self._model_settings = model
         self._sampling = sampling
         self._decode = decode
-        self._engine_settings = runtime
+        self._engine_settings = decode_strategy(decode).settled(runtime)
         self._store_settings = store
         self._seed = seed
         self._id_column = id_column

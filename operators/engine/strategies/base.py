@@ -39,6 +39,10 @@ class Strategy(ABC):
     def check(self, sampling: SamplingSettings, runtime: EngineSettings, model: ModelSettings) -> None:
         """Check everything that needs no loaded model; raise ConfigError if it cannot work with these settings."""
 
+    def settled(self, settings: EngineSettings) -> EngineSettings:
+        """Return `settings` without the open keys for which only one value works."""
+        return settings
+
     def room(self, settings: EngineSettings, n_ctx_train: int) -> int:
         """Return the most prompt and completion tokens of a sequence: whole blocks, and in the unified layout at most
         the KV cache. Raises ConfigError if more than `n_ctx_train` was asked for."""

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import Self, cast
+from typing import Any, Self, cast
 
 from operators.engine.backend.interface import Decoder, Logits, Model
 from operators.engine.sampling.sampler import Sampler
@@ -60,11 +60,14 @@ class Speculative(Autoregressive):
         self._brought: list[list[int]] = []
         self._began = self._drafting_s = 0.0
 
+    def settled(self, settings: EngineSettings) -> EngineSettings:
+        works: dict[str, Any] = {"kv": "per_sequence"} | ({"flash_attention": True} if settings.deterministic else {})
+        return replace(settings, **{key: value for key, value in works.items() if key in settings.open_keys()})
+
     def check(self, sampling: SamplingSettings, runtime: EngineSettings, model: ModelSettings) -> None:
         """Refuse what would cut calls otherwise than by rows, or compute tokens of a row otherwise than one."""
-        why = "rows share the cells of one stream" if runtime.kv == "unified" else "runtime=auto may choose unified"
-        if runtime.kv == "unified" or (runtime.kv == "auto" and not runtime.deterministic):
-            raise ConfigError(f"decode=speculative needs runtime.kv=per_sequence: {why}")
+        if runtime.kv == "unified":
+            raise ConfigError("decode=speculative needs runtime.kv=per_sequence: rows share the cells of one stream")
         if runtime.deterministic and runtime.flash_attention is not True:
             raise ConfigError(
                 "decode=speculative needs runtime.flash_attention=true: without it llama.cpp computes several tokens of"

@@ -16,13 +16,15 @@ import pytest
 from operators.engine.strategies.speculative.compatible import MOST_UNUSED, _difference
 from operators.engine.strategies.speculative.strategy import Speculative
 from operators.settings import ModelSettings, SamplingSettings
-from operators.settings.runtime import EngineSettings
+from operators.settings.runtime import OPEN, EngineSettings
 from operators.settings.speculative import SpeculativeSettings
+from operators.tuning.choices import CHOICE_FILE
 from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.cli.main import main
 from pipeline.results.reader import read_results
 from pipeline.results.report.time_spent import time_spent
 from pipeline.system.failpoints import VARIABLE, Failpoint
+from pipeline.system.file_cache import PLACE
 from tools.models.make_model import write_model
 from tools.models.shapes import named_shape
 
@@ -80,13 +82,21 @@ def test_drafts_are_counted_for_rows_steps_and_the_run(tmp_path):
         ("decode.draft.model=tests/families/encoders/bert.gguf", "bert.gguf cannot make drafts: a model of the arch"),
         ("decode.draft.model=tests/families/qwen3.gguf", "has another vocabulary than the model: token"),
         ("runtime.flash_attention=false", "decode=speculative needs runtime.flash_attention=true"),
-        ("runtime=auto", "decode=speculative needs runtime.flash_attention=true"),
         ("model.path=tests/families/lfm2.gguf", "it has recurrent layers, whose state cannot drop"),
     ],
 )
 def test_what_cannot_work_ends_with_exit_code_2(override, said, tmp_path, capsys):
     run(tmp_path / "out", override, "decode=speculative", code=ExitCode.CONFIG)
     assert said in capsys.readouterr().err
+
+
+def test_runtime_auto_chooses_what_drafts_leave_open(tmp_path, monkeypatch):
+    monkeypatch.setenv(PLACE, str(tmp_path / "cache"))
+    assert run(tmp_path / "a", "decode=speculative", "runtime=auto") == run(tmp_path / "b")
+    chosen = json.loads((tmp_path / "a" / CHOICE_FILE).read_text())["values"]
+    assert chosen.keys() == {"n_ubatch", "n_batch"}, "the others are given, or work with one value only"
+    settled = Speculative(SpeculativeSettings()).settled(EngineSettings(**OPEN, deterministic=False))
+    assert (settled.kv, settled.flash_attention) == ("per_sequence", None)
 
 
 def test_one_stream_for_all_rows_is_refused():
