@@ -1,4 +1,5 @@
-"""A signal at any stage of a run with workers: all of them leave, and the same command goes on."""
+"""A signal at any stage of a run with workers: all of them and the store's actor leave, and the same command goes
+on."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import pytest
 
 from pipeline.api.errors import ExitCode
 from tests.pipeline.cluster.cluster_runs import bytes_of, run
-from tests.pipeline.cluster.processes import OPS, command, start, workers_of
+from tests.pipeline.cluster.processes import OPS, STORE, WORKER, command, start, workers_of
 
 LEAVES_S = 5.0
 MODEL = ("model=fake", "chunk_rows=16", "sampling.max_tokens=8")
@@ -74,19 +75,22 @@ def test_a_signal_ends_all_workers(kind: str, sent: signal.Signals, stage: str, 
     slow = f"+model.options.load_s={60 if stage == 'load' else 0}"
     process = start(command("quickstart", tmp_path / "out", *model, slow, *cluster))
     there: set[psutil.Process] = set()
+    stores: set[psutil.Process] = set()
 
     def come() -> bool:
         assert process.poll() is None
         there.update(workers_of(process))
+        stores.update(workers_of(process, STORE))
         return reached(stage, tmp_path, psutil.Process(process.pid), there)
 
     assert wait(120, come)
     process.send_signal(sent)
-    wait(LEAVES_S, lambda: not any(map(lives, there)))
-    left = [one for one in (*there, *workers_of(process)) if lives(one)]
+    wait(LEAVES_S, lambda: not any(map(lives, there | stores)))
+    left = [one for one in (*there, *stores, *workers_of(process, (*WORKER, *STORE))) if lives(one)]
     _, said = process.communicate(timeout=240)
     assert process.returncode in (ExitCode.INTERRUPTED, *([ExitCode.DONE] if stage in ("end", "left") else [])), said
     assert not left
+    assert stores or kind != "ray" or stage in ("start", "workers")
     resumed = start(command("quickstart", tmp_path / "out", *model, "+model.options.load_s=0"))
     _, said = resumed.communicate(timeout=240)
     assert resumed.returncode == ExitCode.DONE, said
