@@ -103,7 +103,7 @@ class _Surprise:
 def _logits(model: Model, texts: Seq[TokenIds], settings: EngineSettings) -> Iterator[tuple[int, int, Logits]]:
     """Yield the number of a text, the position of a token, and the logits after it and after some tokens behind it; in
     the same order for each model."""
-    longest = min(max(map(len, texts)), model.n_ctx_train)
+    longest = min(1 + max(map(len, texts)), model.n_ctx_train)  # a lone token at the end is read with one more
     own = replace(settings, max_sequence_tokens=longest, kv="per_sequence", n_ctx=None, admission="reserve")
     reading = reading_settings(own, model.n_vocab)
     with ExitStack() as stack:

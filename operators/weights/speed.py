@@ -58,12 +58,12 @@ class SpeedTest:
 
     Args:
         settings: of the job; the context has its slots, and as many cells as are needed.
-        calls: prompts of a measured call, those of the test that this one is compared with; None: as many as are read
-            in _CALL_S.
+        together: prompts of a measured call, as many as in the test that this one is compared with; None: as many as
+            are read in _CALL_S.
     """
 
     def __init__(
-        self, model: Model, settings: EngineSettings, lengths: Lengths, clock: Clock, calls: int | None = None
+        self, model: Model, settings: EngineSettings, lengths: Lengths, clock: Clock, together: int | None = None
     ) -> None:
         usual, self._clock = settings.with_defaults(), clock
         self._slots = usual.slots
@@ -78,13 +78,13 @@ class SpeedTest:
         self._prompt = int(np.clip(lengths.prompt, 2, shape.max_sequence_tokens - 1))
         in_time = _CALL_S * (shape.max_sequence_tokens - 1) / max(self._steps.read_s, 1e-9)
         fit = int(min(shape.n_ubatch, _PROMPT_TOKENS, in_time)) // self._prompt
-        self.calls = min(max(1, fit), self._slots) if calls is None else calls
+        self.together = min(max(1, fit), self._slots) if together is None else together
 
     def measure(self) -> Speed:
         """Make some calls of prompts and of decode steps."""
-        prompt_s = faster_of_two(lambda: _read_together(self._decoder, self._prompt, self.calls), self._clock)
+        prompt_s = faster_of_two(lambda: _read_together(self._decoder, self._prompt, self.together), self._clock)
         self._steps.clear()
-        return Speed(prompt_s / (self._prompt * self.calls), self._steps.step_s(self._slots) / self._slots)
+        return Speed(prompt_s / (self._prompt * self.together), self._steps.step_s(self._slots) / self._slots)
 
 
 def _read_together(decoder: Decoder, tokens: int, slots: int) -> None:

@@ -68,7 +68,7 @@ class Weighing:
         self.model = replace(self.model, weights=AS_IS, weights_chosen=None)
         self.settings = self.settings.with_defaults()
         self.remembered = Remembered(self.model, self.settings, self.new_tokens)
-        self._calls: int | None = None
+        self._together: int | None = None
 
     def each(
         self, types: Sequence[str], model: Model, prompts: Sequence[TokenIds], new: Sequence[int], rows: float
@@ -82,7 +82,7 @@ class Weighing:
         """
         for name in types:
             check_one_of("--types", name, tuple(WEIGHTS))
-        lengths, self._calls = Lengths.of([len(prompt) for prompt in prompts], new), None
+        lengths, self._together = Lengths.of([len(prompt) for prompt in prompts], new), None
         with ExitStack() as stack:
             exact = stack.enter_context(self.exact(sample_of(prompts, SAMPLE_TOKENS), model))
             yield self._figures(AS_IS, model, exact.compare(model), lengths, rows)
@@ -97,8 +97,8 @@ class Weighing:
                     yield WeightsFigures(name, refused=str(error))
 
     def _figures(self, name: str, model: Model, found: Divergence, lengths: Lengths, rows: float) -> WeightsFigures:
-        with closing(SpeedTest(model, self.settings, lengths, self.clock, self._calls)) as test:
-            self._calls = test.calls
+        with closing(SpeedTest(model, self.settings, lengths, self.clock, self._together)) as test:
+            self._together = test.together
             speed = test.measure().best(test.measure())
         settings = replace(self.model, weights=name)
         size, needs = inspect_model(settings).sizes, model_memory(settings, self.settings, "weighing")
@@ -194,8 +194,8 @@ class _Trial:
                 settings = replace(self.weighing.model, weights=name)
                 self.models[name] = loader(settings)(settings)
             weighing, first = self.weighing, self._tests.get(AS_IS)
-            calls = None if first is None else first.calls
-            self._tests[name] = SpeedTest(self.models[name], weighing.settings, self.lengths, weighing.clock, calls)
+            together = None if first is None else first.together
+            self._tests[name] = SpeedTest(self.models[name], weighing.settings, self.lengths, weighing.clock, together)
         return self._tests[name]
 
     def against_as_is(self, name: str) -> None:

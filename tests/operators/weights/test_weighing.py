@@ -147,7 +147,7 @@ def test_what_was_measured_beside_other_work_is_not_kept(model, as_bf16, monkeyp
 def test_a_real_measurement_has_speeds(model):
     ticks = iter(range(10**6)).__next__
     first = SpeedTest(model, ENGINE, Lengths(40, 8), ticks)
-    assert first.calls == 1, "a call takes a whole second"
+    assert first.together == 1, "a call takes a whole second"
     test = SpeedTest(model, ENGINE, Lengths(40, 8), ticks, 4)
     speeds = [test.measure() for _ in range(2)]
     first.close()
@@ -160,7 +160,7 @@ def test_a_call_of_a_slow_model_has_fewer_prompts(model):
         clock = itertools.count(0.0, tick).__next__
         test = SpeedTest(model, ENGINE, Lengths(40, 8), clock)
         test.close()
-        assert test.calls == calls
+        assert test.together == calls
 
 
 def test_a_copy_whose_numbers_overflow_is_not_taken(model, as_bf16, monkeypatch):
