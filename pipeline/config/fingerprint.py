@@ -14,6 +14,7 @@ import hashlib
 import json
 import sys
 import sysconfig
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from pipeline.settings import GROUPS, JobSettings
 from pipeline.system.redaction import SECRET
 
 ABSENT = "(absent)"
+_parser_free = threading.Lock()
 
 
 def fingerprint_of(settings: JobSettings, graph: Graph) -> dict[str, Any]:
@@ -135,7 +137,9 @@ def code_of(module: str) -> dict[str, str]:
         if name not in found:
             source = path.read_bytes()
             found[name] = hashlib.sha256(source).hexdigest()
-            imports = _imports(ast.parse(source), name, is_package=path.name == "__init__.py")
+            with _parser_free:  # Python 3.11's counts its depth for all threads together, and then raises SystemError
+                tree = ast.parse(source)
+            imports = _imports(tree, name, is_package=path.name == "__init__.py")
             waiting += [pair for dotted in imports for pair in _files(root, dotted, only)]
     return dict(sorted(found.items()))
 

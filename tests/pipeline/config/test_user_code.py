@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -72,3 +75,22 @@ def test_this_project_and_what_has_no_source_do_not_count():
 
 def test_of_an_installed_package_the_package_counts_and_not_its_neighbours():
     assert {name.partition(".")[0] for name in code("tqdm.std")} == {"tqdm"}
+
+
+def test_threads_parse_one_after_the_other(folder, monkeypatch):
+    """Python 3.11's parser raises SystemError now and then where two threads use it at once."""
+    write(folder, {"mine_t.py": "import json\n"})
+    expected, parse, inside, most = code("mine_t"), ast.parse, [0], [0]
+
+    def noted(source: bytes) -> ast.AST:
+        inside[0] += 1
+        most[0] = max(most[0], inside[0])
+        time.sleep(0.02)
+        inside[0] -= 1
+        return parse(source)
+
+    with monkeypatch.context() as patched, ThreadPoolExecutor(4) as threads:
+        patched.setattr(ast, "parse", noted)
+        found = list(threads.map(code_of, ["mine_t"] * 4))
+    assert found == [expected] * 4
+    assert most == [1]
