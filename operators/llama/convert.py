@@ -7,9 +7,11 @@ llama.cpp converts in a process of its own: it cannot be stopped within a call, 
 from __future__ import annotations
 
 import ctypes
+import errno
 import hashlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +29,7 @@ from operators.llama.library import initialise, last_errors, recent_lines
 from operators.settings.model import WEIGHTS
 from pipeline import PACKAGES
 from pipeline.api.errors import ConfigError
+from pipeline.system.disk_errors import storage_error
 from pipeline.system.file_cache import weights_cache
 
 FILE_TYPES = {
@@ -119,6 +122,9 @@ def _convert(path: Path, target: Path, wanted: str, size: int) -> None:
         child.kill()
         said = child.communicate()[0]
     if child.returncode:
+        missing = size - (target.stat().st_size if target.exists() else 0)
+        if shutil.disk_usage(target.parent).free < missing:  # something else has taken the room that was there
+            raise storage_error(target, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
         raise ConfigError(f"model.weights={wanted}: {path} could not be converted to {target}: {_reason(said)}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
@@ -11,13 +12,14 @@ import pytest
 from operators.engine.backend.fake import inspect as inspect_fake
 from operators.engine.backend.loading import identity, inspect_model
 from operators.generation.wiring import model_memory
+from operators.llama import convert
 from operators.llama.convert import converted, converted_size, type_of
-from operators.llama.convert import main as convert
+from operators.llama.convert import main as convert_file
 from operators.settings import ModelSettings
 from operators.settings.endpoint import EndpointSettings
 from operators.settings.model import WEIGHTS
 from operators.settings.runtime import EngineSettings
-from pipeline.api.errors import ConfigError, ExitCode
+from pipeline.api.errors import ConfigError, ExitCode, StorageError
 from pipeline.cli.main import main
 from pipeline.config.fingerprint import flat
 from pipeline.run_dir.names import CARD
@@ -113,6 +115,19 @@ def test_where_the_cache_cannot_be_the_error_names_it(tmp_path, monkeypatch):
         converted(TINY, "bf16")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_a_disk_that_fills_meanwhile_ends_it_with_the_room_that_is_left(tmp_path, monkeypatch):
+    begun = convert._child
+    free = iter([1 << 40, 0, 0])
+    monkeypatch.setattr(
+        convert, "_child", lambda path, to, wanted: begun(path, "/dev/full" if to != "-" else to, wanted)
+    )
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=next(free)))
+    with pytest.raises(StorageError, match=r"No space left on device \(0 bytes are free there\); make room"):
+        converted(TINY, "f32")
+    assert not list(weights_cache().folder.glob("*f32*"))
+
+
 def test_what_has_no_file_refuses_it():
     with pytest.raises(ConfigError, match=r"model\.weights=bf16 cannot work: the fake model has no weights"):
         inspect_fake(ModelSettings(weights="bf16"))
@@ -127,5 +142,5 @@ def test_what_has_no_file_refuses_it():
 def test_every_type_has_a_number_of_llama_cpp(tmp_path):
     source = write_model(tmp_path / "f32.gguf", shape="tiny-256", file_type="f32", seed=0).path
     for name in WEIGHTS:
-        assert convert([str(source), str(tmp_path / name), name]) == 0
+        assert convert_file([str(source), str(tmp_path / name), name]) == 0
         assert type_of(tmp_path / name) == name
