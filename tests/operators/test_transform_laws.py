@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from operators.best_of import BestOf, Majority
 from operators.call import Call
+from operators.catalog import CATALOG
 from operators.columns import Rename, Select
 from operators.dedup import Dedup
 from operators.explode import Explode
@@ -25,6 +27,7 @@ from operators.parse_json import ParseJson
 from operators.rows.duplicates import Near
 from operators.sample_rows import Sample
 from operators.say import Say
+from pipeline.api.protocols import Scope
 from pipeline.api.records import LINEAGE, ROW
 from tests.operators.arrivals import Outcome, Row, in_order, mixed, resumed
 
@@ -85,6 +88,9 @@ TRANSFORMS: Mapping[str, Callable[[], Any]] = {
     "select": lambda: Select(["n"]),
 }
 REMEMBER = ["dedup", "dedup-near", "dedup-both", "limit", "limit-beyond"]
+OF_ONE_ROW = [name for name, make in TRANSFORMS.items() if make().scope is Scope.ROW]
+NEED_A_MODEL = {"Render", "Tokenize", "BatchByLength", "Split"}
+"""tests/pipeline/cluster compares the bytes of whole jobs with these."""
 
 
 def planned(name: str) -> Any:
@@ -118,6 +124,24 @@ def test_batches_and_the_order_of_arrival_do_not_show(transform, data):
     name, outcome = transform
     items = data.draw(mixed(CHUNKS, SCHEMA))
     assert Outcome().take(planned(name), items).told == outcome.told
+
+
+@pytest.mark.parametrize("name", OF_ONE_ROW)
+def test_what_workers_may_run_gives_each_row_what_it_gives_it_alone(name):
+    alone, outcome = Outcome(), Outcome().take(planned(name), in_order(CHUNKS, SCHEMA))
+    for rows in CHUNKS:
+        for one in rows:
+            alone.take(planned(name), in_order([[one]], SCHEMA))
+    assert (alone.rows, alone.rejects, alone.expanded) == (outcome.rows, outcome.rejects, outcome.expanded)
+
+
+def test_every_transform_of_the_catalog_that_workers_may_run_is_here():
+    paths = [path for paths in CATALOG.values() for path in paths]
+    classes = [
+        getattr(import_module(f"operators.{path.rpartition('.')[0]}"), path.rpartition(".")[2]) for path in paths
+    ]
+    moved = {cls.__name__ for cls in classes if cls.scope is Scope.ROW}
+    assert moved - {type(TRANSFORMS[name]()).__name__ for name in OF_ONE_ROW} == NEED_A_MODEL
 
 
 @pytest.mark.parametrize("name", REMEMBER)
