@@ -246,7 +246,8 @@ def _connect(address: str) -> None:
     except (ConnectionError, RayError, ValueError, RuntimeError) as error:
         raise ConfigError(
             f"cluster.address={address}: {_reason(error)} Start a cluster (`ray start --head`), name the one that"
-            " runs (host:port), or start one here with cluster.address=local"
+            " runs (host:port), or start one here with cluster.address=local; one that runs and asks for a token is"
+            " found with RAY_AUTH_MODE=token in the environment, and the token of its head (~/.ray/auth_token)"
         ) from error
     finally:
         _take_back(handler)
