@@ -46,12 +46,13 @@ CLOCKS = ("busy_s", "starved_s", "blocked_s")
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that has ended. `data` and `rejects` are its tables, whole."""
+    """A run that has ended. `data` and `rejects` are its tables, whole; `arguments` all but its output directory."""
 
     code: int
     directory: Path
     data: pa.Table
     rejects: list[dict[str, Any]]
+    arguments: tuple[str, ...]
     source_rows: int = ROWS
 
     def metrics(self, name: str) -> list[dict[str, Any]]:
@@ -79,6 +80,12 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     return [row for path in sorted(folder.glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
 
 
+def contents(directory: Path) -> dict[str, bytes]:
+    """The files that a run promises to make byte for byte."""
+    files = [path for folder in ("data", "rejects") for path in (directory / folder).rglob("*") if path.is_file()]
+    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in files}
+
+
 @pytest.fixture(scope="module", params=sorted(JOBS.glob("*.yaml")), ids=lambda path: path.stem)
 def finished(request, tmp_path_factory) -> Iterator[Finished]:
     out = tmp_path_factory.mktemp(request.param.stem)
@@ -91,10 +98,11 @@ def finished(request, tmp_path_factory) -> Iterator[Finished]:
         if needs_server(job):
             url = servers.enter_context(llama_cpp_server(tmp_path_factory.mktemp("server") / "log"))
             given.append(f"model.url={url}")
-        code = main([f"job={request.param.stem}", f"output_dir={out}", *given, *ONE_ROUND])
+        arguments = (f"job={request.param.stem}", *given, *ONE_ROUND)
+        code = main([*arguments, f"output_dir={out}"])
         shards = [pq.read_table(path) for path in sorted((out / "data").glob("*.parquet"))]
         rows = CASES if bench else ROWS
-        yield Finished(code, out, pa.concat_tables(shards), rows_of(out / "rejects"), rows)
+        yield Finished(code, out, pa.concat_tables(shards), rows_of(out / "rejects"), arguments, rows)
 
 
 @pytest.fixture
@@ -121,6 +129,16 @@ def test_every_row_is_in_the_data_or_in_the_rejects(finished):
     assert len(finished.data) + len(finished.rejects) == finished.source_rows + expanded
     found = {row["row"] for row in finished.rejects} | set(finished.data["row"].to_pylist())
     assert found == set(range(finished.source_rows))
+
+
+@pytest.mark.faults
+def test_two_workers_give_the_same_bytes(finished, tmp_path):
+    """Those jobs whose model is at a server, or that measure, have nothing that workers could do."""
+    workers = ("cluster=threads", "cluster.piece_rows=3", f"output_dir={tmp_path / 'out'}")
+    if main([*finished.arguments, *workers, "dry_run=plan"]) == ExitCode.CONFIG:
+        pytest.skip("no node of it has a model that workers could share")
+    assert main([*finished.arguments, *workers]) == ExitCode.DONE
+    assert contents(tmp_path / "out") == contents(finished.directory)
 
 
 def test_its_columns_are_those_that_the_page_of_jobs_names(finished, request):
