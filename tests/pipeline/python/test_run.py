@@ -62,9 +62,14 @@ FORMS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("plain")
+    return run(rows=FORMS["arrow"](), model="tiny", sampling={"max_tokens": 4}, directory=directory, **QUIET)
+
+
 @pytest.mark.parametrize("form", FORMS)
-def test_rows_of_every_kind_give_the_same_results(tmp_path, form):
-    plain = run(rows=FORMS["arrow"](), model="tiny", sampling={"max_tokens": 4}, directory=tmp_path / "plain", **QUIET)
+def test_rows_of_every_kind_give_the_same_results(tmp_path, plain, form):
     made = run(rows=FORMS[form](), model="tiny", sampling={"max_tokens": 4}, directory=tmp_path / form, **QUIET)
     assert made.rows().collect().drop("tags").equals(plain.rows().collect().drop("tags"))
     assert made.rows().select(pl.col("tags").list.first()).collect()["tags"].to_list() == ["a"] * 7

@@ -37,23 +37,24 @@ def environment(tmp_path_factory) -> Path:
     return folder / "bin/python"
 
 
-@pytest.mark.parametrize(
-    ("program", "said"),
-    [
-        (PROGRAM, "Success"),
-        (PROGRAM.replace("directory=path, progress", "directory=7, progress"), 'Argument "directory" to "run"'),
-        (PROGRAM.replace("found.graph", "found.grahp"), '"Plan" has no attribute "grahp"'),
-    ],
-)
-def test_a_program_of_a_user_is_checked_strictly(environment, tmp_path_factory, tmp_path, program, said):
-    (tmp_path / "mine.py").write_text(program, encoding="utf-8")
-    cache = tmp_path_factory.getbasetemp() / "mypy"
+WRONG = {
+    "argument": (PROGRAM.replace("directory=path, progress", "directory=7, progress"), 'Argument "directory" to "run"'),
+    "attribute": (PROGRAM.replace("found.graph", "found.grahp"), '"Plan" has no attribute "grahp"'),
+}
+
+
+def test_programs_of_a_user_are_checked_strictly(environment, tmp_path):
+    (tmp_path / "right.py").write_text(PROGRAM, encoding="utf-8")
+    for name, (program, _) in WRONG.items():
+        (tmp_path / f"{name}.py").write_text(program, encoding="utf-8")
     command = [sys.executable, "-m", "mypy", "--strict", "--python-executable", str(environment)]
-    ran = subprocess.run(
-        [*command, "--cache-dir", str(cache), "mine.py"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert said in ran.stdout, ran.stdout + ran.stderr
-    assert ran.stdout.count("error:") == (said != "Success")
+    files = sorted(path.name for path in tmp_path.glob("*.py"))
+    ran = subprocess.run([*command, *files], cwd=tmp_path, capture_output=True, text=True, check=False)
+    said = {line.partition(":")[0]: line for line in ran.stdout.splitlines() if ": error:" in line}
+    assert sorted(said) == [f"{name}.py" for name in sorted(WRONG)], ran.stdout + ran.stderr
+    assert ran.stdout.count("error:") == len(WRONG)
+    for name, (_, words) in WRONG.items():
+        assert words in said[f"{name}.py"]
 
 
 def test_completion_names_what_is_public():
