@@ -81,6 +81,7 @@ STARTS_THREADS = {
     "pipeline/runs/on_finish.py",
     "pipeline/system/signals.py",
     "operators/endpoint/connection/client.py",
+    "operators/engine/backend/loading.py",
     "operators/engine/loop/threads.py",
     "operators/generation/journal.py",
     "operators/scoring/whole_texts.py",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +19,14 @@ from pipeline.api.protocols import Runtime
 
 def load_model(runtime: Runtime, settings: ModelSettings) -> Model:
     """Return the model of `settings`: loaded once per process, shared by all nodes and runs."""
-    return runtime.shared(model_key(settings), lambda: loader(settings)(settings), close_model)
+    return runtime.shared(model_key(settings), lambda: _loaded(settings), close_model)
+
+
+def _loaded(settings: ModelSettings) -> Model:
+    """Load a model in a thread of its own, which ends. Where llama.cpp packs weights for AMX with all cores, OpenMP
+    keeps its team of threads for the thread that called it, and one team too many slows every step of a run."""
+    with ThreadPoolExecutor(1, "load") as thread:
+        return thread.submit(loader(settings), settings).result()
 
 
 def model_key(settings: ModelSettings) -> tuple[str, str]:
