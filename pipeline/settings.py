@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from pipeline.api.by_batch import OnError
 from pipeline.api.errors import ConfigError
+from pipeline.api.removed import removed
 
 FULL = "full"
 PROGRESS = ("auto", "full", "bar", "log", "json", "none")
@@ -272,4 +273,5 @@ def _is_time(text: str) -> bool:
 
 def _check(settings: object, key: str, holds: bool, allowed: str) -> None:
     if not holds:
-        raise ConfigError(f"{key}={getattr(settings, key.rpartition('.')[2])!r} cannot work: {allowed}")
+        gone = removed(f"{key}={getattr(settings, key.rpartition('.')[2])}")
+        raise ConfigError(gone or f"{key}={getattr(settings, key.rpartition('.')[2])!r} cannot work: {allowed}")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.api.errors import ConfigError, InputError
+from pipeline.api.removed import removed
 
 NOT_IN_DATA: Mapping[str, Any] = {"fingerprint": False}
 """Metadata of a field that may change between two attempts of a run, since it cannot change a byte of data/."""
@@ -19,6 +20,8 @@ WHEN_GIVEN: Mapping[str, Any] = {"fingerprint": "given"}
 def check(holds: bool, key: str, value: object, allowed: str) -> None:
     """Raise ConfigError with `key`, its `value` and what is `allowed`, unless `holds`."""
     if not holds:
+        if gone := removed(f"{key}={value}"):
+            raise ConfigError(gone)
         quotes = "; yes, no, on, off, true and false are texts only in quotes" if _has_boolean(value) else ""
         raise ConfigError(f"{key}={value!r} cannot work: {allowed}{quotes}")
 

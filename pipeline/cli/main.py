@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.api.errors import ConfigError, ExitCode, did_you_mean
+from pipeline.api.removed import removed
 from pipeline.cli.commands import COMMANDS
 from pipeline.cli.run import config_dirs_of, print_error, run_jobs, worst
 from pipeline.config.jobs import SUFFIXES, jobs_table, list_jobs
@@ -73,7 +74,7 @@ def _dispatch(arguments: list[str]) -> int:
         return int(getattr(importlib.import_module(command.module), command.function)(arguments[1:]))
     dirs = config_dirs_of(arguments)
     if first and "=" not in first and not first.startswith("-"):
-        raise ConfigError(f"unknown command '{first}'{_suggestion(arguments, dirs)}")
+        raise ConfigError(removed(first) or f"unknown command '{first}'{_suggestion(arguments, dirs)}")
     if {"--help", "-h"} & set(arguments):
         commands = "\n".join(f"  {f'{name} {c.usage}':35} {c.about}" for name, c in COMMANDS.items())
         print(HELP.format(commands=commands, jobs=jobs_table(dirs)))

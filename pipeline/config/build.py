@@ -17,6 +17,7 @@ from typing import Any
 from pipeline.api.by_batch import OnError
 from pipeline.api.errors import ConfigError, GraphError, did_you_mean
 from pipeline.api.protocols import BaseOperator, overrides
+from pipeline.api.removed import removed
 from pipeline.config.annotations import fits, in_words, unquoted
 from pipeline.config.fingerprint import fingerprint_of
 from pipeline.dataflow.graph import Graph, Node
@@ -93,6 +94,8 @@ def convert(key: str, value: object, hint: object) -> Any:
     wanted = kind_of(wanted, value)
     names = [f.name for f in dataclasses.fields(wanted)]
     if unknown := [k for k in value if k not in names]:
+        if gone := removed(f"{key.rpartition('.')[2]}.{unknown[0]}"):
+            raise ConfigError(gone)
         near = did_you_mean(str(unknown[0]), names) or f"; its keys are {', '.join(names)}"
         raise ConfigError(f"{key} has no key '{unknown[0]}'{near}")
     hints = hints_of(wanted)

@@ -24,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from pipeline import PROJECT
 from pipeline.api.errors import ConfigError
+from pipeline.api.removed import removed_variable
 from pipeline.config.expand import expanded
 from pipeline.config.explain import NO_TEXT, PARSER, explain, job_files, unreadable_yaml
 from pipeline.config.jobs import JobFile
@@ -123,6 +124,8 @@ def settings_of(config: DictConfig, start: datetime | None = None) -> JobSetting
     value that is missing (`???`), of the wrong type or invalid. `start`: of the run, if it begins now;
     None: that of the process."""
     start = start or _START
+    if gone := removed_variable():
+        raise ConfigError(gone)
     if unknown := next(unknown_keys(config), None):
         raise ConfigError(unknown_key(unknown))
     if NO_TARGET in overrides_given():  # and what the job file says of the target with it

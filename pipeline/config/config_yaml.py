@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from pipeline.api.errors import ConfigError
+from pipeline.api.removed import without_removed
 from pipeline.config.build import convert
 from pipeline.config.fingerprint import differences, flat
 from pipeline.config.keys import schemas
@@ -68,6 +69,7 @@ def settings_from(text: str, directory: Path) -> JobSettings:
         raise ConfigError(f"it is not YAML: {error}") from error
     if not isinstance(values, dict) or not isinstance(values.get("nodes"), dict):
         raise ConfigError("it does not describe a job")
+    values = without_removed(values)
     raw = {group: values[group] for group in GROUPS if isinstance(values.get(group), dict)}
     groups = {group: convert(group, given, _schema(group, given)) for group, given in raw.items()}
     # A node that was given a whole group must get an equal object, so that the fingerprint has the group's keys.

@@ -12,6 +12,7 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from yaml import MarkedYAMLError
 
 from pipeline.api.errors import ConfigError, did_you_mean
+from pipeline.api.removed import removed
 from pipeline.config.annotations import quoted
 from pipeline.config.keys import SCHEMA, schemas, unknown_key
 from pipeline.settings import GROUPS, NodeSettings
@@ -122,6 +123,8 @@ def _wrong_value(key: str, says: str) -> str | None:
 
 def _unknown_option(file: str, options: Sequence[str]) -> str:
     group, _, option = file.rpartition("/")
+    if gone := removed(f"{group}={option}"):
+        return gone
     if group.startswith("job/"):  # Hydra looks for an option without a leading slash below the group of the file
         return f"there is no {group}={option}; in a job's defaults write `- override /{group[4:]}: {option}`"
     names = [o for o in options if not o.endswith(SCHEMA)]

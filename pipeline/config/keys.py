@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from pipeline import PROJECT
 from pipeline.api.errors import did_you_mean
+from pipeline.api.removed import removed
 from pipeline.config.build import load_object
 from pipeline.settings import GROUPS, JobSettings, NodeSettings
 
@@ -58,6 +59,8 @@ def unknown_keys(config: DictConfig, above: str = "") -> Iterator[str]:
 
 def unknown_key(key: str) -> str:
     """Return the error message for the unknown `key`, with the one that may be meant."""
+    if gone := removed(key):
+        return gone
     if key.startswith("nodes."):
         return _unknown_in_graph(*key.removeprefix("nodes.").partition(".")[::2])
     if key.startswith("steps."):

@@ -1,0 +1,41 @@
+"""Settings, options, commands and variables that this version has no more, and what to write instead.
+
+An entry stays for one version, and is all that a removal leaves: each place that refuses an unknown name asks `removed`
+first, and config.yaml of an older run is read without what stands here (`without_removed`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+REMOVED: Mapping[str, str] = {
+    # A key by its full name, an option or a value as KEY=VALUE, a command or a variable by its name.
+}
+
+
+def removed(name: str) -> str | None:
+    """Return the error message for `name` (`runtime.refill`, `progress=full`, `weights`), if it has been removed."""
+    return f"{name} has been removed: {REMOVED[name]}" if name in REMOVED else None
+
+
+def removed_variable() -> str | None:
+    """Return the error message for an environment variable that is set and has been removed."""
+    return next((removed(name) for name in REMOVED if name.isupper() and name in os.environ), None)
+
+
+def without_removed(values: Mapping[str, Any], group: str = "") -> dict[str, Any]:
+    """Return settings of an older version without removed keys and values, whose defaults then hold.
+
+    Args:
+        values: nested settings, as config.yaml has them.
+        group: name of the innermost group that they belong to.
+    """
+    kept: dict[str, Any] = {}
+    for name, value in values.items():
+        key = f"{group}.{name}" if group else str(name)
+        if key in REMOVED or f"{key}={value}" in REMOVED:
+            continue
+        kept[name] = without_removed(value, str(name)) if isinstance(value, Mapping) else value
+    return kept
