@@ -11,7 +11,7 @@ UV := uv==0.13.8
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := setup
-.PHONY: setup quickstart test faults check doctor llama rebuild bench peers lock clean help
+.PHONY: setup quickstart test laws faults check doctor llama rebuild bench peers lock clean help
 
 setup: $(VENV)/.locked ## make .venv, build llama.cpp for this machine, install the locked dependencies (the default)
 	@echo "Ready. Next: make quickstart, make test, make help."
@@ -23,18 +23,23 @@ quickstart: $(VENV)/.locked ## run the job jobs/quickstart.yaml; it ends by sayi
 BESIDE := --numprocesses logical --maxprocesses 4
 
 # The tests of a file stay together, for what they share is made once; files come in their order, as those with few tests
-# are not those that are soon done.
-test: check ## check, then run all tests
-	@$(PY) -m pytest $(BESIDE) --dist loadfile --no-loadscope-reorder
+# are not those that are soon done. `check` has run those of the imports.
+test: check ## check, then run the tests that hold each law once
+	@$(PY) -m pytest $(BESIDE) --dist loadfile --no-loadscope-reorder --ignore tests/test_imports.py
+
+laws: $(VENV)/.locked ## the sweeps: each law over all types, families and formats, and what starts servers, Ray and compilers
+	@$(PY) -m pytest $(BESIDE) --dist loadfile --no-loadscope-reorder -m laws
 
 # One file has a third of these tests. tests/faults is named for its conftest.py, which the process that prints needs.
 faults: $(VENV)/.locked ## the tests that take long: kill, stop and starve runs, and see that nothing is lost
 	@$(PY) -m pytest $(BESIDE) --dist worksteal --durations 15 -m faults tests tests/faults
 
-check: $(VENV)/.locked ## ruff and mypy
+check: $(VENV)/.locked ## ruff, mypy, the order of imports, and every job and option of conf composed
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/mypy
+	@$(PY) -m pytest -q tests/test_imports.py
+	@$(PY) -m tools.check_conf
 
 doctor: $(VENV)/.locked ## versions, CPU features, and the proof that quantised models decode
 	@$(PY) -m pipeline doctor

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import settings
 
 from pipeline.results.report.write import VARIABLE
+from tests import seconds
 from tests.composing import keep
 
 
@@ -17,6 +18,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ[VARIABLE] = "off"
     settings.register_profile("no deadline", deadline=None)
     settings.load_profile("no deadline")
+    config.pluginmanager.register(seconds)
     _take_own_cores()
     keep()
 

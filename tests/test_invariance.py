@@ -86,13 +86,13 @@ def digest_of(out: Path, *settings: str) -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in shards)).hexdigest()
 
 
-@pytest.fixture(scope="module", params=["warm", pytest.param("greedy", marks=pytest.mark.faults)])
+@pytest.fixture(scope="module", params=["warm", pytest.param("greedy", marks=pytest.mark.laws)])
 def expected(request, bytes_of) -> tuple[tuple[str, ...], str]:
     sampling = SAMPLINGS[request.param]
     return sampling, bytes_of("runtime.slots=4", *sampling)
 
 
-@pytest.mark.parametrize("way", [way if way in OFTEN else pytest.param(way, marks=pytest.mark.faults) for way in WAYS])
+@pytest.mark.parametrize("way", [way if way in OFTEN else pytest.param(way, marks=pytest.mark.laws) for way in WAYS])
 def test_the_same_bytes(expected, bytes_of, way, tmp_path, monkeypatch):
     monkeypatch.setenv(PLACE, str(tmp_path))
     sampling, digest = expected
@@ -122,7 +122,7 @@ FEW_WAYS = [
     "seven slots, shuffled",
     "two contexts",
     "rows that give up their slot",
-    *(pytest.param(way, marks=pytest.mark.faults) for way in ("one slot", "two slots", "sixteen slots")),
+    *(pytest.param(way, marks=pytest.mark.laws) for way in ("one slot", "two slots", "sixteen slots")),
 ]
 
 
@@ -158,7 +158,7 @@ def two_hundred(tmp_path_factory) -> tuple[str, ...]:
 
 
 @pytest.fixture(
-    scope="module", params=["sampling.temperature=1", pytest.param("sampling.temperature=0", marks=pytest.mark.faults)]
+    scope="module", params=["sampling.temperature=1", pytest.param("sampling.temperature=0", marks=pytest.mark.laws)]
 )
 def reference(request, two_hundred, tmp_path_factory) -> tuple[str, str]:
     out = tmp_path_factory.mktemp("reference") / "out"

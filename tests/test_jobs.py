@@ -131,7 +131,7 @@ def test_every_row_is_in_the_data_or_in_the_rejects(finished):
     assert found == set(range(finished.source_rows))
 
 
-@pytest.mark.faults
+@pytest.mark.laws
 def test_two_workers_give_the_same_bytes(finished, tmp_path):
     """Those jobs whose model is at a server, or that measure, have nothing that workers could do."""
     workers = ("cluster=threads", "cluster.piece_rows=3", f"output_dir={tmp_path / 'out'}")

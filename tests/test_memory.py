@@ -92,12 +92,12 @@ def growth_bytes(directory: Path, rows: int, *settings: str) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rows", [40_000, pytest.param(100_000, marks=pytest.mark.faults)])
+@pytest.mark.parametrize("rows", [40_000, pytest.param(100_000, marks=pytest.mark.laws)])
 def test_memory_is_flat_over_all_rows(tmp_path, rows):
     assert growth_bytes(tmp_path, rows) < MARGIN_BYTES
 
 
-@pytest.mark.faults  # of the test above
+@pytest.mark.laws  # of the test above
 @pytest.mark.parametrize("rows", [40_000, 100_000])
 def test_a_sink_that_keeps_its_rows_would_be_noticed(tmp_path, rows):
     keeps = f"nodes.write.op._target_={__name__}.Hoarder"

@@ -123,7 +123,7 @@ REST = [each for each in product(("f32", "bf16", "f16", "q8_0"), (True, False)) 
 
 
 @pytest.mark.parametrize(
-    ("file_type", "flash"), [*OFTEN, *(pytest.param(*each, marks=pytest.mark.faults) for each in REST)]
+    ("file_type", "flash"), [*OFTEN, *(pytest.param(*each, marks=pytest.mark.laws) for each in REST)]
 )
 @pytest.mark.parametrize("name", NAMES)
 def test_outputs_are_the_same_to_the_bit_in_any_company(name, file_type, flash, tmp_path):

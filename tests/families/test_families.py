@@ -102,16 +102,16 @@ def test_ids_equal_those_of_transformers(family, usual):
     assert not differences(family, usual(family))
 
 
-@pytest.mark.parametrize("family", [f if f in OFTEN else pytest.param(f, marks=pytest.mark.faults) for f in FAMILIES])
+@pytest.mark.parametrize("family", [f if f in OFTEN else pytest.param(f, marks=pytest.mark.laws) for f in FAMILIES])
 @pytest.mark.parametrize(
-    "way", [name if i == 0 else pytest.param(name, marks=pytest.mark.faults) for i, name in enumerate(EXACT_WAYS)]
+    "way", [name if i == 0 else pytest.param(name, marks=pytest.mark.laws) for i, name in enumerate(EXACT_WAYS)]
 )
 def test_no_way_changes_a_byte_of_the_data(family, way, usual, tmp_path):
     assert main(job(family, tmp_path / "out", *EXACT_WAYS[way])) == ExitCode.DONE
     assert data(tmp_path / "out") == data(usual(family))
 
 
-@pytest.mark.faults
+@pytest.mark.laws
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("way", OTHER_WAYS)
 def test_ids_hold_where_bits_may_not(family, way, tmp_path, monkeypatch):
@@ -122,7 +122,7 @@ def test_ids_hold_where_bits_may_not(family, way, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "family",
-    [name if name in ("mamba2", "rwkv7") else pytest.param(name, marks=pytest.mark.faults) for name in FAMILIES],
+    [name if name in ("mamba2", "rwkv7") else pytest.param(name, marks=pytest.mark.laws) for name in FAMILIES],
 )
 def test_a_killed_run_goes_on_to_the_same_ids(family, tmp_path):
     arguments = job(family, tmp_path / "out", "chunk_rows=16")

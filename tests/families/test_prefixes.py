@@ -25,7 +25,7 @@ SHARING = ("falcon_h1", "granite_hybrid", "jamba", "lfm2", "mamba", "mamba2", "n
 @pytest.mark.parametrize("flash_attention", [True, False])
 @pytest.mark.parametrize(
     "family",
-    [name if name in ("qwen3_5", "rwkv7") else pytest.param(name, marks=pytest.mark.faults) for name in SHARING],
+    [name if name in ("qwen3_5", "rwkv7") else pytest.param(name, marks=pytest.mark.laws) for name in SHARING],
 )
 def test_no_bit_of_the_logits_depends_on_a_snapshot(family, flash_attention):
     random = np.random.default_rng(5)

@@ -49,7 +49,7 @@ def test_a_model_that_has_not_learnt_it_answers_nothing(tmp_path):
     assert table.filter(table["family"] == "all")["right"].item() < 5
 
 
-@pytest.mark.parametrize("slots", [5, pytest.param(1, marks=pytest.mark.faults)])
+@pytest.mark.parametrize("slots", [5, pytest.param(1, marks=pytest.mark.laws)])
 def test_any_number_of_slots_gives_the_same_ids(slots, expected, tmp_path):
     assert pq.read_table(run(tmp_path / "out", f"runtime.slots={slots}")).equals(pq.read_table(expected))
 

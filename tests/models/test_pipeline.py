@@ -40,7 +40,7 @@ def expected(tmp_path_factory) -> Path:
     return run(tmp_path_factory.mktemp("run") / "sixteen", "data.limit=60", "runtime.slots=16")
 
 
-@pytest.mark.parametrize("slots", [4, pytest.param(1, marks=pytest.mark.faults)])
+@pytest.mark.parametrize("slots", [4, pytest.param(1, marks=pytest.mark.laws)])
 def test_any_number_of_slots_gives_the_same_answers(tmp_path, expected, slots):
     data = run(tmp_path / "out", "data.limit=60", f"runtime.slots={slots}")
     assert accuracy(data).equals(accuracy(expected))

@@ -102,7 +102,7 @@ def test_documents_are_ordered_as_by_the_local_job(tmp_path):
         assert theirs_.to_list() == pytest.approx(ours_.to_list(), abs=1e-3)
 
 
-@pytest.mark.faults
+@pytest.mark.laws
 def test_two_hundred_greedy_texts_are_those_of_the_local_job(tmp_path, server):
     theirs = texts(run("quickstart", {"sampling": "greedy"} | server, directory=tmp_path / "theirs"))
     ours = texts(run("quickstart", {"sampling": "greedy"} | LOCAL, directory=tmp_path / "ours"))

@@ -73,7 +73,7 @@ def test_scores_of_a_real_server_are_those_of_the_local_job(tmp_path):
         assert their["is_greedy"] == our["is_greedy"]
 
 
-@pytest.mark.parametrize("rows", [30, pytest.param(200, marks=pytest.mark.faults)])
+@pytest.mark.parametrize("rows", [30, pytest.param(200, marks=pytest.mark.laws)])
 def test_greedy_texts_of_a_real_server_are_those_of_the_local_job(tmp_path, rows):
     """llama-cpp-python's server has one slot and no flash attention."""
     settings = {"sampling": "greedy", "data.limit": rows, "progress": "none"}

@@ -37,7 +37,7 @@ COUNTS: dict[str, float] = {}
 
 USUAL = ("f32", "bf16", "q8_0", "q4_k_m")
 RARER = ("f16", "q4_0", "q2_k", "q3_k_m", "q5_k_m", "q6_k")
-EXACT = [*USUAL, *(pytest.param(kind, marks=pytest.mark.faults, id=kind) for kind in RARER)]
+EXACT = [*USUAL, *(pytest.param(kind, marks=pytest.mark.laws, id=kind) for kind in RARER)]
 
 
 @pytest.fixture(scope="module", params=["f32", "q8_0"])
@@ -118,7 +118,7 @@ def complete(
     # How tokens are drawn changes what is computed next, and not how: once each is enough.
     [
         *(pytest.param(kind, WARM, id=kind) for kind in USUAL),
-        *(pytest.param(kind, WARM, id=kind, marks=pytest.mark.faults) for kind in RARER),
+        *(pytest.param(kind, WARM, id=kind, marks=pytest.mark.laws) for kind in RARER),
         pytest.param("f32", SamplingParams(), id="f32-greedy"),
     ],
     indirect=["model_file"],

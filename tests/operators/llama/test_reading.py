@@ -77,7 +77,7 @@ def outputs(
 
 
 KINDS = [
-    pytest.param(kind, marks=pytest.mark.faults) if kind in USUAL and kind not in ("f32", "q8_0") else kind
+    pytest.param(kind, marks=pytest.mark.laws) if kind in USUAL and kind not in ("f32", "q8_0") else kind
     for kind in EXACT
 ]
 

@@ -166,7 +166,7 @@ def test_of_equal_logits_those_with_the_lowest_ids_stay(values):
 
 
 @pytest.mark.parametrize("values", SINGLE + TOGETHER[:5], ids=str)
-@pytest.mark.parametrize("spread", [pytest.param(0.5, marks=pytest.mark.faults), 4.0])
+@pytest.mark.parametrize("spread", [pytest.param(0.5, marks=pytest.mark.laws), 4.0])
 def test_at_the_size_of_a_real_vocabulary(values, spread):
     """Flat distributions, where the candidates that are tried first do not suffice, and steep ones."""
     logits = logits_of(5, 151_936, spread=spread)

@@ -17,7 +17,7 @@ from tests.operators.llama.test_structured import constrained
 __all__ = ["model", "model_file"]
 
 RUN_ALWAYS = (*USUAL, "q4_0")
-KINDS = [*RUN_ALWAYS, *(pytest.param(kind, marks=pytest.mark.faults) for kind in RARER if kind not in RUN_ALWAYS)]
+KINDS = [*RUN_ALWAYS, *(pytest.param(kind, marks=pytest.mark.laws) for kind in RARER if kind not in RUN_ALWAYS)]
 SHUFFLED = np.random.default_rng(1).permutation(19).tolist()
 
 

@@ -41,10 +41,10 @@ def text_of(model: LlamaModel, tokens: list[int]) -> str:
 
 
 @pytest.mark.parametrize(
-    "values", [pytest.param({}, id="greedy", marks=pytest.mark.faults), pytest.param({"temperature": 1.0}, id="warm")]
+    "values", [pytest.param({}, id="greedy", marks=pytest.mark.laws), pytest.param({"temperature": 1.0}, id="warm")]
 )
 @pytest.mark.parametrize(
-    "skip", [pytest.param(True, id="skip"), pytest.param(False, id="draw", marks=pytest.mark.faults)]
+    "skip", [pytest.param(True, id="skip"), pytest.param(False, id="draw", marks=pytest.mark.laws)]
 )
 def test_bits_and_texts_are_the_same_in_any_company(model, skip, values):
     prompts = texts(19)

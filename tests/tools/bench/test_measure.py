@@ -27,7 +27,7 @@ def rows(folder: Path) -> pl.DataFrame:
     return pl.read_parquet(folder / "out/data/*.parquet").sort("row")
 
 
-@pytest.mark.faults
+@pytest.mark.laws
 def test_the_ladder_does_the_same_work_on_every_rung(bench, tmp_path):
     assert bench("bench.scenarios=[ladder]") == ExitCode.DONE
     found = rows(tmp_path)
@@ -76,7 +76,7 @@ def test_what_cannot_work_is_refused_before_anything_runs(bench, tmp_path, capsy
     assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.faults
+@pytest.mark.laws
 def test_a_model_is_made_once_where_none_is_given(bench, tmp_path):
     made = ("model=gguf", "bench.shape=tiny", "bench.scenarios=[contexts]", "bench.contenders=[context-reused]")
     assert bench(*made) == ExitCode.DONE

@@ -74,7 +74,7 @@ def test_its_python_is_emulated_and_so_are_its_children(made, monkeypatch):
 
 
 @LOCAL
-@pytest.mark.faults
+@pytest.mark.laws
 @pytest.mark.skipif(bool(arm64.missing()), reason=f"not installed: {', '.join(arm64.missing())}; {arm64.NEEDED}")
 @pytest.mark.skipif(not (CACHE / "dotprod").exists(), reason=UNMADE)
 def test_the_doctor_the_quickstart_and_the_bits_hold_on_arm64():

@@ -21,7 +21,7 @@ WHEELS = os.environ.get("IMAGE_WHEELS", "")
 NOBODY = 65534
 
 
-@pytest.mark.faults
+@pytest.mark.laws
 @pytest.mark.skipif(not WHEELS, reason="builds for some 20 minutes: IMAGE_WHEELS names a folder for what is built")
 def test_the_steps_of_the_image_make_an_environment_for_an_unprivileged_user(tmp_path, monkeypatch):
     host = this_host()

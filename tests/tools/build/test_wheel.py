@@ -28,7 +28,7 @@ UNREAD = {".png"}
 """Endings of files in conf, jobs and models that no run reads."""
 
 pytestmark = [
-    pytest.mark.faults,
+    pytest.mark.laws,
     pytest.mark.skipif(THERE < NEEDED, reason=f"building needs setuptools {NEEDED} or later, here is {THERE}"),
 ]
 

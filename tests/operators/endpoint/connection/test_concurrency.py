@@ -28,7 +28,7 @@ REST = [each for each in product((0.05, 0.3, 1.0, 5.0), (0.0, 0.2), (True, False
 
 
 @pytest.mark.parametrize(
-    ("seconds", "noise", "tokens"), [*OFTEN, *(pytest.param(*each, marks=pytest.mark.faults) for each in REST)]
+    ("seconds", "noise", "tokens"), [*OFTEN, *(pytest.param(*each, marks=pytest.mark.laws) for each in REST)]
 )
 @pytest.mark.parametrize("name", SERVERS)
 def test_the_throughput_of_the_best_fixed_number_is_found_within_30_seconds(name, seconds, noise, tokens):

@@ -83,7 +83,7 @@ def test_bits_do_not_depend_on_the_neighbours(model, length, flash, params, shif
     check_bits(model, length, flash, params, shift=shift)
 
 
-@pytest.mark.faults
+@pytest.mark.laws
 @pytest.mark.parametrize("length", [1, 4, 8, 32])
 @pytest.mark.parametrize("flash", [True, False], ids=["flash", "plain"])
 @pytest.mark.parametrize("params", [SamplingParams(), WARM], ids=["greedy", "warm"])

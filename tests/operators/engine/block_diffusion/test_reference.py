@@ -83,7 +83,7 @@ def rules(remasking: str, length: int, steps: int) -> Rules:
 
 
 @pytest.mark.parametrize(("remasking", "length", "steps"), GRID)
-@pytest.mark.parametrize("slots", [3, *(pytest.param(n, marks=pytest.mark.faults) for n in (1, 16))])
+@pytest.mark.parametrize("slots", [3, *(pytest.param(n, marks=pytest.mark.laws) for n in (1, 16))])
 def test_ids_are_those_of_the_reference(expected, model, remasking, length, steps, slots):
     """With 1 slot unbatched, with 3 refilled, with 16 all rows at once."""
     done = complete(model, settings(remasking, length, steps), TEXTS, MAX_TOKENS, slots=slots, **EXACT)

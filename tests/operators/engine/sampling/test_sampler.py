@@ -184,7 +184,7 @@ def chi_square(drawn: np.ndarray, expected: np.ndarray) -> float:
     return float((((drawn - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom))
 
 
-@pytest.mark.parametrize("n_vocab", [50, pytest.param(3001, marks=pytest.mark.faults)])
+@pytest.mark.parametrize("n_vocab", [50, pytest.param(3001, marks=pytest.mark.laws)])
 @pytest.mark.parametrize(
     ("values", "cut"),
     [

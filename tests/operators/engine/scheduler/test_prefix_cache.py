@@ -55,7 +55,7 @@ def mixed_families() -> list[np.ndarray]:
 
 
 @pytest.mark.usefixtures("memory")
-@pytest.mark.parametrize("slots", [1, 5, *(pytest.param(n, marks=pytest.mark.faults) for n in (2, 16))])
+@pytest.mark.parametrize("slots", [1, 5, *(pytest.param(n, marks=pytest.mark.laws) for n in (2, 16))])
 @pytest.mark.parametrize("params", [GREEDY, WARM], ids=["greedy", "warm"])
 @pytest.mark.parametrize("per_sequence", [True, False])
 def test_with_and_without_sharing_the_tokens_are_the_same(slots, params, per_sequence):

@@ -19,7 +19,7 @@ def alone(texts, params=GREEDY):
     return {i: Bench(shape(1)).run(sequences([text], params))[0] for i, text in enumerate(texts)}
 
 
-@pytest.mark.parametrize("slots", [1, 7, *(pytest.param(n, marks=pytest.mark.faults) for n in (2, 16))])
+@pytest.mark.parametrize("slots", [1, 7, *(pytest.param(n, marks=pytest.mark.laws) for n in (2, 16))])
 @pytest.mark.parametrize("params", [GREEDY, WARM], ids=["greedy", "warm"])
 @pytest.mark.parametrize("per_sequence", [True, False])
 def test_batched_equals_single(slots, params, per_sequence):
