@@ -1,0 +1,89 @@
+"""Unfinished runs and stores of earlier versions go on: kept as data, each as a kill left it.
+
+kept/COMMIT.tar.xz holds prompts.jsonl, steps.yaml and two runs of that commit (COMMANDS, killed while the third chunk
+of four was being committed: PIPELINE_FAILPOINT=shard-renamed:3 and :5). A change that cannot go on with such a run has
+to refuse it in one line, and says so here.
+"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.api.errors import ExitCode
+from pipeline.cli.main import main
+from pipeline.results.reader import read_results
+
+KEPT = sorted((Path(__file__).parent / "kept").glob("*.tar.xz"))
+ROWS, STORED = 24, 10
+SMALL = ("chunk_rows=6", "runtime.slots=4", "runtime.threads=1", "sampling.max_tokens=8", "progress=none")
+COMMANDS = {
+    "tiny": ("job=generate", "model=tiny", "data.path=prompts.jsonl", *SMALL),
+    "steps": ("job=steps.yaml", "model=fake", *SMALL),  # a step, Dedup and a condition: state, rejects, two Generates
+}
+
+
+@pytest.fixture(params=KEPT, ids=lambda path: path.name.partition(".")[0])
+def kept(request, tmp_path, monkeypatch) -> Path:
+    """A folder with the runs, which is the current one."""
+    with tarfile.open(request.param) as archive:
+        archive.extractall(tmp_path, filter="data")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(name: str, directory: str, *settings: str) -> int:
+    # Texts of the model that ships may have other bits here than on the machine of then.
+    return main([*COMMANDS[name], f"output_dir={directory}", "other_bits=allow", *settings])
+
+
+def contents(directory: Path, names: Sequence[str]) -> dict[str, bytes]:
+    paths = [path for name in names for path in sorted((directory / name).rglob("*.parquet"))]
+    return {str(path.relative_to(directory)): path.read_bytes() for path in paths}
+
+
+def metrics(directory: Path, table: str) -> list[dict[str, Any]]:
+    return read_results(directory).metrics(table).collect().to_dicts()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_run_goes_on_with_what_it_had(name, kept):
+    before = contents(kept / name, ["data", "rejects"])
+    committed = {path: text for path, text in before.items() if not path.endswith("part-00002.parquet")}
+    assert len(committed) >= 2
+    assert run(name, name) == ExitCode.DONE
+    after = contents(kept / name, ["data", "rejects"])
+    assert committed.items() <= after.items()
+    rows = [row for text in after for row in pq.read_table(kept / name / text).column("row").to_pylist()]
+    assert sorted(rows) == list(range(ROWS))
+    assert main(["verify", name]) == ExitCode.DONE
+
+
+def test_its_bytes_are_those_of_a_run_of_today(kept):
+    assert run("steps", "steps") == run("steps", "today") == ExitCode.DONE
+    assert contents(kept / "steps", ["data", "rejects"]) == contents(kept / "today", ["data", "rejects"])
+
+
+def test_its_store_answers_a_run_of_today(kept):
+    assert run("tiny", "today", f"store.path={kept / 'tiny/completions.sqlite'}") == ExitCode.DONE
+    assert sum(row["from_store"] for row in metrics(kept / "today", "rows")) == STORED
+
+
+def test_what_its_metrics_counted_is_kept(kept):
+    before = metrics(kept / "steps", "stages")
+    assert run("steps", "steps") == ExitCode.DONE
+    (attempt,) = metrics(kept / "steps", "run")
+    assert json.loads(attempt["totals"])["reply/found_resumed"] == ROWS - 2 * 6
+    assert [stage for stage in metrics(kept / "steps", "stages") if stage["attempt"] == 1] == before != []
+
+
+def test_it_can_be_repaired(kept):
+    assert run("steps", "steps") == ExitCode.DONE
+    (shard := kept / "steps/data/part-00000.parquet").write_bytes(shard.read_bytes()[:-9])
+    assert main(["verify", "steps", "repair=true"]) == ExitCode.DONE
