@@ -9,6 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import yaml
 
 from operators.settings import SamplingSettings
 from operators.settings.sampling import STEP_ORDER
@@ -66,7 +67,7 @@ def test_the_changelog_has_the_version_of_the_project():
     assert version[1] in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
-PAGES = ("README.md", *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md"))))
+PAGES = ("README.md", "CONTRIBUTING.md", *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md"))))
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -76,7 +77,7 @@ def test_files_that_a_page_names_are_there(page):
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
-@pytest.mark.parametrize(("page", "lines"), [("README.md", 170), ("docs/architecture.md", 300)])
+@pytest.mark.parametrize(("page", "lines"), [("README.md", 170), ("CONTRIBUTING.md", 60), ("docs/architecture.md", 300)])
 def test_a_page_stays_short(page, lines):
     assert len((ROOT / page).read_text(encoding="utf-8").splitlines()) <= lines
 
@@ -93,10 +94,18 @@ def test_links_of_a_page_lead_somewhere(page):
             assert anchor in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}, anchor
 
 
-@pytest.mark.parametrize("page", PAGES[1:])
+@pytest.mark.parametrize("page", PAGES[2:])
 def test_a_page_begins_with_a_command(page):
     beginning = "\n".join((ROOT / page).read_text(encoding="utf-8").splitlines()[:8])
     assert re.search(r"^```|^    ", beginning, re.M), "no code in the first lines"
+
+
+def test_before_a_commit_the_same_runs_as_in_make_check():
+    check = re.search(r"^check:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
+    assert check is not None
+    commands = check[1].replace("\t@", "").replace("$(PY)", "$(VENV)/bin/python").replace("$(VENV)", ".venv").splitlines()
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"][0]["hooks"]
+    assert [hook["entry"] for hook in hooks] == commands
 
 
 def test_every_sampling_key_is_explained_with_its_default():
