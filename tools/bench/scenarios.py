@@ -111,10 +111,6 @@ SCENARIOS: Mapping[str, Scenario] = {
         "the ladder with 160 requests, 5 at a time, 50 tokens each", LADDER, Recipe(50, 50), slots=(5,), rows=160
     ),
     "peers": Scenario("ragged lengths that are known beforehand", PEERS),
-    "weights": Scenario(
-        "the file as it is, what model.weights=auto makes of it, and types that are named",
-        (JOB, *(Job(name, (f"model.weights={name}",)) for name in ("auto", "bf16", "q4_0")), SERVER),
-    ),
     "stops": Scenario(
         "one max_tokens for all rows; where a row ends is decided by a stop string",
         (JOB, SERVER),
