@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from operators.batch_by_length import prompt_lengths
 from operators.endpoint.generate import EndpointGenerate
-from operators.engine.backend.interface import Model, TokenIds
 from operators.engine.sequence import Sequence as Row
 from operators.estimate.node import Generating, memory_of
 from operators.estimate.trial import Device
@@ -27,7 +26,6 @@ from operators.generation.wiring import (
     chosen_settings,
     completion_keys,
     decode_strategy,
-    engine_threads,
     identity_of,
     shared_engine,
     shared_store,
@@ -39,12 +37,9 @@ from operators.settings.endpoint import EndpointSettings
 from operators.settings.runtime import EngineSettings
 from operators.tuning.calibration import FEW_ROWS
 from operators.tuning.choices import LookAhead, Tuning
-from operators.weights.weighing import Weighing
-from pipeline.api.errors import ConfigError
 from pipeline.api.forecast import Forecast, Task
-from pipeline.api.protocols import BITS, BaseOperator, Inbox, Runtime, Scope, WeightsSample
+from pipeline.api.protocols import BITS, BaseOperator, Inbox, Runtime, Scope
 from pipeline.api.records import Batch, ChunkEnd, Item
-from pipeline.api.weights import WeightsFigures
 
 UNREAD_CALLS = (
     "%s: tool calls stay in the completion, since the chat template writes them in no format that is known; name one"
@@ -162,33 +157,8 @@ class Generate(GenerateSetup):
         found = generating.forecast(batches, task, time.perf_counter() - began)
         memory = memory_of(self._model_settings, settings, decode_strategy(self._decode))
         assumed = f"what runtime leaves open is chosen when the run begins; {settings.slots} slots are assumed"
-        faster = self._weighing.remembered.mention(self._model_settings.converts_to, lengths)
-        notes = [*([] if before else [assumed]), *([faster] if faster else []), *found.notes]
+        notes = [*([] if before else [assumed]), *found.notes]
         return replace(found, memory=memory, notes=notes)
-
-    @property
-    def _weighing(self) -> Weighing:
-        return Weighing(self._model_settings, self._engine_settings, self._sampling.max_tokens)
-
-    def best_weights(self, sample: Callable[[], WeightsSample]) -> tuple[str, str]:
-        weighing = self._weighing
-        if (known := weighing.remembered.choice()) is not None:
-            return known
-        found = sample()
-        weighing.on = engine_threads(found.runtime).call
-        return weighing.choose(*self._weighed(found))
-
-    def compare_weights(self, sample: WeightsSample) -> Iterator[WeightsFigures]:
-        yield from self._weighing.each(sample.types, *self._weighed(sample))
-
-    def _weighed(self, sample: WeightsSample) -> tuple[Model, list[TokenIds], list[int], float]:
-        """Return the loaded model, the prompts of a sample, the tokens that each may get, and the count of all rows."""
-        self._load(sample.runtime)
-        found = [row for batch in sample.batches for row in self._requests.of(self._where.split(batch)[0])[0]]
-        if not found:
-            raise ConfigError("no row of the sample has a prompt that can be completed, so no weights can be measured")
-        share = len(found) / sum(batch.num_rows for batch in sample.batches)
-        return self._model, [row.prompt for row in found], [row.max_tokens for row in found], sample.rows * share
 
     def run(self, inbox: Inbox) -> Iterator[Item]:
         if self._engine_settings.open_keys():
@@ -237,8 +207,6 @@ class Generate(GenerateSetup):
         rows = self._ahead.gather(inbox, FEW_ROWS // (each or 1))
         few = None if rows is None or each is None else rows * each
         lengths, longest = prompt_lengths(self._ahead.data()), self._sampling.max_tokens
-        if (faster := self._weighing.remembered.mention(self._model_settings.converts_to, lengths)) is not None:
-            self._runtime.log.info("%s: %s", self._runtime.node, faster)
         return chosen_settings(self._runtime, self._model, self._engine_settings, lengths, longest, few)
 
     def _wants_rows(self) -> bool:

@@ -51,7 +51,6 @@ ORDER = [
     "operators.generation",
     "operators.estimate",
     "operators.scoring",
-    "operators.weights",
     "operators.endpoint.api",
     "operators.endpoint.connection",
     "operators.endpoint",

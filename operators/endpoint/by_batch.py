@@ -27,8 +27,7 @@ from operators.generation.journal import StoredCompletion
 from operators.generation.wiring import shared_store
 from operators.rows.row_condition import Where, passed_by
 from operators.settings import ModelSettings, StoreSettings
-from operators.settings.endpoint import EndpointSettings
-from operators.settings.model import AUTO
+from operators.settings.endpoint import AUTO, EndpointSettings
 from pipeline.api.errors import Cancelled, ConfigError
 from pipeline.api.forecast import Forecast, Task
 from pipeline.api.protocols import BaseOperator, Runtime

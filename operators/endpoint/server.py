@@ -12,8 +12,7 @@ from operators.endpoint.api.dialects import OPENAI, dialect_of
 from operators.endpoint.connection.client import Endpoint
 from operators.endpoint.connection.request import Request
 from operators.settings import ModelSettings
-from operators.settings.endpoint import EndpointSettings
-from operators.settings.model import AUTO
+from operators.settings.endpoint import AUTO, EndpointSettings
 from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import Runtime
 from pipeline.system.redaction import clean_url

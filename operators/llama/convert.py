@@ -37,12 +37,12 @@ FILE_TYPES = {
     for name in WEIGHTS
 }
 """llama.cpp's number of each type."""
-GOOD_SOURCES = ("f32", "f16", "bf16", "q8_0")
+WIDE = ("f32", "f16", "bf16")
+"""Types that may be made of any: they hold what the source says."""
+GOOD_SOURCES = (*WIDE, "q8_0")
 """Types that lose so little that a narrower one may be made of them."""
 LONG_BLOCKS = tuple(name for name in WEIGHTS if "_k" in name or name == "iq4_xs")
 """Types that take 256 weights of a row at a time."""
-LEAST_BITS = 16
-"""From this many bits per weight a type may be made of any: it holds what the source says."""
 _SIZE = re.compile(r"quant size\s*=\s*([\d.]+) MiB")
 _FALLBACK = re.compile(r"(\d+ of \d+) tensor\(s\) required fallback")
 _HEADER_BYTES = 32 << 20
@@ -92,7 +92,7 @@ def converted_size(path: Path, wanted: str) -> int:
         ConfigError: it cannot be made, or would lose too much.
     """
     have, about = type_of(path), f"model.weights={wanted} cannot work for {path}"
-    if have not in GOOD_SOURCES and WEIGHTS[wanted] < LEAST_BITS:
+    if have not in GOOD_SOURCES and wanted not in WIDE:
         raise ConfigError(
             f"{about}: its weights are rounded already ({have or 'of another type'}), and rounding them again would"
             f" lose more than a {wanted} made of the original; convert a file in {', '.join(GOOD_SOURCES)}"

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from operators.engine.backend.interface import DecoderShape, Head, TokenIds, Wanted, decoder_shape
 from operators.engine.backend.loading import ModelFacts, ModelSizes, check_options
 from operators.llama.context import ContextPool, LlamaContext
-from operators.llama.convert import converted, type_of
+from operators.llama.convert import converted
 from operators.llama.encoder import EncoderContext
 from operators.llama.gguf_check import tokens_of
 from operators.llama.header import Header, content_of, parts_of, read_header
@@ -113,7 +113,8 @@ class LlamaModel:
         self._file_type = header.file_type
         params.use_extra_bufts = repacks(self._file_type, amx=header.fits_amx)
         self.is_cpu = settings.gpu_layers == 0
-        self.kernels = build()
+        info = system_info().decode(errors="replace").strip()
+        self.kernels = f"llama-cpp-python {llama_cpp.__version__}, {info}"
         self.doubt = doubt(header.architecture, self._file_type) if self.is_cpu else "it runs on a GPU"
         self._model = llama_cpp.llama_model_load_from_file(os.fsencode(self._path), params)
         if not self._model:
@@ -283,12 +284,5 @@ def facts_of(path: Path, fingerprint: str | None = None) -> ModelFacts:
     sizes = ModelSizes(size, header.n_vocab, header.kv_values, header.recurrent)
     return ModelFacts(
         *(fingerprint, header.n_ctx_train, header.n_embd, sizes, header.encoder, header.outputs, header.template),
-        type_of(path),
-        build(),
         functools.partial(tokens_of, parts_of(path)[0]),
     )
-
-
-def build() -> str:
-    """Return llama.cpp's version and the instructions that it uses here."""
-    return f"llama-cpp-python {llama_cpp.__version__}, {system_info().decode(errors='replace').strip()}"

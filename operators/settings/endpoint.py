@@ -9,10 +9,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from operators.settings.checks import NOT_IN_DATA, WHEN_GIVEN, check, check_one_of
-from operators.settings.model import AS_IS, AUTO, ModelSettings
+from operators.settings.model import AS_IS, ModelSettings
 from pipeline.api.errors import ConfigError
 from pipeline.system.redaction import clean_url
 
+AUTO = "auto"
 APIS = ("chat", "completions", "embeddings", "rerank")
 DIALECTS = ("openai", "vllm", "sglang", "llama_server", "llama_cpp_python")
 """The servers whose parameters are known, operators/endpoint/api/dialects.py has them."""

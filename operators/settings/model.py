@@ -14,15 +14,13 @@ GIVEN_TO_TEMPLATES = frozenset({"messages", "tools", "add_generation_prompt", "b
 """What Render gives to every chat template; no argument of `template_kwargs`."""
 TOOL_FORMATS = ("hermes", "tags", "llama3", "mistral", "mistral_args", "harmony", "gemma", "function_gemma")
 """Those of operators/prompts/tool_formats.py."""
-WEIGHTS = {
-    **{"f32": 32.0, "f16": 16.0, "bf16": 16.0, "q8_0": 8.5, "q6_k": 6.6},
-    **{"q5_1": 6.0, "q5_k_m": 5.7, "q5_k_s": 5.6, "q5_0": 5.5},
-    **{"q4_1": 5.0, "q4_k_m": 4.9, "q4_k_s": 4.7, "q4_0": 4.5, "iq4_nl": 4.5, "iq4_xs": 4.3},
-    **{"q3_k_l": 4.3, "q3_k_m": 3.9, "q3_k_s": 3.5, "q2_k": 3.2},
-}
-"""Types of weights that a model file can be converted to, and about their bits per weight: those that llama.cpp makes
-of a file alone (others need an importance matrix, or ternary weights)."""
-AS_IS, AUTO = "as_is", "auto"
+WEIGHTS = (
+    *("f32", "f16", "bf16", "q8_0", "q6_k", "q5_1", "q5_k_m", "q5_k_s", "q5_0", "q4_1", "q4_k_m", "q4_k_s", "q4_0"),
+    *("iq4_nl", "iq4_xs", "q3_k_l", "q3_k_m", "q3_k_s", "q2_k"),
+)
+"""Types of weights that a model file can be converted to, wide ones first: those that llama.cpp makes of a file alone
+(others need an importance matrix, or ternary weights)."""
+AS_IS = "as_is"
 
 
 @dataclass
@@ -42,8 +40,7 @@ class ModelSettings:
         date: ISO date that a chat template gets when it asks for today's; null: it is told that there is none.
         weights: the type that the weights are converted to, once, into a cache (f32, f16, bf16, q8_0, q6_k, q5_1,
             q5_k_m, q5_k_s, q5_0, q4_1, q4_k_m, q4_k_s, q4_0, iq4_nl, iq4_xs, q3_k_l, q3_k_m, q3_k_s, q2_k); as_is:
-            none; auto: the fastest on this machine that loses nothing to speak of. See docs/weights.md.
-        weights_chosen: what `auto` has chosen; a run fills it in, so that it is the same when it is resumed.
+            none. See docs/weights.md.
         gpu_layers: layers to compute on the GPU: 0 for none, 999 for all. Needs a llama.cpp that was built for the GPU.
         options: further keyword arguments for the loader; one that it does not know is an error.
     """
@@ -60,7 +57,6 @@ class ModelSettings:
     tool_format: str | None = field(default=None, metadata=WHEN_GIVEN)
     date: str | None = field(default=None, metadata=WHEN_GIVEN)
     weights: str = field(default=AS_IS, metadata=NOT_IN_DATA)  # the content of the converted file counts
-    weights_chosen: str | None = field(default=None, metadata=NOT_IN_DATA)
     gpu_layers: int = 0
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -79,9 +75,7 @@ class ModelSettings:
         )
         if self.tool_format is not None:
             check_one_of("model.tool_format", self.tool_format, TOOL_FORMATS)
-        check_one_of("model.weights", self.weights, (AS_IS, AUTO, *WEIGHTS))
-        if self.weights_chosen is not None:
-            check_one_of("model.weights_chosen", self.weights_chosen, (AS_IS, *WEIGHTS))
+        check_one_of("model.weights", self.weights, (AS_IS, *WEIGHTS))
         try:
             _ = self.date_given
         except ValueError:
@@ -100,18 +94,8 @@ class ModelSettings:
 
     @property
     def converts_to(self) -> str | None:
-        """The type to convert the weights to; None for none.
-
-        Raises:
-            ConfigError: it is left to be chosen, and nothing has chosen it.
-        """
-        if self.weights == AUTO and self.weights_chosen is None:
-            raise ConfigError(
-                "model.weights=auto is chosen for the model of the job's Generate nodes (the config group model); name"
-                f" a type here: {AS_IS}, {', '.join(WEIGHTS)}"
-            )
-        found = self.weights_chosen if self.weights == AUTO else self.weights
-        return None if found == AS_IS else found
+        """The type to convert the weights to; None for none."""
+        return None if self.weights == AS_IS else self.weights
 
     @property
     def date_given(self) -> datetime.date | None:

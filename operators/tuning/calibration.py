@@ -185,23 +185,13 @@ def _milliseconds(seconds: dict[Any, float]) -> str:
 
 
 class StepTimer:
-    """Times decode steps of rows that are `depth` tokens deep. The contents of `decoder` are cleared.
-
-    `read_s`: seconds that reading so many tokens took.
-    """
+    """Times decode steps of rows that are `depth` tokens deep. The contents of `decoder` are cleared."""
 
     def __init__(self, decoder: Decoder, depth: int, clock: Clock) -> None:
         self._decoder, self._depth, self._clock = decoder, depth, clock
-        began = clock()
         read(decoder, depth)
-        self.read_s = clock() - began
         self._saved = decoder.save(0)
         self._filled = 1
-
-    def clear(self) -> None:
-        """Empty the decoder, after other work on it."""
-        self._decoder.clear()
-        self._filled = 0
 
     def step_s(self, rows: int) -> float:
         for slot in range(self._filled, rows):

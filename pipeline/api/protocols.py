@@ -21,7 +21,6 @@ from pipeline.api.meter import StageMeter
 from pipeline.api.records import Batch, Item, Output, Shard
 from pipeline.api.runtime import Runtime as Runtime
 from pipeline.api.runtime import Table as Table
-from pipeline.api.weights import WeightsFigures
 
 BITS, EXACT = "the bits of fixed texts", "rows in any company"
 """Keys of `BaseOperator.identity`."""
@@ -109,21 +108,6 @@ class MemoryNeed:
     what: str
     size_bytes: int
     shared: bool = False
-
-
-@dataclass(frozen=True)
-class WeightsSample:
-    """Rows that come to a node, by which the types of its model's weights are measured.
-
-    Args:
-        rows: of the whole job.
-        types: to compare with the weights as they are; empty: all.
-    """
-
-    runtime: Runtime
-    batches: Sequence[Batch]
-    rows: float
-    types: Sequence[str] = ()
 
 
 class BaseOperator:
@@ -248,16 +232,6 @@ class BaseOperator:
     def forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
         """Return a forecast of `task` for a dry run, measured on the sample `batches`. Called instead of `open` and all
         other hooks. An operator without a forecast is run on the sample instead; one with a model needs it."""
-        raise NotImplementedError
-
-    def best_weights(self, sample: Callable[[], WeightsSample]) -> tuple[str, str]:
-        """Return the type of weights that `model.weights=auto` takes, and why. `sample` gives the rows by which to
-        measure; it takes seconds, and is not called where the type is known from an earlier run. Called instead of
-        `open` and all other hooks."""
-        raise NotImplementedError
-
-    def compare_weights(self, sample: WeightsSample) -> Iterator[WeightsFigures]:
-        """Measure the model with its weights as they are, and with those of other types. Called as `best_weights`."""
         raise NotImplementedError
 
     def encoded_bytes(self, batches: Sequence[Batch]) -> int | None:

@@ -12,6 +12,9 @@ from typing import Any
 
 REMOVED: Mapping[str, str] = {
     # A key by its full name, an option or a value as KEY=VALUE, a command or a variable by its name.
+    "model.weights=auto": "name a type (docs/weights.md); for a run that has begun, weights_chosen of its config.yaml",
+    "model.weights_chosen": "write the type as model.weights=TYPE",
+    "weights": "name a type with model.weights=TYPE, and compare the estimates of dry_run=true",
 }
 
 

@@ -45,11 +45,6 @@ COMMANDS = {
     "report": Command("outputs/NAME ...", "make report.html again", "pipeline.cli.results", "report"),
     "status": Command("outputs/NAME [--nodes] [--json]", "show how far a run is", "pipeline.cli.status"),
     "verify": Command("outputs/NAME [repair=true]", "check results; repair=true mends them", "pipeline.cli.verify"),
-    "weights": Command(
-        "model.path=M.gguf [--save DIR] [KEY=VALUE ...]",
-        "measure the types that a model's weights can have here",
-        "pipeline.cli.weights",
-    ),
 }
 
 

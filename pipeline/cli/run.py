@@ -27,7 +27,6 @@ from pipeline.config.explain import PARSER, explain
 from pipeline.config.jobs import find_job, jobs_table
 from pipeline.config.keys import CONF, known_keys
 from pipeline.dry_run.estimate import dry_run_lines
-from pipeline.dry_run.weights import as_is, settled
 from pipeline.runs.job import run_job
 from pipeline.settings import JobSettings
 from pipeline.system.failpoints import Failpoint, reached
@@ -194,8 +193,6 @@ def _run_one(config: DictConfig, overrides: tuple[str, ...], process: Resources,
         for note in _notes(OmegaConf.to_container(config)):
             print(note, file=sys.stderr)
         directory = settings.directory
-        settings, said = settled(settings) if do is None else (as_is(settings), [])
-        print(*said, sep="\n", end="\n" if said else "", file=sys.stderr)
         code = (do or (_show if settings.show or settings.dry_run else run_job))(settings, process)
     except Exception as error:
         code = print_error(error)

@@ -69,7 +69,7 @@ def settings_from(text: str, directory: Path) -> JobSettings:
         raise ConfigError(f"it is not YAML: {error}") from error
     if not isinstance(values, dict) or not isinstance(values.get("nodes"), dict):
         raise ConfigError("it does not describe a job")
-    values = without_removed(values)
+    values = without_removed(_with_chosen_weights(values))
     raw = {group: values[group] for group in GROUPS if isinstance(values.get(group), dict)}
     groups = {group: convert(group, given, _schema(group, given)) for group, given in raw.items()}
     # A node that was given a whole group must get an equal object, so that the fingerprint has the group's keys.
@@ -80,6 +80,15 @@ def settings_from(text: str, directory: Path) -> JobSettings:
     return replace(
         settings, on_finish=HookSettings(), output_dir=str(directory), overwrite=False, dry_run=False, show=None
     )
+
+
+def _with_chosen_weights(values: Any) -> Any:
+    """Return settings of an older version whose `model.weights=auto` is the type that it had chosen."""
+    if not isinstance(values, Mapping):
+        return values
+    settings = {key: _with_chosen_weights(value) for key, value in values.items()}
+    chosen = settings.get("weights_chosen") if settings.get("weights") == "auto" else None
+    return settings | {"weights": chosen} if chosen else settings
 
 
 def _schema(group: str, values: Mapping[str, Any]) -> type[Any]:

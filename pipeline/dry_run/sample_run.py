@@ -5,15 +5,15 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pipeline.api.errors import NodeFailed, PipelineError
 from pipeline.api.forecast import NOTHING, Forecast, Range, Task, share
 from pipeline.api.meter import StageMeter
-from pipeline.api.protocols import BaseOperator, ListInbox, WeightsSample, overrides
+from pipeline.api.protocols import BaseOperator, ListInbox, overrides
 from pipeline.api.records import Batch, ChunkEnd, Item, Reject, Rejects, Shard
 from pipeline.api.runtime import Resources, RunContext, Runtime
 from pipeline.config.build import Job
@@ -72,24 +72,6 @@ class SampleRun:
     def run(self) -> Iterator[str]:
         """Run all nodes; yields a line on the sample when it was taken."""
         graph = self.job.graph
-        with self._running() as run:
-            for name in graph.order:
-                run(name)
-                if name == graph.source:
-                    yield f"sample: {self.nodes[name].given:,} rows ({self._how})"
-
-    @contextmanager
-    def before(self, name: str) -> Iterator[WeightsSample]:
-        """Run the nodes before `name`; yield what comes to it, for a block in which it may be opened."""
-        graph = self.job.graph
-        with self._running() as run:
-            for other in graph.order[: graph.order.index(name)]:
-                runtime = run(other)
-            yield WeightsSample(self._runtime(runtime.context, name), self._inputs(name), self._rows(name).likely)
-
-    @contextmanager
-    def _running(self) -> Iterator[Callable[[str], Runtime]]:
-        """Yield a function that runs a node, which leaves no file behind."""
         with ExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dry-run-"))
 
@@ -100,37 +82,25 @@ class SampleRun:
             stack.enter_context(stopped_by_signals(leave_nothing, NOTHING_RUNS))
             context = RunContext(Path(folder), self.process, MetricsTables(Path(folder)).get)
             stack.callback(context.resources.close)
-
-            def run(name: str) -> Runtime:
-                runtime = self._runtime(context, name)
+            for name in graph.order:
+                runtime = Runtime(context, name, graph.depth(name), StageMeter(name))
                 try:
                     self.nodes[name] = self._run_node(name, runtime, stack)
                 except PipelineError:
                     raise
                 except Exception as error:  # of a user's operator: the run would end with the same
                     raise NodeFailed(name, error) from error
-                return runtime
-
-            yield run
-
-    def _runtime(self, context: RunContext, name: str) -> Runtime:
-        return Runtime(context, name, self.job.graph.depth(name), StageMeter(name))
-
-    def _inputs(self, name: str) -> list[Batch]:
-        """Return the sample rows that come to a node."""
-        inputs = [self.nodes[source] for source in self.job.graph.nodes[name].inputs]
-        return [batch.at_port(port) for port, result in enumerate(inputs) for batch in result.output]
-
-    def _rows(self, name: str) -> Range:
-        """Return the rows that will come to a node in the run."""
-        return sum((self.nodes[source].rows_out for source in self.job.graph.nodes[name].inputs), NOTHING)
+                if name == graph.source:
+                    yield f"sample: {self.nodes[name].given:,} rows ({self._how})"
 
     def _run_node(self, name: str, runtime: Runtime, stack: ExitStack) -> NodeResult:
         graph = self.job.graph
         node = graph.nodes[name]
         if name == graph.source:
             return self._read_sample(node.op, runtime)
-        batches, rows = self._inputs(name), self._rows(name)
+        inputs = [self.nodes[source] for source in node.inputs]
+        batches = [batch.at_port(port) for port, result in enumerate(inputs) for batch in result.output]
+        rows = sum((result.rows_out for result in inputs), NOTHING)
         found = NodeResult(rows, sum(batch.num_rows for batch in batches))
         if name in graph.sinks:
             found.sink_bytes = _bytes(node.op, batches, found)

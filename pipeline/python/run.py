@@ -18,7 +18,6 @@ from pipeline.api.runtime import Resources
 from pipeline.cluster.cut import places
 from pipeline.config.build import build_graph
 from pipeline.dry_run.estimate import dry_run_lines
-from pipeline.dry_run.weights import settled
 from pipeline.monitor.summary import Outcome
 from pipeline.python.compose import settings_from
 from pipeline.python.job import Job
@@ -137,7 +136,7 @@ def run(
         elif temporary:
             print(f"the results go to {composed.directory}; name a directory to keep them", file=sys.stderr)
         try:
-            code = run_job(settled(composed)[0], _models, seen.append)
+            code = run_job(composed, _models, seen.append)
         finally:
             _models.close_unused()
     if seen and seen[-1].error is not None:
@@ -167,7 +166,6 @@ def plan(
     with tempfile.TemporaryDirectory(prefix="plan-") as folder:
         given = {**_given(settings, groups, directory), "dry_run": PLAN}
         composed = settings_from(job, given, rows, lambda name: f"{folder}/{name}", Path(folder))
-        composed, _ = settled(composed)
         graph = build_graph(composed)
         return Plan(
             "\n".join(dry_run_lines(composed, graph, _models)),
@@ -199,7 +197,6 @@ def estimate(
     with _one_at_a_time, staying(), tempfile.TemporaryDirectory(prefix="estimate-") as folder:
         given = {**_given(settings, groups, directory), "dry_run": True}
         composed = settings_from(job, given, rows, lambda name: f"{folder}/{name}", Path(folder))
-        composed, _ = settled(composed)
         steps = dry_run_lines(composed, build_graph(composed), _models)
         try:
             while True:

@@ -1,9 +1,8 @@
 """The engine without the dataflow around it: the layers below the pipeline, and reused against fresh contexts.
 
 `engine`: scheduler, batch filling and decode, with a sampler that takes token 0; `sampling`: with the sampler;
-`context_reused`: one call per group of rows that fills the slots, on one context that is cleared between calls;
-`context_fresh`: with a new context per call; `blocks_reused`, `blocks_fresh`: these two with block diffusion.
-No other file of the benchmark uses the engine's internals.
+`blocks_reused`: block diffusion, one call per group of rows that fills the slots, on one context that is cleared
+between calls; `blocks_fresh`: with a new context per call. No other file of the benchmark uses the engine's internals.
 """
 
 from __future__ import annotations
@@ -45,11 +44,9 @@ class NoSampler(Sampler):
         return [0] * len(rows if places is None else places)
 
 
-def _measure(
-    spec: Spec, *, sampler: type[Sampler] = Sampler, blocks: bool = False, by_calls: bool = False, fresh: bool = False
-) -> Figures:
-    """Complete the rows of `spec`: all together, or (`by_calls`) in groups that fill the slots, each (`fresh`) on a new
-    context."""
+def _measure(spec: Spec, *, sampler: type[Sampler] = Sampler, blocks: bool = False, fresh: bool = False) -> Figures:
+    """Complete the rows of `spec`: all together, or with `blocks` in groups that fill the slots, each (`fresh`) on a
+    new context."""
     model, runtime, table = loader(spec.model)(spec.model), spec.runtime, spec.workload.rows
 
     def make() -> Strategy:
@@ -59,7 +56,7 @@ def _measure(
 
     room = runtime.max_sequence_tokens or model.n_ctx_train
     requests = Requests(spec.sampling, model, room, 0, "generate", None, make().sequence_type())
-    size = runtime.slots if by_calls else len(table)
+    size = runtime.slots if blocks else len(table)
     parts = [_sequences(table.slice(start, size), requests, runtime) for start in range(0, len(table), size)]
     if not fresh:
         model.lease(runtime, block=make().block)[1]()  # leased and given back: it stays in the pool
@@ -82,10 +79,8 @@ def _measure(
 
 engine = partial(_measure, sampler=NoSampler)
 sampling = _measure
-context_reused = partial(_measure, by_calls=True)
-context_fresh = partial(_measure, by_calls=True, fresh=True)
-blocks_reused = partial(_measure, blocks=True, by_calls=True)
-blocks_fresh = partial(_measure, blocks=True, by_calls=True, fresh=True)
+blocks_reused = partial(_measure, blocks=True)
+blocks_fresh = partial(_measure, blocks=True, fresh=True)
 
 
 def _sequences(rows: pa.Table, requests: Requests, runtime: EngineSettings) -> list[Sequence]:

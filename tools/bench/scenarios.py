@@ -60,16 +60,6 @@ PEERS = (
 )
 
 
-def _samples(n: int) -> Scenario:
-    apart = tuple(f"runtime.optimise.{key}=false" for key in ("identical_rows", "prefix_sharing", "sample_sharing"))
-    return Scenario(
-        f"{n} samples of 16 tokens of each prompt, against {n} rows with its text that share nothing",
-        (Job(f"n={n}", (f"sampling.n={n}",)), Job(f"{n} rows", apart, copies=n)),
-        Recipe(16, 16),
-        sampling={**EXACT_LENGTHS, "temperature": 0.8},
-    )
-
-
 def _outputs(low: int, high: int) -> Scenario:
     return Scenario(f"completions of {low} to {high} tokens", (JOB, SERVER), Recipe(low, high))
 
@@ -106,15 +96,10 @@ FEW_SHOT = Scenario(
 
 SCENARIOS: Mapping[str, Scenario] = {
     "ladder": Scenario("what each layer costs: the same work with one layer more a row", LADDER),
-    "ladder_one_slot": Scenario("the ladder at one slot", LADDER, slots=(1,), rows=8),
     "ladder_small": Scenario(
         "the ladder with 160 requests, 5 at a time, 50 tokens each", LADDER, Recipe(50, 50), slots=(5,), rows=160
     ),
     "peers": Scenario("ragged lengths that are known beforehand", PEERS),
-    "weights": Scenario(
-        "the file as it is, what model.weights=auto makes of it, and types that are named",
-        (JOB, *(Job(name, (f"model.weights={name}",)) for name in ("auto", "bf16", "q4_0")), SERVER),
-    ),
     "stops": Scenario(
         "one max_tokens for all rows; where a row ends is decided by a stop string",
         (JOB, SERVER),
@@ -122,12 +107,6 @@ SCENARIOS: Mapping[str, Scenario] = {
         {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
     ),
     "few_shot": FEW_SHOT,
-    "deterministic": Scenario(
-        "what it costs that no text depends on its neighbours",
-        (JOB, Job("not deterministic", ("runtime.deterministic=false",))),
-    ),
-    "samples_4": _samples(4),
-    "samples_8": _samples(8),
     "outputs_10_50": _outputs(10, 50),
     "outputs_50_200": _outputs(50, 200),
     "outputs_200_500": _outputs(200, 500),
@@ -188,12 +167,6 @@ SCENARIOS: Mapping[str, Scenario] = {
         sampling={"temperature": 0.0},
         slots=(1, 4, 16),
         rows=100,
-    ),
-    "contexts": Scenario(
-        "one context, cleared between calls of a slot's worth of rows, against a new one a call",
-        tuple(Function(f"context-{word}", f"{RUNGS}:context_{word}") for word in ("reused", "fresh")),
-        Recipe(8, 8, words=4),
-        rows=320,
     ),
     "scale": Scenario(
         "what the driver costs with many workers, whose model only sleeps: rows are those of each worker, peak memory"

@@ -24,8 +24,7 @@ from operators.endpoint.connection.request import Request
 from operators.endpoint.connection.retrying import retrying
 from operators.endpoint.connection.routes import Routes
 from operators.endpoint.connection.verdict import Again, EndpointError, NoSuchApi, Refused, judge, without
-from operators.settings.endpoint import EndpointSettings
-from operators.settings.model import AUTO
+from operators.settings.endpoint import AUTO, EndpointSettings
 from pipeline.api.errors import Cancelled, PipelineError
 
 T = TypeVar("T")

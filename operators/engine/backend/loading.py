@@ -12,7 +12,6 @@ from typing import Any
 from operators.engine.backend.interface import Model
 from operators.settings import ModelSettings
 from operators.settings.checks import read_text
-from operators.settings.model import AS_IS
 from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import Runtime
 
@@ -32,8 +31,7 @@ def _loaded(settings: ModelSettings) -> Model:
 def model_key(settings: ModelSettings) -> tuple[str, str]:
     """Return a key that is equal for settings with the same weights."""
     of_prompts = ("chat_template", "system", "template_kwargs", "reasoning_tags", "tool_format", "date")
-    same = replace(settings, weights=settings.converts_to or AS_IS, weights_chosen=None)
-    return ("model", repr(replace(same, **dict.fromkeys(of_prompts))))  # type: ignore[arg-type]
+    return ("model", repr(replace(settings, **dict.fromkeys(of_prompts))))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -54,8 +52,6 @@ class ModelFacts:
     Args:
         encoder: why it cannot continue texts, though it reads them; None: it can.
         outputs: of its classifier head; 0: it has none.
-        weights: the type of the file, as `model.weights` names it; None: one that has no name there.
-        kernels: see Model.
         tokens: reads the texts of its tokens.
     """
 
@@ -66,8 +62,6 @@ class ModelFacts:
     encoder: str | None = None
     outputs: int = 0
     chat_template: str | None = None
-    weights: str | None = None
-    kernels: str = ""
     tokens: Callable[[], Sequence[bytes]] | None = field(default=None, compare=False)
 
 

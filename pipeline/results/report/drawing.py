@@ -11,11 +11,10 @@ import logging
 import re
 import warnings
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.monitor.wording import at_time, number
-from pipeline.results.report.panel import Bars, Chart, Histogram, OverTime, Points
+from pipeline.results.report.panel import Bars, Chart, Histogram, OverTime
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,15 +54,7 @@ STYLE: dict[str, Any] = {
 _NAME = re.compile(r'((?:\bid=")|(?:href="#)|(?:url\(#))')
 
 
-def draw_alone(chart: Points, name: str) -> str:
-    """Return `chart` as an SVG file with the colours of the page. Raises ImportError as `draw`."""
-    colours = Path(__file__).with_name("page.css").read_text(encoding="utf-8").partition("\n* {")[0]
-    head, _, rest = draw(chart, name).partition(">")
-    names = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
-    return f"{head} {names}><style>{colours} svg {{ background: var(--card); }}</style>{rest}\n"
-
-
-def draw(chart: Chart | Points, name: str) -> str:
+def draw(chart: Chart, name: str) -> str:
     """Return `chart` as an <svg> element that fills the available width. `name`: unique on the page.
 
     Raises:
@@ -89,8 +80,6 @@ def draw(chart: Chart | Points, name: str) -> str:
                 _draw_bars(axes, chart)
             case Histogram():
                 _draw_histogram(axes, chart)
-            case Points():
-                _draw_points(axes, chart)
         figure.savefig(text, format="svg")
     return _for_the_page(text.getvalue(), chart, name)
 
@@ -157,19 +146,7 @@ def _draw_histogram(axes: Axes, chart: Histogram) -> None:
         axis.set_major_formatter(lambda value, _: number(value))
 
 
-def _draw_points(axes: Axes, chart: Points) -> None:
-    least = min((x for _, x, _ in chart.points if x > 0), default=1.0) / 3
-    for name, x, y in chart.points:
-        axes.plot(max(x, least), y, "o", color=ROLES["c1"], markersize=7)
-        axes.annotate(name, (max(x, least), y), (4, 5), textcoords="offset points", fontsize=12)
-    axes.set_xscale("log")
-    axes.margins(0.15)
-    axes.set_ylim(0)
-    axes.set_xlabel(chart.x_unit)
-    axes.set_ylabel(chart.y_unit)
-
-
-def _for_the_page(text: str, chart: Chart | Points, name: str) -> str:
+def _for_the_page(text: str, chart: Chart, name: str) -> str:
     """Return the <svg> element of matplotlib's file without size and date, with CSS colours and unique names."""
     svg = text[text.index("<svg") :]
     head, _, rest = svg.partition(">")

@@ -117,22 +117,6 @@ class Histogram:
         return Table([self.unit, "rows"], rows, ", ".join(f"{name} {number(value)}" for name, value in self.marks))
 
 
-@dataclass(frozen=True)
-class Points:
-    """A chart of named points, for a file of its own.
-
-    Args:
-        points: name, x and y; x is drawn on a logarithmic axis, where 0 stands at its beginning.
-        x_unit, y_unit: of the axes.
-    """
-
-    title: str
-    about: str
-    points: Sequence[tuple[str, float, float]]
-    x_unit: str
-    y_unit: str
-
-
 Chart = OverTime | Bars | Histogram
 
 

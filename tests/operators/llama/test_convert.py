@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,9 +24,11 @@ from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError, ExitCode, StorageError
 from pipeline.cli.main import main
 from pipeline.config.fingerprint import flat
-from pipeline.run_dir.names import CARD
+from pipeline.run_dir.names import CARD, CONFIG
+from pipeline.run_dir.state import STATE_FILE, RunState
 from pipeline.system.file_cache import PLACE, weights_cache
 from tests.operators.llama.test_split import TINY, split
+from tests.pipeline.damage import files, flip
 from tools.models.make_model import write_model
 
 AS_IS = ModelSettings(path=str(TINY))
@@ -58,8 +62,25 @@ def test_it_gives_the_completions_of_the_converted_file(tmp_path):
 
 def test_as_is_converts_nothing_and_changes_no_fingerprint():
     assert identity(AS_IS) == {"model": inspect_model(AS_IS).fingerprint}
-    assert not [key for key, _ in flat("model", replace(BF16, weights_chosen="f16")) if "weights" in key]
+    assert not [key for key, _ in flat("model", BF16) if "weights" in key]
     assert weights_cache().files() == []
+
+
+def test_a_run_whose_auto_chose_a_type_is_repaired_and_resumed_with_it(tmp_path, capsys):
+    """`model.weights=auto` of the version before; its fingerprint had what auto chose."""
+    out = tmp_path / "out"
+    generated(out, "model.weights=bf16")
+    config = re.sub(r"( +)weights: bf16", r"\1weights: auto\n\1weights_chosen: bf16", (out / CONFIG).read_text())
+    assert "weights: auto" in config
+    (out / CONFIG).write_text(config)
+    with closing(RunState(out / STATE_FILE)) as state:
+        state.note_config(config, state.origin)
+    before = files(out)
+    flip(out / "data/part-00000.parquet")
+    assert main(["verify", str(out), "repair=true"]) == ExitCode.DONE
+    assert files(out) == before
+    generated(out, "model.weights=bf16")
+    assert "is finished already" in capsys.readouterr().out
 
 
 def test_each_type_has_a_fingerprint_of_its_own_that_of_its_content():
@@ -133,10 +154,8 @@ def test_what_has_no_file_refuses_it():
         inspect_fake(ModelSettings(weights="bf16"))
     with pytest.raises(ConfigError, match=r"model\.weights=bf16 is of a model in this process"):
         EndpointSettings(url="http://host/v1", weights="bf16")
-    with pytest.raises(ConfigError, match=r"model\.weights='q9' cannot work: it is one of as_is, auto"):
+    with pytest.raises(ConfigError, match=r"model\.weights='q9' cannot work: it is one of as_is, f32"):
         ModelSettings(weights="q9")
-    with pytest.raises(ConfigError, match=r"model\.weights=auto is chosen for the model of the job's Generate"):
-        inspect_model(replace(AS_IS, weights="auto"))
 
 
 def test_every_type_has_a_number_of_llama_cpp(tmp_path):

@@ -11,7 +11,7 @@ from pipeline.api.protocols import ListInbox
 from pipeline.api.records import Batch, ChunkEnd
 from tools.bench.cases import EmitCases, cases
 from tools.bench.contenders import Job
-from tools.bench.scenarios import ALL, PEERS, TOGGLES
+from tools.bench.scenarios import ALL, PEERS, SCENARIOS, TOGGLES
 from tools.bench.settings import BenchSettings
 
 
@@ -81,7 +81,7 @@ def test_settings_that_cannot_work_are_refused(settings, says):
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"scenarios": ["laddder"]}, "ladder_small"),
+        ({"scenarios": ["peers", "laddder"]}, rf"\['laddder'\] cannot work: there are {', '.join(SCENARIOS)}"),
         ({"toggle": ["speed"]}, "compaction"),
         ({"scenarios": ["peers"], "contenders": ["vllm"]}, "create_completion"),
     ],
@@ -101,5 +101,5 @@ def test_a_source_that_seeks_sends_the_rest():
 
 
 def test_a_chunk_ends_after_its_rows():
-    items = list(EmitCases(BenchSettings(scenarios=["deterministic"], slots=[4], repeats=1), 1).run(ListInbox()))
+    items = list(EmitCases(BenchSettings(scenarios=["one_worker"], slots=[4], repeats=1), 1).run(ListInbox()))
     assert [type(item) for item in items] == [Batch, ChunkEnd, Batch, ChunkEnd]

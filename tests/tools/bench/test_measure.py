@@ -78,7 +78,7 @@ def test_what_cannot_work_is_refused_before_anything_runs(bench, tmp_path, capsy
 
 @pytest.mark.laws
 def test_a_model_is_made_once_where_none_is_given(bench, tmp_path):
-    made = ("model=gguf", "bench.shape=tiny", "bench.scenarios=[contexts]", "bench.contenders=[context-reused]")
+    made = ("model=gguf", "bench.shape=tiny", "bench.scenarios=[ladder]", "bench.contenders=[engine]")
     assert bench(*made) == ExitCode.DONE
     (model,) = (tmp_path / "cache").glob("*.gguf")
     written = model.stat().st_mtime_ns

@@ -1,4 +1,4 @@
-"""The rungs and contexts do the same work."""
+"""The rungs and the calls in blocks do the same work."""
 
 from __future__ import annotations
 
