@@ -12,6 +12,7 @@ from typing import Any
 
 REMOVED: Mapping[str, str] = {
     # A key by its full name, an option or a value as KEY=VALUE, a command or a variable by its name.
+    "on_finish.url": "let on_finish.command be a curl that posts its standard input (docs/monitoring.md has the line)",
 }
 
 
