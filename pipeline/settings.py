@@ -12,8 +12,7 @@ from pipeline.api.by_batch import OnError
 from pipeline.api.errors import ConfigError
 from pipeline.api.removed import removed
 
-FULL = "full"
-PROGRESS = ("auto", "full", "bar", "log", "json", "none")
+PROGRESS = ("auto", "log", "json", "none")
 PLAN = "plan"
 OUTPUTS = "outputs"
 LEAST_CHUNK_ROWS = 16
@@ -190,9 +189,8 @@ class JobSettings:
         prometheus_file: path of a file for node_exporter's textfile collector; null for none.
         target: repeat the input until enough rows are accepted.
         metrics_interval_s: seconds between two rows of a stage in metrics/stages.parquet.
-        progress: bar, log (a line of key=value pairs every ten seconds), json (one JSON object per line for these and
-            all other messages on stderr), none; auto is bar on a terminal and log elsewhere; full is auto with row
-            counts and times of all nodes in the summary.
+        progress: log (a line of key=value pairs every ten seconds), json (one JSON object per line for these and all
+            other messages on stderr) or none; auto is a progress line on a terminal and log elsewhere.
         report: write report.html at the end of each attempt.
     """
 

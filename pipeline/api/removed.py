@@ -13,6 +13,8 @@ from typing import Any
 REMOVED: Mapping[str, str] = {
     # A key by its full name, an option or a value as KEY=VALUE, a command or a variable by its name.
     "on_finish.url": "let on_finish.command be a curl that posts its standard input (docs/monitoring.md has the line)",
+    "progress=full": "leave it out; `status DIR --nodes` has the rows of all nodes, and report.html their times",
+    "progress=bar": "leave it out; auto shows a bar on a terminal and in a notebook, and log lines elsewhere",
 }
 
 
