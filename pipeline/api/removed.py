@@ -15,6 +15,7 @@ REMOVED: Mapping[str, str] = {
     "on_finish.url": "let on_finish.command be a curl that posts its standard input (docs/monitoring.md has the line)",
     "progress=full": "leave it out; `status DIR --nodes` has the rows of all nodes, and report.html their times",
     "progress=bar": "leave it out; auto shows a bar on a terminal and in a notebook, and log lines elsewhere",
+    "PIPELINE_REPORT": "write report=false in the job or on the command line",
 }
 
 
