@@ -7,14 +7,12 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from pipeline.api.by_batch import OnError
 from pipeline.api.errors import ConfigError
 from pipeline.api.removed import removed
 
-FULL = "full"
-PROGRESS = ("auto", "full", "bar", "log", "json", "none")
+PROGRESS = ("auto", "log", "json", "none")
 PLAN = "plan"
 OUTPUTS = "outputs"
 LEAST_CHUNK_ROWS = 16
@@ -55,31 +53,17 @@ class NodeSettings:
 
 @dataclass
 class HookSettings:
-    """A command and a URL that are notified when an attempt has ended. Their failures do not change the exit code.
+    """A command that is notified when an attempt has ended. Its failure does not change the exit code.
 
     Args:
         command: a program and its arguments, run without a shell, with a JSON summary on its standard input.
-        url: receives the same summary by POST.
-        timeout_s: time limit of each, in seconds.
+        timeout_s: time limit of the command, in seconds.
     """
 
     command: list[str] = field(default_factory=list)
-    url: str | None = None
     timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
-        url = self.url or "https://host"
-        scheme = url.partition("://")[0]
-        if scheme not in ("http", "https"):  # the rest of the URL may be secret
-            raise ConfigError(f"on_finish.url='{scheme}...' cannot work: it begins with https:// or http://")
-        try:
-            whole = bool(urlsplit(url).hostname) and urlsplit(url).port != 0
-        except ValueError:
-            whole = False
-        if not whole:
-            raise ConfigError(
-                f"on_finish.url='{scheme}://...' cannot work: write {scheme}://HOST/PATH or HOST:PORT/PATH"
-            )
         _check(self, "on_finish.timeout_s", self.timeout_s > 0, "it is above 0 seconds")
         _check(self, "on_finish.command", "" not in self.command[:1], "its first element is a program")
 
@@ -201,13 +185,12 @@ class JobSettings:
             the run; plan does the checks that need no model and prints the nodes. Both write nothing.
         show: graph prints the graph as Mermaid and stops.
         now: time for `${now:...}`, ISO 8601; null for the start of the run.
-        on_finish: notifications at the end of an attempt.
+        on_finish: notification at the end of an attempt.
         prometheus_file: path of a file for node_exporter's textfile collector; null for none.
         target: repeat the input until enough rows are accepted.
         metrics_interval_s: seconds between two rows of a stage in metrics/stages.parquet.
-        progress: bar, log (a line of key=value pairs every ten seconds), json (one JSON object per line for these and
-            all other messages on stderr), none; auto is bar on a terminal and log elsewhere; full is auto with row
-            counts and times of all nodes in the summary.
+        progress: log (a line of key=value pairs every ten seconds), json (one JSON object per line for these and all
+            other messages on stderr) or none; auto is a progress line on a terminal and log elsewhere.
         report: write report.html at the end of each attempt.
     """
 

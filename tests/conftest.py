@@ -1,5 +1,5 @@
-"""Settings of all tests: no run writes a report, which takes longer than most of these runs (what tests reports asks
-for them), and no example of hypothesis has a deadline: a busy machine is no defect."""
+"""Settings of all tests: a run writes a report only where the test asks for it, and no example of hypothesis has a
+deadline: a busy machine is no defect."""
 
 from __future__ import annotations
 
@@ -8,19 +8,24 @@ import os
 import pytest
 from hypothesis import settings
 
-from pipeline.results.report.write import VARIABLE
 from tests import seconds
 from tests.composing import keep
+from tests.reports import write_again, write_none
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Here, not in a fixture: processes that tests start inherit it."""
-    os.environ[VARIABLE] = "off"
     settings.register_profile("no deadline", deadline=None)
     settings.load_profile("no deadline")
     config.pluginmanager.register(seconds)
     _take_own_cores()
     keep()
+    write_none()
+
+
+@pytest.fixture
+def reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs in this process write their reports."""
+    write_again(monkeypatch)
 
 
 def _take_own_cores() -> None:

@@ -14,7 +14,6 @@ import pytest
 from pipeline.api.forecast import NOTHING, Forecast, Range
 from pipeline.cli.main import main
 from pipeline.dry_run.estimate import estimate_lines, report_costs
-from pipeline.results.report.write import VARIABLE
 from pipeline.run_dir.lock import locked
 from tests.pipeline.command_line import NODES
 
@@ -252,10 +251,9 @@ def test_what_a_calibration_would_choose_is_assumed_and_said(here, capsys, monke
     assert not (here / "cache").exists()
 
 
+@pytest.mark.usefixtures("reports")
 def test_the_report_that_a_run_draws_at_its_end_is_counted(here, monkeypatch, capsys):
     monkeypatch.setattr("pipeline.dry_run.estimate.peak_bytes", lambda: 200e6)
-    assert report_costs(wanted=True) == (NOTHING, NOTHING)  # tests draw none
-    monkeypatch.delenv(VARIABLE)
     assert report_costs(wanted=False) == (NOTHING, NOTHING)
     memory, file = report_costs(wanted=True)
     assert main(["job=generate", "data.path=rows.jsonl", *FAKE, "output_dir=out"]) == 0

@@ -28,7 +28,10 @@ from pipeline.results.report.page import page
 from tests.operators.endpoint.real_server import llama_cpp_server
 
 ROWS, SLOTS = 20, 4
-SMALL = (f"data.limit={ROWS}", f"runtime.slots={SLOTS}", "sampling.max_tokens=24", "chunk_rows=8", "progress=none")
+SMALL = (
+    *(f"data.limit={ROWS}", f"runtime.slots={SLOTS}", "sampling.max_tokens=24"),
+    *("chunk_rows=8", "progress=none", "output.card=true"),
+)
 BENCH = (
     *("bench.scenarios=[peers]", "bench.contenders=[job,llama-server,llama-batched-bench]", "bench.peers=not-built"),
     *("bench.slots=[2]", "bench.repeats=1", "bench.max_rows=3", "chunk_rows=8", "progress=none"),

@@ -33,6 +33,7 @@ SETTINGS = (
     "store.enabled=false",
     f"chunk_rows={CHUNK_ROWS}",
     "progress=none",
+    "report=false",
 )
 FREED_IS_GIVEN_BACK = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",

@@ -38,7 +38,7 @@ def prompts(tmp_path_factory) -> Path:
 def run(prompts: Path, out: Path, *settings: str) -> int:
     job = () if any(word.startswith("job=") for word in settings) else ("job=generate",)
     fixed = [*job, "model=fake", f"data.path={prompts}", f"output_dir={out}", "sampling.max_tokens=4"]
-    return main([*fixed, "chunk_rows=10", "progress=none", "runtime.threads=1", *settings])
+    return main([*fixed, "chunk_rows=10", "progress=none", "runtime.threads=1", "output.card=true", *settings])
 
 
 @pytest.fixture(scope="module")

@@ -154,7 +154,8 @@ def test_the_code_that_is_shown_reads_the_results(here, capsys):
 
 
 def test_the_page_of_results_names_every_file_and_column_of_a_run(here):
-    assert run(f"{PIPELINE} job=quickstart output.prompt_text=true output.completion_ids=true") == ExitCode.DONE
+    more = "output.prompt_text=true output.completion_ids=true output.card=true"
+    assert run(f"{PIPELINE} job=quickstart {more}") == ExitCode.DONE
     out = here / "outputs/quickstart"
     read = set(pl.read_ndjson(PROJECT / "jobs/data/quickstart.jsonl").columns)
     columns = set(pl.read_parquet(out / "data/part-00000.parquet").columns) - read

@@ -28,6 +28,7 @@ INTERPRETER = re.compile(r"(/[\w./-]+/)?\.venv/bin/python")
 WAITS = """
 chunk_rows: 10
 max_open_chunks: 1
+report: false
 nodes:
   numbers: {{op: {{_target_: {ops}.Numbers, rows: 45}}}}
   wait: {{inputs: numbers, op: {{_target_: {ops}.WaitAt, at: 25, flag: {flag}}}}}
@@ -64,7 +65,8 @@ class Night:
 def night(tmp_path_factory) -> Night:
     folder = tmp_path_factory.mktemp("nightly")
     ask(folder, "What is 2 plus 3?", "What is 10 minus 4?")
-    example("nightly.yaml", folder)
+    with example("nightly.yaml", folder).open("a", encoding="utf-8") as job:
+        job.write("report: false\n")
     lines = example("nightly.cron", folder).read_text().splitlines()
     (entry,) = [line for line in lines if re.match(r"\d", line)]
     command = entry.split(None, 5)[5]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -126,7 +126,8 @@ class OutputSettings:
         publish: an fsspec URL (s3://bucket/prefix) to which finished files are copied; null keeps them here only.
         storage_options: what its file system is opened with. Kept out of everything that is written.
         retries: how often an upload that failed is tried again, after 1, 2, 4 ... seconds.
-        card: of the dataset, README.md beside data/; false writes none.
+        card: of the dataset, README.md beside data/: true writes it, false does not; keys of CardSettings write it with
+            what they say. Without any of these it is written if `publish` is given.
     """
 
     format: str = "parquet"
@@ -140,7 +141,8 @@ class OutputSettings:
     publish: str | None = field(default=None, metadata=NOT_IN_DATA)
     storage_options: Any = field(default=None, metadata=NOT_IN_DATA)  # a mapping; see DataSettings
     retries: int = field(default=5, metadata=NOT_IN_DATA)
-    card: Any = field(default_factory=CardSettings, metadata=NOT_IN_DATA)
+    # A plain mapping: in a dataclass OmegaConf would refuse the `card: true` of a job file.
+    card: Any = field(default_factory=lambda: asdict(CardSettings()), metadata=NOT_IN_DATA)
 
     def __post_init__(self) -> None:
         check(self.preview >= 0, "output.preview", self.preview, "it is 0 (none) or more")
@@ -168,17 +170,21 @@ class OutputSettings:
                 " system's environment variable, since the URL is written into logs"
             )
 
+    def card_settings(self) -> CardSettings | None:
+        """Return the settings of the card to write; None if there is to be none."""
+        card: CardSettings | None = CardSettings() if self.card is True else self.card
+        is_asked_for = self.card is True or card != CardSettings()
+        return card if is_asked_for or self.publish is not None else None
 
-def _card(given: object) -> CardSettings | None:
-    """Read `output.card` from a job, the command line or config.yaml."""
-    if given is None or given is False:
-        return None
-    if isinstance(given, CardSettings):
+
+def _card(given: object) -> CardSettings | bool | None:
+    """Read `output.card` from a job, the command line or config.yaml: true, keys, or None for false."""
+    if isinstance(given, CardSettings) or given is True:
         return given
     if isinstance(given, dict) and given.keys() <= {f.name for f in fields(CardSettings)}:
         return CardSettings(**given)
-    check(given is True, "output.card", given, "it is false, or has the keys license and text")
-    return CardSettings()
+    check(given is None or given is False, "output.card", given, "it is true, false, or has the keys license and text")
+    return None
 
 
 @dataclass

@@ -15,6 +15,10 @@ REMOVED: Mapping[str, str] = {
     "model.weights=auto": "name a type (docs/weights.md); for a run that has begun, weights_chosen of its config.yaml",
     "model.weights_chosen": "write the type as model.weights=TYPE",
     "weights": "name a type with model.weights=TYPE, and compare the estimates of dry_run=true",
+    "on_finish.url": "let on_finish.command be a curl that posts its standard input (docs/monitoring.md has the line)",
+    "progress=full": "leave it out; `status DIR --nodes` has the rows of all nodes, and report.html their times",
+    "progress=bar": "leave it out; auto shows a bar on a terminal and in a notebook, and log lines elsewhere",
+    "PIPELINE_REPORT": "write report=false in the job or on the command line",
 }
 
 

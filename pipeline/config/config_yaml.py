@@ -18,15 +18,14 @@ from pipeline.config.build import convert
 from pipeline.config.fingerprint import differences, flat
 from pipeline.config.keys import schemas
 from pipeline.settings import GROUPS, HookSettings, JobSettings, NodeSettings
-from pipeline.system.redaction import for_keeping, shown_url
+from pipeline.system.redaction import for_keeping
 
 
 def to_yaml(settings: JobSettings) -> str:
-    """Return the text of config.yaml, without credentials and without the arguments and URL of `on_finish`."""
+    """Return the text of config.yaml, without credentials and without the arguments of `on_finish.command`."""
     values = asdict(settings)
-    told = settings.on_finish
-    values["on_finish"]["command"] = [*told.command[:1], *("..." for _ in told.command[1:])]
-    values["on_finish"]["url"] = None if told.url is None else shown_url(told.url)
+    command = settings.on_finish.command
+    values["on_finish"]["command"] = [*command[:1], *("..." for _ in command[1:])]
     return str(yaml.safe_dump(for_keeping(values), sort_keys=False, allow_unicode=True))
 
 

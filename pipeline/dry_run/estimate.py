@@ -28,7 +28,6 @@ from pipeline.dry_run.sample_run import NodeResult, SampleRun
 from pipeline.monitor.prometheus import check_prometheus_file
 from pipeline.monitor.wording import bytes_text, quoted, time_text
 from pipeline.publish.uploader import destination_of
-from pipeline.results.report.write import is_written
 from pipeline.runs.admission import Admission, standing, standing_lines
 from pipeline.runs.memory_check import check_memory, memory_lines
 from pipeline.settings import PLAN, JobSettings, TargetSettings
@@ -124,7 +123,7 @@ def _combined(rows: Range, nodes: Mapping[str, NodeResult], report_file: Range) 
 
 def report_costs(*, wanted: bool) -> tuple[Range, Range]:
     """Return bytes of memory and of disk for the report. `wanted`: the setting `report`."""
-    if not is_written(wanted):
+    if not wanted:
         return NOTHING, NOTHING
     return DRAWING_BYTES if importlib.util.find_spec("matplotlib") else NOTHING, REPORT_BYTES
 

@@ -70,7 +70,7 @@ def make_display(progress: str, stream: TextIO | None = None) -> Display:
     stream = stream or sys.stderr
     if progress == "none":
         return Display()
-    if progress == "bar" or (progress in ("auto", "full") and (stream.isatty() or in_notebook())):
+    if progress == "auto" and (stream.isatty() or in_notebook()):
         return Bar(stream)
     return Lines()
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline.api.errors import ExitCode
-from pipeline.api.meter import RowCounts, StageMeter
 from pipeline.api.records import RejectKind
 from pipeline.dataflow.graph import Graph
 from pipeline.dataflow.target_progress import TargetProgress
@@ -37,7 +36,6 @@ class Outcome:
         data_rows: rows in data/.
         tokens_in, tokens_out: prompt and completion tokens.
         totals: counts and seconds that operators have registered (`Runtime.totals`).
-        accounts: row counts by node, in the order of the graph.
         target: progress under a target, else None.
         unwritten: files that could not be written after the error.
     """
@@ -61,7 +59,6 @@ class Outcome:
     wall_s: float
     totals: Mapping[str, float]
     max_error_rate: float
-    accounts: Mapping[str, RowCounts]
     target: TargetProgress | None
     unwritten: tuple[Path, ...] = ()
 
@@ -104,11 +101,6 @@ def summary_lines(o: Outcome) -> list[str]:
     return [f"{o.job}: {ended}", _rows_line(o), *_reject_lines(o.rejects), *_token_lines(o), *results]
 
 
-def full_lines(outcome: Outcome, meters: Sequence[StageMeter]) -> list[str]:
-    """Return the lines that progress=full adds to the summary: row counts and times of all nodes."""
-    return [*_account_lines(outcome.accounts), *_time_lines(meters)]
-
-
 def too_many_errors(errors: int, rows: int, max_error_rate: float) -> str:
     """Return the reason for exit code 3 of a finished run; empty if it has none. `rows`: source rows."""
     if errors <= max_error_rate * rows:
@@ -125,25 +117,6 @@ def _rows_line(o: Outcome) -> str:
     per_round = o.target.round_rows if o.target else None
     rounds = f" ({o.rows / per_round:.1f} rounds of {per_round:,})" if per_round else ""
     return f"input       {o.rows:,} rows done{rounds}; output {out} rows"
-
-
-def _account_lines(accounts: Mapping[str, RowCounts]) -> list[str]:
-    """Return a table with the row counts of the source, the last node, and all nodes that expanded or rejected rows;
-    empty if none did."""
-    ends = {*list(accounts)[:1], *list(accounts)[-1:]}
-    changed = {name for name, counts in accounts.items() if counts.expanded or counts.rejected}
-    if not changed:
-        return []
-    shown = [name for name in accounts if name in ends | changed]
-    width = max(10, *(len(name) for name in shown))
-    lines = [f"{'accounts':{width}}  {'rows in':>11} {'made':>9} {'rejected':>9} {'rows out':>11}"]
-    for name in shown:
-        c = accounts[name]
-        made = f"{c.expanded:+,}" if c.expanded else "0"
-        lines.append(f"{name:{width}}  {c.rows_in:11,} {made:>9} {c.rejected:9,} {c.rows_out:11,}")
-    left = len(accounts) - len(shown)
-    others = "node" if left == 1 else f"{left} nodes"
-    return lines + ([f"{'':{width}}  the other {others} dropped nothing"] if left else [])
 
 
 def _reject_lines(rejects: RejectCounts) -> list[str]:
@@ -172,22 +145,6 @@ def _token_lines(o: Outcome) -> list[str]:
     said += " in this attempt" if counted and o.attempt > 1 else ""
     slots = f"slots {o.totals.get('slot_steps_used', 0) / steps:.1%} full" if steps else ""
     return [f"tokens      {'; '.join(filter(None, (said, slots)))}"] if said else []
-
-
-def _time_lines(meters: Sequence[StageMeter]) -> list[str]:
-    """Return a table of all stages, and the bottleneck: the node with the largest busy time."""
-    rows = [(m, m.clock.seconds()) for m in meters]
-    nodes = [(m, s) for m, s in rows if "/" not in m.name]
-    if not any(s["wall_s"] > 0 for _, s in nodes):
-        return []
-    width = max(10, *(len(m.name) for m, _ in rows))
-    lines = [f"{'time':{width}}  {'busy s':>9} {'starved s':>9} {'blocked s':>9}  busy"]
-    for meter, s in rows:
-        share = s["busy_s"] / s["wall_s"] if s["wall_s"] > 0 else 0.0
-        clocks = f"{s['busy_s']:9.2f} {s['starved_s']:9.2f} {s['blocked_s']:9.2f}"
-        lines.append(f"{meter.name:{width}}  {clocks}  {share:4.0%}")
-    slowest = max(nodes, key=lambda item: item[1]["busy_s"])[0].name
-    return [*lines, f"slowest     {slowest}"]
 
 
 def closing_lines(o: Outcome) -> list[str]:

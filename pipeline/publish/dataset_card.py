@@ -45,12 +45,12 @@ log = logging.getLogger(__name__)
 
 
 def keep_card(settings: JobSettings, directory: Path, state: RunState) -> None:
-    """Write the card of a finished run, unless `output.card` is false or a user has edited the existing card.
+    """Write the card of a finished run, if it is to have one and a user has not edited the existing card.
 
     Raises:
         StorageError: the card cannot be written.
     """
-    extra = getattr(settings.output, "card", None)
+    extra = None if settings.output is None else settings.output.card_settings()
     if extra is None:
         return
     path = directory / CARD

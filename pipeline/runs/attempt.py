@@ -21,7 +21,7 @@ from pipeline.dataflow.executor import AccountingError, Executor
 from pipeline.monitor.recorder import Recorder
 from pipeline.monitor.run_log import FILE_ONLY, TERMINAL_ONLY
 from pipeline.monitor.snapshot import Snapshot
-from pipeline.monitor.summary import Outcome, closing_lines, full_lines, report_lines, summary_lines
+from pipeline.monitor.summary import Outcome, closing_lines, report_lines, summary_lines
 from pipeline.results.report.write import report_of_attempt
 from pipeline.run_dir.chunk_record import ChunkRecord, RejectCounts
 from pipeline.run_dir.manifest import write_manifest
@@ -30,7 +30,7 @@ from pipeline.run_dir.names import CONFIG, DATA, remove_parts
 from pipeline.run_dir.state import RunState, RunStatus
 from pipeline.runs.ending import exit_code_of, recorded, remove_concluded, run_row, settled, show
 from pipeline.runs.watchdog import Watchdog
-from pipeline.settings import FULL, REFUSE
+from pipeline.settings import REFUSE
 from pipeline.system.atomic_files import rename_shards, write_atomically
 from pipeline.system.failpoints import Failpoint, reached
 from pipeline.system.machine import RUN_SCHEMA
@@ -91,8 +91,7 @@ class Attempt:
         outcome = self._record(status, error)
         ended = outcome.status in (RunStatus.DONE, RunStatus.BUDGET)
         lines = report_lines(self._graph, self._directory) if ended else []
-        full = full_lines(outcome, self._executor.meters) if self._settings.progress == FULL else []
-        show([*lines, *summary_lines(outcome), *full])
+        show([*lines, *summary_lines(outcome)])
         show([*report_of_attempt(self._directory, wanted=self._settings.report), *closing_lines(outcome)])
         if outcome.status is RunStatus.FAILED and isinstance(outcome.error, PipelineError):
             log.error("%s", outcome.error, extra=TERMINAL_ONLY)  # last, where it is seen
@@ -150,7 +149,7 @@ class Attempt:
 
     def _outcome(self, status: RunStatus, error: BaseException | None, snapshot: Snapshot, uncommitted: int) -> Outcome:
         state, limit = self._state, self._settings.max_error_rate
-        accounts, rejects = state.accounts(), state.rejects()
+        rejects = state.rejects()
         totals: Counter[str] = Counter()
         for values in self._context.totals:
             totals.update(values())
@@ -174,7 +173,6 @@ class Attempt:
             wall_s=snapshot.elapsed_s,
             totals=totals,
             max_error_rate=limit,
-            accounts={node: accounts[node] for node in self._graph.order if node in accounts},
             target=self._graph.target,
         )
         return outcome if error is None else outcome.failed(error)

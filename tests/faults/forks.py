@@ -18,6 +18,7 @@ from typing import Any
 
 from pipeline import PROJECT
 from pipeline.config.build import load_object
+from tests.reports import write_none
 
 PRELOADED = ("pipeline.cli.main", "operators.generate", "operators.sinks.write_rows", "tests.faults.toy")
 PRELOADED_TOO = (
@@ -65,6 +66,7 @@ class Forks:
 def serve() -> None:
     for name in PRELOADED + PRELOADED_TOO:
         importlib.import_module(name)
+    write_none()
     for line in sys.stdin:
         with tempfile.TemporaryFile("w+", errors="replace") as output:
             pid = os.fork()

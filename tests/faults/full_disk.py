@@ -35,7 +35,8 @@ def squares(directory: Path) -> int:
         "square": NodeSettings({"_target_": f"{OPS}.Square", "bad": [4, 41]}, "numbers"),
         "write": NodeSettings({"_target_": f"{OPS}.Parquet"}, "square"),
     }
-    settings = JobSettings(name="squares", nodes=nodes, output_dir=str(directory), progress="none", max_error_rate=1.0)
+    quiet: dict[str, Any] = {"progress": "none", "report": False, "max_error_rate": 1.0}
+    settings = JobSettings(name="squares", nodes=nodes, output_dir=str(directory), **quiet)
     try:
         return run_job(settings, Resources())
     except PipelineError as error:
@@ -46,7 +47,7 @@ def squares(directory: Path) -> int:
 def generate(directory: Path) -> int:
     rows = directory.parents[1] / "rows.jsonl"
     rows.write_text("".join(json.dumps({"prompt": f"{i} " * 9}) + "\n" for i in range(100)))
-    arguments = ["job=generate", "model=fake", f"data.path={rows}", "chunk_rows=20", "progress=none"]
+    arguments = ["job=generate", "model=fake", f"data.path={rows}", "chunk_rows=20", "progress=none", "report=false"]
     return main([*arguments, "sampling.max_tokens=40", f"output_dir={directory}"])
 
 

@@ -175,7 +175,7 @@ def seeds(folder: Path) -> dict[str, Path]:
 
 def arguments_of(kind: str, random: Random, folder: Path, seed: Path | None = None) -> list[str]:
     """A command line that reads a damaged input of `kind`, written to `folder`."""
-    quick = [f"output_dir={folder}/out", "overwrite=true", "progress=none", "max_error_rate=1"]
+    quick = [f"output_dir={folder}/out", "overwrite=true", "progress=none", "report=false", "max_error_rate=1"]
     path = folder / f"damaged.{kind}"
     if kind == "job":
         found = list(jobs())

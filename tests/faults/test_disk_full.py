@@ -258,7 +258,8 @@ def test_the_command_line_says_it_in_words(tmp_path, own_mounts):
     (tmp_path / "disk").mkdir()
     rows = [json.dumps({"prompt": f"{i} " * 9, "n": i}) for i in range(200)]
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
-    pipeline = f"{sys.executable} -m pipeline job=generate model=fake data.path=rows.jsonl chunk_rows=50 progress=none"
+    quiet = "chunk_rows=50 progress=none report=false"
+    pipeline = f"{sys.executable} -m pipeline job=generate model=fake data.path=rows.jsonl {quiet}"
     script = f"""
 mount -t tmpfs -o size=200k none disk || exit 99
 {pipeline} output_dir=disk/out

@@ -39,8 +39,8 @@ def arguments(folder: Path, template: str, prompts: list[str]) -> list[str]:
     data = folder / "data.jsonl"
     data.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts), encoding="utf-8")
     inputs = ["job=generate", "model=tiny", f"data.path={data}", f"model.chat_template={folder}/chat.jinja"]
-    settings = ["sampling.max_tokens=4", "max_error_rate=1", "progress=none", f"output_dir={folder}/out"]
-    return [*inputs, *settings]
+    settings = ["sampling.max_tokens=4", "max_error_rate=1", f"output_dir={folder}/out"]
+    return [*inputs, *settings, "progress=none", "report=false"]
 
 
 def run(folder: Path, template: str, prompts: list[str]) -> int:

@@ -99,7 +99,7 @@ def whole_of(tmp_path_factory) -> Callable[[Job], Whole]:
 
 def run_whole(job: Job, folder: Path) -> Whole:
     command = (
-        *(sys.executable, "-m", "pipeline", "job=generate", "model=tiny", *WATCHED, "progress=none"),
+        *(sys.executable, "-m", "pipeline", "job=generate", "model=tiny", *WATCHED, "progress=none", "report=false"),
         *(f"data.path={prompts(folder / 'prompts.jsonl', job.rows)}", f"chunk_rows={job.chunk_rows}"),
         *(f"runtime.slots={SLOTS}", "sampling.ignore_eos=true", "sampling.per_row=[max_tokens]"),
     )

@@ -21,7 +21,7 @@ from pipeline.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "models/tiny/tiny-q8_0.gguf"
-JOB = ["job=quickstart", "chunk_rows=20", "progress=none"]
+JOB = ["job=quickstart", "chunk_rows=20", "progress=none", "report=false"]
 
 
 def run(directory: Path, *overrides: str) -> Path:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 
 from pipeline.run_dir.names import REPORT
 from pipeline.system.atomic_files import write_atomically
 
-VARIABLE = "PIPELINE_REPORT"
-"""Environment variable; with `off` no attempt writes a report, whatever its settings. For test suites."""
 log = logging.getLogger(__name__)
 
 
@@ -31,15 +28,10 @@ def write_report(directory: Path) -> Path:
 
 
 def report_of_attempt(directory: Path, *, wanted: bool) -> list[str]:
-    """Write the report of an attempt that has ended, if it is `wanted`. Returns the line of the summary with its path.
-    A failure is logged and changes nothing else: the results are complete without a report."""
+    """Write the report of an attempt that has ended. Returns the line of the summary with its path. A failure is logged
+    and changes nothing else: the results are complete without a report. `wanted`: the setting `report`."""
     try:
-        return [f"report      {write_report(directory)}"] if is_written(wanted) else []
+        return [f"report      {write_report(directory)}"] if wanted else []
     except Exception as error:
         log.warning("report.html cannot be written: %s: %s", type(error).__name__, error)
         return []
-
-
-def is_written(wanted: bool) -> bool:
-    """Return True if attempts write a report. `wanted`: the setting `report`."""
-    return wanted and os.environ.get(VARIABLE) != "off"

@@ -23,6 +23,7 @@ def asked(server: FaultServer | str, directory: Path, rows: int = ROWS, **settin
         model="endpoint",
         directory=directory,
         progress="none",
+        report=False,
     )
 
 

@@ -48,7 +48,7 @@ def generated(folder: Path, *overrides: str) -> list[str]:
 
 
 def test_it_gives_the_completions_of_the_converted_file(tmp_path):
-    texts = generated(tmp_path / "a", "model.weights=bf16")
+    texts = generated(tmp_path / "a", "model.weights=bf16", "output.card=true")
     (file,) = weights_cache().files()
     before = file.stat()
     assert generated(tmp_path / "b", f"model.path={file}") == texts

@@ -12,7 +12,7 @@ from operators.openai.write_batch import ERRORS, OUTPUT
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 
-USUAL = ("chunk_rows=8", "runtime.slots=4", "progress=none")
+USUAL = ("chunk_rows=8", "runtime.slots=4", "progress=none", "report=false")
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     '{% if tools %}{{ tools }} as <tool_call>{"name": ..., "arguments": ...}</tool_call>{% endif %}'

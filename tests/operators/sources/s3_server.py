@@ -43,6 +43,6 @@ def serving(rows: int) -> Iterator[dict[str, Any]]:
 
 
 def arguments(options: dict[str, Any], path: str, out: Path, *settings: str) -> list[str]:
-    fixed = ["job=generate", "model=fake", f"data.path={path}", f"output_dir={out}", "progress=none"]
+    fixed = ["job=generate", "model=fake", f"data.path={path}", f"output_dir={out}", "progress=none", "report=false"]
     given = ",".join(f"{key}:'{value}'" for key, value in options.items())
     return [*fixed, f"data.storage_options={{{given}}}", "chunk_rows=10", "sampling.max_tokens=2", *settings]

@@ -17,6 +17,7 @@ from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from pipeline.cli.run import worst
+from pipeline.run_dir.names import CARD
 from tests.pipeline.command_line import NODES, OPS, here, refused, write_job
 
 __all__ = ["here"]  # the fixture: a directory with a job file of squares
@@ -150,6 +151,18 @@ def test_a_job_of_a_sweep_that_cannot_work_does_not_stop_the_others(here, capsys
 def test_on_finish_is_told_from_the_command_line(here):
     assert main(["job=squares.yaml", "on_finish.command=[touch,told]"]) == ExitCode.DONE
     assert (here / "told").exists()
+
+
+def test_a_card_is_asked_for_on_the_command_line_or_in_the_job_file(here):
+    (here / "card.yaml").write_text((here / "squares.yaml").read_text() + "output: {card: true}\n")
+    cards = {
+        "a": ["squares.yaml", "output.card=true"],
+        "b": ["squares.yaml", "output.card.license=mit"],
+        "c": ["card.yaml"],
+    }
+    for out, (job, *given) in cards.items():
+        assert main([f"job={job}", *given, f"output_dir={out}"]) == ExitCode.DONE
+        assert ("license: mit" in (here / out / CARD).read_text()) == (out == "b")
 
 
 def test_the_worst_code():

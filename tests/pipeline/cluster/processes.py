@@ -46,7 +46,8 @@ nodes:
 
 def command(job: str, directory: Path, *arguments: str) -> list[str]:
     """The command line of a run."""
-    return [sys.executable, "-m", "pipeline", f"job={job}", f"output_dir={directory}", *SMALL, *arguments]
+    own = (f"job={job}", f"output_dir={directory}", "report=false")
+    return [sys.executable, "-m", "pipeline", *own, *SMALL, *arguments]
 
 
 def start(arguments: Sequence[str]) -> subprocess.Popen[str]:

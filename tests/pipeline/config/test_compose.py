@@ -55,7 +55,7 @@ __all__ = ["here"]  # the fixture: a directory with a job file of squares
         ("chunk_rows=many", "chunk_rows=many cannot work: it takes a whole number"),
         ("chunk_rows=0", "chunk_rows=0 cannot work: it is 1 or more"),
         ("sampling.temperature=-1", "sampling.temperature=-1.0 cannot work"),
-        ("progress=loud", "it is one of auto, full, bar, log, json, none"),
+        ("progress=loud", "it is one of auto, log, json, none"),
         ("max_error_rate=2", "it is a share"),
         ("name=a/b", "it becomes the name of a directory"),
         ("nodes.square.on_error=explode", "on_error='explode' cannot work"),

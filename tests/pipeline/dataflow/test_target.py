@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.api.errors import ConfigError, ExitCode
-from pipeline.api.meter import StageMeter
+from pipeline.api.meter import RowCounts, StageMeter
 from pipeline.api.protocols import ListInbox
 from pipeline.api.records import LINEAGE, ROW, Batch, ChunkEnd, Rejects
 from pipeline.api.runtime import Resources, RunContext, Runtime
@@ -124,7 +124,6 @@ def test_the_accounts_of_all_attempts_add_up(tmp_path, capsys):
         tmp_path / "out",
         middle={"fails": {"_target_": f"{TARGET_OPS}.FailAtRow", "row": 100, "broken": str(broken)}},
     )
-    settings.progress = "full"
     assert run(settings) is ExitCode.FAILED
     broken.unlink()
     capsys.readouterr()
@@ -136,11 +135,9 @@ def test_the_accounts_of_all_attempts_add_up(tmp_path, capsys):
     for node in accounts.values():
         assert node.rows_in + node.expanded == node.rows_out + node.rejected
     assert [accounts[n].rows_in for n in ("numbers", "picky", "fails", "target", "write")] == [160, 160, 64, 64, 60]
+    assert accounts["picky"] == RowCounts(160, 0, 96, 64)
     shown = capsys.readouterr().out
     assert "input       160 rows done (3.6 rounds of 45); output 60 of 60 rows\n" in shown
-    assert "picky               160         0        96          64\n" in shown
-    assert "            the other node dropped nothing\n" in shown
-    assert "\nfails      " not in shown.partition("\ntime")[0]
     assert "4  filtered at target: target of 60 rows was reached" in shown
 
 

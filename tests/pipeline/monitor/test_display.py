@@ -345,11 +345,20 @@ def test_with_progress_json_every_line_on_the_terminal_is_an_object(tmp_path, ca
     assert "progress rows=20" in (tmp_path / "run.log").read_text()
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
 @pytest.mark.parametrize(
-    ("progress", "kind"), [("auto", Lines), ("log", Lines), ("json", Lines), ("bar", Bar), ("none", Display)]
+    ("progress", "stream", "kind"),
+    [
+        ("auto", Terminal(), Bar),
+        ("auto", io.StringIO(), Lines),
+        *(("log", Terminal(), Lines), ("json", Terminal(), Lines), ("none", Terminal(), Display)),
+    ],
 )
-def test_without_a_terminal_auto_means_log_lines(progress, kind):
-    stream = io.StringIO()
+def test_auto_means_a_bar_on_a_terminal_and_log_lines_elsewhere(progress, stream, kind):
     display = make_display(progress, stream)
     assert type(display) is kind
     display.show(Run(Source(total=100)).at(10.0, read=50, written=20))

@@ -22,7 +22,7 @@ def front(directory: Path) -> dict[str, Any]:
 
 
 def with_card(directory: Path, **card: Any):
-    return job(directory, output=OutputSettings(card=card))
+    return job(directory, output=OutputSettings(card=card or True))
 
 
 def test_it_has_what_the_hub_reads_and_what_people_ask(tmp_path):
@@ -80,15 +80,38 @@ def test_the_same_command_with_another_license_writes_it_anew_unless_it_was_edit
     assert path.read_text() == edited
 
 
-def test_a_card_that_is_not_wanted_is_not_written(tmp_path):
-    for no in (False, None):
-        run(job(tmp_path / "out", output=OutputSettings(card=no)))
-        assert not (tmp_path / "out" / CARD).exists()
+@pytest.mark.parametrize(
+    ("settings", "written"),
+    [
+        ({}, False),
+        ({"card": {"license": None, "text": None}}, False),
+        ({"card": True}, True),
+        ({"card": {"license": "mit"}}, True),
+        ({"card": {"text": "Mine."}}, True),
+        ({"publish": "file://"}, True),
+        ({"publish": "file://", "card": False}, False),
+        ({"publish": "file://", "card": None}, False),
+    ],
+)
+def test_it_is_written_where_results_are_published_and_where_it_is_asked_for(tmp_path, settings, written):
+    if "publish" in settings:
+        settings = {**settings, "publish": f"file://{tmp_path}/there"}
+    output = OutputSettings(**settings)
+    run(job(tmp_path / "out", output=output))
+    assert (tmp_path / "out" / CARD).exists() == written
+    again = settings_from((tmp_path / "out/config.yaml").read_text(), tmp_path / "out").output
+    assert again.card_settings() == output.card_settings()
+
+
+def test_a_run_that_was_finished_without_one_gets_it_from_the_same_command(tmp_path):
+    for output in (OutputSettings(), OutputSettings(card=True)):
+        assert run(job(tmp_path / "out", output=output)) is ExitCode.DONE
+        assert (tmp_path / "out" / CARD).exists() == (output.card is True)
 
 
 @pytest.mark.parametrize("card", [{"licence": "mit"}, "mit", 3])
 def test_a_card_that_is_none_is_refused(card):
-    with pytest.raises(ConfigError, match=r"output.card=.* it is false, or has the keys license and text"):
+    with pytest.raises(ConfigError, match=r"output.card=.* it is true, false, or has the keys license and text"):
         OutputSettings(card=card)
 
 

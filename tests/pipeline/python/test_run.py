@@ -233,7 +233,7 @@ def stop():
 threading.Thread(target=stop, daemon=True).start()
 try:
     given = {"sampling.max_tokens": 8, "runtime.threads": 1, "chunk_rows": 4, "data.limit": 32}
-    run("quickstart", given, directory=sys.argv[1], progress="none")
+    run("quickstart", given, directory=sys.argv[1], progress="none", report=False)
 except Interrupted as error:
     print("stopped", flush=True)
 """

@@ -17,7 +17,7 @@ from pipeline.results.reader import Results, read_results
 from pipeline.results.report.page import page
 from pipeline.results.report.panel import Histogram
 from pipeline.results.report.rows import rejects, samples, shown, texts
-from pipeline.results.report.write import VARIABLE, write_report
+from pipeline.results.report.write import write_report
 from pipeline.run_dir.metrics_table import STAGES_SCHEMA, MetricsTable
 from pipeline.settings import NodeSettings
 from tests.pipeline.pages import Page, headings
@@ -203,20 +203,14 @@ def test_a_file_that_is_gone_is_counted_and_the_others_are_read(tmp_path):
     assert "Row 39" in text
 
 
-@pytest.fixture
-def by_itself(monkeypatch):
-    """Runs write their reports."""
-    monkeypatch.delenv(VARIABLE)
-
-
-@pytest.mark.usefixtures("by_itself", "undrawn")
+@pytest.mark.usefixtures("reports", "undrawn")
 def test_every_attempt_writes_a_report_however_it_ends(tmp_path, capsys):
     failed_then_resumed(tmp_path / "out")
     assert capsys.readouterr().out.count(f"report      {tmp_path}/out/report.html") == 2
     assert '<span class="status">done, exit code 0</span>' in (tmp_path / "out/report.html").read_text()
 
 
-@pytest.mark.usefixtures("by_itself")
+@pytest.mark.usefixtures("reports")
 def test_a_report_that_cannot_be_written_changes_nothing_but_the_log(tmp_path, caplog):
     (tmp_path / "out/report.html").mkdir(parents=True)
     settings = job(tmp_path / "out")
@@ -226,7 +220,7 @@ def test_a_report_that_cannot_be_written_changes_nothing_but_the_log(tmp_path, c
     assert "report.html cannot be written" in caplog.text
 
 
-@pytest.mark.usefixtures("by_itself")
+@pytest.mark.usefixtures("reports")
 def test_report_false_writes_none(tmp_path):
     run(job(tmp_path / "out", report=False))
     assert not (tmp_path / "out/report.html").exists()

@@ -220,6 +220,7 @@ def test_sigint_is_exit_code_4_and_the_same_command_resumes(tmp_path):
         f"""
 # Squares, interrupted once.
 max_open_chunks: 1
+report: false
 nodes:
   numbers: {{op: {{_target_: {OPS}.Numbers, rows: 45}}}}
   stop: {{inputs: numbers, op: {{_target_: {OPS}.InterruptAt, at: 27, flag: {flag}}}}}
@@ -246,6 +247,7 @@ def test_a_failed_run_ends_with_its_error(tmp_path, capfd):
     command = f"{sys.executable} -m pipeline job=squares.yaml 2>&1"
     (tmp_path / "squares.yaml").write_text(
         f"""
+report: false
 nodes:
   numbers: {{op: {{_target_: {OPS}.Numbers, rows: 45}}}}
   square: {{inputs: numbers, op: {{_target_: {OPS}.Square, fail_at: 27, broken: {tmp_path}/broken}}}}

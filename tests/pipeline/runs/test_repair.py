@@ -176,6 +176,7 @@ def test_paths_and_modules_mean_what_they_did_for_the_run(tmp_path):
         """
 chunk_rows: 10
 progress: none
+report: false
 data: {path: rows.jsonl}
 nodes:
   read: {op: {_target_: operators.sources.read_prompts.ReadPrompts, data: "${data}", chunk_rows: "${chunk_rows}"}}

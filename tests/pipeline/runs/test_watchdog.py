@@ -97,7 +97,7 @@ import pipeline.runs.watchdog
 from tests.pipeline.runs.test_job import NodeSettings, OPS, job, run
 from tests.pipeline.job_ops import Watched
 pipeline.runs.watchdog.LEAVE_S = 0.3
-settings = job(Path(sys.argv[1]), runtime=Watched(0.3))
+settings = job(Path(sys.argv[1]), runtime=Watched(0.3), report=False)
 settings.nodes["square"] = NodeSettings({"_target_": f"{OPS}.Hangs", "at": 27, "healed": sys.argv[2]}, "numbers")
 sys.exit(run(settings))
 """

@@ -9,7 +9,7 @@ from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from pipeline.config.config_yaml import to_yaml
 from pipeline.settings import JobSettings, NodeSettings
-from pipeline.system.redaction import LEFT_OUT, clean_url, for_keeping, without_redacted, without_secrets
+from pipeline.system.redaction import LEFT_OUT, clean_url, for_keeping, shown_url, without_redacted, without_secrets
 from tests.pipeline.config.test_fingerprint import fingerprint
 
 OPTIONS = {
@@ -85,3 +85,14 @@ def test_a_slip_on_the_command_line_does_not_print_them(capsys):
     told = capsys.readouterr().err
     assert "'data.storage_options=...' cannot be read as key=value" in told
     assert "AKIA1" not in told
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://user:pass@hooks.example.com:8443/T/B?x=1", "https://hooks.example.com:8443/..."),
+        ("http://localhost/x", "http://localhost/..."),
+    ],
+)
+def test_a_url_is_shown_without_what_may_be_secret(url, shown):
+    assert shown_url(url) == shown

@@ -19,6 +19,7 @@ from tools.build.compilers import find_compiler, this_host
 WHEELS = os.environ.get("IMAGE_WHEELS", "")
 """A folder for built wheels of llama-cpp-python, that any user may read and write; setting it lets the steps run."""
 NOBODY = 65534
+JOB = ("job=quickstart", "data.limit=8", "progress=none", "report=false")
 
 
 @pytest.mark.laws
@@ -35,12 +36,12 @@ def test_the_steps_of_the_image_make_an_environment_for_an_unprivileged_user(tmp
     try:
         steps = ["sh", str(PROJECT / "tools/build/image.sh"), str(PROJECT), str(place / "made")]
         subprocess.run(steps, cwd=place, env=env, user=user, check=True)
-        run = [str(place / "made/bin/python"), "-m", "pipeline", "job=quickstart", "data.limit=8", "progress=none"]
+        run = [str(place / "made/bin/python"), "-m", "pipeline", *JOB]
         subprocess.run(run, cwd=place, env=env, user=user, check=True)
         kernels = {path.name for path in place.glob("made/lib/python3*/site-packages/llama_cpp/lib/libggml-cpu-*.so")}
         assert len(kernels) > 5
         monkeypatch.chdir(tmp_path)
-        assert main(["job=quickstart", "data.limit=8", "progress=none"]) == ExitCode.DONE
+        assert main(JOB) == ExitCode.DONE
         texts = [sorted(folder.glob("outputs/quickstart/data/*.parquet")) for folder in (place, tmp_path)]
         assert len(texts[0]) == len(texts[1]) > 0
     finally:

@@ -118,7 +118,7 @@ def test_what_the_wheel_asks_for_is_what_the_lock_has(python):
 @pytest.mark.parametrize("job", ["quickstart", "classify_head", "dialogues"])
 def test_a_job_gives_the_bytes_of_the_checkout_in_an_empty_folder(python, job, tmp_path, monkeypatch):
     """`dialogues` names a function in jobs/, `classify_head` a model in tests/."""
-    arguments = [f"job={job}", "data.limit=4", "progress=none"]
+    arguments = [f"job={job}", "data.limit=4", "progress=none", "report=false"]
     empty, other = tmp_path / "empty", tmp_path / "other"
     empty.mkdir()
     other.mkdir()
