@@ -145,7 +145,6 @@ class ClusterSettings:
         piece_rows: rows that a worker is sent at a time; null: twice runtime.slots.
         in_flight: pieces that a worker has at a time. With too few its slots run empty between two.
         poison_after: workers that may end with a piece before it is computed alone, and before a row is given up.
-        copies: at the end of a run give the oldest pieces to idle workers a second time.
         mixed: refuse (all workers have the same build, processor and model, so equal rows get equal bytes) or allow.
         start_timeout_s: seconds to wait for the first worker.
     """
@@ -160,7 +159,6 @@ class ClusterSettings:
     piece_rows: int | None = None
     in_flight: int = 3
     poison_after: int = 2
-    copies: bool = True
     mixed: str = REFUSE
     start_timeout_s: float = 600.0
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from pipeline.api.protocols import EXACT, SAME_BITS
 from pipeline.api.runtime import RunContext
 from pipeline.cluster.identity import check_equal
 from pipeline.cluster.meters import RemoteMeter
@@ -100,8 +99,6 @@ class Members:
         self._post = post
         self._members: dict[str, Member] = {}
         self._identity: tuple[str, Mapping[str, str]] | None = None
-        self.exact = True
-        """Two answers to one piece are equal to the byte, by what all workers say."""
         self._none_open_at = self._looked_at = self._added_up_at = 0.0
         self._deaths_in_a_row = self._given_up_in_a_row = 0
         self._counts = Counter[str]()
@@ -230,8 +227,6 @@ class Members:
             self._began_with(identity)
         elif self._settings.mixed == REFUSE:
             check_equal(*first, f"worker {member.name}", identity, ALIKE)
-        own = (value for what, value in identity.items() if what.startswith(EXACT))
-        self.exact = self.exact and all(value == SAME_BITS for value in own)
         member.opened, member.moved_at = True, self._context.clock()
         self._counts["workers"] += 1
         self._joined(member.name)

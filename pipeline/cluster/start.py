@@ -67,7 +67,7 @@ def driver_graph(
         return Members(cluster, size.workers, pool, context, tables, meters, began_with, stall_s, post)
 
     def crew() -> Crew:
-        ledger = Ledger(cluster.in_flight, cluster.poison_after, copies=cluster.copies)
+        ledger = Ledger(cluster.in_flight, cluster.poison_after)
         made = Crew(members, ledger, size.workers, context, cuts)
         made.start()
         return made
