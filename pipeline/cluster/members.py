@@ -18,7 +18,7 @@ from pipeline.cluster.pieces import News, TableRows, from_ipc
 from pipeline.cluster.pool import Handle, Pool, WorkerLost
 from pipeline.cluster.running_island import WorkerFailed
 from pipeline.run_dir.metrics_table import MetricsTables
-from pipeline.settings import REFUSE, ClusterSettings
+from pipeline.settings import ClusterSettings
 
 NEWS_S = 1.0
 """Seconds between two questions to a worker for its counters; longer with many workers."""
@@ -36,7 +36,7 @@ MOST_GIVEN_UP = 16
 """Rows in a row that may be given up before a worker answers: more, and it is the workers that are broken."""
 STACKS_S = 2.0
 """Seconds that a worker in which nothing moves has to say where its threads are."""
-ALIKE = "Make them alike, or set cluster.mixed=allow with runtime.deterministic=false"
+ALIKE = "Give a run machines with the same build and the same kind of processor"
 log = logging.getLogger(__name__)
 
 Event = Callable[[], None]
@@ -225,7 +225,7 @@ class Members:
         if first is None:
             self._identity = f"worker {member.name}", identity
             self._began_with(identity)
-        elif self._settings.mixed == REFUSE:
+        else:
             check_equal(*first, f"worker {member.name}", identity, ALIKE)
         member.opened, member.moved_at = True, self._context.clock()
         self._counts["workers"] += 1

@@ -49,18 +49,15 @@ def driver_graph(
     """
     cluster: ClusterSettings = settings.cluster
     stall_timeout_s = getattr(settings.runtime, "stall_timeout_s", None)
-    _check(settings)
     cuts = islands_of(graph)
-    content = contents_of(graph, (name for cut in cuts for name in cut.nodes))
-    content |= {CODE: program()[CODE]} if cluster.mixed == REFUSE else {}
+    content = contents_of(graph, (name for cut in cuts for name in cut.nodes)) | {CODE: program()[CODE]}
     islands = tuple(_island_plan(cut, settings) for cut in cuts)
     plan = WorkerPlan(islands, context.run_id, context.attempt, str(context.output_dir), content)
     own_memory = _own_memory(graph, cuts)
     pool = context.resources.get(("pool",), lambda: _pool(settings, plan, own_memory), lambda made: made.close())
     size = _size(settings, pool)
     meters: dict[str, RemoteMeter] = {}
-    kept = cluster.mixed == REFUSE and settings.other_bits == REFUSE
-    began_with = partial(_began_with, state) if kept else lambda identity: None
+    began_with = partial(_began_with, state) if settings.other_bits == REFUSE else lambda identity: None
     stall_s = stall_timeout_s and STALL_SHARE * stall_timeout_s
 
     def members(post: Callable[[Event], None]) -> Members:
@@ -90,24 +87,12 @@ def _began_with(state: RunState, identity: Mapping[str, str]) -> None:
         state.note_identity(own)
 
 
-def _check(settings: JobSettings) -> None:
-    if settings.cluster.mixed == "allow" and _deterministic(settings):
-        raise ConfigError(
-            "cluster.mixed=allow cannot keep runtime.deterministic=true: unlike machines give equal rows other bytes;"
-            " set runtime.deterministic=false, or leave cluster.mixed out"
-        )
-
-
 def _size(settings: JobSettings, pool: Pool) -> ClusterSize:
     """Return the size of a job's cluster, with the values that follow from other settings and from the machines."""
     cluster: ClusterSettings = settings.cluster
     slots = getattr(settings.runtime, "slots", 0)
     rows = cluster.piece_rows or (max(LEAST_PIECE_ROWS, 2 * slots) if slots else USUAL_PIECE_ROWS)
     return ClusterSize(cluster.workers or pool.fits, rows, cluster.in_flight)
-
-
-def _deterministic(settings: JobSettings) -> bool:
-    return bool(getattr(settings.runtime, "deterministic", True))
 
 
 def _island_plan(cut: Cut, settings: JobSettings) -> IslandPlan:
