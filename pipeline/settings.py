@@ -20,7 +20,7 @@ OUTPUTS = "outputs"
 LEAST_CHUNK_ROWS = 16
 CHUNKS_OF_A_TARGET = 8
 """Minimum number of chunks until a target is reached, so that a run makes few rows too many."""
-POOLS = ("ray", "processes", "threads")
+POOLS = ("ray", "processes")
 REFUSE = "refuse"
 OTHER_BITS = (REFUSE, "allow")
 GROUPS = ("data", "model", "sampling", "decode", "runtime", "output", "store", "bench")
@@ -135,7 +135,7 @@ class ClusterSettings:
     None of it is fingerprinted: a run gives the same bytes with any workers and without.
 
     Args:
-        pool: what starts workers: ray, processes (of this machine) or threads (of this process, for tests).
+        pool: what starts workers: ray or processes (of this machine).
         workers: how many; null: 2, with Ray as many as fit on the cluster when the run begins.
         address: of Ray: auto (the cluster of this machine, or RAY_ADDRESS), local (starts one here) or host:port.
         cpus: CPUs that Ray keeps for a worker; null: runtime.threads, else all of its node shared by its workers.

@@ -14,6 +14,8 @@ REMOVED: Mapping[str, str] = {
     # A key by its full name, an option or a value as KEY=VALUE, a command or a variable by its name.
     "cluster.copies": "leave it out; a piece is sent a second time only if the worker that had it ended",
     "cluster.mixed": "leave it out; unlike workers are refused, so give a run those with one build and processor",
+    "cluster=threads": "write cluster=processes, whose workers are processes of this machine",
+    "cluster.pool=threads": "write cluster.pool=processes, or cluster=processes",
 }
 
 
